@@ -1,0 +1,209 @@
+"""The workers of one node: started, pumped, stopped, swept."""
+
+import os
+import shutil
+import signal
+import time
+
+from distlaunch.agent import ports, procfs, sweep, wire, workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Set
+
+    from distlaunch.agent.outbox import Outbox
+    from distlaunch.agent.poller import Poller
+    from distlaunch.agent.wire import Message
+
+STUCK_S = 5.0
+"""Seconds a sweep may take before the PIDs that resist it are reported."""
+JOIN_INTERVAL_S = 0.1
+JOIN_INTERVAL_MAX_S = 1.0
+"""The join watch looks this often, ever more slowly: the kernel announces no connection of others."""
+
+
+class Crew:
+    """All workers of the current generation. Reports go to `outbox`."""
+
+    def __init__(self, poller: "Poller", outbox: "Outbox", run_id: str) -> None:
+        self._poller, self._outbox, self._run_id = poller, outbox, run_id
+        self._workers: "List[workers.Worker]" = []
+        self._specs: "Dict[int, Message]" = {}
+        self._sweep: "Optional[sweep.Sweep]" = None
+        self._joined: "Set[int]" = set()
+        self._generation = 0
+        self._folder = ""
+        self._stopping = False
+        self.swept = True
+
+    def start(self, command: "Message") -> None:
+        """Spawn the workers of a `start` command; a refusal by the system is reported, not raised."""
+        self._generation = command["generation"]
+        self._workers, self._joined = [], set()
+        self._sweep, self._stopping, self.swept = None, False, False
+        self._folder = self._folder or workers.make_private_folder(self._run_id)
+        self._specs = {spec["local_rank"]: spec for spec in command["workers"]}
+        for spec in command["workers"]:
+            self._spawn(spec, command["env"])
+        if command.get("watch_port"):
+            self._watch_joins(command["watch_port"], JOIN_INTERVAL_S)
+
+    def _spawn(self, spec: "Message", shared_env: "Dict[str, str]") -> None:
+        spec["env"] = {**shared_env, **spec["env"]}
+        error_file = "%s/%d-%d.json" % (self._folder, self._generation, spec["local_rank"])
+        try:
+            worker = workers.spawn(spec, error_file)
+        except OSError as error:
+            self._outbox.report(workers.unstarted(spec, "fork", error.errno or 0))
+            return
+        self._workers.append(worker)
+        self._poller.watch(worker.exec_pipe, lambda: self._confirm(worker))
+        for stream, fd in enumerate(worker.streams):
+            self._watch_stream(worker, stream, fd)
+
+    def _watch_stream(self, worker: "workers.Worker", stream: int, fd: int) -> None:
+        self._poller.watch(fd, lambda: self._pump(worker, stream, fd))
+
+    def _confirm(self, worker: "workers.Worker") -> None:
+        """Read the outcome of exec, once."""
+        if worker.exec_pipe < 0:
+            return
+        try:
+            data = os.read(worker.exec_pipe, 256)
+        except BlockingIOError:
+            return
+        self._poller.forget(worker.exec_pipe)
+        os.close(worker.exec_pipe)
+        worker.exec_pipe = -1
+        worker.started = not data
+        if data:
+            self._outbox.report(workers.exec_failure(data, self._specs[worker.local_rank]))
+        else:
+            self._outbox.report({"op": "started", "local_rank": worker.local_rank, "pid": worker.pid})
+
+    def _pump(self, worker: "workers.Worker", stream: int, fd: int) -> bool:
+        """Forward what a worker printed; False when there is no more for now."""
+        try:
+            data = os.read(fd, wire.MAX_OUTPUT)
+        except BlockingIOError:
+            return False
+        if data:
+            self._outbox.output(2 * worker.local_rank + stream, data)
+        else:
+            self._poller.forget(fd)
+            os.close(fd)
+            worker.streams[stream] = -1
+        return bool(data)
+
+    def children_changed(self) -> None:
+        """Reap: report workers that ended, and go on with a stop or sweep in progress."""
+        by_pid = {worker.pid: worker for worker in self._workers if worker.running}
+        for pid, status in sweep.reap():
+            if pid in by_pid:
+                self._ended(by_pid[pid], workers.exit_status(status))
+        if self._sweep:
+            self._go_on_sweeping()
+        elif self._stopping and not self._running():
+            self.sweep()
+
+    def _ended(self, worker: "workers.Worker", status: int) -> None:
+        worker.running = False
+        self._confirm(worker)
+        if not worker.started:
+            return  # its failure to start is reported already
+        self._outbox.report(
+            {
+                "op": "exited",
+                "local_rank": worker.local_rank,
+                "status": status,
+                "t": time.monotonic(),
+                "error_record": worker.error_record(),
+            }
+        )
+
+    def _running(self) -> bool:
+        return any(worker.running for worker in self._workers)
+
+    # The rest of a generation: SIGTERM, grace, sweep.
+
+    def stop(self, grace_s: float) -> None:
+        """End the generation: SIGTERM, SIGKILL after `grace_s`, then sweep. Again with less: sooner."""
+        if self.swept:
+            self._report_swept()
+        elif grace_s <= 0 or not self._running():
+            self.sweep()
+        else:
+            self._poller.after(grace_s, "grace", self.sweep)
+            if not self._stopping:
+                self._stopping = True
+                self._terminate()
+
+    def _terminate(self) -> None:
+        for worker in self._workers:
+            worker.signal(signal.SIGTERM)
+            worker.signal(signal.SIGCONT)  # to a stopped process SIGTERM stays pending
+
+    def sweep(self) -> None:
+        """End every descendant now, and report when none is left."""
+        self._poller.cancel("grace")
+        self._poller.cancel("joins")
+        if not self._sweep:
+            self._sweep = sweep.Sweep()
+            self._poller.after(STUCK_S, "stuck", self._report_stuck)
+        self.children_changed()
+
+    def _go_on_sweeping(self) -> None:
+        assert self._sweep is not None
+        if sweep.has_children():
+            self._sweep.strike()
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._poller.cancel("stuck")
+        for worker in self._workers:
+            self._close(worker)
+        self.swept, self._stopping = True, False
+        self._report_swept()
+        self._sweep = None
+
+    def _close(self, worker: "workers.Worker") -> None:
+        """Read what is left in the pipes, whose writers are all dead, and close them."""
+        for stream, fd in enumerate(worker.streams):
+            while worker.streams[stream] >= 0 and self._pump(worker, stream, fd):
+                pass
+            if worker.streams[stream] >= 0:
+                self._poller.forget(fd)
+                os.close(fd)
+                worker.streams[stream] = -1
+
+    def _report_swept(self) -> None:
+        workers_pids = {worker.pid for worker in self._workers}
+        killed = self._sweep.killed - workers_pids if self._sweep else set()
+        self._outbox.report({"op": "swept", "generation": self._generation, "leftovers": len(killed)})
+        for loss in self._outbox.losses():
+            self._outbox.report(loss)
+
+    def _report_stuck(self) -> None:
+        assert self._sweep is not None
+        stuck = [{"pid": pid, "command": procfs.command_name(pid)} for pid in self._sweep.stuck()]
+        self._outbox.report({"op": "stuck", "generation": self._generation, "processes": stuck[:64]})
+
+    def _watch_joins(self, port: int, interval_s: float) -> None:
+        running = {
+            worker.local_rank: worker.pid
+            for worker in self._workers
+            if worker.running and worker.local_rank not in self._joined
+        }
+        fresh = ports.joined(port, running)
+        if fresh:
+            self._joined |= fresh
+            self._outbox.report({"op": "joined", "local_ranks": sorted(fresh)})
+        if set(running) - fresh:
+            slower = min(interval_s * 1.1, JOIN_INTERVAL_MAX_S)
+            self._poller.after(interval_s, "joins", lambda: self._watch_joins(port, slower))
+
+    def remove_folder(self) -> None:
+        """Delete the error records' folder."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,54 @@
+"""Descriptors with their handlers and deadlines with theirs: the one place where the agent waits."""
+
+import select
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Optional, Tuple
+
+    Handler = Callable[[], None]
+
+
+class Poller:
+    """Calls handlers when descriptors become ready and when deadlines pass."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._handlers: "Dict[int, Handler]" = {}
+        self._deadlines: "Dict[str, Tuple[float, Handler]]" = {}
+
+    def watch(self, fd: int, handler: "Handler", events: int = select.POLLIN) -> None:
+        """Call `handler` whenever `fd` is ready for `events`, or has hung up."""
+        self._handlers[fd] = handler
+        self._poll.register(fd, events)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching `fd`; one that is not watched is ignored."""
+        if self._handlers.pop(fd, None):
+            self._poll.unregister(fd)
+
+    def after(self, delay_s: float, name: str, handler: "Handler") -> None:
+        """Call `handler` once in `delay_s` seconds; the same name again replaces the earlier deadline."""
+        self._deadlines[name] = (time.monotonic() + delay_s, handler)
+
+    def cancel(self, name: str) -> None:
+        """Forget the deadline `name`; one that is not set is ignored."""
+        self._deadlines.pop(name, None)
+
+    def turn(self) -> None:
+        """Wait for the next event or deadline and handle all that are due."""
+        for fd, _ in self._poll.poll(self._wait_ms()):
+            handler = self._handlers.get(fd)  # an earlier handler of this turn may have closed it
+            if handler:
+                handler()
+        now = time.monotonic()
+        for name, (when, handler) in list(self._deadlines.items()):
+            if when <= now and self._deadlines.pop(name, None):
+                handler()
+
+    def _wait_ms(self) -> "Optional[float]":
+        if not self._deadlines:
+            return None
+        first = min(when for when, _ in self._deadlines.values())
+        return max(0.0, first - time.monotonic()) * 1000 + 1

@@ -1,0 +1,211 @@
+"""The agent: executes the controller's commands and holds the lease.
+
+It decides nothing about the job. Its only policy of its own: when the link ends, the lease runs out
+or a signal comes, it stops its workers, sweeps and leaves.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+
+from distlaunch.agent import ports, probes, wire
+from distlaunch.agent.crew import Crew
+from distlaunch.agent.outbox import Outbox
+from distlaunch.agent.poller import Poller
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional, Tuple
+
+    from distlaunch.agent.wire import Message
+
+LEASE_S = 30.0
+GRACE_S = 10.0
+FLUSH_S = 2.0
+"""Seconds that the last frames may take to leave after everything is swept."""
+CLEAN, LEFT_EARLY, BROKEN = 0, 1, 70
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+
+
+def main(nonce: str, node: int, run_id: str) -> None:
+    """Serve on descriptors 0 and 1 and exit. Never returns."""
+    status = BROKEN
+    try:
+        link_in, link_out = _take_link()
+        os.write(link_out, wire.HELLO_PREFIX + nonce.encode() + b"\n")
+        os.set_blocking(link_in, False)
+        os.set_blocking(link_out, False)
+        status = Agent(link_in, link_out, node, run_id).run()
+    except BaseException:
+        import traceback  # a bug of ours: the controller shows our stderr
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _take_link() -> "Tuple[int, int]":
+    """Move the link away from 0 and 1, so that no stray print can corrupt it."""
+    link_in, link_out = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    return link_in, link_out
+
+
+class Agent:
+    """One node's hands; `link_in` and `link_out` are the link's descriptors, `node` the node's index."""
+
+    def __init__(self, link_in: int, link_out: int, node: int, run_id: str) -> None:
+        self._link_in, self._link_out = link_in, link_out
+        self._poller = Poller()
+        self._outbox = Outbox(node)
+        self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
+        self._crew = Crew(self._poller, self._outbox, run_id)
+        self._hold: "Optional[ports.Hold]" = None
+        self._listener: "Optional[ports.Listener]" = None
+        self._grace_s, self._lease_s = GRACE_S, LEASE_S
+        self._link_lost = False
+        self._leaving = False
+        self._status = CLEAN
+
+    def run(self) -> int:
+        """Serve until closed, or until the link, the lease or a signal ends it; the exit status."""
+        self._watch_signals()
+        self._poller.watch(self._link_in, self._receive)
+        self._outbox.report(self._hello())
+        self._renew_lease()
+        while not (self._leaving and self._crew.swept):
+            self._flush()
+            self._poller.turn()
+        self._crew.remove_folder()
+        self._flush_rest()
+        return self._status
+
+    def _hello(self) -> "Message":
+        return {
+            "op": "hello",
+            "protocol": wire.PROTOCOL,
+            "python": sys.executable,
+            "version": list(sys.version_info[:3]),
+            "gpus": probes.gpu_count(),
+            "hostname": os.uname().nodename,
+            "pid": os.getpid(),
+            "t": time.monotonic(),
+        }
+
+    # The link
+
+    def _receive(self) -> None:
+        try:
+            data = os.read(self._link_in, 1 << 18)
+            frames = self._decoder.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, wire.ProtocolError):
+            data, frames = b"", []
+        if not data:
+            self._lose_link()
+        for frame in frames:
+            message = frame.message()
+            getattr(self, "_on_" + message["op"])(message)
+
+    def _flush(self) -> None:
+        try:
+            self._outbox.write(self._link_out)
+        except OSError:
+            self._lose_link()
+        if self._outbox and not self._link_lost:
+            self._poller.watch(self._link_out, self._flush, select.POLLOUT)
+        else:
+            self._poller.forget(self._link_out)
+
+    def _flush_rest(self) -> None:
+        self._poller.after(FLUSH_S, "flush", self._lose_link)
+        while self._outbox and not self._link_lost:
+            self._flush()
+            if self._outbox:
+                self._poller.turn()
+
+    def _lose_link(self) -> None:
+        """Nobody listens any more: stop the workers and leave."""
+        self._link_lost = True
+        self._poller.forget(self._link_in)
+        self._poller.forget(self._link_out)
+        self._outbox.discard()
+        self._leave_early()
+
+    def _leave_early(self) -> None:
+        if not self._leaving:
+            self._leaving, self._status = True, LEFT_EARLY
+            self._crew.stop(self._grace_s)
+
+    def _renew_lease(self) -> None:
+        self._poller.after(self._lease_s, "lease", self._lose_link)
+
+    def _watch_signals(self) -> None:
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for signum in (signal.SIGCHLD, *_SIGNALS):
+            signal.signal(signum, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._poller.watch(read, lambda: self._on_signals(os.read(read, 4096)))
+
+    def _on_signals(self, received: bytes) -> None:
+        if signal.SIGCHLD in received:
+            self._crew.children_changed()
+        if any(signum in received for signum in _SIGNALS):
+            self._leave_early()
+
+    # Commands, one method each
+
+    def _on_ping(self, command: "Message") -> None:
+        self._renew_lease()
+        self._outbox.report({"op": "pong", "t": time.monotonic()})
+
+    def _on_hold(self, command: "Message") -> None:
+        if self._hold:
+            self._hold.close()
+        try:
+            self._hold = ports.hold(command["port"])
+            self._outbox.report({"op": "held", "port": self._hold.port})
+        except OSError as error:
+            owners = ports.owners(command["port"]) if command["port"] else []
+            self._outbox.report({"op": "unheld", "error": error.strerror, "owners": owners})
+
+    def _on_route(self, command: "Message") -> None:
+        self._outbox.report({"op": "route", **probes.route(command["address"])})
+
+    def _on_start(self, command: "Message") -> None:
+        if self._hold:
+            self._hold.release()
+        self._grace_s, self._lease_s = command["grace_s"], command["lease_s"]
+        self._renew_lease()
+        self._crew.start(command)
+
+    def _on_stop(self, command: "Message") -> None:
+        self._crew.stop(command["grace_s"])
+
+    def _on_listen(self, command: "Message") -> None:
+        try:
+            self._listener = ports.Listener(command["port"], command["token"].encode())
+            self._poller.watch(self._listener.socket.fileno(), self._listener.accept)
+            self._outbox.report({"op": "listening", "port": command["port"]})
+        except OSError as error:
+            owners = ports.owners(command["port"])
+            self._outbox.report({"op": "unheld", "error": error.strerror, "owners": owners})
+
+    def _on_dial(self, command: "Message") -> None:
+        token = command["token"].encode()
+        results = ports.dial(command["host"], command["port"], command["timeout_s"], token)
+        self._outbox.report({"op": "dialled", "results": results})
+
+    def _on_close(self, command: "Message") -> None:
+        self._leaving = True
+        self._crew.stop(command["grace_s"])

@@ -1,0 +1,138 @@
+"""The protocol between controller and agent: the one place where it is written down.
+
+A link is a pair of byte streams. After the boot (see ``distlaunch.transport.boot``) the agent writes
+``HELLO_PREFIX + nonce + b"\\n"``; whatever a login shell printed before that is noise. From there on
+both directions carry frames:
+
+    offset  size  field
+    0       1     kind: CONTROL or OUTPUT
+    1       2     node index, since one link may serve several nodes
+    3       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT
+    5       4     length of the payload in bytes, capped by kind
+
+A CONTROL payload is one JSON object with an ``op``. Controller to agent, *commands*:
+
+    ping     {}                                heartbeat; renews the agent's lease
+    hold     {port | null}                     hold the rendezvous port, null = one of the agent's choice
+    route    {address}                         find the interface that leads there
+    start    {generation, grace_s, lease_s, watch_port, env,
+              workers: [{local_rank, argv, cwd, env, defaults}]}
+    listen   {port, token}                     answer connections with the token
+    dial     {host, port, timeout_s, token}    connect to every address of host
+    close    {grace_s}                         SIGTERM, SIGKILL after the grace, sweep, flush, exit
+
+Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
+
+    hello     {protocol, python, version, gpus, hostname, pid, t}
+    pong      {t}
+    held      {port}                           answers hold
+    unheld    {error, owners: [{uid, pid, command}]}          answers hold and listen
+    route     {address, source, interface} or {error}
+    started   {local_rank, pid}                the worker's exec has succeeded
+    unstarted {local_rank, stage, errno, text} fork, chdir or exec has failed
+    exited    {local_rank, status, t, error_record}           exit code, or negative signal
+    joined    {local_ranks}                    connected to the rendezvous port
+    dropped   {local_rank, stream, bytes}      output lost because the spool was full
+    stuck     {processes: [{pid, command}]}    these resist SIGKILL
+    swept     {generation, leftovers}          no descendant is left; so many had outlived the workers
+    listening {port}
+    dialled   {results: [{family, address, ok, error}]}
+
+No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`ProtocolError`).
+"""
+
+import json
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing costs 10 ms on the node
+    from typing import Any, Dict, List
+
+    Message = Dict[str, Any]
+else:
+    Message = dict
+
+PROTOCOL = 1
+READY_MARKER = b"distlaunch-ready-1\n"
+HELLO_PREFIX = b"\x00distlaunch-agent "
+
+CONTROL = 1
+OUTPUT = 2
+HEADER = struct.Struct("!BHHI")
+
+MAX_OUTPUT = 1 << 16
+"""Bytes of one OUTPUT payload: small enough that a control frame never waits long behind one."""
+MAX_REPORT = 1 << 20
+"""Bytes of one CONTROL payload from a node: a hostile agent must not fill the controller."""
+MAX_COMMAND = 1 << 26
+"""Bytes of one CONTROL payload to a node: environments of many workers travel in one."""
+
+
+class ProtocolError(Exception):
+    """The peer sent what the protocol does not allow; the link can't be used any further."""
+
+
+class Frame:
+    """One frame: ``kind``, ``node``, ``channel`` and ``payload`` (bytes)."""
+
+    __slots__ = ("channel", "kind", "node", "payload")
+
+    def __init__(self, kind: int, node: int, channel: int, payload: bytes) -> None:
+        self.kind = kind
+        self.node = node
+        self.channel = channel
+        self.payload = payload
+
+    def message(self) -> "Message":
+        """The JSON object of a CONTROL frame. Raises `ProtocolError` when it is none."""
+        try:
+            message = json.loads(self.payload)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError("a control frame is not JSON: %s" % error)
+        if not isinstance(message, dict) or not isinstance(message.get("op"), str):
+            raise ProtocolError("a control frame is not an object with an op")
+        return message
+
+
+def encode_output(node: int, channel: int, payload: bytes) -> bytes:
+    """One OUTPUT frame; `payload` is at most MAX_OUTPUT bytes."""
+    return HEADER.pack(OUTPUT, node, channel, len(payload)) + payload
+
+
+def encode_message(node: int, message: "Message") -> bytes:
+    """One CONTROL frame."""
+    payload = json.dumps(message, separators=(",", ":")).encode()
+    return HEADER.pack(CONTROL, node, 0, len(payload)) + payload
+
+
+class FrameDecoder:
+    """Turns received bytes into frames, without IO.
+
+    `max_control` caps CONTROL payloads; at most one frame and one read are buffered.
+    """
+
+    def __init__(self, max_control: int) -> None:
+        self._caps = {CONTROL: max_control, OUTPUT: MAX_OUTPUT}
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> "List[Frame]":
+        """Take `data` and return the frames that are complete. Raises `ProtocolError`."""
+        self._buffer += data
+        frames = []
+        start = 0
+        while len(self._buffer) - start >= HEADER.size:
+            kind, node, channel, length = HEADER.unpack_from(self._buffer, start)
+            self._check(kind, length)
+            end = start + HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(Frame(kind, node, channel, bytes(self._buffer[start + HEADER.size : end])))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+    def _check(self, kind: int, length: int) -> None:
+        if kind not in self._caps:
+            raise ProtocolError("unknown frame kind %d" % kind)
+        if length > self._caps[kind]:
+            raise ProtocolError("a frame of %d bytes is over the limit" % length)

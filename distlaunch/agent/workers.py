@@ -1,0 +1,169 @@
+"""Spawns workers and describes how they ended.
+
+A worker is started by fork and exec in a session of its own, with signals at their defaults, stdin
+from /dev/null and both outputs in pipes. The exec is confirmed through a pipe that exec closes, so
+that "no such file" is told from "the program ended with 127".
+"""
+
+import errno
+import json
+import os
+import signal
+import sys
+
+from distlaunch.agent import sweep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
+    from distlaunch.agent.wire import Message
+
+STDOUT, STDERR = 0, 1
+MAX_ERROR_RECORD = 1 << 18
+"""Bytes read of a TORCHELASTIC_ERROR_FILE."""
+
+
+class Worker:
+    """One spawned worker: ``local_rank``, ``pid``, its pipes (descriptors) and where its error record goes."""
+
+    __slots__ = ("error_file", "exec_pipe", "local_rank", "open_streams", "pid", "running", "started", "streams")
+
+    def __init__(self, local_rank: int, pid: int, streams: "List[int]", exec_pipe: int, error_file: str) -> None:
+        self.local_rank = local_rank
+        self.pid = pid
+        self.streams = streams
+        self.exec_pipe = exec_pipe
+        self.error_file = error_file
+        self.running = True
+        self.started = False
+
+    def signal(self, signum: int) -> None:
+        """Send to the worker's process group, only while the worker is not reaped (its PID is ours)."""
+        if self.running:
+            try:
+                os.killpg(self.pid, signum)
+            except (ProcessLookupError, PermissionError):
+                pass  # not yet in its own group, or another user's now: the sweep follows
+
+    def error_record(self) -> "Optional[Any]":
+        """What torch's @record wrote to TORCHELASTIC_ERROR_FILE, or None."""
+        try:
+            with open(self.error_file, "rb") as record:
+                return json.loads(record.read(MAX_ERROR_RECORD))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+
+def environment(spec: "Message") -> "Dict[str, str]":
+    """The worker's environment: this node's, `defaults` where it has none, then `env`."""
+    merged = dict(spec.get("defaults", {}))
+    merged.update(os.environ)
+    merged.update(spec["env"])
+    return merged
+
+
+def spawn(spec: "Message", error_file: str) -> Worker:
+    """Start one worker of a `start` command. Raises OSError when pipes or fork are refused.
+
+    Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
+    """
+    env = environment(spec)
+    env["TORCHELASTIC_ERROR_FILE"] = error_file
+    out, err, confirm = os.pipe(), os.pipe(), os.pipe()
+    agent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become_worker(spec, env, out[1], err[1], confirm[1], agent)
+    for _, end in (out, err, confirm):
+        os.close(end)
+    for end in (out[0], err[0], confirm[0]):
+        os.set_blocking(end, False)
+    return Worker(spec["local_rank"], pid, [out[0], err[0]], confirm[0], error_file)
+
+
+def _become_worker(
+    spec: "Message", env: "Dict[str, str]", out: int, err: int, confirm: int, agent: int
+) -> None:
+    stage = "setup"
+    try:
+        os.setsid()
+        sweep.die_with_parent(signal.SIGKILL, agent)
+        _reset_signals()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        stage = "workdir"
+        os.chdir(spec["cwd"])
+        env["PWD"] = spec["cwd"]
+        stage = "exec"
+        os.execvpe(spec["argv"][0], spec["argv"], env)
+    except OSError as error:
+        os.write(confirm, ("%s %d" % (stage, error.errno or 0)).encode())
+    except ValueError:  # a NUL inside an argument or a variable
+        os.write(confirm, ("%s %d" % (stage, errno.EINVAL)).encode())
+    finally:
+        os._exit(127)
+
+
+def _reset_signals() -> None:
+    # Ignored and blocked signals survive exec, and Python itself ignores SIGPIPE and SIGXFSZ.
+    signal.set_wakeup_fd(-1)
+    for signum in range(1, signal.NSIG):
+        if signum not in (signal.SIGKILL, signal.SIGSTOP):
+            try:
+                signal.signal(signum, signal.SIG_DFL)
+            except (OSError, ValueError):
+                pass  # 32 and 33 belong to the C library
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def exec_failure(data: bytes, spec: "Message") -> "Message":
+    """The `unstarted` report of what came through ``exec_pipe``."""
+    stage, _, number = data.decode().partition(" ")
+    return unstarted(spec, stage, int(number))
+
+
+def unstarted(spec: "Message", stage: str, code: int) -> "Message":
+    """The `unstarted` report of a worker whose fork, chdir or exec failed with errno `code`."""
+    subject = str(spec["cwd"] if stage == "workdir" else spec["argv"][0])
+    return {
+        "op": "unstarted",
+        "local_rank": spec["local_rank"],
+        "stage": stage,
+        "errno": code,
+        "text": "%s: %s" % (subject, _words(code, stage, subject)),
+    }
+
+
+def _words(code: int, stage: str, subject: str) -> str:
+    if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
+        return "its interpreter (the first line after #!) does not exist"
+    if code == errno.ENOEXEC:
+        return "not a program: no #! line and no executable format"
+    if code == errno.E2BIG:
+        return "arguments and environment together are too big (E2BIG)"
+    return os.strerror(code)
+
+
+def exit_status(status: int) -> int:
+    """`os.waitpid`'s status as exit code, or the negative signal number."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def make_private_folder(run_id: str) -> str:
+    """A fresh 0700 folder for error records, below TMPDIR; its name is not guessable."""
+    base = os.environ.get("TMPDIR") or "/tmp"
+    folder = os.path.join(base, "distlaunch-%s-%s" % (run_id, os.urandom(6).hex()))
+    os.mkdir(folder, 0o700)
+    return folder
+
+
+def close_inherited() -> None:
+    """Mark every descriptor above stderr close-on-exec: sshd and shells leak theirs to us."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > STDERR + 1:
+            try:
+                os.set_inheritable(int(name), False)
+            except OSError:
+                continue

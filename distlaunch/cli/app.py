@@ -1,0 +1,129 @@
+"""The Typer application: options and exit statuses; each command's work is elsewhere."""
+
+import json
+import os
+import sys
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from distlaunch import __version__
+from distlaunch.errors import DistlaunchError, Exit
+
+app = typer.Typer(
+    name="distlaunch",
+    help="One YAML file, one command, and a distributed PyTorch job runs on many machines.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Job = Annotated[str, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file, e.g. --set timeouts.job=1h."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+class PlanFormat(str, Enum):
+    """How `dry-run` prints a plan."""
+
+    table = "table"
+    shell = "shell"
+    torchrun = "torchrun"
+    json = "json"
+
+
+def run_app() -> int:
+    """Run the command line; the exit status. Only our own errors are caught: a bug shows its traceback."""
+    try:
+        app(standalone_mode=True)
+    except DistlaunchError as error:
+        for line in str(error).splitlines():
+            print(f"distlaunch: {line}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        # The reader left: nothing to tell it, and the interpreter must not try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return Exit.BROKEN_PIPE
+    return Exit.OK
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"distlaunch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("run")
+def run(
+    job: Job,
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS…]", help="More arguments for the script, after `--`.")
+    ] = None,
+    overrides: Set = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only say what is wrong.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Start the job, show its output, and end with the exit status of the first worker that fails."""
+    from distlaunch.launch.run import run_job
+    from distlaunch.rim.job_file import load_job
+
+    summary = run_job(load_job(job, overrides or (), args or ()), as_json=as_json, quiet=quiet)
+    if as_json:
+        _print_json(summary.document())
+    raise typer.Exit(summary.state.outcome)
+
+
+@app.command("dry-run")
+def dry_run(
+    job: Job,
+    style: Annotated[PlanFormat, typer.Option("--format", "-f", help="How to print the plan.")] = PlanFormat.table,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Print who would run where with which rank, or commands to paste. Touches no host."""
+    from distlaunch.launch.commands import planned_workers
+    from distlaunch.launch.plan import plan_without_nodes
+    from distlaunch.plan.layout import DEFAULT_PORT
+    from distlaunch.rim.job_file import load_job
+
+    plan = plan_without_nodes(load_job(job, overrides or ()))
+    if as_json or style is PlanFormat.json:
+        from distlaunch.plan.document import plan_document
+
+        _print_json(plan_document(plan, planned_workers(plan)))
+    elif style is PlanFormat.shell:
+        from distlaunch.plan.shell import shell_text
+
+        print(shell_text(plan, planned_workers(plan)), end="")
+    elif style is PlanFormat.torchrun:
+        from distlaunch.plan.torchrun import torchrun_text
+
+        print(torchrun_text(plan, plan.master_port or DEFAULT_PORT), end="")
+    else:
+        from distlaunch.cli.tables import print_plan
+
+        print_plan(plan)
+
+
+@app.command("schema")
+def schema() -> None:
+    """Print the JSON schema of job files, for editors that complete and check."""
+    from distlaunch.job.fields import json_schema
+
+    _print_json(json_schema())
+
+
+def _print_json(document: object) -> None:
+    print(json.dumps(document, indent=2))

@@ -1,0 +1,81 @@
+"""The environment that scripts rely on: torchrun's names, with torchrun's meanings.
+
+Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and the torchrun documentation,
+torch 2.13.
+"""
+
+from dataclasses import dataclass
+
+RESERVED = frozenset(
+    """RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK
+    ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS
+    TORCHELASTIC_RUN_ID TORCHELASTIC_ERROR_FILE TORCHELASTIC_USE_AGENT_STORE NODE_RANK
+    DISTLAUNCH_BACKEND DISTLAUNCH_RUN_ID""".split()
+)
+"""Names that a job may not set: each worker has its own, or the run does.
+
+OMP_NUM_THREADS is not among them: torchrun gives a default only where there is none.
+"""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where one worker stands in the job."""
+
+    rank: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """What all workers of one generation share."""
+
+    master_addr: str
+    master_port: int
+    run_id: str
+    backend: str
+    restart_count: int = 0
+    max_restarts: int = 0
+
+
+def shared_environment(meeting: Rendezvous, world_size: int, nodes: int) -> dict[str, str]:
+    """The variables that are the same for every worker of a generation."""
+    return {
+        "WORLD_SIZE": str(world_size),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": meeting.master_addr,
+        "MASTER_PORT": str(meeting.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(meeting.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(meeting.max_restarts),
+        "TORCHELASTIC_RUN_ID": meeting.run_id,
+        # True would make rank 0 a client of a store that torchrun's agent hosts; nobody would listen.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "DISTLAUNCH_BACKEND": meeting.backend,
+    }
+
+
+def own_environment(position: Position) -> dict[str, str]:
+    """The variables that differ from worker to worker."""
+    return {
+        "RANK": str(position.rank),
+        "LOCAL_RANK": str(position.local_rank),
+        "LOCAL_WORLD_SIZE": str(position.local_world_size),
+        "GROUP_RANK": str(position.node_rank),
+        "NODE_RANK": str(position.node_rank),
+        "ROLE_RANK": str(position.rank),
+    }
+
+
+def defaults(local_world_size: int, interface: str | None) -> dict[str, str]:
+    """Variables for workers whose node and job set none."""
+    given = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if local_world_size > 1:
+        given["OMP_NUM_THREADS"] = "1"  # as torchrun: else every worker takes all cores
+    if interface:
+        given |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return given

@@ -1,0 +1,250 @@
+"""Builds a `JobSpec` from a checked document; what spans several keys is checked here."""
+
+import difflib
+import os.path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distlaunch.contract import RESERVED
+from distlaunch.errors import JobError, Problem
+from distlaunch.job.document import Entries, Items, Place, Scalar, Value
+from distlaunch.job.fields import JOB
+from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
+from distlaunch.job.spec import Address, EnvValue, JobSpec, Logs, NodeSpec, Program, SshOptions, Timeouts
+
+Checked = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a job file is read against: its `folder`, the caller's environment, the hostfile's entries."""
+
+    folder: str
+    environ: Mapping[str, str]
+    hostfile: tuple[HostEntry, ...] | None = None
+
+
+def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
+    """The job that `document` describes. Raises `JobError` with every problem found."""
+    if isinstance(document, Scalar) and document.value is None:
+        raise JobError([Place(source).problem("", "the job file is empty; it needs at least `script:`")])
+    problems: list[Problem] = []
+    checked = JOB.check(document, "", problems)
+    if checked is None:
+        raise JobError(problems)
+    builder = _Builder(checked, document, around, problems)
+    builder.check_across()
+    if problems:
+        raise JobError(sorted(set(problems), key=lambda problem: (problem.line, problem.column)))
+    spec = builder.build(source)
+    if problems:
+        raise JobError(problems)
+    return spec
+
+
+class _Builder:
+    """Holds the checked values and the document they came from while a spec is built."""
+
+    def __init__(self, checked: Checked, document: Value, around: Surroundings, problems: list[Problem]) -> None:
+        self.checked, self.document, self.around, self.problems = checked, document, around, problems
+        self.places = dict(_places(document, ""))
+
+    def problem(self, path: str, text: str) -> None:
+        """Note a problem with what stands at `path`."""
+        self.problems.append(self.places.get(path, self.document.place).problem(path, text))
+
+    def check_across(self) -> None:
+        """Check what one key alone can't tell."""
+        programs = [key for key in ("script", "module", "command") if key in self.checked]
+        if len(programs) != 1:
+            given = " and ".join(programs) or "none of them"
+            self.problem(programs[-1] if programs else "", f"give one of script, module or command; got {given}")
+        if "nodes" in self.checked and "hostfile" in self.checked:
+            self.problem("hostfile", "give nodes or hostfile, not both")
+        self._check_env("env", self.checked.get("env"))
+        for i, node in self._node_records():
+            self._check_env(f"nodes[{i}].env", node.get("env"))
+
+    def _node_records(self) -> Iterator[tuple[int, Checked]]:
+        nodes = self.checked.get("nodes")
+        for i, node in enumerate(nodes if isinstance(nodes, tuple) else ()):
+            if isinstance(node, Mapping):
+                yield i, node
+
+    def _check_env(self, path: str, env: Mapping[str, str | None] | None) -> None:
+        for name, value in (env or {}).items():
+            if name in RESERVED:
+                self.problem(f"{path}.{name}", f"{name} is set by distlaunch for each worker; remove it")
+            elif value is None and name not in self.around.environ:
+                self.problem(f"{path}.{name}", f"{name} is null, but your environment does not have it{self._near(name)}")
+
+    def _near(self, name: str) -> str:
+        close = difflib.get_close_matches(name, self.around.environ, 1, 0.8)
+        return f"; did you mean {close[0]}?" if close else ""
+
+    def build(self, source: str) -> JobSpec:
+        """The spec; problems that only show now are noted."""
+        checked = self.checked
+        host, port = self._endpoint()
+        rendezvous = checked.get("rendezvous", {})
+        spec = JobSpec(
+            name=checked.get("name") or os.path.splitext(os.path.basename(source))[0],
+            nodes=self._nodes(),
+            program=self._program(),
+            workdir=self._path(checked.get("workdir", ".")),
+            logs=self._logs(),
+            backend=checked.get("backend", "auto"),
+            master_host=host,
+            master_port=port,
+            rendezvous_id=rendezvous.get("id"),
+            args=checked.get("args", ()),
+            env=self._env(checked.get("env")),
+            python=self._program_path(checked.get("python")),
+            timeouts=self._timeouts(),
+            ssh=self._ssh(),
+            places=self.places,
+            source=source,
+        )
+        self._check_master(spec)
+        return spec
+
+    def _program(self) -> Program:
+        checked = self.checked
+        if "script" in checked:
+            return Program("script", (self._path(checked["script"]),))
+        if "module" in checked:
+            return Program("module", (checked["module"],))
+        first, *rest = checked["command"]
+        return Program("command", (str(self._program_path(first)), *rest))
+
+    def _endpoint(self) -> tuple[str | None, int | None]:
+        host, port = self.checked.get("master_addr"), self.checked.get("master_port")
+        endpoint = self.checked.get("rendezvous", {}).get("endpoint")
+        if endpoint is None:
+            return host, port
+        try:
+            return parse_endpoint(endpoint)
+        except ValueError as error:
+            self.problem("rendezvous.endpoint", str(error))
+            return None, None
+
+    def _nodes(self) -> tuple[NodeSpec, ...]:
+        if self.around.hostfile is not None:
+            nodes = [self._from_hostfile(entry) for entry in self.around.hostfile]
+        else:
+            given = self.checked.get("nodes", 1)
+            if isinstance(given, int):
+                return tuple(self._with_defaults(NodeSpec(f"node{i}", path="nodes")) for i in range(given))
+            nodes = [spec for i, node in enumerate(given) for spec in self._from_list(i, node)]
+        self._check_twice(nodes)
+        return tuple(map(self._with_defaults, nodes))
+
+    def _from_hostfile(self, entry: HostEntry) -> NodeSpec:
+        reach = self._reach(entry.host, entry.user, entry.port)
+        return NodeSpec(entry.host, reach, procs=entry.slots, path="hostfile")
+
+    def _from_list(self, index: int, node: str | Checked) -> Iterator[NodeSpec]:
+        path = f"nodes[{index}]"
+        record: Checked = {"host": node} if isinstance(node, str) else node
+        user, pattern = split_user(record["host"])
+        try:
+            hosts = expand_ranges(pattern)
+        except ValueError as error:
+            self.problem(path, str(error))
+            return
+        for host in hosts:
+            if error_text := host_error(host):
+                self.problem(path, error_text)
+                continue
+            reach = self._reach(host, record.get("user", user), record.get("port"))
+            yield self._node_of(host, reach, record, path)
+
+    def _node_of(self, host: str, reach: Address, record: Checked, path: str) -> NodeSpec:
+        gpus = record.get("gpus")
+        return NodeSpec(
+            host,
+            reach,
+            gpus=gpus if isinstance(gpus, int) else None,
+            procs=record.get("procs"),
+            address=record.get("address"),
+            python=self._program_path(record.get("python")),
+            workdir=self._path(record["workdir"]) if "workdir" in record else None,
+            env=self._env(record.get("env")),
+            path=path,
+        )
+
+    def _reach(self, host: str, user: str | None, port: int | None) -> Address:
+        launcher = self.checked.get("launcher", "auto")
+        if launcher == "local" or (launcher == "auto" and host == "localhost" and not user and not port):
+            return Address()
+        return Address(host, user, port)
+
+    def _with_defaults(self, node: NodeSpec) -> NodeSpec:
+        gpus = self.checked.get("gpus_per_node")
+        return replace(
+            node,
+            gpus=node.gpus if node.gpus is not None else gpus if isinstance(gpus, int) else None,
+            procs=node.procs or self.checked.get("procs_per_node"),
+        )
+
+    def _check_twice(self, nodes: list[NodeSpec]) -> None:
+        seen: set[str] = set()
+        for node in nodes:
+            if node.label in seen:
+                self.problem(node.path, f"{node.label} is listed twice; give it more procs instead")
+            seen.add(node.label)
+
+    def _check_master(self, spec: JobSpec) -> None:
+        others = {name for node in spec.nodes[1:] for name in (node.label, node.address) if name}
+        first = {spec.nodes[0].label, spec.nodes[0].address} if spec.nodes else set()
+        if spec.master_host in others - first:
+            place = "rendezvous.endpoint" if "rendezvous.endpoint" in self.places else "master_addr"
+            self.problem(
+                place,
+                f"rank 0 runs on the first node, {spec.nodes[0].label}, but the endpoint is on "
+                f"{spec.master_host}; list {spec.master_host} first",
+            )
+        if self.checked.get("launcher") == "ssh" and isinstance(self.checked.get("nodes", 1), int) and not self.around.hostfile:
+            self.problem("launcher", "launcher: ssh needs hosts; nodes is a number here")
+
+    def _env(self, env: Mapping[str, str | None] | None) -> dict[str, EnvValue]:
+        environ = self.around.environ
+        return {
+            name: EnvValue(environ[name], inherited=True) if value is None else EnvValue(value)
+            for name, value in (env or {}).items()
+        }
+
+    def _logs(self) -> Logs:
+        logs = self.checked.get("logs", {})
+        return Logs(self._path(logs.get("dir", "runs")), logs.get("console", "all"))
+
+    def _timeouts(self) -> Timeouts:
+        return Timeouts(**{f"{key}_s": value for key, value in self.checked.get("timeouts", {}).items()})
+
+    def _ssh(self) -> SshOptions:
+        ssh = self.checked.get("ssh", {})
+        connect_s = self._timeouts().connect_s
+        return SshOptions(
+            config=self._path(ssh["config"]) if "config" in ssh else None,
+            options=ssh.get("options", ()),
+            persist_s=max(1, round(ssh["persist"])) if "persist" in ssh else None,
+            connect_s=max(1, int(connect_s / 2)),
+        )
+
+    def _path(self, text: str) -> str:
+        return os.path.normpath(os.path.join(self.around.folder, os.path.expanduser(text)))
+
+    def _program_path(self, text: str | None) -> str | None:
+        """A path if it has a slash, else a name for the node's PATH."""
+        return self._path(text) if text and "/" in text else text
+
+
+def _places(value: Value, path: str) -> Iterator[tuple[str, Place]]:
+    yield path, value.place
+    if isinstance(value, Items):
+        for i, item in enumerate(value.items):
+            yield from _places(item, f"{path}[{i}]")
+    elif isinstance(value, Entries):
+        for key, _, entry in value:
+            yield from _places(entry, f"{path}.{key}" if path else key)

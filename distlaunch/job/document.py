@@ -1,0 +1,92 @@
+"""A parsed document whose every value knows its place."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from distlaunch.errors import Problem
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value stands: `source` is the file as the user named it; `line`, `column` from 1, 0 = nowhere."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def problem(self, path: str, text: str) -> Problem:
+        """A problem with what stands here."""
+        return Problem(self.source, self.line, self.column, path, text)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A string, number, boolean or null."""
+
+    value: str | int | float | bool | None
+    place: Place
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    items: "tuple[Value, ...]"
+    place: Place
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A mapping, in order; keys are strings and occur once."""
+
+    entries: "tuple[tuple[Scalar, Value], ...]"
+    place: Place
+
+    def __iter__(self) -> "Iterator[tuple[str, Scalar, Value]]":
+        return ((str(key.value), key, value) for key, value in self.entries)
+
+    def get(self, name: str) -> "Value | None":
+        """The value of a key, or None."""
+        return next((value for key, _, value in self if key == name), None)
+
+    def replace(self, name: str, new: "Value") -> "Entries":
+        """This mapping with one key set."""
+        kept = tuple(entry for entry in self.entries if entry[0].value != name)
+        return Entries((*kept, (Scalar(name, new.place), new)), self.place)
+
+
+Value = Scalar | Items | Entries
+
+
+def describe(value: Value) -> str:
+    """How an error message shows what it got."""
+    match value:
+        case Items():
+            return "a list"
+        case Entries():
+            return "a mapping"
+        case Scalar(value=str(text)):
+            return f'"{text}"' if len(text) <= 60 else f'"{text[:57]}…"'
+        case Scalar(value=None):
+            return "nothing"
+        case Scalar(value=bool(flag)):
+            return str(flag).lower()
+        case Scalar():
+            return str(value.value)
+
+
+def override(root: Value, path: list[str], new: Value) -> Value:
+    """`root` with the value at `path` (keys, or indices of lists) replaced. Raises KeyError naming the step."""
+    if not path:
+        return new
+    step, rest = path[0], path[1:]
+    if isinstance(root, Items):
+        if not step.isdigit() or int(step) >= len(root.items):
+            raise KeyError(step)
+        items = list(root.items)
+        items[int(step)] = override(items[int(step)], rest, new)
+        return Items(tuple(items), root.place)
+    if isinstance(root, Scalar) and root.value is not None:
+        raise KeyError(step)
+    entries = root if isinstance(root, Entries) else Entries((), new.place)
+    return entries.replace(step, override(entries.get(step) or Scalar(None, new.place), rest, new))

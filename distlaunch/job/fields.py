@@ -1,0 +1,178 @@
+"""The job file's keys: the one table from which checks, the JSON schema and the reference are made."""
+
+from distlaunch.job.types import (
+    Choice,
+    Duration,
+    Either,
+    Field,
+    Integer,
+    ListOf,
+    MapOf,
+    Record,
+    Schema,
+    Text,
+    Type,
+    Word,
+)
+
+AUTO = Choice(("auto",))
+PORT = Integer(1, 65535)
+ENV = MapOf(Word(), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
+SOME_TEXT = Text('a string that is not empty', r"[^\0]+")
+
+NODE = Record(
+    {
+        "host": Field(SOME_TEXT, "The host as ssh knows it; user@host and ranges such as gpu[03-10] are understood."),
+        "gpus": Field(Either(number=Integer(0), text=AUTO), "GPUs of this node.", "gpus_per_node"),
+        "procs": Field(Integer(1), "Workers on this node.", "procs_per_node"),
+        "address": Field(SOME_TEXT, "What the other nodes call it.", "the address that ssh uses"),
+        "user": Field(SOME_TEXT, "User to log in as.", "as ssh does"),
+        "port": Field(PORT, "Port of its sshd.", "as ssh does"),
+        "python": Field(SOME_TEXT, "Interpreter on this node.", "python"),
+        "workdir": Field(SOME_TEXT, "Working directory on this node.", "workdir"),
+        "env": Field(ENV, "Variables of this node's workers, over those of the job."),
+    },
+    foreign={
+        "hostname": "host",
+        "name": "host",
+        "slots": "procs",
+        "nproc_per_node": "procs",
+        "procs_per_node": "procs",
+        "num_gpus": "gpus",
+        "gpus_per_node": "gpus",
+        "ip": "address",
+        "cwd": "workdir",
+    },
+    required=("host",),
+    name="a host or a mapping with host",
+)
+
+RENDEZVOUS = Record(
+    {
+        "endpoint": Field(SOME_TEXT, "host:port of rank 0's store.", "the first node, a free port that distlaunch holds"),
+        "backend": Field(Choice(("static",)), "Who assigns ranks: static = distlaunch.", "static"),
+        "id": Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's id"),
+    },
+    foreign={"rdzv_endpoint": "endpoint", "rdzv_backend": "backend", "rdzv_id": "id"},
+)
+
+TIMEOUTS = Record(
+    {
+        "connect": Field(Duration(), "Until every node's agent runs.", "30s"),
+        "join": Field(Duration(), "Until all ranks have joined the rendezvous, before the missing are named.", "10m"),
+        "stop": Field(Duration(), "Between SIGTERM and SIGKILL.", "10s"),
+        "job": Field(Duration(), "The whole job.", "none"),
+    }
+)
+
+LOGS = Record(
+    {
+        "dir": Field(SOME_TEXT, "Where run folders are made.", "runs"),
+        "console": Field(
+            Either(text=Choice(("all", "rank0", "none")), items=ListOf(Integer(0))),
+            "Whose output is shown: all, rank0, none or a list of ranks.",
+            "all",
+        ),
+    },
+    foreign={"log_dir": "dir", "path": "dir"},
+)
+
+SSH = Record(
+    {
+        "config": Field(SOME_TEXT, "An ssh_config file to use.", "as ssh does"),
+        "options": Field(ListOf(Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")), "More -o options."),
+        "persist": Field(Duration(), "Keep connections open this long for the next run.", "none"),
+    }
+)
+
+JOB = Record(
+    {
+        "name": Field(SOME_TEXT, "The job's name.", "the file's stem"),
+        "nodes": Field(
+            Either(
+                number=Integer(1, 4096),
+                items=ListOf(Either(text=Text("a host", r"[^\0]+"), entries=NODE), least=1),
+            ),
+            "A number of nodes on this machine, or the hosts in rank order.",
+            "1",
+        ),
+        "hostfile": Field(SOME_TEXT, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
+        "gpus_per_node": Field(Either(number=Integer(0), text=AUTO), "GPUs of each node; 0 = a CPU job.", "auto"),
+        "procs_per_node": Field(Integer(1), "Workers on each node.", "one per GPU, 1 on a CPU job"),
+        "backend": Field(Choice(("auto", "nccl", "gloo")), "What torch.distributed will use.", "auto: nccl with GPUs, else gloo"),
+        "rendezvous": Field(RENDEZVOUS, "Where the ranks meet."),
+        "master_addr": Field(SOME_TEXT, "Host of the endpoint; rendezvous.endpoint wins."),
+        "master_port": Field(PORT, "Port of the endpoint; rendezvous.endpoint wins."),
+        "script": Field(SOME_TEXT, "A Python script."),
+        "module": Field(Text("a dotted module name", r"[A-Za-z_][\w.]*"), "A Python module, as with python -m."),
+        "command": Field(ListOf(Word(), least=1), "Any program and its arguments."),
+        "args": Field(ListOf(Word()), "Arguments; {rank} {local_rank} {world_size} {master_addr} … are filled in."),
+        "env": Field(ENV, "Variables of the workers; null takes the caller's value, or fails."),
+        "python": Field(SOME_TEXT, "Interpreter on the nodes.", "the path of distlaunch's own if it exists there, else python3"),
+        "workdir": Field(SOME_TEXT, "Working directory of the workers.", "the job file's folder"),
+        "timeouts": Field(TIMEOUTS, "How long things may take."),
+        "logs": Field(LOGS, "Where output goes."),
+        "ssh": Field(SSH, "How ssh is called."),
+        "launcher": Field(Choice(("auto", "local", "ssh")), "How nodes are reached.", "auto: ssh for hosts, local for a number"),
+    },
+    foreign={
+        "nproc_per_node": "procs_per_node",
+        "ntasks_per_node": "procs_per_node",
+        "num_processes": "procs_per_node",
+        "slots": "procs_per_node",
+        "nnodes": "nodes",
+        "num_nodes": "nodes",
+        "num_machines": "nodes",
+        "hosts": "nodes",
+        "gpus": "gpus_per_node",
+        "num_gpus": "gpus_per_node",
+        "main_process_ip": "master_addr",
+        "main_process_port": "master_port",
+        "rdzv_endpoint": "rendezvous.endpoint",
+        "rdzv_backend": "rendezvous.backend",
+        "rdzv_id": "rendezvous.id",
+        "entrypoint": "script",
+        "program": "script",
+        "training_script": "script",
+        "training_script_args": "args",
+        "script_args": "args",
+        "arguments": "args",
+        "environment": "env",
+        "envs": "env",
+        "cwd": "workdir",
+        "working_dir": "workdir",
+        "log_dir": "logs.dir",
+        "timeout": "timeouts.job",
+        "distributed_backend": "backend",
+    },
+    later=("restarts", "max_restarts", "min_nodes", "spares", "elastic", "on_stall"),
+    name="a mapping of job keys",
+)
+
+
+def json_schema() -> Schema:
+    """JSON Schema (draft 2020-12) of a job file, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "distlaunch job",
+        **JOB.schema(),
+    }
+
+
+def reference(record: Record = JOB, prefix: str = "") -> list[tuple[str, str, str, str]]:
+    """(key, type, explanation, default) of every key, sections before their keys."""
+    rows: list[tuple[str, str, str, str]] = []
+    for key, entry in record.fields.items():
+        rows.append((prefix + key, entry.kind.name, entry.doc, entry.default))
+        for inner, inner_prefix in _sections(entry.kind, prefix + key):
+            rows += reference(inner, inner_prefix)
+    return rows
+
+
+def _sections(kind: Type, path: str) -> list[tuple[Record, str]]:
+    if isinstance(kind, Record):
+        return [(kind, f"{path}.")]
+    if isinstance(kind, Either) and isinstance(kind.items, ListOf) and isinstance(kind.items.item, Either):
+        record = kind.items.item.entries
+        return [(record, f"{path}[].")] if isinstance(record, Record) else []
+    return []

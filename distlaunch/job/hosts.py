@@ -1,0 +1,128 @@
+"""Host names as people write them: ranges, user@host, host:port, and three forms of hostfiles."""
+
+import itertools
+import re
+from dataclasses import dataclass
+
+from distlaunch.errors import Problem
+from distlaunch.job.document import Place
+
+MAX_HOSTS = 100_000
+"""More than this from one range is a typing error."""
+
+
+@dataclass(frozen=True)
+class HostEntry:
+    """One host of a hostfile: `slots` is its number of processes, None where the file does not say."""
+
+    host: str
+    user: str | None
+    port: int | None
+    slots: int | None
+    place: Place
+
+
+def host_error(host: str) -> str | None:
+    """Why this is no host name that may reach a command line, or None."""
+    if host.startswith("-"):
+        return "a host name can't begin with a dash"
+    if not re.fullmatch(r"[A-Za-z0-9_.:%\-]+", host):
+        return f'"{host}" is no host name'
+    return None
+
+
+def split_user(text: str) -> tuple[str | None, str]:
+    """user@host → (user, host)."""
+    user, at, host = text.rpartition("@")
+    return (user if at else None), host
+
+
+def expand_ranges(text: str) -> list[str]:
+    """`gpu[03-05,9]` → gpu03 gpu04 gpu05 gpu9; several brackets multiply. Raises ValueError."""
+    parts = re.split(r"\[([^\[\]]*)\]", text)
+    if any(mark in part for part in parts[::2] for mark in "[]"):
+        raise ValueError(f'unbalanced brackets in "{text}"')
+    choices = [[part] if i % 2 == 0 else _bracket(part) for i, part in enumerate(parts)]
+    total = 1
+    for choice in choices:
+        total *= len(choice)
+    if total > MAX_HOSTS:
+        raise ValueError(f'"{text}" names more than {MAX_HOSTS} hosts')
+    return ["".join(names) for names in itertools.product(*choices)]
+
+
+def _bracket(text: str) -> list[str]:
+    names: list[str] = []
+    for item in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", item)
+        if not found:
+            raise ValueError(f'"[{text}]" is no range; write [1-4] or [1,3,7]')
+        first, last = found[1], found[2] or found[1]
+        if not 0 <= int(last) - int(first) < MAX_HOSTS:
+            raise ValueError(f'"[{text}]" counts down or too far')
+        names += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return names
+
+
+def parse_hostfile(text: str, source: str, problems: list[Problem]) -> list[HostEntry]:
+    """The hosts of an Open MPI, DeepSpeed (`host slots=4`) or Horovod (`host:4`) hostfile, in order.
+
+    Lines that name a host again add their slots, as Open MPI has it.
+    """
+    found: dict[str, HostEntry] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        place = Place(source, number, line.index(words[0]) + 1)
+        try:
+            for entry in _hostfile_line(words, place):
+                earlier = found.get(entry.host)
+                found[entry.host] = _added(earlier, entry) if earlier else entry
+        except ValueError as error:
+            problems.append(place.problem("", str(error)))
+    if not found and not problems:
+        problems.append(Place(source).problem("", "the hostfile names no host"))
+    return list(found.values())
+
+
+def _added(first: HostEntry, again: HostEntry) -> HostEntry:
+    # A host without slots counts once each time it is named.
+    slots = (first.slots or 1) + (again.slots or 1)
+    return HostEntry(first.host, first.user, first.port, slots, first.place)
+
+
+def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
+    user, name = split_user(words[0])
+    name, _, horovod_slots = name.partition(":")
+    options = dict(_option(word) for word in words[1:])
+    slots = options.get("slots", horovod_slots or None)
+    if slots is not None and not slots.isdigit():
+        raise ValueError(f'slots must be a number, got "{slots}"')
+    entries = []
+    for host in expand_ranges(name):
+        if error := host_error(host):
+            raise ValueError(error)
+        entries.append(HostEntry(host, user, None, int(slots) if slots else None, place))
+    return entries
+
+
+def _option(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    key = {"max-slots": "max_slots", "cpu": "slots", "count": "slots"}.get(key, key)
+    if not equals or key not in ("slots", "max_slots"):
+        raise ValueError(f'"{word}" is not understood; write "host slots=4" or "host:4"')
+    return key, value
+
+
+def parse_endpoint(text: str) -> tuple[str | None, int | None]:
+    """`host:port`, `[v6]:port`, `host` or `:port` → (host, port). Raises ValueError."""
+    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::(\d+))?", text)
+    if not found:
+        raise ValueError(f'"{text}" is no endpoint; write host:port, or [address]:port for IPv6')
+    host, port = found[1] or found[2] or None, int(found[3]) if found[3] else None
+    if host and (error := host_error(host)):
+        raise ValueError(error)
+    if port is not None and not 0 < port < 65536:
+        raise ValueError(f"port {port} is not from 1 to 65535")
+    return host, port

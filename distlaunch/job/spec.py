@@ -1,0 +1,117 @@
+"""What a job file says, checked and frozen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from distlaunch.errors import JobError
+from distlaunch.job.document import Place
+
+Console = Literal["all", "rank0", "none"] | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """What the job file's `ssh` section says, and how long a TCP connect may take."""
+
+    config: str | None = None
+    options: tuple[str, ...] = ()
+    persist_s: int | None = None
+    connect_s: int = 15
+
+
+@dataclass(frozen=True)
+class Address:
+    """How a node is reached: `host` None is this machine."""
+
+    host: str | None = None
+    user: str | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True)
+class EnvValue:
+    """A variable's value; one `inherited` from the caller is never printed or written down."""
+
+    text: str
+    inherited: bool = False
+
+
+Env = Mapping[str, EnvValue]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What each worker runs: a Python `script` or `module`, or a `command` with its own arguments."""
+
+    kind: Literal["script", "module", "command"]
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """One node as the job file has it; None = decided by the plan."""
+
+    label: str
+    reach: Address = Address()
+    gpus: int | None = None
+    procs: int | None = None
+    address: str | None = None
+    python: str | None = None
+    workdir: str | None = None
+    env: Env = field(default_factory=dict)
+    path: str = ""
+
+    @property
+    def local(self) -> bool:
+        """Whether it is this machine."""
+        return self.reach.host is None
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds."""
+
+    connect_s: float = 30.0
+    join_s: float = 600.0
+    stop_s: float = 10.0
+    job_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Logs:
+    """`folder` holds the run folders; `console` says whose output is shown."""
+
+    folder: str
+    console: Console = "all"
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A whole job. Paths are absolute; `places` maps a path in the file to where it stands."""
+
+    name: str
+    nodes: tuple[NodeSpec, ...]
+    program: Program
+    workdir: str
+    logs: Logs
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    master_host: str | None = None
+    master_port: int | None = None
+    rendezvous_id: str | None = None
+    args: tuple[str, ...] = ()
+    env: Env = field(default_factory=dict)
+    python: str | None = None
+    timeouts: Timeouts = Timeouts()
+    ssh: SshOptions = SshOptions()
+    places: Mapping[str, Place] = field(default_factory=dict)
+    source: str = "job"
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether every worker runs on the same machine."""
+        return len(self.nodes) == 1 or all(node.local for node in self.nodes)
+
+    def error(self, path: str, text: str) -> JobError:
+        """An error about what stands at `path`."""
+        return JobError([self.places.get(path, Place(self.source)).problem(path, text)])

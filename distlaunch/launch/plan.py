@@ -1,0 +1,15 @@
+"""Plans without asking any node: what `dry-run` prints."""
+
+import sys
+
+from distlaunch.agent.probes import gpu_count
+from distlaunch.job.spec import JobSpec
+from distlaunch.launch.run import master_address
+from distlaunch.plan.layout import Facts, LaunchPlan, make_plan
+
+
+def plan_without_nodes(spec: JobSpec) -> LaunchPlan:
+    """The plan as far as it is known here: this machine's GPUs, and no other's. Raises `JobError`."""
+    here = gpu_count() if any(node.local for node in spec.nodes) else None
+    facts = [Facts(sys.executable, here if node.local else None) for node in spec.nodes]
+    return make_plan(spec, facts, master_address(spec))

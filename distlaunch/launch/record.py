@@ -1,0 +1,81 @@
+"""What is kept and shown of a run: its events, its output, the last words of each rank."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from distlaunch.job.spec import Console as Shown
+from distlaunch.launch.commands import planned_workers
+from distlaunch.launch.summary import Summary
+from distlaunch.plan.document import plan_document
+from distlaunch.plan.layout import LaunchPlan
+from distlaunch.rim.console import Console
+from distlaunch.rim.run_folder import RunFolder
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.state import State
+
+LAST_WORDS = 16384
+"""Bytes of a rank's stderr that are kept for the summary."""
+_COLOURS = {"info": None, "warning": 33, "error": 31}
+
+
+class Record:
+    """Sends what happens to the run folder and the console."""
+
+    def __init__(self, folder: RunFolder, console: Console, quiet: bool = False) -> None:
+        self._folder, self._console, self._quiet = folder, console, quiet
+        self._planned = False
+        self._warned = False
+        self.last_words: dict[int, bytes] = {}
+
+    def event(self, event: Event, state: State) -> None:
+        """Write an event down, and the plan once there is one."""
+        if state.plan and not self._planned:
+            self._planned = True
+            self._console.show_ranks(prefixes(state.plan, state.spec.logs.console))
+            self._folder.write_plan(plan_document(state.plan, planned_workers(state.plan)))
+        self._folder.record(type(event).__name__, _plain(event))
+
+    def output(self, rank: int, stream: int, data: bytes) -> None:
+        """Keep and show what a rank printed."""
+        if stream == 1:
+            self.last_words[rank] = (self.last_words.get(rank, b"") + data)[-LAST_WORDS:]
+        self._folder.append_output(rank, stream, data)
+        if self._folder.lost_bytes and not self._warned:
+            self._warned = True
+            self._console.say(f"distlaunch: can't write to {self._folder.path}: output is being lost", 33)
+        self._console.output(rank, stream, data)
+
+    def notice(self, notice: Notice) -> None:
+        """Tell the user."""
+        self._folder.record("Notice", {"level": notice.level, "text": notice.text})
+        if notice.level != "info" or not self._quiet:
+            for line in notice.text.splitlines():
+                self._console.say(f"distlaunch: {line}", _COLOURS[notice.level])
+
+    def finish(self) -> None:
+        """Show the last lines that lack their end, and close the files."""
+        self._console.finish_lines()
+        self._folder.close()
+
+    def summarise(self, summary: Summary) -> None:
+        """Tell how it ended, and keep it."""
+        self._folder.write_summary(summary.document())
+        failed = summary.state.cause is not None
+        if failed or not self._quiet:
+            for line in summary.lines():
+                self._console.say(f"distlaunch: {line}")
+
+
+def prefixes(plan: LaunchPlan, shown: Shown) -> dict[int, str]:
+    """``[node:rank] `` of every rank whose output is shown."""
+    ranks = {"all": range(plan.world_size), "rank0": range(1), "none": range(0)}
+    chosen = ranks[shown] if isinstance(shown, str) else shown
+    return {
+        rank: f"[{node.label}:{rank}] " for node in plan.nodes for rank in node.ranks if rank in chosen
+    }
+
+
+def _plain(event: object) -> Mapping[str, Any]:
+    return asdict(event) if is_dataclass(event) and not isinstance(event, type) else {}

@@ -1,0 +1,115 @@
+"""Turns an agent's reports into events; what does not have the documented form ends the link."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distlaunch.agent.wire import PROTOCOL, Message, ProtocolError
+from distlaunch.plan.layout import Facts
+from distlaunch.supervisor import events
+from distlaunch.supervisor.events import Event
+
+Clock = Callable[[float], float]
+"""Turns the node's monotonic time into ours."""
+
+
+class _Fields:
+    """Reads a report's fields, checking their types: the node is not trusted."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+    def _get(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        value = self._message.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ProtocolError(f"a report has no proper {name}: {self._message['op']}")
+        return value
+
+    def number(self, name: str) -> int:
+        value: int = self._get(name, int)
+        return value
+
+    def seconds(self, name: str) -> float:
+        return float(self._get(name, (int, float)))
+
+    def text(self, name: str) -> str:
+        value: str = self._get(name, str)
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        return None if self._message.get(name) is None else self.text(name)
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        values = self._get(name, list)
+        if not all(isinstance(value, int) for value in values):
+            raise ProtocolError(f"{name} is not a list of numbers")
+        return tuple(values)
+
+    def mappings(self, name: str) -> tuple[Mapping[str, Any], ...]:
+        values = self._get(name, list)
+        if not all(isinstance(value, dict) for value in values):
+            raise ProtocolError(f"{name} is not a list of objects")
+        return tuple(values)
+
+    def anything(self, name: str) -> Any:
+        return self._message.get(name)
+
+
+def event_of(node: int, message: Message, clock: Clock) -> Event | None:
+    """The event that a report stands for, or None for one that is only a sign of life.
+
+    Raises `ProtocolError` when the report is not as `distlaunch.agent.wire` documents it.
+    """
+    make = _EVENTS.get(message["op"])
+    if make is None:
+        raise ProtocolError(f"unknown report {message['op'][:40]!r}")
+    return make(node, _Fields(message), clock)
+
+
+def _hello(node: int, fields: _Fields, clock: Clock) -> Event:
+    if fields.number("protocol") != PROTOCOL:
+        raise ProtocolError(f"the agent speaks protocol {fields.number('protocol')}, not {PROTOCOL}")
+    return events.AgentUp(node, Facts(fields.text("python"), fields.number("gpus")), fields.text("hostname"))
+
+
+def _route(node: int, fields: _Fields, clock: Clock) -> Event:
+    if fields.anything("error"):
+        return events.RouteFailed(node, fields.text("error"))
+    return events.RouteFound(node, fields.text("address"), fields.optional_text("interface"))
+
+
+def _exited(node: int, fields: _Fields, clock: Clock) -> Event:
+    return events.WorkerExited(
+        node,
+        fields.number("local_rank"),
+        fields.number("status"),
+        clock(fields.seconds("t")),
+        fields.anything("error_record"),
+    )
+
+
+def _unstarted(node: int, fields: _Fields, clock: Clock) -> Event:
+    return events.WorkerUnstarted(
+        node, fields.number("local_rank"), fields.text("stage"), fields.number("errno"), fields.text("text")
+    )
+
+
+_EVENTS: Mapping[str, Callable[[int, _Fields, Clock], Event | None]] = {
+    "hello": _hello,
+    "pong": lambda node, fields, clock: None,
+    "held": lambda node, fields, clock: events.PortHeld(node, fields.number("port")),
+    "unheld": lambda node, fields, clock: events.PortRefused(node, fields.text("error"), fields.mappings("owners")),
+    "route": _route,
+    "started": lambda node, fields, clock: events.WorkerStarted(
+        node, fields.number("local_rank"), fields.number("pid")
+    ),
+    "unstarted": _unstarted,
+    "exited": _exited,
+    "joined": lambda node, fields, clock: events.RanksJoined(node, fields.numbers("local_ranks")),
+    "dropped": lambda node, fields, clock: events.OutputLost(
+        node, fields.number("local_rank"), fields.number("stream"), fields.number("bytes")
+    ),
+    "swept": lambda node, fields, clock: events.Swept(
+        node, fields.number("generation"), fields.number("leftovers")
+    ),
+    "stuck": lambda node, fields, clock: events.Stuck(node, fields.mappings("processes")),
+}

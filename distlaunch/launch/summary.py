@@ -1,0 +1,145 @@
+"""The end of a run, told once: the first cause, its last words, how the others ended, where the logs are."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distlaunch.supervisor.state import NodePhase, State, WorkerPhase, WorkerState, status_words
+
+MAX_LINES = 24
+"""Lines of last words that are shown."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is known at the end. `last_words` are the first failing rank's own."""
+
+    state: State
+    folder: str
+    last_words: Mapping[int, str]
+    seconds: float
+
+    def lines(self) -> list[str]:
+        """For people."""
+        cause = self.state.cause
+        if cause is None:
+            ranks, nodes = len(self.state.workers), len(self.state.nodes)
+            return [f"{_count(ranks, 'rank')} on {_count(nodes, 'node')} finished in {self.seconds:.1f} s; logs: {self.folder}"]
+        lines = [*_unusable_nodes(self.state), *self._cause_lines(), *self._others()]
+        return [*lines, f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}"]
+
+    def document(self) -> dict[str, Any]:
+        """For machines."""
+        cause = self.state.cause
+        return {
+            "exit_status": self.state.outcome,
+            "cause": cause and {"text": cause.text, "rank": cause.rank, "node": _label(self.state, cause.node)},
+            "seconds": round(self.seconds, 3),
+            "world_size": len(self.state.workers),
+            "workers": [self._worker(worker) for worker in self.state.workers],
+            "nodes": [_node_document(self.state, index) for index in range(len(self.state.nodes))],
+            "folder": self.folder,
+        }
+
+    def _worker(self, worker: WorkerState) -> dict[str, Any]:
+        assert self.state.plan is not None
+        return {
+            "rank": worker.rank,
+            "node": self.state.plan.node_of(worker.rank).label,
+            "phase": worker.phase.value,
+            "status": worker.status,
+            "stopped": worker.stopped,
+            "pid": worker.pid,
+        }
+
+    def _cause_lines(self) -> list[str]:
+        cause = self.state.cause
+        if cause is None or cause.rank is None:
+            return [cause.text] if cause else []
+        worker = self.state.workers[cause.rank]
+        words = _record_words(worker.error_record) or self.last_words.get(cause.rank, "").splitlines()
+        left_out = len(words) - MAX_LINES
+        shown = [f"({left_out} lines before these)", *words[-MAX_LINES:]] if left_out > 0 else words
+        return [cause.text, *(f"  | {line}" for line in shown)]
+
+    def _others(self) -> list[str]:
+        groups: dict[str, list[int]] = {}
+        for worker in self.state.workers:
+            if self.state.cause is None or worker.rank != self.state.cause.rank:
+                groups.setdefault(self._fate(worker), []).append(worker.rank)
+        return [f"{_rank_list(ranks)}: {fate}" for fate, ranks in groups.items()]
+
+    def _fate(self, worker: WorkerState) -> str:
+        """How a rank other than the first ended, in words that are equal for equal ends."""
+        if worker.phase is not WorkerPhase.EXITED or worker.status is None:
+            return {WorkerPhase.PLANNED: "not started"}.get(worker.phase, worker.phase.value)
+        if worker.status == 0:
+            return "finished"
+        if worker.stopped:
+            return "stopped by distlaunch"
+        same = self._same_traceback(worker.rank)
+        return f"failed too, {status_words(worker.status)}{same}"
+
+    def _same_traceback(self, rank: int) -> str:
+        cause = self.state.cause
+        if cause is None or cause.rank is None:
+            return ""
+        mine, first = (traceback_key(self.last_words.get(r, "")) for r in (rank, cause.rank))
+        if mine and mine == first:
+            return ", with the same traceback"
+        last = self.last_words.get(rank, "").strip().splitlines()[-1:]
+        return f": {last[0][:200]}" if last else ""
+
+
+def traceback_key(words: str) -> str:
+    """The last traceback in `words`, without what differs from rank to rank (numbers); "" if there is none."""
+    _, found, last = words.rpartition("Traceback (most recent call last):")
+    return re.sub(r"\d+", "#", re.sub(r"(?m)^\[\w*rank\d+\]:?\s?", "", last)).strip() if found else ""
+
+
+def _record_words(record: Any) -> list[str]:
+    """What torch's @record noted: its traceback, else its message."""
+    message = record.get("message") if isinstance(record, dict) else None
+    if isinstance(message, str):
+        return message.splitlines()
+    if not isinstance(message, dict):
+        return []
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return str(stack or message.get("message") or "").splitlines()
+
+
+def _unusable_nodes(state: State) -> list[str]:
+    lines = []
+    for index, node in enumerate(state.nodes):
+        if node.phase is NodePhase.UNUSABLE and node.failure:
+            lines.append(f"{state.label(index)}: {node.failure.kind.value}; {node.failure.advice}")
+            lines += [f"  | {line}" for line in node.failure.words.splitlines()[-MAX_LINES:]]
+    return lines
+
+
+def _node_document(state: State, index: int) -> dict[str, Any]:
+    node = state.nodes[index]
+    failure = node.failure and {"kind": node.failure.kind.value, "words": node.failure.words}
+    return {"name": state.label(index), "phase": node.phase.value, "failure": failure}
+
+
+def _label(state: State, node: int | None) -> str | None:
+    return None if node is None else state.label(node)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
+def _rank_list(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-2, 5`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1][-1:] = [rank] if len(spans[-1]) > 1 else [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    text = ", ".join("-".join(map(str, span)) for span in spans)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

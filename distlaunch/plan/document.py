@@ -1,0 +1,45 @@
+"""A plan as plain data, for JSON."""
+
+from typing import Any
+
+from distlaunch.job.spec import Env
+from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan
+
+
+def plan_document(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> dict[str, Any]:
+    """The plan; `nodes` maps node index → its workers. Inherited values are null: they may be secrets."""
+    return {
+        "name": plan.spec.name,
+        "world_size": plan.world_size,
+        "backend": plan.backend,
+        "master_addr": plan.master_addr,
+        "master_port": plan.master_port,
+        "nodes": [_node(node, nodes[node.index]) for node in plan.nodes],
+    }
+
+
+def _node(node: NodePlan, workers: list[WorkerPlan]) -> dict[str, Any]:
+    return {
+        "node_rank": node.index,
+        "name": node.label,
+        "transport": "local" if node.reach.host is None else "ssh",
+        "gpus": node.gpus,
+        "python": node.python,
+        "workdir": node.workdir,
+        "workers": [_worker(node, worker) for worker in workers],
+    }
+
+
+def _worker(node: NodePlan, worker: WorkerPlan) -> dict[str, Any]:
+    return {
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "device": node.device(worker.local_rank),
+        "argv": list(worker.argv),
+        "env": {**_env(worker.env), **worker.contract},
+        "defaults": dict(worker.defaults),
+    }
+
+
+def _env(env: Env) -> dict[str, str | None]:
+    return {name: None if value.inherited else value.text for name, value in env.items()}

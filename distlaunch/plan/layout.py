@@ -1,0 +1,215 @@
+"""Assigns ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from distlaunch import contract
+from distlaunch.job.spec import Address, Env, JobSpec, NodeSpec
+
+
+DEFAULT_PORT = 29500
+"""torch's default; shown by dry-run where `run` will pick a free one."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a node says of itself: the interpreter for its workers and its GPUs (None = not asked)."""
+
+    python: str
+    gpus: int | None = None
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node's part: workers `first_rank` … `first_rank + procs - 1`."""
+
+    index: int
+    label: str
+    reach: Address
+    first_rank: int
+    procs: int
+    gpus: int
+    python: str
+    workdir: str
+    env: Env
+
+    @property
+    def ranks(self) -> range:
+        """The ranks on this node."""
+        return range(self.first_rank, self.first_rank + self.procs)
+
+    def device(self, local_rank: int) -> str:
+        """The device that a script takes by LOCAL_RANK."""
+        return f"cuda:{local_rank}" if local_rank < self.gpus else "cpu"
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Everything that `run` will start and `dry-run` prints. `master_port` None = picked and held at the start."""
+
+    spec: JobSpec
+    nodes: tuple[NodePlan, ...]
+    world_size: int
+    backend: str
+    master_addr: str
+    master_port: int | None
+
+    def node_of(self, rank: int) -> NodePlan:
+        """The node on which `rank` runs."""
+        return next(node for node in self.nodes if rank in node.ranks)
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """One worker, ready to be spawned.
+
+    `env` is the job's, `contract` wins over it, `defaults` hold only where the node has none.
+    """
+
+    rank: int
+    local_rank: int
+    argv: tuple[str, ...]
+    env: Env
+    contract: Mapping[str, str]
+    defaults: Mapping[str, str]
+    cwd: str
+
+
+def make_plan(spec: JobSpec, facts: Sequence[Facts], master_address: str | None = None) -> LaunchPlan:
+    """The plan of a job on nodes with these `facts`, one per node.
+
+    `master_address` is how ssh reaches the first node, where the job file does not name an address.
+    Raises `JobError` when the job can't run on such nodes.
+    """
+    nodes: list[NodePlan] = []
+    for index, (node, fact) in enumerate(zip(spec.nodes, facts, strict=True)):
+        first_rank = nodes[-1].ranks.stop if nodes else 0
+        nodes.append(_node_plan(spec, node, fact, index, first_rank))
+    backend = _backend(spec, nodes)
+    return LaunchPlan(
+        spec=spec,
+        nodes=tuple(nodes),
+        world_size=nodes[-1].ranks.stop,
+        backend=backend,
+        master_addr=_master_addr(spec, master_address),
+        master_port=spec.master_port,
+    )
+
+
+def _node_plan(spec: JobSpec, node: NodeSpec, fact: Facts, index: int, first_rank: int) -> NodePlan:
+    gpus = node.gpus if node.gpus is not None else fact.gpus
+    if gpus is None:
+        if node.procs is None or spec.backend == "auto":
+            raise spec.error(
+                node.path,
+                f"how many GPUs {node.label} has is known only when it is asked; "
+                "say it with gpus_per_node, or --set gpus_per_node=8",
+            )
+        gpus = node.procs if spec.backend == "nccl" else 0
+    return NodePlan(
+        index=index,
+        label=node.label,
+        reach=node.reach,
+        first_rank=first_rank,
+        procs=node.procs or max(1, gpus),
+        gpus=gpus,
+        python=node.python or spec.python or fact.python,
+        workdir=node.workdir or spec.workdir,
+        env={**spec.env, **node.env},
+    )
+
+
+def _backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> str:
+    short = [node for node in nodes if node.gpus < node.procs]
+    if spec.backend == "nccl" and short:
+        node = short[0]
+        raise spec.error(
+            "backend",
+            f"nccl needs a GPU for each worker, but {node.label} has {node.gpus} for {node.procs}; "
+            "lower procs_per_node, or use backend: gloo",
+        )
+    if spec.backend != "auto":
+        return spec.backend
+    return "gloo" if short else "nccl"
+
+
+def _master_addr(spec: JobSpec, master_address: str | None) -> str:
+    first = spec.nodes[0]
+    if spec.one_machine:
+        return spec.master_host or "127.0.0.1"
+    chosen = spec.master_host or first.address or master_address or first.label
+    if is_loopback(chosen):
+        path = next((p for p in ("rendezvous.endpoint", "master_addr") if p in spec.places), first.path)
+        raise spec.error(
+            path,
+            f"{chosen} is a loopback address, which the other nodes can't reach; "
+            f"give {path if spec.master_host else f'{first.path}.address'} one that they can",
+        )
+    return chosen
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address means "this machine" wherever it is used."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost" or host.startswith("localhost.") or host.endswith(".localhost")
+
+
+def workers(
+    plan: LaunchPlan, node: NodePlan, meeting: contract.Rendezvous, interface: str | None = None
+) -> list[WorkerPlan]:
+    """The workers of one node for one generation; `interface` is the one that leads to MASTER_ADDR."""
+    return [_worker(plan, node, local_rank, meeting, interface) for local_rank in range(node.procs)]
+
+
+def _worker(
+    plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
+) -> WorkerPlan:
+    position = contract.Position(
+        rank=node.first_rank + local_rank,
+        local_rank=local_rank,
+        local_world_size=node.procs,
+        node_rank=node.index,
+    )
+    shared = contract.shared_environment(meeting, plan.world_size, len(plan.nodes))
+    own = contract.own_environment(position)
+    return WorkerPlan(
+        rank=position.rank,
+        local_rank=local_rank,
+        argv=_argv(plan, node, shared | own),
+        contract=shared | own,
+        env=node.env,
+        defaults=contract.defaults(node.procs, interface),
+        cwd=node.workdir,
+    )
+
+
+def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[str, ...]:
+    program = plan.spec.program
+    args = tuple(fill(argument, values) for argument in (*program.words[1:], *plan.spec.args))
+    match program.kind:
+        case "script":
+            return (node.python, "-u", program.words[0], *args)
+        case "module":
+            return (node.python, "-u", "-m", program.words[0], *args)
+        case "command":
+            return (program.words[0], *args)
+
+
+PLACEHOLDERS = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "master_addr", "master_port")
+_PLACEHOLDER = re.compile(r"(\{?)\{(" + "|".join(PLACEHOLDERS) + r")\}(\}?)")
+
+
+def fill(argument: str, values: Mapping[str, str]) -> str:
+    """`argument` with {rank} and the like filled in; {{rank}} stays {rank}, any other brace as it is."""
+
+    def filled(found: re.Match[str]) -> str:
+        left, name, right = found.groups()
+        if left and right:
+            return "{" + name + "}"
+        return left + values[name.upper()] + right
+
+    return _PLACEHOLDER.sub(filled, argument)

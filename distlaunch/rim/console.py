@@ -1,0 +1,96 @@
+"""Shows the ranks' output as whole lines with their origin, and distlaunch's own words."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+
+from distlaunch.rim.outlet import Outlet
+
+MAX_LINE = 1 << 16
+"""Bytes of a line without its end that are held back; more is shown in pieces."""
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_RESET = b"\x1b[0m"
+# Everything a terminal obeys, but for tab, and colours (SGR), which training scripts use.
+_CONTROLS = re.compile("\x1b\\[[0-9;:]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def wants_colour(stream_is_terminal: bool) -> bool:
+    """Colours only on a terminal that has them, and not where NO_COLOR asks for none."""
+    return stream_is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+class Console:
+    """Prints to stdout and stderr. `prefixes` maps each shown rank to its text, such as ``[gpu-a:3] ``."""
+
+    def __init__(self, on_broken: Callable[[], None], output_fd: int = 1) -> None:
+        errors = Outlet(2, on_broken)
+        self._outlets = (Outlet(1, on_broken) if output_fd == 1 else errors, errors)
+        self._terminal = (os.isatty(output_fd), os.isatty(2))
+        self._prefixes: Mapping[int, str] = {}
+        self._partial: dict[tuple[int, int], bytes] = {}
+
+    def show_ranks(self, prefixes: Mapping[int, str]) -> None:
+        """Say whose output is shown, under which prefix."""
+        self._prefixes = prefixes
+
+    def output(self, rank: int, stream: int, data: bytes) -> None:
+        """Show what a rank printed, line by line; the rest of a line waits for its end."""
+        if rank not in self._prefixes:
+            return
+        key = (rank, stream)
+        data = self._partial.pop(key, b"") + data
+        whole, newline, rest = data.rpartition(b"\n")
+        if len(rest) > MAX_LINE:
+            whole, newline, rest = data, b"\n", b""
+        if rest:
+            self._partial[key] = rest
+        if newline:
+            self._lines(rank, stream, whole)
+
+    def finish_lines(self) -> None:
+        """Show the last lines that lack their end."""
+        for (rank, stream), rest in sorted(self._partial.items()):
+            self._lines(rank, stream, rest)
+        self._partial.clear()
+
+    def say(self, text: str, colour: int | None = None) -> None:
+        """Print distlaunch's own words to stderr."""
+        if self._terminal[1]:
+            text = _escape(text.encode())
+        if colour and wants_colour(self._terminal[1]):
+            text = f"\x1b[{colour}m{text}\x1b[0m"
+        self._outlets[1].write(text.encode(errors="replace") + b"\n")
+
+    def close(self, patience_s: float = 5.0) -> None:
+        """Write out what is queued, and say what was not shown."""
+        self._outlets[0].close(patience_s)
+        if self._outlets[0].dropped_lines and not self._outlets[0].broken:
+            self.say(f"distlaunch: {self._outlets[0].dropped_lines} lines were not shown: the reader was too slow")
+        self._outlets[1].close(patience_s)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the reader of stdout has gone."""
+        return self._outlets[0].broken
+
+    def _lines(self, rank: int, stream: int, whole: bytes) -> None:
+        prefix = self._prefix(rank, stream)
+        if self._terminal[stream]:
+            # A progress bar rewrites its line with \r: show where it stands.
+            shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole.split(b"\n")]
+            whole = _escape(b"\n".join(shown)).encode()
+        self._outlets[stream].write(prefix + whole.replace(b"\n", b"\n" + prefix) + b"\n")
+
+    def _prefix(self, rank: int, stream: int) -> bytes:
+        text = self._prefixes[rank].encode()
+        if wants_colour(self._terminal[stream]):
+            return b"\x1b[%dm%s%s" % (_COLOURS[rank % len(_COLOURS)], text, _RESET)
+        return text
+
+
+def _escape(data: bytes) -> str:
+    def shown(found: re.Match[str]) -> str:
+        text = found[0]
+        return text if text.startswith("\x1b[") else f"\\x{ord(text):02x}"
+
+    return _CONTROLS.sub(shown, data.decode(errors="backslashreplace"))

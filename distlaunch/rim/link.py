@@ -1,0 +1,114 @@
+"""A link to one node's agent: a child process (sh or ssh) and its three pipes."""
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+from distlaunch.agent import wire
+from distlaunch.transport.failure import LinkFailure, classify
+from distlaunch.transport.handshake import Handshake
+
+MAX_WORDS = 8192
+"""Bytes of the transport's stderr that are kept, from its end."""
+READ = 1 << 18
+
+
+class Link:
+    """The process that reaches a node. Its descriptors never block; the owner waits on them."""
+
+    def __init__(self, argv: Sequence[str], opening: bytes, nonce: str) -> None:
+        # A session of its own: the terminal's Ctrl-C is for us to interpret, not for ssh.
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self.stdin, self.stdout, self.stderr = (
+            pipe.fileno() for pipe in (self._process.stdin, self._process.stdout, self._process.stderr) if pipe
+        )
+        for fd in (self.stdin, self.stdout, self.stderr):
+            os.set_blocking(fd, False)
+        self._handshake = Handshake(opening, nonce)
+        self._unsent = bytearray()
+        self._words = b""
+        self._protocol_error = ""
+        self.at_end = False
+
+    @property
+    def booted(self) -> bool:
+        """Whether the agent has said hello."""
+        return self._handshake.booted
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` has something left to write."""
+        return bool(self._unsent)
+
+    def send(self, message: wire.Message) -> None:
+        """Send one control message as soon as the pipe takes it."""
+        self._unsent += wire.encode_message(0, message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the pipe takes now."""
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self.stdin, self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()  # the end will be seen on stdout
+
+    def receive(self) -> list[wire.Frame]:
+        """The frames that have come; sets `at_end` when no more will."""
+        try:
+            data = os.read(self.stdout, READ)
+            to_send, frames = self._handshake.feed(data)
+        except BlockingIOError:
+            return []
+        except wire.ProtocolError as error:
+            self.distrust(str(error))
+            return []
+        self.at_end = not data
+        self._unsent += to_send
+        self.flush()
+        return frames
+
+    def distrust(self, why: str) -> None:
+        """End a link whose peer broke the protocol."""
+        self._protocol_error = why
+        self.at_end = True
+        self.kill()
+
+    def listen(self) -> bool:
+        """Keep what came on the transport's stderr; False at its end."""
+        try:
+            data = os.read(self.stderr, READ)
+        except BlockingIOError:
+            return True
+        self._words = (self._words + data)[-MAX_WORDS:]
+        return bool(data)
+
+    def ended(self) -> bool:
+        """Whether the stream is at its end and the process is gone: only then are its words complete."""
+        return self.at_end and self._process.poll() is not None
+
+    def failure(self) -> LinkFailure:
+        """What the transport's last words mean; call it when `ended`."""
+        self.listen()
+        return classify(self._words.decode(errors="replace"), protocol_error=self._protocol_error)
+
+    def kill(self) -> None:
+        """Kill the transport's process; a remote agent notices the end of the pipe."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """Close the pipes and reap the process, which must have ended or been killed."""
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe:
+                pipe.close()
+        self._process.wait()

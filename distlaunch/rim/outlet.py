@@ -1,0 +1,88 @@
+"""Writes to the terminal or a pipe from a thread, so that a slow reader never slows the job."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+
+CAPACITY = 8 << 20
+"""Bytes that may wait for a slow reader; beyond it whole lines are dropped and counted."""
+
+
+class Outlet:
+    """One descriptor's writer. `on_broken` is called, from its thread, when the reader has gone."""
+
+    def __init__(self, fd: int, on_broken: Callable[[], None]) -> None:
+        self._fd = fd
+        self._on_broken = on_broken
+        self._queue: deque[bytes] = deque()
+        self._waiting = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self.dropped_lines = 0
+        self.broken = False
+
+    def write(self, data: bytes) -> None:
+        """Queue whole lines, or drop them when the reader is too far behind."""
+        with self._changed:
+            if self.broken or self._waiting + len(data) > CAPACITY:
+                self.dropped_lines += data.count(b"\n")
+                return
+            self._queue.append(data)
+            self._waiting += len(data)
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True, name=f"outlet-{self._fd}")
+            self._thread.start()
+
+    def close(self, patience_s: float) -> None:
+        """Write out what is queued, for as long as the reader takes something every `patience_s` seconds."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            while self._waiting and not self.broken:
+                before = self._waiting
+                if not self._changed.wait_for(lambda: self._waiting < before or self.broken, patience_s):
+                    return
+        if self._thread:
+            self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
+                    return
+                data = b"".join(self._queue)
+                self._queue.clear()
+            self._write_all(data)
+
+    def _write_all(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                sent = os.write(self._fd, view[: 1 << 16])
+            except BlockingIOError:
+                _wait_writable(self._fd)  # whoever shares the terminal made it non-blocking
+                continue
+            except OSError:
+                self._break(len(view))
+                return
+            view = view[sent:]
+            with self._changed:
+                self._waiting -= sent
+                self._changed.notify_all()
+
+    def _break(self, unsent: int) -> None:
+        with self._changed:
+            self.broken = True
+            self._waiting = 0
+            self._changed.notify_all()
+        self._on_broken()
+
+
+def _wait_writable(fd: int) -> None:
+    import select
+
+    select.select([], [fd], [])

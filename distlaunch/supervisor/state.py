@@ -1,0 +1,167 @@
+"""A job's state: frozen, and complete enough to make every summary from it."""
+
+import signal
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from distlaunch.errors import Exit
+from distlaunch.job.spec import JobSpec
+from distlaunch.plan.layout import Facts, LaunchPlan
+from distlaunch.transport.failure import LinkFailure
+
+
+class Phase(Enum):
+    """Where the job is; it only moves forward."""
+
+    CONNECTING = "connecting"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+class NodePhase(Enum):
+    """Where one node is."""
+
+    CONNECTING = "connecting"
+    RETRYING = "retrying"
+    UP = "up"
+    SWEPT = "swept"
+    CLOSED = "closed"
+    UNUSABLE = "unusable"
+    LOST = "lost"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come from the node."""
+        return self in (NodePhase.CLOSED, NodePhase.UNUSABLE, NodePhase.LOST)
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """One node: `ready` once its part of the preparations is done."""
+
+    phase: NodePhase = NodePhase.CONNECTING
+    attempts: int = 1
+    retry_at: float | None = None
+    facts: Facts | None = None
+    failure: LinkFailure | None = None
+    interface: str | None = None
+    ready: bool = False
+    leftovers: int = 0
+
+
+class WorkerPhase(Enum):
+    """Where one worker is."""
+
+    PLANNED = "planned"
+    RUNNING = "running"
+    EXITED = "exited"
+    UNSTARTED = "not started"
+    LOST = "lost with its node"
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker of the current generation; `stopped` = it ended after we told it to."""
+
+    rank: int
+    phase: WorkerPhase = WorkerPhase.PLANNED
+    pid: int | None = None
+    joined: bool = False
+    status: int | None = None
+    at: float | None = None
+    stopped: bool = False
+    error_record: Any = None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why the job ends other than by success: the first, and the only one that is blamed."""
+
+    text: str
+    exit_status: int
+    at: float
+    rank: int | None = None
+    node: int | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """The whole job. `workers[rank]` is there once the plan is; `deadline` is that of the phase."""
+
+    spec: JobSpec
+    master_address: str | None
+    nodes: tuple[NodeState, ...]
+    began_at: float
+    phase: Phase = Phase.CONNECTING
+    deadline: float | None = None
+    plan: LaunchPlan | None = None
+    workers: tuple[WorkerState, ...] = ()
+    generation: int = 0
+    port: int | None = None
+    started_at: float | None = None
+    join_deadline: float | None = None
+    cause: Cause | None = None
+    interrupts: int = 0
+    ended_at: float | None = None
+
+    @property
+    def outcome(self) -> int:
+        """The exit status that the command will have."""
+        return self.cause.exit_status if self.cause else Exit.OK
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `Ticked` is due next, or None."""
+        due = [self.deadline, self.join_deadline, self._job_deadline, *(node.retry_at for node in self.nodes)]
+        return min((at for at in due if at is not None), default=None)
+
+    @property
+    def _job_deadline(self) -> float | None:
+        limit_s = self.spec.timeouts.job_s
+        if limit_s is None or self.phase in (Phase.STOPPING, Phase.DONE):
+            return None
+        return self.began_at + limit_s
+
+    def job_overdue(self, now: float) -> bool:
+        """Whether the job's own time limit has passed."""
+        return self._job_deadline is not None and now >= self._job_deadline
+
+    def label(self, node: int) -> str:
+        """What the user calls the node."""
+        return self.spec.nodes[node].label
+
+    def rank_of(self, node: int, local_rank: int) -> int | None:
+        """The rank of a worker, or None when the plan has no such worker."""
+        if self.plan is None or not 0 <= local_rank < self.plan.nodes[node].procs:
+            return None
+        return self.plan.nodes[node].first_rank + local_rank
+
+    def with_node(self, node: int, **changes: Any) -> "State":
+        """This state with one node changed."""
+        nodes = list(self.nodes)
+        nodes[node] = replace(nodes[node], **changes)
+        return replace(self, nodes=tuple(nodes))
+
+    def with_worker(self, rank: int, **changes: Any) -> "State":
+        """This state with one worker changed."""
+        workers = list(self.workers)
+        workers[rank] = replace(workers[rank], **changes)
+        return replace(self, workers=tuple(workers))
+
+
+def exit_status_of(status: int) -> int:
+    """A worker's status as a shell has it: 128 + n for signal n."""
+    return status if status >= 0 else 128 - status
+
+
+def status_words(status: int) -> str:
+    """A worker's status for people."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"killed by signal {-status}"

@@ -1,0 +1,73 @@
+"""The command lines that reach a node: pure, as lists, with nothing of the job in them."""
+
+from collections.abc import Sequence
+
+from distlaunch.job.spec import Address, SshOptions
+from distlaunch.transport.boot import SCRIPT
+
+
+# Ours come first and so win over the user's: ssh takes the first value of each option.
+_FIXED = (
+    "IgnoreUnknown=StdinNull,ForkAfterAuthentication,SessionType",  # clients before OpenSSH 8.7
+    "BatchMode=yes",  # a password prompt would hang unseen
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",  # a silent network is noticed after 19.4 s
+    "ForwardX11=no",
+    "ForwardAgent=no",
+    "ClearAllForwardings=yes",
+    "PermitLocalCommand=no",
+    "RequestTTY=no",
+    "RemoteCommand=none",
+    "StdinNull=no",
+    "ForkAfterAuthentication=no",
+    "SessionType=default",
+    "LogLevel=ERROR",
+)
+
+
+def local_argv() -> list[str]:
+    """An agent as a child of this process."""
+    return ["/bin/sh", "-c", SCRIPT]
+
+
+def ssh_argv(address: Address, ssh: SshOptions) -> list[str]:
+    """An agent at the other end of OpenSSH's client."""
+    if address.host is None:
+        raise ValueError("a node on this machine is not reached over ssh")
+    options = [*_FIXED, f"ConnectTimeout={ssh.connect_s}", *_sharing(ssh), *ssh.options]
+    return [
+        "ssh",
+        *(["-F", ssh.config] if ssh.config else []),
+        *_pairs("-o", options),
+        *_target(address),
+        # exec spares the login shell; the quotes are safe in every shell (see SCRIPT).
+        f"exec /bin/sh -c '{SCRIPT}'",
+    ]
+
+
+def ssh_resolve_argv(address: Address, ssh: SshOptions) -> list[str]:
+    """Ask ssh which address it would use (`hostname` in its answer); touches no host."""
+    config = ["-F", ssh.config] if ssh.config else []
+    return ["ssh", "-G", *config, *_pairs("-o", ssh.options), *_target(address)]
+
+
+def argv_of(address: Address, ssh: SshOptions) -> list[str]:
+    """The command line of the transport that `address` needs."""
+    return local_argv() if address.host is None else ssh_argv(address, ssh)
+
+
+def _sharing(ssh: SshOptions) -> list[str]:
+    if ssh.persist_s is None:
+        # A master that the user keeps may outlive us and then owns our stdio: never join it unasked.
+        return ["ControlMaster=no", "ControlPath=none"]
+    return ["ControlMaster=auto", "ControlPath=~/.ssh/distlaunch-%C", f"ControlPersist={ssh.persist_s}"]
+
+
+def _target(address: Address) -> list[str]:
+    user = ["-l", address.user] if address.user else []
+    port = ["-p", str(address.port)] if address.port else []
+    return [*user, *port, "--", str(address.host)]
+
+
+def _pairs(flag: str, values: Sequence[str]) -> list[str]:
+    return [part for value in values for part in (flag, value)]
