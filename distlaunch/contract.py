@@ -4,7 +4,8 @@ Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and the to
 torch 2.13.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
+
 
 RESERVED = frozenset(
     """RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK
@@ -18,8 +19,7 @@ OMP_NUM_THREADS is not among them: torchrun gives a default only where there is 
 """
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """Where one worker stands in the job."""
 
     rank: int
@@ -28,8 +28,7 @@ class Position:
     node_rank: int
 
 
-@dataclass(frozen=True)
-class Rendezvous:
+class Rendezvous(NamedTuple):
     """What all workers of one generation share."""
 
     master_addr: str

@@ -3,8 +3,9 @@
 A failing worker is no exception but data (`distlaunch.supervisor.state.Outcome`).
 """
 
+from typing import NamedTuple
+
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 
@@ -40,8 +41,7 @@ class UsageError(DistlaunchError):
     exit_status = Exit.USAGE
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One mistake in a job file: where (`line` and `column` from 1, 0 = nowhere), `path` and `text`."""
 
     source: str

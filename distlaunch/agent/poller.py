@@ -44,7 +44,8 @@ class Poller:
                 handler()
         now = time.monotonic()
         for name, (when, handler) in list(self._deadlines.items()):
-            if when <= now and self._deadlines.pop(name, None):
+            if when <= now and name in self._deadlines:
+                del self._deadlines[name]
                 handler()
 
     def _wait_ms(self) -> "Optional[float]":

@@ -147,9 +147,7 @@ def dial(host: str, port: int, timeout_s: float, token: bytes) -> "List[Message]
     return [_dial_one(family, address, timeout_s, token) for family, _, _, _, address in found]
 
 
-def _dial_one(
-    family: int, address: "Tuple[object, ...]", timeout_s: float, token: bytes
-) -> "Message":
+def _dial_one(family: int, address: "Tuple[object, ...]", timeout_s: float, token: bytes) -> "Message":
     result: "Message" = {"family": "IPv6" if family == socket.AF_INET6 else "IPv4", "address": address[0]}
     sock = socket.socket(family, socket.SOCK_STREAM)
     with sock:

@@ -66,7 +66,7 @@ def descendants(root: int) -> "List[int]":
 
 def socket_inodes(pid: int) -> "Set[int]":
     """Inodes of the sockets that a process holds; empty where we may not look."""
-    found = set()
+    found: "Set[int]" = set()
     folder = "/proc/%d/fd" % pid
     try:
         names = os.listdir(folder)

@@ -71,7 +71,11 @@ class Sweep:
         """
         stopped: "Set[int]" = set()
         while True:
-            fresh = [pid for pid in procfs.descendants(os.getpid()) if pid not in stopped and pid not in self.killed]
+            fresh = [
+                pid
+                for pid in procfs.descendants(os.getpid())
+                if pid not in stopped and pid not in self.killed
+            ]
             if not fresh:
                 break
             for pid in fresh:

@@ -27,9 +27,20 @@ MAX_ERROR_RECORD = 1 << 18
 class Worker:
     """One spawned worker: ``local_rank``, ``pid``, its pipes (descriptors) and where its error record goes."""
 
-    __slots__ = ("error_file", "exec_pipe", "local_rank", "open_streams", "pid", "running", "started", "streams")
+    __slots__ = (
+        "error_file",
+        "exec_pipe",
+        "local_rank",
+        "open_streams",
+        "pid",
+        "running",
+        "started",
+        "streams",
+    )
 
-    def __init__(self, local_rank: int, pid: int, streams: "List[int]", exec_pipe: int, error_file: str) -> None:
+    def __init__(
+        self, local_rank: int, pid: int, streams: "List[int]", exec_pipe: int, error_file: str
+    ) -> None:
         self.local_rank = local_rank
         self.pid = pid
         self.streams = streams

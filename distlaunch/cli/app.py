@@ -21,7 +21,9 @@ app = typer.Typer(
 Job = Annotated[str, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file, e.g. --set timeouts.job=1h."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key of the job file, e.g. --set timeouts.job=1h."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -69,7 +71,8 @@ def _options(
 def run(
     job: Job,
     args: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS…]", help="More arguments for the script, after `--`.")
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGS…]", help="More arguments for the script, after `--`."),
     ] = None,
     overrides: Set = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only say what is wrong.")] = False,
@@ -88,7 +91,9 @@ def run(
 @app.command("dry-run")
 def dry_run(
     job: Job,
-    style: Annotated[PlanFormat, typer.Option("--format", "-f", help="How to print the plan.")] = PlanFormat.table,
+    style: Annotated[
+        PlanFormat, typer.Option("--format", "-f", help="How to print the plan.")
+    ] = PlanFormat.table,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:

@@ -3,8 +3,7 @@
 import difflib
 import os.path
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from distlaunch.contract import RESERVED
 from distlaunch.errors import JobError, Problem
@@ -16,8 +15,7 @@ from distlaunch.job.spec import Address, EnvValue, JobSpec, Logs, NodeSpec, Prog
 Checked = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """What a job file is read against: its `folder`, the caller's environment, the hostfile's entries."""
 
     folder: str
@@ -46,7 +44,9 @@ def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
 class _Builder:
     """Holds the checked values and the document they came from while a spec is built."""
 
-    def __init__(self, checked: Checked, document: Value, around: Surroundings, problems: list[Problem]) -> None:
+    def __init__(
+        self, checked: Checked, document: Value, around: Surroundings, problems: list[Problem]
+    ) -> None:
         self.checked, self.document, self.around, self.problems = checked, document, around, problems
         self.places = dict(_places(document, ""))
 
@@ -59,7 +59,9 @@ class _Builder:
         programs = [key for key in ("script", "module", "command") if key in self.checked]
         if len(programs) != 1:
             given = " and ".join(programs) or "none of them"
-            self.problem(programs[-1] if programs else "", f"give one of script, module or command; got {given}")
+            self.problem(
+                programs[-1] if programs else "", f"give one of script, module or command; got {given}"
+            )
         if "nodes" in self.checked and "hostfile" in self.checked:
             self.problem("hostfile", "give nodes or hostfile, not both")
         self._check_env("env", self.checked.get("env"))
@@ -77,7 +79,10 @@ class _Builder:
             if name in RESERVED:
                 self.problem(f"{path}.{name}", f"{name} is set by distlaunch for each worker; remove it")
             elif value is None and name not in self.around.environ:
-                self.problem(f"{path}.{name}", f"{name} is null, but your environment does not have it{self._near(name)}")
+                self.problem(
+                    f"{path}.{name}",
+                    f"{name} is null, but your environment does not have it{self._near(name)}",
+                )
 
     def _near(self, name: str) -> str:
         close = difflib.get_close_matches(name, self.around.environ, 1, 0.8)
@@ -182,8 +187,7 @@ class _Builder:
 
     def _with_defaults(self, node: NodeSpec) -> NodeSpec:
         gpus = self.checked.get("gpus_per_node")
-        return replace(
-            node,
+        return node._replace(
             gpus=node.gpus if node.gpus is not None else gpus if isinstance(gpus, int) else None,
             procs=node.procs or self.checked.get("procs_per_node"),
         )
@@ -205,7 +209,11 @@ class _Builder:
                 f"rank 0 runs on the first node, {spec.nodes[0].label}, but the endpoint is on "
                 f"{spec.master_host}; list {spec.master_host} first",
             )
-        if self.checked.get("launcher") == "ssh" and isinstance(self.checked.get("nodes", 1), int) and not self.around.hostfile:
+        if (
+            self.checked.get("launcher") == "ssh"
+            and isinstance(self.checked.get("nodes", 1), int)
+            and not self.around.hostfile
+        ):
             self.problem("launcher", "launcher: ssh needs hosts; nodes is a number here")
 
     def _env(self, env: Mapping[str, str | None] | None) -> dict[str, EnvValue]:
@@ -246,5 +254,5 @@ def _places(value: Value, path: str) -> Iterator[tuple[str, Place]]:
         for i, item in enumerate(value.items):
             yield from _places(item, f"{path}[{i}]")
     elif isinstance(value, Entries):
-        for key, _, entry in value:
+        for key, _, entry in value.walk():
             yield from _places(entry, f"{path}.{key}" if path else key)

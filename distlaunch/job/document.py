@@ -1,13 +1,13 @@
 """A parsed document whose every value knows its place."""
 
+from typing import NamedTuple
+
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from distlaunch.errors import Problem
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a value stands: `source` is the file as the user named it; `line`, `column` from 1, 0 = nowhere."""
 
     source: str
@@ -19,37 +19,35 @@ class Place:
         return Problem(self.source, self.line, self.column, path, text)
 
 
-@dataclass(frozen=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A string, number, boolean or null."""
 
     value: str | int | float | bool | None
     place: Place
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(NamedTuple):
     """A list."""
 
     items: "tuple[Value, ...]"
     place: Place
 
 
-@dataclass(frozen=True)
-class Entries:
+class Entries(NamedTuple):
     """A mapping, in order; keys are strings and occur once."""
 
     entries: "tuple[tuple[Scalar, Value], ...]"
     place: Place
 
-    def __iter__(self) -> "Iterator[tuple[str, Scalar, Value]]":
+    def walk(self) -> "Iterator[tuple[str, Scalar, Value]]":
+        """(key, where the key stands, value) in order."""
         return ((str(key.value), key, value) for key, value in self.entries)
 
     def get(self, name: str) -> "Value | None":
         """The value of a key, or None."""
-        return next((value for key, _, value in self if key == name), None)
+        return next((value for key, _, value in self.walk() if key == name), None)
 
-    def replace(self, name: str, new: "Value") -> "Entries":
+    def with_key(self, name: str, new: "Value") -> "Entries":
         """This mapping with one key set."""
         kept = tuple(entry for entry in self.entries if entry[0].value != name)
         return Entries((*kept, (Scalar(name, new.place), new)), self.place)
@@ -89,4 +87,4 @@ def override(root: Value, path: list[str], new: Value) -> Value:
     if isinstance(root, Scalar) and root.value is not None:
         raise KeyError(step)
     entries = root if isinstance(root, Entries) else Entries((), new.place)
-    return entries.replace(step, override(entries.get(step) or Scalar(None, new.place), rest, new))
+    return entries.with_key(step, override(entries.get(step) or Scalar(None, new.place), rest, new))

@@ -18,11 +18,13 @@ from distlaunch.job.types import (
 AUTO = Choice(("auto",))
 PORT = Integer(1, 65535)
 ENV = MapOf(Word(), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
-SOME_TEXT = Text('a string that is not empty', r"[^\0]+")
+SOME_TEXT = Text("a string that is not empty", r"[^\0]+")
 
 NODE = Record(
     {
-        "host": Field(SOME_TEXT, "The host as ssh knows it; user@host and ranges such as gpu[03-10] are understood."),
+        "host": Field(
+            SOME_TEXT, "The host as ssh knows it; user@host and ranges such as gpu[03-10] are understood."
+        ),
         "gpus": Field(Either(number=Integer(0), text=AUTO), "GPUs of this node.", "gpus_per_node"),
         "procs": Field(Integer(1), "Workers on this node.", "procs_per_node"),
         "address": Field(SOME_TEXT, "What the other nodes call it.", "the address that ssh uses"),
@@ -49,7 +51,9 @@ NODE = Record(
 
 RENDEZVOUS = Record(
     {
-        "endpoint": Field(SOME_TEXT, "host:port of rank 0's store.", "the first node, a free port that distlaunch holds"),
+        "endpoint": Field(
+            SOME_TEXT, "host:port of rank 0's store.", "the first node, a free port that distlaunch holds"
+        ),
         "backend": Field(Choice(("static",)), "Who assigns ranks: static = distlaunch.", "static"),
         "id": Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's id"),
     },
@@ -59,7 +63,9 @@ RENDEZVOUS = Record(
 TIMEOUTS = Record(
     {
         "connect": Field(Duration(), "Until every node's agent runs.", "30s"),
-        "join": Field(Duration(), "Until all ranks have joined the rendezvous, before the missing are named.", "10m"),
+        "join": Field(
+            Duration(), "Until all ranks have joined the rendezvous, before the missing are named.", "10m"
+        ),
         "stop": Field(Duration(), "Between SIGTERM and SIGKILL.", "10s"),
         "job": Field(Duration(), "The whole job.", "none"),
     }
@@ -80,7 +86,10 @@ LOGS = Record(
 SSH = Record(
     {
         "config": Field(SOME_TEXT, "An ssh_config file to use.", "as ssh does"),
-        "options": Field(ListOf(Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")), "More -o options."),
+        "options": Field(
+            ListOf(Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")),
+            "More -o options.",
+        ),
         "persist": Field(Duration(), "Keep connections open this long for the next run.", "none"),
     }
 )
@@ -97,23 +106,41 @@ JOB = Record(
             "1",
         ),
         "hostfile": Field(SOME_TEXT, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
-        "gpus_per_node": Field(Either(number=Integer(0), text=AUTO), "GPUs of each node; 0 = a CPU job.", "auto"),
+        "gpus_per_node": Field(
+            Either(number=Integer(0), text=AUTO), "GPUs of each node; 0 = a CPU job.", "auto"
+        ),
         "procs_per_node": Field(Integer(1), "Workers on each node.", "one per GPU, 1 on a CPU job"),
-        "backend": Field(Choice(("auto", "nccl", "gloo")), "What torch.distributed will use.", "auto: nccl with GPUs, else gloo"),
+        "backend": Field(
+            Choice(("auto", "nccl", "gloo")),
+            "What torch.distributed will use.",
+            "auto: nccl with GPUs, else gloo",
+        ),
         "rendezvous": Field(RENDEZVOUS, "Where the ranks meet."),
         "master_addr": Field(SOME_TEXT, "Host of the endpoint; rendezvous.endpoint wins."),
         "master_port": Field(PORT, "Port of the endpoint; rendezvous.endpoint wins."),
         "script": Field(SOME_TEXT, "A Python script."),
-        "module": Field(Text("a dotted module name", r"[A-Za-z_][\w.]*"), "A Python module, as with python -m."),
+        "module": Field(
+            Text("a dotted module name", r"[A-Za-z_][\w.]*"), "A Python module, as with python -m."
+        ),
         "command": Field(ListOf(Word(), least=1), "Any program and its arguments."),
-        "args": Field(ListOf(Word()), "Arguments; {rank} {local_rank} {world_size} {master_addr} … are filled in."),
+        "args": Field(
+            ListOf(Word()), "Arguments; {rank} {local_rank} {world_size} {master_addr} … are filled in."
+        ),
         "env": Field(ENV, "Variables of the workers; null takes the caller's value, or fails."),
-        "python": Field(SOME_TEXT, "Interpreter on the nodes.", "the path of distlaunch's own if it exists there, else python3"),
+        "python": Field(
+            SOME_TEXT,
+            "Interpreter on the nodes.",
+            "the path of distlaunch's own if it exists there, else python3",
+        ),
         "workdir": Field(SOME_TEXT, "Working directory of the workers.", "the job file's folder"),
         "timeouts": Field(TIMEOUTS, "How long things may take."),
         "logs": Field(LOGS, "Where output goes."),
         "ssh": Field(SSH, "How ssh is called."),
-        "launcher": Field(Choice(("auto", "local", "ssh")), "How nodes are reached.", "auto: ssh for hosts, local for a number"),
+        "launcher": Field(
+            Choice(("auto", "local", "ssh")),
+            "How nodes are reached.",
+            "auto: ssh for hosts, local for a number",
+        ),
     },
     foreign={
         "nproc_per_node": "procs_per_node",

@@ -1,8 +1,9 @@
 """Host names as people write them: ranges, user@host, host:port, and three forms of hostfiles."""
 
+from typing import NamedTuple
+
 import itertools
 import re
-from dataclasses import dataclass
 
 from distlaunch.errors import Problem
 from distlaunch.job.document import Place
@@ -11,8 +12,7 @@ MAX_HOSTS = 100_000
 """More than this from one range is a typing error."""
 
 
-@dataclass(frozen=True)
-class HostEntry:
+class HostEntry(NamedTuple):
     """One host of a hostfile: `slots` is its number of processes, None where the file does not say."""
 
     host: str

@@ -1,8 +1,7 @@
 """What a job file says, checked and frozen."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
@@ -10,8 +9,7 @@ from distlaunch.job.document import Place
 Console = Literal["all", "rank0", "none"] | tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class SshOptions:
+class SshOptions(NamedTuple):
     """What the job file's `ssh` section says, and how long a TCP connect may take."""
 
     config: str | None = None
@@ -20,8 +18,7 @@ class SshOptions:
     connect_s: int = 15
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """How a node is reached: `host` None is this machine."""
 
     host: str | None = None
@@ -29,8 +26,7 @@ class Address:
     port: int | None = None
 
 
-@dataclass(frozen=True)
-class EnvValue:
+class EnvValue(NamedTuple):
     """A variable's value; one `inherited` from the caller is never printed or written down."""
 
     text: str
@@ -40,16 +36,14 @@ class EnvValue:
 Env = Mapping[str, EnvValue]
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """What each worker runs: a Python `script` or `module`, or a `command` with its own arguments."""
 
     kind: Literal["script", "module", "command"]
     words: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class NodeSpec:
+class NodeSpec(NamedTuple):
     """One node as the job file has it; None = decided by the plan."""
 
     label: str
@@ -59,7 +53,7 @@ class NodeSpec:
     address: str | None = None
     python: str | None = None
     workdir: str | None = None
-    env: Env = field(default_factory=dict)
+    env: Env = {}
     path: str = ""
 
     @property
@@ -68,8 +62,7 @@ class NodeSpec:
         return self.reach.host is None
 
 
-@dataclass(frozen=True)
-class Timeouts:
+class Timeouts(NamedTuple):
     """Seconds."""
 
     connect_s: float = 30.0
@@ -78,16 +71,14 @@ class Timeouts:
     job_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Logs:
+class Logs(NamedTuple):
     """`folder` holds the run folders; `console` says whose output is shown."""
 
     folder: str
     console: Console = "all"
 
 
-@dataclass(frozen=True)
-class JobSpec:
+class JobSpec(NamedTuple):
     """A whole job. Paths are absolute; `places` maps a path in the file to where it stands."""
 
     name: str
@@ -100,11 +91,11 @@ class JobSpec:
     master_port: int | None = None
     rendezvous_id: str | None = None
     args: tuple[str, ...] = ()
-    env: Env = field(default_factory=dict)
+    env: Env = {}
     python: str | None = None
     timeouts: Timeouts = Timeouts()
     ssh: SshOptions = SshOptions()
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, Place] = {}
     source: str = "job"
 
     @property

@@ -7,8 +7,7 @@ and they would add 34 and 73 ms to every launch.
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from distlaunch.errors import Problem
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, describe
@@ -34,8 +33,7 @@ def _refuse(kind: Type, value: Value, path: str, problems: list[Problem]) -> Non
     problems.append(value.place.problem(path, f"expected {kind.name}, got {describe(value)}"))
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A string; numbers and dates that YAML recognised are refused, since their spelling is lost."""
 
     name: str = "a string"
@@ -54,8 +52,7 @@ class Text:
         return {"type": "string"}
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """A string, or a number or boolean taken as its YAML spelling: arguments and variables."""
 
     name: str = "a string"
@@ -65,7 +62,9 @@ class Word:
         match value:
             case Scalar(value=bool()) | Scalar(value=float()):
                 hint = f'put it in quotes: "{describe(value)}"'
-                problems.append(value.place.problem(path, f"expected a string, got {describe(value)}; {hint}"))
+                problems.append(
+                    value.place.problem(path, f"expected a string, got {describe(value)}; {hint}")
+                )
             case Scalar(value=int(number)):
                 return str(number)
             case Scalar(value=str(text)) if "\0" not in text:
@@ -79,8 +78,7 @@ class Word:
         return {"type": ["string", "integer"]}
 
 
-@dataclass(frozen=True)
-class Integer:
+class Integer(NamedTuple):
     """A whole number from `least` to `most`."""
 
     least: int = 0
@@ -112,8 +110,7 @@ class Integer:
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-@dataclass(frozen=True)
-class Duration:
+class Duration(NamedTuple):
     """`500ms`, `30s`, `10m`, `24h`, `7d`, or a number of seconds; becomes seconds."""
 
     name: str = 'a duration such as "30s" or "10m"'
@@ -135,8 +132,7 @@ class Duration:
         return {"type": ["string", "number"], "pattern": r"^\d+(\.\d+)?\s*(ms|s|m|h|d)$", "minimum": 0}
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One of a few words."""
 
     words: tuple[str, ...]
@@ -153,7 +149,9 @@ class Choice:
                 return text
             case Scalar(value=str(text)) if close := difflib.get_close_matches(text, self.words, 1):
                 hint = f'did you mean "{close[0]}"?'
-                problems.append(value.place.problem(path, f"expected {self.name}, got {describe(value)}; {hint}"))
+                problems.append(
+                    value.place.problem(path, f"expected {self.name}, got {describe(value)}; {hint}")
+                )
                 return None
         _refuse(self, value, path, problems)
         return None
@@ -163,8 +161,7 @@ class Choice:
         return {"enum": list(self.words)}
 
 
-@dataclass(frozen=True)
-class ListOf:
+class ListOf(NamedTuple):
     """A list of one type; becomes a tuple."""
 
     item: Type
@@ -187,8 +184,7 @@ class ListOf:
         return {"type": "array", "items": self.item.schema(), "minItems": self.least}
 
 
-@dataclass(frozen=True)
-class MapOf:
+class MapOf(NamedTuple):
     """A mapping from names that match `pattern` to one type; null stays None."""
 
     item: Type
@@ -202,9 +198,11 @@ class MapOf:
             _refuse(self, value, path, problems)
             return None
         checked = {}
-        for key, at, entry in value:
+        for key, at, entry in value.walk():
             if not re.fullmatch(self.pattern, key):
-                problems.append(at.place.problem(f"{path}.{key}", f"expected {self.key_name}, got {describe(at)}"))
+                problems.append(
+                    at.place.problem(f"{path}.{key}", f"expected {self.key_name}, got {describe(at)}")
+                )
             null = isinstance(entry, Scalar) and entry.value is None
             checked[key] = None if null else self.item.check(entry, f"{path}.{key}", problems)
         return checked
@@ -214,8 +212,7 @@ class MapOf:
         return {"type": "object", "additionalProperties": {"anyOf": [self.item.schema(), {"type": "null"}]}}
 
 
-@dataclass(frozen=True)
-class Either:
+class Either(NamedTuple):
     """The first type of the kind that the value is: lists, mappings and words are told apart by look."""
 
     number: Type | None = None
@@ -263,8 +260,7 @@ class Either:
         return {"anyOf": [kind.schema() for kind in self._types]}
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One key of a record: its type, a line of explanation and how its default reads."""
 
     kind: Type
@@ -272,15 +268,14 @@ class Field:
     default: str = ""
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A mapping with known keys; becomes a dict of those that were given.
 
     `foreign` maps names that other tools use to ours; `later` names keys that are planned.
     """
 
     fields: Mapping[str, Field]
-    foreign: Mapping[str, str] = field(default_factory=dict)
+    foreign: Mapping[str, str] = {}
     later: Sequence[str] = ()
     required: Sequence[str] = ()
     name: str = "a mapping"
@@ -291,7 +286,7 @@ class Record:
             _refuse(self, value, path, problems)
             return None
         checked = {}
-        for key, at, entry in value:
+        for key, at, entry in value.walk():
             inner = f"{path}.{key}" if path else key
             if key in self.fields:
                 checked[key] = self.fields[key].kind.check(entry, inner, problems)
@@ -313,7 +308,10 @@ class Record:
 
     def schema(self) -> Schema:
         """JSON Schema."""
-        properties = {key: {**entry.kind.schema(), "description": _described(entry)} for key, entry in self.fields.items()}
+        properties = {
+            key: {**entry.kind.schema(), "description": _described(entry)}
+            for key, entry in self.fields.items()
+        }
         required = {"required": list(self.required)} if self.required else {}
         return {"type": "object", "additionalProperties": False, "properties": properties, **required}
 

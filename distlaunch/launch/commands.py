@@ -3,7 +3,7 @@
 from distlaunch.agent.wire import Message
 from distlaunch.contract import Rendezvous
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, WorkerPlan, workers
-from distlaunch.supervisor.actions import Close, FindRoute, HoldPort
+from distlaunch.supervisor.actions import Close, FindRoute, HoldPort, StartWorkers
 from distlaunch.supervisor.state import State
 
 HEARTBEAT_S = 5.0
@@ -25,11 +25,23 @@ def planned_workers(plan: LaunchPlan) -> dict[int, list[WorkerPlan]]:
     """Node index → its workers, with the port that `run` would pick shown as torch's default."""
     meeting = meeting_of(plan, plan.spec.name, plan.master_port or DEFAULT_PORT)
     interface = "lo" if plan.spec.one_machine else None
-    return {node.index: workers(plan, node, meeting, interface) for node in plan.nodes}
+    return {node.node_rank: workers(plan, node, meeting, interface) for node in plan.nodes}
 
 
-def start_message(state: State, node: int, run_id: str) -> Message:
-    """The `start` command of a node."""
+def message_for(action: HoldPort | FindRoute | StartWorkers | Close, state: State, run_id: str) -> Message:
+    """The command that has an agent do what the supervisor wants."""
+    match action:
+        case HoldPort():
+            return {"op": "hold", "port": action.port}
+        case FindRoute():
+            return {"op": "route", "address": action.address}
+        case StartWorkers():
+            return _start_message(state, action.node, run_id)
+        case Close():
+            return {"op": "close", "grace_s": action.grace_s}
+
+
+def _start_message(state: State, node: int, run_id: str) -> Message:
     assert state.plan is not None
     assert state.port is not None
     meeting = meeting_of(state.plan, run_id, state.port, state.generation)
@@ -53,18 +65,3 @@ def _worker(worker: WorkerPlan) -> Message:
         "env": {**{name: value.text for name, value in worker.env.items()}, **worker.contract},
         "defaults": worker.defaults,
     }
-
-
-def hold_message(action: HoldPort) -> Message:
-    """The `hold` command."""
-    return {"op": "hold", "port": action.port}
-
-
-def route_message(action: FindRoute) -> Message:
-    """The `route` command."""
-    return {"op": "route", "address": action.address}
-
-
-def close_message(action: Close) -> Message:
-    """The `close` command."""
-    return {"op": "close", "grace_s": action.grace_s}

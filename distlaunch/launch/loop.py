@@ -1,13 +1,11 @@
 """The loop: waits for links, signals and deadlines, feeds the supervisor, executes its actions."""
 
 import os
-import secrets
 import selectors
 import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import singledispatchmethod
 from types import TracebackType
 from typing import Any
 
@@ -110,56 +108,31 @@ class Loop:
 
     def _execute(self, todo: tuple[actions.Action, ...]) -> None:
         for action in todo:
-            self._do(action)
+            match action:
+                case actions.Connect():
+                    self._connect(action.node)
+                case actions.Drop():
+                    self._forget(action.node)
+                case actions.Notice():
+                    self._record.notice(action)
+                case actions.Finish():
+                    self._finished = True
+                case _:
+                    self._send(action.node, commands.message_for(action, self.state, self._run_id))
 
-    @singledispatchmethod
-    def _do(self, action: actions.Action) -> None:
-        raise TypeError(f"not an action: {action!r}")
-
-    @_do.register
-    def _(self, action: actions.Connect) -> None:
-        node = self._spec.nodes[action.node]
-        nonce = secrets.token_hex(16)
-        opening = candidates_text(self._interpreters(node)) + boot_text(
-            agent_modules(), nonce, action.node, self._run_id
-        )
+    def _connect(self, index: int) -> None:
+        node = self._spec.nodes[index]
+        nonce = os.urandom(16).hex()
+        boot = boot_text(agent_modules(), nonce, index, self._run_id)
+        opening = candidates_text(self._interpreters(node)) + boot
         link = Link(argv_of(node.reach, self._spec.ssh), opening, nonce)
-        self._links[action.node] = link
-        self._watch(link.stdout, lambda: self._receive(action.node, link))
+        self._links[index] = link
+        self._watch(link.stdout, lambda: self._receive(index, link))
         self._watch(link.stderr, lambda: self._listen(link))
 
     def _interpreters(self, node: NodeSpec) -> list[str]:
         named = node.python or self._spec.python
         return [named] if named else [sys.executable, "python3"]
-
-    @_do.register
-    def _(self, action: actions.HoldPort) -> None:
-        self._send(action.node, commands.hold_message(action))
-
-    @_do.register
-    def _(self, action: actions.FindRoute) -> None:
-        self._send(action.node, commands.route_message(action))
-
-    @_do.register
-    def _(self, action: actions.StartWorkers) -> None:
-        self._send(action.node, commands.start_message(self.state, action.node, self._run_id))
-
-    @_do.register
-    def _(self, action: actions.Close) -> None:
-        self._send(action.node, commands.close_message(action))
-
-    @_do.register
-    def _(self, action: actions.Drop) -> None:
-        if action.node in self._links:
-            self._forget(action.node)
-
-    @_do.register
-    def _(self, action: actions.Notice) -> None:
-        self._record.notice(action)
-
-    @_do.register
-    def _(self, action: actions.Finish) -> None:
-        self._finished = True
 
     # Links
 
@@ -214,7 +187,7 @@ class Loop:
         if isinstance(message.get("t"), (int, float)):
             self._learn_clock(node, message["t"])
         event = event_of(node, message, lambda t: t + self._clock_offsets.get(node, 0.0))
-        if event:
+        if event is not None:
             self._feed(event)
 
     def _learn_clock(self, node: int, node_time: float) -> None:
@@ -233,7 +206,9 @@ class Loop:
             self._feed(events.LinkEnded(node, failure))
 
     def _forget(self, node: int) -> None:
-        link = self._links.pop(node)
+        link = self._links.pop(node, None)
+        if link is None:
+            return
         for fd in (link.stdin, link.stdout, link.stderr):
             self._unwatch(fd)
         link.kill()

@@ -1,7 +1,6 @@
 """What is kept and shown of a run: its events, its output, the last words of each rank."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from enum import Enum
 from typing import Any
 
 from distlaunch.job.spec import Console as Shown
@@ -72,10 +71,13 @@ def prefixes(plan: LaunchPlan, shown: Shown) -> dict[int, str]:
     """``[node:rank] `` of every rank whose output is shown."""
     ranks = {"all": range(plan.world_size), "rank0": range(1), "none": range(0)}
     chosen = ranks[shown] if isinstance(shown, str) else shown
-    return {
-        rank: f"[{node.label}:{rank}] " for node in plan.nodes for rank in node.ranks if rank in chosen
-    }
+    return {rank: f"[{node.label}:{rank}] " for node in plan.nodes for rank in node.ranks if rank in chosen}
 
 
-def _plain(event: object) -> Mapping[str, Any]:
-    return asdict(event) if is_dataclass(event) and not isinstance(event, type) else {}
+def _plain(value: Any) -> Any:
+    """Named tuples as mappings, for JSON."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(inner) for name, inner in value._asdict().items()}
+    if isinstance(value, tuple):
+        return [_plain(inner) for inner in value]
+    return value.value if isinstance(value, Enum) else value

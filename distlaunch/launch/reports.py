@@ -97,7 +97,9 @@ _EVENTS: Mapping[str, Callable[[int, _Fields, Clock], Event | None]] = {
     "hello": _hello,
     "pong": lambda node, fields, clock: None,
     "held": lambda node, fields, clock: events.PortHeld(node, fields.number("port")),
-    "unheld": lambda node, fields, clock: events.PortRefused(node, fields.text("error"), fields.mappings("owners")),
+    "unheld": lambda node, fields, clock: events.PortRefused(
+        node, fields.text("error"), fields.mappings("owners")
+    ),
     "route": _route,
     "started": lambda node, fields, clock: events.WorkerStarted(
         node, fields.number("local_rank"), fields.number("pid")

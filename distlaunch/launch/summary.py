@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from distlaunch.supervisor.state import NodePhase, State, WorkerPhase, WorkerState, status_words
 
@@ -11,8 +10,7 @@ MAX_LINES = 24
 """Lines of last words that are shown."""
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """What is known at the end. `last_words` are the first failing rank's own."""
 
     state: State
@@ -25,16 +23,22 @@ class Summary:
         cause = self.state.cause
         if cause is None:
             ranks, nodes = len(self.state.workers), len(self.state.nodes)
-            return [f"{_count(ranks, 'rank')} on {_count(nodes, 'node')} finished in {self.seconds:.1f} s; logs: {self.folder}"]
+            return [
+                f"{_count(ranks, 'rank')} on {_count(nodes, 'node')} finished in {self.seconds:.1f} s; logs: {self.folder}"
+            ]
         lines = [*_unusable_nodes(self.state), *self._cause_lines(), *self._others()]
-        return [*lines, f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}"]
+        return [
+            *lines,
+            f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
+        ]
 
     def document(self) -> dict[str, Any]:
         """For machines."""
         cause = self.state.cause
         return {
             "exit_status": self.state.outcome,
-            "cause": cause and {"text": cause.text, "rank": cause.rank, "node": _label(self.state, cause.node)},
+            "cause": cause
+            and {"text": cause.text, "rank": cause.rank, "node": _label(self.state, cause.node)},
             "seconds": round(self.seconds, 3),
             "world_size": len(self.state.workers),
             "workers": [self._worker(worker) for worker in self.state.workers],

@@ -14,13 +14,13 @@ def plan_document(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> dict[
         "backend": plan.backend,
         "master_addr": plan.master_addr,
         "master_port": plan.master_port,
-        "nodes": [_node(node, nodes[node.index]) for node in plan.nodes],
+        "nodes": [_node(node, nodes[node.node_rank]) for node in plan.nodes],
     }
 
 
 def _node(node: NodePlan, workers: list[WorkerPlan]) -> dict[str, Any]:
     return {
-        "node_rank": node.index,
+        "node_rank": node.node_rank,
         "name": node.label,
         "transport": "local" if node.reach.host is None else "ssh",
         "gpus": node.gpus,

@@ -1,9 +1,9 @@
 """Assigns ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
-import ipaddress
+from typing import NamedTuple
+
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from distlaunch import contract
 from distlaunch.job.spec import Address, Env, JobSpec, NodeSpec
@@ -13,19 +13,17 @@ DEFAULT_PORT = 29500
 """torch's default; shown by dry-run where `run` will pick a free one."""
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What a node says of itself: the interpreter for its workers and its GPUs (None = not asked)."""
 
     python: str
     gpus: int | None = None
 
 
-@dataclass(frozen=True)
-class NodePlan:
+class NodePlan(NamedTuple):
     """One node's part: workers `first_rank` … `first_rank + procs - 1`."""
 
-    index: int
+    node_rank: int
     label: str
     reach: Address
     first_rank: int
@@ -45,8 +43,7 @@ class NodePlan:
         return f"cuda:{local_rank}" if local_rank < self.gpus else "cpu"
 
 
-@dataclass(frozen=True)
-class LaunchPlan:
+class LaunchPlan(NamedTuple):
     """Everything that `run` will start and `dry-run` prints. `master_port` None = picked and held at the start."""
 
     spec: JobSpec
@@ -61,8 +58,7 @@ class LaunchPlan:
         return next(node for node in self.nodes if rank in node.ranks)
 
 
-@dataclass(frozen=True)
-class WorkerPlan:
+class WorkerPlan(NamedTuple):
     """One worker, ready to be spawned.
 
     `env` is the job's, `contract` wins over it, `defaults` hold only where the node has none.
@@ -109,7 +105,7 @@ def _node_plan(spec: JobSpec, node: NodeSpec, fact: Facts, index: int, first_ran
             )
         gpus = node.procs if spec.backend == "nccl" else 0
     return NodePlan(
-        index=index,
+        node_rank=index,
         label=node.label,
         reach=node.reach,
         first_rank=first_rank,
@@ -152,6 +148,8 @@ def _master_addr(spec: JobSpec, master_address: str | None) -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether a name or address means "this machine" wherever it is used."""
+    import ipaddress  # only jobs on several machines ask
+
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -172,7 +170,7 @@ def _worker(
         rank=node.first_rank + local_rank,
         local_rank=local_rank,
         local_world_size=node.procs,
-        node_rank=node.index,
+        node_rank=node.node_rank,
     )
     shared = contract.shared_environment(meeting, plan.world_size, len(plan.nodes))
     own = contract.own_environment(position)
@@ -199,7 +197,15 @@ def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[
             return (program.words[0], *args)
 
 
-PLACEHOLDERS = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "master_addr", "master_port")
+PLACEHOLDERS = (
+    "rank",
+    "local_rank",
+    "node_rank",
+    "world_size",
+    "local_world_size",
+    "master_addr",
+    "master_port",
+)
 _PLACEHOLDER = re.compile(r"(\{?)\{(" + "|".join(PLACEHOLDERS) + r")\}(\}?)")
 
 

@@ -8,7 +8,7 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan
 
 def shell_text(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> str:
     """POSIX sh: ``# node NAME`` and a subshell per worker; `nodes` maps node index → its workers."""
-    return "\n".join(_node_block(node, nodes[node.index]) for node in plan.nodes)
+    return "\n".join(_node_block(node, nodes[node.node_rank]) for node in plan.nodes)
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:

@@ -8,7 +8,20 @@ from importlib.machinery import SourceFileLoader
 from distlaunch.transport.boot import AgentModule
 
 # In import order: the node has no importer for them.
-_NAMES = ("", ".wire", ".procfs", ".ports", ".probes", ".sweep", ".workers", ".outbox", ".poller", ".crew", ".serve", ".guardian")
+_NAMES = (
+    "",
+    ".wire",
+    ".procfs",
+    ".ports",
+    ".probes",
+    ".sweep",
+    ".workers",
+    ".outbox",
+    ".poller",
+    ".crew",
+    ".serve",
+    ".guardian",
+)
 
 
 @cache
@@ -22,4 +35,6 @@ def _read(name: str) -> AgentModule:
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
         raise RuntimeError(f"{name} is not installed as source")
     code = spec.loader.get_code(name)  # from the .pyc where there is one
-    return AgentModule(name, spec.loader.get_source(name) or "", importlib.util.MAGIC_NUMBER, marshal.dumps(code))
+    return AgentModule(
+        name, spec.loader.get_source(name) or "", importlib.util.MAGIC_NUMBER, marshal.dumps(code)
+    )

@@ -65,7 +65,9 @@ class Console:
         """Write out what is queued, and say what was not shown."""
         self._outlets[0].close(patience_s)
         if self._outlets[0].dropped_lines and not self._outlets[0].broken:
-            self.say(f"distlaunch: {self._outlets[0].dropped_lines} lines were not shown: the reader was too slow")
+            self.say(
+                f"distlaunch: {self._outlets[0].dropped_lines} lines were not shown: the reader was too slow"
+            )
         self._outlets[1].close(patience_s)
 
     @property

@@ -73,7 +73,9 @@ def _check_events(text: str, source: str, problems: list[Problem]) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
-            problems.append(_place(event, source).problem("", "aliases (*name) are not allowed in a job file"))
+            problems.append(
+                _place(event, source).problem("", "aliases (*name) are not allowed in a job file")
+            )
             return
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
@@ -99,7 +101,7 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, source: str, problems: list
         # A date, say: we have no use for one, and its spelling is what was meant.
         return Scalar(node.value, place)
     try:
-        return Scalar(loader.construct_object(node), place)  # type: ignore[no-untyped-call]
+        return Scalar(loader.construct_object(node), place)
     except ValueError:
         return Scalar(node.value, place)
 
@@ -107,7 +109,9 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, source: str, problems: list
 _SCALAR_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 
 
-def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, source: str, problems: list[Problem]) -> Entries:
+def _mapping(
+    loader: yaml.SafeLoader, node: yaml.MappingNode, source: str, problems: list[Problem]
+) -> Entries:
     entries: list[tuple[Scalar, Value]] = []
     seen: dict[str, Place] = {}
     for key_node, value_node in node.value:
@@ -154,7 +158,7 @@ def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
         return document
     given = document.get("args")
     before = given.items if isinstance(given, Items) else ()
-    return document.replace("args", Items((*before, *more), place))
+    return document.with_key("args", Items((*before, *more), place))
 
 
 def _hostfile(document: Value, folder: str) -> tuple[HostEntry, ...] | None:

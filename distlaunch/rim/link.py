@@ -27,7 +27,9 @@ class Link:
             start_new_session=True,
         )
         self.stdin, self.stdout, self.stderr = (
-            pipe.fileno() for pipe in (self._process.stdin, self._process.stdout, self._process.stderr) if pipe
+            pipe.fileno()
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
+            if pipe
         )
         for fd in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(fd, False)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,7 @@ MAX_OPEN = 200
 def new_run_id(name: str) -> str:
     """A name for a run that no other run has: the job's, the time, and some chance."""
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40] or "job"
-    return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
 class RunFolder:
@@ -44,7 +43,9 @@ class RunFolder:
     def record(self, name: str, fields: Mapping[str, Any]) -> None:
         """Append one event: its name and fields, with seconds since the start and wall time."""
         times = {"t": round(time.monotonic() - self._began, 6), "time": round(time.time(), 6)}
-        self._append("events.jsonl", json.dumps({**times, "event": name, **fields}, default=str).encode() + b"\n")
+        self._append(
+            "events.jsonl", json.dumps({**times, "event": name, **fields}, default=str).encode() + b"\n"
+        )
 
     def log_path(self, rank: int, stream: int) -> str:
         """Where a rank's output is: `stream` 0 stdout, 1 stderr."""

@@ -1,64 +1,55 @@
 """What the supervisor wants done: executed by the loop, in order, without further decisions."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True)
-class Connect:
+class Connect(NamedTuple):
     """Start the transport to a node and boot its agent."""
 
     node: int
 
 
-@dataclass(frozen=True)
-class HoldPort:
+class HoldPort(NamedTuple):
     """Hold the rendezvous port there; None = a free one of the agent's choice."""
 
     node: int
     port: int | None
 
 
-@dataclass(frozen=True)
-class FindRoute:
+class FindRoute(NamedTuple):
     """Find the interface that leads to `address`."""
 
     node: int
     address: str
 
 
-@dataclass(frozen=True)
-class StartWorkers:
+class StartWorkers(NamedTuple):
     """Spawn the node's workers of the current generation."""
 
     node: int
 
 
-@dataclass(frozen=True)
-class Close:
+class Close(NamedTuple):
     """End the node's workers (SIGTERM, SIGKILL after `grace_s`), sweep, and let the agent leave."""
 
     node: int
     grace_s: float
 
 
-@dataclass(frozen=True)
-class Drop:
+class Drop(NamedTuple):
     """Kill the transport's process: the node's agent cleans up by itself when it notices."""
 
     node: int
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(NamedTuple):
     """A line for the user."""
 
     level: Literal["info", "warning", "error"]
     text: str
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(NamedTuple):
     """The job is over; the state's outcome says how."""
 
 

@@ -1,15 +1,13 @@
 """What happens to a job: everything the supervisor ever learns. `node` is an index, `at` seconds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from distlaunch.plan.layout import Facts
 from distlaunch.transport.failure import LinkFailure
 
 
-@dataclass(frozen=True)
-class AgentUp:
+class AgentUp(NamedTuple):
     """An agent has said hello."""
 
     node: int
@@ -17,24 +15,21 @@ class AgentUp:
     hostname: str
 
 
-@dataclass(frozen=True)
-class LinkEnded:
+class LinkEnded(NamedTuple):
     """A link has ended, whatever the reason: `failure` is what the transport's words mean."""
 
     node: int
     failure: LinkFailure
 
 
-@dataclass(frozen=True)
-class PortHeld:
+class PortHeld(NamedTuple):
     """The first node holds the rendezvous port."""
 
     node: int
     port: int
 
 
-@dataclass(frozen=True)
-class PortRefused:
+class PortRefused(NamedTuple):
     """The rendezvous port can't be had; `owners` are {uid, pid, command} as far as visible."""
 
     node: int
@@ -42,8 +37,7 @@ class PortRefused:
     owners: tuple[Mapping[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class RouteFound:
+class RouteFound(NamedTuple):
     """How `node` reaches MASTER_ADDR: the address it resolved to and the interface that leads there."""
 
     node: int
@@ -51,16 +45,14 @@ class RouteFound:
     interface: str | None
 
 
-@dataclass(frozen=True)
-class RouteFailed:
+class RouteFailed(NamedTuple):
     """`node` can't resolve MASTER_ADDR, or has no route to it."""
 
     node: int
     error: str
 
 
-@dataclass(frozen=True)
-class WorkerStarted:
+class WorkerStarted(NamedTuple):
     """A worker's exec has succeeded."""
 
     node: int
@@ -68,8 +60,7 @@ class WorkerStarted:
     pid: int
 
 
-@dataclass(frozen=True)
-class WorkerUnstarted:
+class WorkerUnstarted(NamedTuple):
     """A worker could not be started: `stage` is fork, workdir or exec; `errno` and `text` say why."""
 
     node: int
@@ -79,8 +70,7 @@ class WorkerUnstarted:
     text: str
 
 
-@dataclass(frozen=True)
-class WorkerExited:
+class WorkerExited(NamedTuple):
     """A worker has ended: `status` is its exit code, or the negative signal number."""
 
     node: int
@@ -90,16 +80,14 @@ class WorkerExited:
     error_record: Any = None
 
 
-@dataclass(frozen=True)
-class RanksJoined:
+class RanksJoined(NamedTuple):
     """Workers have connected to the rendezvous."""
 
     node: int
     local_ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class OutputLost:
+class OutputLost(NamedTuple):
     """So many bytes of a worker's output could not be kept on its node."""
 
     node: int
@@ -108,8 +96,7 @@ class OutputLost:
     size: int
 
 
-@dataclass(frozen=True)
-class Swept:
+class Swept(NamedTuple):
     """No descendant of the node's agent is left; `leftovers` processes had outlived the workers."""
 
     node: int
@@ -117,23 +104,20 @@ class Swept:
     leftovers: int
 
 
-@dataclass(frozen=True)
-class Stuck:
+class Stuck(NamedTuple):
     """These processes, as {pid, command}, resist SIGKILL."""
 
     node: int
     processes: tuple[Mapping[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class Interrupted:
+class Interrupted(NamedTuple):
     """The user or the system wants the job to end."""
 
     signum: int
 
 
-@dataclass(frozen=True)
-class Ticked:
+class Ticked(NamedTuple):
     """Time has passed: a deadline of the state may be due."""
 
 

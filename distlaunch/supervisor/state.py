@@ -1,9 +1,8 @@
 """A job's state: frozen, and complete enough to make every summary from it."""
 
 import signal
-from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
@@ -38,8 +37,7 @@ class NodePhase(Enum):
         return self in (NodePhase.CLOSED, NodePhase.UNUSABLE, NodePhase.LOST)
 
 
-@dataclass(frozen=True)
-class NodeState:
+class NodeState(NamedTuple):
     """One node: `ready` once its part of the preparations is done."""
 
     phase: NodePhase = NodePhase.CONNECTING
@@ -62,8 +60,7 @@ class WorkerPhase(Enum):
     LOST = "lost with its node"
 
 
-@dataclass(frozen=True)
-class WorkerState:
+class WorkerState(NamedTuple):
     """One worker of the current generation; `stopped` = it ended after we told it to."""
 
     rank: int
@@ -76,8 +73,7 @@ class WorkerState:
     error_record: Any = None
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """Why the job ends other than by success: the first, and the only one that is blamed."""
 
     text: str
@@ -87,8 +83,7 @@ class Cause:
     node: int | None = None
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """The whole job. `workers[rank]` is there once the plan is; `deadline` is that of the phase."""
 
     spec: JobSpec
@@ -142,14 +137,14 @@ class State:
     def with_node(self, node: int, **changes: Any) -> "State":
         """This state with one node changed."""
         nodes = list(self.nodes)
-        nodes[node] = replace(nodes[node], **changes)
-        return replace(self, nodes=tuple(nodes))
+        nodes[node] = nodes[node]._replace(**changes)
+        return self._replace(nodes=tuple(nodes))
 
     def with_worker(self, rank: int, **changes: Any) -> "State":
         """This state with one worker changed."""
         workers = list(self.workers)
-        workers[rank] = replace(workers[rank], **changes)
-        return replace(self, workers=tuple(workers))
+        workers[rank] = workers[rank]._replace(**changes)
+        return self._replace(workers=tuple(workers))
 
 
 def exit_status_of(status: int) -> int:

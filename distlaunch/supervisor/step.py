@@ -2,8 +2,8 @@
 
 import errno
 import signal
-from dataclasses import replace
-from functools import singledispatch
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.layout import Facts, make_plan
@@ -78,27 +78,20 @@ def step(state: State, event: Event, now: float) -> Step:
     """The next state and what to do, after `event` at monotonic time `now` (seconds)."""
     if state.phase is Phase.DONE:
         return state, ()
-    return _on(event, state, now)
-
-
-@singledispatch
-def _on(event: Event, state: State, now: float) -> Step:
-    raise TypeError(f"not an event: {event!r}")
+    return _HANDLERS[type(event)](event, state, now)
 
 
 # Connecting
 
 
-@_on.register
-def _(event: AgentUp, state: State, now: float) -> Step:
+def _on_agent_up(event: AgentUp, state: State, now: float) -> Step:
     if state.nodes[event.node].phase is not NodePhase.CONNECTING:
         return state, ()
     state = state.with_node(event.node, phase=NodePhase.UP, facts=event.facts)
     return _all_connected(state, now)
 
 
-@_on.register
-def _(event: LinkEnded, state: State, now: float) -> Step:
+def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
     node = state.nodes[event.node]
     if node.phase.over or node.phase is NodePhase.RETRYING:
         return state, ()
@@ -149,30 +142,29 @@ def _prepare(state: State, now: float) -> Step:
         plan = make_plan(state.spec, facts, state.master_address)
     except JobError as error:
         return _end(state, Cause(str(error), error.exit_status, now), now)
-    state = replace(
-        state,
+    state = state._replace(
         phase=Phase.PREPARING,
         plan=plan,
         workers=tuple(WorkerState(rank) for rank in range(plan.world_size)),
         deadline=now + state.spec.timeouts.connect_s,
     )
     if state.spec.one_machine:
-        nodes = tuple(replace(node, ready=True, interface="lo") for node in state.nodes)
-        return replace(state, nodes=nodes), (HoldPort(0, plan.master_port),)
-    routes = tuple(FindRoute(node.index, plan.master_addr) for node in plan.nodes[1:])
+        nodes = tuple(node._replace(ready=True, interface="lo") for node in state.nodes)
+        return state._replace(nodes=nodes), (HoldPort(0, plan.master_port),)
+    routes = tuple(FindRoute(node.node_rank, plan.master_addr) for node in plan.nodes[1:])
     return state, (HoldPort(0, plan.master_port), *routes)
 
 
-@_on.register
-def _(event: PortHeld, state: State, now: float) -> Step:
-    return _all_prepared(replace(state, port=event.port), now)
+def _on_port_held(event: PortHeld, state: State, now: float) -> Step:
+    return _all_prepared(state._replace(port=event.port), now)
 
 
-@_on.register
-def _(event: PortRefused, state: State, now: float) -> Step:
+def _on_port_refused(event: PortRefused, state: State, now: float) -> Step:
     assert state.plan is not None
     port = f"port {state.plan.master_port} on {state.label(event.node)}"
-    holders = ", ".join(_owner_words(owner) for owner in event.owners) or "a program that does not listen on it"
+    holders = (
+        ", ".join(_owner_words(owner) for owner in event.owners) or "a program that does not listen on it"
+    )
     text = f"{port} can't be used: {event.error.lower()}; held by {holders}. Leave the port out to get a free one"
     return _end(state, Cause(text, Exit.PORT_TAKEN, now, node=event.node), now)
 
@@ -184,8 +176,7 @@ def _owner_words(owner: object) -> str:
     return f"{fields['command']} (pid {fields['pid']})"
 
 
-@_on.register
-def _(event: RouteFound, state: State, now: float) -> Step:
+def _on_route_found(event: RouteFound, state: State, now: float) -> Step:
     state = state.with_node(event.node, ready=True, interface=event.interface)
     if event.node != 0 and state.nodes[0].interface is None and not state.nodes[0].ready:
         # The master's interface is the one that carries the address by which the others reach it.
@@ -193,8 +184,7 @@ def _(event: RouteFound, state: State, now: float) -> Step:
     return _all_prepared(state, now)
 
 
-@_on.register
-def _(event: RouteFailed, state: State, now: float) -> Step:
+def _on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
     assert state.plan is not None
     if event.node == 0:
         return _all_prepared(state.with_node(0, ready=True, interface=None), now)
@@ -208,8 +198,7 @@ def _(event: RouteFailed, state: State, now: float) -> Step:
 def _all_prepared(state: State, now: float) -> Step:
     if state.phase is not Phase.PREPARING or state.port is None or not all(n.ready for n in state.nodes):
         return state, ()
-    state = replace(
-        state,
+    state = state._replace(
         phase=Phase.RUNNING,
         deadline=None,
         started_at=now,
@@ -221,16 +210,14 @@ def _all_prepared(state: State, now: float) -> Step:
 # Running
 
 
-@_on.register
-def _(event: WorkerStarted, state: State, now: float) -> Step:
+def _on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
     return state.with_worker(rank, phase=WorkerPhase.RUNNING, pid=event.pid), ()
 
 
-@_on.register
-def _(event: WorkerUnstarted, state: State, now: float) -> Step:
+def _on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Step:
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
@@ -241,8 +228,7 @@ def _(event: WorkerUnstarted, state: State, now: float) -> Step:
     return _end(state, Cause(text, status, now, rank, event.node), now)
 
 
-@_on.register
-def _(event: WorkerExited, state: State, now: float) -> Step:
+def _on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None or state.workers[rank].phase is WorkerPhase.EXITED:
         return state, ()
@@ -269,12 +255,11 @@ def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
     known = state.cause
     if known is not None and known.rank is not None and event.at < known.at:
         # Its link was slower than that of the rank we heard of first.
-        return replace(state.with_worker(rank, stopped=False), cause=cause), ()
+        return state.with_worker(rank, stopped=False)._replace(cause=cause), ()
     return state, ()
 
 
-@_on.register
-def _(event: RanksJoined, state: State, now: float) -> Step:
+def _on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     before = all(worker.joined for worker in state.workers)
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
@@ -287,11 +272,11 @@ def _(event: RanksJoined, state: State, now: float) -> Step:
     where = f"{state.plan.master_addr}:{state.port}"
     ranks = f"all {len(state.workers)} ranks" if len(state.workers) > 1 else "the rank"
     text = f"{ranks} joined the rendezvous at {where} in {took_s:.1f} s"
-    return replace(state, join_deadline=None), (Notice("info", text),)
+    return state._replace(join_deadline=None), (Notice("info", text),)
 
 
 def _join_overdue(state: State, now: float) -> Step:
-    state = replace(state, join_deadline=None)
+    state = state._replace(join_deadline=None)
     missing = [worker.rank for worker in state.workers if not worker.joined]
     if len(missing) in (0, len(state.workers)):
         return state, ()  # a job that does not use torch.distributed
@@ -311,7 +296,7 @@ def _rank_name(state: State, rank: int) -> str:
 def _node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step:
     state = state.with_node(node, phase=NodePhase.LOST, failure=failure)
     for worker in state.workers:
-        mine = state.plan is not None and state.plan.node_of(worker.rank).index == node
+        mine = state.plan is not None and state.plan.node_of(worker.rank).node_rank == node
         if mine and worker.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING):
             state = state.with_worker(worker.rank, phase=WorkerPhase.LOST, at=now)
     if state.phase is Phase.STOPPING:
@@ -329,8 +314,7 @@ def _node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Ste
 def _end(state: State, cause: Cause | None, now: float) -> Step:
     """Begin to end the job everywhere; `cause` None is success."""
     grace_s = state.spec.timeouts.stop_s if cause else 0.0
-    state = replace(
-        state,
+    state = state._replace(
         phase=Phase.STOPPING,
         cause=cause,
         deadline=now + grace_s + STOP_MARGIN_S,
@@ -354,28 +338,27 @@ def _close_all(state: State, grace_s: float) -> Step:
     return state, tuple(actions)
 
 
-@_on.register
-def _(event: Swept, state: State, now: float) -> Step:
+def _on_swept(event: Swept, state: State, now: float) -> Step:
     if state.phase is not Phase.STOPPING or state.nodes[event.node].phase is not NodePhase.UP:
         return state, ()
     state = state.with_node(event.node, phase=NodePhase.SWEPT, leftovers=event.leftovers)
     if all(node.phase is not NodePhase.UP for node in state.nodes):
-        state = replace(state, deadline=now + DRAIN_S)
+        state = state._replace(deadline=now + DRAIN_S)
     if event.leftovers and state.cause is None:
-        text = f"{state.label(event.node)}: {event.leftovers} processes outlived their workers and were killed"
+        text = (
+            f"{state.label(event.node)}: {event.leftovers} processes outlived their workers and were killed"
+        )
         return state, (Notice("warning", text),)
     return state, ()
 
 
-@_on.register
-def _(event: OutputLost, state: State, now: float) -> Step:
+def _on_output_lost(event: OutputLost, state: State, now: float) -> Step:
     rank = state.rank_of(event.node, event.local_rank)
     stream = "stderr" if event.stream else "stdout"
     return state, (Notice("warning", f"{event.size} bytes of rank {rank}'s {stream} were lost on its node"),)
 
 
-@_on.register
-def _(event: Stuck, state: State, now: float) -> Step:
+def _on_stuck(event: Stuck, state: State, now: float) -> Step:
     names = _listed([f"{process.get('command')} (pid {process.get('pid')})" for process in event.processes])
     return state, (Notice("warning", f"{state.label(event.node)}: can't be killed: {names}"),)
 
@@ -383,12 +366,11 @@ def _(event: Stuck, state: State, now: float) -> Step:
 def _all_closed(state: State, now: float) -> Step:
     if state.phase is not Phase.STOPPING or not all(node.phase.over for node in state.nodes):
         return state, ()
-    return replace(state, phase=Phase.DONE, deadline=None), (Finish(),)
+    return state._replace(phase=Phase.DONE, deadline=None), (Finish(),)
 
 
-@_on.register
-def _(event: Interrupted, state: State, now: float) -> Step:
-    state = replace(state, interrupts=state.interrupts + 1)
+def _on_interrupted(event: Interrupted, state: State, now: float) -> Step:
+    state = state._replace(interrupts=state.interrupts + 1)
     if state.phase is not Phase.STOPPING:
         name = signal.Signals(event.signum).name
         return _end(state, Cause(f"stopped by {name}", 128 + event.signum, now), now)
@@ -397,14 +379,16 @@ def _(event: Interrupted, state: State, now: float) -> Step:
     if state.interrupts == 2:
         state, closing = _close_all(state, 0.0)
         return state, (Notice("info", "killing the workers; once more to leave at once"), *closing)
-    return replace(state, phase=Phase.DONE), (Notice("warning", "left; the agents finish the clean-up"), Finish())
+    return state._replace(phase=Phase.DONE), (
+        Notice("warning", "left; the agents finish the clean-up"),
+        Finish(),
+    )
 
 
 # Time
 
 
-@_on.register
-def _(event: Ticked, state: State, now: float) -> Step:
+def _on_ticked(event: Ticked, state: State, now: float) -> Step:
     if state.job_overdue(now):
         text = f"the job's time limit of {state.spec.timeouts.job_s:g} s has passed"
         return _end(state, Cause(text, Exit.TIMEOUT, now), now)
@@ -428,7 +412,9 @@ def _phase_overdue(state: State, now: float) -> Step:
     if state.phase is Phase.CONNECTING:
         return _connect_overdue(state, now)
     if state.phase is Phase.PREPARING:
-        slow = _listed([state.label(i) for i, node in enumerate(state.nodes) if not node.ready] or [state.label(0)])
+        slow = _listed(
+            [state.label(i) for i, node in enumerate(state.nodes) if not node.ready] or [state.label(0)]
+        )
         return _end(state, Cause(f"no answer from {slow} while preparing", Exit.UNREACHABLE, now), now)
     return _stop_overdue(state, now)
 
@@ -459,3 +445,22 @@ def _stop_overdue(state: State, now: float) -> Step:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:MAX_NAMED])
     return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"
+
+
+_HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
+    AgentUp: _on_agent_up,
+    LinkEnded: _on_link_ended,
+    PortHeld: _on_port_held,
+    PortRefused: _on_port_refused,
+    RouteFound: _on_route_found,
+    RouteFailed: _on_route_failed,
+    WorkerStarted: _on_worker_started,
+    WorkerUnstarted: _on_worker_unstarted,
+    WorkerExited: _on_worker_exited,
+    RanksJoined: _on_ranks_joined,
+    Swept: _on_swept,
+    OutputLost: _on_output_lost,
+    Stuck: _on_stuck,
+    Interrupted: _on_interrupted,
+    Ticked: _on_ticked,
+}

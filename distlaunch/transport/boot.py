@@ -8,9 +8,10 @@ The same command goes to every node, so no value of a job is ever quoted for a r
 4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`).
 """
 
+from typing import NamedTuple
+
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 TOO_OLD = "distlaunch-agent"
 """Followed by the version on stderr when the interpreter is older than 3.8; also the name in ps."""
@@ -47,8 +48,7 @@ def load(name, forms):
 """
 
 
-@dataclass(frozen=True)
-class AgentModule:
+class AgentModule(NamedTuple):
     """One module of the agent: its dotted name, source text, and marshalled code with its magic number."""
 
     name: str

@@ -1,7 +1,8 @@
 """What it means that a link failed: ssh's own words, classified, with what to do about it."""
 
+from typing import NamedTuple
+
 import re
-from dataclasses import dataclass
 from enum import Enum
 
 from distlaunch.transport.boot import NO_PYTHON, TOO_OLD
@@ -24,8 +25,7 @@ class Kind(Enum):
     LOST = "connection lost"
 
 
-@dataclass(frozen=True)
-class LinkFailure:
+class LinkFailure(NamedTuple):
     """A failed link: its kind, the last words received, and whether trying again can help."""
 
     kind: Kind
@@ -71,7 +71,10 @@ _PATTERNS = (
         r"|Exceeded MaxStartups|Not allowed at this time"
         r"|(?:Connection closed by|Connection reset by) \S+ port \d+\s*\Z",
     ),
-    (Kind.AUTHENTICATION, r"Permission denied|Too many authentication failures|No more authentication methods"),
+    (
+        Kind.AUTHENTICATION,
+        r"Permission denied|Too many authentication failures|No more authentication methods",
+    ),
     (Kind.UNRESOLVED, r"Could not resolve hostname"),
     (Kind.REFUSED, r"Connection refused"),
     (Kind.SILENT, r"timed out during banner exchange|banner exchange: Connection to .* timed out"),

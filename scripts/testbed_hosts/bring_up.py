@@ -1,0 +1,104 @@
+"""Bringing a testbed up: claim, files, keepers, links, sshds, in an order that `down` can undo anywhere."""
+
+import contextlib
+import os
+import pwd
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from . import loopback, namespaces, ssh_files
+from .boot import booting
+from .processes import identify
+from .state import Mode, Testbed, claim, load, refuse_unfinished, save, with_keepers
+from .take_down import population, take_down
+from .tools import TestbedError, tool
+
+# sshd as root will not start without it; packages make it only when their own service starts.
+_PRIVILEGE_SEPARATION = Path("/run/sshd")
+
+
+def choose_mode(wanted: Mode | None) -> tuple[Mode, str | None]:
+    """Return the mode to use and, where it is second best, why; TestbedError if `wanted` cannot be had."""
+    if wanted == "loopback":
+        return "loopback", None
+    reason = namespaces.why_not()
+    if reason and wanted:
+        raise TestbedError(f"{reason}: use --mode loopback")
+    return ("loopback" if reason else "netns"), reason
+
+
+def bring_up(count: int, folder: Path, mode: Mode) -> Testbed:
+    """Make a testbed and return it once every sshd answers; whatever fails, nothing is left behind."""
+    ssh_files.refuse_unquotable(folder)
+    for name in ("sshd", "ssh-keygen", "setpriv"):
+        tool(name)
+    _refuse_live(folder)
+    with _planned(count, folder, mode) as testbed:
+        claim(testbed)
+        try:
+            finished = replace(_boot(testbed), maker=None)
+            save(finished)
+            return finished
+        except BaseException as failure:
+            _undo(load(folder) or testbed, failure)
+            raise
+
+
+def _undo(testbed: Testbed, failure: BaseException) -> None:
+    try:
+        take_down(testbed)
+    except TestbedError as second:
+        first = failure if isinstance(failure, Exception) else "stopped"
+        raise TestbedError(f"{first}; then, taking it down: {second}") from failure
+
+
+def _refuse_live(folder: Path) -> None:
+    left = load(folder)
+    if left is None:
+        return
+    refuse_unfinished(left)
+    if any(population(left).values()):
+        raise TestbedError(f"{folder} holds a living testbed: run `down --dir {folder}` first")
+    take_down(left)
+
+
+@contextlib.contextmanager
+def _planned(count: int, folder: Path, mode: Mode) -> Iterator[Testbed]:
+    tag, maker = os.urandom(3).hex(), identify(os.getpid())
+    if mode == "loopback":
+        with loopback.held_hosts(count) as hosts:
+            yield Testbed(folder, mode, tag, maker, hosts)
+        return
+    with namespaces.claimed_subnet(tag) as subnet:
+        hosts = namespaces.plan_hosts(count, tag, subnet)
+        yield Testbed(folder, mode, tag, maker, hosts, gateway=str(subnet[namespaces.GATEWAY]))
+
+
+def _boot(testbed: Testbed) -> Testbed:
+    folders = [testbed.folder(host) for host in testbed.hosts]
+    _write_files(testbed)
+    prefix = namespaces.unshare_argv() if testbed.mode == "netns" else []
+    with booting(testbed.hosts, folders, prefix) as boots:
+        testbed = with_keepers(testbed, [boot.ready() for boot in boots])
+        # Before the keepers are released: one that is not written down leaves with us.
+        save(testbed)
+        if testbed.mode == "netns":
+            namespaces.make_links(testbed)
+        for host, boot in zip(testbed.hosts, boots, strict=True):
+            setup = namespaces.setup_argvs(testbed, host) if testbed.mode == "netns" else []
+            boot.order(setup, ssh_files.sshd_argv(testbed, host))
+        for boot in boots:
+            boot.up()
+    return testbed
+
+
+def _write_files(testbed: Testbed) -> None:
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    ssh_files.write(testbed, user)
+    if os.geteuid() == 0:
+        _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+    if testbed.mode == "netns":
+        (testbed.dir / "hosts").write_text(namespaces.hosts_file(testbed))
+        if shadow := namespaces.unlocked_shadow(user):
+            (testbed.dir / "shadow").write_text(shadow)

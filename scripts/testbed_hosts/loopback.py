@@ -1,0 +1,36 @@
+"""Hosts as sshds on loopback addresses: what remains of a testbed where namespaces are not to be had.
+
+They share this machine's name and network, so they cannot be cut off and cannot find each other by name.
+"""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+from .state import Host
+
+MOST_HOSTS = 250
+
+
+@contextlib.contextmanager
+def held_hosts(count: int) -> Iterator[tuple[Host, ...]]:
+    """Plan hosts on free ports, host1 at 127.0.0.1, host2 at 127.0.0.2 …, and hold the ports.
+
+    A socket that is bound but does not listen keeps the port from everybody but an sshd, which binds with
+    SO_REUSEADDR as this does.
+    """
+    with contextlib.ExitStack() as stack:
+        yield tuple(
+            Host(f"host{n}", *stack.enter_context(_held(f"127.0.0.{n}"))) for n in range(1, count + 1)
+        )
+
+
+@contextlib.contextmanager
+def _held(address: str) -> Iterator[tuple[str, int]]:
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind((address, 0))
+        except OSError:
+            holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()

@@ -1,0 +1,177 @@
+"""What a testbed is, and the file in its folder that says so.
+
+The file is written before the thing it names is made, so that `down` finds everything whatever became
+of `up`.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from .processes import ProcessId, lives
+from .tools import TestbedError
+
+Mode = Literal["netns", "loopback"]
+
+_STATE = "state.json"
+_UNFINISHED = "state.json.new"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host. `interface` is the controller's end of its cable, `netns` its namespace's inode number."""
+
+    name: str
+    address: str
+    port: int
+    interface: str | None = None
+    keeper: ProcessId | None = None
+    netns: int | None = None
+
+
+@dataclass(frozen=True)
+class Testbed:
+    """A testbed: `tag` is the random part of its interfaces' names, `maker` the `up` still at work on it."""
+
+    dir: Path
+    mode: Mode
+    tag: str
+    maker: ProcessId | None
+    hosts: tuple[Host, ...]
+    gateway: str | None = None
+
+    @property
+    def bridge(self) -> str | None:
+        """The name of the bridge that the hosts hang on; None on loopback."""
+        return f"tb{self.tag}" if self.mode == "netns" else None
+
+    @property
+    def ssh_config(self) -> Path:
+        """The configuration with which ssh reaches the hosts by their names."""
+        return self.dir / "ssh_config"
+
+    def folder(self, host: Host) -> Path:
+        """The folder of one host's own files."""
+        return self.dir / host.name
+
+    def host(self, name: str) -> Host:
+        """Return the host of that name; TestbedError if there is none."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise TestbedError(f"no host {name!r} in {self.dir}: it has {', '.join(h.name for h in self.hosts)}")
+
+
+def with_keepers(testbed: Testbed, keepers: Sequence[tuple[ProcessId, int | None]]) -> Testbed:
+    """Return the testbed with each host's keeper and network namespace filled in, in the hosts' order."""
+    kept = [
+        replace(host, keeper=keeper, netns=netns)
+        for host, (keeper, netns) in zip(testbed.hosts, keepers, strict=True)
+    ]
+    return replace(testbed, hosts=tuple(kept))
+
+
+def describe(testbed: Testbed) -> dict[str, Any]:
+    """Return what `--json` prints: plain data for whoever wants to use the hosts.
+
+    A host's `netns` is a path for `nsenter --net=PATH`, its `pid` one for `nsenter --target PID`.
+    """
+    return {
+        "mode": testbed.mode,
+        "dir": str(testbed.dir),
+        "ssh_config": str(testbed.ssh_config),
+        "bridge": testbed.bridge,
+        "gateway": testbed.gateway,
+        "hosts": [_describe_host(host) for host in testbed.hosts],
+    }
+
+
+def _describe_host(host: Host) -> dict[str, Any]:
+    pid = host.keeper and host.keeper.pid
+    return {
+        "name": host.name,
+        "address": host.address,
+        "port": host.port,
+        "netns": f"/proc/{pid}/ns/net" if pid and host.netns else None,
+        "interface": host.interface,
+        "pid": pid,
+    }
+
+
+def claim(testbed: Testbed) -> None:
+    """Make the testbed's folder and write its first state; TestbedError if the folder is in use.
+
+    An existing folder is taken only while it is empty, since `down` will remove it with all it holds.
+    """
+    testbed.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_unclaimed(testbed.dir):
+        raise TestbedError(f"{testbed.dir} is not empty: give --dir a new or an empty folder")
+    testbed.dir.chmod(0o700)
+    try:
+        # A link, unlike a rename, fails where another `up` was faster.
+        os.link(_written(testbed), testbed.dir / _STATE)
+    except FileExistsError:
+        raise TestbedError(f"another `up` is at work in {testbed.dir}: give --dir another folder") from None
+    (testbed.dir / _UNFINISHED).unlink()
+
+
+def save(testbed: Testbed) -> None:
+    """Replace the state on disk with this one, whole or not at all."""
+    _written(testbed).replace(testbed.dir / _STATE)
+
+
+def load(folder: Path) -> Testbed | None:
+    """Return the testbed in a folder, or None if there is none; TestbedError if its state is unreadable."""
+    try:
+        data = json.loads((folder / _STATE).read_text())
+        return Testbed(
+            dir=folder,
+            mode=data["mode"],
+            tag=data["tag"],
+            maker=_process(data["maker"]),
+            hosts=tuple(_host(entry) for entry in data["hosts"]),
+            gateway=data["gateway"],
+        )
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        raise TestbedError(f"{folder} belongs to another user: run this as its owner") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise TestbedError(f"{folder / _STATE} is not a testbed's state: {error}") from None
+
+
+def existing(folder: Path) -> Testbed:
+    """Return the testbed in a folder; TestbedError if there is none, or if `up` is still at work on it."""
+    testbed = load(folder)
+    if testbed is None:
+        raise TestbedError(f"no testbed in {folder}: make one with `up N --dir {folder}`")
+    refuse_unfinished(testbed)
+    return testbed
+
+
+def refuse_unfinished(testbed: Testbed) -> None:
+    """Raise TestbedError while another process is still bringing this testbed up."""
+    if testbed.maker and testbed.maker.pid != os.getpid() and lives(testbed.maker):
+        raise TestbedError(f"`up`, process {testbed.maker.pid}, is still at work in {testbed.dir}")
+
+
+def is_unclaimed(folder: Path) -> bool:
+    """Tell whether a folder is empty, except for what an `up` leaves that dies before its first state."""
+    return all(entry.name == _UNFINISHED for entry in folder.iterdir())
+
+
+def _host(entry: dict[str, Any]) -> Host:
+    return Host(**entry | {"keeper": _process(entry["keeper"])})
+
+
+def _process(entry: dict[str, Any] | None) -> ProcessId | None:
+    return ProcessId(**entry) if entry else None
+
+
+def _written(testbed: Testbed) -> Path:
+    path = testbed.dir / _UNFINISHED
+    path.write_text(json.dumps(asdict(testbed) | {"dir": str(testbed.dir)}, indent=2) + "\n")
+    return path

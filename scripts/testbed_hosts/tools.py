@@ -1,0 +1,86 @@
+"""The programs that a testbed is made with: finding them, and running them bounded in time."""
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+COMMAND_LIMIT_S = 10.0
+
+# An ordinary user's PATH often lacks the folders where sshd and ip live.
+_SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+
+_PACKAGES = {
+    "hostname": "hostname",
+    "ip": "iproute2",
+    "ip6tables": "iptables",
+    "iptables": "iptables",
+    "mount": "mount",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "sshd": "openssh-server",
+    "unshare": "util-linux",
+}
+
+
+class TestbedError(Exception):
+    """What went wrong and what to do about it, in one line; the command ends with status 1."""
+
+
+def find(name: str) -> str | None:
+    """Return the absolute path of a program, or None where it is not installed."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SBIN}")
+    return found and str(Path(found).absolute())
+
+
+def tool(name: str) -> str:
+    """Return the absolute path of a program; TestbedError names the package that has it."""
+    found = find(name)
+    if found is None:
+        raise TestbedError(f"{name} not found: apt install {_PACKAGES[name]}")
+    return found
+
+
+def attempt(argv: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program with `text` as its input and return how it ended, whatever its exit status."""
+    try:
+        return subprocess.run(
+            argv, input=text, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TestbedError(f"{shlex.join(argv)} did not end within {COMMAND_LIMIT_S:g} s") from None
+
+
+def run(argv: Sequence[str], text: str = "") -> str:
+    """Run a program with `text` as its input and return its output; TestbedError if it fails."""
+    finished = attempt(argv, text)
+    _refuse_failure(argv, finished.returncode, finished.stderr)
+    return finished.stdout
+
+
+def run_together(argvs: Sequence[Sequence[str]]) -> None:
+    """Run programs side by side; TestbedError if one fails."""
+    running = [
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for argv in argvs
+    ]
+    try:
+        for argv, process in zip(argvs, running, strict=True):
+            _, errors = process.communicate(timeout=COMMAND_LIMIT_S)
+            _refuse_failure(argv, process.returncode, errors.decode(errors="replace"))
+    except subprocess.TimeoutExpired:
+        raise TestbedError(f"{argvs[0][0]} did not end within {COMMAND_LIMIT_S:g} s") from None
+    finally:
+        for process in running:
+            process.kill()
+            process.wait(COMMAND_LIMIT_S)
+
+
+def _refuse_failure(argv: Sequence[str], status: int, errors: str) -> None:
+    if status:
+        reason = "; ".join(errors.split("\n")).strip("; ") or f"status {status}"
+        raise TestbedError(f"{shlex.join(argv)} failed: {reason}")
