@@ -79,7 +79,9 @@ class Loop:
         self._execute(first)
         while not self._finished:
             for key, _ in self._selector.select(self._wait_s()):
-                key.data()
+                # An earlier handler of this round may have closed the descriptor.
+                if self._selector.get_map().get(key.fd) == key:
+                    key.data()
             self._look_at_clock()
         for node in list(self._links):
             self._forget(node)
