@@ -3,10 +3,9 @@
 A failing worker is no exception but data (`distlaunch.supervisor.state.Outcome`).
 """
 
-from typing import NamedTuple
-
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Exit(IntEnum):

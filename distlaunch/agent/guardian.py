@@ -11,8 +11,6 @@ import time
 from distlaunch.agent import serve, sweep, workers
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Optional
 
 AGENT_DIED = 70
 """Exit status when the agent was killed and the guardian swept in its place."""
@@ -40,7 +38,7 @@ def main(nonce: str, node: int, run_id: str) -> None:
 
 
 def _watch(agent: int) -> int:
-    status = None  # type: Optional[int]
+    status: "Optional[int]" = None
     while status is None:
         received = signal.sigwait(_WATCHED)
         if received != signal.SIGCHLD:

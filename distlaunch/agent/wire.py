@@ -88,7 +88,7 @@ class Frame:
         try:
             message = json.loads(self.payload)
         except (ValueError, RecursionError) as error:
-            raise ProtocolError("a control frame is not JSON: %s" % error)
+            raise ProtocolError("a control frame is not JSON: %s" % error) from None
         if not isinstance(message, dict) or not isinstance(message.get("op"), str):
             raise ProtocolError("a control frame is not an object with an op")
         return message

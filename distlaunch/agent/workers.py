@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import signal
-import sys
 
 from distlaunch.agent import sweep
 
@@ -25,7 +24,7 @@ MAX_ERROR_RECORD = 1 << 18
 
 
 class Worker:
-    """One spawned worker: ``local_rank``, ``pid``, its pipes (descriptors) and where its error record goes."""
+    """One spawned worker: its local rank, PID, pipes (descriptors) and where its error record goes."""
 
     __slots__ = (
         "error_file",

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -28,7 +28,7 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-class PlanFormat(str, Enum):
+class PlanFormat(StrEnum):
     """How `dry-run` prints a plan."""
 
     table = "table"

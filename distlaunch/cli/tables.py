@@ -16,7 +16,7 @@ def _table(*columns: str) -> Table:
 
 
 def print_plan(plan: LaunchPlan) -> None:
-    """Node × local rank → rank, device, address."""
+    """One row per worker: node, local rank, rank, device, address."""
     port = plan.master_port or "a free port"
     heading = f"{plan.spec.name}: {plan.world_size} ranks on {len(plan.nodes)} nodes, {plan.backend}"
     table = _table("node", "local rank", "rank", "device", "address")

@@ -1,14 +1,13 @@
 """A parsed document whose every value knows its place."""
 
-from typing import NamedTuple
-
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from distlaunch.errors import Problem
 
 
 class Place(NamedTuple):
-    """Where a value stands: `source` is the file as the user named it; `line`, `column` from 1, 0 = nowhere."""
+    """Where a value stands: the file as the user named it; line and column from 1, 0 = nowhere."""
 
     source: str
     line: int = 0
@@ -74,7 +73,7 @@ def describe(value: Value) -> str:
 
 
 def override(root: Value, path: list[str], new: Value) -> Value:
-    """`root` with the value at `path` (keys, or indices of lists) replaced. Raises KeyError naming the step."""
+    """`root` with the value at `path` (keys and list indices) replaced. Raises KeyError naming the step."""
     if not path:
         return new
     step, rest = path[0], path[1:]

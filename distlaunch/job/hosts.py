@@ -1,9 +1,8 @@
 """Host names as people write them: ranges, user@host, host:port, and three forms of hostfiles."""
 
-from typing import NamedTuple
-
 import itertools
 import re
+from typing import NamedTuple
 
 from distlaunch.errors import Problem
 from distlaunch.job.document import Place

@@ -1,6 +1,7 @@
 """What a job file says, checked and frozen."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from distlaunch.errors import JobError
@@ -34,6 +35,7 @@ class EnvValue(NamedTuple):
 
 
 Env = Mapping[str, EnvValue]
+NO_ENV: Env = MappingProxyType({})
 
 
 class Program(NamedTuple):
@@ -53,7 +55,7 @@ class NodeSpec(NamedTuple):
     address: str | None = None
     python: str | None = None
     workdir: str | None = None
-    env: Env = {}
+    env: Env = NO_ENV
     path: str = ""
 
     @property
@@ -91,11 +93,11 @@ class JobSpec(NamedTuple):
     master_port: int | None = None
     rendezvous_id: str | None = None
     args: tuple[str, ...] = ()
-    env: Env = {}
+    env: Env = NO_ENV
     python: str | None = None
     timeouts: Timeouts = Timeouts()
     ssh: SshOptions = SshOptions()
-    places: Mapping[str, Place] = {}
+    places: Mapping[str, Place] = MappingProxyType({})
     source: str = "job"
 
     @property

@@ -292,9 +292,8 @@ class Record(NamedTuple):
                 checked[key] = self.fields[key].kind.check(entry, inner, problems)
             else:
                 problems.append(self._unknown(key, at.place, inner))
-        for key in self.required:
-            if value.get(key) is None:
-                problems.append(value.place.problem(path, f"{key} is missing"))
+        missing = [key for key in self.required if value.get(key) is None]
+        problems.extend(value.place.problem(path, f"{key} is missing") for key in missing)
         return checked
 
     def _unknown(self, key: str, place: Place, path: str) -> Problem:

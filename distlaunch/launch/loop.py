@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from distlaunch.agent import wire
 from distlaunch.job.spec import JobSpec, NodeSpec
@@ -17,7 +17,7 @@ from distlaunch.launch.reports import event_of
 from distlaunch.rim.bundle import agent_modules
 from distlaunch.rim.link import Link
 from distlaunch.supervisor import actions, events
-from distlaunch.supervisor.state import NodePhase, State
+from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
 from distlaunch.transport.argv import argv_of
 from distlaunch.transport.boot import boot_text, candidates_text
@@ -34,7 +34,7 @@ class Signals:
         os.set_blocking(self._write, False)
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> Self:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for signum in (*_STOP_SIGNALS, signal.SIGCHLD):
             if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:

@@ -1,6 +1,5 @@
 """Runs a job from spec to summary."""
 
-import os
 import signal
 import subprocess
 import time

@@ -23,9 +23,8 @@ class Summary(NamedTuple):
         cause = self.state.cause
         if cause is None:
             ranks, nodes = len(self.state.workers), len(self.state.nodes)
-            return [
-                f"{_count(ranks, 'rank')} on {_count(nodes, 'node')} finished in {self.seconds:.1f} s; logs: {self.folder}"
-            ]
+            what = f"{_count(ranks, 'rank')} on {_count(nodes, 'node')}"
+            return [f"{what} finished in {self.seconds:.1f} s; logs: {self.folder}"]
         lines = [*_unusable_nodes(self.state), *self._cause_lines(), *self._others()]
         return [
             *lines,
@@ -97,7 +96,7 @@ class Summary(NamedTuple):
 
 
 def traceback_key(words: str) -> str:
-    """The last traceback in `words`, without what differs from rank to rank (numbers); "" if there is none."""
+    """The last traceback in `words`, without what differs from rank to rank; "" if there is none."""
     _, found, last = words.rpartition("Traceback (most recent call last):")
     return re.sub(r"\d+", "#", re.sub(r"(?m)^\[\w*rank\d+\]:?\s?", "", last)).strip() if found else ""
 

@@ -1,13 +1,11 @@
 """Assigns ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
-from typing import NamedTuple
-
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from distlaunch import contract
 from distlaunch.job.spec import Address, Env, JobSpec, NodeSpec
-
 
 DEFAULT_PORT = 29500
 """torch's default; shown by dry-run where `run` will pick a free one."""
@@ -44,7 +42,7 @@ class NodePlan(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """Everything that `run` will start and `dry-run` prints. `master_port` None = picked and held at the start."""
+    """All that `run` starts and `dry-run` prints; `master_port` None = picked and held at the start."""
 
     spec: JobSpec
     nodes: tuple[NodePlan, ...]

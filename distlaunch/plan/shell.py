@@ -1,5 +1,6 @@
 """A plan as shell commands for people: one block per node, pasted there, works without distlaunch."""
 
+from collections.abc import Mapping
 from shlex import quote
 
 from distlaunch.job.spec import Env
@@ -7,23 +8,30 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan
 
 
 def shell_text(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> str:
-    """POSIX sh: ``# node NAME`` and a subshell per worker; `nodes` maps node index → its workers."""
+    """POSIX sh: ``# node NAME`` and a subshell per node; `nodes` maps node rank → its workers.
+
+    Workers differ only by the variables of their own line. Values are exported by the shell, since
+    everyone on the node can read the arguments of a program such as env.
+    """
     return "\n".join(_node_block(node, nodes[node.node_rank]) for node in plan.nodes)
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
-    lines = [f"# node {node.label}"]
-    lines += [_worker_line(worker) for worker in workers]
-    return "\n".join([*lines, "wait", ""])
+    shared = dict(set(workers[0].contract.items()).intersection(*(w.contract.items() for w in workers)))
+    exports = [*_job_exports(node.env), *_assignments(shared), *_default_exports(workers[0])]
+    lines = [f"# node {_comment(node.label)}", f"(cd {quote(node.workdir)} || exit"]
+    lines += [f"export {export}" for export in exports]
+    lines += [_worker_line(worker, shared) for worker in workers]
+    return "\n".join([*lines, "wait)", ""])
 
 
-def _worker_line(worker: WorkerPlan) -> str:
-    # export, not env: what env gets as arguments, everyone on the node can read in ps.
-    exports = [f"{name}={quote(value)}" for name, value in worker.contract.items()]
-    exports = [*_job_exports(worker.env), *exports]
-    missing = [name for name in worker.defaults if name not in worker.env]
-    exports += [f'{name}="${{{name}:-{worker.defaults[name]}}}"' for name in missing]
-    return f"(cd {quote(worker.cwd)} && export {' '.join(exports)} && exec {_command(worker)}) &"
+def _worker_line(worker: WorkerPlan, shared: Mapping[str, str]) -> str:
+    own = {name: value for name, value in worker.contract.items() if name not in shared}
+    return " ".join([*_assignments(own), *map(quote, worker.argv), "&"])
+
+
+def _assignments(values: Mapping[str, str]) -> list[str]:
+    return [f"{name}={quote(value)}" for name, value in sorted(values.items())]
 
 
 def _job_exports(env: Env) -> list[str]:
@@ -34,5 +42,10 @@ def _job_exports(env: Env) -> list[str]:
     ]
 
 
-def _command(worker: WorkerPlan) -> str:
-    return " ".join(map(quote, worker.argv))
+def _default_exports(worker: WorkerPlan) -> list[str]:
+    missing = [name for name in worker.defaults if name not in worker.env]
+    return [f'{name}="${{{name}:-{worker.defaults[name]}}}"' for name in missing]
+
+
+def _comment(text: str) -> str:
+    return " ".join(text.split())

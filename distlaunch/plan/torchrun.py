@@ -17,9 +17,8 @@ def _remarks(plan: LaunchPlan) -> list[str]:
     used = [name for name in PLACEHOLDERS if any("{" + name + "}" in argument for argument in plan.spec.args)]
     if not used:
         return []
-    return [
-        f"# torchrun can't fill in {', '.join('{' + name + '}' for name in used)}: the script must read them itself"
-    ]
+    names = ", ".join("{" + name + "}" for name in used)
+    return [f"# torchrun can't fill in {names}: the script must read them itself"]
 
 
 def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:

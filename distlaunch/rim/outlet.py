@@ -42,8 +42,7 @@ class Outlet:
             self._closing = True
             self._changed.notify_all()
             while self._waiting and not self.broken:
-                before = self._waiting
-                if not self._changed.wait_for(lambda: self._waiting < before or self.broken, patience_s):
+                if not self._changed.wait(patience_s):
                     return
         if self._thread:
             self._thread.join(patience_s)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distlaunch.errors import Exit, JobError
+from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.supervisor.actions import (
     Action,
@@ -47,7 +48,6 @@ from distlaunch.supervisor.state import (
     exit_status_of,
     status_words,
 )
-from distlaunch.job.spec import JobSpec
 from distlaunch.transport.failure import Kind, LinkFailure
 
 Step = tuple[State, tuple[Action, ...]]
@@ -165,7 +165,8 @@ def _on_port_refused(event: PortRefused, state: State, now: float) -> Step:
     holders = (
         ", ".join(_owner_words(owner) for owner in event.owners) or "a program that does not listen on it"
     )
-    text = f"{port} can't be used: {event.error.lower()}; held by {holders}. Leave the port out to get a free one"
+    advice = "leave the port out to get a free one"
+    text = f"{port} can't be used: {event.error.lower()}; held by {holders}; {advice}"
     return _end(state, Cause(text, Exit.PORT_TAKEN, now, node=event.node), now)
 
 

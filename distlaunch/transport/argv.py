@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from distlaunch.job.spec import Address, SshOptions
 from distlaunch.transport.boot import SCRIPT
 
-
 # Ours come first and so win over the user's: ssh takes the first value of each option.
 _FIXED = (
     "IgnoreUnknown=StdinNull,ForkAfterAuthentication,SessionType",  # clients before OpenSSH 8.7

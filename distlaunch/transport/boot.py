@@ -8,10 +8,9 @@ The same command goes to every node, so no value of a job is ever quoted for a r
 4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`).
 """
 
-from typing import NamedTuple
-
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 TOO_OLD = "distlaunch-agent"
 """Followed by the version on stderr when the interpreter is older than 3.8; also the name in ps."""

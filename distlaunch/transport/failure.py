@@ -1,9 +1,8 @@
 """What it means that a link failed: ssh's own words, classified, with what to do about it."""
 
-from typing import NamedTuple
-
 import re
 from enum import Enum
+from typing import NamedTuple
 
 from distlaunch.transport.boot import NO_PYTHON, TOO_OLD
 
@@ -46,7 +45,7 @@ _ADVICE = {
     Kind.UNREACHABLE: "is the machine up, and the name, address and port right?",
     Kind.UNRESOLVED: "give the host as ssh knows it, or add it to your ssh_config",
     Kind.REFUSED: "is sshd running there, and on this port?",
-    Kind.AUTHENTICATION: "distlaunch never asks for a password: `ssh-copy-id` your key, or load it with ssh-add",
+    Kind.AUTHENTICATION: "it never asks for a password: `ssh-copy-id` your key, or load it with ssh-add",
     Kind.HOST_KEY: "connect once with plain ssh and check the key; distlaunch never accepts one for you",
     Kind.NO_PYTHON: "install python3 (3.8 or later) there, or name one with `python:`",
     Kind.OLD_PYTHON: "name one that is 3.8 or later with `python:`",
@@ -57,24 +56,22 @@ _ADVICE = {
     Kind.LOST: "see the network and the machine's log",
 }
 
+_HOST_KEY = (
+    r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"
+    r"|No \S+ host key is known|host key for .* (?:has changed|was revoked)"
+)
+_DROPPED = (
+    r"kex_exchange_identification: (?:read: Connection reset|Connection closed)"
+    r"|Exceeded MaxStartups|Not allowed at this time"
+    r"|(?:Connection closed by|Connection reset by) \S+ port \d+\s*\Z"
+)
+_AUTHENTICATION = r"Permission denied|Too many authentication failures|No more authentication methods"
 _PATTERNS = (
     (Kind.NO_PYTHON, re.escape(NO_PYTHON)),
     (Kind.OLD_PYTHON, rf"^{re.escape(TOO_OLD)}\d|Unknown option: -I"),
-    (
-        Kind.HOST_KEY,
-        r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"
-        r"|No \S+ host key is known|host key for .* (?:has changed|was revoked)",
-    ),
-    (
-        Kind.DROPPED,
-        r"kex_exchange_identification: (?:read: Connection reset|Connection closed)"
-        r"|Exceeded MaxStartups|Not allowed at this time"
-        r"|(?:Connection closed by|Connection reset by) \S+ port \d+\s*\Z",
-    ),
-    (
-        Kind.AUTHENTICATION,
-        r"Permission denied|Too many authentication failures|No more authentication methods",
-    ),
+    (Kind.HOST_KEY, _HOST_KEY),
+    (Kind.DROPPED, _DROPPED),
+    (Kind.AUTHENTICATION, _AUTHENTICATION),
     (Kind.UNRESOLVED, r"Could not resolve hostname"),
     (Kind.REFUSED, r"Connection refused"),
     (Kind.SILENT, r"timed out during banner exchange|banner exchange: Connection to .* timed out"),
