@@ -11,6 +11,8 @@ import time
 from distlaunch.agent import serve, sweep, workers
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
 
 AGENT_DIED = 70
 """Exit status when the agent was killed and the guardian swept in its place."""

@@ -160,7 +160,10 @@ class Agent:
     def _on_signals(self, received: bytes) -> None:
         if signal.SIGCHLD in received:
             self._crew.children_changed()
-        if any(signum in received for signum in _SIGNALS):
+        stop = next((signum for signum in received if signum in _SIGNALS), None)
+        if stop is not None and not self._leaving:
+            # Said before the workers' exits, so that none of them is taken for the cause.
+            self._outbox.report({"op": "leaving", "signal": stop})
             self._leave_early()
 
     # Commands, one method each

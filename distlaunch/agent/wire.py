@@ -32,6 +32,7 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     unstarted {local_rank, stage, errno, text} fork, chdir or exec has failed
     exited    {local_rank, status, t, error_record}           exit code, or negative signal
     joined    {local_ranks}                    connected to the rendezvous port
+    leaving   {signal}                         the agent was told to stop by a signal, its workers follow
     dropped   {local_rank, stream, bytes}      output lost because the spool was full
     stuck     {processes: [{pid, command}]}    these resist SIGKILL
     swept     {generation, leftovers}          no descendant is left; so many had outlived the workers

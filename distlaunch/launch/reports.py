@@ -96,6 +96,7 @@ def _unstarted(node: int, fields: _Fields, clock: Clock) -> Event:
 _EVENTS: Mapping[str, Callable[[int, _Fields, Clock], Event | None]] = {
     "hello": _hello,
     "pong": lambda node, fields, clock: None,
+    "leaving": lambda node, fields, clock: events.AgentLeaving(node, fields.number("signal")),
     "held": lambda node, fields, clock: events.PortHeld(node, fields.number("port")),
     "unheld": lambda node, fields, clock: events.PortRefused(
         node, fields.text("error"), fields.mappings("owners")

@@ -79,20 +79,19 @@ class Summary(NamedTuple):
             return {WorkerPhase.PLANNED: "not started"}.get(worker.phase, worker.phase.value)
         if worker.status == 0:
             return "finished"
+        if self._same_traceback(worker.rank):
+            return f"failed too, {status_words(worker.status)}, with the same traceback"
         if worker.stopped:
             return "stopped by distlaunch"
-        same = self._same_traceback(worker.rank)
-        return f"failed too, {status_words(worker.status)}{same}"
+        last = self.last_words.get(worker.rank, "").strip().splitlines()[-1:]
+        return f"failed too, {status_words(worker.status)}" + (f": {last[0][:200]}" if last else "")
 
-    def _same_traceback(self, rank: int) -> str:
+    def _same_traceback(self, rank: int) -> bool:
         cause = self.state.cause
         if cause is None or cause.rank is None:
-            return ""
+            return False
         mine, first = (traceback_key(self.last_words.get(r, "")) for r in (rank, cause.rank))
-        if mine and mine == first:
-            return ", with the same traceback"
-        last = self.last_words.get(rank, "").strip().splitlines()[-1:]
-        return f": {last[0][:200]}" if last else ""
+        return bool(mine) and mine == first
 
 
 def traceback_key(words: str) -> str:

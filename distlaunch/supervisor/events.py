@@ -22,6 +22,13 @@ class LinkEnded(NamedTuple):
     failure: LinkFailure
 
 
+class AgentLeaving(NamedTuple):
+    """An agent was told to stop by a signal, or its guardian died; its workers will follow."""
+
+    node: int
+    signum: int
+
+
 class PortHeld(NamedTuple):
     """The first node holds the rendezvous port."""
 
@@ -123,6 +130,7 @@ class Ticked(NamedTuple):
 
 Event = (
     AgentUp
+    | AgentLeaving
     | LinkEnded
     | PortHeld
     | PortRefused

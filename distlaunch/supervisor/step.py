@@ -20,6 +20,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
 )
 from distlaunch.supervisor.events import (
+    AgentLeaving,
     AgentUp,
     Event,
     Interrupted,
@@ -309,6 +310,13 @@ def _node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Ste
     return _end(state, Cause(text, Exit.NODE_LOST, now, node=node), now)
 
 
+def _on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
+    if state.phase is Phase.STOPPING:
+        return state, ()
+    text = f"{state.label(event.node)} was lost: {status_words(-event.signum).replace('killed', 'its agent was stopped')}"
+    return _end(state, Cause(text, Exit.NODE_LOST, now, node=event.node), now)
+
+
 # Stopping
 
 
@@ -449,6 +457,7 @@ def _listed(names: list[str]) -> str:
 
 
 _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
+    AgentLeaving: _on_agent_leaving,
     AgentUp: _on_agent_up,
     LinkEnded: _on_link_ended,
     PortHeld: _on_port_held,

@@ -1,0 +1,195 @@
+"""Drives the real command line from tests: starts runs, reads their output as it comes, finds what is left.
+
+Nothing here sleeps: output is awaited on pipes, ends of processes on pidfds.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_S = 60.0
+"""No test waits longer than this for anything; only a hang gets there."""
+
+
+def distlaunch_argv(*arguments: str) -> list[str]:
+    """The command line under test, of this checkout and interpreter."""
+    return [sys.executable, "-m", "distlaunch", *arguments]
+
+
+def distlaunch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    options.setdefault("cwd", ROOT)
+    return subprocess.run(
+        distlaunch_argv(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        **options,
+    )
+
+
+def write_job(folder: Path, worker: str, job: str = "") -> Path:
+    """A job file in `folder` whose script is the Python text `worker`; `job` is more YAML."""
+    (folder / "worker.py").write_text(textwrap.dedent(worker))
+    path = folder / "job.yaml"
+    path.write_text(f"script: worker.py\n{textwrap.dedent(job)}")
+    return path
+
+
+class Run:
+    """A `distlaunch run` that goes on while the test does something to it."""
+
+    def __init__(self, job: Path, *arguments: str, **options: Any) -> None:
+        self.folder = job.parent
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            distlaunch_argv("run", str(job), *arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            bufsize=0,
+            **options,
+        )
+        self.out, self.err = bytearray(), bytearray()
+
+    def _read(self, deadline: float) -> bool:
+        """Read what comes next; False when both streams are at their end."""
+        streams = {
+            pipe.fileno(): sink
+            for pipe, sink in ((self.process.stdout, self.out), (self.process.stderr, self.err))
+            if pipe and not pipe.closed
+        }
+        if not streams:
+            return False
+        ready, _, _ = select.select(list(streams), [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"nothing came in time; stdout {self.out!r}, stderr {self.err!r}"
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe and not pipe.closed and pipe.fileno() in ready:
+                sink = streams[pipe.fileno()]
+                data = os.read(pipe.fileno(), 1 << 16)
+                sink += data
+                if not data:
+                    pipe.close()
+        return True
+
+    def wait_for(self, text: str, times: int = 1, within_s: float = PATIENCE_S) -> None:
+        """Wait until `text` has been printed so many times, on either stream."""
+        deadline = time.monotonic() + within_s
+        while (self.out + self.err).count(text.encode()) < times:
+            assert self._read(deadline), f"ended without {text!r}: {self.err.decode()}{self.out.decode()}"
+
+    def wait(self, within_s: float = PATIENCE_S) -> int:
+        """Wait for the end; the exit status."""
+        deadline = time.monotonic() + within_s
+        while self._read(deadline):
+            pass
+        return self.process.wait(max(0.1, deadline - time.monotonic()))
+
+    @property
+    def stdout(self) -> str:
+        return self.out.decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.err.decode(errors="replace")
+
+    def run_folder(self) -> Path:
+        """The run's folder; there is one per job folder in these tests."""
+        (found,) = (self.folder / "runs").iterdir()
+        return found
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The recorded events of one kind."""
+        lines = (self.run_folder() / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+    def worker_pids(self) -> dict[int, int]:
+        """rank → pid, from what the workers print as ``ready RANK PID``."""
+        words = [line.split("ready ")[1].split() for line in self.stdout.splitlines() if "ready " in line]
+        return {int(rank): int(pid) for rank, pid, *_ in words}
+
+    def holders(self) -> list[int]:
+        """Processes that carry the run's cookie in their environment."""
+        return cookie_holders(self.run_folder().name)
+
+    def kill(self) -> None:
+        """End the run whatever it does, as tear-down."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe:
+                pipe.close()
+        with contextlib.suppress(ValueError, OSError):
+            for pid in self.holders():
+                wait_gone([pid], 15.0)
+
+
+@contextlib.contextmanager
+def running(job: Path, *arguments: str, **options: Any) -> Iterator[Run]:
+    """A run that is ended when the test is."""
+    run = Run(job, *arguments, **options)
+    try:
+        yield run
+    finally:
+        run.kill()
+
+
+def cookie_holders(run_id: str) -> list[int]:
+    """PIDs whose environment has the run's cookie."""
+    cookie = f"DISTLAUNCH_RUN_ID={run_id}\0".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if cookie in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+    return found
+
+
+def agents_of(pid: int) -> list[int]:
+    """The agents that `pid`'s local links run: below sh's exec comes the guardian, below it the agent."""
+    return [agent for guardian in children_of(pid) for agent in children_of(guardian)]
+
+
+def children_of(pid: int) -> list[int]:
+    """PIDs of the live children of a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def wait_gone(pids: Sequence[int], within_s: float) -> float:
+    """Wait until all these processes have ended; the seconds it took. Fails after `within_s`."""
+    began = time.monotonic()
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            left_ms = max(0.0, began + within_s - time.monotonic()) * 1000
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            assert poll.poll(left_ms), f"process {pid} is still there after {within_s} s"
+        finally:
+            os.close(pidfd)
+    return time.monotonic() - began
+
+
+def kill(pid: int, signum: int = signal.SIGKILL) -> None:
+    """Signal a process that the test started."""
+    os.kill(pid, signum)

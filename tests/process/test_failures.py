@@ -1,0 +1,359 @@
+"""What happens when workers, the agent or the controller fail on this machine."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.harness import agents_of, children_of, distlaunch, kill, running, wait_gone, write_job
+
+CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
+SLEEPER = """
+    import os, signal, sys
+    print("ready", os.environ["RANK"], os.getpid(), flush=True)
+    signal.pause()
+"""
+STUBBORN = """
+    import os, signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("ready", os.environ["RANK"], os.getpid(), flush=True)
+    while True:
+        signal.pause()
+"""
+BUSY = """
+    import os
+    print("ready", os.environ["RANK"], os.getpid(), flush=True)
+    while True:
+        pass
+"""
+
+
+def test_exit_status_and_last_words_of_the_first_failing_rank(tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path,
+        """
+        import os, signal
+        if os.environ["RANK"] == "2":
+            raise SystemExit(7) from ValueError(print("the cause", file=__import__("sys").stderr))
+        signal.pause()
+        """,
+        CPU,
+    )
+    done = distlaunch("run", str(job))
+    assert done.returncode == 7
+    assert "rank 2 (node1) failed first: exit status 7" in done.stderr
+    assert "  | the cause" in done.stderr
+    assert "ranks 0-1, 3: stopped by distlaunch" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_identical_tracebacks_are_folded(tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path,
+        """
+        import os, signal
+        rank = int(os.environ["RANK"])
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise RuntimeError(f"rank {rank} is unhappy")
+        """,
+        CPU,
+    )
+    done = distlaunch("run", str(job))
+    assert done.returncode == 1
+    summary = [line for line in done.stderr.splitlines() if line.startswith("distlaunch:")]
+    assert sum("RuntimeError: rank" in line for line in summary) == 1, done.stderr
+    assert "failed too, exit status 1, with the same traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("worker", "limit_s"),
+    [(SLEEPER, 2.0), (BUSY, 2.0), (STUBBORN, 3.0 + 2.0)],
+    ids=["sleeps", "computes", "stubborn"],
+)
+def test_a_killed_worker_ends_the_job_everywhere(tmp_path: Path, worker: str, limit_s: float) -> None:
+    with running(write_job(tmp_path, worker, CPU), "--set", "timeouts.stop=3s") as run:
+        run.wait_for("ready", 4)
+        pids = run.worker_pids()
+        kill(pids[3])
+        wait_gone(list(pids.values()), limit_s)
+        assert run.wait() == 128 + signal.SIGKILL
+        assert "rank 3 (node1) failed first: killed by signal 9 (SIGKILL)" in run.stderr
+        assert run.holders() == []
+
+
+def test_a_stopped_worker_is_ended_too(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, SLEEPER, CPU)) as run:
+        run.wait_for("ready", 4)
+        pids = run.worker_pids()
+        kill(pids[0], signal.SIGSTOP)
+        kill(pids[3])
+        wait_gone(list(pids.values()), 2.0)
+        assert run.wait() == 137
+
+
+def test_grandchildren_and_daemons_are_swept(tmp_path: Path) -> None:
+    worker = """
+        import os, signal, subprocess, sys
+        child = "import os, signal; print('ready', 9, os.getpid(), flush=True); signal.pause()"
+        subprocess.Popen([sys.executable, "-c", child])
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execv(sys.executable, [sys.executable, "-c", child.replace("9", "8")])
+            os._exit(0)
+        print("ready", os.environ["RANK"], os.getpid(), flush=True)
+        signal.pause()
+    """
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
+        run.wait_for("ready", 3)
+        pids = run.worker_pids()
+        assert set(pids) == {0, 8, 9}
+        kill(pids[0])
+        wait_gone(list(pids.values()), 2.0)
+        assert run.wait() == 137
+        assert run.holders() == []
+
+
+def test_a_daemon_left_by_success_is_killed_with_a_warning(tmp_path: Path) -> None:
+    worker = """
+        import os, signal, subprocess, sys
+        child = "import os, signal; print('ready', 9, os.getpid(), flush=True); signal.pause()"
+        daemon = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, start_new_session=True)
+        print(daemon.stdout.readline().decode(), flush=True)
+    """
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
+        assert run.wait() == 0
+        wait_gone([run.worker_pids()[9]], 0.0)
+        assert "1 processes outlived their workers and were killed" in run.stderr
+
+
+def test_an_exit_is_reported_although_a_grandchild_keeps_the_output_open(tmp_path: Path) -> None:
+    worker = """
+        import subprocess, sys
+        subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+        sys.exit(3)
+    """
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
+        assert run.wait(within_s=10.0) == 3
+
+
+def test_the_controllers_death_ends_the_workers(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, STUBBORN, CPU), "--set", "timeouts.stop=2s") as run:
+        run.wait_for("ready", 4)
+        run.process.kill()
+        wait_gone(list(run.worker_pids().values()), 2.0 + 2.0)
+        wait_gone(run.holders(), 2.0)
+
+
+def test_an_agents_death_ends_its_workers_and_the_job(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, STUBBORN, CPU), "--set", "timeouts.stop=1s") as run:
+        run.wait_for("ready", 4)
+        pids = run.worker_pids()
+        (agent,) = {parent_of(pids[2]), parent_of(pids[3])}
+        kill(agent)
+        wait_gone([pids[2], pids[3]], 2.0)
+        wait_gone([pids[0], pids[1]], 1.0 + 2.0)
+        assert run.wait() == 71
+        assert "node1 was lost" in run.stderr
+        assert "Traceback" not in run.stderr
+
+
+def test_a_guardians_death_ends_its_workers(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, SLEEPER, CPU)) as run:
+        run.wait_for("ready", 4)
+        pids = run.worker_pids()
+        kill(parent_of(parent_of(pids[2])))
+        wait_gone(list(pids.values()), 4.0)
+        assert run.wait() == 71
+
+
+def test_both_deaths_end_the_workers(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, SLEEPER, CPU)) as run:
+        run.wait_for("ready", 4)
+        pids = run.worker_pids()
+        agent = parent_of(pids[2])
+        guardian = parent_of(agent)
+        kill(guardian, signal.SIGSTOP)
+        kill(agent)
+        kill(guardian)
+        wait_gone(list(pids.values()), 4.0)
+        assert run.wait() == 71
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_to_the_controller_stops_gracefully(tmp_path: Path, signum: int, status: int) -> None:
+    worker = """
+        import os, signal, sys
+        def leave(*_):
+            print("tidied up", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        print("ready", os.environ["RANK"], os.getpid(), flush=True)
+        signal.pause()
+    """
+    with running(write_job(tmp_path, worker, CPU)) as run:
+        run.wait_for("ready", 4)
+        run.process.send_signal(signum)
+        assert run.wait() == status
+        assert run.stdout.count("tidied up") == 4
+        assert run.holders() == []
+
+
+def test_nohup_is_honoured(tmp_path: Path) -> None:
+    worker = """
+        import os, signal, sys
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+        print("ready", os.environ["RANK"], os.getpid(), flush=True)
+        signal.pause()
+    """
+    ignore_hangup = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0"), preexec_fn=ignore_hangup) as run:
+        run.wait_for("ready")
+        run.process.send_signal(signal.SIGHUP)
+        kill(run.worker_pids()[0], signal.SIGUSR1)
+        assert run.wait() == 0
+
+
+def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, STUBBORN, CPU), "--set", "timeouts.stop=60s") as run:
+        run.wait_for("ready", 4)
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for("stopped by SIGINT")
+        run.process.send_signal(signal.SIGINT)
+        wait_gone(list(run.worker_pids().values()), 2.0)
+        assert run.wait() == 130
+        assert run.holders() == []
+
+
+def test_a_third_interrupt_returns_at_once_and_the_agents_finish(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, STUBBORN, CPU), "--set", "timeouts.stop=60s") as run:
+        run.wait_for("ready", 4)
+        agents = agents_of(run.process.pid)
+        assert len(agents) == 2
+        for agent in agents:
+            kill(agent, signal.SIGSTOP)  # so that the second interrupt can't end it
+        for text in ("stopped by SIGINT", "killing the workers", "left;"):
+            run.process.send_signal(signal.SIGINT)
+            run.wait_for(text)
+        assert run.wait(within_s=5.0) == 130
+        for agent in agents:
+            kill(agent, signal.SIGCONT)
+        wait_gone([*run.worker_pids().values(), *agents], 5.0)
+
+
+def test_a_reader_that_leaves_ends_the_job(tmp_path: Path) -> None:
+    worker = """
+        import os
+        print("ready", os.environ["RANK"], os.getpid(), flush=True)
+        while True:
+            print("more")
+    """
+    with running(write_job(tmp_path, worker, CPU)) as run:
+        run.wait_for("ready", 4)
+        assert run.process.stdout is not None
+        run.process.stdout.close()
+        assert run.wait() == 141
+        assert "Traceback" not in run.stderr
+        assert run.holders() == []
+
+
+def test_a_reader_that_stalls_does_not_slow_the_job(tmp_path: Path) -> None:
+    worker = """
+        import sys
+        for _ in range(300000):
+            sys.stdout.write("x" * 99 + "\\n")
+        print("written", file=sys.stderr, flush=True)
+    """
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
+        assert run.process.stdout is not None
+        stalled, run.process.stdout = run.process.stdout, None
+        run.wait_for("written")
+        run.process.stdout = stalled
+        assert run.wait() == 0
+        assert (run.run_folder() / "rank0.out").stat().st_size == 300000 * 100
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "words"),
+    [
+        ("command: [./missing]", 127, "No such file or directory"),
+        ("command: [./data]", 126, "Permission denied"),
+        ("command: [./badshebang]", 127, "interpreter"),
+        ("script: worker.py\nworkdir: nowhere", 127, "nowhere: No such file or directory"),
+    ],
+    ids=["missing", "not executable", "bad shebang", "no workdir"],
+)
+def test_what_cannot_be_started_is_named(tmp_path: Path, program: str, status: int, words: str) -> None:
+    (tmp_path / "worker.py").write_text("")
+    (tmp_path / "data").write_text("no program")
+    (tmp_path / "badshebang").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "badshebang").chmod(0o755)
+    (tmp_path / "job.yaml").write_text(f"{program}\ngpus_per_node: 0\n")
+    done = distlaunch("run", str(tmp_path / "job.yaml"))
+    assert done.returncode == status, done.stderr
+    assert words in done.stderr
+    assert "could not be started" in done.stderr
+
+
+def test_an_environment_too_big_is_named(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "", f"gpus_per_node: 0\nenv: {{BIG: {'x' * 200_000}}}")
+    done = distlaunch("run", str(job))
+    assert done.returncode == 126
+    assert "too big" in done.stderr
+
+
+def test_a_record_of_torch_is_shown(tmp_path: Path) -> None:
+    worker = """
+        import json, os, sys
+        record = {"message": {"message": "boom", "extraInfo": {"py_callstack": "Traceback: deep\\nboom at last"}}}
+        json.dump(record, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
+        sys.exit(1)
+    """
+    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
+    assert done.returncode == 1
+    assert "  | boom at last" in done.stderr
+
+
+def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        job = write_job(tmp_path, "print('started')", f"gpus_per_node: 0\nmaster_port: {port}")
+        done = distlaunch("run", str(job))
+    assert done.returncode == 75
+    assert f"port {port} on node0 can't be used" in done.stderr
+    assert "pid" in done.stderr
+    assert "started" not in done.stdout
+
+
+def test_the_jobs_time_limit(tmp_path: Path) -> None:
+    done = distlaunch(
+        "run", str(write_job(tmp_path, SLEEPER, "gpus_per_node: 0")), "--set", "timeouts.job=500ms"
+    )
+    assert done.returncode == 124
+    assert "time limit of 0.5 s" in done.stderr
+
+
+def test_interrupted_while_parsing(tmp_path: Path) -> None:
+    done = distlaunch("run", str(tmp_path / "nothing.yaml"))
+    assert done.returncode == 2
+    assert done.stderr == f"distlaunch: {tmp_path}/nothing.yaml: No such file or directory\n"
+
+
+def test_no_process_of_a_run_is_left_below_the_controller(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, SLEEPER, CPU)) as run:
+        run.wait_for("ready", 4)
+        links = children_of(run.process.pid)
+        assert len(links) == 2
+        agents = agents_of(run.process.pid)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        wait_gone([*links, *agents], 0.0)

@@ -1,0 +1,152 @@
+"""Runs on this machine: what workers get, what users see, what is kept."""
+
+import json
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import distlaunch, running, write_job
+
+CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
+
+
+def test_workers_get_the_contract(tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path,
+        """
+        import json, os, sys
+        json.dump(dict(os.environ), open(f"env{os.environ['RANK']}.json", "w"))
+        """,
+        CPU + 'args: ["--rank={rank}"]\nenv: {WORD: "a b"}',
+    )
+    done = distlaunch("run", str(job))
+    assert done.returncode == 0, done.stderr
+    found = [json.loads((tmp_path / f"env{rank}.json").read_text()) for rank in range(4)]
+    assert [(env["RANK"], env["LOCAL_RANK"], env["NODE_RANK"], env["GROUP_RANK"]) for env in found] == [
+        ("0", "0", "0", "0"),
+        ("1", "1", "0", "0"),
+        ("2", "0", "1", "1"),
+        ("3", "1", "1", "1"),
+    ]
+    for env in found:
+        assert env["WORLD_SIZE"] == env["ROLE_WORLD_SIZE"] == "4"
+        assert (env["LOCAL_WORLD_SIZE"], env["GROUP_WORLD_SIZE"]) == ("2", "2")
+        assert env["MASTER_ADDR"] == "127.0.0.1"
+        assert env["MASTER_PORT"] == found[0]["MASTER_PORT"]
+        assert env["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+        assert env["OMP_NUM_THREADS"] == "1"
+        assert env["WORD"] == "a b"
+        assert env["DISTLAUNCH_BACKEND"] == "gloo"
+
+
+def test_output_is_prefixed_by_whole_lines_and_kept_byte_for_byte(tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path,
+        r"""
+        import os, sys
+        rank = os.environ["RANK"].encode()
+        sys.stdout.buffer.write(b"one " + rank + b"\nb\xff\x00nary\nno end")
+        sys.stderr.buffer.write(b"err " + rank + b"\n")
+        """,
+        CPU,
+    )
+    with running(job) as run:
+        assert run.wait() == 0
+        for rank in range(4):
+            node = rank // 2
+            assert f"[node{node}:{rank}] one {rank}\n".encode() in run.out
+            assert f"[node{node}:{rank}] no end\n".encode() in run.out
+            assert f"[node{node}:{rank}] err {rank}\n".encode() in run.err
+            log = run.run_folder() / f"rank{rank}.out"
+            assert log.read_bytes() == f"one {rank}\n".encode() + b"b\xff\x00nary\nno end"
+            assert (run.run_folder() / f"rank{rank}.err").read_bytes() == f"err {rank}\n".encode()
+            assert stat.S_IMODE(log.stat().st_mode) == 0o600
+        assert stat.S_IMODE(run.run_folder().stat().st_mode) == 0o700
+
+
+def test_a_flood_arrives_whole(tmp_path: Path) -> None:
+    line = "x" * 99
+    job = write_job(
+        tmp_path,
+        f"""
+        import os, sys
+        for i in range(50000):
+            sys.stdout.write("{line}\\n")
+        """,
+        "gpus_per_node: 0\nprocs_per_node: 2\nlogs: {console: none}",
+    )
+    with running(job) as run:
+        assert run.wait() == 0
+        for rank in range(2):
+            assert (run.run_folder() / f"rank{rank}.out").read_text() == f"{line}\n" * 50000
+        assert run.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("console", "shown"), [("all", {0, 1, 2, 3}), ("rank0", {0}), ("none", set()), ("[0, 3]", {0, 3})]
+)
+def test_console_shows_the_chosen_ranks(tmp_path: Path, console: str, shown: set[int]) -> None:
+    job = write_job(tmp_path, "import os; print('rank', os.environ['RANK'])", CPU)
+    done = distlaunch("run", str(job), "--set", f"logs.console={console}")
+    assert {int(line.rsplit(" ", 1)[1]) for line in done.stdout.splitlines()} == shown
+
+
+def test_stdin_of_workers_is_empty(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "import sys; print(repr(sys.stdin.read()))", "gpus_per_node: 0")
+    assert distlaunch("run", str(job)).stdout == "[node0:0] ''\n"
+
+
+def test_arguments_after_dashes_reach_the_script(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "import sys; print(sys.argv[1:])", "gpus_per_node: 0\nargs: [a]")
+    done = distlaunch("run", str(job), "--", "--lr", "0.1", "-x")
+    assert done.stdout == "[node0:0] ['a', '--lr', '0.1', '-x']\n"
+
+
+def test_module_and_command(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").write_text("import sys; print('module', sys.argv[1:])")
+    (tmp_path / "module.yaml").write_text("module: pkg.train\ngpus_per_node: 0\nargs: ['{rank}']")
+    assert distlaunch("run", str(tmp_path / "module.yaml")).stdout == "[node0:0] module ['0']\n"
+    command = ["/bin/echo", "rank", "{rank}", "of", "{world_size}"]
+    (tmp_path / "command.yaml").write_text(f"command: {json.dumps(command)}\ngpus_per_node: 0")
+    assert distlaunch("run", str(tmp_path / "command.yaml")).stdout == "[node0:0] rank 0 of 1\n"
+
+
+def test_env_null_takes_the_callers_value_and_keeps_it_secret(tmp_path: Path) -> None:
+    secret = "canary-4711"
+    job = write_job(
+        tmp_path, "import os; print(len(os.environ['TOKEN']))", "gpus_per_node: 0\nenv: {TOKEN: null}"
+    )
+    environment = {"TOKEN": secret, "PATH": "/usr/bin:/bin"}
+    with running(job, env=environment) as run:
+        assert run.wait() == 0
+        assert run.stdout == f"[node0:0] {len(secret)}\n"
+        for kept in run.run_folder().iterdir():
+            assert secret not in kept.read_text(), kept
+    for style in ("table", "shell", "torchrun", "json"):
+        assert secret not in distlaunch("dry-run", str(job), "--format", style, env=environment).stdout
+
+
+def test_json_result(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "import os, sys; print('hi'); sys.exit(int(os.environ['RANK']) * 5)", CPU)
+    done = distlaunch("run", str(job), "--json", "--set", "nodes=1")
+    result = json.loads(done.stdout)
+    assert done.returncode == result["exit_status"] == 5
+    assert result["cause"]["rank"] == 1
+    assert [worker["rank"] for worker in result["workers"]] == [0, 1]
+    assert "[node0:1] hi" in done.stderr
+
+
+def test_the_named_interpreter_is_used(tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path, "import sys; print(sys.executable)", f"gpus_per_node: 0\npython: {sys.executable}"
+    )
+    assert distlaunch("run", str(job)).stdout == f"[node0:0] {sys.executable}\n"
+
+
+def test_colours_only_on_a_terminal(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "print('plain')", "gpus_per_node: 0")
+    done = distlaunch("run", str(job))
+    assert "\x1b" not in done.stdout + done.stderr
