@@ -111,27 +111,34 @@ def owners(port: int) -> "List[Message]":
 
 
 class Listener:
-    """A listener for reachability tests: answers each connection with `token` and closes it."""
+    """A listener for reachability tests: answers each connection with `token` and closes it.
 
-    def __init__(self, port: int, token: bytes) -> None:
+    Served from a thread, since the agent's own `dial` waits for an answer too.
+    """
+
+    def __init__(self, port: "Optional[int]", token: bytes) -> None:
+        """Listen on `port`, or on one of our choice. Raises OSError when that is impossible."""
+        import threading  # only checks listen
+
+        held = hold(port)
+        self.port = held.port
+        held.release()
+        try:
+            self._socket = _bound(held.port, reuse=True)
+        finally:
+            held.close()
+        self._socket.listen(128)
         self._token = token
-        self.socket = _bound(port, reuse=True)
-        self.socket.setblocking(False)
-        self.socket.listen(64)
+        threading.Thread(target=self._serve, daemon=True).start()
 
-    def accept(self) -> None:
-        """Serve the connections that wait."""
+    def _serve(self) -> None:
         while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:
-                return
+            connection, _ = self._socket.accept()
             with connection:
-                connection.setblocking(False)
                 try:
                     connection.send(self._token)
                 except OSError:
-                    continue
+                    continue  # it did not wait for an answer
 
 
 def dial(host: str, port: int, timeout_s: float, token: bytes) -> "List[Message]":

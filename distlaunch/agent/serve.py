@@ -179,8 +179,11 @@ class Agent:
             self._hold = ports.hold(command["port"])
             self._outbox.report({"op": "held", "port": self._hold.port})
         except OSError as error:
-            owners = ports.owners(command["port"]) if command["port"] else []
-            self._outbox.report({"op": "unheld", "error": error.strerror, "owners": owners})
+            self._report_unheld(command["port"], error)
+
+    def _report_unheld(self, port: "Optional[int]", error: OSError) -> None:
+        owners = ports.owners(port) if port else []
+        self._outbox.report({"op": "unheld", "error": error.strerror or str(error), "owners": owners})
 
     def _on_route(self, command: "Message") -> None:
         self._outbox.report({"op": "route", **probes.route(command["address"])})
@@ -198,11 +201,9 @@ class Agent:
     def _on_listen(self, command: "Message") -> None:
         try:
             self._listener = ports.Listener(command["port"], command["token"].encode())
-            self._poller.watch(self._listener.socket.fileno(), self._listener.accept)
-            self._outbox.report({"op": "listening", "port": command["port"]})
+            self._outbox.report({"op": "listening", "port": self._listener.port})
         except OSError as error:
-            owners = ports.owners(command["port"])
-            self._outbox.report({"op": "unheld", "error": error.strerror, "owners": owners})
+            self._report_unheld(command["port"], error)
 
     def _on_dial(self, command: "Message") -> None:
         token = command["token"].encode()

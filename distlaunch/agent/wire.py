@@ -17,7 +17,7 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     route    {address}                         find the interface that leads there
     start    {generation, grace_s, lease_s, watch_port, env,
               workers: [{local_rank, argv, cwd, env, defaults}]}
-    listen   {port, token}                     answer connections with the token
+    listen   {port | null, token}              answer connections with the token
     dial     {host, port, timeout_s, token}    connect to every address of host
     close    {grace_s}                         SIGTERM, SIGKILL after the grace, sweep, flush, exit
 

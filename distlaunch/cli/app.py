@@ -122,6 +122,29 @@ def dry_run(
         print_plan(plan)
 
 
+@app.command("check-port")
+def check_port(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="JOB.YAML | HOST:PORT …", help="A job file, or ports."),
+    ],
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Test the rendezvous port: is it free, who holds it, can every node connect to it. Exit 0 or 1."""
+    from distlaunch.cli.port_targets import reports_on
+
+    reports = reports_on(targets, overrides or ())
+    if as_json:
+        _print_json([report.document() for report in reports])
+    else:
+        from distlaunch.cli.tables import print_port_report
+
+        for report in reports:
+            print_port_report(report)
+    raise typer.Exit(Exit.OK if all(report.ok for report in reports) else Exit.FAILED)
+
+
 @app.command("schema")
 def schema() -> None:
     """Print the JSON schema of job files, for editors that complete and check."""

@@ -5,7 +5,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from distlaunch.launch.port_check import PortReport
 from distlaunch.plan.layout import LaunchPlan
+from distlaunch.supervisor.step import owner_words
 
 
 def _table(*columns: str) -> Table:
@@ -29,3 +31,28 @@ def print_plan(plan: LaunchPlan) -> None:
     console = Console(highlight=False)
     console.print(Text(heading))
     console.print(table)
+
+
+def print_port_report(report: PortReport) -> None:
+    """Whether the port is free, then one row per connection that was tried."""
+    console = Console(highlight=False)
+    console.print(Text(f"port {report.port or 'of our choice'} on {report.node}: {_port_state(report)}"))
+    for node, failure in report.failures:
+        console.print(Text(f"  {node}: {failure.kind.value}; {failure.advice}"))
+        for line in failure.words.splitlines():
+            console.print(Text(f"    | {line}"))
+    if report.dials:
+        table = _table("from", "to", "family", "result")
+        for dial in report.dials:
+            result = Text("ok", "green") if dial.ok else Text(dial.error or "failed", "red")
+            table.add_row(Text(dial.source), Text(f"{report.host} ({dial.address})"), dial.family, result)
+        console.print(table)
+
+
+def _port_state(report: PortReport) -> str:
+    if report.free is None:
+        return "unknown, the node can't be asked"
+    if report.free:
+        return "free"
+    holders = ", ".join(map(owner_words, report.owners)) or "a program that does not listen on it"
+    return f"in use by {holders} ({str(report.error).lower()})"

@@ -1,6 +1,7 @@
 """A link to one node's agent: a child process (sh or ssh) and its three pipes."""
 
 import os
+import select
 import subprocess
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ from distlaunch.transport.handshake import Handshake
 MAX_WORDS = 8192
 """Bytes of the transport's stderr that are kept, from its end."""
 READ = 1 << 18
+EXIT_S = 3.0
+"""Seconds that a transport's process may take to follow the end of its pipes."""
 
 
 class Link:
@@ -38,6 +41,7 @@ class Link:
         self._words = b""
         self._protocol_error = ""
         self.at_end = False
+        self._pidfd: int | None = None
 
     @property
     def booted(self) -> bool:
@@ -94,14 +98,29 @@ class Link:
         self._words = (self._words + data)[-MAX_WORDS:]
         return bool(data)
 
-    def ended(self) -> bool:
-        """Whether the stream is at its end and the process is gone: only then are its words complete."""
-        return self.at_end and self._process.poll() is not None
+    def exit_descriptor(self) -> int:
+        """A descriptor that becomes readable when the process has ended (pidfd, Linux 5.3)."""
+        if self._pidfd is None:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        return self._pidfd
+
+    @property
+    def descriptors(self) -> list[int]:
+        """All that an owner may wait on."""
+        return [fd for fd in (self.stdin, self.stdout, self.stderr, self._pidfd) if fd is not None]
 
     def failure(self) -> LinkFailure:
-        """What the transport's last words mean; call it when `ended`."""
+        """What the transport's last words mean; they are complete once its process has ended."""
         self.listen()
         return classify(self._words.decode(errors="replace"), protocol_error=self._protocol_error)
+
+    def hang_up(self) -> None:
+        """Close the pipe to the agent, which then leaves, and wait; kills a process that does not follow."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        if not select.select([self.exit_descriptor()], [], [], EXIT_S)[0]:
+            self.kill()
+        self.close()
 
     def kill(self) -> None:
         """Kill the transport's process; a remote agent notices the end of the pipe."""
@@ -113,4 +132,6 @@ class Link:
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe:
                 pipe.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
         self._process.wait()

@@ -164,14 +164,15 @@ def _on_port_refused(event: PortRefused, state: State, now: float) -> Step:
     assert state.plan is not None
     port = f"port {state.plan.master_port} on {state.label(event.node)}"
     holders = (
-        ", ".join(_owner_words(owner) for owner in event.owners) or "a program that does not listen on it"
+        ", ".join(owner_words(owner) for owner in event.owners) or "a program that does not listen on it"
     )
     advice = "leave the port out to get a free one"
     text = f"{port} can't be used: {event.error.lower()}; held by {holders}; {advice}"
     return _end(state, Cause(text, Exit.PORT_TAKEN, now, node=event.node), now)
 
 
-def _owner_words(owner: object) -> str:
+def owner_words(owner: object) -> str:
+    """Who holds a port, for people: `owner` is {uid, pid, command} as an agent reports it."""
     fields = owner if isinstance(owner, dict) else {}
     if fields.get("pid") is None:
         return f"a process of user id {fields.get('uid')}"
@@ -313,7 +314,7 @@ def _node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Ste
 def _on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     if state.phase is Phase.STOPPING:
         return state, ()
-    text = f"{state.label(event.node)} was lost: {status_words(-event.signum).replace('killed', 'its agent was stopped')}"
+    text = f"{state.label(event.node)} was lost: its agent was stopped by {signal.Signals(event.signum).name}"
     return _end(state, Cause(text, Exit.NODE_LOST, now, node=event.node), now)
 
 

@@ -1,0 +1,42 @@
+"""What `check-port` was asked about: job files and host:port, told apart by what they look like."""
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from distlaunch.errors import UsageError
+from distlaunch.job.hosts import parse_endpoint
+from distlaunch.job.spec import JobSpec, Logs, Program
+from distlaunch.launch.plan import plan_without_nodes
+from distlaunch.launch.port_check import PortReport, check_port, node_for
+from distlaunch.rim.job_file import load_job
+
+
+def reports_on(targets: Sequence[str], overrides: Sequence[str]) -> list[PortReport]:
+    """One report per target. Raises `DistlaunchError`."""
+    return [_report_on(target, overrides) for target in targets]
+
+
+def _report_on(target: str, overrides: Sequence[str]) -> PortReport:
+    if Path(target).exists() or target.endswith((".yaml", ".yml")):
+        # Ports do not depend on GPUs: don't ask for their number where the file leaves it open.
+        spec = load_job(target, overrides)
+        known = spec._replace(
+            nodes=tuple(n._replace(gpus=n.gpus or 0, procs=n.procs or 1) for n in spec.nodes)
+        )
+        plan = plan_without_nodes(known._replace(backend="gloo"))
+        return check_port(spec, plan.master_addr, spec.master_port)
+    try:
+        host, port = parse_endpoint(target)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if host is None or port is None:
+        raise UsageError(f"{target}: neither a job file nor host:port")
+    return check_port(_lone_node(host), host, port)
+
+
+def _lone_node(host: str) -> JobSpec:
+    folder = os.getcwd()
+    own = (socket.gethostname(), socket.getfqdn())
+    return JobSpec(host, (node_for(host, own),), Program("command", ("true",)), folder, Logs(folder))

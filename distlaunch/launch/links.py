@@ -1,0 +1,115 @@
+"""All links of a command, served from one place: what comes is handed on, what waits is written."""
+
+import selectors
+from collections.abc import Callable
+
+from distlaunch.agent.wire import Frame, Message, ProtocolError
+from distlaunch.rim.link import Link
+from distlaunch.transport.failure import LinkFailure
+
+
+class Links:
+    """Links by node index. `on_frame` gets each frame, `on_end` the reason once a link has ended.
+
+    `on_frame` may raise `ProtocolError`: the link then ends.
+    """
+
+    def __init__(
+        self, on_frame: Callable[[int, Frame], None], on_end: Callable[[int, LinkFailure], None]
+    ) -> None:
+        self._on_frame, self._on_end = on_frame, on_end
+        self._selector = selectors.DefaultSelector()
+        self._links: dict[int, Link] = {}
+
+    @property
+    def present(self) -> list[int]:
+        """The nodes whose links have not ended."""
+        return sorted(self._links)
+
+    def watch(self, fd: int, handler: Callable[[], None], mask: int = selectors.EVENT_READ) -> None:
+        """Have `turn` call `handler` when `fd` is ready."""
+        self._selector.register(fd, mask, handler)
+
+    def add(self, node: int, link: Link) -> None:
+        """Serve `link` from now on."""
+        self._links[node] = link
+        self.watch(link.stdout, lambda: self._receive(node, link))
+        self.watch(link.stderr, lambda: self._listen(link))
+
+    def send(self, node: int, message: Message) -> None:
+        """Send a message if the node's agent is there to get it."""
+        link = self._links.get(node)
+        if link and link.booted:
+            link.send(message)
+            self._watch_writing(link)
+
+    def turn(self, wait_s: float) -> None:
+        """Wait at most `wait_s` seconds for something to happen, and handle all that did."""
+        for key, _ in self._selector.select(wait_s):
+            # An earlier handler of this round may have closed the descriptor.
+            if self._selector.get_map().get(key.fd) == key:
+                key.data()
+
+    def drop(self, node: int) -> None:
+        """Kill a link's process and forget it; `on_end` is not called."""
+        link = self._forget(node)
+        if link:
+            link.kill()
+            link.close()
+
+    def hang_up(self, node: int) -> None:
+        """Close a link, so that its agent leaves, and wait for its process to follow."""
+        link = self._forget(node)
+        if link:
+            link.hang_up()
+
+    def close(self) -> None:
+        """Drop what is left."""
+        for node in self.present:
+            self.drop(node)
+        self._selector.close()
+
+    def _forget(self, node: int) -> Link | None:
+        link = self._links.pop(node, None)
+        if link:
+            for fd in link.descriptors:
+                self._unwatch(fd)
+        return link
+
+    def _unwatch(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def _watch_writing(self, link: Link) -> None:
+        watched = link.stdin in self._selector.get_map()
+        if link.has_unsent and not watched:
+            self.watch(link.stdin, lambda: self._write(link), selectors.EVENT_WRITE)
+        elif watched and not link.has_unsent:
+            self._unwatch(link.stdin)
+
+    def _write(self, link: Link) -> None:
+        link.flush()
+        self._watch_writing(link)
+
+    def _listen(self, link: Link) -> None:
+        if not link.listen():
+            self._unwatch(link.stderr)
+
+    def _receive(self, node: int, link: Link) -> None:
+        try:
+            for frame in link.receive():
+                self._on_frame(node, frame)
+        except ProtocolError as error:
+            link.distrust(str(error))
+        if self._links.get(node) is not link:
+            return  # dropped because of what it said
+        self._watch_writing(link)
+        if link.at_end:
+            # Its last words may still be on the way: they are complete when the process has ended.
+            self._unwatch(link.stdout)
+            self.watch(link.exit_descriptor(), lambda: self._end(node, link))
+
+    def _end(self, node: int, link: Link) -> None:
+        failure = link.failure()
+        self.drop(node)
+        self._on_end(node, failure)

@@ -1,0 +1,69 @@
+"""Asks agents questions, without running a job: what checks are made of."""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from distlaunch.agent.wire import Frame, Message
+from distlaunch.job.spec import JobSpec
+from distlaunch.launch.links import Links
+from distlaunch.launch.opening import open_link
+from distlaunch.transport.failure import Kind, LinkFailure
+
+RUN_ID = "check"
+
+
+class Agents:
+    """Agents on all nodes of `spec` while it is entered; each is asked one question at a time.
+
+    `failures` maps the index of a node that can't be asked to the reason.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._links = Links(self._take, self._fail)
+        self._answers: dict[int, Message] = {}
+        self.failures: dict[int, LinkFailure] = {}
+
+    def __enter__(self) -> Self:
+        nodes = range(len(self._spec.nodes))
+        for node in nodes:
+            self._links.add(node, open_link(self._spec, node, RUN_ID))
+        self._await(set(nodes), self._spec.timeouts.connect_s)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for node in self._links.present:
+            self._links.hang_up(node)
+        self._links.close()
+
+    @property
+    def present(self) -> list[int]:
+        """The nodes that can be asked."""
+        return self._links.present
+
+    def ask(self, questions: Mapping[int, Message], within_s: float) -> dict[int, Message]:
+        """Send each node its question; the answers of those that gave one in time."""
+        asked = set(questions) & set(self.present)
+        for node in asked:
+            self._links.send(node, questions[node])
+        return self._await(asked, within_s)
+
+    def _await(self, asked: set[int], within_s: float) -> dict[int, Message]:
+        self._answers = {}
+        deadline = time.monotonic() + within_s
+        while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
+            self._links.turn(deadline - time.monotonic())
+        for node in waiting:
+            self._links.drop(node)
+            self._fail(node, LinkFailure(Kind.SILENT, f"no answer in {within_s:g} s"))
+        return {node: answer for node, answer in self._answers.items() if node in asked}
+
+    def _take(self, node: int, frame: Frame) -> None:
+        self._answers[node] = frame.message()
+
+    def _fail(self, node: int, failure: LinkFailure) -> None:
+        self.failures[node] = failure
