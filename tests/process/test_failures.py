@@ -1,5 +1,6 @@
 """What happens when workers, the agent or the controller fail on this machine."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -49,21 +50,23 @@ def test_exit_status_and_last_words_of_the_first_failing_rank(tmp_path: Path) ->
 
 
 def test_identical_tracebacks_are_folded(tmp_path: Path) -> None:
-    job = write_job(
-        tmp_path,
-        """
+    worker = """
         import os, signal
-        rank = int(os.environ["RANK"])
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise RuntimeError(f"rank {rank} is unhappy")
-        """,
-        CPU,
-    )
-    done = distlaunch("run", str(job))
-    assert done.returncode == 1
-    summary = [line for line in done.stderr.splitlines() if line.startswith("distlaunch:")]
-    assert sum("RuntimeError: rank" in line for line in summary) == 1, done.stderr
-    assert "failed too, exit status 1, with the same traceback" in done.stderr
+        with open("release") as release:
+            print("ready", os.environ["RANK"], os.getpid(), flush=True)
+            release.read()
+        raise RuntimeError(f"rank {os.environ['RANK']} is unhappy")
+        """
+    os.mkfifo(tmp_path / "release")
+    release = os.open(tmp_path / "release", os.O_RDWR)
+    with running(write_job(tmp_path, worker, CPU)) as run:
+        run.wait_for("ready", 4)
+        os.close(release)
+        assert run.wait() == 1
+        summary = [line for line in run.stderr.splitlines() if line.startswith("distlaunch:")]
+        assert sum("RuntimeError: rank" in line for line in summary) == 1, run.stderr
+        assert "failed too, exit status 1, with the same traceback" in run.stderr
 
 
 @pytest.mark.parametrize(
