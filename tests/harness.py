@@ -6,6 +6,7 @@ Nothing here sleeps: output is awaited on pipes, ends of processes on pidfds.
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -90,6 +91,13 @@ class Run:
         while (self.out + self.err).count(text.encode()) < times:
             assert self._read(deadline), f"ended without {text!r}: {self.err.decode()}{self.out.decode()}"
 
+    def wait_ready(self, count: int, within_s: float = PATIENCE_S) -> dict[int, int]:
+        """rank → pid, once so many workers have printed a whole line ``ready RANK PID``."""
+        deadline = time.monotonic() + within_s
+        while len(pids := self.worker_pids()) < count:
+            assert self._read(deadline), f"ended early: {self.err.decode()}{self.out.decode()}"
+        return pids
+
     def wait(self, within_s: float = PATIENCE_S) -> int:
         """Wait for the end; the exit status."""
         deadline = time.monotonic() + within_s
@@ -116,9 +124,8 @@ class Run:
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def worker_pids(self) -> dict[int, int]:
-        """rank → pid, from what the workers print as ``ready RANK PID``."""
-        words = [line.split("ready ")[1].split() for line in self.stdout.splitlines() if "ready " in line]
-        return {int(rank): int(pid) for rank, pid, *_ in words}
+        """rank → pid, from the whole lines ``ready RANK PID`` that workers have printed."""
+        return {int(rank): int(pid) for rank, pid in re.findall(rb"ready (\d+) (\d+).*\n", self.out)}
 
     def holders(self) -> list[int]:
         """Processes that carry the run's cookie in their environment."""

@@ -11,20 +11,20 @@ from tests.harness import agents_of, children_of, distlaunch, kill, running, wai
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 SLEEPER = """
     import os, signal, sys
-    print("ready", os.environ["RANK"], os.getpid(), flush=True)
+    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
     signal.pause()
 """
 STUBBORN = """
     import os, signal
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print("ready", os.environ["RANK"], os.getpid(), flush=True)
+    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
     while True:
         signal.pause()
 """
 BUSY = """
     import os
-    print("ready", os.environ["RANK"], os.getpid(), flush=True)
+    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
     while True:
         pass
 """
@@ -54,14 +54,14 @@ def test_identical_tracebacks_are_folded(tmp_path: Path) -> None:
         import os, signal
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with open("release") as release:
-            print("ready", os.environ["RANK"], os.getpid(), flush=True)
+            os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
             release.read()
         raise RuntimeError(f"rank {os.environ['RANK']} is unhappy")
         """
     os.mkfifo(tmp_path / "release")
     release = os.open(tmp_path / "release", os.O_RDWR)
     with running(write_job(tmp_path, worker, CPU)) as run:
-        run.wait_for("ready", 4)
+        run.wait_ready(4)
         os.close(release)
         assert run.wait() == 1
         summary = [line for line in run.stderr.splitlines() if line.startswith("distlaunch:")]
@@ -76,8 +76,7 @@ def test_identical_tracebacks_are_folded(tmp_path: Path) -> None:
 )
 def test_a_killed_worker_ends_the_job_everywhere(tmp_path: Path, worker: str, limit_s: float) -> None:
     with running(write_job(tmp_path, worker, CPU), "--set", "timeouts.stop=3s") as run:
-        run.wait_for("ready", 4)
-        pids = run.worker_pids()
+        pids = run.wait_ready(4)
         kill(pids[3])
         wait_gone(list(pids.values()), limit_s)
         assert run.wait() == 128 + signal.SIGKILL
@@ -87,8 +86,7 @@ def test_a_killed_worker_ends_the_job_everywhere(tmp_path: Path, worker: str, li
 
 def test_a_stopped_worker_is_ended_too(tmp_path: Path) -> None:
     with running(write_job(tmp_path, SLEEPER, CPU)) as run:
-        run.wait_for("ready", 4)
-        pids = run.worker_pids()
+        pids = run.wait_ready(4)
         kill(pids[0], signal.SIGSTOP)
         kill(pids[3])
         wait_gone(list(pids.values()), 2.0)
@@ -98,19 +96,18 @@ def test_a_stopped_worker_is_ended_too(tmp_path: Path) -> None:
 def test_grandchildren_and_daemons_are_swept(tmp_path: Path) -> None:
     worker = """
         import os, signal, subprocess, sys
-        child = "import os, signal; print('ready', 9, os.getpid(), flush=True); signal.pause()"
+        child = "import os, signal; os.write(1, b'ready 9 %d\\\\n' % os.getpid()); signal.pause()"
         subprocess.Popen([sys.executable, "-c", child])
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
                 os.execv(sys.executable, [sys.executable, "-c", child.replace("9", "8")])
             os._exit(0)
-        print("ready", os.environ["RANK"], os.getpid(), flush=True)
+        os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
         signal.pause()
     """
     with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
-        run.wait_for("ready", 3)
-        pids = run.worker_pids()
+        pids = run.wait_ready(3)
         assert set(pids) == {0, 8, 9}
         kill(pids[0])
         wait_gone(list(pids.values()), 2.0)
@@ -121,7 +118,7 @@ def test_grandchildren_and_daemons_are_swept(tmp_path: Path) -> None:
 def test_a_daemon_left_by_success_is_killed_with_a_warning(tmp_path: Path) -> None:
     worker = """
         import os, signal, subprocess, sys
-        child = "import os, signal; print('ready', 9, os.getpid(), flush=True); signal.pause()"
+        child = "import os, signal; os.write(1, b'ready 9 %d\\\\n' % os.getpid()); signal.pause()"
         daemon = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, start_new_session=True)
         print(daemon.stdout.readline().decode(), flush=True)
     """
@@ -143,7 +140,7 @@ def test_an_exit_is_reported_although_a_grandchild_keeps_the_output_open(tmp_pat
 
 def test_the_controllers_death_ends_the_workers(tmp_path: Path) -> None:
     with running(write_job(tmp_path, STUBBORN, CPU), "--set", "timeouts.stop=2s") as run:
-        run.wait_for("ready", 4)
+        run.wait_ready(4)
         run.process.kill()
         wait_gone(list(run.worker_pids().values()), 2.0 + 2.0)
         wait_gone(run.holders(), 2.0)
@@ -151,8 +148,7 @@ def test_the_controllers_death_ends_the_workers(tmp_path: Path) -> None:
 
 def test_an_agents_death_ends_its_workers_and_the_job(tmp_path: Path) -> None:
     with running(write_job(tmp_path, STUBBORN, CPU), "--set", "timeouts.stop=1s") as run:
-        run.wait_for("ready", 4)
-        pids = run.worker_pids()
+        pids = run.wait_ready(4)
         (agent,) = {parent_of(pids[2]), parent_of(pids[3])}
         kill(agent)
         wait_gone([pids[2], pids[3]], 2.0)
@@ -164,8 +160,7 @@ def test_an_agents_death_ends_its_workers_and_the_job(tmp_path: Path) -> None:
 
 def test_a_guardians_death_ends_its_workers(tmp_path: Path) -> None:
     with running(write_job(tmp_path, SLEEPER, CPU)) as run:
-        run.wait_for("ready", 4)
-        pids = run.worker_pids()
+        pids = run.wait_ready(4)
         kill(parent_of(parent_of(pids[2])))
         wait_gone(list(pids.values()), 4.0)
         assert run.wait() == 71
@@ -173,8 +168,7 @@ def test_a_guardians_death_ends_its_workers(tmp_path: Path) -> None:
 
 def test_both_deaths_end_the_workers(tmp_path: Path) -> None:
     with running(write_job(tmp_path, SLEEPER, CPU)) as run:
-        run.wait_for("ready", 4)
-        pids = run.worker_pids()
+        pids = run.wait_ready(4)
         agent = parent_of(pids[2])
         guardian = parent_of(agent)
         kill(guardian, signal.SIGSTOP)
@@ -198,11 +192,11 @@ def test_a_signal_to_the_controller_stops_gracefully(tmp_path: Path, signum: int
             print("tidied up", flush=True)
             sys.exit(0)
         signal.signal(signal.SIGTERM, leave)
-        print("ready", os.environ["RANK"], os.getpid(), flush=True)
+        os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
         signal.pause()
     """
     with running(write_job(tmp_path, worker, CPU)) as run:
-        run.wait_for("ready", 4)
+        run.wait_ready(4)
         run.process.send_signal(signum)
         assert run.wait() == status
         assert run.stdout.count("tidied up") == 4
@@ -213,12 +207,12 @@ def test_nohup_is_honoured(tmp_path: Path) -> None:
     worker = """
         import os, signal, sys
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
-        print("ready", os.environ["RANK"], os.getpid(), flush=True)
+        os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
         signal.pause()
     """
     ignore_hangup = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
     with running(write_job(tmp_path, worker, "gpus_per_node: 0"), preexec_fn=ignore_hangup) as run:
-        run.wait_for("ready")
+        run.wait_ready(1)
         run.process.send_signal(signal.SIGHUP)
         kill(run.worker_pids()[0], signal.SIGUSR1)
         assert run.wait() == 0
@@ -226,7 +220,7 @@ def test_nohup_is_honoured(tmp_path: Path) -> None:
 
 def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
     with running(write_job(tmp_path, STUBBORN, CPU), "--set", "timeouts.stop=60s") as run:
-        run.wait_for("ready", 4)
+        run.wait_ready(4)
         run.process.send_signal(signal.SIGINT)
         run.wait_for("stopped by SIGINT")
         run.process.send_signal(signal.SIGINT)
@@ -237,7 +231,7 @@ def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
 
 def test_a_third_interrupt_returns_at_once_and_the_agents_finish(tmp_path: Path) -> None:
     with running(write_job(tmp_path, STUBBORN, CPU), "--set", "timeouts.stop=60s") as run:
-        run.wait_for("ready", 4)
+        run.wait_ready(4)
         agents = agents_of(run.process.pid)
         assert len(agents) == 2
         for agent in agents:
@@ -254,12 +248,12 @@ def test_a_third_interrupt_returns_at_once_and_the_agents_finish(tmp_path: Path)
 def test_a_reader_that_leaves_ends_the_job(tmp_path: Path) -> None:
     worker = """
         import os
-        print("ready", os.environ["RANK"], os.getpid(), flush=True)
+        os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
         while True:
             print("more")
     """
     with running(write_job(tmp_path, worker, CPU)) as run:
-        run.wait_for("ready", 4)
+        run.wait_ready(4)
         assert run.process.stdout is not None
         run.process.stdout.close()
         assert run.wait() == 141
@@ -353,7 +347,7 @@ def test_interrupted_while_parsing(tmp_path: Path) -> None:
 
 def test_no_process_of_a_run_is_left_below_the_controller(tmp_path: Path) -> None:
     with running(write_job(tmp_path, SLEEPER, CPU)) as run:
-        run.wait_for("ready", 4)
+        run.wait_ready(4)
         links = children_of(run.process.pid)
         assert len(links) == 2
         agents = agents_of(run.process.pid)

@@ -1,0 +1,329 @@
+"""Hosts for tests: a testbed, servers of a test's own inside it, jobs that run there, and what they leave."""
+
+import contextlib
+import itertools
+import json
+import os
+import pwd
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.harness import PATIENCE_S, ROOT, cookie_holders, distlaunch_argv, wait_gone
+
+TESTBED = ROOT / "scripts" / "testbed"
+GONE_S = 2.0
+"""Within this time after a run's end nothing of it is left on any host."""
+TOOLS = ("ip", "iptables", "mount", "nsenter", "setpriv", "ssh", "ssh-keygen", "sshd", "unshare")
+
+Node = str | dict[str, Any]
+"""An entry of a job's `nodes`."""
+
+
+def find(name: str) -> str | None:
+    """A program's path; an ordinary PATH often lacks the folders of ip and sshd."""
+    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin")
+
+
+def why_not() -> str | None:
+    """What is missing for hosts with networks of their own, or None."""
+    if os.geteuid():
+        return "root is missing: only root can make network namespaces"
+    missing = [name for name in TOOLS if find(name) is None]
+    if missing:
+        return f"missing: {', '.join(missing)}"
+    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    return "network namespaces are missing" if tried.returncode else None
+
+
+class Host(NamedTuple):
+    """One host of the testbed. `pid` is that of its keeper, `folder` has its sshd's files."""
+
+    name: str
+    address: str
+    pid: int
+    folder: Path
+
+
+class Bed:
+    """A testbed that is up."""
+
+    def __init__(self, folder: Path, info: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.hosts = {
+            host["name"]: Host(host["name"], host["address"], host["pid"], folder / host["name"])
+            for host in info["hosts"]
+        }
+        self._networks = {os.stat(f"/proc/{host.pid}/ns/net").st_ino for host in self.hosts.values()}
+
+    def argv(self, command: str, *words: str) -> list[str]:
+        """The command line of one of the testbed's commands."""
+        return [sys.executable, str(TESTBED), command, "--dir", str(self.folder), *words]
+
+    def call(self, command: str, *words: str) -> None:
+        """Have the testbed do something, which must succeed."""
+        done = subprocess.run(
+            self.argv(command, *words), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def processes(self) -> set[int]:
+        """PIDs of all processes on the hosts."""
+        return {pid for pid in _pids() if self._has(pid)}
+
+    def _has(self, pid: int) -> bool:
+        try:
+            return os.stat(f"/proc/{pid}/ns/net").st_ino in self._networks
+        except OSError:
+            return False  # ended meanwhile, or a zombie
+
+
+@contextlib.contextmanager
+def bed_of(count: int, folder: Path) -> Iterator[Bed]:
+    """Hosts host1, host2 … with networks of their own."""
+    up = [sys.executable, str(TESTBED), "up", str(count), "--mode", "netns", "--dir", str(folder), "--json"]
+    made = subprocess.run(up, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert made.returncode == 0, made.stderr
+    bed = Bed(folder, json.loads(made.stdout))
+    try:
+        yield bed
+    finally:
+        bed.call("down")
+
+
+class Ended(NamedTuple):
+    """A run that has ended: its exit status, what people and machines read, and the seconds it took."""
+
+    status: int
+    stderr: str
+    document: Mapping[str, Any]
+    took_s: float
+
+    @property
+    def failures(self) -> dict[str, tuple[str, str]]:
+        """Node → (kind, ssh's words) of those that could not be used."""
+        failed = {node["name"]: node["failure"] for node in self.document["nodes"]}
+        return {name: (failure["kind"], failure["words"]) for name, failure in failed.items() if failure}
+
+    def block(self, node: str) -> str:
+        """What people are told about one node at the end: the line that names it and the words below it."""
+        lines = self.stderr.splitlines()
+        (start,) = [
+            i for i, line in enumerate(lines) if re.match(rf"distlaunch: {re.escape(node)}: .*; ", line)
+        ]
+        words = itertools.takewhile(lambda line: line.startswith("distlaunch:   |"), lines[start + 1 :])
+        return "\n".join([lines[start], *words])
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The recorded events of one kind."""
+        lines = (Path(self.document["folder"]) / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+class Site:
+    """A folder with an ssh_config, from which jobs are started; its servers end with the test."""
+
+    def __init__(self, bed: Bed, folder: Path, stack: contextlib.ExitStack) -> None:
+        self.bed, self.folder, self._stack = bed, folder, stack
+        self.ssh_config = folder / "ssh_config"
+        self.ssh_config.touch()
+        self._ports = itertools.count(2201)
+        for name in bed.hosts:
+            self.name(name, name)
+
+    def name(self, name: str, host: str, port: int = 22, **settings: str) -> str:
+        """Have `name` mean a host and port to ssh, with these settings of ssh_config; returns `name`."""
+        known = self.bed.folder
+        merged = {
+            "HostName": self.bed.hosts[host].address,
+            "Port": str(port),
+            "HostKeyAlias": host,
+            "User": pwd.getpwuid(os.geteuid()).pw_name,
+            "IdentityFile": f'"{known / "id_ed25519"}"',
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": f'"{known / "known_hosts"}"',
+            "StrictHostKeyChecking": "yes",
+        } | settings
+        with self.ssh_config.open("a") as config:
+            print(
+                f"Host {name}",
+                *(f"    {key} {value}" for key, value in merged.items()),
+                sep="\n",
+                file=config,
+            )
+        return name
+
+    # What runs on the hosts
+
+    def sshd(self, host: str, *settings: str, over: Mapping[Path, Path] | None = None) -> int:
+        """Start another sshd on a host; its port.
+
+        `settings` win over those of the host's own; each folder or file in `over` is hidden behind its
+        value, for this sshd and its sessions only.
+        """
+        port = next(self._ports)
+        config = self.folder / f"sshd_config.{port}"
+        listen = f"ListenAddress {self.bed.hosts[host].address}:{port}"
+        wanted = [*settings, listen, "PidFile none"]
+        replaced = {line.split()[0] for line in wanted}
+        own = (self.bed.hosts[host].folder / "sshd_config").read_text().splitlines()
+        # Left out, not overruled: for some keywords the first value counts, for others the last.
+        rest = [line for line in own if line.split()[0] not in replaced]
+        config.write_text("\n".join([*wanted, *rest]) + "\n")
+        argv = [str(find("sshd")), "-D", "-e", "-f", str(config)]
+        self._start(host, _hiding_argv(over or {}, argv), "Server listening")
+        return port
+
+    def login(self, home: Path, shell: str) -> dict[Path, Path]:
+        """What to put over what, for `sshd`, so that our user has this home and login shell there."""
+        us = pwd.getpwuid(os.geteuid())
+        lines = Path("/etc/passwd").read_text().splitlines()
+        others = [line for line in lines if not line.startswith(f"{us.pw_name}:")]
+        passwd = self.folder / f"{home.name}.passwd"
+        entry = f"{us.pw_name}:x:{us.pw_uid}:{us.pw_gid}::{home}:{shell}"
+        passwd.write_text("\n".join([entry, *others]) + "\n")
+        passwd.chmod(0o644)
+        return {Path("/etc/passwd"): passwd}
+
+    def server(self, host: str, code: str) -> int:
+        """Start a Python program on a host that listens, as `server`, and says `ready`; its port."""
+        port = next(self._ports)
+        opening = f"import socket; server = socket.create_server(({self.bed.hosts[host].address!r}, {port}))"
+        self._start(host, [sys.executable, "-u", "-c", f"{opening}; print('ready')\n{code}"], "ready")
+        return port
+
+    def cut(self, host: str) -> None:
+        """Drop all that the host sends and receives, until the end of the test."""
+        self._stack.callback(self.bed.call, "heal", host)
+        self.bed.call("cut", host)
+
+    def _start(self, host: str, argv: Sequence[str], ready: str) -> None:
+        # Everything on the way execs, so that the process is the server itself.
+        process = subprocess.Popen(
+            self.bed.argv("exec", host, "--", *argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+        )
+        self._stack.callback(_end, process)
+        _await(process, ready)
+
+    # Jobs
+
+    def job(self, nodes: Sequence[Node], **keys: Any) -> Path:
+        """A job file; by default each rank makes a file that tells that it was started."""
+        merged: dict[str, Any] = {
+            "nodes": list(nodes),
+            "gpus_per_node": 0,
+            "command": ["touch", "started-{rank}"],
+            "ssh": {"config": self.ssh_config.name},
+        }
+        path = self.folder / "job.yaml"
+        path.write_text(json.dumps(merged | keys))
+        return path
+
+    def run(
+        self,
+        nodes: Sequence[Node],
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        over: Mapping[Path, Path] | None = None,
+    ) -> Ended:
+        """Run a job to its end, after which nothing of it may be left, here or on the hosts.
+
+        `over` hides files from distlaunch and its ssh, as in `sshd`.
+        """
+        job, before, began = self.job(nodes), self.processes(), time.monotonic()
+        done = subprocess.run(
+            _hiding_argv(over or {}, distlaunch_argv("run", str(job), "--json", *options)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            cwd=self.folder,
+            env={**os.environ, **(env or {})},
+        )
+        took_s = time.monotonic() - began
+        assert "Traceback" not in done.stderr, done.stderr
+        ended = Ended(done.returncode, done.stderr, json.loads(done.stdout), took_s)
+        assert not cookie_holders(Path(ended.document["folder"]).name), "a rank is left"
+        self.assert_gone(before)
+        return ended
+
+    def started(self) -> list[str]:
+        """The ranks that the default command was started for."""
+        return sorted(path.name.removeprefix("started-") for path in self.folder.glob("started-*"))
+
+    def processes(self) -> set[int]:
+        """PIDs of all processes on the hosts, and of those here that name this folder (ssh's clients)."""
+        return self.bed.processes() | {pid for pid in _pids() if str(self.folder) in _command_line(pid)}
+
+    def assert_gone(self, before: set[int]) -> None:
+        """No process may be left but those of `before`: no rank, no agent, no session, no client."""
+        deadline = time.monotonic() + GONE_S
+        while left := self.processes() - before:
+            lines = {pid: _command_line(pid) for pid in left}
+            with _explained(f"still there: {lines}"):
+                wait_gone(sorted(left), max(0.0, deadline - time.monotonic()))
+
+
+@contextlib.contextmanager
+def _explained(text: str) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(text)
+        raise
+
+
+def _hiding_argv(over: Mapping[Path, Path], argv: Sequence[str]) -> list[str]:
+    """`argv`, run where each key of `over` is hidden behind its value, for it alone."""
+    hiding = list(argv)
+    for target, source in over.items():
+        script = 'mount --bind "$0" "$1" && shift && exec "$@"'
+        hiding = ["unshare", "--mount", "sh", "-c", script, str(source), str(target), *hiding]
+    return hiding
+
+
+def _await(process: "subprocess.Popen[bytes]", text: str) -> None:
+    """Wait until a process has printed `text`."""
+    assert process.stdout is not None
+    heard, deadline = b"", time.monotonic() + PATIENCE_S
+    while text.encode() not in heard:
+        left_s = max(0.0, deadline - time.monotonic())
+        assert select.select([process.stdout], [], [], left_s)[0], f"no {text!r} in {heard!r}"
+        data = os.read(process.stdout.fileno(), 4096)
+        assert data, f"ended without {text!r}: {heard!r}"
+        heard += data
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait(PATIENCE_S)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process."""
+    # The name before the last parenthesis may hold anything (proc(5)).
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,246 @@
+"""One suite over every transport: six workers as 2 + 1 + 3 on three nodes, and what happens to them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Bed
+from tests.harness import ROOT, Run, cookie_holders, distlaunch, kill, running, wait_gone, write_job
+
+SLEEPER = """
+    import os, signal, socket
+    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+    signal.pause()
+"""
+STUBBORN = """
+    import os, signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+    while True:
+        signal.pause()
+"""
+RANKS = 6
+
+
+@pytest.fixture(params=["local", "ssh"])
+def nodes(request: pytest.FixtureRequest) -> str:
+    """The part of a job file that says where it runs."""
+    if request.param == "local":
+        # Hosts of another name on this machine: `launcher: local` reaches each as a child process.
+        where = "launcher: local"
+    else:
+        bed: Bed = request.getfixturevalue("bed")
+        where = f"ssh: {{config: {bed.folder}/ssh_config}}"
+    return f"""
+gpus_per_node: 0
+nodes:
+  - {{host: host1, procs: 2}}
+  - {{host: host2, procs: 1}}
+  - {{host: host3, procs: 3}}
+{where}
+"""
+
+
+def parent_of(pid: int) -> int:
+    """The parent's PID."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def all_ready(run: Run) -> dict[int, int]:
+    """rank → pid, once all workers run."""
+    return run.wait_ready(RANKS)
+
+
+def test_the_layout(tmp_path: Path, nodes: str) -> None:
+    worker = (
+        "import os; e = os.environ; print(e['NODE_RANK'], e['LOCAL_RANK'], e['RANK'], e['LOCAL_WORLD_SIZE'])"
+    )
+    with running(write_job(tmp_path, worker, nodes)) as run:
+        assert run.wait() == 0, run.stderr
+        assert sorted(run.stdout.splitlines()) == [
+            "[host1:0] 0 0 0 2",
+            "[host1:1] 0 1 1 2",
+            "[host2:2] 1 0 2 1",
+            "[host3:3] 2 0 3 3",
+            "[host3:4] 2 1 4 3",
+            "[host3:5] 2 2 5 3",
+        ]
+        assert cookie_holders(run.run_folder().name) == []
+
+
+def test_files_are_byte_exact(tmp_path: Path, nodes: str) -> None:
+    worker = """
+        import os, random, sys
+        make = random.Random(int(os.environ["RANK"])).randbytes
+        for stream in (sys.stdout, sys.stderr):
+            for _ in range(50):
+                stream.buffer.write(make(20011))
+    """
+    import random
+
+    with running(write_job(tmp_path, worker, nodes + "logs: {console: none}")) as run:
+        assert run.wait() == 0, run.stderr
+        for rank in range(RANKS):
+            make = random.Random(rank).randbytes
+            for name in ("out", "err"):
+                expected = b"".join(make(20011) for _ in range(50))
+                assert (run.run_folder() / f"rank{rank}.{name}").read_bytes() == expected
+
+
+def test_a_killed_worker_ends_all_within_two_seconds(tmp_path: Path, nodes: str) -> None:
+    with running(write_job(tmp_path, SLEEPER, nodes)) as run:
+        pids = all_ready(run)
+        kill(pids[4])
+        wait_gone(list(pids.values()), 2.0)
+        assert run.wait() == 137
+        assert "rank 4 (host3) failed first: killed by signal 9 (SIGKILL)" in run.stderr
+        assert "ranks 0-3, 5: stopped by distlaunch" in run.stderr
+        assert run.holders() == []
+
+
+def test_stubborn_workers_are_gone_after_the_grace(tmp_path: Path, nodes: str) -> None:
+    with running(write_job(tmp_path, STUBBORN, nodes), "--set", "timeouts.stop=1s") as run:
+        pids = all_ready(run)
+        kill(pids[0])
+        wait_gone(list(pids.values()), 1.0 + 2.0)
+        assert run.wait() == 137
+        assert run.holders() == []
+
+
+def test_the_controllers_death_ends_all(tmp_path: Path, nodes: str) -> None:
+    with running(write_job(tmp_path, STUBBORN, nodes)) as run:
+        pids = all_ready(run)
+        run.process.kill()
+        wait_gone(list(pids.values()), 10.0 + 2.0)
+        wait_gone(run.holders(), 1.0)
+
+
+def test_an_agents_death_ends_its_ranks_and_then_all(tmp_path: Path, nodes: str) -> None:
+    with running(write_job(tmp_path, SLEEPER, nodes)) as run:
+        pids = all_ready(run)
+        kill(parent_of(pids[2]))
+        wait_gone([pids[2]], 2.0)
+        wait_gone(list(pids.values()), 2.0)
+        assert run.wait() == 71
+        assert "host2 was lost" in run.stderr
+        assert run.holders() == []
+
+
+def test_an_interrupt_ends_all(tmp_path: Path, nodes: str) -> None:
+    with running(write_job(tmp_path, SLEEPER, nodes)) as run:
+        pids = all_ready(run)
+        run.process.send_signal(signal.SIGINT)
+        wait_gone(list(pids.values()), 2.0)
+        assert run.wait() == 130
+        assert run.holders() == []
+
+
+def test_daemons_of_workers_are_swept(tmp_path: Path, nodes: str) -> None:
+    worker = """
+        import os, signal, sys
+        rank = os.environ["RANK"]
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.write(1, f"ready {100 + int(rank)} {os.getpid()}\\n".encode())
+                signal.pause()
+            os._exit(0)
+        os.write(1, f"ready {rank} {os.getpid()}\\n".encode())
+        signal.pause()
+    """
+    with running(write_job(tmp_path, worker, nodes)) as run:
+        pids = run.wait_ready(2 * RANKS)
+        assert len(pids) == 2 * RANKS
+        kill(pids[5])
+        wait_gone(list(pids.values()), 2.0)
+        assert run.wait() == 137
+        assert run.holders() == []
+
+
+def test_ddp_trains_and_all_ranks_agree(tmp_path: Path, nodes: str) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(f"script: {ROOT}/scripts/training/sync_sgd.py\n{nodes}")
+    done = distlaunch("run", str(job))
+    assert done.returncode == 0, done.stderr
+    assert "sync_sgd: ok" in done.stdout
+    assert f"all {RANKS} ranks joined the rendezvous at" in done.stderr
+
+
+def test_pasted_shell_commands_train_the_same_job(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    bed: Bed = request.getfixturevalue("bed")
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"""
+script: {ROOT}/scripts/training/sync_sgd.py
+gpus_per_node: 0
+nodes: [{{host: host1, procs: 2}}, {{host: host2, procs: 1}}, {{host: host3, procs: 3}}]
+ssh: {{config: {bed.folder}/ssh_config}}
+env: {{ODD: "it's $HOME `x`\\n\\"quoted\\""}}
+"""
+    )
+    text = distlaunch("dry-run", str(job), "--format", "shell").stdout
+    blocks = dict(block.split("\n", 1) for block in text.split("# node ")[1:])
+    assert list(blocks) == ["host1", "host2", "host3"]
+    plain = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    shells = [
+        subprocess.Popen(
+            bed.argv("exec", name, "--", "/bin/sh"),
+            env=plain,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name in blocks
+    ]
+    outputs = [""] * len(shells)
+    for shell, block in zip(shells, blocks.values(), strict=True):
+        assert shell.stdin is not None
+        shell.stdin.write(block)
+        shell.stdin.close()
+        shell.stdin = None
+    for i, shell in enumerate(shells):
+        outputs[i] = shell.communicate(timeout=60)[0]
+    assert "sync_sgd: ok" in outputs[0], outputs
+
+
+def test_check_port_on_all_nodes(tmp_path: Path, nodes: str) -> None:
+    job = write_job(tmp_path, "", nodes)
+    done = distlaunch("check-port", str(job), "--json")
+    if "launcher: local" in nodes:
+        job.write_text(job.read_text() + "master_addr: 127.0.0.1\n")
+        done = distlaunch("check-port", str(job), "--json")
+    (report,) = json.loads(done.stdout)
+    assert done.returncode == 0, report
+    assert report["free"]
+    assert {dial["source"] for dial in report["dials"]} >= {"host1", "host2", "host3"}
+    assert all(dial["ok"] for dial in report["dials"])
+
+
+def test_check_port_names_the_owner_on_another_host(tmp_path: Path, bed: Bed) -> None:
+    serve = "import socket; s = socket.create_server(('', 29777)); print('up', flush=True); s.accept()"
+    server = subprocess.Popen(
+        bed.argv("exec", "host1", "--", sys.executable, "-c", serve), stdout=subprocess.PIPE
+    )
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"up\n"
+        where = f"ssh: {{config: {bed.folder}/ssh_config}}\ngpus_per_node: 0\nnodes: [host1, host2]\nmaster_port: 29777"
+        done = distlaunch("check-port", str(write_job(tmp_path, "", where)), "--json")
+        (report,) = json.loads(done.stdout)
+        assert done.returncode == 1
+        assert report["free"] is False
+        assert report["dials"] == []
+        assert report["owners"][0]["command"].startswith("python")
+        ran = distlaunch("run", str(write_job(tmp_path, "print('started')", where)))
+        assert ran.returncode == 75
+        assert f"(pid {report['owners'][0]['pid']})" in ran.stderr
+        assert "started" not in ran.stdout
+    finally:
+        server.kill()
+        server.communicate()
