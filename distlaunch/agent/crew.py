@@ -1,11 +1,10 @@
 """The workers of one node: started, pumped, stopped, swept."""
 
 import os
-import shutil
 import signal
 import time
 
-from distlaunch.agent import ports, procfs, sweep, wire, workers
+from distlaunch.agent import joins, procfs, sweep, wire, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ class Crew:
             for worker in self._workers
             if worker.running and worker.local_rank not in self._joined
         }
-        fresh = ports.joined(port, running)
+        fresh = joins.joined(port, running)
         if fresh:
             self._joined |= fresh
             self._outbox.report({"op": "joined", "local_ranks": sorted(fresh)})
@@ -209,4 +208,4 @@ class Crew:
     def remove_folder(self) -> None:
         """Delete the error records' folder."""
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            workers.remove_folder(self._folder)

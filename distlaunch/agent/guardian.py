@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-from distlaunch.agent import serve, sweep, workers
+from distlaunch.agent import sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal
 def main(nonce: str, node: int, run_id: str) -> None:
     """Fork the agent, wait for its end, sweep, exit. Called by the boot; never returns."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    workers.close_inherited()
     sweep.become_subreaper()
     guardian = os.getpid()
     agent = os.fork()
@@ -34,6 +33,8 @@ def main(nonce: str, node: int, run_id: str) -> None:
         # The agent learns of the guardian's death as a SIGTERM: it stops its workers and leaves.
         sweep.become_subreaper()
         sweep.die_with_parent(signal.SIGTERM, guardian)
+        from distlaunch.agent import serve  # not before the fork: the guardian stays small
+
         serve.main(nonce, node, run_id)
     os.close(0)
     os._exit(_watch(agent))

@@ -1,14 +1,14 @@
-"""The rendezvous port on this node: held, tested, its owners named, its clients recognised."""
+"""The rendezvous port on this node: held, tested, its owners named."""
 
 import errno
-import random
+import os
 import socket
 
 from distlaunch.agent import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Set, Tuple
+    from typing import Dict, List, Optional, Tuple
 
     from distlaunch.agent.wire import Message
 
@@ -53,9 +53,10 @@ def _hold_any() -> Hold:
     # Below the ephemeral range, or a client's own connect to the port could connect to itself.
     highest = _ephemeral_start() - 1
     if highest > LOWEST_PORT:
-        for port in random.sample(range(LOWEST_PORT, highest + 1), min(TRIES, highest - LOWEST_PORT)):
+        for _ in range(TRIES):
+            chance = int.from_bytes(os.urandom(4), "big")
             try:
-                return Hold(_bound(port))
+                return Hold(_bound(LOWEST_PORT + chance % (highest + 1 - LOWEST_PORT)))
             except OSError:
                 continue
     return Hold(_bound(0))
@@ -178,22 +179,3 @@ def _receive(sock: socket.socket, size: int) -> bytes:
             break
         data += piece
     return data
-
-
-def joined(port: int, workers: "Dict[int, int]") -> "Set[int]":
-    """Local ranks with an established connection to the rendezvous `port`.
-
-    `workers` maps local rank → pid. A rank's connection may belong to one of its descendants.
-    """
-    clients = {
-        found.inode
-        for found in procfs.sockets()
-        if found.remote_port == port and found.state == procfs.ESTABLISHED
-    }
-    if not clients:
-        return set()
-    found = {rank for rank, pid in workers.items() if procfs.socket_inodes(pid) & clients}
-    for rank in set(workers) - found:
-        if any(procfs.socket_inodes(pid) & clients for pid in procfs.descendants(workers[rank])):
-            found.add(rank)
-    return found

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from distlaunch.agent import ports, probes, wire
+from distlaunch.agent import gpus, wire, workers
 from distlaunch.agent.crew import Crew
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
@@ -19,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional, Tuple
 
+    from distlaunch.agent.ports import Hold, Listener
     from distlaunch.agent.wire import Message
 
 LEASE_S = 30.0
@@ -33,6 +34,7 @@ def main(nonce: str, node: int, run_id: str) -> None:
     """Serve on descriptors 0 and 1 and exit. Never returns."""
     status = BROKEN
     try:
+        workers.close_inherited()
         link_in, link_out = _take_link()
         os.write(link_out, wire.HELLO_PREFIX + nonce.encode() + b"\n")
         os.set_blocking(link_in, False)
@@ -66,8 +68,8 @@ class Agent:
         self._outbox = Outbox(node)
         self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
         self._crew = Crew(self._poller, self._outbox, run_id)
-        self._hold: "Optional[ports.Hold]" = None
-        self._listener: "Optional[ports.Listener]" = None
+        self._hold: "Optional[Hold]" = None
+        self._listener: "Optional[Listener]" = None
         self._grace_s, self._lease_s = GRACE_S, LEASE_S
         self._link_lost = False
         self._leaving = False
@@ -92,7 +94,7 @@ class Agent:
             "protocol": wire.PROTOCOL,
             "python": sys.executable,
             "version": list(sys.version_info[:3]),
-            "gpus": probes.gpu_count(),
+            "gpus": gpus.gpu_count(),
             "hostname": os.uname().nodename,
             "pid": os.getpid(),
             "t": time.monotonic(),
@@ -173,6 +175,8 @@ class Agent:
         self._outbox.report({"op": "pong", "t": time.monotonic()})
 
     def _on_hold(self, command: "Message") -> None:
+        from distlaunch.agent import ports  # needs socket (2 ms), and only one node holds
+
         if self._hold:
             self._hold.close()
         try:
@@ -182,11 +186,15 @@ class Agent:
             self._report_unheld(command["port"], error)
 
     def _report_unheld(self, port: "Optional[int]", error: OSError) -> None:
+        from distlaunch.agent import ports
+
         owners = ports.owners(port) if port else []
         self._outbox.report({"op": "unheld", "error": error.strerror or str(error), "owners": owners})
 
     def _on_route(self, command: "Message") -> None:
-        self._outbox.report({"op": "route", **probes.route(command["address"])})
+        from distlaunch.agent import routes
+
+        self._outbox.report({"op": "route", **routes.route(command["address"])})
 
     def _on_start(self, command: "Message") -> None:
         if self._hold:
@@ -199,6 +207,8 @@ class Agent:
         self._crew.stop(command["grace_s"])
 
     def _on_listen(self, command: "Message") -> None:
+        from distlaunch.agent import ports
+
         try:
             self._listener = ports.Listener(command["port"], command["token"].encode())
             self._outbox.report({"op": "listening", "port": self._listener.port})
@@ -206,6 +216,8 @@ class Agent:
             self._report_unheld(command["port"], error)
 
     def _on_dial(self, command: "Message") -> None:
+        from distlaunch.agent import ports
+
         token = command["token"].encode()
         results = ports.dial(command["host"], command["port"], command["timeout_s"], token)
         self._outbox.report({"op": "dialled", "results": results})

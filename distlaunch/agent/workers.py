@@ -169,6 +169,16 @@ def make_private_folder(run_id: str) -> str:
     return folder
 
 
+def remove_folder(folder: str) -> None:
+    """Delete a folder of `make_private_folder` with its files."""
+    try:
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+    except OSError:
+        pass  # a job may have put something of its own there: it is not ours to delete
+
+
 def close_inherited() -> None:
     """Mark every descriptor above stderr close-on-exec: sshd and shells leak theirs to us."""
     for name in os.listdir("/proc/self/fd"):

@@ -4,7 +4,7 @@ import os
 import sys
 
 from distlaunch.job.spec import JobSpec
-from distlaunch.rim.bundle import agent_modules
+from distlaunch.rim.bundle import bundle_for
 from distlaunch.rim.link import Link
 from distlaunch.transport.argv import argv_of
 from distlaunch.transport.boot import boot_text, candidates_text
@@ -16,5 +16,7 @@ def open_link(spec: JobSpec, index: int, run_id: str) -> Link:
     named = node.python or spec.python
     interpreters = [named] if named else [sys.executable, "python3"]
     nonce = os.urandom(16).hex()
-    opening = candidates_text(interpreters) + boot_text(agent_modules(), nonce, index, run_id)
+    opening = candidates_text(interpreters) + boot_text(
+        bundle_for(node.local and not named), nonce, index, run_id
+    )
     return Link(argv_of(node.reach, spec.ssh), opening, nonce)

@@ -2,39 +2,41 @@
 
 import importlib.util
 import marshal
+import pkgutil
+import zlib
 from functools import cache
 from importlib.machinery import SourceFileLoader
 
-from distlaunch.transport.boot import AgentModule
+import distlaunch.agent
+from distlaunch.transport.boot import Bundle
 
-# In import order: the node has no importer for them.
-_NAMES = (
-    "",
-    ".wire",
-    ".procfs",
-    ".ports",
-    ".probes",
-    ".sweep",
-    ".workers",
-    ".outbox",
-    ".poller",
-    ".crew",
-    ".serve",
-    ".guardian",
-)
+_PACKAGES = frozenset({"distlaunch", "distlaunch.agent"})
 
 
 @cache
-def agent_modules() -> tuple[AgentModule, ...]:
-    """The agent's modules in import order."""
-    return tuple(_read(f"distlaunch.agent{name}") for name in _NAMES)
+def bundle_for(same_interpreter: bool) -> Bundle:
+    """The agent's modules; without their source where the node's interpreter is our own."""
+    loaders = {name: _loader(name) for name in _names()}
+    # The parent package is there only so that the agent's has a home.
+    code = {"distlaunch": compile("", "distlaunch", "exec")}
+    code |= {name: loader.get_code(name) for name, loader in loaders.items()}  # from .pyc where there is one
+    source = b""
+    if not same_interpreter:
+        texts = {"distlaunch": ""} | {name: loader.get_source(name) for name, loader in loaders.items()}
+        source = zlib.compress(repr(texts).encode(), 1)
+    return Bundle(importlib.util.MAGIC_NUMBER, marshal.dumps(code), source, _PACKAGES)
 
 
-def _read(name: str) -> AgentModule:
+def _names() -> list[str]:
+    package = distlaunch.agent
+    return [
+        package.__name__,
+        *(f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)),
+    ]
+
+
+def _loader(name: str) -> SourceFileLoader:
     spec = importlib.util.find_spec(name)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
         raise RuntimeError(f"{name} is not installed as source")
-    code = spec.loader.get_code(name)  # from the .pyc where there is one
-    return AgentModule(
-        name, spec.loader.get_source(name) or "", importlib.util.MAGIC_NUMBER, marshal.dumps(code)
-    )
+    return spec.loader
