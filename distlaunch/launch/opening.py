@@ -16,7 +16,6 @@ def open_link(spec: JobSpec, index: int, run_id: str) -> Link:
     named = node.python or spec.python
     interpreters = [named] if named else [sys.executable, "python3"]
     nonce = os.urandom(16).hex()
-    opening = candidates_text(interpreters) + boot_text(
-        bundle_for(node.local and not named), nonce, index, run_id
-    )
+    bundle = bundle_for(same_interpreter=node.local and not named)
+    opening = candidates_text(interpreters) + boot_text(bundle, nonce, index, run_id)
     return Link(argv_of(node.reach, spec.ssh), opening, nonce)

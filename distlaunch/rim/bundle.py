@@ -18,8 +18,8 @@ def bundle_for(same_interpreter: bool) -> Bundle:
     """The agent's modules; without their source where the node's interpreter is our own."""
     loaders = {name: _loader(name) for name in _names()}
     # The parent package is there only so that the agent's has a home.
-    code = {"distlaunch": compile("", "distlaunch", "exec")}
-    code |= {name: loader.get_code(name) for name, loader in loaders.items()}  # from .pyc where there is one
+    code: dict[str, object] = {"distlaunch": compile("", "distlaunch", "exec")}
+    code |= {name: loader.get_code(name) for name, loader in loaders.items()}  # from a .pyc if there is one
     source = b""
     if not same_interpreter:
         texts = {"distlaunch": ""} | {name: loader.get_source(name) for name, loader in loaders.items()}

@@ -4,7 +4,7 @@ The same command goes to every node, so no value of a job is ever quoted for a r
 
 1. sh prints READY_MARKER. Nothing is sent before it is seen, so an rc file that reads stdin gets nothing.
 2. The controller sends candidate interpreters, one per line, then an empty line.
-3. sh becomes the first that exists; that reads blocks of eight digits and as many bytes: a loader, the modules.
+3. sh becomes the first that exists, which reads blocks of eight digits and as many bytes: a loader, modules.
 4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`).
 """
 
@@ -19,7 +19,7 @@ NO_PYTHON = "distlaunch: no python"
 # No single quote, `!` or newline: the script must survive single quotes in sh, csh and fish.
 # The marker is printed in two halves so that a shell that echoes the command can't fake it.
 _PYTHON = (
-    "import sys,zlib;v=sys.version_info;v<(3,8) and sys.exit(sys.argv[1]+sys.version);"
+    "import sys,zlib;v=sys.version_info;v<(3,8) and sys.exit(sys.argv[1]+chr(32)+sys.version);"
     "r=sys.stdin.buffer.read;exec(zlib.decompress(r(int(r(8)))))"
 )
 SCRIPT = (

@@ -68,7 +68,7 @@ _DROPPED = (
 _AUTHENTICATION = r"Permission denied|Too many authentication failures|No more authentication methods"
 _PATTERNS = (
     (Kind.NO_PYTHON, re.escape(NO_PYTHON)),
-    (Kind.OLD_PYTHON, rf"^{re.escape(TOO_OLD)}\d|Unknown option: -I"),
+    (Kind.OLD_PYTHON, rf"^{re.escape(TOO_OLD)} \d|Unknown option: -I"),
     (Kind.HOST_KEY, _HOST_KEY),
     (Kind.DROPPED, _DROPPED),
     (Kind.AUTHENTICATION, _AUTHENTICATION),
