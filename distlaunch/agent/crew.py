@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from distlaunch.agent import joins, procfs, sweep, wire, workers
+from distlaunch.agent import joins, procfs, scratch, sweep, wire, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,16 +22,15 @@ JOIN_INTERVAL_MAX_S = 1.0
 
 
 class Crew:
-    """All workers of the current generation. Reports go to `outbox`."""
+    """All workers of the current generation. Reports go to `outbox`, error records below `folder`."""
 
-    def __init__(self, poller: "Poller", outbox: "Outbox", run_id: str) -> None:
-        self._poller, self._outbox, self._run_id = poller, outbox, run_id
+    def __init__(self, poller: "Poller", outbox: "Outbox", folder: str) -> None:
+        self._poller, self._outbox, self._folder = poller, outbox, folder
         self._workers: "List[workers.Worker]" = []
         self._specs: "Dict[int, Message]" = {}
         self._sweep: "Optional[sweep.Sweep]" = None
         self._joined: "Set[int]" = set()
         self._generation = 0
-        self._folder = ""
         self._stopping = False
         self.swept = True
 
@@ -40,8 +39,13 @@ class Crew:
         self._generation = command["generation"]
         self._workers, self._joined = [], set()
         self._sweep, self._stopping, self.swept = None, False, False
-        self._folder = self._folder or workers.make_private_folder(self._run_id)
         self._specs = {spec["local_rank"]: spec for spec in command["workers"]}
+        try:
+            scratch.make(self._folder)
+        except OSError as error:
+            for spec in command["workers"]:
+                self._outbox.report(workers.unstarted(spec, "scratch", error.errno or 0))
+            return
         for spec in command["workers"]:
             self._spawn(spec, command["env"])
         if command.get("watch_port"):
@@ -204,8 +208,3 @@ class Crew:
         if set(running) - fresh:
             slower = min(interval_s * 1.1, JOIN_INTERVAL_MAX_S)
             self._poller.after(interval_s, "joins", lambda: self._watch_joins(port, slower))
-
-    def remove_folder(self) -> None:
-        """Delete the error records' folder."""
-        if self._folder:
-            workers.remove_folder(self._folder)

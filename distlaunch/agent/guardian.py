@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-from distlaunch.agent import sweep
+from distlaunch.agent import scratch, sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def main(nonce: str, node: int, run_id: str) -> None:
     """Fork the agent, wait for its end, sweep, exit. Called by the boot; never returns."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     sweep.become_subreaper()
-    guardian = os.getpid()
+    guardian, folder = os.getpid(), scratch.folder_name(run_id)
     agent = os.fork()
     if agent == 0:
         # The agent learns of the guardian's death as a SIGTERM: it stops its workers and leaves.
@@ -35,9 +35,11 @@ def main(nonce: str, node: int, run_id: str) -> None:
         sweep.die_with_parent(signal.SIGTERM, guardian)
         from distlaunch.agent import serve  # not before the fork: the guardian stays small
 
-        serve.main(nonce, node, run_id)
+        serve.main(nonce, node, folder)
     os.close(0)
-    os._exit(_watch(agent))
+    status = _watch(agent)
+    scratch.remove(folder)
+    os._exit(status)
 
 
 def _watch(agent: int) -> int:

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from distlaunch.agent import gpus, wire, workers
+from distlaunch.agent import gpus, scratch, wire, workers
 from distlaunch.agent.crew import Crew
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
@@ -30,8 +30,8 @@ CLEAN, LEFT_EARLY, BROKEN = 0, 1, 70
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
-def main(nonce: str, node: int, run_id: str) -> None:
-    """Serve on descriptors 0 and 1 and exit. Never returns."""
+def main(nonce: str, node: int, folder: str) -> None:
+    """Serve on descriptors 0 and 1 and exit; `folder` is for error records. Never returns."""
     status = BROKEN
     try:
         workers.close_inherited()
@@ -39,7 +39,7 @@ def main(nonce: str, node: int, run_id: str) -> None:
         os.write(link_out, wire.HELLO_PREFIX + nonce.encode() + b"\n")
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
-        status = Agent(link_in, link_out, node, run_id).run()
+        status = Agent(link_in, link_out, node, folder).run()
     except BaseException:
         import traceback  # a bug of ours: the controller shows our stderr
 
@@ -62,12 +62,12 @@ def _take_link() -> "Tuple[int, int]":
 class Agent:
     """One node's hands; `link_in` and `link_out` are the link's descriptors, `node` the node's index."""
 
-    def __init__(self, link_in: int, link_out: int, node: int, run_id: str) -> None:
-        self._link_in, self._link_out = link_in, link_out
+    def __init__(self, link_in: int, link_out: int, node: int, folder: str) -> None:
+        self._link_in, self._link_out, self._folder = link_in, link_out, folder
         self._poller = Poller()
         self._outbox = Outbox(node)
         self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
-        self._crew = Crew(self._poller, self._outbox, run_id)
+        self._crew = Crew(self._poller, self._outbox, folder)
         self._hold: "Optional[Hold]" = None
         self._listener: "Optional[Listener]" = None
         self._grace_s, self._lease_s = GRACE_S, LEASE_S
@@ -84,7 +84,7 @@ class Agent:
         while not (self._leaving and self._crew.swept):
             self._flush()
             self._poller.turn()
-        self._crew.remove_folder()
+        scratch.remove(self._folder)
         self._flush_rest()
         return self._status
 

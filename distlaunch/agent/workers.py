@@ -136,7 +136,7 @@ def exec_failure(data: bytes, spec: "Message") -> "Message":
 
 def unstarted(spec: "Message", stage: str, code: int) -> "Message":
     """The `unstarted` report of a worker whose fork, chdir or exec failed with errno `code`."""
-    subject = str(spec["cwd"] if stage == "workdir" else spec["argv"][0])
+    subject = str({"workdir": spec["cwd"], "scratch": "its folder in TMPDIR"}.get(stage, spec["argv"][0]))
     return {
         "op": "unstarted",
         "local_rank": spec["local_rank"],
@@ -159,24 +159,6 @@ def _words(code: int, stage: str, subject: str) -> str:
 def exit_status(status: int) -> int:
     """`os.waitpid`'s status as exit code, or the negative signal number."""
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def make_private_folder(run_id: str) -> str:
-    """A fresh 0700 folder for error records, below TMPDIR; its name is not guessable."""
-    base = os.environ.get("TMPDIR") or "/tmp"
-    folder = os.path.join(base, "distlaunch-%s-%s" % (run_id, os.urandom(6).hex()))
-    os.mkdir(folder, 0o700)
-    return folder
-
-
-def remove_folder(folder: str) -> None:
-    """Delete a folder of `make_private_folder` with its files."""
-    try:
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
-    except OSError:
-        pass  # a job may have put something of its own there: it is not ours to delete
 
 
 def close_inherited() -> None:

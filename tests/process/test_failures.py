@@ -354,3 +354,22 @@ def test_no_process_of_a_run_is_left_below_the_controller(tmp_path: Path) -> Non
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
         wait_gone([*links, *agents], 0.0)
+
+
+def test_error_records_are_deleted_on_the_node(tmp_path: Path) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with running(write_job(tmp_path, SLEEPER, CPU), env=environment) as run:
+        pids = run.wait_ready(4)
+        assert len(list(scratch.iterdir())) == 2
+        kill(parent_of(pids[2]))  # this one can't delete its own
+        assert run.wait() == 71
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_node_without_room_for_error_records_says_so(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "missing")}
+    done = distlaunch("run", str(write_job(tmp_path, "", "gpus_per_node: 0")), env=environment)
+    assert done.returncode == 127
+    assert "its folder in TMPDIR: No such file or directory" in done.stderr

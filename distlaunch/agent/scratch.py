@@ -1,0 +1,25 @@
+"""The agent's private folder on its node, for the error records of workers."""
+
+import os
+
+
+def folder_name(run_id: str) -> str:
+    """A path below TMPDIR that nobody can guess."""
+    base = os.environ.get("TMPDIR") or "/tmp"
+    return os.path.join(base, "distlaunch-%s-%s" % (run_id, os.urandom(6).hex()))
+
+
+def make(folder: str) -> None:
+    """Create the folder, mode 0700, if it is not there. Raises OSError."""
+    if not os.path.isdir(folder):
+        os.mkdir(folder, 0o700)
+
+
+def remove(folder: str) -> None:
+    """Delete the folder and its files, if it is there."""
+    try:
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+    except OSError:
+        pass  # never made, or a job put a folder of its own there: that is not ours to delete
