@@ -116,16 +116,19 @@ class Outbox:
             for channel, size in sorted(lost.items())
         ]
 
-    def write(self, link: int) -> None:
-        """Write until the link would block. Raises OSError when the link is gone."""
+    def write(self, link: int) -> int:
+        """Write until the link would block; the number of bytes. Raises OSError when the link is gone."""
+        written = 0
         while self:
             if not self._current:
                 self._current = memoryview(self._next())
             try:
                 sent = os.write(link, self._current)
             except BlockingIOError:
-                return
+                break
+            written += sent
             self._current = self._current[sent:]
+        return written
 
     def _next(self) -> bytes:
         return self._control.popleft() if self._control else self._spool.pop()

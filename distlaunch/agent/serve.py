@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 LEASE_S = 30.0
 GRACE_S = 10.0
-FLUSH_S = 2.0
-"""Seconds that the last frames may take to leave after everything is swept."""
+FLUSH_S = 15.0
+"""Seconds without progress after which the rest of the output is given up, once everything is swept."""
 CLEAN, LEFT_EARLY, BROKEN = 0, 1, 70
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
@@ -118,7 +118,8 @@ class Agent:
 
     def _flush(self) -> None:
         try:
-            self._outbox.write(self._link_out)
+            if self._outbox.write(self._link_out) and self._leaving:
+                self._poller.after(FLUSH_S, "flush", self._lose_link)
         except OSError:
             self._lose_link()
         if self._outbox and not self._link_lost:
@@ -128,10 +129,9 @@ class Agent:
 
     def _flush_rest(self) -> None:
         self._poller.after(FLUSH_S, "flush", self._lose_link)
+        self._flush()
         while self._outbox and not self._link_lost:
-            self._flush()
-            if self._outbox:
-                self._poller.turn()
+            self._poller.turn()
 
     def _lose_link(self) -> None:
         """Nobody listens any more: stop the workers and leave."""

@@ -2,12 +2,15 @@
 
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 
 from distlaunch.rim.outlet import Outlet
 
 MAX_LINE = 1 << 16
 """Bytes of a line without its end that are held back; more is shown in pieces."""
+PROGRESS_S = 1.0
+"""A progress bar, which rewrites its line with carriage returns, is shown at most this often."""
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _RESET = b"\x1b[0m"
 # Everything a terminal obeys, but for tab, and colours (SGR), which training scripts use.
@@ -27,6 +30,7 @@ class Console:
         self._outlets = (Outlet(1, on_broken) if output_fd == 1 else errors, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
         self._prefixes: Mapping[int, str] = {}
+        self._progress_shown: dict[tuple[int, int], float] = {}
         self._partial: dict[tuple[int, int], bytes] = {}
 
     def show_ranks(self, prefixes: Mapping[int, str]) -> None:
@@ -42,10 +46,22 @@ class Console:
         whole, newline, rest = data.rpartition(b"\n")
         if len(rest) > MAX_LINE:
             whole, newline, rest = data, b"\n", b""
-        if rest:
-            self._partial[key] = rest
         if newline:
             self._lines(rank, stream, whole)
+        if b"\r" in rest:
+            rest = self._progress(rank, stream, rest)
+        if rest:
+            self._partial[key] = rest
+
+    def _progress(self, rank: int, stream: int, rest: bytes) -> bytes:
+        """Show where a progress bar stands, now and then; what of it is still to be completed."""
+        now = time.monotonic()
+        latest = rest.rstrip(b"\r").rpartition(b"\r")[2]
+        if now - self._progress_shown.get((rank, stream), 0.0) < PROGRESS_S:
+            return latest
+        self._progress_shown[rank, stream] = now
+        self._lines(rank, stream, latest)
+        return b""
 
     def finish_lines(self) -> None:
         """Show the last lines that lack their end."""

@@ -150,3 +150,21 @@ def test_colours_only_on_a_terminal(tmp_path: Path) -> None:
     job = write_job(tmp_path, "print('plain')", "gpus_per_node: 0")
     done = distlaunch("run", str(job))
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_progress_bar_is_shown_before_its_line_ends(tmp_path: Path) -> None:
+    worker = """
+        import os, signal, sys
+        for percent in range(101):
+            sys.stderr.write(f"\\r{percent}%")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        os.write(1, b"ready 0 %d\\n" % os.getpid())
+        signal.pause()
+    """
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
+        run.wait_for("%")
+        run.wait_ready(1)
+        run.process.terminate()
+        assert run.wait() == 143
+        log = (run.run_folder() / "rank0.err").read_bytes()
+        assert log == b"".join(b"\r%d%%" % percent for percent in range(101))
