@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -67,10 +68,15 @@ class Loop:
         self._finished = False
         self.state: State
 
-    def run(self, master_address: str | None) -> State:
-        """Run the job; the last state tells how it ended."""
-        self.state, first = begin(self._spec, master_address, time.monotonic())
+    def run(self, find_master: Callable[[], str | None]) -> State:
+        """Run the job; the last state tells how it ended.
+
+        `find_master` gives the address by which ssh reaches the first node; it is called once the
+        links are under way, which take longer.
+        """
+        self.state, first = begin(self._spec, time.monotonic())
         self._execute(first)
+        self.state = self.state._replace(master_address=find_master())
         while not self._finished:
             self._links.turn(self._wait_s())
             self._look_at_clock()

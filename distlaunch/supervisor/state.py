@@ -87,9 +87,9 @@ class State(NamedTuple):
     """The whole job. `workers[rank]` is there once the plan is; `deadline` is that of the phase."""
 
     spec: JobSpec
-    master_address: str | None
     nodes: tuple[NodeState, ...]
     began_at: float
+    master_address: str | None = None
     phase: Phase = Phase.CONNECTING
     deadline: float | None = None
     plan: LaunchPlan | None = None

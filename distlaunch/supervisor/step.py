@@ -63,11 +63,10 @@ MAX_NAMED = 8
 """Ranks or nodes named in one line."""
 
 
-def begin(spec: JobSpec, master_address: str | None, now: float) -> Step:
+def begin(spec: JobSpec, now: float) -> Step:
     """The first state of a job: all nodes are connected at once."""
     state = State(
         spec=spec,
-        master_address=master_address,
         nodes=tuple(NodeState() for _ in spec.nodes),
         began_at=now,
         deadline=now + spec.timeouts.connect_s,
