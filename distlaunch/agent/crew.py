@@ -4,7 +4,8 @@ import os
 import signal
 import time
 
-from distlaunch.agent import joins, procfs, scratch, sweep, wire, workers
+from distlaunch.agent import scratch, sweep, wire, workers
+from distlaunch.agent.probes import joins, procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

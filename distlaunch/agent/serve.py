@@ -10,16 +10,17 @@ import signal
 import sys
 import time
 
-from distlaunch.agent import gpus, scratch, wire, workers
+from distlaunch.agent import scratch, wire, workers
 from distlaunch.agent.crew import Crew
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
+from distlaunch.agent.probes import gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional, Tuple
 
-    from distlaunch.agent.ports import Hold, Listener
+    from distlaunch.agent.probes.ports import Hold, Listener
     from distlaunch.agent.wire import Message
 
 LEASE_S = 30.0
@@ -175,7 +176,7 @@ class Agent:
         self._outbox.report({"op": "pong", "t": time.monotonic()})
 
     def _on_hold(self, command: "Message") -> None:
-        from distlaunch.agent import ports  # needs socket (2 ms), and only one node holds
+        from distlaunch.agent.probes import ports  # needs socket (2 ms), and only one node holds
 
         if self._hold:
             self._hold.close()
@@ -186,13 +187,13 @@ class Agent:
             self._report_unheld(command["port"], error)
 
     def _report_unheld(self, port: "Optional[int]", error: OSError) -> None:
-        from distlaunch.agent import ports
+        from distlaunch.agent.probes import ports
 
         owners = ports.owners(port) if port else []
         self._outbox.report({"op": "unheld", "error": error.strerror or str(error), "owners": owners})
 
     def _on_route(self, command: "Message") -> None:
-        from distlaunch.agent import routes
+        from distlaunch.agent.probes import routes
 
         self._outbox.report({"op": "route", **routes.route(command["address"])})
 
@@ -207,7 +208,7 @@ class Agent:
         self._crew.stop(command["grace_s"])
 
     def _on_listen(self, command: "Message") -> None:
-        from distlaunch.agent import ports
+        from distlaunch.agent.probes import ports
 
         try:
             self._listener = ports.Listener(command["port"], command["token"].encode())
@@ -216,7 +217,7 @@ class Agent:
             self._report_unheld(command["port"], error)
 
     def _on_dial(self, command: "Message") -> None:
-        from distlaunch.agent import ports
+        from distlaunch.agent.probes import ports
 
         token = command["token"].encode()
         results = ports.dial(command["host"], command["port"], command["timeout_s"], token)

@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 
-from distlaunch.agent import procfs
+from distlaunch.agent.probes import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ class Frame:
     def message(self) -> "Message":
         """The JSON object of a CONTROL frame. Raises `ProtocolError` when it is none."""
         try:
-            message = json.loads(self.payload)
+            message = json.loads(self.payload, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ProtocolError("a control frame is not JSON: %s" % error) from None
         if not isinstance(message, dict) or not isinstance(message.get("op"), str):
@@ -104,6 +104,10 @@ def encode_message(node: int, message: "Message") -> bytes:
     """One CONTROL frame."""
     payload = json.dumps(message, separators=(",", ":")).encode()
     return HEADER.pack(CONTROL, node, 0, len(payload)) + payload
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError("%s is not JSON" % name)
 
 
 class FrameDecoder:

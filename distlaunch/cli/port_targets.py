@@ -8,8 +8,8 @@ from pathlib import Path
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, Program
+from distlaunch.launch.checks.port_check import PortReport, check_port, node_for
 from distlaunch.launch.plan import plan_without_nodes
-from distlaunch.launch.port_check import PortReport, check_port, node_for
 from distlaunch.rim.job_file import load_job
 
 

@@ -5,9 +5,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from distlaunch.launch.port_check import PortReport
+from distlaunch.launch.checks.port_check import PortReport
 from distlaunch.plan.layout import LaunchPlan
-from distlaunch.supervisor.step import owner_words
+from distlaunch.supervisor.preparing import owner_words
 
 
 def _table(*columns: str) -> Table:

@@ -10,7 +10,7 @@ from importlib.machinery import SourceFileLoader
 import distlaunch.agent
 from distlaunch.transport.boot import Bundle
 
-_PACKAGES = frozenset({"distlaunch", "distlaunch.agent"})
+_PACKAGES = frozenset({"distlaunch", "distlaunch.agent", "distlaunch.agent.probes"})
 
 
 @cache
@@ -29,10 +29,8 @@ def bundle_for(same_interpreter: bool) -> Bundle:
 
 def _names() -> list[str]:
     package = distlaunch.agent
-    return [
-        package.__name__,
-        *(f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)),
-    ]
+    modules = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    return [package.__name__, *(module.name for module in modules)]
 
 
 def _loader(name: str) -> SourceFileLoader:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts, LaunchPlan
+from distlaunch.supervisor.actions import Action
 from distlaunch.transport.failure import LinkFailure
 
 
@@ -147,6 +148,10 @@ class State(NamedTuple):
         return self._replace(workers=tuple(workers))
 
 
+Step = tuple[State, tuple[Action, ...]]
+"""What every handler of an event gives: the next state, and what to do."""
+
+
 def exit_status_of(status: int) -> int:
     """A worker's status as a shell has it: 128 + n for signal n."""
     return status if status >= 0 else 128 - status
@@ -154,9 +159,12 @@ def exit_status_of(status: int) -> int:
 
 def status_words(status: int) -> str:
     """A worker's status for people."""
-    if status >= 0:
-        return f"exit status {status}"
+    return f"exit status {status}" if status >= 0 else f"killed by {signal_words(-status)}"
+
+
+def signal_words(signum: int) -> str:
+    """A signal for people: its number, and its name where it has one."""
     try:
-        return f"killed by signal {-status} ({signal.Signals(-status).name})"
+        return f"signal {signum} ({signal.Signals(signum).name})"
     except ValueError:
-        return f"killed by signal {-status}"
+        return f"signal {signum}"

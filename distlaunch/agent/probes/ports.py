@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 
-from distlaunch.agent import procfs
+from distlaunch.agent.probes import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from distlaunch.agent.wire import Message
 from distlaunch.job.spec import Address, JobSpec, NodeSpec
-from distlaunch.launch.questions import Agents
+from distlaunch.launch.checks.questions import Agents
 from distlaunch.plan.layout import is_loopback
 from distlaunch.transport.failure import LinkFailure
 

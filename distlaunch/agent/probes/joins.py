@@ -1,6 +1,6 @@
 """Which workers have joined the rendezvous: seen from outside, by their connections to its port."""
 
-from distlaunch.agent import procfs
+from distlaunch.agent.probes import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What the agent finds out about its node: processes, ports, connections, routes, GPUs."""

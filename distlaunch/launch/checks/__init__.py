@@ -1,0 +1,1 @@
+"""Checks through agents, without running a job."""

@@ -1,0 +1,114 @@
+"""The end of a job: everything is stopped, swept and waited for, whatever the reason."""
+
+import signal
+
+from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
+from distlaunch.supervisor.events import Interrupted, OutputLost, Stuck, Swept
+from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step
+
+STOP_MARGIN_S = 15.0
+"""Seconds beyond the grace until a node that does not confirm its clean-up is given up."""
+DRAIN_S = 60.0
+"""Seconds that a clean node may take to deliver the rest of its output."""
+MAX_NAMED = 8
+"""Ranks or nodes named in one line."""
+
+
+def end_job(state: State, cause: Cause | None, now: float) -> Step:
+    """Begin to end the job everywhere; `cause` None is success. A job that is ending keeps its cause."""
+    if state.phase is Phase.STOPPING:
+        return state, ()
+    grace_s = state.spec.timeouts.stop_s if cause else 0.0
+    state = state._replace(
+        phase=Phase.STOPPING,
+        cause=cause,
+        deadline=now + grace_s + STOP_MARGIN_S,
+        join_deadline=None,
+        ended_at=now,
+    )
+    said = (Notice("error", cause.text),) if cause else ()
+    state, closing = _close_all(state, grace_s)
+    state, finished = all_closed(state, now)
+    return state, (*said, *closing, *finished)
+
+
+def _close_all(state: State, grace_s: float) -> Step:
+    actions: list[Action] = []
+    for i, node in enumerate(state.nodes):
+        if node.phase in (NodePhase.UP, NodePhase.SWEPT):
+            actions.append(Close(i, grace_s))
+        elif not node.phase.over:
+            actions.append(Drop(i))
+            state = state.with_node(i, phase=NodePhase.UNUSABLE, retry_at=None)
+    return state, tuple(actions)
+
+
+def on_swept(event: Swept, state: State, now: float) -> Step:
+    """A node is clean: nothing of the job is left there."""
+    if state.phase is not Phase.STOPPING or state.nodes[event.node].phase is not NodePhase.UP:
+        return state, ()
+    state = state.with_node(event.node, phase=NodePhase.SWEPT, leftovers=event.leftovers)
+    if all(node.phase is not NodePhase.UP for node in state.nodes):
+        state = state._replace(deadline=now + DRAIN_S)
+    if event.leftovers and state.cause is None:
+        text = (
+            f"{state.label(event.node)}: {event.leftovers} processes outlived their workers and were killed"
+        )
+        return state, (Notice("warning", text),)
+    return state, ()
+
+
+def on_stuck(event: Stuck, state: State, now: float) -> Step:
+    """Some processes resist SIGKILL: say which."""
+    names = listed([f"{process.get('command')} (pid {process.get('pid')})" for process in event.processes])
+    return state, (Notice("warning", f"{state.label(event.node)}: can't be killed: {names}"),)
+
+
+def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
+    """A node could not keep some output: say how much."""
+    rank = state.rank_of(event.node, event.local_rank)
+    stream = "stderr" if event.stream else "stdout"
+    return state, (Notice("warning", f"{event.size} bytes of rank {rank}'s {stream} were lost on its node"),)
+
+
+def all_closed(state: State, now: float) -> Step:
+    """Finish once every node is done with."""
+    if state.phase is not Phase.STOPPING or not all(node.phase.over for node in state.nodes):
+        return state, ()
+    return state._replace(phase=Phase.DONE, deadline=None), (Finish(),)
+
+
+def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
+    """Stop gracefully at the first signal, kill at the second, leave at the third."""
+    state = state._replace(interrupts=state.interrupts + 1)
+    if state.phase is not Phase.STOPPING:
+        name = signal.Signals(event.signum).name
+        return end_job(state, Cause(f"stopped by {name}", 128 + event.signum, now), now)
+    if state.interrupts == 1:
+        return state, (Notice("info", "already stopping; once more to kill at once"),)
+    if state.interrupts == 2:
+        state, closing = _close_all(state, 0.0)
+        return state, (Notice("info", "killing the workers; once more to leave at once"), *closing)
+    return state._replace(phase=Phase.DONE), (
+        Notice("warning", "left; the agents finish the clean-up"),
+        Finish(),
+    )
+
+
+def stop_overdue(state: State, now: float) -> Step:
+    """Give up the nodes that have not confirmed their clean-up in time."""
+    said: list[Action] = []
+    for i, node in enumerate(state.nodes):
+        if not node.phase.over:
+            clean = node.phase is NodePhase.SWEPT
+            what = "its output did not arrive whole" if clean else "it did not confirm its clean-up"
+            said += [Drop(i), Notice("warning", f"{state.label(i)}: given up, {what}")]
+            state = state.with_node(i, phase=NodePhase.CLOSED if clean else NodePhase.LOST)
+    state, actions = all_closed(state, now)
+    return state, (*said, *actions)
+
+
+def listed(names: list[str]) -> str:
+    """Some names for people; the number of the rest."""
+    shown = ", ".join(names[:MAX_NAMED])
+    return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"

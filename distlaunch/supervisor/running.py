@@ -1,0 +1,138 @@
+"""The workers' life: who has started, joined, ended, and who is to blame."""
+
+import errno
+
+from distlaunch.errors import Exit
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.ending import all_closed, end_job, listed
+from distlaunch.supervisor.events import (
+    AgentLeaving,
+    RanksJoined,
+    WorkerExited,
+    WorkerStarted,
+    WorkerUnstarted,
+)
+from distlaunch.supervisor.state import (
+    Cause,
+    NodePhase,
+    Phase,
+    State,
+    Step,
+    WorkerPhase,
+    exit_status_of,
+    signal_words,
+    status_words,
+)
+from distlaunch.transport.failure import LinkFailure
+
+
+def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
+    """A worker runs."""
+    rank = state.rank_of(event.node, event.local_rank)
+    if rank is None:
+        return state, ()
+    return state.with_worker(rank, phase=WorkerPhase.RUNNING, pid=event.pid), ()
+
+
+def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Step:
+    """A worker can't be started: a mistake in the job, so end."""
+    rank = state.rank_of(event.node, event.local_rank)
+    if rank is None:
+        return state, ()
+    state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED, at=now)
+    # As a shell has it: 127 for what is not there, 126 for what can't be run.
+    status = 127 if event.errno == errno.ENOENT else 126
+    text = f"rank {rank} ({state.label(event.node)}) could not be started: {event.text}"
+    return end_job(state, Cause(text, status, now, rank, event.node), now)
+
+
+def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
+    """A worker has ended: go on, succeed when all have, or fail with the first."""
+    rank = state.rank_of(event.node, event.local_rank)
+    if rank is None or state.workers[rank].phase is WorkerPhase.EXITED:
+        return state, ()
+    state = state.with_worker(
+        rank,
+        phase=WorkerPhase.EXITED,
+        status=event.status,
+        at=event.at,
+        error_record=event.error_record,
+        stopped=state.phase is Phase.STOPPING,
+    )
+    if event.status != 0:
+        return _rank_failed(state, rank, event, now)
+    if state.phase is Phase.RUNNING and all(worker.status == 0 for worker in state.workers):
+        return end_job(state, None, now)
+    return state, ()
+
+
+def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
+    text = f"rank {rank} ({state.label(event.node)}) failed first: {status_words(event.status)}"
+    cause = Cause(text, exit_status_of(event.status), event.at, rank, event.node)
+    if state.phase is Phase.RUNNING:
+        return end_job(state, cause, now)
+    known = state.cause
+    if known is not None and known.rank is not None and event.at < known.at:
+        # Its link was slower than that of the rank we heard of first.
+        return state.with_worker(rank, stopped=False)._replace(cause=cause), ()
+    return state, ()
+
+
+def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
+    """Say it once all ranks have joined the rendezvous."""
+    before = all(worker.joined for worker in state.workers)
+    for local_rank in event.local_ranks:
+        rank = state.rank_of(event.node, local_rank)
+        if rank is not None:
+            state = state.with_worker(rank, joined=True)
+    if before or not all(worker.joined for worker in state.workers):
+        return state, ()
+    assert state.plan is not None
+    took_s = now - (state.started_at or now)
+    where = f"{state.plan.master_addr}:{state.port}"
+    ranks = f"all {len(state.workers)} ranks" if len(state.workers) > 1 else "the rank"
+    text = f"{ranks} joined the rendezvous at {where} in {took_s:.1f} s"
+    return state._replace(join_deadline=None), (Notice("info", text),)
+
+
+def join_overdue(state: State, now: float) -> Step:
+    """Name the ranks that have not joined, unless none has: such a job does not use torch.distributed."""
+    state = state._replace(join_deadline=None)
+    missing = [worker.rank for worker in state.workers if not worker.joined]
+    if len(missing) in (0, len(state.workers)):
+        return state, ()  # a job that does not use torch.distributed
+    names = listed([_rank_name(state, rank) for rank in missing])
+    joined = len(state.workers) - len(missing)
+    text = f"only {joined} of {len(state.workers)} ranks joined the rendezvous; missing: {names}"
+    return end_job(state, Cause(text, Exit.TIMEOUT, now), now)
+
+
+def _rank_name(state: State, rank: int) -> str:
+    assert state.plan is not None
+    worker = state.workers[rank]
+    how = status_words(worker.status) if worker.status is not None else f"pid {worker.pid}"
+    return f"rank {rank} ({state.plan.node_of(rank).label}, {how})"
+
+
+def node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step:
+    """A node is gone, and its workers with it."""
+    state = state.with_node(node, phase=NodePhase.LOST, failure=failure)
+    for worker in state.workers:
+        mine = state.plan is not None and state.plan.node_of(worker.rank).node_rank == node
+        if mine and worker.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING):
+            state = state.with_worker(worker.rank, phase=WorkerPhase.LOST, at=now)
+    if state.phase is Phase.STOPPING:
+        said = Notice("warning", f"{state.label(node)}: the agent ended before it confirmed its clean-up")
+        state, actions = all_closed(state, now)
+        return state, (said, *actions)
+    last = failure.words.splitlines()[-1:] or ["its agent ended"]
+    text = f"{state.label(node)} was lost: {last[0]}"
+    return end_job(state, Cause(text, Exit.NODE_LOST, now, node=node), now)
+
+
+def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
+    """An agent was stopped by someone: its workers are not to blame for ending."""
+    if state.phase is Phase.STOPPING:
+        return state, ()
+    text = f"{state.label(event.node)} was lost: its agent was stopped by {signal_words(event.signum)}"
+    return end_job(state, Cause(text, Exit.NODE_LOST, now, node=event.node), now)
