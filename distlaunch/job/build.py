@@ -16,9 +16,10 @@ Checked = Mapping[str, Any]
 
 
 class Surroundings(NamedTuple):
-    """What a job file is read against: its `folder`, the caller's environment, the hostfile's entries."""
+    """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries."""
 
     folder: str
+    home: str
     environ: Mapping[str, str]
     hostfile: tuple[HostEntry, ...] | None = None
 
@@ -34,7 +35,7 @@ def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
     builder = _Builder(checked, document, around, problems)
     builder.check_across()
     if problems:
-        raise JobError(sorted(set(problems), key=lambda problem: (problem.line, problem.column)))
+        raise JobError(sorted(set(problems), key=lambda problem: (problem.line, problem.column, *problem)))
     spec = builder.build(source)
     if problems:
         raise JobError(problems)
@@ -64,6 +65,10 @@ class _Builder:
             )
         if "nodes" in self.checked and "hostfile" in self.checked:
             self.problem("hostfile", "give nodes or hostfile, not both")
+        self._endpoint()
+        nodes = self.checked.get("nodes")
+        for i, node in enumerate(nodes if isinstance(nodes, tuple) else ()):
+            self._hosts(i, node)
         self._check_env("env", self.checked.get("env"))
         for i, node in self._node_records():
             self._check_env(f"nodes[{i}].env", node.get("env"))
@@ -78,11 +83,14 @@ class _Builder:
         for name, value in (env or {}).items():
             if name in RESERVED:
                 self.problem(f"{path}.{name}", f"{name} is set by distlaunch for each worker; remove it")
-            elif value is None and name not in self.around.environ:
+            elif value is None and name not in self.around.environ and not self._refused(f"{path}.{name}"):
                 self.problem(
                     f"{path}.{name}",
                     f"{name} is null, but your environment does not have it{self._near(name)}",
                 )
+
+    def _refused(self, path: str) -> bool:
+        return any(problem.path == path for problem in self.problems)
 
     def _near(self, name: str) -> str:
         close = difflib.get_close_matches(name, self.around.environ, 1, 0.8)
@@ -125,7 +133,7 @@ class _Builder:
 
     def _endpoint(self) -> tuple[str | None, int | None]:
         host, port = self.checked.get("master_addr"), self.checked.get("master_port")
-        endpoint = self.checked.get("rendezvous", {}).get("endpoint")
+        endpoint = (self.checked.get("rendezvous") or {}).get("endpoint")
         if endpoint is None:
             return host, port
         try:
@@ -140,38 +148,45 @@ class _Builder:
         else:
             given = self.checked.get("nodes", 1)
             if isinstance(given, int):
-                return tuple(self._with_defaults(NodeSpec(f"node{i}", path="nodes")) for i in range(given))
+                return tuple(self._node_of(f"node{i}", Address(), {}, "nodes") for i in range(given))
             nodes = [spec for i, node in enumerate(given) for spec in self._from_list(i, node)]
         self._check_twice(nodes)
-        return tuple(map(self._with_defaults, nodes))
+        return tuple(nodes)
 
     def _from_hostfile(self, entry: HostEntry) -> NodeSpec:
         reach = self._reach(entry.host, entry.user, entry.port)
-        return NodeSpec(entry.host, reach, procs=entry.slots, path="hostfile")
+        slots = {} if entry.slots is None else {"procs": entry.slots}
+        return self._node_of(entry.host, reach, slots, "hostfile")
 
     def _from_list(self, index: int, node: str | Checked) -> Iterator[NodeSpec]:
-        path = f"nodes[{index}]"
         record: Checked = {"host": node} if isinstance(node, str) else node
-        user, pattern = split_user(record["host"])
+        for user, host in self._hosts(index, node):
+            reach = self._reach(host, record.get("user", user), record.get("port"))
+            yield self._node_of(host, reach, record, f"nodes[{index}]")
+
+    def _hosts(self, index: int, node: str | Checked | None) -> list[tuple[str | None, str]]:
+        """(user, host) of each host that an item of `nodes` names; what is no host is noted."""
+        text = node.get("host") if isinstance(node, Mapping) else node
+        if not isinstance(text, str):
+            return []  # noted by the type's check
+        user, pattern = split_user(text)
         try:
             hosts = expand_ranges(pattern)
         except ValueError as error:
-            self.problem(path, str(error))
-            return
-        for host in hosts:
-            if error_text := host_error(host):
-                self.problem(path, error_text)
-                continue
-            reach = self._reach(host, record.get("user", user), record.get("port"))
-            yield self._node_of(host, reach, record, path)
+            self.problem(f"nodes[{index}]", str(error))
+            return []
+        if wrong := next(filter(None, map(host_error, hosts)), None):
+            self.problem(f"nodes[{index}]", wrong)
+            return []
+        return [(user, host) for host in hosts]
 
     def _node_of(self, host: str, reach: Address, record: Checked, path: str) -> NodeSpec:
-        gpus = record.get("gpus")
+        gpus = record.get("gpus", self.checked.get("gpus_per_node"))
         return NodeSpec(
             host,
             reach,
             gpus=gpus if isinstance(gpus, int) else None,
-            procs=record.get("procs"),
+            procs=record.get("procs", self.checked.get("procs_per_node")),
             address=record.get("address"),
             python=self._program_path(record.get("python")),
             workdir=self._path(record["workdir"]) if "workdir" in record else None,
@@ -184,13 +199,6 @@ class _Builder:
         if launcher == "local" or (launcher == "auto" and host == "localhost" and not user and not port):
             return Address()
         return Address(host, user, port)
-
-    def _with_defaults(self, node: NodeSpec) -> NodeSpec:
-        gpus = self.checked.get("gpus_per_node")
-        return node._replace(
-            gpus=node.gpus if node.gpus is not None else gpus if isinstance(gpus, int) else None,
-            procs=node.procs or self.checked.get("procs_per_node"),
-        )
 
     def _check_twice(self, nodes: list[NodeSpec]) -> None:
         seen: set[str] = set()
@@ -241,7 +249,9 @@ class _Builder:
         )
 
     def _path(self, text: str) -> str:
-        return os.path.normpath(os.path.join(self.around.folder, os.path.expanduser(text)))
+        if text == "~" or text.startswith("~/"):
+            text = self.around.home + text[1:]
+        return os.path.normpath(os.path.join(self.around.folder, text))
 
     def _program_path(self, text: str | None) -> str | None:
         """A path if it has a slash, else a name for the node's PATH."""

@@ -1,5 +1,6 @@
 """A parsed document whose every value knows its place."""
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,10 +20,11 @@ class Place(NamedTuple):
 
 
 class Scalar(NamedTuple):
-    """A string, number, boolean or null."""
+    """A string, number, boolean or null; `text` is how it was spelled."""
 
     value: str | int | float | bool | None
     place: Place
+    text: str = ""
 
 
 class Items(NamedTuple):
@@ -78,7 +80,7 @@ def override(root: Value, path: list[str], new: Value) -> Value:
         return new
     step, rest = path[0], path[1:]
     if isinstance(root, Items):
-        if not step.isdigit() or int(step) >= len(root.items):
+        if not re.fullmatch("[0-9]{1,9}", step) or int(step) >= len(root.items):
             raise KeyError(step)
         items = list(root.items)
         items[int(step)] = override(items[int(step)], rest, new)

@@ -19,6 +19,7 @@ AUTO = Choice(("auto",))
 PORT = Integer(1, 65535)
 ENV = MapOf(Word(), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
 SOME_TEXT = Text("a string that is not empty", r"[^\0]+")
+LINE = Text("a line that is not empty", r"[^\0\n]+")
 
 NODE = Record(
     {
@@ -30,7 +31,7 @@ NODE = Record(
         "address": Field(SOME_TEXT, "What the other nodes call it.", "the address that ssh uses"),
         "user": Field(SOME_TEXT, "User to log in as.", "as ssh does"),
         "port": Field(PORT, "Port of its sshd.", "as ssh does"),
-        "python": Field(SOME_TEXT, "Interpreter on this node.", "python"),
+        "python": Field(LINE, "Interpreter on this node.", "python"),
         "workdir": Field(SOME_TEXT, "Working directory on this node.", "workdir"),
         "env": Field(ENV, "Variables of this node's workers, over those of the job."),
     },
@@ -128,7 +129,7 @@ JOB = Record(
         ),
         "env": Field(ENV, "Variables of the workers; null takes the caller's value, or fails."),
         "python": Field(
-            SOME_TEXT,
+            LINE,
             "Interpreter on the nodes.",
             "the path of distlaunch's own if it exists there, else python3",
         ),

@@ -41,19 +41,20 @@ def expand_ranges(text: str) -> list[str]:
     parts = re.split(r"\[([^\[\]]*)\]", text)
     if any(mark in part for part in parts[::2] for mark in "[]"):
         raise ValueError(f'unbalanced brackets in "{text}"')
-    choices = [[part] if i % 2 == 0 else _bracket(part) for i, part in enumerate(parts)]
+    choices: list[list[str]] = []
     total = 1
-    for choice in choices:
-        total *= len(choice)
-    if total > MAX_HOSTS:
-        raise ValueError(f'"{text}" names more than {MAX_HOSTS} hosts')
+    for i, part in enumerate(parts):
+        choices.append(_bracket(part) if i % 2 else [part])
+        total *= len(choices[-1])
+        if total > MAX_HOSTS:
+            raise ValueError(f'"{text[:60]}" names more than {MAX_HOSTS} hosts')
     return ["".join(names) for names in itertools.product(*choices)]
 
 
 def _bracket(text: str) -> list[str]:
     names: list[str] = []
     for item in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", item)
+        found = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)
         if not found:
             raise ValueError(f'"[{text}]" is no range; write [1-4] or [1,3,7]')
         first, last = found[1], found[2] or found[1]
@@ -96,7 +97,7 @@ def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
     name, _, horovod_slots = name.partition(":")
     options = dict(_option(word) for word in words[1:])
     slots = options.get("slots", horovod_slots or None)
-    if slots is not None and not slots.isdigit():
+    if slots is not None and not re.fullmatch("[1-9][0-9]{0,5}", slots):
         raise ValueError(f'slots must be a number, got "{slots}"')
     entries = []
     for host in expand_ranges(name):
@@ -116,7 +117,7 @@ def _option(word: str) -> tuple[str, str]:
 
 def parse_endpoint(text: str) -> tuple[str | None, int | None]:
     """`host:port`, `[v6]:port`, `host` or `:port` → (host, port). Raises ValueError."""
-    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::(\d+))?", text)
+    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::([0-9]{1,9}))?", text)
     if not found:
         raise ValueError(f'"{text}" is no endpoint; write host:port, or [address]:port for IPv6')
     host, port = found[1] or found[2] or None, int(found[3]) if found[3] else None

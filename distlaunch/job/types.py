@@ -49,33 +49,28 @@ class Text(NamedTuple):
 
     def schema(self) -> Schema:
         """JSON Schema."""
-        return {"type": "string"}
+        # JSON Schema's patterns are JavaScript's: NUL is spelled otherwise there.
+        return {"type": "string", "pattern": f"^(?:{self.pattern})$".replace("\\0", "\\u0000")}
 
 
 class Word(NamedTuple):
-    """A string, or a number or boolean taken as its YAML spelling: arguments and variables."""
+    """A string, or any other scalar as it was spelled: arguments and variables."""
 
     name: str = "a string"
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> str | None:
         """The string."""
         match value:
-            case Scalar(value=bool()) | Scalar(value=float()):
-                hint = f'put it in quotes: "{describe(value)}"'
-                problems.append(
-                    value.place.problem(path, f"expected a string, got {describe(value)}; {hint}")
-                )
-            case Scalar(value=int(number)):
-                return str(number)
-            case Scalar(value=str(text)) if "\0" not in text:
+            case Scalar(value=None):
+                pass
+            case Scalar(value=str(text)) | Scalar(text=text) if "\0" not in text:
                 return text
-            case _:
-                _refuse(self, value, path, problems)
+        _refuse(self, value, path, problems)
         return None
 
     def schema(self) -> Schema:
         """JSON Schema."""
-        return {"type": ["string", "integer"]}
+        return {"type": ["string", "number", "boolean"]}
 
 
 class Integer(NamedTuple):
@@ -107,6 +102,9 @@ class Integer(NamedTuple):
         return {"type": "integer", **{key: limit for key, limit in limits.items() if limit is not None}}
 
 
+MAX_DURATION_S = 1e9
+"""Some thirty years: more is a typing error."""
+_DURATION = r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)"
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -120,10 +118,12 @@ class Duration(NamedTuple):
         match value:
             case Scalar(value=bool()):
                 pass
-            case Scalar(value=int() | float() as number) if 0 <= number < float("inf"):
+            case Scalar(value=int() | float() as number) if 0 <= number <= MAX_DURATION_S:
                 return float(number)
-            case Scalar(value=str(text)) if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text):
-                return float(found[1]) * _UNITS_S[found[2]]
+            case Scalar(value=str(text)) if found := re.fullmatch(_DURATION, text):
+                seconds = float(found[1]) * _UNITS_S[found[2]]
+                if seconds <= MAX_DURATION_S:
+                    return seconds
         _refuse(self, value, path, problems)
         return None
 
@@ -209,7 +209,12 @@ class MapOf(NamedTuple):
 
     def schema(self) -> Schema:
         """JSON Schema."""
-        return {"type": "object", "additionalProperties": {"anyOf": [self.item.schema(), {"type": "null"}]}}
+        item = {"anyOf": [self.item.schema(), {"type": "null"}]}
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{self.pattern}$"},
+            "additionalProperties": item,
+        }
 
 
 class Either(NamedTuple):
@@ -292,7 +297,8 @@ class Record(NamedTuple):
                 checked[key] = self.fields[key].kind.check(entry, inner, problems)
             else:
                 problems.append(self._unknown(key, at.place, inner))
-        missing = [key for key in self.required if value.get(key) is None]
+        renamed = {self.foreign.get(key) for key, _, _ in value.walk()}
+        missing = [key for key in self.required if value.get(key) is None and key not in renamed]
         problems.extend(value.place.problem(path, f"{key} is missing") for key in missing)
         return checked
 

@@ -10,6 +10,7 @@ from distlaunch.supervisor.events import Event
 
 Clock = Callable[[float], float]
 """Turns the node's monotonic time into ours."""
+MAX_SIGNAL = 127
 
 
 class _Fields:
@@ -26,6 +27,12 @@ class _Fields:
 
     def number(self, name: str) -> int:
         value: int = self._get(name, int)
+        return value
+
+    def number_within(self, name: str, least: int, most: int) -> int:
+        value = self.number(name)
+        if not least <= value <= most:
+            raise ProtocolError(f"{name} is out of range: {value}")
         return value
 
     def seconds(self, name: str) -> float:
@@ -81,7 +88,7 @@ def _exited(node: int, fields: _Fields, clock: Clock) -> Event:
     return events.WorkerExited(
         node,
         fields.number("local_rank"),
-        fields.number("status"),
+        fields.number_within("status", -MAX_SIGNAL, 255),
         clock(fields.seconds("t")),
         fields.anything("error_record"),
     )

@@ -1,12 +1,14 @@
 """Assigns ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch import contract
 from distlaunch.job.spec import Address, Env, JobSpec, NodeSpec
 
+MAX_PROCS = 4096
+"""Workers per node: the protocol has room for 32768."""
 DEFAULT_PORT = 29500
 """torch's default; shown by dry-run where `run` will pick a free one."""
 
@@ -102,12 +104,17 @@ def _node_plan(spec: JobSpec, node: NodeSpec, fact: Facts, index: int, first_ran
                 "say it with gpus_per_node, or --set gpus_per_node=8",
             )
         gpus = node.procs if spec.backend == "nccl" else 0
+    procs = node.procs or max(1, gpus)
+    if procs > MAX_PROCS:
+        raise spec.error(
+            node.path, f"{procs} workers on {node.label}: more than {MAX_PROCS} are not supported"
+        )
     return NodePlan(
         node_rank=index,
         label=node.label,
         reach=node.reach,
         first_rank=first_rank,
-        procs=node.procs or max(1, gpus),
+        procs=procs,
         gpus=gpus,
         python=node.python or spec.python or fact.python,
         workdir=node.workdir or spec.workdir,
@@ -148,10 +155,13 @@ def is_loopback(host: str) -> bool:
     """Whether a name or address means "this machine" wherever it is used."""
     import ipaddress  # only jobs on several machines ask
 
+    name = host.lower().rstrip(".")
     try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        address = ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
-        return host == "localhost" or host.startswith("localhost.") or host.endswith(".localhost")
+        return name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost")
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def workers(
@@ -208,12 +218,23 @@ _PLACEHOLDER = re.compile(r"(\{?)\{(" + "|".join(PLACEHOLDERS) + r")\}(\}?)")
 
 
 def fill(argument: str, values: Mapping[str, str]) -> str:
-    """`argument` with {rank} and the like filled in; {{rank}} stays {rank}, any other brace as it is."""
+    """`argument` with the {rank} and so on for which there are values; {{rank}} becomes {rank}."""
 
     def filled(found: re.Match[str]) -> str:
         left, name, right = found.groups()
         if left and right:
             return "{" + name + "}"
-        return left + values[name.upper()] + right
+        return left + values.get(name.upper(), "{" + name + "}") + right
 
     return _PLACEHOLDER.sub(filled, argument)
+
+
+def placeholders_in(arguments: Iterable[str]) -> list[str]:
+    """The names that `fill` would fill in, in the order of PLACEHOLDERS."""
+    found = {
+        name
+        for argument in arguments
+        for left, name, right in _PLACEHOLDER.findall(argument)
+        if not (left and right)
+    }
+    return [name for name in PLACEHOLDERS if name in found]

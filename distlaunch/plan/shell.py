@@ -27,7 +27,9 @@ def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
 
 def _worker_line(worker: WorkerPlan, shared: Mapping[str, str]) -> str:
     own = {name: value for name, value in worker.contract.items() if name not in shared}
-    return " ".join([*_assignments(own), *map(quote, worker.argv), "&"])
+    export = f"export {' '.join(_assignments(own))}; " if own else ""
+    # exec takes the program of that name, also where the shell has a word of its own for it.
+    return f"({export}exec {' '.join(map(quote, worker.argv))}) &"
 
 
 def _assignments(values: Mapping[str, str]) -> list[str]:
@@ -44,7 +46,7 @@ def _job_exports(env: Env) -> list[str]:
 
 def _default_exports(worker: WorkerPlan) -> list[str]:
     missing = [name for name in worker.defaults if name not in worker.env]
-    return [f'{name}="${{{name}:-{worker.defaults[name]}}}"' for name in missing]
+    return [f'{name}="${{{name}-{worker.defaults[name]}}}"' for name in missing]
 
 
 def _comment(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from shlex import quote
 
-from distlaunch.plan.layout import PLACEHOLDERS, LaunchPlan, NodePlan
+from distlaunch.plan.layout import LaunchPlan, NodePlan, fill, placeholders_in
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:
@@ -14,7 +14,7 @@ def torchrun_text(plan: LaunchPlan, port: int) -> str:
 
 
 def _remarks(plan: LaunchPlan) -> list[str]:
-    used = [name for name in PLACEHOLDERS if any("{" + name + "}" in argument for argument in plan.spec.args)]
+    used = placeholders_in([*plan.spec.program.words[1:], *plan.spec.args])
     if not used:
         return []
     names = ", ".join("{" + name + "}" for name in used)
@@ -25,16 +25,17 @@ def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
     spec = plan.spec
     flags = [
         f"--nnodes={len(plan.nodes)}",
-        f"--node-rank={node.index}",
+        f"--node-rank={node.node_rank}",
         f"--nproc-per-node={node.procs}",
         f"--master-addr={plan.master_addr}",
         f"--master-port={port}",
         *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
         *{"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind],
     ]
+    arguments = [fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args)]
     exports = [f"{name}={_value(value.text, value.inherited, name)}" for name, value in node.env.items()]
     export = f"export {' '.join(exports)} && " if exports else ""
-    words = " ".join(map(quote, ["torchrun", *flags, *spec.program.words, *spec.args]))
+    words = " ".join(map(quote, ["torchrun", *flags, spec.program.words[0], *arguments]))
     return f"(cd {quote(node.workdir)} && {export}exec {words})"
 
 

@@ -29,7 +29,8 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
     if extra_args:
         document = _with_args(document, extra_args)
     folder = str(Path(path).resolve().parent)
-    return build_spec(document, path, Surroundings(folder, os.environ, _hostfile(document, folder)))
+    hostfile = _hostfile(document, folder)
+    return build_spec(document, path, Surroundings(folder, os.path.expanduser("~"), os.environ, hostfile))
 
 
 def read_text(path: str) -> str:
@@ -39,6 +40,8 @@ def read_text(path: str) -> str:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"{path!r} is no file name") from None
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which is no job file")
     try:
@@ -97,13 +100,17 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, source: str, problems: list
         return Items(tuple(_value(loader, item, source, problems) for item in node.value), place)
     if isinstance(node, yaml.MappingNode):
         return _mapping(loader, node, source, problems)
+    return _scalar(loader, node, place)
+
+
+def _scalar(loader: yaml.SafeLoader, node: yaml.Node, place: Place) -> Scalar:
     if node.tag not in _SCALAR_TAGS:
         # A date, say: we have no use for one, and its spelling is what was meant.
-        return Scalar(node.value, place)
+        return Scalar(node.value, place, node.value)
     try:
-        return Scalar(loader.construct_object(node), place)
-    except ValueError:
-        return Scalar(node.value, place)
+        return Scalar(loader.construct_object(node), place, node.value)
+    except (ValueError, KeyError, IndexError):  # a tag that does not fit, such as !!bool maybe
+        return Scalar(node.value, place, node.value)
 
 
 _SCALAR_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
@@ -132,19 +139,32 @@ def _overridden(document: Value, text: str) -> Value:
     if not equals or not path:
         raise UsageError(f"--set {text}: write --set key=value, for example --set timeouts.job=1h")
     source = f"--set {path}"
+    if not _is_text(text):
+        raise UsageError(f"{source}: the value is not UTF-8 text")
     new = parse(value, source)
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]
+    if len(steps) > MAX_DEPTH:
+        raise UsageError(f"{source[:60]}…: deeper than {MAX_DEPTH} levels")
     try:
         return override(document, steps, _moved(new, Place(source)))
     except KeyError as error:
         raise UsageError(f"--set {text}: there is no {error.args[0]} to set") from None
 
 
+def _is_text(text: str) -> bool:
+    """Whether `text` came from valid UTF-8: other bytes of a command line are kept as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _moved(value: Value, place: Place) -> Value:
     """`value` standing at `place`: a command line has no lines and columns."""
     match value:
         case Scalar():
-            return Scalar(value.value, place)
+            return Scalar(value.value, place, value.text)
         case Items():
             return Items(tuple(_moved(item, place) for item in value.items), place)
         case Entries():
@@ -157,14 +177,16 @@ def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
     if not isinstance(document, Entries):
         return document
     given = document.get("args")
-    before = given.items if isinstance(given, Items) else ()
+    if given is not None and not isinstance(given, Items):
+        return document  # a mistake, to be told as such
+    before = given.items if given else ()
     return document.with_key("args", Items((*before, *more), place))
 
 
 def _hostfile(document: Value, folder: str) -> tuple[HostEntry, ...] | None:
     named = document.get("hostfile") if isinstance(document, Entries) else None
-    if not isinstance(named, Scalar) or not isinstance(named.value, str):
-        return None
+    if not isinstance(named, Scalar) or not isinstance(named.value, str) or "\0" in named.value:
+        return None  # not there, or a mistake that is told later
     path = os.path.normpath(os.path.join(folder, os.path.expanduser(named.value)))
     problems: list[Problem] = []
     entries = parse_hostfile(read_text(path), path, problems)

@@ -47,15 +47,22 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
     """A node is clean: nothing of the job is left there."""
     if state.phase is not Phase.STOPPING or state.nodes[event.node].phase is not NodePhase.UP:
         return state, ()
-    state = state.with_node(event.node, phase=NodePhase.SWEPT, leftovers=event.leftovers)
-    if all(node.phase is not NodePhase.UP for node in state.nodes):
-        state = state._replace(deadline=now + DRAIN_S)
+    state = with_time_to_drain(
+        state.with_node(event.node, phase=NodePhase.SWEPT, leftovers=event.leftovers), now
+    )
     if event.leftovers and state.cause is None:
         text = (
             f"{state.label(event.node)}: {event.leftovers} processes outlived their workers and were killed"
         )
         return state, (Notice("warning", text),)
     return state, ()
+
+
+def with_time_to_drain(state: State, now: float) -> State:
+    """`state`, with time for the rest of the output once no node is left that has to clean up."""
+    if any(node.phase is NodePhase.UP for node in state.nodes):
+        return state
+    return state._replace(deadline=now + DRAIN_S)
 
 
 def on_stuck(event: Stuck, state: State, now: float) -> Step:

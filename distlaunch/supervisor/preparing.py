@@ -39,12 +39,12 @@ def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
     """The port is taken: end, naming who has it."""
     if event.node != 0 or state.plan is None:
         return state, ()
-    port = f"port {state.plan.master_port} on {state.label(event.node)}"
-    holders = (
-        ", ".join(owner_words(owner) for owner in event.owners) or "a program that does not listen on it"
-    )
-    advice = "leave the port out to get a free one"
-    text = f"{port} can't be used: {event.error.lower()}; held by {holders}; {advice}"
+    text = f"{state.label(event.node)} has no port to spare for the rendezvous: {event.error.lower()}"
+    if state.plan.master_port is not None:
+        who = ", ".join(map(owner_words, event.owners)) or "a program that does not listen on it"
+        port = f"port {state.plan.master_port} on {state.label(event.node)}"
+        advice = "leave the port out to get a free one"
+        text = f"{port} can't be used: {event.error.lower()}; held by {who}; {advice}"
     return end_job(state, Cause(text, Exit.PORT_TAKEN, now, node=event.node), now)
 
 

@@ -4,7 +4,7 @@ import errno
 
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.ending import all_closed, end_job, listed
+from distlaunch.supervisor.ending import all_closed, end_job, listed, with_time_to_drain
 from distlaunch.supervisor.events import (
     AgentLeaving,
     RanksJoined,
@@ -123,7 +123,7 @@ def node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step
             state = state.with_worker(worker.rank, phase=WorkerPhase.LOST, at=now)
     if state.phase is Phase.STOPPING:
         said = Notice("warning", f"{state.label(node)}: the agent ended before it confirmed its clean-up")
-        state, actions = all_closed(state, now)
+        state, actions = all_closed(with_time_to_drain(state, now), now)
         return state, (said, *actions)
     last = failure.words.splitlines()[-1:] or ["its agent ended"]
     text = f"{state.label(node)} was lost: {last[0]}"

@@ -20,7 +20,7 @@ _FIXED = (
     "StdinNull=no",
     "ForkAfterAuthentication=no",
     "SessionType=default",
-    "LogLevel=ERROR",
+    "LogLevel=INFO",  # less hides why a server closed the connection
 )
 
 

@@ -61,22 +61,31 @@ _HOST_KEY = (
     r"|No \S+ host key is known|host key for .* (?:has changed|was revoked)"
 )
 _DROPPED = (
-    r"kex_exchange_identification: (?:read: Connection reset|Connection closed)"
+    r"(?:kex|ssh)_exchange_identification: (?:read: Connection reset|Connection closed)"
     r"|Exceeded MaxStartups|Not allowed at this time"
     r"|(?:Connection closed by|Connection reset by) \S+ port \d+\s*\Z"
 )
-_AUTHENTICATION = r"Permission denied|Too many authentication failures|No more authentication methods"
+_AUTHENTICATION = r"Permission denied \(|Too many authentication failures|No more authentication methods"
+_BAD_OPTION = (
+    r"Bad configuration option|bad configuration options|^command-line:? line \d+"
+    r"|Can't open user config file|Bad owner or permissions on|Unable to negotiate with"
+)
+_UNREACHABLE = (
+    r"timed out|No route to host|Network is unreachable|Host is down"
+    r"|connect to host .*: Permission denied"  # ICMPv6 "administratively prohibited"
+)
+# In this order: behind a jump host, ssh adds that it was dropped to what the jump host really said.
 _PATTERNS = (
     (Kind.NO_PYTHON, re.escape(NO_PYTHON)),
     (Kind.OLD_PYTHON, rf"^{re.escape(TOO_OLD)} \d|Unknown option: -I"),
     (Kind.HOST_KEY, _HOST_KEY),
-    (Kind.DROPPED, _DROPPED),
     (Kind.AUTHENTICATION, _AUTHENTICATION),
     (Kind.UNRESOLVED, r"Could not resolve hostname"),
+    (Kind.BAD_OPTION, _BAD_OPTION),
     (Kind.REFUSED, r"Connection refused"),
     (Kind.SILENT, r"timed out during banner exchange|banner exchange: Connection to .* timed out"),
-    (Kind.UNREACHABLE, r"timed out|No route to host|Network is unreachable|Host is down"),
-    (Kind.BAD_OPTION, r"Bad configuration option|command-line: line \d+|Can't open user config file"),
+    (Kind.UNREACHABLE, _UNREACHABLE),
+    (Kind.DROPPED, _DROPPED),
 )
 
 

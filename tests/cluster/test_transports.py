@@ -230,7 +230,12 @@ def test_check_port_names_the_owner_on_another_host(tmp_path: Path, bed: Bed) ->
     try:
         assert server.stdout is not None
         assert server.stdout.readline() == b"up\n"
-        where = f"ssh: {{config: {bed.folder}/ssh_config}}\ngpus_per_node: 0\nnodes: [host1, host2]\nmaster_port: 29777"
+        where = f"""
+            ssh: {{config: {bed.folder}/ssh_config}}
+            gpus_per_node: 0
+            nodes: [host1, host2]
+            master_port: 29777
+        """
         done = distlaunch("check-port", str(write_job(tmp_path, "", where)), "--json")
         (report,) = json.loads(done.stdout)
         assert done.returncode == 1

@@ -119,7 +119,8 @@ def test_a_daemon_left_by_success_is_killed_with_a_warning(tmp_path: Path) -> No
     worker = """
         import os, signal, subprocess, sys
         child = "import os, signal; os.write(1, b'ready 9 %d\\\\n' % os.getpid()); signal.pause()"
-        daemon = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, start_new_session=True)
+        argv = [sys.executable, "-c", child]
+        daemon = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
         print(daemon.stdout.readline().decode(), flush=True)
     """
     with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
@@ -309,7 +310,8 @@ def test_an_environment_too_big_is_named(tmp_path: Path) -> None:
 def test_a_record_of_torch_is_shown(tmp_path: Path) -> None:
     worker = """
         import json, os, sys
-        record = {"message": {"message": "boom", "extraInfo": {"py_callstack": "Traceback: deep\\nboom at last"}}}
+        extra = {"py_callstack": "Traceback: deep\\nboom at last"}
+        record = {"message": {"message": "boom", "extraInfo": extra}}
         json.dump(record, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
         sys.exit(1)
     """

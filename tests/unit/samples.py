@@ -1,0 +1,102 @@
+"""What several unit tests need: job specs from text, and bounds for property tests."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from distlaunch.job.build import Surroundings, build_spec
+from distlaunch.job.hosts import HostEntry
+from distlaunch.job.spec import JobSpec
+from distlaunch.rim.job_file import parse
+
+FOLDER = "/project"
+
+
+def bounded(examples: int = 100) -> settings:
+    """The same examples in every run, without files of their own."""
+    return settings(
+        max_examples=examples, deadline=None, derandomize=True, database=None, report_multiple_bugs=False
+    )
+
+
+def spec_of(
+    text: str, environ: Mapping[str, str] | None = None, hostfile: tuple[HostEntry, ...] | None = None
+) -> JobSpec:
+    """The job that `text` describes, as if it stood in FOLDER/job.yaml."""
+    around = Surroundings(FOLDER, "/home/me", environ or {}, hostfile)
+    return build_spec(parse(text, "job.yaml"), "job.yaml", around)
+
+
+# Everything that a process can be given: any text without NUL. A lone surrogate is no text.
+process_text = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
+) | st.sampled_from(
+    [
+        "",
+        "-",
+        "--",
+        "-rf",
+        "-n",
+        "'",
+        '"',
+        "\\",
+        "\n",
+        "a\nb\n",
+        "$(id)",
+        "`id`",
+        "${HOME}",
+        "$$",
+        "!!",
+        "*",
+        "~",
+        "{a,b}",
+        "a;b",
+        "&&",
+        "#x",
+        "=",
+        "\t ",
+        "'\"'\"'",
+        "\r",
+        "é€😀",
+        "\x01\x7f\x9b",
+    ]
+)
+
+
+def _some(**kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A mapping with some of these keys."""
+    return st.fixed_dictionaries({}, optional=kinds)
+
+
+_word = st.text("abz09-_./", min_size=1, max_size=8)
+_number = st.integers(-1, 9)
+_auto = st.just("auto")
+_duration = st.sampled_from(["30s", "10m", "1.5h", "200ms", "2 d", 5, 0, 0.5, "soon", -1, ""])
+_env = st.dictionaries(st.sampled_from(["A", "B_1", "RANK", "9X"]), _word | _number | st.none(), max_size=3)
+_node = _some(host=_word, gpus=_number | _auto, procs=_number, address=_word, port=_number, env=_env)
+
+job_documents: st.SearchStrategy[dict[str, Any]] = _some(
+    name=_word,
+    nodes=_number | st.lists(_word | _node, max_size=3),
+    gpus_per_node=_number | _auto,
+    procs_per_node=_number,
+    backend=st.sampled_from(["auto", "nccl", "gloo", "smoke"]),
+    rendezvous=_some(endpoint=_word, id=_word, backend=st.just("static")),
+    master_addr=_word,
+    master_port=st.integers(-1, 70000),
+    script=_word,
+    module=st.sampled_from(["a", "a.b", "-a"]),
+    command=st.lists(_word, max_size=2),
+    args=st.lists(_word | _number, max_size=3),
+    env=_env,
+    python=_word,
+    workdir=_word,
+    timeouts=_some(connect=_duration, join=_duration, stop=_duration, job=_duration),
+    logs=_some(dir=_word, console=st.sampled_from(["all", "rank0", "none", [0, 1], [-1], "some"])),
+    ssh=_some(config=_word, options=st.lists(st.sampled_from(["A=b", "A b", "=b"])), persist=_duration),
+    launcher=st.sampled_from(["auto", "local", "ssh", "slrm"]),
+    typo=_word,
+)
+"""Job files as data, about as often wrong as right."""

@@ -1,0 +1,201 @@
+"""How the code is built: which module may import which, what stays pure, and how long functions are."""
+
+import ast
+import marshal
+import statistics
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distlaunch.rim.bundle import bundle_for
+
+ROOT = Path(__file__).parents[2] / "distlaunch"
+
+FLOORS = {
+    "agent": 0,
+    "contract": 1,
+    "errors": 1,
+    "job": 1,
+    "plan": 1,
+    "supervisor": 1,
+    "transport": 1,
+    "rim": 2,
+    "launch": 3,
+    "cli": 4,
+    "__main__": 4,
+    "__init__": 0,
+}
+"""The floor of each package and module directly below distlaunch."""
+
+
+def name_of(path: Path) -> str:
+    parts = ("distlaunch", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+TREES = {name_of(path): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}
+PURE = [name for name in TREES if FLOORS.get(name.split(".")[1]) == 1]
+SHIPPED = [name for name in TREES if name.split(".")[1] == "agent"]
+
+
+def imports_of(name: str) -> Iterator[str]:
+    """Every module that `name` imports, wherever in it, by its full name."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports relatively"
+            module = str(node.module)
+            for alias in node.names:
+                full = f"{module}.{alias.name}"
+                yield full if full in TREES else module
+
+
+def part_of(module: str) -> str:
+    """`distlaunch.job.spec` → `job`; `distlaunch` itself is its `__init__`."""
+    return [*module.split("."), "__init__"][1]
+
+
+def own_imports(name: str) -> list[str]:
+    return [module for module in imports_of(name) if module.split(".")[0] == "distlaunch"]
+
+
+def test_every_module_has_a_floor() -> None:
+    assert {part_of(name) for name in TREES} <= set(FLOORS)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_module_imports_only_from_its_own_floor_and_below(name: str) -> None:
+    floor = FLOORS[part_of(name)]
+    assert [module for module in own_imports(name) if FLOORS[part_of(module)] > floor] == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_shipped_needs_nothing_but_python(name: str) -> None:
+    for module in imports_of(name):
+        if module.split(".")[0] == "distlaunch":
+            assert part_of(module) == "agent"
+        else:
+            assert module.split(".")[0] in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_shipped_is_written_for_python_3_8(name: str) -> None:
+    source = ROOT.joinpath(*name.split(".")[1:])
+    path = source / "__init__.py" if source.is_dir() else source.with_suffix(".py")
+    ast.parse(path.read_text(), str(path), feature_version=(3, 8))
+
+
+def test_every_module_of_the_agent_is_shipped_as_code_and_as_source() -> None:
+    bundle = bundle_for(same_interpreter=False)
+    code, source = marshal.loads(bundle.code), ast.literal_eval(zlib.decompress(bundle.source).decode())
+    assert set(code) == set(source) == {"distlaunch", *SHIPPED}
+    assert bundle.packages == {name for name in code if any(each.startswith(f"{name}.") for each in code)}
+
+
+def test_nothing_imports_torch() -> None:
+    assert [name for name in TREES if any(m.split(".")[0] == "torch" for m in imports_of(name))] == []
+
+
+# Floor 1 is pure
+
+IMPURE_MODULES = {
+    *(
+        "asyncio",
+        "builtins",
+        "concurrent",
+        "ctypes",
+        "fcntl",
+        "getpass",
+        "glob",
+        "importlib",
+        "io",
+        "logging",
+    ),
+    *(
+        "multiprocessing",
+        "pathlib",
+        "platform",
+        "pwd",
+        "random",
+        "resource",
+        "secrets",
+        "select",
+        "selectors",
+    ),
+    *("shutil", "socket", "subprocess", "sys", "tempfile", "termios", "threading", "time", "tty", "uuid"),
+    *("datetime", "yaml", "rich", "typer"),
+}
+PURE_PATH_FUNCTIONS = {"basename", "dirname", "isabs", "join", "normpath", "split", "splitext"}
+IMPURE_BUILTINS = {"open", "print", "input", "exec", "eval", "__import__"}
+
+
+def dotted(node: ast.expr) -> str:
+    """`os.path.join` of an attribute chain; "" of anything else."""
+    if isinstance(node, ast.Attribute):
+        inner = dotted(node.value)
+        return f"{inner}.{node.attr}" if inner else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_pure_module_imports_nothing_that_touches_the_world(name: str) -> None:
+    assert {module.split(".")[0] for module in imports_of(name)} & IMPURE_MODULES == set()
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_pure_module_uses_of_os_only_what_computes_with_paths(name: str) -> None:
+    used = {dotted(node) for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
+    allowed = {"os.path", *(f"os.path.{function}" for function in PURE_PATH_FUNCTIONS)}
+    assert {each for each in used if each.startswith("os.")} - allowed == set()
+    assert set(imports_of(name)) & {"os", "posix", "posixpath"} == set()
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_pure_module_reads_and_prints_nothing(name: str) -> None:
+    calls = {dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
+    assert calls & IMPURE_BUILTINS == set()
+
+
+# Shape
+
+
+def cycles(edges: dict[str, set[str]]) -> set[str]:
+    """The nodes that are left when those without outgoing edges are taken away again and again."""
+    left = dict(edges)
+    while leaves := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in leaves:
+            del left[name]
+    return set(left)
+
+
+def test_a_cycle_is_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == set()
+
+
+def test_no_packages_import_each_other() -> None:
+    edges: dict[str, set[str]] = {part_of(name): set() for name in TREES}
+    for name in TREES:
+        edges[part_of(name)] |= {part_of(module) for module in own_imports(name)} - {part_of(name)}
+    assert cycles(edges) == set()
+
+
+def test_no_modules_import_each_other() -> None:
+    assert cycles({name: set(own_imports(name)) - {name} for name in TREES}) == set()
+
+
+def lengths() -> list[int]:
+    """Lines of every function, its head and docstring included."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, functions)]
+    return [(node.end_lineno or 0) - node.lineno + 1 for node in nodes]
+
+
+def test_functions_are_mostly_under_ten_lines_and_rarely_over_thirty() -> None:
+    measured = lengths()
+    assert statistics.median(measured) < 10
+    assert sum(length > 30 for length in measured) < len(measured) / 50

@@ -1,0 +1,243 @@
+"""Host names, ranges, endpoints and hostfiles: what is understood, and that nothing else gets through."""
+
+import tracemalloc
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from distlaunch.errors import Problem
+from distlaunch.job.hosts import expand_ranges, host_error, parse_endpoint, parse_hostfile, split_user
+from tests.unit.samples import bounded
+
+names = st.text("abcXYZ019-_.", min_size=1, max_size=10)
+hosts = names.filter(lambda name: not name.startswith("-"))
+hostish = st.text("ab[]0123,-.: @#=\t\n²slots", max_size=30)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu", ["gpu"]),
+        ("gpu[3]", ["gpu3"]),
+        ("gpu[08-11]", ["gpu08", "gpu09", "gpu10", "gpu11"]),
+        ("gpu[8-11]", ["gpu8", "gpu9", "gpu10", "gpu11"]),
+        ("gpu[03-05,9]", ["gpu03", "gpu04", "gpu05", "gpu9"]),
+        ("gpu[ 1, 3 ]", ["gpu1", "gpu3"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("gpu[1-2].site.org", ["gpu1.site.org", "gpu2.site.org"]),
+        ("[1-2]", ["1", "2"]),
+    ],
+)
+def test_ranges_expand_in_order_and_keep_their_zeros(text: str, expected: list[str]) -> None:
+    assert expand_ranges(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpu[1-3", "unbalanced brackets"),
+        ("gpu1-3]", "unbalanced brackets"),
+        ("gpu[[1-3]]", "unbalanced brackets"),
+        ("gpu[]", "is no range"),
+        ("gpu[a-c]", "is no range"),
+        ("gpu[1-]", "is no range"),
+        ("gpu[1,,2]", "is no range"),
+        ("gpu[-1]", "is no range"),
+        ("gpu[3-1]", "counts down"),
+        ("gpu[1-1000000000000]", "too far"),
+        ("gpu[1-999][1-999]", "more than 100000 hosts"),
+    ],
+)
+def test_a_bad_range_is_explained(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        expand_ranges(text)
+
+
+def test_too_many_hosts_are_refused_before_they_fill_the_memory() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="names more than"):
+            expand_ranges("[1-9999]" * 20)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+@given(names, st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), min_size=1, max_size=4), names)
+@bounded()
+def test_a_range_names_each_host_once_with_its_ends(
+    before: str, spans: list[tuple[int, int]], after: str
+) -> None:
+    inside = ",".join(f"{first}-{first + more}" for first, more in spans)
+    expanded = expand_ranges(f"{before}[{inside}]{after}")
+    assert len(expanded) == sum(more + 1 for _, more in spans)
+    assert expanded[0] == f"{before}{spans[0][0]}{after}"
+    assert expanded[-1] == f"{before}{sum(spans[-1])}{after}"
+
+
+@given(st.integers(0, 999), st.integers(0, 20), st.integers(1, 6))
+@bounded()
+def test_all_names_of_a_padded_range_are_as_wide_as_its_start(first: int, more: int, width: int) -> None:
+    start = str(first).zfill(width)
+    expanded = expand_ranges(f"n[{start}-{first + more}]")
+    assert [int(name[1:]) for name in expanded] == list(range(first, first + more + 1))
+    assert all(len(name) - 1 == max(len(start), len(str(int(name[1:])))) for name in expanded)
+
+
+@given(names)
+@bounded()
+def test_a_name_without_brackets_is_itself(name: str) -> None:
+    assert expand_ranges(name) == [name]
+
+
+@given(hostish | st.text(max_size=30))
+@example("n[" + "9" * 5000 + "]")
+@bounded(300)
+def test_any_text_expands_or_is_refused_with_a_reason(text: str) -> None:
+    try:
+        assert expand_ranges(text)
+    except ValueError as error:
+        assert str(error)
+
+
+# What may reach a command line
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=x", "-", "--", "-l"])
+def test_a_name_that_begins_with_a_dash_is_refused(host: str) -> None:
+    assert host_error(host) == "a host name can't begin with a dash"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        " ",
+        "a b",
+        "a;b",
+        "a$(id)",
+        "a`id`",
+        "a|b",
+        "a&b",
+        "a'b",
+        'a"b',
+        "a\\b",
+        "a\nb",
+        "a\n",
+        "a*",
+        "ä",
+        "a/b",
+    ],
+)
+def test_a_name_with_a_character_that_shells_know_is_refused(host: str) -> None:
+    assert host_error(host)
+
+
+@pytest.mark.parametrize("host", ["a", "gpu-a", "a.b.c", "10.0.0.1", "fe80::1%eth0", "my_host", "A-9", "1"])
+def test_names_and_addresses_are_accepted(host: str) -> None:
+    assert host_error(host) is None
+
+
+@given(st.text(max_size=20))
+@bounded(300)
+def test_what_is_accepted_is_one_plain_word(host: str) -> None:
+    if host_error(host) is None:
+        assert host.isascii()
+        assert host.isprintable()
+        assert host[0] != "-"
+        assert not set(host) & set(" \t'\"\\$`;&|<>()*?[]{}!#~/")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a", (None, "a")), ("me@a", ("me", "a")), ("me@corp@a", ("me@corp", "a")), ("@a", ("", "a"))],
+)
+def test_the_last_at_sign_divides_user_and_host(text: str, expected: tuple[str | None, str]) -> None:
+    assert split_user(text) == expected
+
+
+# Endpoints
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a:29500", ("a", 29500)),
+        ("a", ("a", None)),
+        (":29500", (None, 29500)),
+        ("10.0.0.1:1", ("10.0.0.1", 1)),
+        ("[fe80::1]:65535", ("fe80::1", 65535)),
+        ("[::1]", ("::1", None)),
+    ],
+)
+def test_endpoints_are_host_port_or_either(text: str, expected: tuple[str | None, int | None]) -> None:
+    assert parse_endpoint(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a:", "is no endpoint"),
+        ("a:b", "is no endpoint"),
+        ("a:1:2", "is no endpoint"),
+        ("::1", "is no endpoint; write host:port, or .address.:port for IPv6"),
+        ("[::1", "is no endpoint"),
+        ("a:0", "port 0 is not from 1 to 65535"),
+        ("a:65536", "port 65536 is not from 1 to 65535"),
+        ("-o:1", "can't begin with a dash"),
+        ("[-o]:1", "can't begin with a dash"),
+        ("a b:1", "is no host name"),
+        ("tcp://a:1", "is no endpoint"),
+    ],
+)
+def test_a_bad_endpoint_is_explained(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_endpoint(text)
+
+
+@given(hosts, st.integers(1, 65535))
+@bounded()
+def test_an_endpoint_comes_back_as_it_was_put_together(host: str, port: int) -> None:
+    assert parse_endpoint(f"{host}:{port}") == (host, port)
+    assert parse_endpoint(f"[{host}]:{port}") == (host, port)
+
+
+@given(hostish | st.text(max_size=20))
+@example("a:" + "9" * 5000)
+@bounded(300)
+def test_any_text_is_an_endpoint_or_refused_with_a_reason(text: str) -> None:
+    try:
+        host, port = parse_endpoint(text)
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert host is None or host_error(host) is None
+        assert port is None or 0 < port < 65536
+
+
+# Hostfiles
+
+
+@given(st.lists(st.tuples(hosts, st.integers(1, 64)), min_size=1, max_size=8, unique_by=lambda pair: pair[0]))
+@bounded()
+def test_the_three_forms_say_the_same(lines: list[tuple[str, int]]) -> None:
+    problems: list[Problem] = []
+    forms = ("{0} slots={1}", "{0}:{1}", "{0} slots={1} max_slots=99  # comment")
+    for form in forms:
+        text = "\n".join(form.format(host, slots) for host, slots in lines)
+        entries = parse_hostfile(text, "hosts", problems)
+        assert [(entry.host, entry.slots) for entry in entries] == lines
+    assert not problems
+
+
+@given(hostish | st.text(max_size=60))
+@bounded(300)
+def test_any_hostfile_has_hosts_or_problems_with_places(text: str) -> None:
+    problems: list[Problem] = []
+    entries = parse_hostfile(text, "hosts", problems)
+    assert entries or problems
+    assert all(host_error(entry.host) is None for entry in entries)
+    assert all(entry.slots is None or entry.slots > 0 for entry in entries)
+    assert all(problem.text for problem in problems)

@@ -1,0 +1,703 @@
+"""Job files as people write them, right and wrong: what each becomes, and the words for each mistake."""
+
+import os
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from distlaunch.errors import DistlaunchError, JobError, UsageError
+from distlaunch.job.fields import JOB, reference
+from distlaunch.job.spec import Address, EnvValue, JobSpec
+from distlaunch.rim.job_file import load_job
+from tests.unit.samples import bounded, job_documents
+
+Load = Callable[..., JobSpec]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Loads a job from text (or bytes) that stands in `tmp_path`/job.yaml."""
+
+    def load_text(text: str | bytes, *overrides: str, extra: tuple[str, ...] = ()) -> JobSpec:
+        path = tmp_path / "job.yaml"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return load_job(str(path), overrides, extra)
+
+    return load_text
+
+
+@pytest.fixture
+def problems(load: Load, tmp_path: Path) -> Callable[..., list[str]]:
+    """The problems of a job, one per line, without the file's folder."""
+
+    def refused(text: str | bytes, *overrides: str, extra: tuple[str, ...] = ()) -> list[str]:
+        with pytest.raises(JobError) as caught:
+            load(text, *overrides, extra=extra)
+        return [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+
+    return refused
+
+
+Problems = Callable[..., list[str]]
+
+
+# Every key: what is written, where it shows, what it becomes ({here} is the file's folder).
+KEYS: dict[str, tuple[str, str, Any]] = {
+    "name": ("name: mnist", "name", "mnist"),
+    "nodes": ("nodes: 3", "nodes", 3),
+    "nodes[].host": ("nodes: [{host: gpu-a}]", "nodes.0.reach", Address("gpu-a")),
+    "nodes[].gpus": ("nodes: [{host: a, gpus: 4}]", "nodes.0.gpus", 4),
+    "nodes[].procs": ("nodes: [{host: a, procs: 2}]", "nodes.0.procs", 2),
+    "nodes[].address": ("nodes: [{host: a, address: 10.0.0.2}]", "nodes.0.address", "10.0.0.2"),
+    "nodes[].user": ("nodes: [{host: a, user: me}]", "nodes.0.reach", Address("a", "me")),
+    "nodes[].port": ("nodes: [{host: a, port: 2222}]", "nodes.0.reach", Address("a", None, 2222)),
+    "nodes[].python": ("nodes: [{host: a, python: /opt/py}]", "nodes.0.python", "/opt/py"),
+    "nodes[].workdir": ("nodes: [{host: a, workdir: data}]", "nodes.0.workdir", "{here}/data"),
+    "nodes[].env": ("nodes: [{host: a, env: {A: b}}]", "nodes.0.env", {"A": EnvValue("b")}),
+    "hostfile": ("hostfile: hosts", "nodes.0.reach", Address("from-hostfile")),
+    "gpus_per_node": ("gpus_per_node: 8", "nodes.0.gpus", 8),
+    "procs_per_node": ("procs_per_node: 6", "nodes.0.procs", 6),
+    "backend": ("backend: gloo", "backend", "gloo"),
+    "rendezvous.endpoint": ("rendezvous: {endpoint: 'm:29500'}", "master_port", 29500),
+    "rendezvous.backend": ("rendezvous: {backend: static}", "rendezvous_id", None),
+    "rendezvous.id": ("rendezvous: {id: my-job}", "rendezvous_id", "my-job"),
+    "master_addr": ("master_addr: 10.0.0.1", "master_host", "10.0.0.1"),
+    "master_port": ("master_port: 29501", "master_port", 29501),
+    "script": ("script: train.py", "program.words", ("{here}/train.py",)),
+    "module": ("module: pkg.train", "program.words", ("pkg.train",)),
+    "command": ("command: [./a.out, -x, 3]", "program.words", ("{here}/a.out", "-x", "3")),
+    "args": ("args: [--epochs, '10', -3]", "args", ("--epochs", "10", "-3")),
+    "env": ("env: {NCCL_DEBUG: WARN, N: 1}", "env", {"NCCL_DEBUG": EnvValue("WARN"), "N": EnvValue("1")}),
+    "python": ("python: venv/bin/python", "python", "{here}/venv/bin/python"),
+    "workdir": ("workdir: sub/..", "workdir", "{here}"),
+    "timeouts.connect": ("timeouts: {connect: 5s}", "timeouts.connect_s", 5.0),
+    "timeouts.join": ("timeouts: {join: 2m}", "timeouts.join_s", 120.0),
+    "timeouts.stop": ("timeouts: {stop: 250ms}", "timeouts.stop_s", 0.25),
+    "timeouts.job": ("timeouts: {job: 1.5h}", "timeouts.job_s", 5400.0),
+    "logs.dir": ("logs: {dir: out}", "logs.folder", "{here}/out"),
+    "logs.console": ("logs: {console: [0, 3]}", "logs.console", (0, 3)),
+    "ssh.config": ("ssh: {config: ssh_config}", "ssh.config", "{here}/ssh_config"),
+    "ssh.options": ("ssh: {options: [Compression=no]}", "ssh.options", ("Compression=no",)),
+    "ssh.persist": ("ssh: {persist: 10m}", "ssh.persist_s", 600),
+    "launcher": ("nodes: [a]\nlauncher: local", "nodes.0.reach", Address()),
+}
+
+
+def found_at(spec: JobSpec, path: str) -> Any:
+    value: Any = spec
+    for step in path.split("."):
+        value = value[int(step)] if step.isdigit() else attrgetter(step)(value)
+    return len(value) if path == "nodes" else value
+
+
+def in_folder(value: Any, folder: Path) -> Any:
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(in_folder(item, folder) for item in value)
+    return value.replace("{here}", str(folder)) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_arrives_in_the_spec(load: Load, tmp_path: Path, key: str) -> None:
+    text, path, expected = KEYS[key]
+    (tmp_path / "hosts").write_text("from-hostfile\n")
+    has_program = key in ("script", "module", "command")
+    spec = load(text if has_program else f"{text}\nscript: x.py")
+    assert found_at(spec, path) == in_folder(expected, tmp_path)
+
+
+def test_the_table_above_has_every_key() -> None:
+    rows = [key for key, *_ in reference()]
+    sections = {key for key in rows if any(other.startswith(f"{key}.") for other in rows)}
+    assert set(KEYS) == set(rows) - sections
+
+
+def test_defaults_of_the_smallest_job(load: Load, tmp_path: Path) -> None:
+    spec = load("script: train.py")
+    assert spec.name == "job"
+    assert [node.reach for node in spec.nodes] == [Address()]
+    assert spec.backend == "auto"
+    assert spec.workdir == str(tmp_path)
+    assert spec.logs.folder == f"{tmp_path}/runs"
+    assert spec.timeouts == (30.0, 600.0, 10.0, None)
+    assert (spec.master_host, spec.master_port, spec.python, spec.args, spec.env) == (
+        None,
+        None,
+        None,
+        (),
+        {},
+    )
+
+
+# Nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        pytest.param("\n  - gpu[03-05]", ["gpu03", "gpu04", "gpu05"], id="range"),
+        pytest.param("\n  - b\n  - a\n  - c", ["b", "a", "c"], id="the order of the file is kept"),
+        pytest.param("\n  - {host: 'n[1,3]', gpus: 2}\n  - z", ["n1", "n3", "z"], id="range in a mapping"),
+        pytest.param("2", ["node0", "node1"], id="number"),
+        pytest.param("['fe80::1%eth0', 10.0.0.1]", ["fe80::1%eth0", "10.0.0.1"], id="addresses"),
+    ],
+)
+def test_nodes_are_listed_by_name_range_or_number(load: Load, nodes: str, expected: list[str]) -> None:
+    assert [node.label for node in load(f"script: a\nnodes: {nodes}").nodes] == expected
+
+
+def test_user_at_host_is_split_and_user_wins_over_it(load: Load) -> None:
+    spec = load("script: a\nnodes: [me@a, {host: me@b, user: you}]")
+    assert [node.reach for node in spec.nodes] == [Address("a", "me"), Address("b", "you")]
+
+
+def test_localhost_is_this_machine_unless_ssh_details_are_given(load: Load) -> None:
+    assert load("script: a\nnodes: [localhost]").nodes[0].local
+    assert not load("script: a\nnodes: [{host: localhost, port: 2222}]").nodes[0].local
+    assert not load("script: a\nnodes: [localhost]\nlauncher: ssh").nodes[0].local
+
+
+def test_what_a_node_says_wins_over_what_the_job_says(load: Load) -> None:
+    text = "script: a\ngpus_per_node: 8\nprocs_per_node: 8\nnodes: [a, {host: b, gpus: 0, procs: 1}]"
+    assert [(node.gpus, node.procs) for node in load(text).nodes] == [(8, 8), (0, 1)]
+
+
+def test_the_endpoint_wins_over_master_addr_and_port(load: Load) -> None:
+    text = "script: a\nmaster_addr: x\nmaster_port: 1\nrendezvous: {endpoint: 'y:2'}"
+    assert (load(text).master_host, load(text).master_port) == ("y", 2)
+
+
+def test_null_takes_the_callers_variable_and_marks_it_as_secret(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "s3cret")
+    assert load("script: a\nenv: {SOME_TOKEN: null}").env == {
+        "SOME_TOKEN": EnvValue("s3cret", inherited=True)
+    }
+
+
+# Paths and durations
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "expected"),
+    [
+        pytest.param("script: ../t.py", "program.words.0", "{parent}/t.py", id="up"),
+        pytest.param("script: /abs/t.py", "program.words.0", "/abs/t.py", id="absolute"),
+        pytest.param("script: ~/t.py", "program.words.0", "/home/me/t.py", id="home"),
+        pytest.param("command: [mpi-app]", "program.words.0", "mpi-app", id="a bare command is for PATH"),
+        pytest.param("script: a\npython: python3.12", "python", "python3.12", id="a bare python too"),
+        pytest.param("script: a\npython: ~/v/python", "python", "/home/me/v/python", id="python at home"),
+    ],
+)
+def test_paths_are_relative_to_the_file(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, path: str, expected: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert found_at(load(text), path) == expected.replace("{parent}", str(tmp_path.parent))
+
+
+def test_the_callers_folder_does_not_matter(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load("script: t.py")
+    monkeypatch.chdir(tmp_path)
+    assert load_job("job.yaml").program.words == (f"{tmp_path}/t.py",)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("30s", 30), ("10m", 600), ("24h", 86400), ("7d", 604800), ("1.5 h", 5400), ("45", 45)],
+)
+def test_durations_become_seconds(load: Load, text: str, seconds: float) -> None:
+    assert load(f"script: a\ntimeouts: {{job: {text}}}").timeouts.job_s == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10 minutes",
+        "1h30m",
+        "-5s",
+        "-1",
+        "soon",
+        "true",
+        "[1s]",
+        ".inf",
+        ".nan",
+        "''",
+        pytest.param("9" * 400, id="a number that no float holds"),
+        pytest.param("9" * 400 + "s", id="seconds that no float holds"),
+        pytest.param("9" * 306 + "d", id="days whose seconds no float holds"),
+    ],
+)
+def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
+    (problem,) = problems(f"script: a\ntimeouts: {{connect: {text}}}")
+    assert problem.startswith('job.yaml:2:21: timeouts.connect: expected a duration such as "30s" or "10m"')
+
+
+# Mistakes: each with its line, column, path and what to do
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "nodes:\n  - a\n  - host: b\n    gpus: four\nscript: x",
+            '4:11: nodes[1].gpus: expected an integer ≥ 0 or "auto", got "four"',
+            id="wrong type",
+        ),
+        pytest.param("script: x\nscirpt: y", "2:1: scirpt: unknown key; did you mean script?", id="typo"),
+        pytest.param("script: x\nzzz: y", "2:1: zzz: unknown key; known are name, nodes,", id="unknown"),
+        pytest.param(
+            "script: x\nnproc_per_node: 2",
+            "2:1: nproc_per_node: unknown key: nproc_per_node is called procs_per_node here",
+            id="torchrun's name",
+        ),
+        pytest.param(
+            "script: x\nnodes:\n  - hostname: a",
+            "3:5: nodes[0].hostname: unknown key: hostname is called host here",
+            id="another name inside a node",
+        ),
+        pytest.param(
+            "script: x\nmin_nodes: 2", "2:1: min_nodes: min_nodes is not supported by this", id="later"
+        ),
+        pytest.param(
+            "script: x\nscript: y", "2:1: script: duplicate key; the first is on line 1", id="twice"
+        ),
+        pytest.param(
+            "script: x\nenv: {A: 1, A: 2}",
+            "2:13: A: duplicate key; the first is on line 2",
+            id="twice inside",
+        ),
+        pytest.param("name: &n x\nscript: *n", "2:9: aliases (*name) are not allowed", id="alias"),
+        pytest.param(
+            "script: x\nprocs_per_node: -1", "2:17: procs_per_node: expected an integer ≥ 1", id="-1"
+        ),
+        pytest.param("script: x\nprocs_per_node: 0", "2:17: procs_per_node: expected an integer ≥ 1", id="0"),
+        pytest.param("script: x\nprocs_per_node: 2.0", "2:17: procs_per_node: expected an integer", id="2.0"),
+        pytest.param("script: x\nnodes: true", "2:8: nodes: expected an integer from 1 to 4096", id="true"),
+        pytest.param("script: x\nnodes: []", "2:8: nodes: expected a list that is not empty", id="no nodes"),
+        pytest.param(
+            "script: x\nmodule: y",
+            "2:9: module: give one of script, module or command; got script and",
+            id="two",
+        ),
+        pytest.param("name: x", "1:1: give one of script, module or command; got none of them", id="none"),
+        pytest.param(
+            "script: x\nenv: {NOT_SET_HERE: null}",
+            "2:21: env.NOT_SET_HERE: NOT_SET_HERE is null, but your environment does not have it",
+            id="missing variable",
+        ),
+        pytest.param(
+            "script: x\nenv: {RANK: 0}",
+            "2:13: env.RANK: RANK is set by distlaunch for each worker",
+            id="RANK",
+        ),
+        pytest.param(
+            "script: x\nnodes: [{host: a, env: {MASTER_ADDR: b}}]",
+            "2:38: nodes[0].env.MASTER_ADDR: MASTER_ADDR is set by distlaunch",
+            id="reserved on a node",
+        ),
+        pytest.param(
+            "script: x\nenv: {A-B: 1}", '2:7: env.A-B: expected a variable name, got "A-B"', id="no name"
+        ),
+        pytest.param("script: x\nargs: [null]", "2:8: args[0]: expected a string, got nothing", id="null"),
+        pytest.param("script: x\nargs: --a b", "2:7: args: expected a list, got", id="args as one string"),
+        pytest.param(
+            "script: x\nbackend: ncll",
+            '2:10: backend: expected "auto" or "nccl" or "gloo", got "ncll"; did',
+            id="ncll",
+        ),
+        pytest.param(
+            "script: x\nmaster_port: 70000", "2:14: master_port: expected an integer from 1", id="port"
+        ),
+        pytest.param(
+            "script: x\nrendezvous: {endpoint: 'a:0'}",
+            "2:24: rendezvous.endpoint: port 0 is not",
+            id="port 0",
+        ),
+        pytest.param(
+            "script: x\nnodes: [-oProxyCommand=x]", "2:9: nodes[0]: a host name can't begin", id="dash"
+        ),
+        pytest.param("script: x\nnodes: [a, a]", "2:12: nodes[1]: a is listed twice", id="host twice"),
+        pytest.param("script: x\nnodes: ['g[3-1]']", '2:9: nodes[0]: "[3-1]" counts down', id="range"),
+        pytest.param("script: x\nnodes: [{gpus: 1}]", "2:9: nodes[0]: host is missing", id="no host"),
+        pytest.param(
+            "script: x\nnodes: [a, b]\nmaster_addr: b",
+            "3:14: master_addr: rank 0 runs on the first node, a, but the endpoint is on b; list b first",
+            id="endpoint on another node",
+        ),
+        pytest.param(
+            "script: x\nnodes: 2\nlauncher: ssh",
+            "3:11: launcher: launcher: ssh needs hosts",
+            id="ssh to a number",
+        ),
+        pytest.param(
+            "script: x\nnodes: [a]\nhostfile: hosts",
+            "3:11: hostfile: give nodes or hostfile, not both",
+            id="both",
+        ),
+        pytest.param('script: x\npython: "a\\0"', "2:9: python: expected a line that is not", id="NUL"),
+        pytest.param(
+            'script: x\nhostfile: "a\\0"', "2:11: hostfile: expected a string that is", id="NUL, read"
+        ),
+        pytest.param("# nothing", "the job file is empty; it needs at least `script:`", id="only a comment"),
+        pytest.param("", "the job file is empty; it needs at least `script:`", id="empty"),
+        pytest.param("just words", "1:1: expected a mapping of job keys, got", id="a word"),
+        pytest.param("- script", "1:1: expected a mapping of job keys, got a list", id="a list"),
+        pytest.param(
+            "script: x\n---\nscript: y", "2:1: not YAML: but found another document", id="two documents"
+        ),
+        pytest.param("script: [x\nname: y", "2:5: not YAML: did not find expected ',' or ']'", id="no YAML"),
+        pytest.param(
+            "\tscript: x", "1:1: not YAML: found character that cannot start any token", id="tab first"
+        ),
+        pytest.param("nodes:\n\t- a", "2:1: not YAML: found character that cannot start", id="tab in a list"),
+        pytest.param("? [a]\n: b\nscript: x", "1:3: a key must be a word", id="a list as a key"),
+        pytest.param("é: 1\nscript: x\nü: [ß, {ö: 1}]", "1:1: é: unknown key", id="columns count characters"),
+    ],
+)
+def test_a_mistake_is_placed_and_explained(
+    problems: Problems, tmp_path: Path, text: str, expected: str
+) -> None:
+    (tmp_path / "hosts").write_text("a\n")
+    place = "job.yaml:" if expected[0].isdigit() else "job.yaml: "
+    assert any(problem.startswith(f"{place}{expected}") for problem in problems(text))
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(problems: Problems) -> None:
+    text = """
+nodes: [a, {host: b, gpus: four}]
+nproc_per_node: 3
+backend: gluu
+args: [x, [y]]
+env: {RANK: 1, NOT_SET_HERE: null}
+timeouts: {join: never, stop: 5s, stp: 1}
+"""
+    assert [problem.split(" ")[0].rstrip(":") for problem in problems(text)] == [
+        f"job.yaml:{place}"
+        for place in ("2:1", "2:28", "3:1", "4:10", "5:11", "6:13", "6:30", "7:18", "7:35")
+    ]
+
+
+def test_mistakes_that_need_two_looks_are_told_with_the_others(problems: Problems) -> None:
+    text = "script: x\nnodes: [-o, 'g[2-1]']\nrendezvous: {endpoint: 'a:0'}\nprocs_per_node: 0"
+    assert [problem.split(" ")[1] for problem in problems(text)] == [
+        "nodes[0]:",
+        "nodes[1]:",
+        "rendezvous.endpoint:",
+        "procs_per_node:",
+    ]
+
+
+def test_one_mistake_is_told_once(problems: Problems) -> None:
+    assert len(problems("script: x\nenv: {NOT_SET_HERE: [1]}")) == 1
+    assert len(problems("command: []")) == 1
+
+
+def test_every_foreign_name_leads_to_a_key_that_exists() -> None:
+    known = {key for key, *_ in reference()}
+    assert set(JOB.foreign.values()) <= known
+    assert not set(JOB.foreign) & set(JOB.fields)
+
+
+def test_a_missing_variable_suggests_one_that_is_set(
+    problems: Problems, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_ACCESS_TOKEN", "x")
+    (problem,) = problems("script: x\nenv: {MY_ACESS_TOKEN: null}")
+    assert problem.endswith("did you mean MY_ACCESS_TOKEN?")
+
+
+@pytest.mark.parametrize(
+    "spelling", ["010", "0x1F", "1_000", "12:30:45", "+7", "0b11", "0o17", "yes", "off", "0.10", "1.50e+3"]
+)
+def test_an_argument_keeps_its_spelling(load: Load, spelling: str) -> None:
+    spec = load(f"script: x\nargs: [{spelling}]\nenv: {{A: {spelling}}}")
+    assert spec.args == (spelling,)
+    assert spec.env["A"].text == spelling
+
+
+# What is no job file at all
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        pytest.param(b"\xff\xfe\x00", "not UTF-8 text (byte 0)", id="not UTF-8"),
+        pytest.param("ä".encode("latin-1") + b": 1", "not UTF-8 text (byte 0)", id="Latin-1"),
+        pytest.param(b"[" * 10_000_000, "larger than 1 MiB", id="10 MB of nesting"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_as_a_whole(load: Load, data: bytes, words: str) -> None:
+    with pytest.raises(UsageError, match=f"job.yaml: {words}".replace("(", r"\(").replace(")", r"\)")):
+        load(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" * 900_000, id="0.9 MB of lists"),
+        pytest.param("{" * 900_000, id="0.9 MB of mappings"),
+        pytest.param("- " * 400_000, id="lists in block style"),
+        pytest.param("? " * 400_000, id="keys of keys"),
+        pytest.param("".join(f"{' ' * depth}a:\n" for depth in range(1000)), id="mappings in block style"),
+    ],
+)
+def test_deep_nesting_is_refused_before_it_hurts(problems: Problems, text: str) -> None:
+    (problem,) = problems(text)
+    assert problem.endswith("nested deeper than 20 levels")
+
+
+def test_binary_junk_is_refused(problems: Problems) -> None:
+    assert problems(bytes(range(32)))[0].startswith("job.yaml: not YAML: unacceptable character")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!bool maybe",
+        "!!int ''",
+        "!!float ''",
+        "!!int x",
+        "!!float x",
+        "!!timestamp x",
+        "!!binary x",
+        "!!set x",
+    ],
+)
+def test_a_tag_that_does_not_fit_its_value_is_no_crash(load: Load, value: str) -> None:
+    with pytest.raises(JobError):
+        load(f"script: x\nprocs_per_node: {value}")
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"/none\.yaml: No such file or directory"):
+        load_job(f"{tmp_path}/none.yaml")
+    with pytest.raises(UsageError, match="Is a directory"):
+        load_job(str(tmp_path))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load) -> None:
+    assert load(b"\xef\xbb\xbfscript: x").program.kind == "script"
+
+
+# --set and extra arguments
+
+
+@pytest.mark.parametrize(
+    ("base", "override", "path", "expected"),
+    [
+        pytest.param("", "backend=gloo", "backend", "gloo", id="a new key"),
+        pytest.param("backend: nccl", "backend=gloo", "backend", "gloo", id="a key that is there"),
+        pytest.param("timeouts: {stop: 3s}", "timeouts.job=1h", "timeouts", (30, 600, 3, 3600), id="inside"),
+        pytest.param("", "timeouts.job=1h", "timeouts.job_s", 3600, id="inside of what is not there"),
+        pytest.param("", "args=[a, 'b c']", "args", ("a", "b c"), id="a list"),
+        pytest.param("args: [a, b]", "args[1]=c", "args", ("a", "c"), id="an item"),
+        pytest.param("nodes: [{host: a, gpus: 1}]", "nodes[0].gpus=4", "nodes.0.gpus", 4, id="in an item"),
+        pytest.param("", "env.A=b=c", "env", {"A": EnvValue("b=c")}, id="the first = divides"),
+        pytest.param("", "env={A: b}", "env", {"A": EnvValue("b")}, id="a mapping"),
+        pytest.param("", "script=other.py", "program.kind", "script", id="the script"),
+    ],
+)
+def test_set_overrides_a_key(load: Load, base: str, override: str, path: str, expected: Any) -> None:
+    assert found_at(load(f"script: x\n{base}", override), path) == expected
+
+
+def test_set_alone_makes_a_job_of_an_empty_file(load: Load) -> None:
+    assert load("", "command=[ls]").program.words == ("ls",)
+
+
+def test_later_overrides_win(load: Load) -> None:
+    assert load("script: x", "name=a", "name=b").name == "b"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        pytest.param("backend", "--set backend: write --set key=value", id="no ="),
+        pytest.param("=x", "--set =x: write --set key=value", id="no key"),
+        pytest.param("args[2]=x", r"--set args\[2\]=x: there is no 2 to set", id="no such item"),
+        pytest.param("args[²]=x", "--set args.²", id="an item that is no number"),
+        pytest.param("script.a=x", "--set script.a=x: there is no a to set", id="below a word"),
+        pytest.param("backend=mpii", '--set backend: backend: expected "auto" or', id="wrong value"),
+        pytest.param("nodes=0", "--set nodes: nodes: expected an integer from 1 to 4096", id="too few"),
+        pytest.param("bakend=gloo", "--set bakend: bakend: unknown key; did you mean backend", id="typo"),
+        pytest.param("args=[a", r"--set args:\d+:\d+: not YAML", id="no YAML"),
+        pytest.param("env.A=*x", "--set env.A:1:1: aliases", id="alias"),
+        pytest.param("name=\udcff", "--set name", id="bytes that are no text"),
+        pytest.param("a." * 3000 + "b=1", "--set a.a.a", id="too deep"),
+    ],
+)
+def test_a_bad_override_is_explained(load: Load, override: str, words: str) -> None:
+    with pytest.raises(DistlaunchError, match=words):
+        load("script: x\nargs: [a]", override)
+
+
+@pytest.mark.parametrize(
+    ("args", "extra", "expected"),
+    [
+        pytest.param("", ("--lr", "0.1"), ("--lr", "0.1"), id="alone"),
+        pytest.param("args: [a]", ("b", "c"), ("a", "b", "c"), id="after those of the file"),
+        pytest.param(
+            "args: [a]", ("yes", "010", "[x", "*y", ""), ("a", "yes", "010", "[x", "*y", ""), id="as is"
+        ),
+    ],
+)
+def test_extra_arguments_are_appended_as_they_are(
+    load: Load, args: str, extra: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert load(f"script: x\n{args}", extra=extra).args == expected
+
+
+def test_extra_arguments_do_not_hide_a_mistake_in_args(problems: Problems) -> None:
+    (problem,) = problems("script: x\nargs: --epochs 10", extra=("--lr", "1"))
+    assert problem.startswith("job.yaml:2:7: args: expected a list")
+
+
+# Hostfiles
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("a slots=4\nb slots=2 max_slots=8", [("a", 4), ("b", 2)], id="Open MPI"),
+        pytest.param("a slots=4 max-slots=8\n", [("a", 4)], id="Open MPI's other spelling"),
+        pytest.param(
+            "worker-1 slots=8\nworker-2 slots=8\n", [("worker-1", 8), ("worker-2", 8)], id="DeepSpeed"
+        ),
+        pytest.param("a:4\nb:2\n", [("a", 4), ("b", 2)], id="Horovod"),
+        pytest.param("# all\n\n  a   # the first\n\tb\n", [("a", None), ("b", None)], id="comments"),
+        pytest.param("a\na\n", [("a", 2)], id="a host that is named twice has two slots"),
+        pytest.param("a slots=2\nb\na slots=3", [("a", 5), ("b", None)], id="slots add up"),
+        pytest.param("n[01-02]:2", [("n01", 2), ("n02", 2)], id="range"),
+        pytest.param("a\r\nb\r\n", [("a", None), ("b", None)], id="CRLF"),
+    ],
+)
+def test_hostfiles_of_three_tools_are_read(
+    load: Load, tmp_path: Path, text: str, expected: list[tuple[str, int | None]]
+) -> None:
+    (tmp_path / "hosts").write_bytes(text.encode())
+    nodes = load("script: x\nhostfile: hosts").nodes
+    assert [(node.label, node.procs) for node in nodes] == expected
+
+
+def test_a_hostfiles_user_is_kept_and_procs_per_node_is_the_default(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("me@a\nb slots=2\n")
+    nodes = load("script: x\nhostfile: hosts\nprocs_per_node: 7").nodes
+    assert [(node.reach, node.procs) for node in nodes] == [(Address("a", "me"), 7), (Address("b"), 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("a\n  b slots=x", '2:3: slots must be a number, got "x"', id="slots"),
+        pytest.param("a slots=²", '1:1: slots must be a number, got "²"', id="a digit that is no number"),
+        pytest.param("a slots=0", "1:1: slots", id="no slots"),
+        pytest.param(
+            "a gpus=4", '1:1: "gpus=4" is not understood; write "host slots=4" or "host:4"', id="word"
+        ),
+        pytest.param("-oProxyCommand=x", "1:1: a host name can't begin with a dash", id="dash"),
+        pytest.param("a;b", '1:1: "a;b" is no host name', id="no host"),
+        pytest.param("# nobody\n", " the hostfile names no host", id="empty"),
+    ],
+)
+def test_a_hostfiles_mistakes_name_its_line(
+    problems: Problems, tmp_path: Path, text: str, expected: str
+) -> None:
+    (tmp_path / "hosts").write_text(text)
+    (problem,) = problems("script: x\nhostfile: hosts")
+    assert problem.startswith(f"hosts:{expected}")
+
+
+def test_a_hostfile_that_is_not_there_is_named(load: Load) -> None:
+    with pytest.raises(DistlaunchError, match="nowhere: No such file or directory"):
+        load("script: x\nhostfile: nowhere")
+
+
+# Never a traceback
+
+_TOKENS = [
+    *(f"{key}: " for key in JOB.fields),
+    *("host: ", "gpus: ", "endpoint: ", "connect: ", "console: ", "persist: ", "config: ", "A: "),
+    *("\n", "\n  ", "\n    ", "- ", "\n- ", "\n  - ", ", ", ": ", " ", "\t", "#", "---\n", "...\n"),
+    *("[", "]", "{", "}", "'", '"', "|\n  ", ">\n  ", "? ", "&a ", "*a", "<<: ", "%YAML 1.1\n", "@", "`"),
+    *("!!int ", "!!bool ", "!!float ", "!!null ", "!!str ", "!!seq ", "!!map ", "!!timestamp ", "!x ", "!"),
+    *(
+        "null",
+        "~",
+        "yes",
+        "1",
+        "-1",
+        "0x",
+        "1e5",
+        ".inf",
+        "1:30",
+        "2024-01-01",
+        "9" * 400,
+        "auto",
+        "10m",
+        "5s",
+    ),
+    *(
+        "train.py",
+        "gpu[1-3]",
+        "a@b",
+        "localhost",
+        "a:0",
+        "\\0",
+        "\\ud800",
+        "é",
+        "\x85",
+        "\u2028",
+        "\ufeff",
+        "x",
+    ),
+]
+
+
+@given(st.lists(st.sampled_from(_TOKENS), max_size=25).map("".join) | st.text(max_size=40))
+@example("script: x\nname: !!bool x")
+@bounded(400)
+def test_any_text_loads_or_is_refused_in_words(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "random.yaml"
+    path.write_text(text, encoding="utf-8", errors="replace")
+    try:
+        load_job(str(path))
+    except DistlaunchError as error:
+        assert str(error)
+
+
+@given(job_documents)
+@bounded(200)
+def test_any_document_of_known_keys_loads_or_is_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "random.yaml"
+    path.write_text(yaml.safe_dump(document, allow_unicode=True))
+    try:
+        spec = load_job(str(path))
+    except JobError as error:
+        assert all(problem.line > 0 and problem.text for problem in error.problems)
+    else:
+        assert spec.nodes
+        assert os.path.isabs(spec.workdir)
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+@bounded(200)
+def test_any_override_is_taken_or_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "random.yaml"
+    path.write_text("script: x\nargs: [a]\nnodes: [{host: a}]\n")
+    try:
+        load_job(str(path), [f"{key}={value}"])
+    except DistlaunchError as error:
+        assert str(error)

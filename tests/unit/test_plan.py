@@ -1,0 +1,366 @@
+"""Plans: who runs where with which rank, device and environment, and which jobs are refused."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch import contract
+from distlaunch.contract import Rendezvous
+from distlaunch.errors import JobError
+from distlaunch.job.spec import EnvValue
+from distlaunch.plan.document import plan_document
+from distlaunch.plan.layout import (
+    PLACEHOLDERS,
+    Facts,
+    LaunchPlan,
+    WorkerPlan,
+    fill,
+    is_loopback,
+    make_plan,
+    workers,
+)
+from tests.unit.samples import bounded, spec_of
+
+Sizes = list[tuple[int, int]]
+MEETING = Rendezvous("10.0.0.1", 29500, "run-1", "gloo", restart_count=2, max_restarts=3)
+sizes = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 8)), min_size=1, max_size=6)
+"""(GPUs, workers) of each node."""
+
+
+def plan_of(text: str, *gpus: int | None, master_address: str | None = "10.0.0.1") -> LaunchPlan:
+    """The plan of a job whose nodes have so many GPUs (by default none)."""
+    spec = spec_of(f"script: train.py\n{text}" if "command:" not in text else text)
+    counts: Sequence[int | None] = gpus or [0] * len(spec.nodes)
+    return make_plan(spec, [Facts("/usr/bin/python3", count) for count in counts], master_address)
+
+
+def plan_of_sizes(nodes: Sizes) -> LaunchPlan:
+    lines = [f"  - {{host: n{i}, gpus: {gpus}, procs: {procs}}}" for i, (gpus, procs) in enumerate(nodes)]
+    return plan_of("backend: gloo\nnodes:\n" + "\n".join(lines))
+
+
+def all_workers(plan: LaunchPlan, meeting: Rendezvous = MEETING) -> list[WorkerPlan]:
+    return [worker for node in plan.nodes for worker in workers(plan, node, meeting)]
+
+
+def refusal(text: str, *gpus: int | None, master_address: str | None = "10.0.0.1") -> str:
+    with pytest.raises(JobError) as caught:
+        plan_of(text, *gpus, master_address=master_address)
+    return str(caught.value)
+
+
+# Ranks
+
+
+def test_ranks_are_contiguous_per_node_in_the_order_of_the_file() -> None:
+    plan = plan_of("nodes: [{host: b, procs: 1}, {host: a, procs: 3}, {host: c, procs: 2}]")
+    assert [(node.label, list(node.ranks)) for node in plan.nodes] == [
+        ("b", [0]),
+        ("a", [1, 2, 3]),
+        ("c", [4, 5]),
+    ]
+    assert [plan.node_of(rank).label for rank in range(6)] == ["b", "a", "a", "a", "c", "c"]
+
+
+@given(sizes)
+@bounded()
+def test_the_world_is_the_sum_of_the_nodes_and_has_each_rank_once(nodes: Sizes) -> None:
+    plan = plan_of_sizes(nodes)
+    assert plan.world_size == sum(procs for _, procs in nodes)
+    assert [worker.rank for worker in all_workers(plan)] == list(range(plan.world_size))
+    assert [len(node.ranks) for node in plan.nodes] == [procs for _, procs in nodes]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "procs"),
+    [
+        pytest.param("nodes: [a, b]", [8, 4], [8, 4], id="one worker per GPU"),
+        pytest.param("nodes: [a, b]", [0, 0], [1, 1], id="one worker on a CPU node"),
+        pytest.param("nodes: [a, b]\ngpus_per_node: 2", [8, 8], [2, 2], id="the file's GPUs win"),
+        pytest.param("nodes: [a, b]\nprocs_per_node: 3", [8, 0], [3, 3], id="the file's workers win"),
+        pytest.param("nodes: [{host: a, gpus: auto}, b]\ngpus_per_node: 1", [8, 8], [8, 1], id="auto"),
+        pytest.param("nodes: 2\nprocs_per_node: 2", [0, 0], [2, 2], id="a number of nodes"),
+    ],
+)
+def test_how_many_workers_a_node_has(text: str, gpus: list[int], procs: list[int]) -> None:
+    assert [node.procs for node in plan_of(text, *gpus).nodes] == procs
+
+
+def test_a_workers_device_is_the_gpu_of_its_local_rank() -> None:
+    (node,) = plan_of("gpus_per_node: 1\nprocs_per_node: 2").nodes
+    assert [node.device(0), node.device(1)] == ["cuda:0", "cpu"]
+
+
+def test_interpreter_and_folder_of_a_node_win_over_the_jobs() -> None:
+    text = "nodes: [a, {host: b, python: /b/py, workdir: /b/w}]\npython: /a/py\nworkdir: /a/w"
+    assert [(node.python, node.workdir) for node in plan_of(text).nodes] == [
+        ("/a/py", "/a/w"),
+        ("/b/py", "/b/w"),
+    ]
+
+
+def test_without_an_interpreter_in_the_file_the_nodes_own_is_taken() -> None:
+    assert plan_of("").nodes[0].python == "/usr/bin/python3"
+
+
+# Backends and GPUs
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "backend"),
+    [
+        pytest.param("nodes: [a, b]", [8, 8], "nccl", id="GPUs everywhere"),
+        pytest.param("nodes: [a, b]", [8, 0], "gloo", id="one node without"),
+        pytest.param("nodes: [a]\nprocs_per_node: 4", [2], "gloo", id="fewer than workers"),
+        pytest.param("nodes: [a]\nbackend: gloo", [8], "gloo", id="as the file says"),
+        pytest.param("gpus_per_node: 0", [8], "gloo", id="a CPU job"),
+    ],
+)
+def test_auto_is_nccl_only_where_every_worker_has_a_gpu(text: str, gpus: list[int], backend: str) -> None:
+    assert plan_of(text, *gpus).backend == backend
+
+
+def test_nccl_without_enough_gpus_is_refused_with_the_nodes_name() -> None:
+    words = refusal("nodes: [a, b]\nbackend: nccl\nprocs_per_node: 4", 4, 2)
+    assert words.startswith("job.yaml:3:10: backend: nccl needs a GPU for each worker, but b has 2 for 4;")
+
+
+def test_unknown_gpus_are_an_error_that_says_what_to_do() -> None:
+    words = refusal("nodes:\n  - a\n  - b", 8, None)
+    assert words.startswith("job.yaml:4:5: nodes[1]: how many GPUs b has is known only when it is asked;")
+    assert "gpus_per_node" in words
+    assert "--set gpus_per_node=" in words
+
+
+@pytest.mark.parametrize(("backend", "gpus"), [("nccl", 2), ("gloo", 0)])
+def test_unknown_gpus_do_not_matter_where_workers_and_backend_are_given(backend: str, gpus: int) -> None:
+    plan = plan_of(f"nodes: [a, b]\nprocs_per_node: 2\nbackend: {backend}", None, None)
+    assert [(node.procs, node.gpus) for node in plan.nodes] == [(2, gpus), (2, gpus)]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [("procs_per_node: 32769", 0), ("gpus_per_node: 32769", 0), ("", 32769)],
+    ids=["workers", "GPUs", "GPUs that a node claims to have"],
+)
+def test_more_workers_on_a_node_than_a_link_has_channels_for_are_refused(text: str, gpus: int) -> None:
+    assert refusal(text, gpus)
+
+
+# MASTER_ADDR
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("nodes: 3", "127.0.0.1", id="this machine"),
+        pytest.param("nodes: [a]", "127.0.0.1", id="one other machine"),
+        pytest.param("nodes: [a]\nmaster_addr: a", "a", id="one machine, as the file says"),
+        pytest.param("nodes: [a, b]", "10.0.0.1", id="as ssh resolves it"),
+        pytest.param("nodes: [{host: a, address: 10.9.9.9}, b]", "10.9.9.9", id="the node's address"),
+        pytest.param("nodes: [{host: a, address: x}, b]\nmaster_addr: y", "y", id="master_addr"),
+        pytest.param("nodes: [a, b]\nrendezvous: {endpoint: 'a:1'}\nmaster_addr: y", "a", id="endpoint"),
+    ],
+)
+def test_master_addr_is_the_first_nodes(text: str, expected: str) -> None:
+    assert plan_of(text).master_addr == expected
+
+
+def test_without_an_answer_of_ssh_the_first_nodes_name_is_taken() -> None:
+    assert plan_of("nodes: [gpu-a, gpu-b]", master_address=None).master_addr == "gpu-a"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        pytest.param(
+            "nodes: [a, b]\nmaster_addr: 127.0.0.1", "3:14: master_addr: 127.0.0.1", id="master_addr"
+        ),
+        pytest.param(
+            "nodes: [a, b]\nrendezvous: {endpoint: 'localhost:1'}",
+            "3:24: rendezvous.endpoint: local",
+            id="endpoint",
+        ),
+        pytest.param("nodes: [localhost, b]", "2:9: nodes[0]: localhost", id="this machine's label"),
+        pytest.param("nodes: [{host: a, address: '::1'}, b]", "2:9: nodes[0]: ::1", id="the node's address"),
+        pytest.param("nodes: [127.0.1.1, b]", "2:9: nodes[0]: 127.0.1.1", id="Debian's own name"),
+    ],
+)
+def test_a_loopback_master_is_refused_on_several_machines(text: str, path: str) -> None:
+    words = refusal(text, master_address=None)
+    assert words.startswith(f"job.yaml:{path}")
+    assert "loopback address, which the other nodes can't reach" in words
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("localhost", True),
+        ("LocalHost", True),
+        ("localhost.localdomain", True),
+        ("me.localhost", True),
+        ("::1%lo", True),
+        ("10.0.0.1", False),
+        ("fe80::1%eth0", False),
+        ("localhost-7", False),
+        ("gpu-a", False),
+        ("mylocalhost", False),
+    ],
+)
+def test_what_means_this_machine_everywhere(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+# The environment
+
+
+@given(sizes)
+@bounded()
+def test_every_variable_of_torchruns_contract_has_torchruns_meaning(nodes: Sizes) -> None:
+    plan = plan_of_sizes(nodes)
+    first_rank = 0
+    for index, (_, procs) in enumerate(nodes):
+        for local_rank, worker in enumerate(workers(plan, plan.nodes[index], MEETING)):
+            assert worker.contract == {
+                "RANK": str(first_rank + local_rank),
+                "LOCAL_RANK": str(local_rank),
+                "WORLD_SIZE": str(plan.world_size),
+                "LOCAL_WORLD_SIZE": str(procs),
+                "GROUP_RANK": str(index),
+                "NODE_RANK": str(index),
+                "GROUP_WORLD_SIZE": str(len(nodes)),
+                "ROLE_NAME": "default",
+                "ROLE_RANK": str(first_rank + local_rank),
+                "ROLE_WORLD_SIZE": str(plan.world_size),
+                "MASTER_ADDR": "10.0.0.1",
+                "MASTER_PORT": "29500",
+                "TORCHELASTIC_RESTART_COUNT": "2",
+                "TORCHELASTIC_MAX_RESTARTS": "3",
+                "TORCHELASTIC_RUN_ID": "run-1",
+                "TORCHELASTIC_USE_AGENT_STORE": "False",
+                "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+                "DISTLAUNCH_BACKEND": "gloo",
+            }
+        first_rank += procs
+
+
+def test_no_job_can_set_what_the_contract_sets() -> None:
+    (worker,) = all_workers(plan_of(""))
+    assert set(worker.contract) <= contract.RESERVED
+    assert "TORCHELASTIC_ERROR_FILE" in contract.RESERVED  # set on the node, where its folder is made
+
+
+@pytest.mark.parametrize(
+    ("procs", "interface", "expected"),
+    [
+        pytest.param(1, None, {}, id="one worker takes all cores"),
+        pytest.param(2, None, {"OMP_NUM_THREADS": "1"}, id="several share"),
+        pytest.param(
+            1,
+            "eth1",
+            {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"},
+            id="the route's interface",
+        ),
+    ],
+)
+def test_defaults_are_those_of_torchrun_and_the_interface(
+    procs: int, interface: str | None, expected: dict[str, str]
+) -> None:
+    plan = plan_of(f"procs_per_node: {procs}")
+    worker = workers(plan, plan.nodes[0], MEETING, interface)[0]
+    assert worker.defaults == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **expected}
+
+
+def test_a_nodes_variables_win_over_the_jobs() -> None:
+    text = "env: {A: job, B: job}\nnodes: [a, {host: b, env: {B: node}}]"
+    assert [dict(node.env) for node in plan_of(text).nodes] == [
+        {"A": EnvValue("job"), "B": EnvValue("job")},
+        {"A": EnvValue("job"), "B": EnvValue("node")},
+    ]
+
+
+# Command lines
+
+
+@pytest.mark.parametrize(
+    ("text", "argv"),
+    [
+        ("script: t.py\nargs: [-x]", ("/usr/bin/python3", "-u", "/project/t.py", "-x")),
+        ("module: pkg.t\nargs: [-x]", ("/usr/bin/python3", "-u", "-m", "pkg.t", "-x")),
+        ("command: [./a, '{rank}']\nargs: [-x]", ("/project/a", "0", "-x")),
+    ],
+    ids=["script", "module", "command"],
+)
+def test_the_workers_command_line(text: str, argv: tuple[str, ...]) -> None:
+    plan = make_plan(spec_of(text), [Facts("/usr/bin/python3", 0)])
+    assert all_workers(plan)[0].argv == argv
+
+
+VALUES = {name.upper(): f"<{name}>" for name in PLACEHOLDERS}
+
+
+@pytest.mark.parametrize(
+    ("argument", "filled"),
+    [
+        ("{rank}", "<rank>"),
+        ("--rank={rank}/{world_size}", "--rank=<rank>/<world_size>"),
+        ("tcp://{master_addr}:{master_port}", "tcp://<master_addr>:<master_port>"),
+        ("{rank}{local_rank}", "<rank><local_rank>"),
+        ("{{rank}}", "{rank}"),
+        ("a{{rank}}b{rank}", "a{rank}b<rank>"),
+        ('{"rank": {rank}}', '{"rank": <rank>}'),
+        ('{"rank": {rank}, "world": [{world_size}]}', '{"rank": <rank>, "world": [<world_size>]}'),
+        ('{"a": {"b": {rank}}}', '{"a": {"b": <rank>}}'),
+        (
+            "{Rank} {ranks} { rank } {} {0} {unknown} ${HOME}",
+            "{Rank} {ranks} { rank } {} {0} {unknown} ${HOME}",
+        ),
+        ("{rank", "{rank"),
+        ("rank}", "rank}"),
+        ("", ""),
+    ],
+)
+def test_placeholders_are_filled_and_other_braces_stay(argument: str, filled: str) -> None:
+    assert fill(argument, VALUES) == filled
+
+
+@given(st.text("{}ab ", max_size=20))
+@bounded()
+def test_text_without_a_placeholders_name_is_never_changed(argument: str) -> None:
+    assert fill(argument, VALUES) == argument
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers(), max_size=3), st.integers(0, 99))
+@bounded()
+def test_json_with_a_rank_in_it_stays_json(document: dict[str, int], rank: int) -> None:
+    text = json.dumps({**document, "rank": "@"}).replace('"@"', "{rank}")
+    assert json.loads(fill(text, {"RANK": str(rank)})) == {**document, "rank": rank}
+
+
+def test_every_placeholder_has_a_value_in_every_worker() -> None:
+    plan = plan_of("args: ['" + " ".join("{" + name + "}" for name in PLACEHOLDERS) + "']\nprocs_per_node: 2")
+    assert [worker.argv[-1] for worker in all_workers(plan)] == [
+        "0 0 0 2 2 10.0.0.1 29500",
+        "1 1 0 2 2 10.0.0.1 29500",
+    ]
+
+
+# As data
+
+
+def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> None:
+    spec = spec_of("script: t.py\nenv: {TOKEN: null, PLAIN: x}", {"TOKEN": "s3cret"})
+    plan = make_plan(spec, [Facts("python3", 0)])
+    text = json.dumps(plan_document(plan, {0: workers(plan, plan.nodes[0], MEETING)}))
+    assert "s3cret" not in text
+    (node,) = json.loads(text)["nodes"]
+    (worker,) = node["workers"]
+    assert (worker["env"]["TOKEN"], worker["env"]["PLAIN"], worker["env"]["RANK"]) == (None, "x", "0")
+    assert worker["argv"] == ["python3", "-u", "/project/t.py"]

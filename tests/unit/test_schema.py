@@ -1,0 +1,112 @@
+"""The JSON schema that editors use: it accepts what loads, and marks what plainly doesn't."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+
+from distlaunch.errors import JobError
+from distlaunch.job.fields import json_schema, reference
+from tests.harness import distlaunch
+from tests.unit.samples import bounded, job_documents, spec_of
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+JOB_FILES = sorted(path for path in CONFIGS.rglob("*.yaml"))
+PUBLISHED = sorted(CONFIGS.glob("job.schema.json"))
+SCHEMA = jsonschema.Draft202012Validator(json_schema())
+
+
+def errors_of(document: object) -> list[str]:
+    return [error.message for error in SCHEMA.iter_errors(document)]
+
+
+def test_the_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_every_job_file_to_copy_from_is_valid(path: Path) -> None:
+    assert errors_of(yaml.safe_load(path.read_text())) == []
+
+
+def test_the_command_prints_the_schema_and_so_reads_the_published_one() -> None:
+    ran = distlaunch("schema")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout) == json_schema()
+    assert [path.read_text() for path in PUBLISHED] == [ran.stdout for _ in PUBLISHED]
+
+
+@given(job_documents)
+@bounded(300)
+def test_what_loads_is_valid(document: dict[str, Any]) -> None:
+    try:
+        spec_of(yaml.safe_dump(document))
+    except JobError:
+        return
+    assert errors_of(document) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nodes: [gpu-a, {host: gpu-b, gpus: 4}]",
+        "nodes: 2\ngpus_per_node: auto",
+        "hostfile: hosts\nprocs_per_node: 8",
+        "env: {HF_TOKEN: null, N: 1}",
+        "timeouts: {connect: 30s, join: 1.5 h, stop: 5}",
+        "logs: {console: [0, 1]}",
+        "command: [./a.out, 3]\nargs: [--rank, '{rank}']",
+    ],
+)
+def test_good_jobs_are_valid(text: str) -> None:
+    assert errors_of(yaml.safe_load(text)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "script",
+        "scirpt: x",
+        "nproc_per_node: 2",
+        "script: [x]",
+        "nodes: -1",
+        "nodes: 0",
+        "nodes: []",
+        "nodes: [{gpus: 4}]",
+        "nodes: [{host: a, gpu: 4}]",
+        "nodes: [{host: a, gpus: four}]",
+        "gpus_per_node: many",
+        "procs_per_node: 0",
+        "procs_per_node: 2.5",
+        "backend: ncll",
+        "master_port: 70000",
+        "command: []",
+        "args: --epochs 10",
+        "args: [[yes]]",
+        "args: [[x]]",
+        "env: [A]",
+        "env: {A: [1]}",
+        "env: {A-B: x}",
+        "timeouts: {connect: soon}",
+        "timeouts: {connect: -1}",
+        "timeouts: {boot: 1s}",
+        "logs: {console: some}",
+        "ssh: {options: Compression=no}",
+        "launcher: slrm",
+        "name: ''",
+        "module: -m",
+    ],
+)
+def test_plain_mistakes_are_marked(text: str) -> None:
+    assert errors_of(yaml.safe_load(text))
+
+
+def test_every_key_of_the_reference_is_described_in_the_schema() -> None:
+    text = json.dumps(json_schema())
+    for _, _, explanation, _ in reference():
+        assert json.dumps(explanation)[1:-1] in text

@@ -1,0 +1,244 @@
+"""Plans as commands to paste, run by real shells: every value arrives exactly, and no secret is printed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.contract import Rendezvous
+from distlaunch.job.spec import Address, EnvValue, JobSpec, Logs, NodeSpec, Program
+from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, workers
+from distlaunch.plan.shell import shell_text
+from distlaunch.plan.torchrun import torchrun_text
+from tests.unit.samples import bounded, process_text
+
+SHELLS = sorted(
+    {Path(found).resolve().name for shell in ("sh", "bash", "dash") if (found := shutil.which(shell))}
+)
+"""The different shells that there are; sh is one of them."""
+TELL = "import json,os,sys;os.write(1,json.dumps([sys.argv[1:],dict(os.environ)]).encode()+b'\\n')"
+TELLER = (sys.executable, "-I", "-S", "-c", TELL)
+"""A worker that prints its arguments and its environment."""
+MEETING = Rendezvous("10.0.0.1", 29500, "run-1", "gloo")
+
+# A prefix keeps clear of names that belong to the shell, such as IFS, PWD or bash's readonly UID.
+env_names = st.text("ABC_19", max_size=4).map("V_".__add__)
+envs = st.dictionaries(env_names, process_text, max_size=4)
+
+
+def job(
+    args: Sequence[str] = (), env: Mapping[str, EnvValue] | None = None, nodes: int = 1, **changes: Any
+) -> JobSpec:
+    spec = JobSpec(
+        name="job",
+        nodes=tuple(NodeSpec(f"n{i}", Address(f"n{i}")) for i in range(nodes)),
+        program=Program("command", TELLER),
+        workdir="/",
+        logs=Logs("/logs"),
+        args=tuple(args),
+        env=env or {},
+    )
+    return spec._replace(**changes)
+
+
+def plan_of(spec: JobSpec) -> LaunchPlan:
+    return make_plan(spec, [Facts("python3", 0) for _ in spec.nodes], "10.0.0.1")
+
+
+def text_of(plan: LaunchPlan) -> str:
+    return shell_text(plan, {node.node_rank: workers(plan, node, MEETING) for node in plan.nodes})
+
+
+def run_in(shell: str, text: str, environ: Mapping[str, str] | None = None) -> list[Any]:
+    """What the workers told when `shell` ran the block, sorted by rank; nothing may be said on stderr."""
+    ran = subprocess.run(
+        [shell, "-c", text],
+        capture_output=True,
+        check=True,
+        env={"PATH": os.environ["PATH"], **(environ or {})},
+        timeout=30,
+    )
+    assert ran.stderr == b""
+    told = [json.loads(line) for line in ran.stdout.splitlines()]
+    return sorted(told, key=lambda each: int(each[1].get("RANK", 0)))
+
+
+def plain(values: Mapping[str, str]) -> dict[str, EnvValue]:
+    return {name: EnvValue(value) for name, value in values.items()}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@given(args=st.lists(process_text, max_size=8), env=envs)
+@bounded(40)
+def test_arguments_and_variables_arrive_exactly(shell: str, args: list[str], env: dict[str, str]) -> None:
+    plan = plan_of(job(args, plain(env)))
+    ((argv, environ),) = run_in(shell, text_of(plan))
+    assert argv == list(plan.spec.args)
+    assert {name: environ[name] for name in env} == env
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@given(secrets=envs)
+@bounded(25)
+def test_inherited_values_come_from_the_shell_and_are_never_in_the_text(
+    shell: str, secrets: dict[str, str]
+) -> None:
+    values = {name: f"canary{text}canary" for name, text in secrets.items()}
+    plan = plan_of(job(env={name: EnvValue(value, inherited=True) for name, value in values.items()}))
+    text = text_of(plan)
+    assert "canary" not in text
+    assert "canary" not in torchrun_text(plan, 29500)
+    ((_, environ),) = run_in(shell, text, values)
+    assert {name: environ[name] for name in values} == values
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_missing_inherited_variable_stops_the_worker_and_is_named(shell: str) -> None:
+    text = text_of(plan_of(job(env={"V_TOKEN": EnvValue("x", inherited=True)})))
+    ran = subprocess.run([shell, "-c", text], capture_output=True, text=True, check=False, env={})
+    assert ran.stdout == ""
+    assert "V_TOKEN: not set" in ran.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_worker_of_a_block_gets_its_own_contract_and_the_block_waits_for_all(shell: str) -> None:
+    spec = job(["{rank}", "{{rank}}"])._replace(nodes=(NodeSpec("n0", procs=3),), rendezvous_id="an 'id'")
+    plan = plan_of(spec)
+    told = run_in(shell, text_of(plan))
+    assert [argv for argv, _ in told] == [["0", "{rank}"], ["1", "{rank}"], ["2", "{rank}"]]
+    for (_, environ), worker in zip(told, workers(plan, plan.nodes[0], MEETING), strict=True):
+        assert worker.contract.items() <= environ.items()
+        assert worker.defaults.items() <= environ.items()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("of_the_node", "of_the_job", "expected"),
+    [
+        pytest.param({}, {}, "1", id="the default, as torchrun has it"),
+        pytest.param({"OMP_NUM_THREADS": "4"}, {}, "4", id="what the node has wins"),
+        pytest.param({"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "8"}, "8", id="what the job says wins"),
+        pytest.param({"OMP_NUM_THREADS": ""}, {}, "", id="set to nothing is set"),
+    ],
+)
+def test_defaults_hold_only_where_nothing_is_set(
+    shell: str, of_the_node: dict[str, str], of_the_job: dict[str, str], expected: str
+) -> None:
+    spec = job(env=plain(of_the_job))._replace(nodes=(NodeSpec("n0", procs=2),))
+    told = run_in(shell, text_of(plan_of(spec)), of_the_node)
+    assert [environ["OMP_NUM_THREADS"] for _, environ in told] == [expected, expected]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("name", ["a b", "it's", "$(id)", "-n", "new\nline", "é"])
+def test_a_working_directory_may_have_any_name(shell: str, name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    ((_, environ),) = run_in(shell, text_of(plan_of(job(workdir=str(folder)))))
+    assert environ["PWD"] == str(folder)
+
+
+def test_every_node_has_a_block_under_its_name() -> None:
+    text = text_of(plan_of(job(nodes=2)))
+    assert [line for line in text.splitlines() if line.startswith("#")] == ["# node n0", "# node n1"]
+    blocks = text.split("# node n1\n")
+    assert [run_in("sh", block)[0][1]["RANK"] for block in blocks] == ["0", "1"]
+
+
+@pytest.fixture
+def teller(tmp_path: Path) -> Callable[[str], str]:
+    """Makes a program of that name, which tells its arguments and environment; the PATH that finds it."""
+
+    def make(name: str) -> str:
+        (tmp_path / name).write_text(f"#!{sys.executable} -IS\n{TELL}\n")
+        (tmp_path / name).chmod(0o755)
+        return f"{tmp_path}:{os.environ['PATH']}"
+
+    return make
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("name", ["echo", "test", "exit", "if", "a=b", "it's"])
+def test_a_program_may_be_called_like_something_that_the_shell_knows(
+    teller: Callable[[str], str], shell: str, name: str
+) -> None:
+    path = teller(name)
+    plan = plan_of(job(["a\\nb"], program=Program("command", (name,))))
+    assert [argv for argv, _ in run_in(shell, text_of(plan), {"PATH": path})] == [["a\\nb"]]
+
+
+# torchrun
+
+
+@pytest.fixture
+def told_to_torchrun(teller: Callable[[str], str]) -> Callable[[LaunchPlan, int], list[Any]]:
+    """What a `torchrun` gets when the line of one node is run: [arguments, environment]."""
+    path = teller("torchrun")
+
+    def told(plan: LaunchPlan, node: int) -> list[Any]:
+        block = torchrun_text(plan, 29500).split("# node ")[node + 1]
+        line = block.partition("\n")[2]
+        (told,) = run_in("sh", line, {"PATH": path})
+        return list(told)
+
+    return told
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (Program("script", ("/a b/t.py",)), ["/a b/t.py"]),
+        (Program("module", ("pkg.t",)), ["--module", "pkg.t"]),
+        (Program("command", ("./a.out", "it's")), ["--no-python", "./a.out", "it's"]),
+    ],
+    ids=["script", "module", "command"],
+)
+@pytest.mark.parametrize("node", [0, 1])
+def test_torchruns_line_says_the_same_as_the_plan(
+    told_to_torchrun: Callable[[LaunchPlan, int], list[Any]], program: Program, words: list[str], node: int
+) -> None:
+    spec = job(["-x", "$(id)", ""], {"V_A": EnvValue("b 'c'")}, program=program, rendezvous_id="an id")
+    spec = spec._replace(
+        nodes=(NodeSpec("n0", Address("n0"), procs=2), NodeSpec("n1", Address("n1"), procs=2))
+    )
+    argv, environ = told_to_torchrun(plan_of(spec), node)
+    assert argv == [
+        "--nnodes=2",
+        f"--node-rank={node}",
+        "--nproc-per-node=2",
+        "--master-addr=10.0.0.1",
+        "--master-port=29500",
+        "--rdzv-id=an id",
+        *words,
+        "-x",
+        "$(id)",
+        "",
+    ]
+    assert environ["V_A"] == "b 'c'"
+
+
+@pytest.mark.parametrize(
+    ("program", "args"),
+    [
+        (Program("script", ("t.py",)), ["--rank={rank}"]),
+        (Program("command", ("a.out", "--rank={rank}")), []),
+    ],
+    ids=["in the arguments", "in the command"],
+)
+def test_what_torchrun_can_not_do_is_said_in_a_comment(program: Program, args: list[str]) -> None:
+    first = torchrun_text(plan_of(job(args, program=program)), 29500).splitlines()[0]
+    assert first.startswith("# torchrun can't fill in {rank}")
+
+
+def test_a_literal_brace_is_no_placeholder_for_torchrun() -> None:
+    text = torchrun_text(plan_of(job(["{{rank}}"])), 29500)
+    assert not text.startswith("# torchrun can't")
+    assert "{{rank}}" not in text

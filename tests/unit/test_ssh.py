@@ -1,0 +1,423 @@
+"""How a node is reached: ssh's command line, its error messages, and the script that starts an agent."""
+
+import importlib.util
+import itertools
+import json
+import marshal
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.agent.wire import READY_MARKER
+from distlaunch.job.spec import Address, SshOptions
+from distlaunch.transport.argv import argv_of, local_argv, ssh_argv, ssh_resolve_argv
+from distlaunch.transport.boot import NO_PYTHON, SCRIPT, TOO_OLD, Bundle, boot_text, candidates_text
+from distlaunch.transport.failure import Kind, LinkFailure, classify
+from tests.unit.samples import bounded, spec_of
+
+PLAIN = SshOptions()
+
+
+def options_of(argv: list[str]) -> list[str]:
+    return [value for flag, value in itertools.pairwise(argv) if flag == "-o"]
+
+
+# The command line
+
+
+def test_the_host_comes_last_behind_two_dashes_and_then_only_the_constant_command() -> None:
+    argv = ssh_argv(Address("gpu-a", "me", 2222), PLAIN)
+    assert argv[-7:] == ["-l", "me", "-p", "2222", "--", "gpu-a", f"exec /bin/sh -c '{SCRIPT}'"]
+
+
+def test_a_host_that_looks_like_an_option_stays_behind_the_dashes() -> None:
+    argv = ssh_argv(Address("-oProxyCommand=id"), PLAIN)
+    assert argv[-3:-1] == ["--", "-oProxyCommand=id"]
+    assert ssh_resolve_argv(Address("-oProxyCommand=id"), PLAIN)[-2:] == ["--", "-oProxyCommand=id"]
+
+
+def test_nothing_of_the_job_reaches_a_command_line() -> None:
+    text = """
+name: canary1
+nodes: [{host: gpu-a, env: {A: canary2}, workdir: canary3, python: canary4}, gpu-b]
+script: canary5
+args: [canary6]
+env: {B: canary7}
+python: canary8
+workdir: canary9
+rendezvous: {id: canary10}
+logs: {dir: canary11}
+"""
+    spec = spec_of(text)
+    argvs = [argv_of(node.reach, spec.ssh) for node in spec.nodes]
+    assert "canary" not in str(argvs)
+    assert [word for word in argvs[0] if word != "gpu-a"] == [word for word in argvs[1] if word != "gpu-b"]
+
+
+def test_a_node_on_this_machine_gets_the_same_script_from_sh() -> None:
+    assert argv_of(Address(), PLAIN) == local_argv() == ["/bin/sh", "-c", SCRIPT]
+    with pytest.raises(ValueError, match="not reached over ssh"):
+        ssh_argv(Address(), PLAIN)
+
+
+def test_our_options_come_before_the_users_since_ssh_takes_the_first() -> None:
+    mine = ("BatchMode=no", "Compression=no", "RequestTTY=force")
+    options = options_of(ssh_argv(Address("a"), SshOptions(options=mine)))
+    assert tuple(options[-3:]) == mine
+    assert options.index("BatchMode=yes") < options.index("BatchMode=no")
+    assert options.index("RequestTTY=no") < options.index("RequestTTY=force")
+
+
+def test_options_that_old_clients_do_not_know_come_after_the_one_that_excuses_them() -> None:
+    options = options_of(ssh_argv(Address("a"), PLAIN))
+    assert options[0].startswith("IgnoreUnknown=")
+    assert {"StdinNull", "ForkAfterAuthentication", "SessionType"} <= set(options[0][14:].split(","))
+
+
+@pytest.mark.parametrize(
+    ("ssh", "expected"),
+    [
+        pytest.param(SshOptions(), {"ControlMaster=no", "ControlPath=none"}, id="never the user's master"),
+        pytest.param(
+            SshOptions(persist_s=60), {"ControlMaster=auto", "ControlPersist=60"}, id="our own if asked"
+        ),
+        pytest.param(SshOptions(connect_s=7), {"ConnectTimeout=7"}, id="time to connect"),
+        pytest.param(SshOptions(), {"ForwardAgent=no", "ClearAllForwardings=yes"}, id="nothing is forwarded"),
+    ],
+)
+def test_what_ssh_is_told(ssh: SshOptions, expected: set[str]) -> None:
+    assert expected <= set(options_of(ssh_argv(Address("a"), ssh)))
+
+
+def test_host_keys_are_left_to_the_users_ssh() -> None:
+    assert "HostKey" not in str(ssh_argv(Address("a"), PLAIN)[:-1])
+    assert "KnownHosts" not in str(ssh_argv(Address("a"), PLAIN)[:-1])
+
+
+def test_the_jobs_ssh_config_is_used_for_resolving_too() -> None:
+    ssh = SshOptions(config="/j/config", options=("Port=7",))
+    assert ssh_argv(Address("a"), ssh)[:3] == ["ssh", "-F", "/j/config"]
+    assert ssh_resolve_argv(Address("a", "me", 5), ssh) == [
+        *["ssh", "-G", "-F", "/j/config", "-o", "Port=7", "-l", "me", "-p", "5", "--", "a"]
+    ]
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is missing")
+def test_our_options_win_over_an_ssh_config_that_is_in_the_way(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "Host *\n ControlMaster auto\n ControlPath /tmp/%C\n RequestTTY force\n RemoteCommand top\n"
+        " BatchMode no\n ForwardAgent yes\n ForwardX11 yes\n PermitLocalCommand yes\n LogLevel DEBUG3\n"
+        " ServerAliveInterval 0\n HostName real.example\n"
+    )
+    ssh, *rest, host, _ = ssh_argv(
+        Address("alias"), SshOptions(config=str(config), options=("BatchMode=no",))
+    )
+    ran = subprocess.run([ssh, "-G", *rest, host], capture_output=True, text=True, check=True, timeout=30)
+    effective = dict(line.split(" ", 1) for line in ran.stdout.splitlines() if " " in line)
+    expected = {
+        "hostname": "real.example",
+        "batchmode": "yes",
+        "controlmaster": "false",
+        "requesttty": "false",
+        "forwardagent": "no",
+        "forwardx11": "no",
+        "clearallforwardings": "yes",
+        "permitlocalcommand": "no",
+        "loglevel": "INFO",
+        "serveraliveinterval": "5",
+        "serveralivecountmax": "3",
+    }
+    assert {name: effective[name] for name in expected} == expected
+    assert effective.get("remotecommand", "none") == "none"
+    assert effective.get("controlpath", "none") == "none"
+
+
+# What ssh's last words mean, with OpenSSH 7 to 9
+
+_GONE = "kex_exchange_identification: Connection closed by remote host"
+
+
+# " / " stands for the end of a line.
+WORDS = {
+    Kind.REFUSED: ["ssh: connect to host gpu-a port 22: Connection refused"],
+    Kind.UNREACHABLE: [
+        "ssh: connect to host gpu-a port 22: Connection timed out",
+        "ssh: connect to host gpu-a port 22: Operation timed out",
+        "ssh: connect to host gpu-a port 22: No route to host",
+        "ssh: connect to host fe80::1 port 22: Network is unreachable",
+        "ssh: connect to host gpu-a port 22: Host is down",
+        "ssh: connect to host 2001:db8::1 port 22: Permission denied",  # ICMPv6 "administratively prohibited"
+    ],
+    Kind.UNRESOLVED: [
+        "ssh: Could not resolve hostname gpu-a: Name or service not known",
+        "ssh: Could not resolve hostname gpu-a: Temporary failure in name resolution",
+        "ssh: Could not resolve hostname gpu-a: nodename nor servname provided, or not known",
+    ],
+    Kind.AUTHENTICATION: [
+        "Permission denied (publickey).",
+        "me@gpu-a: Permission denied (publickey,gssapi-keyex,gssapi-with-mic).",
+        'Load key "/home/me/.ssh/id_rsa": Permission denied / me@gpu-a: Permission denied (publickey).',
+        "sign_and_send_pubkey: signing failed: agent refused operation / a: Permission denied (publickey).",
+        (
+            "Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures"
+            " / Disconnected from 10.0.0.1 port 22"
+        ),
+        "Received disconnect from 10.0.0.1: 2: Too many authentication failures for me",
+    ],
+    Kind.HOST_KEY: [
+        "Host key verification failed.",
+        (
+            "No ED25519 host key is known for gpu-a and you have requested strict checking."
+            " / Host key verification failed."
+        ),
+        (
+            "@@@@@@@@@@@ / @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @ / @@@@@@@@@@@"
+            " / Host key for gpu-a has changed and you have requested strict checking."
+            " / Host key verification failed."
+        ),
+        (
+            "@@@@@@@@@@@ / @       WARNING: REVOKED HOST KEY DETECTED!               @ / @@@@@@@@@@@"
+            " / The ED25519 host key for gpu-a is marked as revoked. / Host key verification failed."
+        ),
+    ],
+    Kind.DROPPED: [
+        _GONE,
+        f"{_GONE} / Connection closed by 10.0.0.1 port 22",
+        f"kex_exchange_identification: banner line 0: Exceeded MaxStartups / {_GONE}",
+        f"kex_exchange_identification: banner line 0: Not allowed at this time / {_GONE}",
+        "kex_exchange_identification: read: Connection reset by peer",
+        "kex_exchange_identification: read: Connection reset by peer / Connection reset by 10.0.0.1 port 22",
+        "ssh_exchange_identification: Connection closed by remote host",
+        "ssh_exchange_identification: read: Connection reset by peer",
+        "Connection closed by 10.0.0.1 port 22",
+        "Connection reset by 10.0.0.1 port 22",
+    ],
+    Kind.SILENT: [
+        "Connection timed out during banner exchange",
+        "Connection timed out during banner exchange / Connection to 10.0.0.1 port 22 timed out",
+        "banner exchange: Connection to 10.0.0.1 port 22: Connection timed out",
+    ],
+    Kind.BAD_OPTION: [
+        "command-line: line 0: Bad configuration option: bogus",
+        'command-line line 0: unsupported option "maybe".',
+        "command-line line 0: invalid time value.",
+        (
+            "/j/config: line 2: Bad configuration option: bogus"
+            " / /j/config: terminating, 1 bad configuration options"
+        ),
+        '/j/config line 2: unsupported option "maybe". / /j/config: terminating, 1 bad configuration options',
+        "Can't open user config file /j/config: No such file or directory",
+        "Bad owner or permissions on /home/me/.ssh/config",
+        (
+            "Unable to negotiate with 10.0.0.1 port 22: no matching host key type found."
+            " Their offer: ssh-rsa,ssh-dss"
+        ),
+    ],
+    Kind.LOST: [
+        "",
+        "Timeout, server gpu-a not responding.",
+        "Connection to gpu-a closed by remote host.",
+        "client_loop: send disconnect: Broken pipe",
+        "packet_write_wait: Connection to 10.0.0.1 port 22: Broken pipe",
+        "Read from remote host gpu-a: Connection reset by peer",
+        "bash: /root/.bashrc: Permission denied / Connection to gpu-a closed by remote host.",
+    ],
+    Kind.NO_PYTHON: [NO_PYTHON, f"bash: /root/.bashrc: Permission denied / {NO_PYTHON}"],
+    Kind.OLD_PYTHON: [
+        f"{TOO_OLD} 3.6.9 (default, Jul 17 2020)",
+        "Unknown option: -I / usage: python [option] ... [-c cmd | -m mod | file | -]",
+    ],
+}
+
+
+def test_every_kind_that_ssh_tells_has_an_example() -> None:
+    assert set(Kind) - set(WORDS) == {Kind.PROTOCOL}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [pytest.param(kind, words, id=f"{kind.name}-{words}") for kind in WORDS for words in WORDS[kind]],
+)
+def test_sshs_words_are_understood(kind: Kind, words: str) -> None:
+    failure = classify(words.replace(" / ", "\n"))
+    assert failure.kind is kind
+    assert classify(words.replace(" / ", "\r\n") + "\r\n") == failure
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("ssh: Could not resolve hostname jump: Name or service not known", Kind.UNRESOLVED),
+        ("ssh: connect to host jump port 22: Connection refused", Kind.REFUSED),
+        ("ssh: connect to host jump port 22: Connection timed out", Kind.UNREACHABLE),
+        ("me@jump: Permission denied (publickey).", Kind.AUTHENTICATION),
+        ("Host key verification failed.", Kind.HOST_KEY),
+        ("channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed", Kind.REFUSED),
+        (
+            "channel 0: open failed: connect failed: No route to host\nstdio forwarding failed",
+            Kind.UNREACHABLE,
+        ),
+    ],
+    ids=lambda value: value.partition("\n")[0][:60] if isinstance(value, str) else value.name,
+)
+@pytest.mark.parametrize("more", ["", "\nConnection closed by UNKNOWN port 65535"], ids=["", "more words"])
+def test_behind_a_jump_host_its_own_failure_counts_and_is_not_tried_again(
+    words: str, kind: Kind, more: str
+) -> None:
+    failure = classify(f"{words}\n{_GONE}{more}")
+    assert failure.kind is kind
+    assert not failure.worth_retrying
+
+
+def test_without_words_of_ssh_our_own_knowledge_counts() -> None:
+    assert classify("", timed_out=True).kind is Kind.SILENT
+    assert classify("Welcome!\n", protocol_error="a frame is too long") == LinkFailure(
+        Kind.PROTOCOL, "a frame is too long\nWelcome!"
+    )
+    assert classify("Host key verification failed.", timed_out=True, protocol_error="x").kind is Kind.HOST_KEY
+
+
+def test_only_what_the_server_dropped_is_tried_again_and_each_kind_has_advice() -> None:
+    assert [kind for kind in Kind if LinkFailure(kind).worth_retrying] == [Kind.DROPPED]
+    assert all(LinkFailure(kind).advice for kind in Kind)
+
+
+@given(st.text(max_size=80))
+@bounded()
+def test_any_words_are_some_failure_and_none_is_lost(words: str) -> None:
+    failure = classify(words)
+    assert failure.words.split() == words.replace("\r", "").split()
+
+
+# The script that starts an agent
+
+LOGIN_SHELLS = [shell for shell in ("dash", "bash", "zsh", "csh", "fish") if shutil.which(shell)] or ["sh"]
+
+
+def bundle_of(source: str, compiled: str, magic: bytes = importlib.util.MAGIC_NUMBER) -> Bundle:
+    """An agent whose guardian is `source`, or `compiled` for interpreters of the version `magic`."""
+    packages = frozenset({"distlaunch", "distlaunch.agent"})
+    texts = {**dict.fromkeys(packages, ""), "distlaunch.agent.guardian": source}
+    codes = {name: compile(text, name, "exec") for name, text in texts.items()}
+    codes["distlaunch.agent.guardian"] = compile(compiled, "guardian", "exec")
+    return Bundle(magic, marshal.dumps(codes), zlib.compress(repr(texts).encode()), packages)
+
+
+def start(shell: str, data: bytes, path: str | None = None) -> subprocess.CompletedProcess[bytes]:
+    """What happens on a node whose login shell is `shell` when `data` comes through the link."""
+    command = ssh_argv(Address("a"), PLAIN)[-1]
+    environ = {"PATH": path or "/usr/bin:/bin"}
+    return subprocess.run(
+        [shell, "-c", command],
+        input=data,
+        capture_output=True,
+        check=False,
+        env=environ,
+        timeout=30,
+        executable=shutil.which(shell),
+    )
+
+
+@pytest.fixture
+def fake_python(tmp_path: Path) -> Path:
+    """An interpreter that tells its arguments and then copies its stdin."""
+    path = tmp_path / "my python's"
+    path.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"\nexec cat\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_the_script_survives_single_quotes_in_every_shell() -> None:
+    assert not set(SCRIPT) & set("'!\n")
+    assert SCRIPT.isascii()
+
+
+@pytest.mark.parametrize("shell", LOGIN_SHELLS)
+def test_the_first_interpreter_that_exists_gets_exactly_what_follows(shell: str, fake_python: Path) -> None:
+    payload = bytes(range(256)) * 40
+    ran = start(shell, candidates_text(["/nowhere/python", str(fake_python), "cat"]) + payload)
+    assert ran.stdout.startswith(READY_MARKER)
+    *argv, rest = ran.stdout[len(READY_MARKER) :].split(b"|", 6)
+    assert argv[0] == bytes(fake_python)
+    assert [argv[1], argv[2], argv[3], argv[5]] == [b"-I", b"-S", b"-c", TOO_OLD.encode()]
+    assert rest == payload
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("shell", LOGIN_SHELLS)
+@pytest.mark.parametrize("name", ["a b", "$(id)", "`id`", "a'b", 'a"b', "a\\nb", "*", " x ", "é", "-x"])
+def test_an_interpreter_may_have_any_name(shell: str, name: str, fake_python: Path) -> None:
+    odd = fake_python.with_name(name)
+    fake_python.rename(odd)
+    ran = start(shell, candidates_text([str(odd)]))
+    assert ran.stdout.startswith(READY_MARKER + bytes(odd) + b"|-I|")
+
+
+@pytest.mark.parametrize("shell", LOGIN_SHELLS)
+def test_a_bare_name_is_looked_up_in_the_nodes_path(shell: str, fake_python: Path) -> None:
+    fake_python.rename(fake_python.with_name("pythonX"))
+    ran = start(shell, candidates_text(["pythonX"]), f"{fake_python.parent}:/usr/bin:/bin")
+    assert b"/pythonX|-I|" in ran.stdout
+
+
+@pytest.mark.parametrize("shell", LOGIN_SHELLS)
+@pytest.mark.parametrize(
+    "names", [[], ["/nowhere/python"], ["nopython3", ";id", "$(id)"]], ids=["none", "one", "odd"]
+)
+def test_without_an_interpreter_the_node_says_so(shell: str, names: list[str]) -> None:
+    ran = start(shell, candidates_text(names))
+    assert (ran.returncode, ran.stdout) == (127, READY_MARKER)
+    assert classify(ran.stderr.decode()).kind is Kind.NO_PYTHON
+
+
+def test_an_interpreter_that_is_too_old_says_so(tmp_path: Path) -> None:
+    old = tmp_path / "python3.6"
+    pretend = "import sys;sys.version_info=(3,6,9);sys.version='3.6.9 (default)';_,*_,code,name=sys.argv"
+    old.write_text(f"#!{sys.executable} -IS\n{pretend};sys.argv=['-c',name];exec(code)\n")
+    old.chmod(0o755)
+    ran = start("sh", candidates_text([str(old)]))
+    assert (ran.returncode, ran.stdout) == (1, READY_MARKER)
+    assert classify(ran.stderr.decode()) == LinkFailure(Kind.OLD_PYTHON, f"{TOO_OLD} 3.6.9 (default)")
+
+
+def test_the_marker_is_not_in_the_command_so_that_an_echo_of_it_is_no_answer() -> None:
+    assert READY_MARKER.strip().decode() not in SCRIPT
+
+
+TELL_MAIN = """
+def main(nonce, node, run_id):
+    import json, sys
+    print(json.dumps([nonce, node, run_id, __name__, sys.argv]), flush=True)
+"""
+
+
+def test_a_real_interpreter_runs_the_agent_that_comes_through_the_pipe() -> None:
+    text = boot_text(bundle_of(TELL_MAIN, TELL_MAIN), "n0nce", 3, "it's a run")
+    ran = start("sh", candidates_text([sys.executable]) + text)
+    assert ran.stderr == b""
+    told = json.loads(ran.stdout[len(READY_MARKER) :])
+    assert told == ["n0nce", 3, "it's a run", "distlaunch.agent.guardian", ["-c", TOO_OLD]]
+
+
+@pytest.mark.parametrize(
+    ("magic", "printed"),
+    [(importlib.util.MAGIC_NUMBER, b"compiled\n"), (b"\0\0\r\n", b"source\n")],
+    ids=["same version", "another version"],
+)
+def test_compiled_code_is_used_only_by_the_version_that_made_it(magic: bytes, printed: bytes) -> None:
+    source, compiled = (f"def main(*_): print({word!r})" for word in ("source", "compiled"))
+    text = boot_text(bundle_of(source, compiled, magic), "n", 0, "r")
+    ran = start("sh", candidates_text([sys.executable]) + text)
+    assert (ran.stdout, ran.stderr) == (READY_MARKER + printed, b"")
+
+
+def test_candidates_end_with_an_empty_line() -> None:
+    assert candidates_text(["/a/python", "python3"]) == b"/a/python\npython3\n\n"
+    assert candidates_text([]) == b"\n"

@@ -1,0 +1,866 @@
+"""The policy of a job as histories: what happened, and what the supervisor then wants, says and blames."""
+
+import errno
+import itertools
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.errors import Exit
+from distlaunch.plan.layout import Facts
+from distlaunch.supervisor.actions import (
+    Action,
+    Close,
+    Connect,
+    Drop,
+    FindRoute,
+    Finish,
+    HoldPort,
+    Notice,
+    StartWorkers,
+)
+from distlaunch.supervisor.events import (
+    AgentLeaving,
+    AgentUp,
+    Event,
+    Interrupted,
+    LinkEnded,
+    OutputLost,
+    PortHeld,
+    PortRefused,
+    RanksJoined,
+    RouteFailed,
+    RouteFound,
+    Stuck,
+    Swept,
+    Ticked,
+    WorkerExited,
+    WorkerStarted,
+    WorkerUnstarted,
+)
+from distlaunch.supervisor.state import NodePhase, Phase, State, WorkerPhase, exit_status_of, status_words
+from distlaunch.supervisor.step import begin, step
+from distlaunch.transport.failure import Kind, LinkFailure
+from tests.unit.samples import bounded, spec_of
+
+JOB = (
+    "script: t.py\nbackend: gloo\ngpus_per_node: 0\nprocs_per_node: 2\ntimeouts: {connect: 30s, stop: 10s}\n"
+)
+TWO = f"{JOB}nodes: [a, b]"
+"""Ranks 0 and 1 on a, 2 and 3 on b."""
+CONNECT_S, STOP_S = 30.0, 10.0
+STOP_MARGIN_S, DRAIN_S = 15.0, 60.0  # until a node that does not confirm, or does not deliver, is given up
+MASTER = "10.0.0.1"
+
+
+class Actions(list[Action]):
+    """Actions that are equal only if their kinds are: as tuples, Connect(0) and Drop(0) would be."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and self._kinds() == Actions(other)._kinds()
+
+    __hash__ = None
+
+    def __contains__(self, action: object) -> bool:
+        return self.count_of(action) > 0
+
+    def _kinds(self) -> list[tuple[type, Action]]:
+        return [(type(action), action) for action in self]
+
+    def count_of(self, action: object) -> int:
+        return sum(type(each) is type(action) and each == action for each in self)
+
+    def of(self, *kinds: type) -> "Actions":
+        return Actions(action for action in self if isinstance(action, kinds))
+
+
+class History:
+    """A job under a fake clock: feed it events, look at what it wants."""
+
+    def __init__(self, text: str = TWO) -> None:
+        self.now = 1000.0
+        begun, first = begin(spec_of(text), self.now)
+        self.state = begun._replace(master_address=MASTER)
+        self.actions = Actions(first)
+
+    def feed(self, *events: Event, after: float = 0.0) -> Actions:
+        """What the supervisor wants because of these events."""
+        self.now += after
+        before = len(self.actions)
+        for event in events:
+            self.state, actions = step(self.state, event, self.now)
+            self.actions += actions
+        return Actions(self.actions[before:])
+
+    def tick(self) -> Actions:
+        """Let the next deadline come."""
+        assert self.state.next_deadline is not None, "nothing is ever going to happen"
+        self.now = max(self.now, self.state.next_deadline)
+        return self.feed(Ticked())
+
+    def to_preparing(self) -> "History":
+        self.feed(*(up(node) for node in range(len(self.state.nodes))))
+        assert self.state.phase is Phase.PREPARING
+        return self
+
+    def to_running(self) -> "History":
+        self.to_preparing()
+        self.feed(PortHeld(0, 29400))
+        if not self.state.spec.one_machine:
+            self.feed(*(RouteFound(node, MASTER, "eth0") for node in range(1, len(self.state.nodes))))
+            self.feed(RouteFound(0, MASTER, "eth1"))
+        assert self.state.phase is Phase.RUNNING
+        for node in self.state.plan.nodes if self.state.plan else ():
+            self.feed(*(WorkerStarted(node.node_rank, rank, 100 + rank) for rank in range(node.procs)))
+        return self
+
+    def to_stopping(self) -> "History":
+        """Rank 0 has failed with 7."""
+        self.to_running()
+        self.feed(exited(0, 0, 7, self.now))
+        assert self.state.phase is Phase.STOPPING
+        return self
+
+    def close(self) -> Actions:
+        """Every node that is left confirms its clean-up and ends."""
+        left = [node for node, each in enumerate(self.state.nodes) if not each.phase.over]
+        return self.feed(*(Swept(node, 0, 0) for node in left), *(lost(node, "closed") for node in left))
+
+    @property
+    def blamed(self) -> tuple[int, int | None, int | None]:
+        """Exit status, rank and node of the cause."""
+        cause = self.state.cause
+        return (self.state.outcome, cause and cause.rank, cause and cause.node)
+
+
+PHASES = ["connecting", "preparing", "running"]
+
+
+def job_in(phase: str, text: str = TWO) -> History:
+    """A job that has come to that phase."""
+    job = History(text)
+    ways = {"preparing": job.to_preparing, "running": job.to_running, "stopping": job.to_stopping}
+    return ways[phase]() if phase in ways else job
+
+
+def up(node: int, gpus: int = 0) -> AgentUp:
+    return AgentUp(node, Facts("/usr/bin/python3", gpus), f"host{node}")
+
+
+def exited(node: int, local_rank: int, status: int, at: float) -> WorkerExited:
+    return WorkerExited(node, local_rank, status, at)
+
+
+def lost(node: int, words: str = "Connection reset by peer", kind: Kind = Kind.LOST) -> LinkEnded:
+    return LinkEnded(node, LinkFailure(kind, words))
+
+
+def texts(actions: Actions, level: str | None = None) -> list[str]:
+    return [a.text for a in actions if isinstance(a, Notice) and level in (None, a.level)]
+
+
+def wanted(actions: Actions) -> Actions:
+    return Actions(action for action in actions if not isinstance(action, Notice))
+
+
+# The way to the workers' start
+
+
+def test_all_nodes_are_connected_at_once() -> None:
+    assert History().actions == [Connect(0), Connect(1)]
+
+
+def test_a_job_on_two_machines_holds_the_port_and_finds_the_routes_before_it_starts() -> None:
+    job = History()
+    assert job.feed(up(1)) == []
+    assert job.feed(up(0)) == [HoldPort(0, None), FindRoute(1, MASTER)]
+    assert job.feed(PortHeld(0, 29400)) == []
+    assert job.feed(RouteFound(1, "10.0.0.7", "eth0")) == [FindRoute(0, "10.0.0.7")]
+    assert job.feed(RouteFound(0, "10.0.0.7", "eth1")) == [StartWorkers(0), StartWorkers(1)]
+    assert [node.interface for node in job.state.nodes] == ["eth1", "eth0"]
+    assert job.state.port == 29400
+
+
+def test_the_port_of_the_file_is_the_one_that_is_held() -> None:
+    job = History(f"{TWO}\nmaster_port: 29555")
+    assert HoldPort(0, 29555) in job.feed(up(0), up(1))
+
+
+def test_a_job_on_one_machine_needs_no_route() -> None:
+    job = History(f"{JOB}nodes: 2")
+    assert job.feed(up(0), up(1)) == [HoldPort(0, None)]
+    assert job.feed(PortHeld(0, 29400)) == [StartWorkers(0), StartWorkers(1)]
+    assert [node.interface for node in job.state.nodes] == ["lo", "lo"]
+
+
+@pytest.mark.parametrize("last", [0, 2, 3], ids=["the port", "a node's route", "the first node's route"])
+def test_workers_start_once_all_preparations_are_done_in_any_order(last: int) -> None:
+    job = History(f"{JOB}nodes: [a, b, c]").to_preparing()
+    events: list[Event] = [PortHeld(0, 29400), *(RouteFound(node, MASTER, "eth0") for node in (1, 2, 0))]
+    awaited = events.pop(last)
+    assert not job.feed(*events).of(StartWorkers)
+    assert job.feed(awaited) == [StartWorkers(0), StartWorkers(1), StartWorkers(2)]
+    assert job.actions.count_of(FindRoute(0, MASTER)) == 1
+
+
+def test_a_first_node_that_does_not_know_its_own_route_is_no_reason_to_stop() -> None:
+    job = History().to_preparing()
+    job.feed(PortHeld(0, 29400), RouteFound(1, MASTER, "eth0"))
+    assert job.feed(RouteFailed(0, "no route")) == [StartWorkers(0), StartWorkers(1)]
+    assert job.state.nodes[0].interface is None
+
+
+# Nodes that can't be used
+
+
+def test_all_nodes_that_fail_are_told_before_the_job_ends_and_nothing_is_started() -> None:
+    job = History(f"{JOB}nodes: [a, b, c]")
+    said = job.feed(up(0), lost(1, "Permission denied", Kind.AUTHENTICATION))
+    assert said == [Notice("error", "b: authentication failed")]
+    assert job.state.phase is Phase.CONNECTING
+    said = job.feed(lost(2, "no", Kind.UNRESOLVED))
+    assert texts(said, "error") == [
+        "c: unknown host",
+        "2 of 3 nodes can't be used (b, c); nothing was started",
+    ]
+    assert wanted(said) == [Close(0, STOP_S)]
+    assert job.close() == [Finish()]
+    assert job.blamed == (Exit.UNREACHABLE, None, 1)
+    assert [node.failure.kind for node in job.state.nodes if node.failure] == [
+        Kind.AUTHENTICATION,
+        Kind.UNRESOLVED,
+    ]
+
+
+def test_when_no_node_can_be_used_the_job_is_over_at_once() -> None:
+    assert isinstance(History().feed(lost(0), lost(1))[-1], Finish)
+
+
+def test_many_failed_nodes_are_counted_rather_than_all_named() -> None:
+    job = History(f"{JOB}nodes: ['n[1-50]']")
+    last = texts(job.feed(*(lost(node) for node in range(50))))[-1]
+    assert last.startswith("50 of 50 nodes can't be used (n1, ")
+    assert last.endswith("and 42 more); nothing was started")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in Kind if kind is not Kind.DROPPED], ids=lambda kind: kind.name
+)
+def test_only_dropped_connections_are_tried_again(kind: Kind) -> None:
+    job = History(f"{JOB}nodes: [a]")
+    assert Connect(0) not in job.feed(lost(0, "x", kind))
+    assert job.state.phase is Phase.DONE
+
+
+def test_a_dropped_connection_is_tried_again_ever_later_and_not_for_ever() -> None:
+    job = History(f"{JOB}nodes: [a]")
+    dropped = lost(0, "Connection closed", Kind.DROPPED)
+    waits = []
+    for _ in range(5):
+        before = job.now
+        assert job.feed(dropped) == []
+        assert job.tick() == [Connect(0)]
+        waits.append(job.now - before)
+    for attempt, wait in enumerate(waits):
+        assert 0.5 <= wait / (0.4 * 2**attempt) <= 1.5
+    assert sum(waits) < CONNECT_S
+    assert wanted(job.feed(dropped)) == [Finish()]
+    assert job.blamed == (Exit.UNREACHABLE, None, 0)
+
+
+def test_nodes_that_are_dropped_together_do_not_come_back_together() -> None:
+    job = History(f"{JOB}nodes: ['n[1-16]']")
+    job.feed(*(lost(node, "Connection closed", Kind.DROPPED) for node in range(16)))
+    times = sorted(node.retry_at or 0.0 for node in job.state.nodes)
+    gaps = [later - sooner for sooner, later in itertools.pairwise(times)]
+    assert min(gaps) > 0.4 / 16 / 4
+
+
+def test_a_retry_that_works_is_as_good_as_the_first_try() -> None:
+    job = History(f"{JOB}nodes: [a]")
+    job.feed(lost(0, "Connection closed", Kind.DROPPED))
+    job.tick()
+    assert job.feed(up(0)) == [HoldPort(0, None)]
+
+
+def test_who_has_not_answered_at_the_deadline_is_given_up_and_named() -> None:
+    job = History(f"{JOB}nodes: [a, b, c]")
+    job.feed(up(0), lost(2, "Connection closed", Kind.DROPPED), after=CONNECT_S - 0.1)
+    assert job.feed(Ticked()) == []
+    said = job.feed(Ticked(), after=0.1)
+    assert wanted(said) == [Drop(1), Drop(2), Close(0, STOP_S)]
+    assert texts(said)[:2] == ["b: no answer", "c: no answer"]
+    assert job.feed(up(1)) == []
+    assert job.close() == [Finish()]
+    assert job.blamed[0] == Exit.UNREACHABLE
+
+
+def test_a_link_that_ends_before_all_are_connected_ends_the_job() -> None:
+    job = History()
+    job.feed(up(0))
+    said = job.feed(lost(0, "Timeout, server a not responding."))
+    assert texts(said, "error") == ["a was lost: Timeout, server a not responding."]
+    assert wanted(said) == [Drop(1), Finish()]
+    assert job.blamed == (Exit.NODE_LOST, None, 0)
+
+
+# Preparations that fail
+
+
+@pytest.mark.parametrize(
+    ("text", "facts", "words"),
+    [
+        (TWO.replace("gloo", "nccl"), 0, "nccl needs a GPU for each worker, but a has 0 for 2"),
+        (f"{TWO}\nmaster_addr: 127.0.0.1", 0, "127.0.0.1 is a loopback address"),
+    ],
+    ids=["GPUs are missing", "loopback"],
+)
+def test_a_plan_that_is_impossible_on_these_nodes_ends_the_job(text: str, facts: int, words: str) -> None:
+    job = History(text)
+    actions = job.feed(up(0, facts), up(1, facts))
+    assert words in texts(actions, "error")[0]
+    assert wanted(actions) == [Close(0, STOP_S), Close(1, STOP_S)]
+    assert job.close() == [Finish()]
+    assert job.blamed == (Exit.USAGE, None, None)
+
+
+@pytest.mark.parametrize(
+    ("event", "status", "node", "words"),
+    [
+        pytest.param(
+            PortRefused(0, "Address already in use", ({"uid": 0, "pid": 42, "command": "redis"},)),
+            Exit.PORT_TAKEN,
+            0,
+            "port 29555 on a can't be used: address already in use; held by redis (pid 42)",
+            id="port held by a program",
+        ),
+        pytest.param(
+            PortRefused(0, "Address already in use", ({"uid": 1007, "pid": None, "command": None},)),
+            Exit.PORT_TAKEN,
+            0,
+            "held by a process of user id 1007",
+            id="port held by another user",
+        ),
+        pytest.param(
+            PortRefused(0, "Address already in use", ()),
+            Exit.PORT_TAKEN,
+            0,
+            "held by a program that does not listen on it",
+            id="port held by nobody that shows",
+        ),
+        pytest.param(
+            RouteFailed(1, "Name or service not known"),
+            Exit.USAGE,
+            1,
+            f"b can't reach MASTER_ADDR {MASTER}: Name or service not known; set nodes[0].address to what",
+            id="no route",
+        ),
+        pytest.param(lost(1), Exit.NODE_LOST, 1, "b was lost: Connection reset by peer", id="node lost"),
+        pytest.param(
+            AgentLeaving(1, signal.SIGTERM),
+            Exit.NODE_LOST,
+            1,
+            "b was lost: its agent was stopped by",
+            id="leaving",
+        ),
+    ],
+)
+def test_a_preparation_that_fails_ends_the_job_before_any_worker_starts(
+    event: Event, status: int, node: int, words: str
+) -> None:
+    job = History(f"{TWO}\nmaster_port: 29555").to_preparing()
+    assert words in texts(job.feed(event), "error")[0]
+    assert isinstance(job.close()[-1], Finish)
+    assert job.blamed == (status, None, node)
+    assert not job.actions.of(StartWorkers)
+
+
+def test_when_no_port_was_asked_for_none_is_named_and_leaving_it_out_is_no_advice() -> None:
+    job = History().to_preparing()
+    (words,) = texts(job.feed(PortRefused(0, "Cannot assign requested address", ())), "error")
+    assert "None" not in words
+    assert "leave the port out" not in words
+
+
+def test_a_node_that_does_not_answer_while_preparing_is_named() -> None:
+    job = History().to_preparing()
+    job.feed(PortHeld(0, 29400))
+    assert "no answer from a, b while preparing" in texts(job.tick())
+    assert job.now == 1000.0 + CONNECT_S
+    assert job.blamed[0] == Exit.UNREACHABLE
+
+
+# Workers
+
+
+def test_when_all_workers_succeed_the_job_does() -> None:
+    job = History().to_running()
+    ranks = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for node, local_rank in ranks[:-1]:
+        assert job.feed(exited(node, local_rank, 0, job.now)) == []
+    assert job.feed(exited(1, 1, 0, job.now)) == [Close(0, 0.0), Close(1, 0.0)]
+    assert job.close() == [Finish()]
+    assert job.blamed == (Exit.OK, None, None)
+    assert not any(worker.stopped for worker in job.state.workers)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "words"),
+    [
+        (1, 1, "rank 2 (b) failed first: exit status 1"),
+        (7, 7, "rank 2 (b) failed first: exit status 7"),
+        (255, 255, "rank 2 (b) failed first: exit status 255"),
+        (-signal.SIGKILL, 137, "rank 2 (b) failed first: killed by signal 9 (SIGKILL)"),
+        (-signal.SIGSEGV, 139, "rank 2 (b) failed first: killed by signal 11 (SIGSEGV)"),
+        (-signal.SIGTERM, 143, "rank 2 (b) failed first: killed by signal 15 (SIGTERM)"),
+        (-40, 168, "rank 2 (b) failed first: killed by signal 40"),
+    ],
+)
+def test_the_first_failure_ends_the_job_with_its_status(status: int, outcome: int, words: str) -> None:
+    job = History().to_running()
+    actions = job.feed(exited(1, 0, status, job.now))
+    assert texts(actions, "error") == [words]
+    assert wanted(actions) == [Close(0, STOP_S), Close(1, STOP_S)]
+    assert job.close() == [Finish()]
+    assert job.blamed == (outcome, 2, 1)
+
+
+T = 1000.0  # when every history begins
+
+
+@pytest.mark.parametrize(
+    ("events", "blamed"),
+    [
+        pytest.param(
+            [exited(0, 1, 7, T), exited(0, 0, -15, T + 1), exited(1, 0, -15, T + 1), exited(1, 1, 1, T + 2)],
+            (7, 1, 0),
+            id="who was stopped afterwards is not blamed",
+        ),
+        pytest.param(
+            [exited(0, 0, 1, T + 2), exited(1, 0, 7, T + 1)],
+            (7, 2, 1),
+            id="an earlier exit that came later is",
+        ),
+        pytest.param(
+            [exited(0, 0, 1, T + 3), exited(1, 0, 7, T + 2), exited(1, 1, -11, T + 1)],
+            (139, 3, 1),
+            id="the earliest of three",
+        ),
+        pytest.param(
+            [exited(0, 0, 1, T + 2), exited(1, 0, 7, T + 2)], (1, 0, 0), id="at the same time: who came first"
+        ),
+        pytest.param(
+            [exited(0, 0, 1, T + 2), exited(1, 0, 0, T + 1)], (1, 0, 0), id="an earlier success is no cause"
+        ),
+        pytest.param([exited(0, 0, 1, T), exited(0, 0, 9, T - 1)], (1, 0, 0), id="a rank ends once"),
+        pytest.param([exited(0, 0, 0, T), exited(1, 0, 3, T)], (3, 2, 1), id="after a success"),
+        pytest.param([lost(1), exited(0, 0, 1, T - 1)], (71, None, 1), id="a lost node stays the cause"),
+        pytest.param([exited(0, 0, 1, T), lost(1)], (1, 0, 0), id="a node lost afterwards does not"),
+        pytest.param([lost(0), lost(1)], (71, None, 0), id="the first node lost"),
+        pytest.param(
+            [Interrupted(signal.SIGTERM), exited(0, 0, -15, T - 1)], (143, None, None), id="a signal stays"
+        ),
+        pytest.param(
+            [
+                WorkerUnstarted(0, 0, "exec", errno.ENOENT, "x"),
+                WorkerUnstarted(1, 0, "exec", errno.EACCES, "x"),
+            ],
+            (127, 0, 0),
+            id="the first that could not be started",
+        ),
+        pytest.param(
+            [exited(0, 0, 1, T), WorkerUnstarted(1, 0, "exec", errno.ENOENT, "x")],
+            (1, 0, 0),
+            id="a start that fails afterwards",
+        ),
+        pytest.param(
+            [AgentLeaving(1, signal.SIGTERM), exited(1, 0, -15, T), lost(1)],
+            (71, None, 1),
+            id="an agent that is stopped takes its workers with it",
+        ),
+        pytest.param(
+            [exited(0, 0, 1, T), AgentLeaving(1, signal.SIGTERM)], (1, 0, 0), id="leaving afterwards"
+        ),
+        pytest.param([exited(0, 0, 1, T), PortRefused(0, "late", ())], (1, 0, 0), id="a late refusal"),
+        pytest.param([exited(0, 0, 1, T), RouteFailed(1, "late")], (1, 0, 0), id="a late route"),
+    ],
+)
+def test_the_first_cause_is_the_one_that_is_blamed(
+    events: list[Event], blamed: tuple[int, int | None, int | None]
+) -> None:
+    job = History().to_running()
+    job.feed(*events)
+    job.close()
+    assert isinstance(job.actions[-1], Finish)
+    assert job.blamed == blamed
+
+
+def test_every_node_is_told_to_close_once_however_many_failures_follow() -> None:
+    job = History().to_stopping()
+    job.feed(exited(0, 1, 1, job.now), exited(1, 0, -6, job.now))
+    job.feed(WorkerUnstarted(1, 1, "exec", errno.ENOENT, "x"))
+    assert job.actions.of(Close) == [Close(0, STOP_S), Close(1, STOP_S)]
+    assert len(texts(job.actions, "error")) == 1
+
+
+def test_who_was_stopped_is_told_from_who_failed_by_itself() -> None:
+    job = History().to_running()
+    job.feed(exited(0, 0, 1, T + 5), exited(0, 1, -15, T + 6), exited(1, 0, 7, T + 4))
+    assert [worker.stopped for worker in job.state.workers] == [False, True, False, False]
+    assert [worker.phase for worker in job.state.workers] == [
+        *[WorkerPhase.EXITED] * 3,
+        WorkerPhase.RUNNING,
+    ]
+
+
+def test_torchs_error_record_is_kept_with_its_rank() -> None:
+    job = History().to_running()
+    job.feed(WorkerExited(1, 1, 1, job.now, {"message": "boom"}))
+    assert job.state.workers[3].error_record == {"message": "boom"}
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(errno.ENOENT, 127), (errno.EACCES, 126), (errno.ENOEXEC, 126), (errno.EAGAIN, 126), (errno.E2BIG, 126)],
+    ids=lambda code: errno.errorcode.get(code, str(code)),
+)
+def test_a_worker_that_could_not_be_started_ends_the_job_as_shells_have_it(code: int, status: int) -> None:
+    job = History().to_running()
+    (words,) = texts(job.feed(WorkerUnstarted(1, 1, "exec", code, "./a.out: why")), "error")
+    assert words == "rank 3 (b) could not be started: ./a.out: why"
+    job.close()
+    assert job.blamed == (status, 3, 1)
+    assert job.state.workers[3].phase is WorkerPhase.UNSTARTED
+
+
+def test_a_lost_node_takes_its_running_workers_with_it() -> None:
+    job = History().to_running()
+    job.feed(exited(1, 0, 0, job.now))
+    actions = job.feed(lost(1, "a\nTimeout, server b not responding."))
+    assert texts(actions, "error")[0].startswith("b was lost: ")
+    assert wanted(actions) == [Close(0, STOP_S)]
+    assert [worker.phase.name for worker in job.state.workers] == ["RUNNING", "RUNNING", "EXITED", "LOST"]
+    assert job.close() == [Finish()]
+
+
+def test_a_local_rank_that_the_plan_does_not_have_is_ignored() -> None:
+    job = History().to_running()
+    before = job.state
+    for local_rank in (-1, 2, 70000):
+        job.feed(
+            WorkerStarted(0, local_rank, 1),
+            exited(0, local_rank, 1, job.now),
+            WorkerUnstarted(0, local_rank, "exec", 2, "x"),
+            RanksJoined(0, (local_rank,)),
+        )
+    assert job.state == before
+
+
+def test_lost_output_and_processes_that_can_not_be_killed_are_told() -> None:
+    job = History().to_running()
+    assert texts(job.feed(OutputLost(1, 0, 1, 4096)), "warning") == [
+        "4096 bytes of rank 2's stderr were lost on its node"
+    ]
+    assert texts(job.feed(Stuck(1, ({"pid": 7, "command": "cp"},))), "warning") == [
+        "b: can't be killed: cp (pid 7)"
+    ]
+
+
+# The end of nodes
+
+
+def test_left_over_processes_of_a_job_that_succeeded_are_told() -> None:
+    job = History(f"{JOB}nodes: [a]").to_running()
+    job.feed(exited(0, 0, 0, job.now), exited(0, 1, 0, job.now))
+    assert texts(job.feed(Swept(0, 0, 3)), "warning") == [
+        "a: 3 processes outlived their workers and were killed"
+    ]
+
+
+def test_left_over_processes_of_a_job_that_failed_are_no_news() -> None:
+    assert History().to_stopping().feed(Swept(0, 0, 3)) == []
+
+
+def test_a_node_that_ends_without_confirming_its_clean_up_is_told_and_changes_no_status() -> None:
+    job = History().to_stopping()
+    assert texts(job.feed(lost(1)), "warning") == ["b: the agent ended before it confirmed its clean-up"]
+    assert job.feed(Swept(0, 0, 0), lost(0)) == [Finish()]
+    assert job.blamed == (7, 0, 0)
+
+
+def test_nodes_that_do_not_confirm_are_given_up_after_grace_and_margin() -> None:
+    job = History().to_stopping()
+    job.feed(Swept(0, 0, 0), lost(0), after=1.0)
+    assert job.feed(Ticked(), after=STOP_S + STOP_MARGIN_S - 1.1) == []
+    actions = job.feed(Ticked(), after=0.1)
+    assert wanted(actions) == [Drop(1), Finish()]
+    assert texts(actions, "warning") == ["b: given up, it did not confirm its clean-up"]
+    assert job.state.nodes[1].phase is NodePhase.LOST
+
+
+def test_a_clean_node_may_take_longer_to_deliver_its_output_but_not_for_ever() -> None:
+    job = History().to_stopping()
+    job.feed(Swept(0, 0, 0), Swept(1, 0, 0), lost(0), after=20.0)
+    assert job.feed(Ticked(), after=DRAIN_S - 0.1) == []
+    actions = job.feed(Ticked(), after=0.1)
+    assert wanted(actions) == [Drop(1), Finish()]
+    assert texts(actions, "warning") == ["b: given up, its output did not arrive whole"]
+
+
+def test_a_clean_node_has_its_time_when_the_last_other_node_is_lost() -> None:
+    job = History().to_stopping()
+    job.feed(Swept(0, 0, 0), after=1.0)
+    job.feed(lost(1), after=STOP_S + STOP_MARGIN_S - 2.0)
+    assert wanted(job.feed(Ticked(), after=2.0)) == []
+    assert job.feed(lost(0)) == [Finish()]
+
+
+# Interrupts
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("signum", SIGNALS, ids=lambda signum: signum.name)
+def test_one_signal_ends_the_job_gracefully_in_every_phase(phase: str, signum: signal.Signals) -> None:
+    job = job_in(phase)
+    actions = job.feed(Interrupted(signum))
+    assert texts(actions, "error") == [f"stopped by {signum.name}"]
+    if phase == "connecting":
+        assert wanted(actions) == [Drop(0), Drop(1), Finish()]
+    else:
+        assert wanted(actions) == [Close(0, STOP_S), Close(1, STOP_S)]
+        assert job.close() == [Finish()]
+    assert job.blamed == (128 + signum, None, None)
+
+
+@pytest.mark.parametrize("phase", ["preparing", "running"])
+def test_two_signals_kill_and_three_leave(phase: str) -> None:
+    job = job_in(phase)
+    job.feed(Interrupted(signal.SIGINT))
+    assert wanted(job.feed(Interrupted(signal.SIGTERM))) == [Close(0, 0.0), Close(1, 0.0)]
+    assert job.feed(Interrupted(signal.SIGINT)) == [
+        Notice("warning", "left; the agents finish the clean-up"),
+        Finish(),
+    ]
+    assert job.blamed == (130, None, None)
+    assert job.feed(Interrupted(signal.SIGINT), Swept(0, 0, 0), lost(0), Ticked()) == []
+
+
+def test_a_signal_while_the_job_ends_by_itself_changes_no_status() -> None:
+    job = History().to_stopping()
+    assert wanted(job.feed(Interrupted(signal.SIGINT))) == []
+    assert wanted(job.feed(Interrupted(signal.SIGINT))) == [Close(0, 0.0), Close(1, 0.0)]
+    assert wanted(job.feed(Interrupted(signal.SIGINT))) == [Finish()]
+    assert job.blamed == (7, 0, 0)
+
+
+def test_a_signal_while_a_retry_waits_ends_the_job() -> None:
+    job = History(f"{JOB}nodes: [a]")
+    job.feed(lost(0, "Connection closed", Kind.DROPPED))
+    assert wanted(job.feed(Interrupted(signal.SIGINT))) == [Drop(0), Finish()]
+
+
+def test_a_node_that_connects_after_the_signal_is_not_used() -> None:
+    job = History()
+    job.feed(up(0), Interrupted(signal.SIGINT))
+    assert job.feed(up(1)) == []
+    assert job.close() == [Finish()]
+
+
+# Time limits
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_jobs_time_limit_holds_in_every_phase(phase: str) -> None:
+    job = job_in(phase, TWO.replace("stop: 10s", "stop: 10s, job: 20s"))
+    job.feed(Ticked(), after=19.9)
+    assert job.state.cause is None
+    assert texts(job.feed(Ticked(), after=0.1), "error") == ["the job's time limit of 20 s has passed"]
+    job.close()
+    assert job.blamed == (Exit.TIMEOUT, None, None)
+
+
+def test_a_job_that_is_ending_has_no_time_limit_but_that_of_its_end() -> None:
+    job = History(TWO.replace("stop: 10s", "stop: 10s, job: 20s")).to_stopping()
+    assert job.state.next_deadline == job.now + STOP_S + STOP_MARGIN_S
+    job.feed(Ticked(), after=21.0)
+    assert job.blamed == (7, 0, 0)
+
+
+def test_ranks_that_never_join_are_named() -> None:
+    job = History().to_running()
+    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0,)))
+    (words,) = texts(job.tick(), "error")
+    assert words == "only 3 of 4 ranks joined the rendezvous; missing: rank 3 (b, pid 101)"
+    assert job.now == T + 600.0
+    job.close()
+    assert job.blamed == (Exit.TIMEOUT, None, None)
+
+
+def test_a_rank_that_ended_instead_of_joining_is_named_with_its_status() -> None:
+    job = History().to_running()
+    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0,)), exited(1, 1, 0, job.now))
+    assert texts(job.tick(), "error")[0].endswith("missing: rank 3 (b, exit status 0)")
+
+
+def test_once_all_have_joined_the_time_to_join_is_over() -> None:
+    job = History().to_running()
+    assert job.feed(RanksJoined(0, (0, 1))) == []
+    said = job.feed(RanksJoined(1, (0, 1)), after=1.5)
+    assert texts(said, "info") == [f"all 4 ranks joined the rendezvous at {MASTER}:29400 in 1.5 s"]
+    assert job.feed(RanksJoined(1, (0, 1))) == []
+    assert job.state.next_deadline is None
+
+
+def test_a_job_that_does_not_use_the_rendezvous_is_left_alone() -> None:
+    job = History().to_running()
+    assert job.tick() == []
+    assert job.state.phase is Phase.RUNNING
+    assert job.state.next_deadline is None
+
+
+# Reports out of turn: an agent may be broken, or not ours at all
+
+EVENTS: list[Event] = [
+    up(0),
+    AgentLeaving(0, signal.SIGTERM),
+    AgentLeaving(0, 9999),
+    PortHeld(0, 29400),
+    PortHeld(1, 29400),
+    PortRefused(0, "why", ()),
+    PortRefused(1, "why", ({},)),
+    PortRefused(0, "why", ({"pid": 4},)),
+    RouteFound(1, MASTER, "eth0"),
+    RouteFailed(0, "why"),
+    RouteFailed(1, "why"),
+    WorkerStarted(0, 1, 5),
+    WorkerUnstarted(0, 1, "exec", 2, "why"),
+    WorkerExited(0, 1, 0, T),
+    RanksJoined(0, (0, 1, 9)),
+    OutputLost(0, 9, 7, 1),
+    Swept(0, 0, 1),
+    Swept(0, 8, 1),
+    Stuck(0, ({},)),
+    Ticked(),
+]
+
+
+@pytest.mark.parametrize("phase", [*PHASES, "stopping"])
+@pytest.mark.parametrize("event", EVENTS, ids=str)
+def test_a_report_out_of_turn_is_no_crash(phase: str, event: Event) -> None:
+    job = job_in(phase)
+    job.feed(event)
+    job.feed(Interrupted(signal.SIGINT))
+    for _ in range(8):
+        if job.state.phase is not Phase.DONE:
+            job.tick()
+    assert isinstance(job.actions[-1], Finish)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=str)
+def test_a_report_out_of_turn_starts_nothing_and_blames_nobody_else_once_the_job_ends(event: Event) -> None:
+    job = History().to_stopping()
+    cause = job.state.cause
+    assert not job.feed(event).of(StartWorkers, Connect, Close)
+    assert job.state.cause == cause
+
+
+# Any history
+
+_node = st.integers(0, 2)
+_local_rank = st.integers(-1, 2)
+_failures = st.builds(LinkFailure, st.sampled_from(Kind), st.sampled_from(["", "why", "a\nb"]))
+_mapping = st.sampled_from([{"uid": 5, "pid": 1, "command": "x"}, {"uid": 5, "pid": None, "command": None}])
+_mappings = st.lists(_mapping, max_size=2).map(tuple)
+_events = st.one_of(
+    st.builds(up, _node, st.integers(0, 3)),
+    st.builds(AgentLeaving, _node, st.sampled_from([1, 2, 15])),
+    st.builds(LinkEnded, _node, _failures),
+    st.builds(PortHeld, st.just(0), st.just(29400)),
+    st.builds(PortRefused, st.just(0), st.just("why"), _mappings),
+    st.builds(RouteFound, _node, st.just(MASTER), st.sampled_from([None, "eth0"])),
+    st.builds(RouteFailed, _node, st.just("why")),
+    st.builds(WorkerStarted, _node, _local_rank, st.integers(1, 9)),
+    st.builds(WorkerUnstarted, _node, _local_rank, st.just("exec"), st.sampled_from([2, 13]), st.just("why")),
+    st.builds(exited, _node, _local_rank, st.sampled_from([0, 0, 0, 1, 255, -9]), st.floats(0, 3 * T)),
+    st.builds(RanksJoined, _node, st.lists(_local_rank, max_size=3).map(tuple)),
+    st.builds(OutputLost, _node, _local_rank, st.integers(0, 1), st.integers(1, 9)),
+    st.builds(Swept, _node, st.integers(0, 1), st.integers(0, 2)),
+    st.builds(Stuck, _node, _mappings),
+    st.builds(Interrupted, st.sampled_from(SIGNALS)),
+    st.just(Ticked()),
+)
+_phases = st.sampled_from([*PHASES, "stopping"])
+_histories = st.lists(st.tuples(st.sampled_from([0.0, 0.3, 5.0, 40.0]), _events), max_size=25)
+_jobs = st.sampled_from(
+    [
+        f"{JOB}nodes: [a, b, c]",
+        f"{JOB}nodes: 3",
+        f"{JOB}nodes: [a, b, c]".replace("stop: 10s", "stop: 0s, job: 60s, join: 7s"),
+    ]
+)
+
+
+def check_step(before: State, actions: Actions, after: State) -> None:
+    """What holds for every step of every history."""
+    ended = before.phase in (Phase.STOPPING, Phase.DONE)
+    assert not (ended and actions.of(StartWorkers, Connect))
+    assert list(Phase).index(after.phase) >= list(Phase).index(before.phase)
+    assert (after.outcome == 0) == (after.cause is None)
+    assert len(actions.of(Finish)) == (after.phase is Phase.DONE and before.phase is not Phase.DONE)
+    assert not actions.of(Finish) or isinstance(actions[-1], Finish)
+    if ended and after.cause != before.cause:
+        assert before.cause is not None
+        assert after.cause is not None
+        assert before.cause.rank is not None
+        assert after.cause.at < before.cause.at
+    if before.phase is Phase.DONE:
+        assert (actions, after) == ([], before)
+
+
+@given(_jobs, _phases, _histories)
+@bounded(250)
+def test_any_history_ends_once_with_its_first_cause_and_starts_nothing_afterwards(
+    text: str, phase: str, history: list[tuple[float, Event]]
+) -> None:
+    job = job_in(phase, text)
+    for wait_s, event in [*history, (0.0, Interrupted(signal.SIGTERM))]:
+        before = job.state
+        check_step(before, job.feed(event, after=wait_s), job.state)
+    for _ in range(2 * len(job.state.nodes) + 2):
+        if job.state.phase is not Phase.DONE:
+            before, due = job.state, job.state.next_deadline
+            assert due is not None
+            check_step(before, job.tick(), job.state)
+    assert job.state.phase is Phase.DONE
+    assert len(job.actions.of(Finish)) == 1
+    for node in range(3):
+        assert job.actions.count_of(StartWorkers(node)) <= 1
+
+
+@given(_jobs, _phases, _histories)
+@bounded(120)
+def test_a_deadline_that_has_come_is_gone_after_its_tick(
+    text: str, phase: str, history: list[tuple[float, Event]]
+) -> None:
+    job = job_in(phase, text)
+    for wait_s, event in history:
+        job.feed(event, after=wait_s)
+        for _ in range(5):
+            due = job.state.next_deadline
+            if due is not None and due <= job.now:
+                job.feed(Ticked())
+        due = None if job.state.phase is Phase.DONE else job.state.next_deadline
+        assert due is None or due > job.now
+
+
+# Words for statuses
+
+
+def test_every_way_to_fail_is_a_failure_for_the_shell() -> None:
+    for status in (*range(1, 256), *(-number for number in range(1, 65))):
+        assert 0 < exit_status_of(status) < 256
+        assert str(abs(status)) in status_words(status)

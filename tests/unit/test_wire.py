@@ -1,0 +1,264 @@
+"""Frames and the first bytes of a link: the same whatever the slices, bounded whatever the peer sends."""
+
+import json
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.agent import wire
+from distlaunch.agent.wire import CONTROL, HEADER, OUTPUT, FrameDecoder, ProtocolError
+from distlaunch.transport.handshake import MAX_NOISE, Handshake
+from tests.unit.samples import bounded
+
+Told = tuple[int, int, int, bytes]
+
+messages = st.builds(
+    wire.encode_message,
+    st.integers(0, 65535),
+    st.fixed_dictionaries(
+        {"op": st.text(max_size=8)}, optional={"t": st.floats(allow_nan=False), "é": st.none()}
+    ),
+)
+outputs = st.builds(wire.encode_output, st.integers(0, 65535), st.integers(0, 65535), st.binary(max_size=200))
+streams = st.lists(messages | outputs, max_size=6).map(b"".join)
+cuts = st.lists(st.integers(0, 1200), max_size=8)
+
+
+def told(frame: wire.Frame) -> Told:
+    return (frame.kind, frame.node, frame.channel, frame.payload)
+
+
+def slices(data: bytes, at: list[int]) -> list[bytes]:
+    ends = sorted({min(cut, len(data)) for cut in at} | {len(data)})
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def decoded(parts: list[bytes]) -> list[Told]:
+    decoder = FrameDecoder(wire.MAX_REPORT)
+    return [told(frame) for part in parts for frame in decoder.feed(part)]
+
+
+# Frames
+
+
+@given(streams, cuts)
+@bounded()
+def test_frames_are_the_same_byte_by_byte_in_slices_and_at_once(stream: bytes, at: list[int]) -> None:
+    whole = decoded([stream])
+    assert decoded([stream[i : i + 1] for i in range(len(stream))]) == whole
+    assert decoded(slices(stream, at)) == whole
+
+
+@given(st.integers(0, 65535), st.integers(0, 65535), st.binary(max_size=300))
+@bounded()
+def test_output_comes_back_byte_for_byte(node: int, channel: int, payload: bytes) -> None:
+    assert decoded([wire.encode_output(node, channel, payload)]) == [(OUTPUT, node, channel, payload)]
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5), st.text(max_size=5) | st.integers() | st.lists(st.booleans()), max_size=4
+    )
+)
+@bounded()
+def test_a_message_comes_back_as_it_was(fields: dict[str, object]) -> None:
+    message = {**fields, "op": "start"}
+    (frame,) = FrameDecoder(wire.MAX_REPORT).feed(wire.encode_message(7, message))
+    assert (frame.kind, frame.node, frame.channel, frame.message()) == (CONTROL, 7, 0, message)
+
+
+def test_a_value_that_is_no_unicode_survives_a_message() -> None:
+    (frame,) = FrameDecoder(wire.MAX_COMMAND).feed(wire.encode_message(0, {"op": "start", "a": "\udcff"}))
+    assert frame.message()["a"] == "\udcff"
+
+
+def test_nothing_is_told_before_a_frame_is_whole() -> None:
+    frame = wire.encode_output(1, 0, b"abc")
+    decoder = FrameDecoder(wire.MAX_REPORT)
+    assert decoder.feed(frame[:-1]) == []
+    assert [told(each) for each in decoder.feed(frame[-1:])] == [(OUTPUT, 1, 0, b"abc")]
+
+
+@pytest.mark.parametrize("kind", [0, 3, 0x7F, 0xFF])
+def test_an_unknown_kind_ends_the_link(kind: int) -> None:
+    with pytest.raises(ProtocolError, match=f"unknown frame kind {kind}"):
+        FrameDecoder(wire.MAX_REPORT).feed(HEADER.pack(kind, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [
+        (OUTPUT, wire.MAX_OUTPUT + 1),
+        (CONTROL, wire.MAX_REPORT + 1),
+        (CONTROL, 0xFFFFFFFF),
+        (OUTPUT, 0xFFFFFFFF),
+    ],
+)
+def test_an_overlong_frame_is_refused_by_its_header_alone(kind: int, length: int) -> None:
+    with pytest.raises(ProtocolError, match=f"a frame of {length} bytes is over the limit"):
+        FrameDecoder(wire.MAX_REPORT).feed(HEADER.pack(kind, 0, 0, length))
+
+
+@pytest.mark.parametrize(("kind", "length"), [(OUTPUT, wire.MAX_OUTPUT), (CONTROL, wire.MAX_REPORT)])
+def test_the_longest_frame_is_accepted(kind: int, length: int) -> None:
+    (frame,) = FrameDecoder(wire.MAX_REPORT).feed(HEADER.pack(kind, 0, 0, length) + bytes(length))
+    assert len(frame.payload) == length
+
+
+def test_each_direction_has_its_own_limit() -> None:
+    header = HEADER.pack(CONTROL, 0, 0, wire.MAX_REPORT + 1)
+    assert FrameDecoder(wire.MAX_COMMAND).feed(header) == []
+
+
+@given(st.binary(max_size=64), cuts)
+@bounded(300)
+def test_junk_is_frames_or_a_protocol_error(junk: bytes, at: list[int]) -> None:
+    try:
+        frames = decoded(slices(junk, at))
+    except ProtocolError:
+        return
+    assert all(kind in (CONTROL, OUTPUT) for kind, *_ in frames)
+
+
+@given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
+@bounded(200)
+def test_a_payload_is_an_object_with_an_op_or_a_protocol_error(payload: bytes) -> None:
+    try:
+        message = wire.Frame(CONTROL, 0, 0, payload).message()
+    except ProtocolError:
+        return
+    assert isinstance(message["op"], str)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"op": 1}',
+        b'{"op": "x"',
+        b"\xff\xfe",
+        b'{"op": "x"} {}',
+        b'{"op": "x", "t": NaN}',
+        b'{"op": "x", "t": Infinity}',
+        pytest.param(b'{"op": ' + b"[" * 100_000, id="deep"),
+        pytest.param(b'{"op": "x", "n": ' + b"9" * 5000 + b"}", id="a number of 5000 digits"),
+    ],
+)
+def test_what_is_no_message_ends_the_link(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        wire.Frame(CONTROL, 0, 0, payload).message()
+
+
+def test_a_stream_of_long_frames_is_not_kept() -> None:
+    frame = wire.encode_output(0, 0, bytes(wire.MAX_OUTPUT))
+    decoder = FrameDecoder(wire.MAX_REPORT)
+    tracemalloc.start()
+    try:
+        for _ in range(300):
+            decoder.feed(frame[:1000])
+            decoder.feed(frame[1000:])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * wire.MAX_OUTPUT
+
+
+# The first bytes
+
+HELLO = wire.HELLO_PREFIX + b"n0nce\n"
+REPORT = wire.encode_message(0, {"op": "hello"})
+
+
+def shaken(parts: list[bytes]) -> tuple[bytes, list[Told], Handshake]:
+    """What a handshake sends and tells when it is fed `parts`."""
+    handshake = Handshake(b"opening", "n0nce")
+    sent, frames = b"", []
+    for part in parts:
+        more, new = handshake.feed(part)
+        sent += more
+        frames += [told(frame) for frame in new]
+    return sent, frames, handshake
+
+
+@given(
+    st.binary(max_size=60).filter(lambda noise: wire.READY_MARKER[:1] not in noise[-1:]),
+    st.binary(max_size=60).filter(lambda noise: not noise.endswith(b"\0")),
+    streams,
+    cuts,
+)
+@bounded(200)
+def test_noise_before_marker_and_hello_is_skipped_in_any_slices(
+    motd: bytes, noise: bytes, stream: bytes, at: list[int]
+) -> None:
+    data = motd + wire.READY_MARKER + noise + HELLO + stream
+    sent, frames, handshake = shaken(slices(data, at))
+    assert sent == b"opening"
+    assert handshake.booted
+    assert frames == decoded([stream])
+
+
+def test_byte_by_byte_nothing_is_sent_before_the_marker_is_whole() -> None:
+    handshake = Handshake(b"opening", "n0nce")
+    for byte in wire.READY_MARKER[:-1]:
+        assert handshake.feed(bytes([byte])) == (b"", [])
+        assert not handshake.reached
+    assert handshake.feed(wire.READY_MARKER[-1:]) == (b"opening", [])
+    assert handshake.reached
+    assert not handshake.booted
+
+
+def test_the_opening_is_sent_once() -> None:
+    sent, _, _ = shaken([wire.READY_MARKER, wire.READY_MARKER, HELLO, b""])
+    assert sent == b"opening"
+
+
+def test_frames_that_come_with_the_hello_are_told() -> None:
+    _, frames, _ = shaken([wire.READY_MARKER + HELLO + REPORT + REPORT[:5], REPORT[5:]])
+    assert [json.loads(payload) for *_, payload in frames] == [{"op": "hello"}] * 2
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        wire.HELLO_PREFIX + b"another\n",
+        wire.HELLO_PREFIX + b"n0nce2\n",
+        wire.HELLO_PREFIX + b"\n",
+        wire.HELLO_PREFIX + b"n0nce",
+        b"distlaunch-agent n0nce\n",
+    ],
+)
+def test_a_hello_without_our_nonce_boots_nothing(hello: bytes) -> None:
+    _, frames, handshake = shaken([wire.READY_MARKER, hello, REPORT])
+    assert handshake.reached
+    assert not handshake.booted
+    assert frames == []
+
+
+def test_a_hello_without_a_marker_boots_nothing() -> None:
+    sent, frames, handshake = shaken([HELLO, REPORT])
+    assert (sent, frames, handshake.reached, handshake.booted) == (b"", [], False, False)
+
+
+@pytest.mark.parametrize("before", [b"", wire.READY_MARKER], ids=["before the marker", "before the hello"])
+@pytest.mark.parametrize("piece", [1000, MAX_NOISE, MAX_NOISE * 4])
+def test_endless_noise_is_refused(before: bytes, piece: int) -> None:
+    handshake = Handshake(b"opening", "n0nce")
+    handshake.feed(before)
+    with pytest.raises(ProtocolError, match="before the agent's first word"):
+        any(handshake.feed(b"x" * piece)[1] for _ in range(MAX_NOISE * 2 // piece + 1))
+
+
+def test_a_long_message_of_the_day_is_no_endless_noise() -> None:
+    motd = b"welcome\r\n" * (MAX_NOISE // 10)
+    sent, _, handshake = shaken([motd, wire.READY_MARKER, motd, HELLO])
+    assert (sent, handshake.booted) == (b"opening", True)
+
+
+def test_a_frame_that_breaks_the_protocol_ends_the_link() -> None:
+    with pytest.raises(ProtocolError, match="unknown frame kind"):
+        shaken([wire.READY_MARKER + HELLO + b"segfault!"])
