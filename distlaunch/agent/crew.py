@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 STUCK_S = 5.0
 """Seconds a sweep may take before the PIDs that resist it are reported."""
-JOIN_INTERVAL_S = 0.1
+JOIN_INTERVAL_S = 0.02
 JOIN_INTERVAL_MAX_S = 1.0
 """The join watch looks this often, ever more slowly: the kernel announces no connection of others."""
 
@@ -207,5 +207,5 @@ class Crew:
             self._joined |= fresh
             self._outbox.report({"op": "joined", "local_ranks": sorted(fresh)})
         if set(running) - fresh:
-            slower = min(interval_s * 1.1, JOIN_INTERVAL_MAX_S)
+            slower = min(interval_s * 1.02, JOIN_INTERVAL_MAX_S)
             self._poller.after(interval_s, "joins", lambda: self._watch_joins(port, slower))

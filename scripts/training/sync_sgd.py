@@ -1,0 +1,77 @@
+"""Synchronous SGD by hand: each rank trains on its part of the data, all_reduce averages the gradients."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
+from torch.optim import Optimizer
+
+
+def dataset() -> tuple[Tensor, Tensor]:
+    """Points of a noisy sine curve, the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(1000, 1, generator=generator) * 6 - 3
+    return x, torch.sin(x) + 0.05 * torch.randn(x.shape, generator=generator)
+
+
+def average_gradients(model: nn.Module) -> None:
+    """Replace each gradient by its mean over the ranks: what makes their models stay the same."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def train(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor, steps: int) -> None:
+    """All ranks take the same number of steps, even where their parts differ in size."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for step in range(1, steps + 1):
+        batch = torch.randint(len(x), (32,), generator=generator)
+        loss = F.mse_loss(model(x[batch]), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        average_gradients(model)
+        optimizer.step()
+        if dist.get_rank() == 0 and step % 100 == 0:
+            print(f"step {step:>4}  loss {loss.item():.4f}", flush=True)
+
+
+def same_on_all_ranks(model: nn.Module) -> bool:
+    """Whether all ranks hold the same weights, to the last bit."""
+    mine = parameters_to_vector(model.parameters()).detach()
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, mine)
+    return all(torch.equal(mine, theirs) for theirs in gathered)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=500)
+    args = parser.parse_args()
+
+    model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)  # all start as rank 0 does
+    x, y = dataset()
+
+    before = F.mse_loss(model(x), y).item()
+    train(model, optimizer, x[rank::world_size], y[rank::world_size], args.steps)
+    after = F.mse_loss(model(x), y).item()
+
+    if not same_on_all_ranks(model):
+        raise SystemExit("sync_sgd: the ranks ended with different weights")
+    if after > before / 10:
+        raise SystemExit(f"sync_sgd: the loss went from {before:.4f} only to {after:.4f}")
+    if rank == 0:
+        print(f"sync_sgd: ok, {world_size} ranks, loss {before:.4f} -> {after:.4f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Every job file to copy from runs, and does what it says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT, distlaunch
+
+CONFIGS = ROOT / "configs"
+EXPECTED = {
+    "quickstart.yaml": "quickstart: ok, 2 ranks",
+    "basics/all_reduce.yaml": "all_reduce: ok, 4 ranks",
+    "basics/init_method.yaml": "init_method: ok",
+    "basics/send_recv.yaml": "send_recv: ok",
+    "hosts/simulated.yaml": "all_reduce: ok, 4 ranks",
+    "migrate/local_rank_flag.yaml": "local_rank_flag: ok",
+    "migrate/own_spawn.yaml": "own_spawn: ok, 2 nodes with 2 processes each",
+    "migrate/rank_flags.yaml": "rank_flags: ok, 2 ranks",
+    "training/pipeline_parallel.yaml": "pipeline_parallel: ok, 2 stages",
+    "training/sync_sgd.yaml": "sync_sgd: ok, 2 ranks",
+    "training/tensor_parallel.yaml": "tensor_parallel: ok, 2 ranks",
+}
+ELSEWHERE = {
+    "hosts/two_nodes.yaml",  # in tests/cluster
+    "training/ddp_snapshot.yaml",  # below, twice
+    "training/fsdp_checkpoint.yaml",  # below, with its reader
+}
+
+
+def test_every_job_file_is_run_by_a_test() -> None:
+    found = {str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml") if "runs" not in path.parts}
+    assert found == set(EXPECTED) | ELSEWHERE
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_job_file_runs(name: str, tmp_path: Path) -> None:
+    done = distlaunch("run", str(CONFIGS / name), "--set", f"logs.dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert EXPECTED[name] in done.stdout
+    if "loss" in done.stdout:  # it trains for long enough to be seen joining
+        assert "joined the rendezvous at 127.0.0.1:" in done.stderr
+
+
+def run_in(tmp_path: Path, name: str, checkpoint: Path) -> subprocess.CompletedProcess[str]:
+    settings = [f"logs.dir={tmp_path / 'logs'}", f"args=[--dir, {checkpoint}]"]
+    return distlaunch("run", str(CONFIGS / name), *(part for one in settings for part in ("--set", one)))
+
+
+def test_a_second_run_resumes_from_the_snapshot(tmp_path: Path) -> None:
+    first = run_in(tmp_path, "training/ddp_snapshot.yaml", tmp_path / "snapshot")
+    assert first.returncode == 0, first.stderr
+    assert "resumed" not in first.stdout
+    again = run_in(tmp_path, "training/ddp_snapshot.yaml", tmp_path / "snapshot")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("resumed from epoch") == 2
+    assert "ddp_snapshot: ok" in again.stdout
+
+
+def test_one_process_loads_one_shard_of_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    done = run_in(tmp_path, "training/fsdp_checkpoint.yaml", checkpoint)
+    assert done.returncode == 0, done.stderr
+    assert "fsdp_checkpoint: ok, 2 shards" in done.stdout
+    for script, words in (
+        (["fsdp_load_shard.py", "--shard", "1"], "fsdp_load_shard: ok, shard 1"),
+        (["fsdp_checkpoint.py", "--load"], "fsdp_checkpoint: ok, read by one process"),
+    ):
+        name, *options = script
+        argv = [sys.executable, f"{ROOT}/scripts/training/{name}", "--dir", str(checkpoint), *options]
+        read = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        assert read.returncode == 0, read.stderr
+        assert words in read.stdout
