@@ -57,6 +57,14 @@ class Links:
             link.kill()
             link.close()
 
+    def give_up(self, node: int, why: str) -> None:
+        """End a link that is overdue; `on_end` gets what its transport has said so far, and `why`."""
+        link = self._links.get(node)
+        if link:
+            failure = link.failure(why)
+            self.drop(node)
+            self._on_end(node, failure)
+
     def hang_up(self, node: int) -> None:
         """Close a link, so that its agent leaves, and wait for its process to follow."""
         link = self._forget(node)

@@ -110,6 +110,8 @@ class Loop:
                     self._links.add(action.node, open_link(self._spec, action.node, self._run_id))
                 case actions.Drop():
                     self._links.drop(action.node)
+                case actions.GiveUp():
+                    self._links.give_up(action.node, action.why)
                 case actions.Notice():
                     self._record.notice(action)
                 case actions.Finish():

@@ -11,6 +11,7 @@ from distlaunch.transport.handshake import Handshake
 
 MAX_WORDS = 8192
 """Bytes of the transport's stderr that are kept, from its end."""
+MAX_NOISE_SHOWN = 1024
 READ = 1 << 18
 EXIT_S = 3.0
 """Seconds that a transport's process may take to follow the end of its pipes."""
@@ -109,10 +110,18 @@ class Link:
         """All that an owner may wait on."""
         return [fd for fd in (self.stdin, self.stdout, self.stderr, self._pidfd) if fd is not None]
 
-    def failure(self) -> LinkFailure:
-        """What the transport's last words mean; they are complete once its process has ended."""
+    def failure(self, overdue: str = "") -> LinkFailure:
+        """What the transport's last words mean, complete once its process has ended, or why we gave it up."""
         self.listen()
-        return classify(self._words.decode(errors="replace"), protocol_error=self._protocol_error)
+        failure = classify(
+            self._words.decode(errors="replace"),
+            booted=self.booted,
+            status=self._process.poll(),
+            noise=self._handshake.noise[-MAX_NOISE_SHOWN:].decode(errors="replace"),
+            timed_out=bool(overdue),
+            protocol_error=self._protocol_error,
+        )
+        return failure._replace(words="\n".join(filter(None, (failure.words, overdue))))
 
     def hang_up(self) -> None:
         """Close the pipe to the agent, which then leaves, and wait; kills a process that does not follow."""

@@ -42,6 +42,13 @@ class Drop(NamedTuple):
     node: int
 
 
+class GiveUp(NamedTuple):
+    """Drop a node that is overdue, and report its `LinkEnded` with what was heard from it."""
+
+    node: int
+    why: str
+
+
 class Notice(NamedTuple):
     """A line for the user."""
 
@@ -53,4 +60,4 @@ class Finish(NamedTuple):
     """The job is over; the state's outcome says how."""
 
 
-Action = Connect | HoldPort | FindRoute | StartWorkers | Close | Drop | Notice | Finish
+Action = Connect | HoldPort | FindRoute | StartWorkers | Close | Drop | GiveUp | Notice | Finish

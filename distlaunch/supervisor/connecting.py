@@ -1,12 +1,12 @@
 """Reaching all nodes: those that can't be reached are told together, and then nothing is started."""
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import Action, Connect, Drop, Notice
+from distlaunch.supervisor.actions import Action, Connect, GiveUp, Notice
 from distlaunch.supervisor.ending import all_closed, end_job, listed
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.preparing import prepare
 from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transport.failure import LinkFailure
 
 MAX_ATTEMPTS = 6
 RETRY_S = 0.4
@@ -17,17 +17,22 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
     """A node can be used."""
     if state.nodes[event.node].phase is not NodePhase.CONNECTING:
         return state, ()
-    state = state.with_node(event.node, phase=NodePhase.UP, facts=event.facts)
+    state = state.with_node(event.node, phase=NodePhase.UP, facts=event.facts, failure=None)
     return all_connected(state, now)
 
 
 def not_connected(state: State, node: int, failure: LinkFailure, now: float) -> Step:
     """A node can't be used, or not yet: try again where that can help."""
     attempts = state.nodes[node].attempts
-    if state.phase is Phase.CONNECTING and failure.worth_retrying and attempts < MAX_ATTEMPTS:
+    in_time = state.phase is Phase.CONNECTING and state.deadline is not None
+    if in_time and failure.worth_retrying and attempts < MAX_ATTEMPTS:
         retry_at = now + RETRY_S * 2 ** (attempts - 1) * _jitter(node, attempts)
-        return state.with_node(node, phase=NodePhase.RETRYING, retry_at=retry_at), ()
-    state = state.with_node(node, phase=NodePhase.UNUSABLE, failure=failure)
+        return state.with_node(node, phase=NodePhase.RETRYING, retry_at=retry_at, failure=failure), ()
+    return _unusable(state, node, failure, now)
+
+
+def _unusable(state: State, node: int, failure: LinkFailure, now: float) -> Step:
+    state = state.with_node(node, phase=NodePhase.UNUSABLE, failure=failure, retry_at=None)
     if state.phase is Phase.STOPPING:
         return all_closed(state, now)
     said = Notice("error", f"{state.label(node)}: {failure.kind.value}")
@@ -54,15 +59,17 @@ def all_connected(state: State, now: float) -> Step:
 
 
 def connect_overdue(state: State, now: float) -> Step:
-    """Give up the nodes that have not answered in time."""
-    said: list[Action] = []
+    """Give up the nodes that have not answered in time: each reports its end, the last ends the phase."""
+    why = f"no agent after {state.spec.timeouts.connect_s:g} s"
+    actions: tuple[Action, ...] = tuple(
+        GiveUp(i, why) for i, node in enumerate(state.nodes) if node.phase is NodePhase.CONNECTING
+    )
+    state = state._replace(deadline=None)
     for i, node in enumerate(state.nodes):
-        if node.phase in (NodePhase.CONNECTING, NodePhase.RETRYING):
-            failure = LinkFailure(Kind.SILENT, f"no agent after {state.spec.timeouts.connect_s:g} s")
-            state = state.with_node(i, phase=NodePhase.UNUSABLE, failure=failure, retry_at=None)
-            said += [Drop(i), Notice("error", f"{state.label(i)}: {failure.kind.value}")]
-    state, actions = all_connected(state, now)
-    return state, (*said, *actions)
+        if node.phase is NodePhase.RETRYING and node.failure:
+            state, said = _unusable(state, i, node.failure, now)
+            actions += said
+    return state, actions
 
 
 def retries_due(state: State, now: float) -> Step:

@@ -7,7 +7,6 @@ from distlaunch.transport.boot import SCRIPT
 
 # Ours come first and so win over the user's: ssh takes the first value of each option.
 _FIXED = (
-    "IgnoreUnknown=StdinNull,ForkAfterAuthentication,SessionType",  # clients before OpenSSH 8.7
     "BatchMode=yes",  # a password prompt would hang unseen
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",  # a silent network is noticed after 19.4 s
@@ -17,10 +16,16 @@ _FIXED = (
     "PermitLocalCommand=no",
     "RequestTTY=no",
     "RemoteCommand=none",
+    "ConnectionAttempts=1",  # trying again is for us to decide, and to bound
+    "LogLevel=INFO",  # less hides why a server closed the connection
+)
+_RECENT = (
+    # Clients before OpenSSH 8.7 don't know these three. Not just their names: ours would replace the list
+    # in the user's ssh_config, which then fails over its UseKeychain. What came before it is still checked.
+    "IgnoreUnknown=*",
     "StdinNull=no",
     "ForkAfterAuthentication=no",
     "SessionType=default",
-    "LogLevel=INFO",  # less hides why a server closed the connection
 )
 
 
@@ -33,7 +38,7 @@ def ssh_argv(address: Address, ssh: SshOptions) -> list[str]:
     """An agent at the other end of OpenSSH's client."""
     if address.host is None:
         raise ValueError("a node on this machine is not reached over ssh")
-    options = [*_FIXED, f"ConnectTimeout={ssh.connect_s}", *_sharing(ssh), *ssh.options]
+    options = [*_FIXED, f"ConnectTimeout={ssh.connect_s}", *_sharing(ssh), *ssh.options, *_RECENT]
     return [
         "ssh",
         *(["-F", ssh.config] if ssh.config else []),

@@ -23,10 +23,10 @@ _PYTHON = (
     "r=sys.stdin.buffer.read;exec(zlib.decompress(r(int(r(8)))))"
 )
 SCRIPT = (
-    'printf "distlaunch%s\\n" -ready-1; x=; '
-    'while IFS= read -r p && [ -n "$p" ]; do '
+    'printf "distlaunch%s\\n" -ready-1; x=; t=; '
+    'while IFS= read -r p && [ -n "$p" ]; do t="$t $p"; '
     '[ -z "$x" ] && command -v "$p" >/dev/null 2>&1 && x=$p; done; '
-    f'[ -n "$x" ] || {{ echo "{NO_PYTHON}" >&2; exit 127; }}; '
+    f'[ -n "$x" ] || {{ echo "{NO_PYTHON}:$t" >&2; exit 127; }}; '
     f'exec "$x" -I -S -c "{_PYTHON}" {TOO_OLD}'
 )
 

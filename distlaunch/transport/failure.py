@@ -21,6 +21,7 @@ class Kind(Enum):
     SILENT = "no answer"
     PROTOCOL = "not an agent of this version"
     BAD_OPTION = "ssh refused its options"
+    UNSTARTED = "agent not started"
     LOST = "connection lost"
 
 
@@ -45,7 +46,7 @@ _ADVICE = {
     Kind.UNREACHABLE: "is the machine up, and the name, address and port right?",
     Kind.UNRESOLVED: "give the host as ssh knows it, or add it to your ssh_config",
     Kind.REFUSED: "is sshd running there, and on this port?",
-    Kind.AUTHENTICATION: "it never asks for a password: `ssh-copy-id` your key, or load it with ssh-add",
+    Kind.AUTHENTICATION: "distlaunch asks for no password: `ssh-copy-id` your key, or load it with ssh-add",
     Kind.HOST_KEY: "connect once with plain ssh and check the key; distlaunch never accepts one for you",
     Kind.NO_PYTHON: "install python3 (3.8 or later) there, or name one with `python:`",
     Kind.OLD_PYTHON: "name one that is 3.8 or later with `python:`",
@@ -53,6 +54,7 @@ _ADVICE = {
     Kind.SILENT: "does something other than sshd answer there, or does its shell start-up wait?",
     Kind.PROTOCOL: "does its shell start-up print without end?",
     Kind.BAD_OPTION: "see `ssh:` in the job file, and the ssh_config",
+    Kind.UNSTARTED: "try `ssh HOST python3 -V`: its login shell or its python ended too soon",
     Kind.LOST: "see the network and the machine's log",
 }
 
@@ -74,29 +76,64 @@ _UNREACHABLE = (
     r"timed out|No route to host|Network is unreachable|Host is down"
     r"|connect to host .*: Permission denied"  # ICMPv6 "administratively prohibited"
 )
-# In this order: behind a jump host, ssh adds that it was dropped to what the jump host really said.
-_PATTERNS = (
+_BY_THE_NODE = (
     (Kind.NO_PYTHON, re.escape(NO_PYTHON)),
     (Kind.OLD_PYTHON, rf"^{re.escape(TOO_OLD)} \d|Unknown option: -I"),
+)
+# In this order: behind a jump host, ssh adds that it was dropped to what the jump host really said.
+_BY_SSH = (
     (Kind.HOST_KEY, _HOST_KEY),
     (Kind.AUTHENTICATION, _AUTHENTICATION),
     (Kind.UNRESOLVED, r"Could not resolve hostname"),
     (Kind.BAD_OPTION, _BAD_OPTION),
     (Kind.REFUSED, r"Connection refused"),
     (Kind.SILENT, r"timed out during banner exchange|banner exchange: Connection to .* timed out"),
+    (Kind.SILENT, r"^Connection to \S+ port \d+ timed out"),  # in the key exchange
     (Kind.UNREACHABLE, _UNREACHABLE),
     (Kind.DROPPED, _DROPPED),
 )
 
 
-def classify(stderr: str, *, timed_out: bool = False, protocol_error: str = "") -> LinkFailure:
-    """The failure that the transport's stderr describes (the whole of what it printed before its end)."""
-    words = "\n".join(line for line in stderr.replace("\r", "").splitlines() if line.strip())
-    for kind, pattern in _PATTERNS:
-        if re.search(pattern, words, re.MULTILINE):
-            return LinkFailure(kind, words)
+SSH_FAILED = 255
+"""Exit status of ssh's own failures; any other is the node's, passed on."""
+MAX_NOISE_LINES = 4
+
+
+def classify(
+    stderr: str,
+    *,
+    booted: bool = False,
+    status: int | None = None,
+    noise: str = "",
+    timed_out: bool = False,
+    protocol_error: str = "",
+) -> LinkFailure:
+    """The failure that a transport's end describes, before or after its agent had `booted`.
+
+    `stderr` is the whole of what it printed and `status` its exit status; `noise` is what the node's shell
+    printed in place of the agent's first word.
+    """
+    words = _lines(stderr)
+    for kind, pattern in () if booted else _patterns(status):
+        if re.search(pattern, "\n".join(words), re.MULTILINE):
+            return LinkFailure(kind, "\n".join(words))
+    if not booted:
+        words += _lines(noise)[-MAX_NOISE_LINES:]
     if timed_out:
-        return LinkFailure(Kind.SILENT, words)
+        return LinkFailure(Kind.SILENT, "\n".join(words))
     if protocol_error:
-        return LinkFailure(Kind.PROTOCOL, "\n".join(filter(None, (protocol_error, words))))
-    return LinkFailure(Kind.LOST, words)
+        return LinkFailure(Kind.PROTOCOL, "\n".join([protocol_error, *words]))
+    if booted or status in (None, SSH_FAILED):
+        return LinkFailure(Kind.LOST, "\n".join(words))
+    return LinkFailure(Kind.UNSTARTED, "\n".join([*words, f"it ended with status {status}"]))
+
+
+def _patterns(status: int | None) -> tuple[tuple[Kind, str], ...]:
+    # What an rc file prints before the node's own failure is no word of ssh's.
+    if status is None:
+        return _BY_THE_NODE + _BY_SSH
+    return _BY_SSH if status == SSH_FAILED else _BY_THE_NODE
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.replace("\r", "").splitlines() if line.strip()]

@@ -28,6 +28,11 @@ class Handshake:
         """Whether the node's shell has answered."""
         return len(self._awaited) < 2
 
+    @property
+    def noise(self) -> bytes:
+        """What has come that was not awaited, since the last awaited word."""
+        return self._noise
+
     def feed(self, data: bytes) -> tuple[bytes, list[wire.Frame]]:
         """Take received bytes; return (bytes to send, frames). Raises `wire.ProtocolError`."""
         to_send = b""

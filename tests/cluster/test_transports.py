@@ -249,3 +249,11 @@ def test_check_port_names_the_owner_on_another_host(tmp_path: Path, bed: Bed) ->
     finally:
         server.kill()
         server.communicate()
+
+
+def test_the_job_file_for_two_nodes(tmp_path: Path, bed: Bed) -> None:
+    settings = [f"ssh.config={bed.folder}/ssh_config", f"logs.dir={tmp_path}"]
+    options = [part for one in settings for part in ("--set", one)]
+    done = distlaunch("run", str(ROOT / "configs/hosts/two_nodes.yaml"), *options)
+    assert done.returncode == 0, done.stderr
+    assert "sync_sgd: ok, 3 ranks" in done.stdout

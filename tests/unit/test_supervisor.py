@@ -17,6 +17,7 @@ from distlaunch.supervisor.actions import (
     Drop,
     FindRoute,
     Finish,
+    GiveUp,
     HoldPort,
     Notice,
     StartWorkers,
@@ -290,8 +291,11 @@ def test_who_has_not_answered_at_the_deadline_is_given_up_and_named() -> None:
     job.feed(up(0), lost(2, "Connection closed", Kind.DROPPED), after=CONNECT_S - 0.1)
     assert job.feed(Ticked()) == []
     said = job.feed(Ticked(), after=0.1)
-    assert wanted(said) == [Drop(1), Drop(2), Close(0, STOP_S)]
-    assert texts(said)[:2] == ["b: no answer", "c: no answer"]
+    assert wanted(said) == [GiveUp(1, f"no agent after {CONNECT_S:g} s")]
+    assert texts(said) == ["c: dropped by the server"]
+    said = job.feed(lost(1, "", Kind.SILENT))
+    assert texts(said)[0] == "b: no answer"
+    assert wanted(said) == [Close(0, STOP_S)]
     assert job.feed(up(1)) == []
     assert job.close() == [Finish()]
     assert job.blamed[0] == Exit.UNREACHABLE

@@ -9,7 +9,7 @@ from distlaunch.agent.wire import Frame, Message
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transport.failure import LinkFailure
 
 RUN_ID = "check"
 
@@ -58,8 +58,7 @@ class Agents:
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
             self._links.turn(deadline - time.monotonic())
         for node in waiting:
-            self._links.drop(node)
-            self._fail(node, LinkFailure(Kind.SILENT, f"no answer in {within_s:g} s"))
+            self._links.give_up(node, f"no answer in {within_s:g} s")
         return {node: answer for node, answer in self._answers.items() if node in asked}
 
     def _take(self, node: int, frame: Frame) -> None:
