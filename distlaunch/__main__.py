@@ -9,6 +9,10 @@ def main() -> None:
     """Run the command line and exit with its documented status."""
     gc.disable()  # nothing that imports create is garbage: 5 ms of a start
     try:
+        if sys.argv[1:2] == ["run"]:
+            from distlaunch.launch.opening import ahead
+
+            ahead.start()
         from distlaunch.cli.app import run_app
 
         status = run_app()

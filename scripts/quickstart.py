@@ -13,7 +13,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, softmax
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
@@ -40,13 +40,13 @@ class CharModel(nn.Module):
         """The text as one code per character."""
         return torch.tensor([self.vocabulary.index(char) for char in text])
 
-    @torch.no_grad()
     def write(self, prompt: str, length: int, temperature: float = 0.5) -> str:
         """The prompt, and ``length`` characters that the model thinks could follow it."""
         codes = self.encode(prompt).to(self.head.weight.device)
-        for _ in range(length):
-            scores = self(codes[None])[0, -1]
-            codes = torch.cat([codes, torch.multinomial(F.softmax(scores / temperature, dim=0), 1)])
+        with torch.no_grad():
+            for _ in range(length):
+                scores = self(codes[None])[0, -1]
+                codes = torch.cat([codes, torch.multinomial(softmax(scores / temperature, dim=0), 1)])
         return "".join(self.vocabulary[code] for code in codes.tolist())
 
 
@@ -78,7 +78,7 @@ def train(model: DistributedDataParallel, codes: Tensor, steps: int, report_ever
     for step in range(1, steps + 1):
         batch = windows[torch.randint(len(windows), (16,), generator=generator)]
         scores = model(batch[:, :-1])
-        loss = F.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+        loss = cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()  # DDP averages the gradients over the ranks here
         optimizer.step()
@@ -98,6 +98,7 @@ def same_on_all_ranks(model: nn.Module) -> bool:
 
 
 def main() -> None:
+    """Train, compare the ranks, and show what the model has learned."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--report-every", type=int, default=25)

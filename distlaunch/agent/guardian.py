@@ -23,11 +23,11 @@ SWEEP_S = 5.0
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
-def main(nonce: str, node: int, run_id: str) -> None:
+def main(nonce: str, node: int) -> None:
     """Fork the agent, wait for its end, sweep, exit. Called by the boot; never returns."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     sweep.become_subreaper()
-    guardian, folder = os.getpid(), scratch.folder_name(run_id)
+    guardian, folder = os.getpid(), scratch.folder_name()
     agent = os.fork()
     if agent == 0:
         # The agent learns of the guardian's death as a SIGTERM: it stops its workers and leaves.

@@ -3,10 +3,10 @@
 import os
 
 
-def folder_name(run_id: str) -> str:
+def folder_name() -> str:
     """A path below TMPDIR that nobody can guess."""
     base = os.environ.get("TMPDIR") or "/tmp"
-    return os.path.join(base, "distlaunch-%s-%s" % (run_id, os.urandom(6).hex()))
+    return os.path.join(base, "distlaunch-%s" % os.urandom(8).hex())
 
 
 def make(folder: str) -> None:

@@ -41,6 +41,8 @@ def run_app() -> int:
     """Run the command line; the exit status. Only our own errors are caught: a bug shows its traceback."""
     try:
         app(standalone_mode=True)
+    except SystemExit as end:  # how Typer ends, always with a number
+        return end.code if isinstance(end.code, int) else Exit.OK
     except DistlaunchError as error:
         for line in str(error).splitlines():
             print(f"distlaunch: {line}", file=sys.stderr)

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.launch.record import Record
 from distlaunch.launch.reports import event_of
+from distlaunch.rim.link import Link
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
@@ -61,6 +62,7 @@ class Loop:
 
     def __init__(self, spec: JobSpec, run_id: str, record: Record, signals: Signals) -> None:
         self._spec, self._run_id, self._record, self._signals = spec, run_id, record, signals
+        self._opened: dict[int, Link] = {}
         self._links = Links(self._take, lambda node, failure: self._feed(events.LinkEnded(node, failure)))
         self._links.watch(signals.fd, self._on_signals)
         self._clock_offsets: dict[int, float] = {}
@@ -68,12 +70,14 @@ class Loop:
         self._finished = False
         self.state: State
 
-    def run(self, find_master: Callable[[], str | None]) -> State:
+    def run(self, opened: Mapping[int, Link], find_master: Callable[[], str | None]) -> State:
         """Run the job; the last state tells how it ended.
 
+        `opened` are links that were opened ahead, for the first attempt to connect.
         `find_master` gives the address by which ssh reaches the first node; it is called once the
         links are under way, which take longer.
         """
+        self._opened.update(opened)
         self.state, first = begin(self._spec, time.monotonic())
         self._execute(first)
         self.state = self.state._replace(master_address=find_master())
@@ -107,7 +111,7 @@ class Loop:
         for action in todo:
             match action:
                 case actions.Connect():
-                    self._links.add(action.node, open_link(self._spec, action.node, self._run_id))
+                    self._connect(action.node)
                 case actions.Drop():
                     self._links.drop(action.node)
                 case actions.GiveUp():
@@ -119,6 +123,10 @@ class Loop:
                 case _:
                     message = commands.message_for(action, self.state, self._run_id)
                     self._links.send(action.node, message)
+
+    def _connect(self, node: int) -> None:
+        link = self._opened.pop(node, None) or open_link(self._spec, node)
+        self._links.add(node, link)
 
     def _take(self, node: int, frame: wire.Frame) -> None:
         if frame.node != node:

@@ -11,11 +11,12 @@ from distlaunch.plan.layout import LaunchPlan
 from distlaunch.rim.console import Console
 from distlaunch.rim.run_folder import RunFolder
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.events import Event, WorkerExited, WorkerStarted, WorkerUnstarted
 from distlaunch.supervisor.state import State
 
 LAST_WORDS = 16384
 """Bytes of a rank's stderr that are kept for the summary."""
+FIRST_SIGNS_OF_WORKERS = (WorkerStarted, WorkerUnstarted, WorkerExited)
 _COLOURS = {"info": None, "warning": 33, "error": 31}
 
 
@@ -30,7 +31,8 @@ class Record:
 
     def event(self, event: Event, state: State) -> None:
         """Write an event down, and the plan once there is one."""
-        if state.plan and not self._planned:
+        if state.plan and isinstance(event, FIRST_SIGNS_OF_WORKERS) and not self._planned:
+            # Not before the workers are on their way: they need no plan.
             self._planned = True
             self._console.show_ranks(prefixes(state.plan, state.spec.logs.console))
             self._folder.write_plan(plan_document(state.plan, planned_workers(state.plan)))

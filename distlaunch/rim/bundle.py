@@ -24,7 +24,7 @@ def bundle_for(same_interpreter: bool) -> Bundle:
     if not same_interpreter:
         texts = {"distlaunch": ""} | {name: loader.get_source(name) for name, loader in loaders.items()}
         source = zlib.compress(repr(texts).encode(), 1)
-    return Bundle(importlib.util.MAGIC_NUMBER, marshal.dumps(code), source, _PACKAGES)
+    return Bundle(importlib.util.MAGIC_NUMBER, zlib.compress(marshal.dumps(code), 1), source, _PACKAGES)
 
 
 def _names() -> list[str]:

@@ -3,7 +3,7 @@
 import os
 import select
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from distlaunch.agent import wire
 from distlaunch.transport.failure import LinkFailure, classify
@@ -18,9 +18,15 @@ EXIT_S = 3.0
 
 
 class Link:
-    """The process that reaches a node. Its descriptors never block; the owner waits on them."""
+    """The process that reaches a node. Its descriptors never block; the owner waits on them.
 
-    def __init__(self, argv: Sequence[str], opening: bytes, nonce: str) -> None:
+    `opening` is sent when the node's shell answers; `boot` is made, and sent, while an interpreter starts
+    there. A `quiet` shell, one that reads no rc file, gets both at once.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], opening: bytes, boot: Callable[[], bytes], nonce: str, quiet: bool
+    ) -> None:
         # A session of its own: the terminal's Ctrl-C is for us to interpret, not for ssh.
         self._process = subprocess.Popen(
             argv,
@@ -38,11 +44,14 @@ class Link:
         for fd in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(fd, False)
         self._handshake = Handshake(opening, nonce)
+        self._boot = boot
         self._unsent = bytearray()
         self._words = b""
         self._protocol_error = ""
         self.at_end = False
         self._pidfd: int | None = None
+        if quiet:
+            self._send_opening(self._handshake.without_marker())
 
     @property
     def booted(self) -> bool:
@@ -80,9 +89,15 @@ class Link:
             self.distrust(str(error))
             return []
         self.at_end = not data
-        self._unsent += to_send
-        self.flush()
+        if to_send:
+            self._send_opening(to_send)
         return frames
+
+    def _send_opening(self, opening: bytes) -> None:
+        self._unsent += opening
+        self.flush()
+        self._unsent += self._boot()
+        self.flush()
 
     def distrust(self, why: str) -> None:
         """End a link whose peer broke the protocol."""

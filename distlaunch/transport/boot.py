@@ -37,7 +37,7 @@ def block():
     return r(int(r(8)))
 magic, code, source = block(), block(), block()
 if magic == external.MAGIC_NUMBER:
-    codes = marshal.loads(code)
+    codes = marshal.loads(zlib.decompress(code))
 else:
     codes = {n: compile(t, n, 'exec') for n, t in eval(zlib.decompress(source)).items()}
 class Shipped:
@@ -50,15 +50,15 @@ class Shipped:
         exec(codes[module.__name__], module.__dict__)
 sys.meta_path.insert(0, Shipped())
 from distlaunch.agent.guardian import main
-main(NONCE, NODE, RUN_ID)
+main(NONCE, NODE)
 """
 
 
 class Bundle(NamedTuple):
     """The agent's modules, ready to be sent.
 
-    `code` is marshalled for interpreters with the same `magic` (the .pyc format's number), which
-    spares them the compiling (20 ms); `source` is compressed, for all others.
+    `code` is marshalled, for interpreters with the same `magic` (the .pyc format's number), which spares
+    them the compiling (20 ms); `source` is for all others. Both are compressed: a pipe takes 64 KiB at once.
     """
 
     magic: bytes
@@ -67,9 +67,9 @@ class Bundle(NamedTuple):
     packages: frozenset[str]
 
 
-def boot_text(bundle: Bundle, nonce: str, node: int, run_id: str) -> bytes:
+def boot_text(bundle: Bundle, nonce: str, node: int) -> bytes:
     """What step 3 sends: a loader, then the modules in both forms."""
-    names = f"PACKAGES = {set(bundle.packages)!r}\nNONCE, NODE, RUN_ID = {(nonce, node, run_id)!r}\n"
+    names = f"PACKAGES = {set(bundle.packages)!r}\nNONCE, NODE = {(nonce, node)!r}\n"
     loader = zlib.compress((names + _LOADER).encode(), 1)
     return b"".join(
         b"%08d" % len(block) + block for block in (loader, bundle.magic, bundle.code, bundle.source)

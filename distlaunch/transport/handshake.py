@@ -28,6 +28,11 @@ class Handshake:
         """Whether the node's shell has answered."""
         return len(self._awaited) < 2
 
+    def without_marker(self) -> bytes:
+        """What to send when the marker need not be awaited; it is still expected."""
+        opening, self._opening = self._opening, b""
+        return opening
+
     @property
     def noise(self) -> bytes:
         """What has come that was not awaited, since the last awaited word."""

@@ -23,6 +23,7 @@ def even_ranks_sum(rank: int, world_size: int) -> int:
 
 
 def main() -> None:
+    """Run both, and check the sums against the formulas."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
 

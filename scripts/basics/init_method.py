@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
+    """Meet the other ranks, and check that each is there once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--init-method", required=True, metavar="tcp://ADDR:PORT")
     parser.add_argument("--rank", type=int, required=True)

@@ -27,6 +27,7 @@ def shift(rank: int, world_size: int) -> int:
 
 
 def main() -> None:
+    """Run both ways, and check what came round."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size < 2:

@@ -20,6 +20,7 @@ def counts_up_per_node(local_ranks: list[int]) -> bool:
 
 
 def main() -> None:
+    """Join the other ranks, and compare the local ranks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--local_rank", "--local-rank", type=int, required=True)
     args = parser.parse_args()

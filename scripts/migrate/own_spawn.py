@@ -24,6 +24,7 @@ def work(local_rank: int, nproc: int, world_size: int) -> None:
 
 
 def main() -> None:
+    """Spawn the processes of this node, and wait for them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nnodes", type=int, required=True)
     parser.add_argument("--nproc", type=int, required=True, help="processes to spawn on each node")

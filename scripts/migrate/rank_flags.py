@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
+    """Join the other ranks as the flags say, and add up their numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world_size", type=int, required=True)

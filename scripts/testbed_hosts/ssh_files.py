@@ -21,7 +21,7 @@ _PENALISING = (9, 8)
 def refuse_unquotable(folder: Path) -> None:
     """Raise TestbedError for a path that the configurations cannot name."""
     if found := _UNQUOTABLE & set(str(folder)):
-        raise TestbedError(f"{str(folder)!r} holds {sorted(found)[0]!r}: give --dir a path without it")
+        raise TestbedError(f"{str(folder)!r} holds {min(found)!r}: give --dir a path without it")
 
 
 def sshd_config(testbed: Testbed, host: Host, extra: str = "") -> str:

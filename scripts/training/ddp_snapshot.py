@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -46,16 +46,16 @@ class Trainer:
     def train_epoch(self, loader: DataLoader[tuple[torch.Tensor, ...]]) -> None:
         """One pass over this rank's part of the data."""
         for x, label in loader:
-            loss = F.cross_entropy(self.ddp(x), label)
+            loss = cross_entropy(self.ddp(x), label)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
         self.epoch += 1
 
-    @torch.no_grad()
     def accuracy(self, data: TensorDataset) -> float:
         """The share of all the data that the model labels right."""
-        hits = [(self.model(x).argmax(dim=1) == label).sum() for x, label in DataLoader(data, batch_size=32)]
+        with torch.no_grad():
+            hits = [(self.model(x).argmax(1) == label).sum() for x, label in DataLoader(data, batch_size=32)]
         return int(sum(hits)) / len(data)
 
 
@@ -78,6 +78,7 @@ def train(trainer: Trainer, data: TensorDataset, epochs: int) -> None:
 
 
 def main() -> None:
+    """Resume where there is a snapshot, train, and check what was learned."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, required=True, help="folder of the snapshot")
     parser.add_argument("--epochs", type=int, default=5)

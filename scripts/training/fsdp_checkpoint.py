@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional as F
+from torch.nn.functional import mse_loss
 
 
 def build_model() -> nn.Sequential:
@@ -36,11 +36,11 @@ def dataset() -> tuple[Tensor, Tensor]:
     return x, x.roll(1, dims=1)
 
 
-@torch.no_grad()
 def evaluate(model: nn.Module) -> Tensor:
     """The loss on all the data."""
     x, y = dataset()
-    return F.mse_loss(model(x), y)
+    with torch.no_grad():
+        return mse_loss(model(x), y)
 
 
 def train(model: nn.Module, steps: int) -> None:
@@ -49,7 +49,7 @@ def train(model: nn.Module, steps: int) -> None:
     x, y = (part[rank::world_size] for part in dataset())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step in range(1, steps + 1):
-        loss = F.mse_loss(model(x), y)
+        loss = mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -84,6 +84,7 @@ def save(folder: Path, steps: int) -> None:
 
 
 def main() -> None:
+    """Write the checkpoint, or only read it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--steps", type=int, default=200)

@@ -48,6 +48,7 @@ def load(folder: Path, planner: dcp.DefaultLoadPlanner) -> dict[str, Tensor]:
 
 
 def main() -> None:
+    """Read the shard, and check it against the whole."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--shard", type=int, default=0, help="the rank that wrote it")

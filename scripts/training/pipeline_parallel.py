@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.nn import functional as F
+from torch.nn.functional import mse_loss
 
 WIDTH, BATCH, MICRO_BATCHES, STEPS, RATE = 16, 32, 4, 20, 2.0
 
@@ -21,7 +21,7 @@ def train_whole(model: nn.Module, x: Tensor, y: Tensor) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses = []
     for _ in range(STEPS):
-        loss = F.mse_loss(model(x), y)
+        loss = mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -35,7 +35,7 @@ def train_stage(block: nn.Module, x: Tensor, y: Tensor) -> list[float]:
     stage = PipelineStage(
         block, dist.get_rank(), dist.get_world_size(), torch.device("cpu"), micro_batch, micro_batch
     )
-    schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=F.mse_loss)
+    schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=mse_loss)
     optimizer = torch.optim.SGD(block.parameters(), lr=RATE)
     losses = []
     for _ in range(STEPS):
@@ -53,6 +53,7 @@ def train_stage(block: nn.Module, x: Tensor, y: Tensor) -> list[float]:
 
 
 def main() -> None:
+    """Train the stages and the model in one piece, and compare them."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size < 2:

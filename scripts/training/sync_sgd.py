@@ -5,7 +5,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import mse_loss
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
@@ -30,7 +30,7 @@ def train(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor, steps: i
     generator = torch.Generator().manual_seed(dist.get_rank())
     for step in range(1, steps + 1):
         batch = torch.randint(len(x), (32,), generator=generator)
-        loss = F.mse_loss(model(x[batch]), y[batch])
+        loss = mse_loss(model(x[batch]), y[batch])
         optimizer.zero_grad()
         loss.backward()
         average_gradients(model)
@@ -48,6 +48,7 @@ def same_on_all_ranks(model: nn.Module) -> bool:
 
 
 def main() -> None:
+    """Train, and check that the ranks agree and have learned."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=500)
     args = parser.parse_args()
@@ -60,9 +61,9 @@ def main() -> None:
         dist.broadcast(parameter.data, src=0)  # all start as rank 0 does
     x, y = dataset()
 
-    before = F.mse_loss(model(x), y).item()
+    before = mse_loss(model(x), y).item()
     train(model, optimizer, x[rank::world_size], y[rank::world_size], args.steps)
-    after = F.mse_loss(model(x), y).item()
+    after = mse_loss(model(x), y).item()
 
     if not same_on_all_ranks(model):
         raise SystemExit("sync_sgd: the ranks ended with different weights")

@@ -1,5 +1,6 @@
 """Tensor parallelism: each rank holds a slice of every matrix, and the sums are those of the whole model."""
 
+from collections import OrderedDict
 from copy import deepcopy
 
 import torch
@@ -8,20 +9,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn import functional as F
+from torch.nn.functional import mse_loss
 
 
-class FeedForward(nn.Module):
-    """The two matrices of a transformer's feed-forward block."""
-
-    def __init__(self, width: int = 16, hidden: int = 64) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, width) → (batch, width)."""
-        return self.down(F.gelu(self.up(x)))
+def build_model(width: int = 16, hidden: int = 64) -> nn.Sequential:
+    """The feed-forward block of a transformer: a matrix up, and one down again."""
+    up, down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+    return nn.Sequential(OrderedDict(up=up, gelu=nn.GELU(), down=down))
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, steps: int = 50) -> list[float]:
@@ -29,7 +23,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, steps: int = 50) -> list[float
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
     for _ in range(steps):
-        loss = F.mse_loss(model(x), y)
+        loss = mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -43,9 +37,10 @@ def whole(parameter: Tensor) -> Tensor:
 
 
 def main() -> None:
+    """Train the sliced model and the whole one, and compare them."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same model and data on every rank
-    model, x = FeedForward(), torch.randn(32, 16)
+    model, x = build_model(), torch.randn(32, 16)
     y = torch.tanh(x.roll(1, dims=1))
 
     # Columns, then rows: `down` takes the slice of `up` that its rank has, and one all_reduce ends the block.

@@ -406,14 +406,14 @@ def test_the_marker_is_not_in_the_command_so_that_an_echo_of_it_is_no_answer() -
 
 
 TELL_MAIN = """
-def main(nonce, node, run_id):
+def main(nonce, node):
     import json, sys
-    print(json.dumps([nonce, node, run_id, __name__, sys.argv]), flush=True)
+    print(json.dumps([nonce, node, __name__, sys.argv]), flush=True)
 """
 
 
 def test_a_real_interpreter_runs_the_agent_that_comes_through_the_pipe() -> None:
-    text = boot_text(bundle_of(TELL_MAIN, TELL_MAIN), "n0nce", 3, "it's a run")
+    text = boot_text(bundle_of(TELL_MAIN, TELL_MAIN), "n0nce", 3)
     ran = start("sh", candidates_text([sys.executable]) + text)
     assert ran.stderr == b""
     told = json.loads(ran.stdout[len(READY_MARKER) :])
@@ -427,7 +427,7 @@ def test_a_real_interpreter_runs_the_agent_that_comes_through_the_pipe() -> None
 )
 def test_compiled_code_is_used_only_by_the_version_that_made_it(magic: bytes, printed: bytes) -> None:
     source, compiled = (f"def main(*_): print({word!r})" for word in ("source", "compiled"))
-    text = boot_text(bundle_of(source, compiled, magic), "n", 0, "r")
+    text = boot_text(bundle_of(source, compiled, magic), "n", 0)
     ran = start("sh", candidates_text([sys.executable]) + text)
     assert (ran.stdout, ran.stderr) == (READY_MARKER + printed, b"")
 

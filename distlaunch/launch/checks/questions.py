@@ -11,8 +11,6 @@ from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.transport.failure import LinkFailure
 
-RUN_ID = "check"
-
 
 class Agents:
     """Agents on all nodes of `spec` while it is entered; each is asked one question at a time.
@@ -29,7 +27,7 @@ class Agents:
     def __enter__(self) -> Self:
         nodes = range(len(self._spec.nodes))
         for node in nodes:
-            self._links.add(node, open_link(self._spec, node, RUN_ID))
+            self._links.add(node, open_link(self._spec, node))
         self._await(set(nodes), self._spec.timeouts.connect_s)
         return self
 
