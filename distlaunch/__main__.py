@@ -8,6 +8,7 @@ import sys
 def main() -> None:
     """Run the command line and exit with its documented status."""
     gc.disable()  # nothing that imports create is garbage: 5 ms of a start
+    _fill_standard_descriptors()
     try:
         if sys.argv[1:2] == ["run"]:
             from distlaunch.launch.opening import ahead
@@ -21,11 +22,19 @@ def main() -> None:
     _leave(status)
 
 
+def _fill_standard_descriptors() -> None:
+    """Open /dev/null for a standard stream that the caller closed: a pipe of ours would take its number."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
 def _leave(status: int) -> None:
     """Exit without taking the interpreter apart (7 ms), once everything is written."""
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream:  # Python has none for a descriptor that was closed
+                stream.flush()
     except OSError:
         status = status or 141
     os._exit(status)

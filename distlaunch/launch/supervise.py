@@ -6,7 +6,7 @@ import time
 from distlaunch.launch.loop import Loop, Signals
 from distlaunch.launch.master import master_address
 from distlaunch.launch.record import Record
-from distlaunch.launch.run import Start
+from distlaunch.launch.start import Start
 from distlaunch.launch.summary import Summary
 from distlaunch.rim.console import Console
 

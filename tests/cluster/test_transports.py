@@ -164,10 +164,10 @@ def test_daemons_of_workers_are_swept(tmp_path: Path, nodes: str) -> None:
 
 def test_ddp_trains_and_all_ranks_agree(tmp_path: Path, nodes: str) -> None:
     job = tmp_path / "job.yaml"
-    job.write_text(f"script: {ROOT}/scripts/training/sync_sgd.py\n{nodes}")
+    job.write_text(f"script: {ROOT}/scripts/quickstart.py\nargs: [--steps, 40]\n{nodes}")
     done = distlaunch("run", str(job))
     assert done.returncode == 0, done.stderr
-    assert "sync_sgd: ok" in done.stdout
+    assert f"quickstart: ok, {RANKS} ranks" in done.stdout
     assert f"all {RANKS} ranks joined the rendezvous at" in done.stderr
 
 
@@ -177,6 +177,7 @@ def test_pasted_shell_commands_train_the_same_job(tmp_path: Path, request: pytes
     job.write_text(
         f"""
 script: {ROOT}/scripts/training/sync_sgd.py
+args: [--steps, 150]
 gpus_per_node: 0
 nodes: [{{host: host1, procs: 2}}, {{host: host2, procs: 1}}, {{host: host3, procs: 3}}]
 ssh: {{config: {bed.folder}/ssh_config}}
@@ -252,7 +253,7 @@ def test_check_port_names_the_owner_on_another_host(tmp_path: Path, bed: Bed) ->
 
 
 def test_the_job_file_for_two_nodes(tmp_path: Path, bed: Bed) -> None:
-    settings = [f"ssh.config={bed.folder}/ssh_config", f"logs.dir={tmp_path}"]
+    settings = [f"ssh.config={bed.folder}/ssh_config", f"logs.dir={tmp_path}", "args=[--steps, 150]"]
     options = [part for one in settings for part in ("--set", one)]
     done = distlaunch("run", str(ROOT / "configs/hosts/two_nodes.yaml"), *options)
     assert done.returncode == 0, done.stderr

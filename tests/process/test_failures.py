@@ -1,12 +1,24 @@
 """What happens when workers, the agent or the controller fail on this machine."""
 
 import os
+import shlex
 import signal
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.harness import agents_of, children_of, distlaunch, kill, running, wait_gone, write_job
+from tests.harness import (
+    agents_of,
+    children_of,
+    distlaunch,
+    distlaunch_argv,
+    kill,
+    running,
+    wait_gone,
+    write_job,
+)
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 SLEEPER = """
@@ -321,8 +333,6 @@ def test_a_record_of_torch_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         job = write_job(tmp_path, "print('started')", f"gpus_per_node: 0\nmaster_port: {port}")
@@ -375,3 +385,30 @@ def test_a_node_without_room_for_error_records_says_so(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, "", "gpus_per_node: 0")), env=environment)
     assert done.returncode == 127
     assert "its folder in TMPDIR: No such file or directory" in done.stderr
+
+
+def test_an_interrupt_while_connecting_leaves_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never says a word
+        port = silent.getsockname()[1]
+        nodes = f"nodes: [{{host: 127.0.0.1, port: {port}, procs: 1}}]\ngpus_per_node: 0"
+        with running(write_job(tmp_path, "", nodes)) as run:
+            peer, _ = silent.accept()
+            with peer:
+                clients = children_of(run.process.pid)
+                run.process.send_signal(signal.SIGINT)
+                assert run.wait(within_s=5.0) == 130
+                wait_gone(clients, 2.0)
+            assert "stopped by SIGINT" in run.stderr
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_standard_stream_is_no_trouble(tmp_path: Path, closed: int) -> None:
+    job = write_job(tmp_path, "import sys; print('out'); print('err', file=sys.stderr)", "gpus_per_node: 0")
+    command = shlex.join(distlaunch_argv("run", str(job)))
+    shell = ["/bin/sh", "-c", f"{command} {closed}>&-"]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ("" if closed == 1 else "[node0:0] out\n")
+    assert ("[node0:0] err\n" in done.stderr) == (closed != 2)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "rank0.out").read_text() == "out\n"

@@ -91,7 +91,10 @@ def test_what_is_shipped_is_written_for_python_3_8(name: str) -> None:
 
 def test_every_module_of_the_agent_is_shipped_as_code_and_as_source() -> None:
     bundle = bundle_for(same_interpreter=False)
-    code, source = marshal.loads(bundle.code), ast.literal_eval(zlib.decompress(bundle.source).decode())
+    code, source = (
+        marshal.loads(zlib.decompress(bundle.code)),
+        ast.literal_eval(zlib.decompress(bundle.source).decode()),
+    )
     assert set(code) == set(source) == {"distlaunch", *SHIPPED}
     assert bundle.packages == {name for name in code if any(each.startswith(f"{name}.") for each in code)}
 

@@ -321,7 +321,7 @@ def bundle_of(source: str, compiled: str, magic: bytes = importlib.util.MAGIC_NU
     texts = {**dict.fromkeys(packages, ""), "distlaunch.agent.guardian": source}
     codes = {name: compile(text, name, "exec") for name, text in texts.items()}
     codes["distlaunch.agent.guardian"] = compile(compiled, "guardian", "exec")
-    return Bundle(magic, marshal.dumps(codes), zlib.compress(repr(texts).encode()), packages)
+    return Bundle(magic, zlib.compress(marshal.dumps(codes)), zlib.compress(repr(texts).encode()), packages)
 
 
 def start(shell: str, data: bytes, path: str | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -417,7 +417,7 @@ def test_a_real_interpreter_runs_the_agent_that_comes_through_the_pipe() -> None
     ran = start("sh", candidates_text([sys.executable]) + text)
     assert ran.stderr == b""
     told = json.loads(ran.stdout[len(READY_MARKER) :])
-    assert told == ["n0nce", 3, "it's a run", "distlaunch.agent.guardian", ["-c", TOO_OLD]]
+    assert told == ["n0nce", 3, "distlaunch.agent.guardian", ["-c", TOO_OLD]]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,31 @@
+"""Starts a run: its folder, and the links to its nodes."""
+
+import time
+from typing import NamedTuple
+
+from distlaunch.errors import DistlaunchError
+from distlaunch.job.spec import JobSpec
+from distlaunch.launch.opening import open_links
+from distlaunch.rim.link import Link
+from distlaunch.rim.run_folder import RunFolder, new_run_id
+
+
+class Start(NamedTuple):
+    """A run that has begun: `links` by node are under way, `began` is monotonic seconds."""
+
+    spec: JobSpec
+    run_id: str
+    folder: RunFolder
+    links: dict[int, Link]
+    began: float
+
+
+def start_run(spec: JobSpec) -> Start:
+    """Begin a run of `spec`. Raises `DistlaunchError` when its folder can't be made."""
+    began = time.monotonic()
+    run_id = new_run_id(spec.name)
+    try:
+        folder = RunFolder(spec.logs.folder, run_id)
+    except OSError as error:
+        raise DistlaunchError(f"can't make the run folder in {spec.logs.folder}: {error.strerror}") from None
+    return Start(spec, run_id, folder, open_links(spec), began)
