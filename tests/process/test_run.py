@@ -1,13 +1,16 @@
 """Runs on this machine: what workers get, what users see, what is kept."""
 
+import contextlib
 import json
+import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.harness import distlaunch, running, write_job
+from tests.harness import distlaunch, distlaunch_argv, running, write_job
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 
@@ -146,10 +149,38 @@ def test_the_named_interpreter_is_used(tmp_path: Path) -> None:
     assert distlaunch("run", str(job)).stdout == f"[node0:0] {sys.executable}\n"
 
 
-def test_colours_only_on_a_terminal(tmp_path: Path) -> None:
+def test_without_a_terminal_there_are_no_colours(tmp_path: Path) -> None:
     job = write_job(tmp_path, "print('plain')", "gpus_per_node: 0")
     done = distlaunch("run", str(job))
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def shown_on_a_terminal(job: Path, **environment: str) -> bytes:
+    """All that a run writes to its terminal."""
+    controller, terminal = os.openpty()
+    argv = distlaunch_argv("run", "--quiet", str(job))
+    env = {**os.environ, "TERM": "xterm", **environment}
+    with subprocess.Popen(argv, stdin=terminal, stdout=terminal, stderr=terminal, env=env) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
+            while data := os.read(controller, 4096):
+                shown += data
+        assert process.wait(60) == 0
+    os.close(controller)
+    return shown
+
+
+def test_a_terminal_gets_coloured_prefixes_and_no_commands_of_workers(tmp_path: Path) -> None:
+    worker = r"print('\x1b]0;title\x07 \x1b[31mred\x1b[0m \x1b[2J \u202e done')"
+    job = write_job(tmp_path, worker, "gpus_per_node: 0")
+    shown = shown_on_a_terminal(job)
+    assert shown.startswith(b"\x1b[36m[node0:0] \x1b[0m")
+    assert b"\x1b[31mred\x1b[0m" in shown
+    assert b"\\x1b]0;title\\x07" in shown
+    assert b"\\x1b[2J" in shown
+    assert "\u202e".encode() not in shown
+    assert shown_on_a_terminal(job, NO_COLOR="1").startswith(b"[node0:0] ")
 
 
 def test_a_progress_bar_is_shown_before_its_line_ends(tmp_path: Path) -> None:
