@@ -1,6 +1,5 @@
 """The Typer application: options and exit statuses; each command's work is elsewhere."""
 
-import json
 import os
 import sys
 from enum import StrEnum
@@ -9,6 +8,7 @@ from typing import Annotated
 import typer
 
 from distlaunch import __version__
+from distlaunch.cli.output import print_json
 from distlaunch.errors import DistlaunchError, Exit
 
 app = typer.Typer(
@@ -86,7 +86,7 @@ def run(
 
     summary = run_job(load_job(job, overrides or (), args or ()), as_json=as_json, quiet=quiet)
     if as_json:
-        _print_json(summary.document())
+        print_json(summary.document())
     raise typer.Exit(summary.state.outcome)
 
 
@@ -100,28 +100,11 @@ def dry_run(
     as_json: Json = False,
 ) -> None:
     """Print who would run where with which rank, or commands to paste. Touches no host."""
-    from distlaunch.launch.commands import planned_workers
+    from distlaunch.cli.plans import print_plan
     from distlaunch.launch.plan import plan_without_nodes
-    from distlaunch.plan.layout import DEFAULT_PORT
     from distlaunch.rim.job_file import load_job
 
-    plan = plan_without_nodes(load_job(job, overrides or ()))
-    if as_json or style is PlanFormat.json:
-        from distlaunch.plan.document import plan_document
-
-        _print_json(plan_document(plan, planned_workers(plan)))
-    elif style is PlanFormat.shell:
-        from distlaunch.plan.shell import shell_text
-
-        print(shell_text(plan, planned_workers(plan)), end="")
-    elif style is PlanFormat.torchrun:
-        from distlaunch.plan.torchrun import torchrun_text
-
-        print(torchrun_text(plan, plan.master_port or DEFAULT_PORT), end="")
-    else:
-        from distlaunch.cli.tables import print_plan
-
-        print_plan(plan)
+    print_plan(plan_without_nodes(load_job(job, overrides or ())), "json" if as_json else style.value)
 
 
 @app.command("check-port")
@@ -138,7 +121,7 @@ def check_port(
 
     reports = reports_on(targets, overrides or ())
     if as_json:
-        _print_json([report.document() for report in reports])
+        print_json([report.document() for report in reports])
     else:
         from distlaunch.cli.tables import print_port_report
 
@@ -152,8 +135,4 @@ def schema() -> None:
     """Print the JSON schema of job files, for editors that complete and check."""
     from distlaunch.job.fields import json_schema
 
-    _print_json(json_schema())
-
-
-def _print_json(document: object) -> None:
-    print(json.dumps(document, indent=2))
+    print_json(json_schema())

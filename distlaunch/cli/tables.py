@@ -17,7 +17,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def print_plan(plan: LaunchPlan) -> None:
+def print_plan_table(plan: LaunchPlan) -> None:
     """One row per worker: node, local rank, rank, device, address."""
     port = plan.master_port or "a free port"
     heading = f"{plan.spec.name}: {plan.world_size} ranks on {len(plan.nodes)} nodes, {plan.backend}"

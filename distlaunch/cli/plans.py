@@ -1,0 +1,23 @@
+"""Prints a plan in the form that was asked for."""
+
+from distlaunch.cli.output import print_json
+from distlaunch.launch.commands import planned_workers
+from distlaunch.plan.document import plan_document
+from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan
+from distlaunch.plan.shell import shell_text
+from distlaunch.plan.torchrun import torchrun_text
+
+
+def print_plan(plan: LaunchPlan, style: str) -> None:
+    """`style` is table, shell, torchrun or json."""
+    match style:
+        case "json":
+            print_json(plan_document(plan, planned_workers(plan)))
+        case "shell":
+            print(shell_text(plan, planned_workers(plan)), end="")
+        case "torchrun":
+            print(torchrun_text(plan, plan.master_port or DEFAULT_PORT), end="")
+        case _:
+            from distlaunch.cli.tables import print_plan_table  # needs rich (40 ms)
+
+            print_plan_table(plan)
