@@ -1,11 +1,7 @@
 """The loop: waits for links, signals and deadlines, feeds the supervisor, executes its actions."""
 
-import os
-import signal
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
 
 from distlaunch.agent import wire
 from distlaunch.job.spec import JobSpec
@@ -15,46 +11,10 @@ from distlaunch.launch.opening import open_link
 from distlaunch.launch.record import Record
 from distlaunch.launch.reports import event_of
 from distlaunch.rim.link import Link
+from distlaunch.rim.signals import Signals
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
-
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Signals:
-    """Turns signals into bytes on a pipe while it is entered; SIGHUP stays ignored under nohup."""
-
-    def __init__(self) -> None:
-        self.fd, self._write = os.pipe()
-        os.set_blocking(self.fd, False)
-        os.set_blocking(self._write, False)
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for signum in _STOP_SIGNALS:
-            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
-                continue
-            self._before[signum] = signal.signal(signum, lambda *_: None)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        signal.set_wakeup_fd(-1)
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-        os.close(self.fd)
-        os.close(self._write)
-
-    def raise_from_thread(self, signum: int) -> None:
-        """Have the loop see `signum`; safe from any thread."""
-        os.write(self._write, bytes([signum]))
-
-    def received(self) -> bytes:
-        """The numbers of the signals that came."""
-        return os.read(self.fd, 4096)
 
 
 class Loop:

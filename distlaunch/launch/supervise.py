@@ -3,24 +3,24 @@
 import signal
 import time
 
-from distlaunch.launch.loop import Loop, Signals
+from distlaunch.launch.loop import Loop
 from distlaunch.launch.master import master_address
 from distlaunch.launch.record import Record
 from distlaunch.launch.start import Start
 from distlaunch.launch.summary import Summary
 from distlaunch.rim.console import Console
+from distlaunch.rim.signals import Signals
 
 
-def supervise(start: Start, *, as_json: bool, quiet: bool) -> Summary:
+def supervise(start: Start, signals: Signals, *, as_json: bool, quiet: bool) -> Summary:
     """Run the supervisor over the links of `start`, and tell how it ended."""
-    with Signals() as signals:
-        console = Console(lambda: signals.raise_from_thread(signal.SIGPIPE), output_fd=2 if as_json else 1)
-        record = Record(start.folder, console, quiet)
-        loop = Loop(start.spec, start.run_id, record, signals)
-        state = loop.run(start.links, lambda: master_address(start.spec))
-        record.finish()
-        words = {rank: data.decode(errors="replace") for rank, data in record.last_words.items()}
-        summary = Summary(state, start.folder.path, words, time.monotonic() - start.began)
-        record.summarise(summary)
-        console.close()
+    console = Console(lambda: signals.raise_from_thread(signal.SIGPIPE), output_fd=2 if as_json else 1)
+    record = Record(start.folder, console, quiet)
+    loop = Loop(start.spec, start.run_id, record, signals)
+    state = loop.run(start.links, lambda: master_address(start.spec))
+    record.finish()
+    words = {rank: data.decode(errors="replace") for rank, data in record.last_words.items()}
+    summary = Summary(state, start.folder.path, words, time.monotonic() - start.began)
+    record.summarise(summary)
+    console.close()
     return summary

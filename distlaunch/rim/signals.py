@@ -1,0 +1,45 @@
+"""Signals to this process, as something that can be waited for."""
+
+import contextlib
+import os
+import signal
+from types import TracebackType
+from typing import Any, Self
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """Turns signals into bytes on a pipe while it is entered; SIGHUP stays ignored under nohup."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write, False)
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for signum in _STOP_SIGNALS:
+            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
+                continue
+            self._before[signum] = signal.signal(signum, lambda *_: None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(-1)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        os.close(self.fd)
+        os.close(self._write)
+
+    def raise_from_thread(self, signum: int) -> None:
+        """Have the loop see `signum`; safe from any thread, and too late is no trouble."""
+        with contextlib.suppress(OSError):
+            os.write(self._write, bytes([signum]))
+
+    def received(self) -> bytes:
+        """The numbers of the signals that came."""
+        return os.read(self.fd, 4096)
