@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 
 
@@ -31,6 +32,7 @@ def _fill_standard_descriptors() -> None:
 
 def _leave(status: int) -> None:
     """Exit without taking the interpreter apart (7 ms), once everything is written."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: another Ctrl-C has nothing to end
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream:  # Python has none for a descriptor that was closed

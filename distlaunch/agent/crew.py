@@ -47,6 +47,7 @@ class Crew:
             for spec in command["workers"]:
                 self._outbox.report(workers.unstarted(spec, "scratch", error.errno or 0))
             return
+        workers.make_room(len(command["workers"]))
         for spec in command["workers"]:
             self._spawn(spec, command["env"])
         if command.get("watch_port"):

@@ -5,6 +5,7 @@ link's output open until it has swept, so that the end of the link means: this n
 """
 
 import os
+import select
 import signal
 import time
 
@@ -19,6 +20,10 @@ AGENT_DIED = 70
 NOT_CLEAN = 71
 """Exit status when processes resisted the sweep."""
 SWEEP_S = 5.0
+STOP_S = 60.0
+"""Seconds after which an agent that was told to stop is killed; its own grace is shorter."""
+LOOK_S = 5.0
+"""The link is looked at this often: no signal tells that its other end was closed."""
 
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
@@ -36,18 +41,25 @@ def main(nonce: str, node: int) -> None:
         from distlaunch.agent import serve  # not before the fork: the guardian stays small
 
         serve.main(nonce, node, folder)
-    os.close(0)
     status = _watch(agent)
     scratch.remove(folder)
     os._exit(status)
 
 
 def _watch(agent: int) -> int:
+    """Wait for the agent's end, and see to it that one that is told to stop does, also when it is stuck."""
     status: "Optional[int]" = None
+    deadline: "Optional[float]" = None
     while status is None:
-        received = signal.sigwait(_WATCHED)
-        if received != signal.SIGCHLD:
+        wait_s = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
+        received = signal.sigtimedwait(_WATCHED, wait_s)
+        told = received is not None and received.si_signo != signal.SIGCHLD
+        if deadline is None and (told or _hung_up()):
+            deadline = time.monotonic() + STOP_S
             os.kill(agent, signal.SIGTERM)
+            os.kill(agent, signal.SIGCONT)  # to a stopped process SIGTERM stays pending
+        if deadline is not None and time.monotonic() >= deadline:
+            os.kill(agent, signal.SIGKILL)
         for pid, ended in sweep.reap():
             if pid == agent:
                 status = ended
@@ -55,6 +67,13 @@ def _watch(agent: int) -> int:
     if not clean:
         return NOT_CLEAN
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else AGENT_DIED
+
+
+def _hung_up() -> bool:
+    """Whether the link's other end is closed; the agent, which reads it, may be in no state to notice."""
+    link = select.poll()
+    link.register(0, select.POLLRDHUP)
+    return bool(link.poll(0))
 
 
 def _sweep_rest() -> bool:

@@ -72,6 +72,15 @@ class Agent:
         self._hold: "Optional[Hold]" = None
         self._listener: "Optional[Listener]" = None
         self._grace_s, self._lease_s = GRACE_S, LEASE_S
+        self._commands = {
+            "ping": self._on_ping,
+            "hold": self._on_hold,
+            "route": self._on_route,
+            "start": self._on_start,
+            "listen": self._on_listen,
+            "dial": self._on_dial,
+            "close": self._on_close,
+        }
         self._link_lost = False
         self._leaving = False
         self._status = CLEAN
@@ -115,15 +124,18 @@ class Agent:
             self._lose_link()
         for frame in frames:
             message = frame.message()
-            getattr(self, "_on_" + message["op"])(message)
+            self._commands[message["op"]](message)
 
     def _flush(self) -> None:
+        if self._link_lost:
+            self._outbox.discard()  # also what the workers print in their grace
+            return
         try:
-            if self._outbox.write(self._link_out) and self._leaving:
+            if self._outbox.write(self._link_out) and self._leaving and self._crew.swept:
                 self._poller.after(FLUSH_S, "flush", self._lose_link)
         except OSError:
             self._lose_link()
-        if self._outbox and not self._link_lost:
+        if self._outbox:
             self._poller.watch(self._link_out, self._flush, select.POLLOUT)
         else:
             self._poller.forget(self._link_out)
@@ -203,9 +215,6 @@ class Agent:
         self._grace_s, self._lease_s = command["grace_s"], command["lease_s"]
         self._renew_lease()
         self._crew.start(command)
-
-    def _on_stop(self, command: "Message") -> None:
-        self._crew.stop(command["grace_s"])
 
     def _on_listen(self, command: "Message") -> None:
         from distlaunch.agent.probes import ports

@@ -30,7 +30,8 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     route     {address, source, interface} or {error}
     started   {local_rank, pid}                the worker's exec has succeeded
     unstarted {local_rank, stage, errno, text} fork, chdir or exec has failed
-    exited    {local_rank, status, t, error_record}           exit code, or negative signal
+    exited    {local_rank, status, t, error_record: {message, callstack} | null}
+                                               status: exit code, or negative signal
     joined    {local_ranks}                    connected to the rendezvous port
     leaving   {signal}                         the agent was told to stop by a signal, its workers follow
     dropped   {local_rank, stream, bytes}      output lost because the spool was full

@@ -8,7 +8,9 @@ that "no such file" is told from "the program ended with 127".
 import errno
 import json
 import os
+import resource
 import signal
+import stat
 
 from distlaunch.agent import sweep
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
     from distlaunch.agent.wire import Message
 
-STDOUT, STDERR = 0, 1
+DESCRIPTORS = 6
+"""Open at most per worker, while it is started."""
 MAX_ERROR_RECORD = 1 << 18
 """Bytes read of a TORCHELASTIC_ERROR_FILE."""
 
@@ -30,7 +33,6 @@ class Worker:
         "error_file",
         "exec_pipe",
         "local_rank",
-        "open_streams",
         "pid",
         "running",
         "started",
@@ -53,16 +55,34 @@ class Worker:
         if self.running:
             try:
                 os.killpg(self.pid, signum)
-            except (ProcessLookupError, PermissionError):
-                pass  # not yet in its own group, or another user's now: the sweep follows
+            except ProcessLookupError:
+                os.kill(self.pid, signum)  # not yet in a group of its own
+            except PermissionError:
+                pass  # another user's now: the sweep follows the grace, and names it
 
-    def error_record(self) -> "Optional[Any]":
-        """What torch's @record wrote to TORCHELASTIC_ERROR_FILE, or None."""
+    def error_record(self) -> "Optional[Message]":
+        """The texts of what torch's @record wrote to TORCHELASTIC_ERROR_FILE, or None."""
         try:
-            with open(self.error_file, "rb") as record:
-                return json.loads(record.read(MAX_ERROR_RECORD))
+            # A job may have put anything there: a pipe would block, a link would lead elsewhere.
+            fd = os.open(self.error_file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(fd, "rb") as record:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    return None
+                return _texts(json.loads(record.read(MAX_ERROR_RECORD)))
         except (OSError, ValueError, RecursionError):
             return None
+
+
+def _texts(record: "Any") -> "Optional[Message]":
+    """{message, callstack} of an error record in torch's form, as far as it has them."""
+    message = record.get("message") if isinstance(record, dict) else None
+    if isinstance(message, str):
+        return {"message": message, "callstack": ""}
+    if not isinstance(message, dict):
+        return None
+    extra = message.get("extraInfo")
+    callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return {"message": str(message.get("message") or ""), "callstack": str(callstack or "")}
 
 
 def environment(spec: "Message") -> "Dict[str, str]":
@@ -82,9 +102,14 @@ def spawn(spec: "Message", error_file: str) -> Worker:
     env["TORCHELASTIC_ERROR_FILE"] = error_file
     out, err, confirm = os.pipe(), os.pipe(), os.pipe()
     agent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _become_worker(spec, env, out[1], err[1], confirm[1], agent)
+    # Until the child has reset its handlers, a signal to it would be swallowed by ours.
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, range(1, signal.NSIG))
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(spec, env, out[1], err[1], confirm[1], agent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for _, end in (out, err, confirm):
         os.close(end)
     for end in (out[0], err[0], confirm[0]):
@@ -106,6 +131,7 @@ def _become_worker(
         stage = "workdir"
         os.chdir(spec["cwd"])
         env["PWD"] = spec["cwd"]
+        resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)  # not before the last open
         stage = "exec"
         os.execvpe(spec["argv"][0], spec["argv"], env)
     except OSError as error:
@@ -161,10 +187,22 @@ def exit_status(status: int) -> int:
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
+_own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def make_room(workers: int) -> None:
+    """Allow this process the descriptors that so many workers need; they themselves keep the old limit."""
+    soft, hard = _own_limit
+    wanted = DESCRIPTORS * workers + 64
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def close_inherited() -> None:
     """Mark every descriptor above stderr close-on-exec: sshd and shells leak theirs to us."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > STDERR + 1:
+        if int(name) > 2:
             try:
                 os.set_inheritable(int(name), False)
             except OSError:

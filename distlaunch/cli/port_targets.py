@@ -3,7 +3,6 @@
 import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import parse_endpoint
@@ -19,7 +18,7 @@ def reports_on(targets: Sequence[str], overrides: Sequence[str]) -> list[PortRep
 
 
 def _report_on(target: str, overrides: Sequence[str]) -> PortReport:
-    if Path(target).exists() or target.endswith((".yaml", ".yml")):
+    if os.path.exists(target) or target.endswith((".yaml", ".yml")):
         # Ports do not depend on GPUs: don't ask for their number where the file leaves it open.
         spec = load_job(target, overrides)
         known = spec._replace(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from distlaunch.errors import Problem
 from distlaunch.job.document import Place
 
-MAX_HOSTS = 100_000
+MAX_HOSTS = 65_535
 """More than this from one range is a typing error."""
 
 

@@ -9,7 +9,7 @@ from distlaunch.launch import commands
 from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.launch.record import Record
-from distlaunch.launch.reports import event_of
+from distlaunch.launch.reports import event_of, node_time
 from distlaunch.rim.link import Link
 from distlaunch.rim.signals import Signals
 from distlaunch.supervisor import actions, events
@@ -25,6 +25,7 @@ class Loop:
         self._opened: dict[int, Link] = {}
         self._links = Links(self._take, lambda node, failure: self._feed(events.LinkEnded(node, failure)))
         self._links.watch(signals.fd, self._on_signals)
+        self._heard: dict[int, float] = {}
         self._clock_offsets: dict[int, float] = {}
         self._next_heartbeat = time.monotonic() + commands.HEARTBEAT_S
         self._finished = False
@@ -59,8 +60,10 @@ class Loop:
             self._feed(events.Ticked())
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + commands.HEARTBEAT_S
-            for node in range(len(self.state.nodes)):
+            for node in self._links.present:
                 self._links.send(node, {"op": "ping"})
+                if now - self._heard.get(node, now) > commands.LEASE_S:
+                    self._links.give_up(node, f"nothing heard from it for {commands.LEASE_S:g} s")
 
     def _feed(self, event: events.Event) -> None:
         self.state, todo = step(self.state, event, time.monotonic())
@@ -89,6 +92,7 @@ class Loop:
         self._links.add(node, link)
 
     def _take(self, node: int, frame: wire.Frame) -> None:
+        self._heard[node] = time.monotonic()
         if frame.node != node:
             raise wire.ProtocolError(f"a frame of node {frame.node} came on the link of node {node}")
         if frame.kind == wire.OUTPUT:
@@ -99,8 +103,8 @@ class Loop:
             self._record.output(rank, stream, frame.payload)
             return
         message = frame.message()
-        if isinstance(message.get("t"), (int, float)):
-            self._learn_clock(node, message["t"])
+        if (there := node_time(message)) is not None:
+            self._learn_clock(node, there)
         event = event_of(node, message, lambda t: t + self._clock_offsets.get(node, 0.0))
         if event is not None:
             self._feed(event)

@@ -21,7 +21,13 @@ def master_address(spec: JobSpec) -> str | None:
 def _resolved(argv: Sequence[str]) -> str | None:
     try:
         answer = subprocess.run(
-            argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=RESOLVE_S, check=False
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=RESOLVE_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

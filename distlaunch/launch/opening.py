@@ -3,6 +3,7 @@
 import os
 import sys
 
+from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import Address, JobSpec, SshOptions
 from distlaunch.rim.bundle import bundle_for
 from distlaunch.rim.link import Link
@@ -62,4 +63,8 @@ def _open(reach: Address, named_python: str | None, ssh: SshOptions, index: int)
     def boot() -> bytes:
         return boot_text(bundle_for(same_interpreter=local and not named_python), nonce, index)
 
-    return Link(argv_of(reach, ssh), candidates_text(interpreters), boot, nonce, quiet=local)
+    argv = argv_of(reach, ssh)
+    try:
+        return Link(argv, candidates_text(interpreters), boot, nonce, quiet=local)
+    except OSError as error:
+        raise DistlaunchError(f"can't start {argv[0]}: {error.strerror}") from None

@@ -11,6 +11,8 @@ from distlaunch.supervisor.events import Event
 Clock = Callable[[float], float]
 """Turns the node's monotonic time into ours."""
 MAX_SIGNAL = 127
+MAX_SECONDS = 1e12
+MAX_NUMBER = 1 << 53
 
 
 class _Fields:
@@ -27,6 +29,8 @@ class _Fields:
 
     def number(self, name: str) -> int:
         value: int = self._get(name, int)
+        if abs(value) > MAX_NUMBER:
+            raise ProtocolError(f"{name} is out of range")
         return value
 
     def number_within(self, name: str, least: int, most: int) -> int:
@@ -36,7 +40,10 @@ class _Fields:
         return value
 
     def seconds(self, name: str) -> float:
-        return float(self._get(name, (int, float)))
+        value = self._get(name, (int, float))
+        if not 0 <= value <= MAX_SECONDS:
+            raise ProtocolError(f"{name} is out of range")
+        return float(value)
 
     def text(self, name: str) -> str:
         value: str = self._get(name, str)
@@ -59,6 +66,11 @@ class _Fields:
 
     def anything(self, name: str) -> Any:
         return self._message.get(name)
+
+
+def node_time(message: Message) -> float | None:
+    """The node's monotonic time in a report, in seconds, if it has one. Raises `ProtocolError`."""
+    return _Fields(message).seconds("t") if "t" in message else None
 
 
 def event_of(node: int, message: Message, clock: Clock) -> Event | None:

@@ -102,14 +102,10 @@ def traceback_key(words: str) -> str:
 
 def _record_words(record: Any) -> list[str]:
     """What torch's @record noted: its traceback, else its message."""
-    message = record.get("message") if isinstance(record, dict) else None
-    if isinstance(message, str):
-        return message.splitlines()
-    if not isinstance(message, dict):
+    if not isinstance(record, dict):
         return []
-    extra = message.get("extraInfo")
-    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return str(stack or message.get("message") or "").splitlines()
+    words = record.get("callstack") or record.get("message")
+    return words.splitlines() if isinstance(words, str) else []
 
 
 def _unusable_nodes(state: State) -> list[str]:

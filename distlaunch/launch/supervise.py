@@ -1,5 +1,6 @@
 """Takes a run that has begun to its end: loop, console, records, summary."""
 
+import gc
 import signal
 import time
 
@@ -14,6 +15,8 @@ from distlaunch.rim.signals import Signals
 
 def supervise(start: Start, signals: Signals, *, as_json: bool, quiet: bool) -> Summary:
     """Run the supervisor over the links of `start`, and tell how it ended."""
+    gc.freeze()  # off since the start of the program: what was imported stays, what a long run makes may not
+    gc.enable()
     console = Console(lambda: signals.raise_from_thread(signal.SIGPIPE), output_fd=2 if as_json else 1)
     record = Record(start.folder, console, quiet)
     loop = Loop(start.spec, start.run_id, record, signals)

@@ -1,5 +1,6 @@
 """Shows the ranks' output as whole lines with their origin, and distlaunch's own words."""
 
+import errno
 import os
 import re
 import time
@@ -14,7 +15,8 @@ PROGRESS_S = 1.0
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _RESET = b"\x1b[0m"
 # Everything a terminal obeys, but for tab, and colours (SGR), which training scripts use.
-_CONTROLS = re.compile("\x1b\\[[0-9;:]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_BIDI = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_CONTROLS = re.compile(f"\x1b\\[[0-9;:]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
 
 
 def wants_colour(stream_is_terminal: bool) -> bool:
@@ -25,9 +27,11 @@ def wants_colour(stream_is_terminal: bool) -> bool:
 class Console:
     """Prints to stdout and stderr. `prefixes` maps each shown rank to its text, such as ``[gpu-a:3] ``."""
 
-    def __init__(self, on_broken: Callable[[], None], output_fd: int = 1) -> None:
-        errors = Outlet(2, on_broken)
-        self._outlets = (Outlet(1, on_broken) if output_fd == 1 else errors, errors)
+    def __init__(self, on_reader_left: Callable[[], None], output_fd: int = 1) -> None:
+        self._on_reader_left = on_reader_left
+        errors = Outlet(2, lambda error: self._broken("stderr", 0, error))
+        output = Outlet(1, lambda error: self._broken("stdout", 1, error)) if output_fd == 1 else errors
+        self._outlets = (output, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
         self._prefixes: Mapping[int, str] = {}
         self._progress_shown: dict[tuple[int, int], float] = {}
@@ -58,7 +62,7 @@ class Console:
         now = time.monotonic()
         latest = rest.rstrip(b"\r").rpartition(b"\r")[2]
         if now - self._progress_shown.get((rank, stream), 0.0) < PROGRESS_S:
-            return latest
+            return latest + b"\r" if rest.endswith(b"\r") else latest
         self._progress_shown[rank, stream] = now
         self._lines(rank, stream, latest)
         return b""
@@ -72,19 +76,27 @@ class Console:
     def say(self, text: str, colour: int | None = None) -> None:
         """Print distlaunch's own words to stderr."""
         if self._terminal[1]:
-            text = _escape(text.encode())
+            text = escape(text)
         if colour and wants_colour(self._terminal[1]):
             text = f"\x1b[{colour}m{text}\x1b[0m"
-        self._outlets[1].write(text.encode(errors="replace") + b"\n")
+        self._outlets[1].write(text.encode(errors="backslashreplace") + b"\n")
 
     def close(self, patience_s: float = 5.0) -> None:
         """Write out what is queued, and say what was not shown."""
-        self._outlets[0].close(patience_s)
-        if self._outlets[0].dropped_lines and not self._outlets[0].broken:
-            self.say(
-                f"distlaunch: {self._outlets[0].dropped_lines} lines were not shown: the reader was too slow"
-            )
-        self._outlets[1].close(patience_s)
+        output, errors = self._outlets
+        if output is not errors:
+            output.close(patience_s)
+        if output.dropped_lines and not output.broken:
+            self.say(f"distlaunch: {output.dropped_lines} lines were not shown: the reader was too slow")
+        errors.close(patience_s)
+
+    def _broken(self, name: str, other: int, error: OSError) -> None:
+        """A reader that leaves ends the job, as it ends a pipeline; a full disk does not: the logs go on."""
+        if error.errno == errno.EPIPE:
+            self._on_reader_left()
+        elif not self._outlets[other].broken:
+            text = f"distlaunch: can't write to {name}: {error.strerror}; the job goes on, see its logs\n"
+            self._outlets[other].write(text.encode())
 
     @property
     def broken(self) -> bool:
@@ -96,7 +108,9 @@ class Console:
         if self._terminal[stream]:
             # A progress bar rewrites its line with \r: show where it stands.
             shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole.split(b"\n")]
-            whole = _escape(b"\n".join(shown)).encode()
+            text = escape(b"\n".join(shown).decode(errors="backslashreplace"))
+            # A colour that a worker leaves on would run into our own lines.
+            whole = (text + "\x1b[0m" if "\x1b[" in text else text).encode(errors="backslashreplace")
         self._outlets[stream].write(prefix + whole.replace(b"\n", b"\n" + prefix) + b"\n")
 
     def _prefix(self, rank: int, stream: int) -> bytes:
@@ -106,9 +120,10 @@ class Console:
         return text
 
 
-def _escape(data: bytes) -> str:
-    def shown(found: re.Match[str]) -> str:
-        text = found[0]
-        return text if text.startswith("\x1b[") else f"\\x{ord(text):02x}"
+def escape(text: str) -> str:
+    """`text` without what a terminal would obey, but for tabs, line ends and colours."""
 
-    return _CONTROLS.sub(shown, data.decode(errors="backslashreplace"))
+    def shown(found: re.Match[str]) -> str:
+        return found[0] if found[0].startswith("\x1b[") else f"\\x{ord(found[0]):02x}"
+
+    return _CONTROLS.sub(shown, text)

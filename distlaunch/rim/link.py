@@ -50,6 +50,7 @@ class Link:
         self._protocol_error = ""
         self.at_end = False
         self._pidfd: int | None = None
+        self._quiet = quiet
         if quiet:
             self._send_opening(self._handshake.without_marker())
 
@@ -142,13 +143,19 @@ class Link:
         """Close the pipe to the agent, which then leaves, and wait; kills a process that does not follow."""
         if self._process.stdin:
             self._process.stdin.close()
-        if not select.select([self.exit_descriptor()], [], [], EXIT_S)[0]:
+        waiting = select.poll()
+        waiting.register(self.exit_descriptor(), select.POLLIN)
+        if not waiting.poll(EXIT_S * 1000):
             self.kill()
         self.close()
 
     def kill(self) -> None:
         """Kill the transport's process; a remote agent notices the end of the pipe."""
-        if self._process.poll() is None:
+        if self._process.poll() is not None:
+            return
+        if self._quiet:
+            self._process.terminate()  # the guardian here: it must outlive its agent to sweep
+        else:
             self._process.kill()
 
     def close(self) -> None:
@@ -158,4 +165,7 @@ class Link:
                 pipe.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
-        self._process.wait()
+        if not self._quiet:
+            self._process.wait()  # killed, or seen to have ended
+        else:
+            self._process.poll()  # a guardian that still sweeps is reaped by init after us

@@ -10,9 +10,9 @@ CAPACITY = 8 << 20
 
 
 class Outlet:
-    """One descriptor's writer. `on_broken` is called, from its thread, when the reader has gone."""
+    """One descriptor's writer. `on_broken` is called, from its thread, when writing has failed for good."""
 
-    def __init__(self, fd: int, on_broken: Callable[[], None]) -> None:
+    def __init__(self, fd: int, on_broken: Callable[[OSError], None]) -> None:
         self._fd = fd
         self._on_broken = on_broken
         self._queue: deque[bytes] = deque()
@@ -65,20 +65,20 @@ class Outlet:
             except BlockingIOError:
                 _wait_writable(self._fd)  # whoever shares the terminal made it non-blocking
                 continue
-            except OSError:
-                self._break(len(view))
+            except OSError as error:
+                self._break(error)
                 return
             view = view[sent:]
             with self._changed:
                 self._waiting -= sent
                 self._changed.notify_all()
 
-    def _break(self, unsent: int) -> None:
+    def _break(self, error: OSError) -> None:
         with self._changed:
             self.broken = True
             self._waiting = 0
             self._changed.notify_all()
-        self._on_broken()
+        self._on_broken(error)
 
 
 def _wait_writable(fd: int) -> None:

@@ -14,7 +14,7 @@ MAX_OPEN = 200
 def new_run_id(name: str) -> str:
     """A name for a run that no other run has: the job's, the time, and some chance."""
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40] or "job"
-    return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
 
 
 class RunFolder:

@@ -74,6 +74,8 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
 def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
     """A node could not keep some output: say how much."""
     rank = state.rank_of(event.node, event.local_rank)
+    if rank is None:
+        return state, ()
     stream = "stderr" if event.stream else "stdout"
     return state, (Notice("warning", f"{event.size} bytes of rank {rank}'s {stream} were lost on its node"),)
 
@@ -87,7 +89,10 @@ def all_closed(state: State, now: float) -> Step:
 
 def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     """Stop gracefully at the first signal, kill at the second, leave at the third."""
-    state = state._replace(interrupts=state.interrupts + 1)
+    insists = event.signum in (signal.SIGINT, signal.SIGTERM)
+    if state.phase is Phase.STOPPING and not insists:
+        return state, ()  # a terminal that closes sends SIGHUP and breaks both streams: that is one wish
+    state = state._replace(interrupts=state.interrupts + insists)
     if state.phase is not Phase.STOPPING:
         name = signal.Signals(event.signum).name
         return end_job(state, Cause(f"stopped by {name}", 128 + event.signum, now), now)

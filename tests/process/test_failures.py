@@ -253,8 +253,7 @@ def test_a_third_interrupt_returns_at_once_and_the_agents_finish(tmp_path: Path)
             run.process.send_signal(signal.SIGINT)
             run.wait_for(text)
         assert run.wait(within_s=5.0) == 130
-        for agent in agents:
-            kill(agent, signal.SIGCONT)
+        # Their guardians wake them: a stopped agent would never see that it is over.
         wait_gone([*run.worker_pids().values(), *agents], 5.0)
 
 
@@ -412,3 +411,55 @@ def test_a_closed_standard_stream_is_no_trouble(tmp_path: Path, closed: int) -> 
     assert ("[node0:0] err\n" in done.stderr) == (closed != 2)
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "rank0.out").read_text() == "out\n"
+
+
+def test_an_error_file_that_is_no_file_is_no_trouble(tmp_path: Path) -> None:
+    worker = """
+        import os, sys
+        os.mkfifo(os.environ["TORCHELASTIC_ERROR_FILE"])
+        sys.exit(3)
+    """
+    assert distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0"))).returncode == 3
+
+
+@pytest.mark.parametrize(
+    "record",
+    ['{"message": "boom", "x": NaN}', '{"message": {"message": 1e999}}', "[" * 975 + "]" * 975, '"\\ud800"'],
+    ids=["NaN", "infinity", "deep", "surrogate"],
+)
+def test_an_odd_error_record_hides_no_failure(tmp_path: Path, record: str) -> None:
+    worker = f"""
+        import os, sys
+        open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write({record!r})
+        sys.exit(3)
+    """
+    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
+    assert done.returncode == 3, done.stderr
+    assert "rank 0 (node0) failed first: exit status 3" in done.stderr
+
+
+def test_a_full_disk_behind_stdout_does_not_end_the_job(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "print('x' * 100)", "gpus_per_node: 0")
+    with Path("/dev/full").open("w") as full:
+        argv = distlaunch_argv("run", str(job))
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("can't write to stdout: No space left on device; the job goes on") == 1
+
+
+def test_a_stopped_agent_does_not_outlive_the_controller(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, SLEEPER, "gpus_per_node: 0")) as run:
+        pids = run.wait_ready(1)
+        agent = parent_of(pids[0])
+        kill(agent, signal.SIGSTOP)
+        run.process.kill()
+        wait_gone([agent, *pids.values()], 12.0)
+
+
+def test_a_worker_may_have_many_siblings(tmp_path: Path) -> None:
+    worker = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 60")
+    limited = ["/bin/sh", "-c", f"ulimit -Sn 128; exec {shlex.join(distlaunch_argv('run', str(job)))}"]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[1] for line in done.stdout.splitlines()} == {"128"}

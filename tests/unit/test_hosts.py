@@ -46,7 +46,7 @@ def test_ranges_expand_in_order_and_keep_their_zeros(text: str, expected: list[s
         ("gpu[-1]", "is no range"),
         ("gpu[3-1]", "counts down"),
         ("gpu[1-1000000000000]", "too far"),
-        ("gpu[1-999][1-999]", "more than 100000 hosts"),
+        ("gpu[1-999][1-999]", "more than 65535 hosts"),
     ],
 )
 def test_a_bad_range_is_explained(text: str, words: str) -> None:
