@@ -12,66 +12,89 @@ from distlaunch.agent import wire
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from io import FileIO
-    from typing import Deque, Dict, List, Optional
+    from typing import Deque, Dict, List
 
     from distlaunch.agent.wire import Message
 
 MEMORY = 2 << 20
 DISK = 1 << 30
+SEGMENT = 64 << 20
 
 
 class Spool:
-    """A FIFO of encoded frames: in memory up to MEMORY bytes, then in an unlinked file up to DISK bytes."""
+    """A FIFO of encoded frames: in memory up to `memory` bytes, then in unlinked files up to `disk` bytes."""
 
-    def __init__(self, memory: int = MEMORY, disk: int = DISK) -> None:
-        self._memory, self._disk = memory, disk
+    def __init__(self, memory: int = MEMORY, disk: int = DISK, segment: int = SEGMENT) -> None:
+        self._memory, self._disk, self._segment = memory, disk, segment
         self._entries: "Deque[bytes]" = deque()
-        self._held = 0
-        self._file: "Optional[FileIO]" = None
-        self._read = self._written = 0
+        self._segments: "Deque[Segment]" = deque()
+        self._in_memory = self._on_disk = 0
 
     def __bool__(self) -> bool:
-        return bool(self._entries) or self._read < self._written
+        return bool(self._entries) or bool(self._segments)
 
     def append(self, entry: bytes) -> bool:
         """Add one entry; False when there is no room and it was dropped."""
-        if self._read == self._written and self._held + len(entry) <= self._memory:
+        if not self._segments and self._in_memory + len(entry) <= self._memory:
             self._entries.append(entry)
-            self._held += len(entry)
+            self._in_memory += len(entry)
             return True
-        return self._append_to_file(entry)
+        if self._on_disk + len(entry) > self._disk:
+            return False
+        try:
+            if not self._segments or self._segments[-1].written >= self._segment:
+                self._segments.append(Segment())
+            self._segments[-1].append(entry)
+        except OSError:  # the node's disk is full or forbidden: the caller counts the loss
+            if self._segments and not self._segments[-1].written:
+                self._segments.pop().close()
+            return False
+        self._on_disk += len(entry)
+        return True
 
     def pop(self) -> bytes:
         """The oldest frame."""
         if self._entries:
             entry = self._entries.popleft()
-            self._held -= len(entry)
+            self._in_memory -= len(entry)
             return entry
-        return self._pop_from_file()
-
-    def _append_to_file(self, entry: bytes) -> bool:
-        if self._written + len(entry) > self._disk:
-            return False
-        try:
-            if self._file is None:
-                self._file = _unlinked_file()
-            if os.pwrite(self._file.fileno(), entry, self._written) < len(entry):
-                return False
-        except OSError:  # the node's disk is full or forbidden: the caller counts the loss
-            return False
-        self._written += len(entry)
-        return True
-
-    def _pop_from_file(self) -> bytes:
-        assert self._file is not None
-        header = os.pread(self._file.fileno(), wire.HEADER.size, self._read)
-        size = len(header) + wire.HEADER.unpack(header)[3]
-        entry = os.pread(self._file.fileno(), size, self._read)
-        self._read += size
-        if self._read == self._written:
-            self._file.truncate(0)
-            self._read = self._written = 0
+        segment = self._segments[0]
+        entry = segment.pop()
+        self._on_disk -= len(entry)
+        if segment.read == segment.written:
+            self._segments.popleft().close()
         return entry
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        while self._segments:
+            self._segments.popleft().close()
+
+
+class Segment:
+    """A part of a spool on disk; its space is free once it is read. Raises OSError where there is no room."""
+
+    def __init__(self) -> None:
+        self._file = _unlinked_file()
+        self.read = self.written = 0
+
+    def append(self, entry: bytes) -> None:
+        """Add one frame."""
+        if os.pwrite(self._file.fileno(), entry, self.written) < len(entry):
+            raise OSError("no room for a whole frame")
+        self.written += len(entry)
+
+    def pop(self) -> bytes:
+        """The oldest frame."""
+        header = os.pread(self._file.fileno(), wire.HEADER.size, self.read)
+        entry = os.pread(self._file.fileno(), len(header) + wire.HEADER.unpack(header)[3], self.read)
+        self.read += len(entry)
+        return entry
+
+    def close(self) -> None:
+        """Give the space back."""
+        self._file.close()
 
 
 def _unlinked_file() -> "FileIO":
@@ -100,7 +123,7 @@ class Outbox:
     def discard(self) -> None:
         """Forget everything: nobody will read it."""
         self._control.clear()
-        self._spool = Spool()
+        self._spool.close()
         self._current = memoryview(b"")
 
     def output(self, channel: int, data: bytes) -> None:

@@ -1,6 +1,5 @@
 """The Typer application: options and exit statuses; each command's work is elsewhere."""
 
-import os
 import sys
 from enum import StrEnum
 from typing import Annotated
@@ -47,10 +46,6 @@ def run_app() -> int:
         for line in str(error).splitlines():
             print(f"distlaunch: {line}", file=sys.stderr)
         return error.exit_status
-    except BrokenPipeError:
-        # The reader left: nothing to tell it, and the interpreter must not try again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return Exit.BROKEN_PIPE
     return Exit.OK
 
 

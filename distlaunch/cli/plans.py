@@ -1,6 +1,6 @@
 """Prints a plan in the form that was asked for."""
 
-from distlaunch.cli.output import print_json
+from distlaunch.cli.output import print_json, print_text
 from distlaunch.launch.commands import planned_workers
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan
@@ -14,9 +14,9 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
         case "json":
             print_json(plan_document(plan, planned_workers(plan)))
         case "shell":
-            print(shell_text(plan, planned_workers(plan)), end="")
+            print_text(shell_text(plan, planned_workers(plan)))
         case "torchrun":
-            print(torchrun_text(plan, plan.master_port or DEFAULT_PORT), end="")
+            print_text(torchrun_text(plan, plan.master_port or DEFAULT_PORT))
         case _:
             from distlaunch.cli.tables import print_plan_table  # needs rich (40 ms)
 

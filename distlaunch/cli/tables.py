@@ -5,8 +5,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from distlaunch.cli.output import print_text
 from distlaunch.launch.checks.port_check import PortReport
 from distlaunch.plan.layout import LaunchPlan
+from distlaunch.rim.console import escape
 from distlaunch.supervisor.preparing import owner_words
 
 
@@ -29,8 +31,10 @@ def print_plan_table(plan: LaunchPlan) -> None:
             row = (node.label, str(local_rank), str(rank), node.device(local_rank), address)
             table.add_row(*map(Text, row))
     console = Console(highlight=False)
-    console.print(Text(heading))
-    console.print(table)
+    with console.capture() as printed:
+        console.print(Text(heading))
+        console.print(table)
+    print_text(printed.get())
 
 
 def print_port_report(report: PortReport) -> None:
@@ -40,11 +44,11 @@ def print_port_report(report: PortReport) -> None:
     for node, failure in report.failures:
         console.print(Text(f"  {node}: {failure.kind.value}; {failure.advice}"))
         for line in failure.words.splitlines():
-            console.print(Text(f"    | {line}"))
+            console.print(Text(f"    | {escape(line)}"))
     if report.dials:
         table = _table("from", "to", "family", "result")
         for dial in report.dials:
-            result = Text("ok", "green") if dial.ok else Text(dial.error or "failed", "red")
+            result = Text("ok", "green") if dial.ok else Text(escape(dial.error or "failed"), "red")
             table.add_row(Text(dial.source), Text(f"{report.host} ({dial.address})"), dial.family, result)
         console.print(table)
 
@@ -54,5 +58,5 @@ def _port_state(report: PortReport) -> str:
         return "unknown, the node can't be asked"
     if report.free:
         return "free"
-    holders = ", ".join(map(owner_words, report.owners)) or "a program that does not listen on it"
+    holders = escape(", ".join(map(owner_words, report.owners))) or "a program that does not listen on it"
     return f"in use by {holders} ({str(report.error).lower()})"

@@ -140,7 +140,7 @@ JOB = Record(
         "launcher": Field(
             Choice(("auto", "local", "ssh")),
             "How nodes are reached.",
-            "auto: ssh for hosts, local for a number",
+            "auto: ssh for hosts, local for a number and for localhost",
         ),
     },
     foreign={

@@ -1,8 +1,10 @@
 """The messages that tell an agent what to do: from the plan's frozen data to the wire's form."""
 
+from collections.abc import Mapping
+
 from distlaunch.agent.wire import Message
 from distlaunch.contract import Rendezvous
-from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, WorkerPlan, workers
+from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, WorkerPlan, common_contract, workers
 from distlaunch.supervisor.actions import Close, FindRoute, HoldPort, StartWorkers
 from distlaunch.supervisor.state import State
 
@@ -41,27 +43,39 @@ def message_for(action: HoldPort | FindRoute | StartWorkers | Close, state: Stat
             return {"op": "close", "grace_s": action.grace_s}
 
 
-def _start_message(state: State, node: int, run_id: str) -> Message:
+def running_workers(state: State, run_id: str) -> dict[int, list[WorkerPlan]]:
+    """Node rank → its workers, as they are started in the current generation."""
     assert state.plan is not None
     assert state.port is not None
     meeting = meeting_of(state.plan, run_id, state.port, state.generation)
-    planned = workers(state.plan, state.plan.nodes[node], meeting, state.nodes[node].interface)
+    return {
+        node.node_rank: workers(state.plan, node, meeting, state.nodes[node.node_rank].interface)
+        for node in state.plan.nodes
+    }
+
+
+def _start_message(state: State, node: int, run_id: str) -> Message:
+    planned = running_workers(state, run_id)[node]
+    shared = common_contract(planned)
     return {
         "op": "start",
         "generation": state.generation,
         "grace_s": state.spec.timeouts.stop_s,
         "lease_s": LEASE_S,
         "watch_port": state.port,
-        "env": {"DISTLAUNCH_RUN_ID": run_id},
-        "workers": [_worker(worker) for worker in planned],
+        # What all workers of the node have in common travels once.
+        "env": {name: value.text for name, value in planned[0].env.items()}
+        | shared
+        | {"DISTLAUNCH_RUN_ID": run_id},
+        "workers": [_worker(worker, shared) for worker in planned],
     }
 
 
-def _worker(worker: WorkerPlan) -> Message:
+def _worker(worker: WorkerPlan, shared: Mapping[str, str]) -> Message:
     return {
         "local_rank": worker.local_rank,
         "argv": worker.argv,
         "cwd": worker.cwd,
-        "env": {**{name: value.text for name, value in worker.env.items()}, **worker.contract},
+        "env": {name: value for name, value in worker.contract.items() if name not in shared},
         "defaults": worker.defaults,
     }

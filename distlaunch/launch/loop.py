@@ -13,7 +13,7 @@ from distlaunch.launch.reports import event_of, node_time
 from distlaunch.rim.link import Link
 from distlaunch.rim.signals import Signals
 from distlaunch.supervisor import actions, events
-from distlaunch.supervisor.state import State
+from distlaunch.supervisor.state import NodePhase, State
 from distlaunch.supervisor.step import begin, step
 
 
@@ -26,6 +26,7 @@ class Loop:
         self._links = Links(self._take, lambda node, failure: self._feed(events.LinkEnded(node, failure)))
         self._links.watch(signals.fd, self._on_signals)
         self._heard: dict[int, float] = {}
+        self._flow_told = 0.0
         self._clock_offsets: dict[int, float] = {}
         self._next_heartbeat = time.monotonic() + commands.HEARTBEAT_S
         self._finished = False
@@ -101,6 +102,7 @@ class Loop:
             if rank is None:
                 raise wire.ProtocolError(f"output of a local rank {local_rank} that does not exist")
             self._record.output(rank, stream, frame.payload)
+            self._tell_of_flow(node)
             return
         message = frame.message()
         if (there := node_time(message)) is not None:
@@ -108,6 +110,12 @@ class Loop:
         event = event_of(node, message, lambda t: t + self._clock_offsets.get(node, 0.0))
         if event is not None:
             self._feed(event)
+
+    def _tell_of_flow(self, node: int) -> None:
+        now = time.monotonic()
+        if self.state.nodes[node].phase is NodePhase.SWEPT and now - self._flow_told > 1.0:
+            self._flow_told = now
+            self._feed(events.OutputFlows(node))
 
     def _learn_clock(self, node: int, node_time: float) -> None:
         """The smallest difference seen is the one with the least delay on the way."""

@@ -4,7 +4,7 @@ from enum import Enum
 from typing import Any
 
 from distlaunch.job.spec import Console as Shown
-from distlaunch.launch.commands import planned_workers
+from distlaunch.launch.commands import running_workers
 from distlaunch.launch.summary import Summary
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import LaunchPlan
@@ -35,7 +35,7 @@ class Record:
             # Not before the workers are on their way: they need no plan.
             self._planned = True
             self._console.show_ranks(prefixes(state.plan, state.spec.logs.console))
-            self._folder.write_plan(plan_document(state.plan, planned_workers(state.plan)))
+            self._folder.write_plan(plan_document(state.plan, running_workers(state, self._folder.run_id)))
         self._folder.record(type(event).__name__, _plain(event))
 
     def output(self, rank: int, stream: int, data: bytes) -> None:

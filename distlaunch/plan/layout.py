@@ -193,6 +193,12 @@ def _worker(
     )
 
 
+def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
+    """The variables of the contract that all these workers have with the same value."""
+    first, *others = (worker.contract for worker in workers)
+    return {name: value for name, value in first.items() if all(other[name] == value for other in others)}
+
+
 def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[str, ...]:
     program = plan.spec.program
     args = tuple(fill(argument, values) for argument in (*program.words[1:], *plan.spec.args))

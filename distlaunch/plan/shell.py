@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from shlex import quote
 
 from distlaunch.job.spec import Env
-from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan
+from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan, common_contract
 
 
 def shell_text(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> str:
@@ -17,7 +17,7 @@ def shell_text(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> str:
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
-    shared = dict(set(workers[0].contract.items()).intersection(*(w.contract.items() for w in workers)))
+    shared = common_contract(workers)
     exports = [*_job_exports(node.env), *_assignments(shared), *_default_exports(workers[0])]
     lines = [f"# node {_comment(node.label)}", f"(cd {quote(node.workdir)} || exit"]
     lines += [f"export {export}" for export in exports]

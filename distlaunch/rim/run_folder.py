@@ -28,6 +28,7 @@ class RunFolder:
         os.makedirs(parent, exist_ok=True)
         self.path = os.path.join(parent, run_id)
         os.mkdir(self.path, 0o700)
+        self.run_id = run_id
         self.lost_bytes = 0
         self._open: dict[str, int] = {}
         self._began = time.monotonic()
@@ -46,10 +47,6 @@ class RunFolder:
         self._append(
             "events.jsonl", json.dumps({**times, "event": name, **fields}, default=str).encode() + b"\n"
         )
-
-    def log_path(self, rank: int, stream: int) -> str:
-        """Where a rank's output is: `stream` 0 stdout, 1 stderr."""
-        return os.path.join(self.path, _log_name(rank, stream))
 
     def append_output(self, rank: int, stream: int, data: bytes) -> None:
         """Append what a rank printed, byte for byte."""

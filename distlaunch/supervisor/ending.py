@@ -3,13 +3,13 @@
 import signal
 
 from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
-from distlaunch.supervisor.events import Interrupted, OutputLost, Stuck, Swept
+from distlaunch.supervisor.events import Interrupted, OutputFlows, OutputLost, Stuck, Swept
 from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step
 
 STOP_MARGIN_S = 15.0
 """Seconds beyond the grace until a node that does not confirm its clean-up is given up."""
-DRAIN_S = 60.0
-"""Seconds that a clean node may take to deliver the rest of its output."""
+DRAIN_S = 30.0
+"""Seconds without output after which a clean node is not waited for any longer."""
 MAX_NAMED = 8
 """Ranks or nodes named in one line."""
 
@@ -63,6 +63,11 @@ def with_time_to_drain(state: State, now: float) -> State:
     if any(node.phase is NodePhase.UP for node in state.nodes):
         return state
     return state._replace(deadline=now + DRAIN_S)
+
+
+def on_output_flows(event: OutputFlows, state: State, now: float) -> Step:
+    """A clean node is still delivering: it has more time."""
+    return (with_time_to_drain(state, now) if state.phase is Phase.STOPPING else state), ()
 
 
 def on_stuck(event: Stuck, state: State, now: float) -> Step:

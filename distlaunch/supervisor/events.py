@@ -103,6 +103,12 @@ class OutputLost(NamedTuple):
     size: int
 
 
+class OutputFlows(NamedTuple):
+    """More of a clean node's output has come; told at most once a second."""
+
+    node: int
+
+
 class Swept(NamedTuple):
     """No descendant of the node's agent is left; `leftovers` processes had outlived the workers."""
 
@@ -140,6 +146,7 @@ Event = (
     | WorkerUnstarted
     | WorkerExited
     | RanksJoined
+    | OutputFlows
     | OutputLost
     | Swept
     | Stuck

@@ -28,6 +28,7 @@ from distlaunch.supervisor.events import (
     Event,
     Interrupted,
     LinkEnded,
+    OutputFlows,
     OutputLost,
     PortHeld,
     PortRefused,
@@ -52,7 +53,7 @@ JOB = (
 TWO = f"{JOB}nodes: [a, b]"
 """Ranks 0 and 1 on a, 2 and 3 on b."""
 CONNECT_S, STOP_S = 30.0, 10.0
-STOP_MARGIN_S, DRAIN_S = 15.0, 60.0  # until a node that does not confirm, or does not deliver, is given up
+STOP_MARGIN_S, DRAIN_S = 15.0, 30.0  # until a node that does not confirm, or does not deliver, is given up
 MASTER = "10.0.0.1"
 
 
@@ -607,6 +608,8 @@ def test_nodes_that_do_not_confirm_are_given_up_after_grace_and_margin() -> None
 def test_a_clean_node_may_take_longer_to_deliver_its_output_but_not_for_ever() -> None:
     job = History().to_stopping()
     job.feed(Swept(0, 0, 0), Swept(1, 0, 0), lost(0), after=20.0)
+    assert job.feed(Ticked(), after=DRAIN_S - 0.1) == []
+    assert job.feed(OutputFlows(1)) == []
     assert job.feed(Ticked(), after=DRAIN_S - 0.1) == []
     actions = job.feed(Ticked(), after=0.1)
     assert wanted(actions) == [Drop(1), Finish()]

@@ -41,11 +41,14 @@ class PortReport(NamedTuple):
     error: str | None = None
     dials: tuple[Dial, ...] = ()
     failures: tuple[tuple[str, LinkFailure], ...] = ()
+    here_counts: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether a rendezvous there would work."""
-        return bool(self.free) and not self.failures and all(dial.ok for dial in self.dials)
+        """Whether a rendezvous there would work; this machine counts only for a lone port."""
+        dials = [dial for dial in self.dials if self.here_counts or dial.source != HERE]
+        failures = [node for node, _ in self.failures if self.here_counts or node != HERE]
+        return bool(self.free) and not failures and all(dial.ok for dial in dials)
 
     def document(self) -> dict[str, Any]:
         """For machines."""
@@ -63,35 +66,53 @@ class PortReport(NamedTuple):
 
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     """Check `port` (None = one that is free) on the first node of `spec`, which the others call `host`."""
-    here = NodeSpec(HERE)
-    asked = spec._replace(nodes=(*spec.nodes, *([] if spec.nodes[0].local else [here])))
+    asked = _with_here(spec, host)
     token = os.urandom(16).hex()
     with Agents(asked) as agents:
         first = asked.nodes[0].label
-        answer = agents.ask({0: {"op": "listen", "port": port, "token": token}}, ANSWER_S).get(0)
+        listen: Message = {"op": "listen", "port": port, "token": token}
+        answer = agents.ask({0: listen}, frozenset({"listening", "unheld"}), ANSWER_S).get(0)
         report = _first_answer(first, host, port, answer)
         if report.free:
             dial = {"op": "dial", "host": host, "port": report.port, "timeout_s": DIAL_S, "token": token}
-            answers = agents.ask(dict.fromkeys(agents.present, dial), ANSWER_S)
+            answers = agents.ask(dict.fromkeys(agents.present, dial), frozenset({"dialled"}), ANSWER_S)
             report = report._replace(dials=_dials(asked.nodes, answers))
         labels = [(asked.nodes[index].label, failure) for index, failure in sorted(agents.failures.items())]
-        return report._replace(failures=tuple(labels))
+        return report._replace(failures=tuple(labels), here_counts=len(spec.nodes) == 1)
+
+
+def _with_here(spec: JobSpec, host: str) -> JobSpec:
+    """`spec` with this machine as one more node, unless it is one already or `host` means another there."""
+    if any(node.local for node in spec.nodes) or is_loopback(host):
+        return spec
+    # The job's interpreter is for its own nodes.
+    nodes = [node._replace(python=node.python or spec.python) for node in spec.nodes]
+    return spec._replace(nodes=(*nodes, NodeSpec(HERE)), python=None)
 
 
 def _first_answer(node: str, host: str, port: int | None, answer: Message | None) -> PortReport:
-    if answer is None:
-        return PortReport(node, host, port, None)
-    if answer["op"] == "listening":
-        return PortReport(node, host, int(answer["port"]), True)
-    return PortReport(node, host, port, False, tuple(answer["owners"]), str(answer["error"]))
+    match answer:
+        case {"op": "listening", "port": int(held)}:
+            return PortReport(node, host, held, True)
+        case {"op": "unheld", "error": str(error), "owners": list(owners)}:
+            return PortReport(node, host, port, False, tuple(owners), error)
+    return PortReport(node, host, port, None)
 
 
 def _dials(nodes: Sequence[NodeSpec], answers: dict[int, Message]) -> tuple[Dial, ...]:
-    return tuple(
-        Dial(nodes[index].label, str(one["address"]), str(one["family"]), bool(one["ok"]), one["error"])
+    found = [
+        _dial(nodes[index].label, one)
         for index, answer in sorted(answers.items())
-        for one in answer["results"]
-    )
+        for one in (answer["results"] if isinstance(answer.get("results"), list) else [])
+    ]
+    return tuple(filter(None, found))
+
+
+def _dial(source: str, result: Any) -> Dial | None:
+    match result:
+        case {"address": str(to), "family": str(family), "ok": bool(ok), "error": str() | None as error}:
+            return Dial(source, to, family, ok, error)
+    return None
 
 
 def node_for(host: str, own_names: Sequence[str]) -> NodeSpec:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from distlaunch.agent.wire import Frame, Message
+from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, Message, ProtocolError
 from distlaunch.job.spec import JobSpec
+from distlaunch.launch.commands import HEARTBEAT_S
 from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.transport.failure import LinkFailure
@@ -22,13 +23,14 @@ class Agents:
         self._spec = spec
         self._links = Links(self._take, self._fail)
         self._answers: dict[int, Message] = {}
+        self._expected: frozenset[str] = frozenset()
         self.failures: dict[int, LinkFailure] = {}
 
     def __enter__(self) -> Self:
         nodes = range(len(self._spec.nodes))
         for node in nodes:
             self._links.add(node, open_link(self._spec, node))
-        self._await(set(nodes), self._spec.timeouts.connect_s)
+        self._await(set(nodes), frozenset({"hello"}), self._spec.timeouts.connect_s)
         return self
 
     def __exit__(
@@ -43,24 +45,36 @@ class Agents:
         """The nodes that can be asked."""
         return self._links.present
 
-    def ask(self, questions: Mapping[int, Message], within_s: float) -> dict[int, Message]:
-        """Send each node its question; the answers of those that gave one in time."""
+    def ask(
+        self, questions: Mapping[int, Message], expected: frozenset[str], within_s: float
+    ) -> dict[int, Message]:
+        """Send each node its question; the answers, `expected` by their op, that came in time."""
         asked = set(questions) & set(self.present)
         for node in asked:
             self._links.send(node, questions[node])
-        return self._await(asked, within_s)
+        return self._await(asked, expected, within_s)
 
-    def _await(self, asked: set[int], within_s: float) -> dict[int, Message]:
-        self._answers = {}
+    def _await(self, asked: set[int], expected: frozenset[str], within_s: float) -> dict[int, Message]:
+        self._answers, self._expected = {}, expected
         deadline = time.monotonic() + within_s
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
-            self._links.turn(deadline - time.monotonic())
+            self._links.turn(min(HEARTBEAT_S, deadline - time.monotonic()))
+            for node in self.present:
+                self._links.send(
+                    node, {"op": "ping"}
+                )  # or the agents of fast nodes leave while a slow one boots
         for node in waiting:
             self._links.give_up(node, f"no answer in {within_s:g} s")
         return {node: answer for node, answer in self._answers.items() if node in asked}
 
     def _take(self, node: int, frame: Frame) -> None:
-        self._answers[node] = frame.message()
+        message = frame.message()
+        if frame.node != node or frame.kind != CONTROL:
+            raise ProtocolError("a frame that was not asked for")
+        if message["op"] == "hello" and message.get("protocol") != PROTOCOL:
+            raise ProtocolError(f"the agent does not speak protocol {PROTOCOL}")
+        if message["op"] in self._expected:
+            self._answers[node] = message
 
     def _fail(self, node: int, failure: LinkFailure) -> None:
         self.failures[node] = failure
