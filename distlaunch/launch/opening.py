@@ -50,8 +50,7 @@ def open_links(spec: JobSpec) -> dict[int, Link]:
     if early and first.local and not (first.python or spec.python):
         links[0] = early
     elif early:
-        early.kill()
-        early.close()
+        early.discard()
     return links | {index: open_link(spec, index) for index in range(len(links), len(spec.nodes))}
 
 

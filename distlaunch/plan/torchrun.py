@@ -35,8 +35,14 @@ def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
     arguments = [fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args)]
     exports = [f"{name}={_value(value.text, value.inherited, name)}" for name, value in node.env.items()]
     export = f"export {' '.join(exports)} && " if exports else ""
-    words = " ".join(map(quote, ["torchrun", *flags, spec.program.words[0], *arguments]))
+    words = " ".join(map(quote, [*_torchrun(plan, node), *flags, spec.program.words[0], *arguments]))
     return f"(cd {quote(node.workdir)} && {export}exec {words})"
+
+
+def _torchrun(plan: LaunchPlan, node: NodePlan) -> list[str]:
+    """torchrun of the interpreter that the job names, else the one in PATH."""
+    named = plan.spec.nodes[node.node_rank].python or plan.spec.python
+    return [named, "-m", "torch.distributed.run"] if named else ["torchrun"]
 
 
 def _value(text: str, inherited: bool, name: str) -> str:

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Bed
-from tests.harness import ROOT, Run, cookie_holders, distlaunch, kill, running, wait_gone, write_job
+from tests.harness import (
+    ROOT,
+    Run,
+    children_of,
+    cookie_holders,
+    distlaunch,
+    kill,
+    running,
+    wait_gone,
+    write_job,
+)
 
 SLEEPER = """
     import os, signal, socket
@@ -258,3 +268,11 @@ def test_the_job_file_for_two_nodes(tmp_path: Path, bed: Bed) -> None:
     done = distlaunch("run", str(ROOT / "configs/hosts/two_nodes.yaml"), *options)
     assert done.returncode == 0, done.stderr
     assert "sync_sgd: ok, 3 ranks" in done.stdout
+
+
+def test_an_agent_that_was_started_ahead_in_vain_leaves_no_zombie(tmp_path: Path, bed: Bed) -> None:
+    where = f"ssh: {{config: {bed.folder}/ssh_config}}\ngpus_per_node: 0\nnodes: [host1]"
+    with running(write_job(tmp_path, SLEEPER, where)) as run:
+        run.wait_ready(1)
+        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children_of(run.process.pid)]
+        assert names == ["ssh"]

@@ -242,3 +242,8 @@ def test_a_literal_brace_is_no_placeholder_for_torchrun() -> None:
     text = torchrun_text(plan_of(job(["{{rank}}"])), 29500)
     assert not text.startswith("# torchrun can't")
     assert "{{rank}}" not in text
+
+
+def test_torchrun_is_that_of_the_named_interpreter() -> None:
+    plan = plan_of(job([])._replace(python="/opt/venv/bin/python"))
+    assert "exec /opt/venv/bin/python -m torch.distributed.run --nnodes=1" in torchrun_text(plan, 29500)
