@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from distlaunch.contract import RESERVED
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.document import Entries, Items, Place, Scalar, Value
+from distlaunch.job.document import Entries, Items, Place, Scalar, Value, describe
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
 from distlaunch.job.spec import Address, EnvValue, JobSpec, Logs, NodeSpec, Program, SshOptions, Timeouts
@@ -28,6 +28,10 @@ def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
     """The job that `document` describes. Raises `JobError` with every problem found."""
     if isinstance(document, Scalar) and document.value is None:
         raise JobError([Place(source).problem("", "the job file is empty; it needs at least `script:`")])
+    if not isinstance(document, Entries):
+        hint = "to run a script, write a YAML file with `script:`"
+        text = f"expected {JOB.name}, got {describe(document)}; {hint}"
+        raise JobError([document.place.problem("", text)])
     problems: list[Problem] = []
     checked = JOB.check(document, "", problems)
     if checked is None:

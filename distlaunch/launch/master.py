@@ -7,7 +7,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import is_loopback
 from distlaunch.transport.argv import ssh_resolve_argv
 
-RESOLVE_S = 10.0
+RESOLVE_S = 2.0
 
 
 def master_address(spec: JobSpec) -> str | None:

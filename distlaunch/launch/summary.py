@@ -58,8 +58,10 @@ class Summary(NamedTuple):
 
     def _cause_lines(self) -> list[str]:
         cause = self.state.cause
-        if cause is None or cause.rank is None:
-            return [cause.text] if cause else []
+        if cause is None or self.state.started_at is None:
+            return []  # told a moment ago, and nothing has been printed since
+        if cause.rank is None:
+            return [cause.text]
         worker = self.state.workers[cause.rank]
         words = _record_words(worker.error_record) or self.last_words.get(cause.rank, "").splitlines()
         left_out = len(words) - MAX_LINES
