@@ -36,6 +36,11 @@ class Links:
         self.watch(link.stdout, lambda: self._receive(node, link))
         self.watch(link.stderr, lambda: self._listen(link))
 
+    def nudge(self) -> None:
+        """Nudge the nodes whose shells have not answered yet."""
+        for link in self._links.values():
+            link.nudge()
+
     def send(self, node: int, message: Message) -> None:
         """Send a message if the node's agent is there to get it."""
         link = self._links.get(node)

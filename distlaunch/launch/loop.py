@@ -61,6 +61,7 @@ class Loop:
             self._feed(events.Ticked())
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + commands.HEARTBEAT_S
+            self._links.nudge()
             for node in self._links.present:
                 self._links.send(node, {"op": "ping"})
                 if now - self._heard.get(node, now) > commands.LEASE_S:

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from distlaunch.agent import wire
+from distlaunch.transport.boot import NUDGE
 from distlaunch.transport.failure import LinkFailure, classify
 from distlaunch.transport.handshake import Handshake
 
@@ -78,6 +79,12 @@ class Link:
             pass
         except OSError:
             self._unsent.clear()  # the end will be seen on stdout
+
+    def nudge(self) -> None:
+        """Give a line to a shell that has not answered: its rc file may wait for one."""
+        if not self._handshake.reached and not self._unsent:
+            self._unsent += NUDGE
+            self.flush()
 
     def receive(self) -> list[wire.Frame]:
         """The frames that have come; sets `at_end` when no more will."""

@@ -2,8 +2,9 @@
 
 The same command goes to every node, so no value of a job is ever quoted for a remote shell:
 
-1. sh prints READY_MARKER. Nothing is sent before it is seen, so an rc file that reads stdin gets nothing.
-2. The controller sends candidate interpreters, one per line, then an empty line.
+1. sh prints READY_MARKER. Nothing of ours is sent before it is seen, so an rc file that reads stdin gets
+   none of it: only, now and then, an empty line (NUDGE), so that its `read` does not wait for ever.
+2. The controller sends candidate interpreters, one per line, then an empty line; earlier ones are skipped.
 3. sh becomes the first that exists, which reads blocks of eight digits and as many bytes: a loader, modules.
 4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`).
 """
@@ -15,6 +16,8 @@ from typing import NamedTuple
 TOO_OLD = "distlaunch-agent"
 """Followed by the version on stderr when the interpreter is older than 3.8; also the name in ps."""
 NO_PYTHON = "distlaunch: no python"
+NUDGE = b"\n"
+"""Sent every few seconds until the marker is seen."""
 
 # No single quote, `!` or newline: the script must survive single quotes in sh, csh and fish.
 # The marker is printed in two halves so that a shell that echoes the command can't fake it.
@@ -24,7 +27,8 @@ _PYTHON = (
 )
 SCRIPT = (
     'printf "distlaunch%s\\n" -ready-1; x=; t=; '
-    'while IFS= read -r p && [ -n "$p" ]; do t="$t $p"; '
+    "while IFS= read -r p; do "
+    '[ -n "$p" ] || { [ -z "$t" ] && continue || break; }; t="$t $p"; '
     '[ -z "$x" ] && command -v "$p" >/dev/null 2>&1 && x=$p; done; '
     f'[ -n "$x" ] || {{ echo "{NO_PYTHON}:$t" >&2; exit 127; }}; '
     f'exec "$x" -I -S -c "{_PYTHON}" {TOO_OLD}'

@@ -264,7 +264,7 @@ def test_those_that_never_answer_are_told_within_the_default_time(site: Site) ->
         silent_once_accepted(site, "silent"),
         site.name("mute", "host2", site.server("host2", greets)),
         site.name("full", "host2", site.server("host2", HANGING_UP)),
-        with_rc_file(site, "waiting", "echo password for the licence server: >&2; read x"),
+        with_rc_file(site, "waiting", "echo password for the licence server: >&2; cat >/dev/null"),
     ]
     ended = site.run(nodes)
     expected = {
@@ -328,6 +328,7 @@ timeout 1 cat > /dev/null
 SHELLS = {
     "bash": (".bashrc", NOISE),
     "bash reading stdin": (".bashrc", READING),
+    "bash waiting for a line": (".bashrc", "read x"),
     "csh": (".cshrc", NOISE),
     "fish": (".config/fish/config.fish", NOISE),
     "tcsh": (".tcshrc", NOISE),

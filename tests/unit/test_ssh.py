@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from distlaunch.agent.wire import READY_MARKER
 from distlaunch.job.spec import Address, SshOptions
 from distlaunch.transport.argv import argv_of, local_argv, ssh_argv, ssh_resolve_argv
-from distlaunch.transport.boot import NO_PYTHON, SCRIPT, TOO_OLD, Bundle, boot_text, candidates_text
+from distlaunch.transport.boot import NO_PYTHON, NUDGE, SCRIPT, TOO_OLD, Bundle, boot_text, candidates_text
 from distlaunch.transport.failure import Kind, LinkFailure, classify
 from tests.unit.samples import bounded, spec_of
 
@@ -435,3 +435,10 @@ def test_compiled_code_is_used_only_by_the_version_that_made_it(magic: bytes, pr
 def test_candidates_end_with_an_empty_line() -> None:
     assert candidates_text(["/a/python", "python3"]) == b"/a/python\npython3\n\n"
     assert candidates_text([]) == b"\n"
+
+
+@pytest.mark.parametrize("nudges", [0, 1, 3])
+def test_empty_lines_before_the_candidates_are_skipped(nudges: int, fake_python: Path) -> None:
+    ran = start("sh", NUDGE * nudges + candidates_text([str(fake_python)]))
+    assert ran.returncode != 127
+    assert NO_PYTHON.encode() not in ran.stderr

@@ -13,6 +13,9 @@ from distlaunch.launch.opening import open_link
 from distlaunch.transport.failure import LinkFailure
 
 
+PING: Message = {"op": "ping"}
+
+
 class Agents:
     """Agents on all nodes of `spec` while it is entered; each is asked one question at a time.
 
@@ -59,10 +62,9 @@ class Agents:
         deadline = time.monotonic() + within_s
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
             self._links.turn(min(HEARTBEAT_S, deadline - time.monotonic()))
+            self._links.nudge()
             for node in self.present:
-                self._links.send(
-                    node, {"op": "ping"}
-                )  # or the agents of fast nodes leave while a slow one boots
+                self._links.send(node, PING)  # or the agents of fast nodes leave while a slow one boots
         for node in waiting:
             self._links.give_up(node, f"no answer in {within_s:g} s")
         return {node: answer for node, answer in self._answers.items() if node in asked}
