@@ -12,7 +12,6 @@ from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.transport.failure import LinkFailure
 
-
 PING: Message = {"op": "ping"}
 
 
