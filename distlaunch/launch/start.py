@@ -9,6 +9,9 @@ from distlaunch.launch.opening import open_links
 from distlaunch.rim.link import Link
 from distlaunch.rim.run_folder import RunFolder, new_run_id
 
+MANY_NODES = 20
+"""Up to here the usual limit on descriptors does."""
+
 
 class Start(NamedTuple):
     """A run that has begun: `links` by node are under way, `began` is monotonic seconds."""
@@ -28,4 +31,8 @@ def start_run(spec: JobSpec) -> Start:
         folder = RunFolder(spec.logs.folder, run_id)
     except OSError as error:
         raise DistlaunchError(f"can't make the run folder in {spec.logs.folder}: {error.strerror}") from None
+    if len(spec.nodes) > MANY_NODES:
+        from distlaunch.rim.limits import make_room_for_links
+
+        make_room_for_links(len(spec.nodes))
     return Start(spec, run_id, folder, open_links(spec), began)

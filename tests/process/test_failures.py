@@ -463,3 +463,12 @@ def test_a_worker_may_have_many_siblings(tmp_path: Path) -> None:
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert {line.split()[1] for line in done.stdout.splitlines()} == {"128"}
+
+
+def test_many_nodes_need_no_higher_limit_of_the_caller(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "", "command: ['true']\nnodes: 40\ngpus_per_node: 0\nlogs: {console: none}")
+    job.write_text(job.read_text().replace("script: worker.py\n", ""))
+    limited = ["/bin/sh", "-c", f"ulimit -Sn 100; exec {shlex.join(distlaunch_argv('run', str(job)))}"]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "40 ranks on 40 nodes finished" in done.stderr
