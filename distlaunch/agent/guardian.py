@@ -20,8 +20,8 @@ AGENT_DIED = 70
 NOT_CLEAN = 71
 """Exit status when processes resisted the sweep."""
 SWEEP_S = 5.0
-STOP_S = 60.0
-"""Seconds after which an agent that was told to stop is killed; its own grace is shorter."""
+STOP_S = 600.0
+"""Seconds after which an agent that was told to stop is killed: longer than a grace for checkpoints."""
 LOOK_S = 5.0
 """The link is looked at this often: no signal tells that its other end was closed."""
 
