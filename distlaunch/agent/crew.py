@@ -67,7 +67,7 @@ class Crew:
             self._watch_stream(worker, stream, fd)
 
     def _watch_stream(self, worker: "workers.Worker", stream: int, fd: int) -> None:
-        self._poller.watch(fd, lambda: self._pump_some(worker, stream, fd))
+        self._poller.watch(fd, lambda: self._pump(worker, stream, fd))
 
     def _confirm(self, worker: "workers.Worker") -> None:
         """Read the outcome of exec, once."""
@@ -85,9 +85,6 @@ class Crew:
             self._outbox.report(workers.exec_failure(data, self._specs[worker.local_rank]))
         else:
             self._outbox.report({"op": "started", "local_rank": worker.local_rank, "pid": worker.pid})
-
-    def _pump_some(self, worker: "workers.Worker", stream: int, fd: int) -> None:
-        self._pump(worker, stream, fd)
 
     def _pump(self, worker: "workers.Worker", stream: int, fd: int) -> bool:
         """Forward what a worker printed; False when there is no more for now."""

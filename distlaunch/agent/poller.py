@@ -7,7 +7,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, Optional, Tuple
 
-    Handler = Callable[[], None]
+    Handler = Callable[[], object]
 
 
 class Poller:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from distlaunch.agent.probes.ports import Hold, Listener
     from distlaunch.agent.wire import Message
 
-LEASE_S = 30.0
 GRACE_S = 10.0
 FLUSH_S = 15.0
 """Seconds without progress after which the rest of the output is given up, once everything is swept."""
@@ -71,7 +70,7 @@ class Agent:
         self._crew = Crew(self._poller, self._outbox, folder)
         self._hold: "Optional[Hold]" = None
         self._listener: "Optional[Listener]" = None
-        self._grace_s, self._lease_s = GRACE_S, LEASE_S
+        self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
         self._commands = {
             "ping": self._on_ping,
             "hold": self._on_hold,

@@ -29,13 +29,13 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     unheld    {error, owners: [{uid, pid, command}]}          answers hold and listen
     route     {address, source, interface} or {error}
     started   {local_rank, pid}                the worker's exec has succeeded
-    unstarted {local_rank, stage, errno, text} fork, chdir or exec has failed
+    unstarted {local_rank, stage, errno, text} stage: scratch, fork, setup, workdir or exec
     exited    {local_rank, status, t, error_record: {message, callstack} | null}
                                                status: exit code, or negative signal
     joined    {local_ranks}                    connected to the rendezvous port
     leaving   {signal}                         the agent was told to stop by a signal, its workers follow
     dropped   {local_rank, stream, bytes}      output lost because the spool was full
-    stuck     {processes: [{pid, command}]}    these resist SIGKILL
+    stuck     {generation, processes: [{pid, command}]}       these resist SIGKILL
     swept     {generation, leftovers}          no descendant is left; so many had outlived the workers
     listening {port}
     dialled   {results: [{family, address, ok, error}]}
@@ -62,6 +62,8 @@ CONTROL = 1
 OUTPUT = 2
 HEADER = struct.Struct("!BHHI")
 
+LEASE_S = 30.0
+"""Seconds without a sign of life after which either side takes the other for lost."""
 MAX_OUTPUT = 1 << 16
 """Bytes of one OUTPUT payload: small enough that a control frame never waits long behind one."""
 MAX_REPORT = 1 << 20

@@ -9,7 +9,7 @@ from distlaunch.cli.output import print_text
 from distlaunch.launch.checks.port_check import PortReport
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.rim.console import escape
-from distlaunch.supervisor.preparing import owner_words
+from distlaunch.supervisor.preparing import holders_words
 
 
 def _table(*columns: str) -> Table:
@@ -58,5 +58,5 @@ def _port_state(report: PortReport) -> str:
         return "unknown, the node can't be asked"
     if report.free:
         return "free"
-    holders = escape(", ".join(map(owner_words, report.owners))) or "a program that does not listen on it"
+    holders = escape(holders_words(report.owners))
     return f"in use by {holders} ({str(report.error).lower()})"

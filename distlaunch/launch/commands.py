@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 
-from distlaunch.agent.wire import Message
+from distlaunch.agent.wire import LEASE_S, Message
 from distlaunch.contract import Rendezvous
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, WorkerPlan, common_contract, workers
 from distlaunch.supervisor.actions import Close, FindRoute, HoldPort, StartWorkers
 from distlaunch.supervisor.state import State
 
 HEARTBEAT_S = 5.0
-LEASE_S = 30.0
 
 
 def meeting_of(plan: LaunchPlan, run_id: str, port: int, generation: int = 0) -> Rendezvous:

@@ -64,8 +64,8 @@ class Loop:
             self._links.nudge()
             for node in self._links.present:
                 self._links.send(node, {"op": "ping"})
-                if now - self._heard.get(node, now) > commands.LEASE_S:
-                    self._links.give_up(node, f"nothing heard from it for {commands.LEASE_S:g} s")
+                if now - self._heard.get(node, now) > wire.LEASE_S:
+                    self._links.give_up(node, f"nothing heard from it for {wire.LEASE_S:g} s")
 
     def _feed(self, event: events.Event) -> None:
         self.state, todo = step(self.state, event, time.monotonic())

@@ -18,8 +18,8 @@ def shell_text(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> str:
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
     shared = common_contract(workers)
-    exports = [*_job_exports(node.env), *_assignments(shared), *_default_exports(workers[0])]
-    lines = [f"# node {_comment(node.label)}", f"(cd {quote(node.workdir)} || exit"]
+    exports = [*job_exports(node.env), *_assignments(shared), *_default_exports(workers[0])]
+    lines = [f"# node {node.label}", f"(cd {quote(node.workdir)} || exit"]
     lines += [f"export {export}" for export in exports]
     lines += [_worker_line(worker, shared) for worker in workers]
     return "\n".join([*lines, "wait)", ""])
@@ -36,8 +36,8 @@ def _assignments(values: Mapping[str, str]) -> list[str]:
     return [f"{name}={quote(value)}" for name, value in sorted(values.items())]
 
 
-def _job_exports(env: Env) -> list[str]:
-    """Values taken from the caller's environment are secrets as often as not: the shell fills them in."""
+def job_exports(env: Env) -> list[str]:
+    """NAME=value words for export; what was inherited may be a secret, and the shell fills it in."""
     return [
         f'{name}="${{{name}?not set}}"' if value.inherited else f"{name}={quote(value.text)}"
         for name, value in env.items()
@@ -47,7 +47,3 @@ def _job_exports(env: Env) -> list[str]:
 def _default_exports(worker: WorkerPlan) -> list[str]:
     missing = [name for name in worker.defaults if name not in worker.env]
     return [f'{name}="${{{name}-{worker.defaults[name]}}}"' for name in missing]
-
-
-def _comment(text: str) -> str:
-    return " ".join(text.split())

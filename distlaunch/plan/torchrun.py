@@ -3,6 +3,7 @@
 from shlex import quote
 
 from distlaunch.plan.layout import LaunchPlan, NodePlan, fill, placeholders_in
+from distlaunch.plan.shell import job_exports
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:
@@ -33,7 +34,7 @@ def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
         *{"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind],
     ]
     arguments = [fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args)]
-    exports = [f"{name}={_value(value.text, value.inherited, name)}" for name, value in node.env.items()]
+    exports = job_exports(node.env)
     export = f"export {' '.join(exports)} && " if exports else ""
     words = " ".join(map(quote, [*_torchrun(plan, node), *flags, spec.program.words[0], *arguments]))
     return f"(cd {quote(node.workdir)} && {export}exec {words})"
@@ -43,7 +44,3 @@ def _torchrun(plan: LaunchPlan, node: NodePlan) -> list[str]:
     """torchrun of the interpreter that the job names, else the one in PATH."""
     named = plan.spec.nodes[node.node_rank].python or plan.spec.python
     return [named, "-m", "torch.distributed.run"] if named else ["torchrun"]
-
-
-def _value(text: str, inherited: bool, name: str) -> str:
-    return f'"${{{name}?not set}}"' if inherited else quote(text)

@@ -98,11 +98,6 @@ class Console:
             text = f"distlaunch: can't write to {name}: {error.strerror}; the job goes on, see its logs\n"
             self._outlets[other].write(text.encode())
 
-    @property
-    def broken(self) -> bool:
-        """Whether the reader of stdout has gone."""
-        return self._outlets[0].broken
-
     def _lines(self, rank: int, stream: int, whole: bytes) -> None:
         prefix = self._prefix(rank, stream)
         if self._terminal[stream]:

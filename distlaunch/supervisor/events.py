@@ -68,7 +68,7 @@ class WorkerStarted(NamedTuple):
 
 
 class WorkerUnstarted(NamedTuple):
-    """A worker could not be started: `stage` is fork, workdir or exec; `errno` and `text` say why."""
+    """A worker could not be started: `stage` is as in `distlaunch.agent.wire`; `errno` and `text` say why."""
 
     node: int
     local_rank: int

@@ -1,5 +1,7 @@
 """Between the last agent's hello and the start: the plan, the port, the routes."""
 
+from collections.abc import Sequence
+
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.supervisor.actions import FindRoute, HoldPort, StartWorkers
@@ -41,15 +43,20 @@ def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
         return state, ()
     text = f"{state.label(event.node)} has no port to spare for the rendezvous: {event.error.lower()}"
     if state.plan.master_port is not None:
-        who = ", ".join(map(owner_words, event.owners)) or "a program that does not listen on it"
+        who = holders_words(event.owners)
         port = f"port {state.plan.master_port} on {state.label(event.node)}"
         advice = "leave the port out to get a free one"
         text = f"{port} can't be used: {event.error.lower()}; held by {who}; {advice}"
     return end_job(state, Cause(text, Exit.PORT_TAKEN, now, node=event.node), now)
 
 
-def owner_words(owner: object) -> str:
-    """Who holds a port, for people: `owner` is {uid, pid, command} as an agent reports it."""
+def holders_words(owners: Sequence[object]) -> str:
+    """Who holds a port, for people, also where nobody is seen."""
+    return ", ".join(map(_owner_words, owners)) or "a program that does not listen on it"
+
+
+def _owner_words(owner: object) -> str:
+    """`owner` is {uid, pid, command} as an agent reports it."""
     fields = owner if isinstance(owner, dict) else {}
     if fields.get("pid") is None:
         return f"a process of user id {fields.get('uid')}"

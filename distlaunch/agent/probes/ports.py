@@ -143,7 +143,7 @@ class Listener:
 
 
 def dial(host: str, port: int, timeout_s: float, token: bytes) -> "List[Message]":
-    """Connect to every address of `host`: [{family, address, ok, error, seconds}].
+    """Connect to every address of `host`: [{family, address, ok, error}].
 
     ``ok`` needs the listener's token, so that a stranger's service is never taken for ours; nothing
     is ever sent.
