@@ -1,5 +1,6 @@
-"""Checks after every test that nothing is left of it."""
+"""The hosts that tests share, and a check after every test that nothing is left of it."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.hosts import Bed, Site, bed_of, why_not
 from tests.harness import children_of
 
 
@@ -29,3 +31,19 @@ def nothing_left() -> Iterator[None]:
     assert threading.active_count() <= threads, "a thread is left"
     left = {entry for entry in _descriptors() - descriptors if "/proc/" not in entry}
     assert not left, "a descriptor is left"
+
+
+@pytest.fixture(scope="session")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    """Four hosts, host1 … host4."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with bed_of(4, tmp_path_factory.mktemp("hosts") / "bed") as bed:
+        yield bed
+
+
+@pytest.fixture
+def site(bed: Bed, tmp_path: Path) -> Iterator[Site]:
+    """A place to start jobs from, that ends with all that it started."""
+    with contextlib.ExitStack() as stack:
+        yield Site(bed, tmp_path, stack)

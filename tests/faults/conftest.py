@@ -1,0 +1,83 @@
+"""Fixtures of the fault catalogue: a pace (shortened or default settings), figures, the table at the end."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.faults import report
+from tests.faults.report import Row
+
+_rows: list[Row] = []
+
+
+class Pace(NamedTuple):
+    """The settings under which faults are injected: seconds, and the job-file keys that set them."""
+
+    stop_s: float
+    lease_s: float
+    keys: dict[str, Any]
+
+    @property
+    def fence_s(self) -> float:
+        """After so long a lost node is taken to be empty."""
+        return self.lease_s + self.stop_s + 5.0
+
+
+@pytest.fixture(scope="session")
+def pace() -> Pace:
+    """Shortened settings, or the defaults with FAULT_PACE=default; `pace.keys` are for a job's `timeouts`."""
+    if os.environ.get("FAULT_PACE") == "default":
+        return Pace(10.0, 30.0, {})
+    return Pace(2.0, 6.0, {"stop": "2s", "lease": "6s"})
+
+
+class Figures:
+    """Takes the figures of one fault; each must keep its limit."""
+
+    def __init__(self, fault: int, name: str, promise: str) -> None:
+        self._fault, self._name, self._promise = fault, name, promise
+        self.rows: list[Row] = []
+
+    def __call__(self, what: str, value: float, at_most: float | None = None, unit: str = "s") -> None:
+        """Note that `what` was measured as `value`; fails when it is more than `at_most`."""
+        self.rows.append(Row(self._fault, self._name, self._promise, what, value, at_most, unit))
+        assert at_most is None or value <= at_most, f"{what}: {value:g} {unit}, over the limit of {at_most:g}"
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
+    """Figures of the fault that the test's marker names: ``@pytest.mark.fault(NUMBER, NAME, promise=N)``."""
+    marker = request.node.get_closest_marker("fault")
+    assert marker is not None, "a test of the catalogue needs its fault's marker"
+    number, name = marker.args
+    noted = Figures(number, name, str(marker.kwargs.get("promise", "")))
+    yield noted
+    assert noted.rows, "a test of the catalogue notes a figure"
+    failed = request.node.stash.get(_FAILED, False)
+    _rows.extend(row._replace(outcome="FAILED" if failed else "kept") for row in noted.rows)
+
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    made = yield
+    if call.when == "call":
+        item.stash[_FAILED] = made.failed  # type: ignore[attr-defined]
+    return made
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the table, and keep it."""
+    if not _rows:
+        return
+    text = report.table(_rows)
+    report.FOLDER.mkdir(parents=True, exist_ok=True)
+    (report.FOLDER / "faults.md").write_text(text)
+    (report.FOLDER / "faults.json").write_text(json.dumps([row._asdict() for row in _rows], indent=1))
+    terminalreporter.section("fault catalogue")
+    terminalreporter.write(text)
