@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from distlaunch.agent import scratch, sweep, wire, workers
+from distlaunch.agent import cookies, scratch, sweep, wire, workers
 from distlaunch.agent.probes import joins, procfs
 
 TYPE_CHECKING = False
@@ -37,7 +37,10 @@ class Crew:
 
     def start(self, command: "Message") -> None:
         """Spawn the workers of a `start` command; a refusal by the system is reported, not raised."""
+        if not self.swept:
+            raise wire.ProtocolError("a generation may not start before the one before it has ended")
         self._generation = command["generation"]
+        command["env"]["DISTLAUNCH_AGENT"] = cookies.agent_cookie()
         self._workers, self._joined = [], set()
         self._sweep, self._stopping, self.swept = None, False, False
         self._specs = {spec["local_rank"]: spec for spec in command["workers"]}
@@ -93,7 +96,7 @@ class Crew:
         except BlockingIOError:
             return False
         if data:
-            self._outbox.output(2 * worker.local_rank + stream, data)
+            self._outbox.output(self._generation, 2 * worker.local_rank + stream, data)
         else:
             self._poller.forget(fd)
             os.close(fd)

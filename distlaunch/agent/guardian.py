@@ -9,16 +9,12 @@ import select
 import signal
 import time
 
-from distlaunch.agent import scratch, sweep
+from distlaunch.agent import scratch, sweep, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
-AGENT_DIED = 70
-"""Exit status when the agent was killed and the guardian swept in its place."""
-NOT_CLEAN = 71
-"""Exit status when processes resisted the sweep."""
 SWEEP_S = 5.0
 STOP_S = 600.0
 """Seconds after which an agent that was told to stop is killed: longer than a grace for checkpoints."""
@@ -65,8 +61,8 @@ def _watch(agent: int) -> int:
                 status = ended
     clean = _sweep_rest()
     if not clean:
-        return NOT_CLEAN
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else AGENT_DIED
+        return wire.NOT_CLEAN
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else wire.AGENT_DIED
 
 
 def _hung_up() -> bool:

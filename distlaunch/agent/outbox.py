@@ -88,7 +88,7 @@ class Segment:
     def pop(self) -> bytes:
         """The oldest frame."""
         header = os.pread(self._file.fileno(), wire.HEADER.size, self.read)
-        entry = os.pread(self._file.fileno(), len(header) + wire.HEADER.unpack(header)[3], self.read)
+        entry = os.pread(self._file.fileno(), len(header) + wire.HEADER.unpack(header)[-1], self.read)
         self.read += len(entry)
         return entry
 
@@ -126,9 +126,9 @@ class Outbox:
         self._spool.close()
         self._current = memoryview(b"")
 
-    def output(self, channel: int, data: bytes) -> None:
+    def output(self, generation: int, channel: int, data: bytes) -> None:
         """Queue output of a worker, at most MAX_OUTPUT bytes, or count its loss."""
-        if not self._spool.append(wire.encode_output(self._node, channel, data)):
+        if not self._spool.append(wire.encode_output(self._node, generation, channel, data)):
             self._lost[channel] = self._lost.get(channel, 0) + len(data)
 
     def losses(self) -> "List[Message]":

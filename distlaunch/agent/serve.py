@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from distlaunch.agent import scratch, wire, workers
+from distlaunch.agent import cookies, scratch, wire, workers
 from distlaunch.agent.crew import Crew
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
@@ -18,21 +18,23 @@ from distlaunch.agent.probes import gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from socket import socket
     from typing import Optional, Tuple
 
     from distlaunch.agent.probes.ports import Hold, Listener
     from distlaunch.agent.wire import Message
 
 GRACE_S = 10.0
+REAP_INTERVAL_S = 0.05
+"""Those that were killed are not our children, so nothing announces their end."""
 FLUSH_S = 15.0
 """Seconds without progress after which the rest of the output is given up, once everything is swept."""
-CLEAN, LEFT_EARLY, BROKEN = 0, 1, 70
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 def main(nonce: str, node: int, folder: str) -> None:
     """Serve on descriptors 0 and 1 and exit; `folder` is for error records. Never returns."""
-    status = BROKEN
+    status = wire.AGENT_DIED
     try:
         workers.close_inherited()
         link_in, link_out = _take_link()
@@ -63,12 +65,13 @@ class Agent:
     """One node's hands; `link_in` and `link_out` are the link's descriptors, `node` the node's index."""
 
     def __init__(self, link_in: int, link_out: int, node: int, folder: str) -> None:
-        self._link_in, self._link_out, self._folder = link_in, link_out, folder
+        self._link_in, self._link_out, self._node, self._folder = link_in, link_out, node, folder
         self._poller = Poller()
         self._outbox = Outbox(node)
         self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
         self._crew = Crew(self._poller, self._outbox, folder)
         self._hold: "Optional[Hold]" = None
+        self._claim: "Optional[socket]" = None
         self._listener: "Optional[Listener]" = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
         self._commands = {
@@ -76,13 +79,15 @@ class Agent:
             "hold": self._on_hold,
             "route": self._on_route,
             "start": self._on_start,
+            "stop": self._on_stop,
+            "reap": self._on_reap,
             "listen": self._on_listen,
             "dial": self._on_dial,
             "close": self._on_close,
         }
         self._link_lost = False
         self._leaving = False
-        self._status = CLEAN
+        self._status = wire.CLEAN
 
     def run(self) -> int:
         """Serve until closed, or until the link, the lease or a signal ends it; the exit status."""
@@ -90,6 +95,8 @@ class Agent:
         self._poller.watch(self._link_in, self._receive)
         self._outbox.report(self._hello())
         self._renew_lease()
+        self._flush()
+        self._report_orphans()
         while not (self._leaving and self._crew.swept):
             self._flush()
             self._poller.turn()
@@ -108,6 +115,11 @@ class Agent:
             "pid": os.getpid(),
             "t": time.monotonic(),
         }
+
+    def _report_orphans(self) -> None:
+        killed = cookies.kill_orphans()
+        if killed:
+            self._outbox.report({"op": "orphans", "processes": killed})
 
     # The link
 
@@ -155,7 +167,7 @@ class Agent:
 
     def _leave_early(self) -> None:
         if not self._leaving:
-            self._leaving, self._status = True, LEFT_EARLY
+            self._leaving, self._status = True, wire.LEFT_EARLY
             self._crew.stop(self._grace_s)
 
     def _renew_lease(self) -> None:
@@ -213,7 +225,20 @@ class Agent:
             self._hold.release()
         self._grace_s, self._lease_s = command["grace_s"], command["lease_s"]
         self._renew_lease()
+        self._claim = self._claim or cookies.claim(command["run_id"], self._node)
         self._crew.start(command)
+
+    def _on_stop(self, command: "Message") -> None:
+        self._crew.stop(command["grace_s"])
+
+    def _on_reap(self, command: "Message", killed: int = 0) -> None:
+        """Kill what the run has here, until nothing is left and no other agent of it can start anything."""
+        self._claim = self._claim or cookies.claim(command["run_id"], self._node)
+        fresh = cookies.kill_run(command["run_id"])
+        if fresh or not self._claim:
+            self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed + fresh))
+        else:
+            self._outbox.report({"op": "reaped", "processes": killed})
 
     def _on_listen(self, command: "Message") -> None:
         from distlaunch.agent.probes import ports

@@ -7,16 +7,19 @@ both directions carry frames:
     offset  size  field
     0       1     kind: CONTROL or OUTPUT
     1       2     node index, since one link may serve several nodes
-    3       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT
-    5       4     length of the payload in bytes, capped by kind
+    3       2     generation whose worker printed it, modulo 65536; 0 for CONTROL
+    5       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT
+    7       4     length of the payload in bytes, capped by kind
 
 A CONTROL payload is one JSON object with an ``op``. Controller to agent, *commands*:
 
     ping     {}                                heartbeat; renews the agent's lease
     hold     {port | null}                     hold the rendezvous port, null = one of the agent's choice
     route    {address}                         find the interface that leads there
-    start    {generation, grace_s, lease_s, watch_port, env,
+    start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, env,
               workers: [{local_rank, argv, cwd, env, defaults}]}
+    stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep
+    reap     {run_id}                          end what an earlier agent of the run has left on the node
     listen   {port | null, token}              answer connections with the token
     dial     {host, port, timeout_s, token}    connect to every address of host
     close    {grace_s}                         SIGTERM, SIGKILL after the grace, sweep, flush, exit
@@ -37,6 +40,9 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     dropped   {local_rank, stream, bytes}      output lost because the spool was full
     stuck     {generation, processes: [{pid, command}]}       these resist SIGKILL
     swept     {generation, leftovers}          no descendant is left; so many had outlived the workers
+    reaped    {processes}                      answers reap: nothing of the run is left on the node
+    orphans   {processes}                      left by agents that are dead, of any run: they were killed
+    usurped   {owners}                         the rendezvous port was taken by somebody else
     listening {port}
     dialled   {results: [{family, address, ok, error}]}
 
@@ -60,7 +66,11 @@ HELLO_PREFIX = b"\x00distlaunch-agent "
 
 CONTROL = 1
 OUTPUT = 2
-HEADER = struct.Struct("!BHHI")
+HEADER = struct.Struct("!BHHHI")
+
+CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
+"""Exit statuses on the node: told to close; left by itself; the agent was killed and the guardian has swept;
+processes resisted the sweep. After all but the last the node is clean."""
 
 LEASE_S = 30.0
 """Seconds without a sign of life after which either side takes the other for lost."""
@@ -77,13 +87,14 @@ class ProtocolError(Exception):
 
 
 class Frame:
-    """One frame: ``kind``, ``node``, ``channel`` and ``payload`` (bytes)."""
+    """One frame: ``kind``, ``node``, ``generation``, ``channel`` and ``payload`` (bytes)."""
 
-    __slots__ = ("channel", "kind", "node", "payload")
+    __slots__ = ("channel", "generation", "kind", "node", "payload")
 
-    def __init__(self, kind: int, node: int, channel: int, payload: bytes) -> None:
+    def __init__(self, kind: int, node: int, generation: int, channel: int, payload: bytes) -> None:
         self.kind = kind
         self.node = node
+        self.generation = generation
         self.channel = channel
         self.payload = payload
 
@@ -98,15 +109,15 @@ class Frame:
         return message
 
 
-def encode_output(node: int, channel: int, payload: bytes) -> bytes:
+def encode_output(node: int, generation: int, channel: int, payload: bytes) -> bytes:
     """One OUTPUT frame; `payload` is at most MAX_OUTPUT bytes."""
-    return HEADER.pack(OUTPUT, node, channel, len(payload)) + payload
+    return HEADER.pack(OUTPUT, node, generation & 0xFFFF, channel, len(payload)) + payload
 
 
 def encode_message(node: int, message: "Message") -> bytes:
     """One CONTROL frame."""
     payload = json.dumps(message, separators=(",", ":")).encode()
-    return HEADER.pack(CONTROL, node, 0, len(payload)) + payload
+    return HEADER.pack(CONTROL, node, 0, 0, len(payload)) + payload
 
 
 def _refuse_constant(name: str) -> None:
@@ -129,12 +140,13 @@ class FrameDecoder:
         frames = []
         start = 0
         while len(self._buffer) - start >= HEADER.size:
-            kind, node, channel, length = HEADER.unpack_from(self._buffer, start)
+            kind, node, generation, channel, length = HEADER.unpack_from(self._buffer, start)
             self._check(kind, length)
             end = start + HEADER.size + length
             if len(self._buffer) < end:
                 break
-            frames.append(Frame(kind, node, channel, bytes(self._buffer[start + HEADER.size : end])))
+            payload = bytes(self._buffer[start + HEADER.size : end])
+            frames.append(Frame(kind, node, generation, channel, payload))
             start = end
         del self._buffer[:start]
         return frames

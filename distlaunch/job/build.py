@@ -10,9 +10,21 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, describe
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
-from distlaunch.job.spec import Address, EnvValue, JobSpec, Logs, NodeSpec, Program, SshOptions, Timeouts
+from distlaunch.job.spec import (
+    Address,
+    EnvValue,
+    JobSpec,
+    Logs,
+    NodeSpec,
+    Program,
+    Restarts,
+    SshOptions,
+    Timeouts,
+)
 
 Checked = Mapping[str, Any]
+ELASTIC_RESTARTS = 3
+"""An elastic job without `restarts.max` restarts so often; one that never does would not be elastic."""
 
 
 class Surroundings(NamedTuple):
@@ -70,18 +82,19 @@ class _Builder:
         if "nodes" in self.checked and "hostfile" in self.checked:
             self.problem("hostfile", "give nodes or hostfile, not both")
         self._endpoint()
-        nodes = self.checked.get("nodes")
-        for i, node in enumerate(nodes if isinstance(nodes, tuple) else ()):
-            self._hosts(i, node)
         self._check_env("env", self.checked.get("env"))
-        for i, node in self._node_records():
-            self._check_env(f"nodes[{i}].env", node.get("env"))
-
-    def _node_records(self) -> Iterator[tuple[int, Checked]]:
-        nodes = self.checked.get("nodes")
-        for i, node in enumerate(nodes if isinstance(nodes, tuple) else ()):
+        for path, node in self._listed():
+            self._hosts(path, node)
             if isinstance(node, Mapping):
-                yield i, node
+                self._check_env(f"{path}.env", node.get("env"))
+
+    def _listed(self) -> Iterator[tuple[str, str | Checked]]:
+        """Path and item of every host that is listed, in `nodes` and `spares`."""
+        for key in ("nodes", "spares"):
+            listed = self.checked.get(key)
+            for i, node in enumerate(listed if isinstance(listed, tuple) else ()):
+                if node is not None:
+                    yield f"{key}[{i}]", node
 
     def _check_env(self, path: str, env: Mapping[str, str | None] | None) -> None:
         for name, value in (env or {}).items():
@@ -119,11 +132,19 @@ class _Builder:
             env=self._env(checked.get("env")),
             python=self._program_path(checked.get("python")),
             timeouts=self._timeouts(),
+            restarts=self._restarts(),
+            spares=self._spares(),
+            min_nodes=checked.get("min_nodes"),
+            grow=checked.get("elastic", {}).get("grow", "restart"),
+            on_stall=checked.get("on_stall", "notice"),
             ssh=self._ssh(),
             places=self.places,
             source=source,
         )
+        self._check_twice(spec.pool)
         self._check_master(spec)
+        if spec.fewest > len(spec.nodes):
+            self.problem("min_nodes", f"{spec.min_nodes} is more than the {len(spec.nodes)} nodes of the job")
         return spec
 
     def _program(self) -> Program:
@@ -153,23 +174,26 @@ class _Builder:
             given = self.checked.get("nodes", 1)
             if isinstance(given, int):
                 return tuple(self._node_of(f"node{i}", Address(), {}, "nodes") for i in range(given))
-            nodes = [spec for i, node in enumerate(given) for spec in self._from_list(i, node)]
-        self._check_twice(nodes)
+            nodes = [spec for i, node in enumerate(given) for spec in self._from_list(f"nodes[{i}]", node)]
         return tuple(nodes)
+
+    def _spares(self) -> tuple[NodeSpec, ...]:
+        given = self.checked.get("spares", ())
+        return tuple(spec for i, node in enumerate(given) for spec in self._from_list(f"spares[{i}]", node))
 
     def _from_hostfile(self, entry: HostEntry) -> NodeSpec:
         reach = self._reach(entry.host, entry.user, entry.port)
         slots = {} if entry.slots is None else {"procs": entry.slots}
         return self._node_of(entry.host, reach, slots, "hostfile")
 
-    def _from_list(self, index: int, node: str | Checked) -> Iterator[NodeSpec]:
+    def _from_list(self, path: str, node: str | Checked) -> Iterator[NodeSpec]:
         record: Checked = {"host": node} if isinstance(node, str) else node
-        for user, host in self._hosts(index, node):
+        for user, host in self._hosts(path, node):
             reach = self._reach(host, record.get("user", user), record.get("port"))
-            yield self._node_of(host, reach, record, f"nodes[{index}]")
+            yield self._node_of(host, reach, record, path)
 
-    def _hosts(self, index: int, node: str | Checked | None) -> list[tuple[str | None, str]]:
-        """(user, host) of each host that an item of `nodes` names; what is no host is noted."""
+    def _hosts(self, path: str, node: str | Checked) -> list[tuple[str | None, str]]:
+        """(user, host) of each host that a listed item names; what is no host is noted."""
         text = node.get("host") if isinstance(node, Mapping) else node
         if not isinstance(text, str):
             return []  # noted by the type's check
@@ -177,10 +201,10 @@ class _Builder:
         try:
             hosts = expand_ranges(pattern)
         except ValueError as error:
-            self.problem(f"nodes[{index}]", str(error))
+            self.problem(path, str(error))
             return []
         if wrong := next(filter(None, map(host_error, hosts)), None):
-            self.problem(f"nodes[{index}]", wrong)
+            self.problem(path, wrong)
             return []
         return [(user, host) for host in hosts]
 
@@ -204,7 +228,7 @@ class _Builder:
             return Address()
         return Address(host, user, port)
 
-    def _check_twice(self, nodes: list[NodeSpec]) -> None:
+    def _check_twice(self, nodes: tuple[NodeSpec, ...]) -> None:
         seen: set[str] = set()
         for node in nodes:
             if node.label in seen:
@@ -242,6 +266,16 @@ class _Builder:
     def _timeouts(self) -> Timeouts:
         return Timeouts(**{f"{key}_s": value for key, value in self.checked.get("timeouts", {}).items()})
 
+    def _restarts(self) -> Restarts:
+        given = self.checked.get("restarts", {})
+        elastic = "min_nodes" in self.checked or bool(self.checked.get("spares"))
+        default = Restarts(most=ELASTIC_RESTARTS if elastic else 0)
+        return Restarts(
+            given.get("max", default.most),
+            given.get("backoff", default.backoff_s),
+            given.get("window", default.window_s),
+        )
+
     def _ssh(self) -> SshOptions:
         ssh = self.checked.get("ssh", {})
         connect_s = self._timeouts().connect_s
@@ -250,6 +284,7 @@ class _Builder:
             options=ssh.get("options", ()),
             persist_s=max(1, round(ssh["persist"])) if "persist" in ssh else None,
             connect_s=max(1, int(connect_s / 2)),
+            alive_s=max(1, int(self._timeouts().lease_s / 6)),
         )
 
     def _path(self, text: str) -> str:

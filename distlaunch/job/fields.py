@@ -69,7 +69,37 @@ TIMEOUTS = Record(
         ),
         "stop": Field(Duration(), "Between SIGTERM and SIGKILL.", "10s"),
         "job": Field(Duration(), "The whole job.", "none"),
+        "lease": Field(
+            Duration(least_s=3), "Silence after which a node is lost, and ends its workers.", "30s"
+        ),
+        "rejoin": Field(Duration(), "For a lost node to return, when the job can't go on without it.", "5m"),
+        "stall": Field(Duration(), "Without output, CPU and GPU use before a rank is said to stand.", "10m"),
     }
+)
+
+RESTARTS = Record(
+    {
+        "max": Field(
+            Integer(0, 10000),
+            "Restarts of the whole job, in any window, after a worker failed or a node was lost.",
+            "0; 3 with min_nodes or spares",
+        ),
+        "backoff": Field(
+            Duration(), "Wait before the second restart in a row, then twice as long each time.", "1s"
+        ),
+        "window": Field(Duration(), "The time in which at most max restarts may happen.", "1h"),
+    },
+    foreign={"max_restarts": "max", "limit": "max", "retries": "max", "delay": "backoff"},
+)
+
+ELASTIC = Record(
+    {
+        "grow": Field(
+            Choice(("restart", "now")),
+            "When a node that returned is taken in: at the next restart, or at once by a restart of its own.",
+            "restart",
+        ),
+    },
 )
 
 LOGS = Record(
@@ -106,6 +136,11 @@ JOB = Record(
             "A number of nodes on this machine, or the hosts in rank order.",
             "1",
         ),
+        "min_nodes": Field(Integer(1), "Go on with so few nodes when others are lost.", "all of them"),
+        "spares": Field(
+            ListOf(Either(text=Text("a host", r"[^\0]+"), entries=NODE)),
+            "Hosts that stand in for lost nodes.",
+        ),
         "hostfile": Field(SOME_TEXT, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
         "gpus_per_node": Field(
             Either(number=Integer(0), text=AUTO), "GPUs of each node; 0 = a CPU job.", "auto"
@@ -135,6 +170,11 @@ JOB = Record(
         ),
         "workdir": Field(SOME_TEXT, "Working directory of the workers.", "the job file's folder"),
         "timeouts": Field(TIMEOUTS, "How long things may take."),
+        "restarts": Field(RESTARTS, "What happens after a failure: the whole job starts again, or nothing."),
+        "elastic": Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
+        "on_stall": Field(
+            Choice(("notice", "restart", "stop")), "What to do when ranks stand for timeouts.stall.", "notice"
+        ),
         "logs": Field(LOGS, "Where output goes."),
         "ssh": Field(SSH, "How ssh is called."),
         "launcher": Field(
@@ -171,9 +211,15 @@ JOB = Record(
         "working_dir": "workdir",
         "log_dir": "logs.dir",
         "timeout": "timeouts.job",
+        "max_restarts": "restarts.max",
+        "rejoin": "timeouts.rejoin",
+        "stall": "timeouts.stall",
+        "grow": "elastic.grow",
+        "min_nnodes": "min_nodes",
+        "spare_nodes": "spares",
         "distributed_backend": "backend",
     },
-    later=("restarts", "max_restarts", "min_nodes", "spares", "elastic", "on_stall"),
+    later=("numa_binding", "cpu_binding"),
     name="a mapping of job keys",
 )
 

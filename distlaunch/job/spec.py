@@ -11,12 +11,13 @@ Console = Literal["all", "rank0", "none"] | tuple[int, ...]
 
 
 class SshOptions(NamedTuple):
-    """What the job file's `ssh` section says, and how long a TCP connect may take."""
+    """What the job file's `ssh` section says, how long a TCP connect may take, how often ssh looks."""
 
     config: str | None = None
     options: tuple[str, ...] = ()
     persist_s: int | None = None
     connect_s: int = 15
+    alive_s: int = 5
 
 
 class Address(NamedTuple):
@@ -65,12 +66,23 @@ class NodeSpec(NamedTuple):
 
 
 class Timeouts(NamedTuple):
-    """Seconds."""
+    """Seconds; `lease_s` without a sign of life make a node lost, here and there."""
 
     connect_s: float = 30.0
     join_s: float = 600.0
     stop_s: float = 10.0
     job_s: float | None = None
+    lease_s: float = 30.0
+    rejoin_s: float = 300.0
+    stall_s: float = 600.0
+
+
+class Restarts(NamedTuple):
+    """At most `most` restarts in any `window_s` seconds; `backoff_s` is the first wait, doubled each time."""
+
+    most: int = 0
+    backoff_s: float = 1.0
+    window_s: float = 3600.0
 
 
 class Logs(NamedTuple):
@@ -81,7 +93,10 @@ class Logs(NamedTuple):
 
 
 class JobSpec(NamedTuple):
-    """A whole job. Paths are absolute; `places` maps a path in the file to where it stands."""
+    """A whole job. Paths are absolute; `places` maps a path in the file to where it stands.
+
+    `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed.
+    """
 
     name: str
     nodes: tuple[NodeSpec, ...]
@@ -96,14 +111,34 @@ class JobSpec(NamedTuple):
     env: Env = NO_ENV
     python: str | None = None
     timeouts: Timeouts = Timeouts()
+    restarts: Restarts = Restarts()
+    spares: tuple[NodeSpec, ...] = ()
+    min_nodes: int | None = None
+    grow: Literal["restart", "now"] = "restart"
+    on_stall: Literal["notice", "restart", "stop"] = "notice"
     ssh: SshOptions = SshOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     source: str = "job"
 
     @property
+    def pool(self) -> tuple[NodeSpec, ...]:
+        """Every machine that may take part: the nodes, then the spares. A node's index counts here."""
+        return (*self.nodes, *self.spares)
+
+    @property
     def one_machine(self) -> bool:
-        """Whether every worker runs on the same machine."""
-        return len(self.nodes) == 1 or all(node.local for node in self.nodes)
+        """Whether every worker will always run on the same machine."""
+        return len(self.pool) == 1 or all(node.local for node in self.pool)
+
+    @property
+    def fewest(self) -> int:
+        """Nodes without which the job can't go on."""
+        return self.min_nodes or len(self.nodes)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job may run on other nodes than those listed."""
+        return bool(self.spares) or self.fewest < len(self.nodes)
 
     def error(self, path: str, text: str) -> JobError:
         """An error about what stands at `path`."""

@@ -111,25 +111,37 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 class Duration(NamedTuple):
     """`500ms`, `30s`, `10m`, `24h`, `7d`, or a number of seconds; becomes seconds."""
 
-    name: str = 'a duration such as "30s" or "10m"'
+    least_s: int = 0
+
+    @property
+    def name(self) -> str:
+        """What is expected."""
+        least = f" ≥ {self.least_s}s" if self.least_s else ""
+        return f'a duration{least} such as "30s" or "10m"'
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> float | None:
         """Seconds."""
-        match value:
-            case Scalar(value=bool()):
-                pass
-            case Scalar(value=int() | float() as number) if 0 <= number <= MAX_DURATION_S:
-                return float(number)
-            case Scalar(value=str(text)) if found := re.fullmatch(_DURATION, text):
-                seconds = float(found[1]) * _UNITS_S[found[2]]
-                if seconds <= MAX_DURATION_S:
-                    return seconds
-        _refuse(self, value, path, problems)
-        return None
+        seconds = _seconds(value)
+        if seconds is None or not self.least_s <= seconds <= MAX_DURATION_S:
+            _refuse(self, value, path, problems)
+            return None
+        return seconds
 
     def schema(self) -> Schema:
         """JSON Schema."""
-        return {"type": ["string", "number"], "pattern": r"^\d+(\.\d+)?\s*(ms|s|m|h|d)$", "minimum": 0}
+        pattern = r"^\d+(\.\d+)?\s*(ms|s|m|h|d)$"
+        return {"type": ["string", "number"], "pattern": pattern, "minimum": self.least_s}
+
+
+def _seconds(value: Value) -> float | None:
+    match value:
+        case Scalar(value=bool()):
+            return None
+        case Scalar(value=int() | float() as number) if number <= MAX_DURATION_S:
+            return float(number)
+        case Scalar(value=str(text)) if found := re.fullmatch(_DURATION, text):
+            return float(found[1]) * _UNITS_S[found[2]]
+    return None
 
 
 class Choice(NamedTuple):

@@ -2,23 +2,28 @@
 
 from collections.abc import Mapping
 
-from distlaunch.agent.wire import LEASE_S, Message
+from distlaunch.agent.wire import Message
 from distlaunch.contract import Rendezvous
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, WorkerPlan, common_contract, workers
-from distlaunch.supervisor.actions import Close, FindRoute, HoldPort, StartWorkers
+from distlaunch.supervisor.actions import Close, FindRoute, HoldPort, Reap, StartWorkers, StopWorkers
 from distlaunch.supervisor.state import State
 
-HEARTBEAT_S = 5.0
+HEARTBEATS = 6
+"""In each lease: so many signs of life may be lost but one."""
+
+AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | Reap | Close
+"""What is for an agent to do."""
 
 
-def meeting_of(plan: LaunchPlan, run_id: str, port: int, generation: int = 0) -> Rendezvous:
+def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0) -> Rendezvous:
     """What the workers of one generation share."""
     return Rendezvous(
         master_addr=plan.master_addr,
         master_port=port,
         run_id=plan.spec.rendezvous_id or run_id,
         backend=plan.backend,
-        restart_count=generation,
+        restart_count=restart_count,
+        max_restarts=plan.spec.restarts.most,
     )
 
 
@@ -29,7 +34,7 @@ def planned_workers(plan: LaunchPlan) -> dict[int, list[WorkerPlan]]:
     return {node.node_rank: workers(plan, node, meeting, interface) for node in plan.nodes}
 
 
-def message_for(action: HoldPort | FindRoute | StartWorkers | Close, state: State, run_id: str) -> Message:
+def message_for(action: AgentAction, state: State, run_id: str) -> Message:
     """The command that has an agent do what the supervisor wants."""
     match action:
         case HoldPort():
@@ -38,6 +43,10 @@ def message_for(action: HoldPort | FindRoute | StartWorkers | Close, state: Stat
             return {"op": "route", "address": action.address}
         case StartWorkers():
             return _start_message(state, action.node, run_id)
+        case StopWorkers():
+            return {"op": "stop", "grace_s": action.grace_s}
+        case Reap():
+            return {"op": "reap", "run_id": run_id}
         case Close():
             return {"op": "close", "grace_s": action.grace_s}
 
@@ -46,21 +55,25 @@ def running_workers(state: State, run_id: str) -> dict[int, list[WorkerPlan]]:
     """Node rank → its workers, as they are started in the current generation."""
     assert state.plan is not None
     assert state.port is not None
-    meeting = meeting_of(state.plan, run_id, state.port, state.generation)
+    meeting = meeting_of(state.plan, run_id, state.port, state.restart_count)
     return {
-        node.node_rank: workers(state.plan, node, meeting, state.nodes[node.node_rank].interface)
+        node.node_rank: workers(state.plan, node, meeting, state.nodes[node.node].interface)
         for node in state.plan.nodes
     }
 
 
 def _start_message(state: State, node: int, run_id: str) -> Message:
-    planned = running_workers(state, run_id)[node]
+    part = state.plan.part_of(node) if state.plan else None
+    assert part is not None
+    planned = running_workers(state, run_id)[part.node_rank]
     shared = common_contract(planned)
     return {
         "op": "start",
         "generation": state.generation,
+        "run_id": run_id,
         "grace_s": state.spec.timeouts.stop_s,
-        "lease_s": LEASE_S,
+        "lease_s": state.spec.timeouts.lease_s,
+        "stall_s": state.spec.timeouts.stall_s,
         "watch_port": state.port,
         # What all workers of the node have in common travels once.
         "env": {name: value.text for name, value in planned[0].env.items()}

@@ -1,5 +1,6 @@
 """The loop: waits for links, signals and deadlines, feeds the supervisor, executes its actions."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -10,6 +11,7 @@ from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.launch.record import Record
 from distlaunch.launch.reports import event_of, node_time
+from distlaunch.plan.layout import LaunchPlan
 from distlaunch.rim.link import Link
 from distlaunch.rim.signals import Signals
 from distlaunch.supervisor import actions, events
@@ -28,21 +30,25 @@ class Loop:
         self._heard: dict[int, float] = {}
         self._flow_told = 0.0
         self._clock_offsets: dict[int, float] = {}
-        self._next_heartbeat = time.monotonic() + commands.HEARTBEAT_S
+        self._lease_s = spec.timeouts.lease_s
+        self._heartbeat_s = self._lease_s / commands.HEARTBEATS
+        self._next_heartbeat = time.monotonic() + self._heartbeat_s
+        self._plans: dict[int, LaunchPlan] = {}
         self._finished = False
         self.state: State
 
-    def run(self, opened: Mapping[int, Link], find_master: Callable[[], str | None]) -> State:
+    def run(self, opened: Mapping[int, Link], find_addresses: Callable[[], Mapping[int, str]]) -> State:
         """Run the job; the last state tells how it ended.
 
         `opened` are links that were opened ahead, for the first attempt to connect.
-        `find_master` gives the address by which ssh reaches the first node; it is called once the
-        links are under way, which take longer.
+        `find_addresses` gives the addresses by which ssh reaches the nodes; it is called once the links are
+        under way, which take longer.
         """
         self._opened.update(opened)
-        self.state, first = begin(self._spec, time.monotonic())
+        self.state, first = begin(self._spec, time.monotonic(), int.from_bytes(os.urandom(2), "big") / 65536)
         self._execute(first)
-        self.state = self.state._replace(master_address=find_master())
+        for node, address in find_addresses().items():
+            self.state = self.state.with_node(node, address=address)
         while not self._finished:
             self._links.turn(self._wait_s())
             self._look_at_clock()
@@ -60,15 +66,17 @@ class Loop:
         if deadline is not None and now >= deadline:
             self._feed(events.Ticked())
         if now >= self._next_heartbeat:
-            self._next_heartbeat = now + commands.HEARTBEAT_S
+            self._next_heartbeat = now + self._heartbeat_s
             self._links.nudge()
             for node in self._links.present:
                 self._links.send(node, {"op": "ping"})
-                if now - self._heard.get(node, now) > wire.LEASE_S:
-                    self._links.give_up(node, f"nothing heard from it for {wire.LEASE_S:g} s")
+                if now - self._heard.get(node, now) > self._lease_s:
+                    self._links.give_up(node, f"nothing heard from it for {self._lease_s:g} s")
 
     def _feed(self, event: events.Event) -> None:
         self.state, todo = step(self.state, event, time.monotonic())
+        if self.state.plan:
+            self._plans[self.state.generation] = self.state.plan
         self._record.event(event, self.state)
         self._execute(todo)
 
@@ -91,6 +99,8 @@ class Loop:
 
     def _connect(self, node: int) -> None:
         link = self._opened.pop(node, None) or open_link(self._spec, node)
+        for learnt in (self._heard, self._clock_offsets):
+            learnt.pop(node, None)  # of an agent that was there before
         self._links.add(node, link)
 
     def _take(self, node: int, frame: wire.Frame) -> None:
@@ -98,12 +108,7 @@ class Loop:
         if frame.node != node:
             raise wire.ProtocolError(f"a frame of node {frame.node} came on the link of node {node}")
         if frame.kind == wire.OUTPUT:
-            local_rank, stream = divmod(frame.channel, 2)
-            rank = self.state.rank_of(node, local_rank)
-            if rank is None:
-                raise wire.ProtocolError(f"output of a local rank {local_rank} that does not exist")
-            self._record.output(rank, stream, frame.payload)
-            self._tell_of_flow(node)
+            self._take_output(node, frame)
             return
         message = frame.message()
         if (there := node_time(message)) is not None:
@@ -111,6 +116,16 @@ class Loop:
         event = event_of(node, message, lambda t: t + self._clock_offsets.get(node, 0.0))
         if event is not None:
             self._feed(event)
+
+    def _take_output(self, node: int, frame: wire.Frame) -> None:
+        local_rank, stream = divmod(frame.channel, 2)
+        # What a worker of an earlier generation printed may still be on the way.
+        plan = self._plans.get(frame.generation)
+        part = plan.part_of(node) if plan else None
+        if part is None or local_rank >= part.procs:
+            raise wire.ProtocolError(f"output of a local rank {local_rank} that does not exist")
+        self._record.output(part.first_rank + local_rank, stream, frame.payload, frame.generation)
+        self._tell_of_flow(node)
 
     def _tell_of_flow(self, node: int) -> None:
         now = time.monotonic()

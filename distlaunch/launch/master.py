@@ -1,36 +1,49 @@
-"""Finds what the other nodes call the first one, where the job file does not say it."""
+"""Finds what the other nodes call a node that may be the first one, where the job file does not say it."""
 
 import subprocess
-from collections.abc import Sequence
+import time
 
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.layout import is_loopback
 from distlaunch.transport.argv import ssh_resolve_argv
 
 RESOLVE_S = 2.0
 
 
-def master_address(spec: JobSpec) -> str | None:
-    """The address by which ssh reaches the first node, where the job needs it and does not say it."""
-    first = spec.nodes[0]
-    if spec.one_machine or spec.master_host or first.address or first.local:
-        return None
-    return _resolved(ssh_resolve_argv(first.reach, spec.ssh))
+def ssh_addresses(spec: JobSpec) -> dict[int, str]:
+    """Index in the pool → the address by which ssh reaches it, for the nodes whose address the job needs."""
+    if spec.one_machine:
+        return {}
+    needed = [index for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)]
+    asked = {index: _ask(spec, spec.pool[index]) for index in needed}
+    deadline = time.monotonic() + RESOLVE_S
+    answers = {index: _answer(process, deadline) for index, process in asked.items() if process}
+    return {index: address for index, address in answers.items() if address}
 
 
-def _resolved(argv: Sequence[str]) -> str | None:
+def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
+    if node.address or node.local:
+        return False
+    return not spec.master_host if index == 0 else spec.elastic
+
+
+def _ask(spec: JobSpec, node: NodeSpec) -> "subprocess.Popen[bytes] | None":
+    argv = ssh_resolve_argv(node.reach, spec.ssh)
+    null = subprocess.DEVNULL
     try:
-        answer = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=RESOLVE_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null)
+    except OSError:
         return None
-    found = [line.split()[1] for line in answer.stdout.splitlines() if line.startswith("hostname ")]
+
+
+def _answer(process: "subprocess.Popen[bytes]", deadline: float) -> str | None:
+    try:
+        said, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return None
+    lines = said.decode(errors="replace").splitlines()
+    found = [line.split()[1] for line in lines if line.startswith("hostname ")]
     # An alias for this very machine says nothing about what the others call it.
     return found[0] if found and not is_loopback(found[0]) else None

@@ -38,7 +38,7 @@ ahead = Ahead()
 
 def open_link(spec: JobSpec, index: int) -> Link:
     """Start the transport to node `index`; its agent will say hello."""
-    node = spec.nodes[index]
+    node = spec.pool[index]
     return _open(node.reach, node.python or spec.python, spec.ssh, index)
 
 
@@ -51,7 +51,7 @@ def open_links(spec: JobSpec) -> dict[int, Link]:
         links[0] = early
     elif early:
         early.discard()
-    return links | {index: open_link(spec, index) for index in range(len(links), len(spec.nodes))}
+    return links | {index: open_link(spec, index) for index in range(len(links), len(spec.pool))}
 
 
 def _open(reach: Address, named_python: str | None, ssh: SshOptions, index: int) -> Link:

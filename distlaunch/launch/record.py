@@ -25,24 +25,27 @@ class Record:
 
     def __init__(self, folder: RunFolder, console: Console, quiet: bool = False) -> None:
         self._folder, self._console, self._quiet = folder, console, quiet
-        self._planned = False
+        self._planned = -1
         self._warned = False
         self.last_words: dict[int, bytes] = {}
 
     def event(self, event: Event, state: State) -> None:
         """Write an event down, and the plan once there is one."""
-        if state.plan and isinstance(event, FIRST_SIGNS_OF_WORKERS) and not self._planned:
+        fresh = state.generation > self._planned
+        if state.plan and isinstance(event, FIRST_SIGNS_OF_WORKERS) and fresh:
             # Not before the workers are on their way: they need no plan.
-            self._planned = True
+            self._planned = state.generation
+            self.last_words.clear()
             self._console.show_ranks(prefixes(state.plan, state.spec.logs.console))
-            self._folder.write_plan(plan_document(state.plan, running_workers(state, self._folder.run_id)))
+            plan = plan_document(state.plan, running_workers(state, self._folder.run_id))
+            self._folder.write_plan(plan, state.generation)
         self._folder.record(type(event).__name__, _plain(event))
 
-    def output(self, rank: int, stream: int, data: bytes) -> None:
+    def output(self, rank: int, stream: int, data: bytes, generation: int) -> None:
         """Keep and show what a rank printed."""
-        if stream == 1:
+        if stream == 1 and generation >= self._planned:
             self.last_words[rank] = (self.last_words.get(rank, b"") + data)[-LAST_WORDS:]
-        self._folder.append_output(rank, stream, data)
+        self._folder.append_output(rank, stream, data, generation)
         if self._folder.lost_bytes and not self._warned:
             self._warned = True
             self._console.say(f"distlaunch: can't write to {self._folder.path}: output is being lost", 33)

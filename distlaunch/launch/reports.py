@@ -120,6 +120,9 @@ _EVENTS: Mapping[str, Callable[[int, _Fields, Clock], Event | None]] = {
     "unheld": lambda node, fields, clock: events.PortRefused(
         node, fields.text("error"), fields.mappings("owners")
     ),
+    "usurped": lambda node, fields, clock: events.PortUsurped(node, fields.mappings("owners")),
+    "reaped": lambda node, fields, clock: events.Reaped(node, fields.number("processes")),
+    "orphans": lambda node, fields, clock: events.OrphansKilled(node, fields.number("processes")),
     "route": _route,
     "started": lambda node, fields, clock: events.WorkerStarted(
         node, fields.number("local_rank"), fields.number("pid")

@@ -31,8 +31,8 @@ def start_run(spec: JobSpec) -> Start:
         folder = RunFolder(spec.logs.folder, run_id)
     except OSError as error:
         raise DistlaunchError(f"can't make the run folder in {spec.logs.folder}: {error.strerror}") from None
-    if len(spec.nodes) > MANY_NODES:
+    if len(spec.pool) > MANY_NODES:
         from distlaunch.rim.limits import make_room_for_links
 
-        make_room_for_links(len(spec.nodes))
+        make_room_for_links(len(spec.pool))
     return Start(spec, run_id, folder, open_links(spec), began)

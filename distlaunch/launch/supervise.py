@@ -5,7 +5,7 @@ import signal
 import time
 
 from distlaunch.launch.loop import Loop
-from distlaunch.launch.master import master_address
+from distlaunch.launch.master import ssh_addresses
 from distlaunch.launch.record import Record
 from distlaunch.launch.start import Start
 from distlaunch.launch.summary import Summary
@@ -20,7 +20,7 @@ def supervise(start: Start, signals: Signals, *, as_json: bool, quiet: bool) -> 
     console = Console(lambda: signals.raise_from_thread(signal.SIGPIPE), output_fd=2 if as_json else 1)
     record = Record(start.folder, console, quiet)
     loop = Loop(start.spec, start.run_id, record, signals)
-    state = loop.run(start.links, lambda: master_address(start.spec))
+    state = loop.run(start.links, lambda: ssh_addresses(start.spec))
     record.finish()
     words = {rank: data.decode(errors="replace") for rank, data in record.last_words.items()}
     summary = Summary(state, start.folder.path, words, time.monotonic() - start.began)

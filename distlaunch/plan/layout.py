@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch import contract
-from distlaunch.job.spec import Address, Env, JobSpec, NodeSpec
+from distlaunch.job.spec import Address, Env, JobSpec
 
 MAX_PROCS = 4096
 """Workers per node: the protocol has room for 32768."""
@@ -21,8 +21,9 @@ class Facts(NamedTuple):
 
 
 class NodePlan(NamedTuple):
-    """One node's part: workers `first_rank` … `first_rank + procs - 1`."""
+    """One node's part: workers `first_rank` … `first_rank + procs - 1`. `node` is its index in the pool."""
 
+    node: int
     node_rank: int
     label: str
     reach: Address
@@ -57,6 +58,15 @@ class LaunchPlan(NamedTuple):
         """The node on which `rank` runs."""
         return next(node for node in self.nodes if rank in node.ranks)
 
+    def part_of(self, node: int) -> NodePlan | None:
+        """What the pool's node of that index does, or None when it takes no part."""
+        return next((part for part in self.nodes if part.node == node), None)
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether all workers run on the same machine."""
+        return len(self.nodes) == 1 or all(node.reach.host is None for node in self.nodes)
+
 
 class WorkerPlan(NamedTuple):
     """One worker, ready to be spawned.
@@ -73,28 +83,29 @@ class WorkerPlan(NamedTuple):
     cwd: str
 
 
-def make_plan(spec: JobSpec, facts: Sequence[Facts], master_address: str | None = None) -> LaunchPlan:
-    """The plan of a job on nodes with these `facts`, one per node.
+def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
+    """The plan of a job on the nodes in `facts`: index in the pool → what is known, in rank order.
 
-    `master_address` is how ssh reaches the first node, where the job file does not name an address.
+    `master_address` is how ssh reaches the first of them, where the job file does not name an address.
     Raises `JobError` when the job can't run on such nodes.
     """
     nodes: list[NodePlan] = []
-    for index, (node, fact) in enumerate(zip(spec.nodes, facts, strict=True)):
+    for index, fact in facts.items():
         first_rank = nodes[-1].ranks.stop if nodes else 0
-        nodes.append(_node_plan(spec, node, fact, index, first_rank))
+        nodes.append(_node_plan(spec, fact, index, len(nodes), first_rank))
     backend = _backend(spec, nodes)
     return LaunchPlan(
         spec=spec,
         nodes=tuple(nodes),
         world_size=nodes[-1].ranks.stop,
         backend=backend,
-        master_addr=_master_addr(spec, master_address),
+        master_addr=_master_addr(spec, nodes, master_address),
         master_port=spec.master_port,
     )
 
 
-def _node_plan(spec: JobSpec, node: NodeSpec, fact: Facts, index: int, first_rank: int) -> NodePlan:
+def _node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: int, first_rank: int) -> NodePlan:
+    node = spec.pool[index]
     gpus = node.gpus if node.gpus is not None else fact.gpus
     if gpus is None:
         if node.procs is None or spec.backend == "auto":
@@ -110,7 +121,8 @@ def _node_plan(spec: JobSpec, node: NodeSpec, fact: Facts, index: int, first_ran
             node.path, f"{procs} workers on {node.label}: more than {MAX_PROCS} are not supported"
         )
     return NodePlan(
-        node_rank=index,
+        node=index,
+        node_rank=node_rank,
         label=node.label,
         reach=node.reach,
         first_rank=first_rank,
@@ -136,17 +148,19 @@ def _backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> str:
     return "gloo" if short else "nccl"
 
 
-def _master_addr(spec: JobSpec, master_address: str | None) -> str:
-    first = spec.nodes[0]
-    if spec.one_machine:
-        return spec.master_host or "127.0.0.1"
-    chosen = spec.master_host or first.address or master_address or first.label
+def _master_addr(spec: JobSpec, nodes: Sequence[NodePlan], master_address: str | None) -> str:
+    first = spec.pool[nodes[0].node]
+    # An endpoint in the job file names the first node; another that takes its place has its own address.
+    named = spec.master_host if nodes[0].node == 0 else None
+    if len(nodes) == 1 or all(node.reach.host is None for node in nodes):
+        return named or "127.0.0.1"
+    chosen = named or first.address or master_address or first.label
     if is_loopback(chosen):
         path = next((p for p in ("rendezvous.endpoint", "master_addr") if p in spec.places), first.path)
         raise spec.error(
             path,
             f"{chosen} is a loopback address, which the other nodes can't reach; "
-            f"give {path if spec.master_host else f'{first.path}.address'} one that they can",
+            f"give {path if named else f'{first.path}.address'} one that they can",
         )
     return chosen
 

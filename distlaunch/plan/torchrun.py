@@ -42,5 +42,5 @@ def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
 
 def _torchrun(plan: LaunchPlan, node: NodePlan) -> list[str]:
     """torchrun of the interpreter that the job names, else the one in PATH."""
-    named = plan.spec.nodes[node.node_rank].python or plan.spec.python
+    named = plan.spec.pool[node.node].python or plan.spec.python
     return [named, "-m", "torch.distributed.run"] if named else ["torchrun"]

@@ -1,5 +1,6 @@
 """The run folder: the plan, every event, every rank's output, private to the user."""
 
+import contextlib
 import json
 import os
 import re
@@ -31,11 +32,12 @@ class RunFolder:
         self.run_id = run_id
         self.lost_bytes = 0
         self._open: dict[str, int] = {}
+        self._generations: set[int] = set()
         self._began = time.monotonic()
 
-    def write_plan(self, plan: Mapping[str, Any]) -> None:
+    def write_plan(self, plan: Mapping[str, Any], generation: int = 0) -> None:
         """Keep the plan that is run."""
-        self._append("plan.json", (json.dumps(plan, indent=1) + "\n").encode())
+        self._append(self._inside(generation, "plan.json"), (json.dumps(plan, indent=1) + "\n").encode())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Keep how the run ended."""
@@ -48,9 +50,9 @@ class RunFolder:
             "events.jsonl", json.dumps({**times, "event": name, **fields}, default=str).encode() + b"\n"
         )
 
-    def append_output(self, rank: int, stream: int, data: bytes) -> None:
+    def append_output(self, rank: int, stream: int, data: bytes, generation: int = 0) -> None:
         """Append what a rank printed, byte for byte."""
-        self._append(_log_name(rank, stream), data)
+        self._append(self._inside(generation, _log_name(rank, stream)), data)
 
     def close(self) -> None:
         """Close all files."""
@@ -64,6 +66,17 @@ class RunFolder:
                 data = data[os.write(fd, data) :]
         except OSError:
             self.lost_bytes += len(data)
+
+    def _inside(self, generation: int, name: str) -> str:
+        """`name` for the first generation; later ones have folders of their own."""
+        if generation == 0:
+            return name
+        folder = f"generation{generation}"
+        if generation not in self._generations:
+            self._generations.add(generation)
+            with contextlib.suppress(OSError):  # if it can't be made, the loss is counted
+                os.mkdir(os.path.join(self.path, folder), 0o700)
+        return os.path.join(folder, name)
 
     def _descriptor(self, name: str) -> int:
         if name not in self._open:

@@ -29,6 +29,19 @@ class StartWorkers(NamedTuple):
     node: int
 
 
+class StopWorkers(NamedTuple):
+    """End the node's workers (SIGTERM, SIGKILL after `grace_s`) and sweep; the agent stays."""
+
+    node: int
+    grace_s: float
+
+
+class Reap(NamedTuple):
+    """End what an earlier agent of this run has left on the node."""
+
+    node: int
+
+
 class Close(NamedTuple):
     """End the node's workers (SIGTERM, SIGKILL after `grace_s`), sweep, and let the agent leave."""
 
@@ -60,4 +73,16 @@ class Finish(NamedTuple):
     """The job is over; the state's outcome says how."""
 
 
-Action = Connect | HoldPort | FindRoute | StartWorkers | Close | Drop | GiveUp | Notice | Finish
+Action = (
+    Connect
+    | HoldPort
+    | FindRoute
+    | StartWorkers
+    | StopWorkers
+    | Reap
+    | Close
+    | Drop
+    | GiveUp
+    | Notice
+    | Finish
+)

@@ -1,10 +1,12 @@
-"""Reaching all nodes: those that can't be reached are told together, and then nothing is started."""
+"""Reaching the nodes: at the start all together, and later those that were lost, until they return."""
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import Action, Connect, GiveUp, Notice
+from distlaunch.supervisor.actions import Action, Connect, GiveUp, Notice, Reap
 from distlaunch.supervisor.ending import all_closed, end_job, listed
-from distlaunch.supervisor.events import AgentUp
+from distlaunch.supervisor.events import AgentUp, OrphansKilled, Reaped
+from distlaunch.supervisor.members import choose_members, complete
 from distlaunch.supervisor.preparing import prepare
+from distlaunch.supervisor.restarting import RECONNECT_MAX_S, advance, grow, reconnect_later
 from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step
 from distlaunch.transport.failure import LinkFailure
 
@@ -14,25 +16,68 @@ RETRY_S = 0.4
 
 
 def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
-    """A node can be used."""
-    if state.nodes[event.node].phase is not NodePhase.CONNECTING:
+    """A node can be used, once nothing is left there of an agent that was lost."""
+    node = state.nodes[event.node]
+    if node.phase is not NodePhase.CONNECTING:
         return state, ()
-    state = state.with_node(event.node, phase=NodePhase.UP, facts=event.facts, failure=None)
-    return all_connected(state, now)
+    state = state.with_node(
+        event.node, phase=NodePhase.UP, facts=event.facts, failure=None, answer_by=None, leaving=False
+    )
+    if node.lost:
+        return state, (Reap(event.node),)
+    return _joined_the_pool(state, event.node, now)
+
+
+def on_reaped(event: Reaped, state: State, now: float) -> Step:
+    """A node that returned is clean."""
+    node = state.nodes[event.node]
+    if node.phase is not NodePhase.UP or not node.lost:
+        return state, ()
+    state = state.with_node(event.node, clean=True, fence_at=None, lost=False, attempts=1)
+    return _joined_the_pool(state, event.node, now)
+
+
+def _joined_the_pool(state: State, node: int, now: float) -> Step:
+    if state.phase is Phase.CONNECTING:
+        return all_connected(state, now)
+    if state.phase is Phase.RESTARTING:
+        return advance(state, now)
+    if state.phase is not Phase.RUNNING or complete(state) or node in state.members:
+        return state, ()
+    if state.spec.grow == "now":
+        return grow(state, node, now)
+    return state, (Notice("info", f"{state.label(node)} is back, and is taken in at the next restart"),)
+
+
+def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
+    """A run before this one had left something there."""
+    count = f"{event.processes} process{'es' if event.processes != 1 else ''}"
+    text = f"{state.label(event.node)}: {count} of an earlier run, whose agent is dead, had been left; killed"
+    return state, (Notice("warning", text),)
 
 
 def not_connected(state: State, node: int, failure: LinkFailure, now: float) -> Step:
     """A node can't be used, or not yet: try again where that can help."""
-    attempts = state.nodes[node].attempts
-    in_time = state.phase is Phase.CONNECTING and state.deadline is not None
-    if in_time and failure.worth_retrying and attempts < MAX_ATTEMPTS:
-        retry_at = now + RETRY_S * 2 ** (attempts - 1) * _jitter(node, attempts)
+    this = state.nodes[node]
+    if this.lost or state.phase is not Phase.CONNECTING:
+        return _not_back(state, node, failure, now)
+    in_time = this.answer_by is not None and now < this.answer_by
+    if in_time and failure.worth_retrying and this.attempts < MAX_ATTEMPTS:
+        retry_at = now + RETRY_S * 2 ** (this.attempts - 1) * _jitter(state, node, this.attempts)
         return state.with_node(node, phase=NodePhase.RETRYING, retry_at=retry_at, failure=failure), ()
     return _unusable(state, node, failure, now)
 
 
+def _not_back(state: State, node: int, failure: LinkFailure, now: float) -> Step:
+    """A node that the job goes on without could not be reached: later again, as long as that can help."""
+    if state.phase is Phase.STOPPING:
+        return _unusable(state, node, failure, now)
+    state = reconnect_later(state.with_node(node, failure=failure), node, now)
+    return advance(state, now) if state.phase is Phase.RESTARTING else (state, ())
+
+
 def _unusable(state: State, node: int, failure: LinkFailure, now: float) -> Step:
-    state = state.with_node(node, phase=NodePhase.UNUSABLE, failure=failure, retry_at=None)
+    state = state.with_node(node, phase=NodePhase.UNUSABLE, failure=failure, retry_at=None, answer_by=None)
     if state.phase is Phase.STOPPING:
         return all_closed(state, now)
     said = Notice("error", f"{state.label(node)}: {failure.kind.value}")
@@ -40,43 +85,71 @@ def _unusable(state: State, node: int, failure: LinkFailure, now: float) -> Step
     return state, (said, *actions)
 
 
-def _jitter(node: int, attempt: int) -> float:
+def _jitter(state: State, node: int, attempt: int) -> float:
     """0.5 to 1.5, spread over nodes by the golden ratio: nodes dropped together don't come back together."""
-    return 0.5 + ((node + 1) * 0.618034 + attempt * 0.414214) % 1.0
+    return 0.5 + (state.chance + (node + 1) * 0.618034 + attempt * 0.414214) % 1.0
 
 
 def all_connected(state: State, now: float) -> Step:
-    """Once every node has answered or failed: prepare, or end with all that failed."""
-    waiting = (NodePhase.CONNECTING, NodePhase.RETRYING)
-    if state.phase is not Phase.CONNECTING or any(node.phase in waiting for node in state.nodes):
+    """Prepare once the job has its nodes; end once it can't have enough of them."""
+    if state.phase is not Phase.CONNECTING or any(n.pending for n in state.nodes[: len(state.spec.nodes)]):
         return state, ()
+    found = choose_members(state)
+    if len(found) < len(state.spec.nodes) and any(node.pending for node in state.nodes):
+        return state, ()  # a spare may still come
+    if len(found) < state.spec.fewest:
+        return _too_few(state, now)
+    missing = [i for i in range(len(state.spec.nodes)) if i not in found]
+    state, actions = prepare(_with_another_try(state, missing, now), found, now)
+    if not missing:
+        return state, actions
+    text = f"without {listed([state.label(i) for i in missing])}: starting on {len(found)} nodes"
+    return state, (Notice("warning", text), *actions)
+
+
+def _too_few(state: State, now: float) -> Step:
     unusable = [i for i, node in enumerate(state.nodes) if node.phase is NodePhase.UNUSABLE]
-    if unusable:
-        names = listed([state.label(i) for i in unusable])
-        text = f"{len(unusable)} of {len(state.nodes)} nodes can't be used ({names}); nothing was started"
-        return end_job(state, Cause(text, Exit.UNREACHABLE, now, node=unusable[0]), now)
-    return prepare(state, now)
+    names = listed([state.label(i) for i in unusable])
+    text = f"{len(unusable)} of {len(state.nodes)} nodes can't be used ({names}); nothing was started"
+    return end_job(state, Cause(text, Exit.UNREACHABLE, now, node=unusable[0]), now)
 
 
-def connect_overdue(state: State, now: float) -> Step:
-    """Give up the nodes that have not answered in time: each reports its end, the last ends the phase."""
-    why = f"no agent after {state.spec.timeouts.connect_s:g} s"
-    actions: tuple[Action, ...] = tuple(
-        GiveUp(i, why) for i, node in enumerate(state.nodes) if node.phase is NodePhase.CONNECTING
-    )
-    state = state._replace(deadline=None)
+def _with_another_try(state: State, missing: list[int], now: float) -> State:
+    """The job starts without these nodes: those that may come later are tried again."""
+    for index in missing:
+        failure = state.nodes[index].failure
+        if failure and failure.may_pass:
+            state = state.with_node(
+                index, phase=NodePhase.RETRYING, retry_at=now + RECONNECT_MAX_S, lost=True, attempts=2
+            )
+    return state
+
+
+def connects_due(state: State, now: float) -> Step:
+    """Connect again where the wait is over; give up who has not answered in time."""
+    actions: tuple[Action, ...] = ()
     for i, node in enumerate(state.nodes):
-        if node.phase is NodePhase.RETRYING and node.failure:
-            state, said = _unusable(state, i, node.failure, now)
-            actions += said
+        if node.answer_by is not None and now >= node.answer_by:
+            state = state.with_node(i, answer_by=None)
+            if node.phase is NodePhase.CONNECTING:
+                why = f"no agent after {state.spec.timeouts.connect_s:g} s"
+                actions += (GiveUp(i, why),)  # it reports its end, which says what was heard from it
+            elif node.failure:
+                state, said = _unusable(state, i, node.failure, now)
+                actions += said
+        elif node.retry_at is not None and now >= node.retry_at:
+            state = _connecting_again(state, i, now)
+            actions += (Connect(i),)
     return state, actions
 
 
-def retries_due(state: State, now: float) -> Step:
-    """Connect again where the wait is over."""
-    actions: list[Action] = []
-    for i, node in enumerate(state.nodes):
-        if node.retry_at is not None and now >= node.retry_at:
-            state = state.with_node(i, phase=NodePhase.CONNECTING, attempts=node.attempts + 1, retry_at=None)
-            actions.append(Connect(i))
-    return state, tuple(actions)
+def _connecting_again(state: State, index: int, now: float) -> State:
+    node = state.nodes[index]
+    answer_by = now + state.spec.timeouts.connect_s if node.lost else node.answer_by
+    return state.with_node(
+        index,
+        phase=NodePhase.CONNECTING,
+        attempts=node.attempts + 1,
+        retry_at=None,
+        answer_by=answer_by,
+    )

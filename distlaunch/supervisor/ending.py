@@ -39,17 +39,19 @@ def _close_all(state: State, grace_s: float) -> Step:
             actions.append(Close(i, grace_s))
         elif not node.phase.over:
             actions.append(Drop(i))
-            state = state.with_node(i, phase=NodePhase.UNUSABLE, retry_at=None)
+            phase = NodePhase.LOST if node.lost else NodePhase.UNUSABLE
+            state = state.with_node(i, phase=phase, retry_at=None, answer_by=None)
     return state, tuple(actions)
 
 
 def on_swept(event: Swept, state: State, now: float) -> Step:
     """A node is clean: nothing of the job is left there."""
-    if state.phase is not Phase.STOPPING or state.nodes[event.node].phase is not NodePhase.UP:
+    if state.nodes[event.node].phase is not NodePhase.UP or event.generation != state.generation:
         return state, ()
-    state = with_time_to_drain(
-        state.with_node(event.node, phase=NodePhase.SWEPT, leftovers=event.leftovers), now
-    )
+    state = state.with_node(event.node, clean=True, leftovers=event.leftovers)
+    if state.phase is not Phase.STOPPING:
+        return state, ()
+    state = with_time_to_drain(state.with_node(event.node, phase=NodePhase.SWEPT), now)
     if event.leftovers and state.cause is None:
         text = (
             f"{state.label(event.node)}: {event.leftovers} processes outlived their workers and were killed"

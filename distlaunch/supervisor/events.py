@@ -36,6 +36,13 @@ class PortHeld(NamedTuple):
     port: int
 
 
+class PortUsurped(NamedTuple):
+    """Somebody else listens on the rendezvous port; `owners` as in `PortRefused`."""
+
+    node: int
+    owners: tuple[Mapping[str, Any], ...]
+
+
 class PortRefused(NamedTuple):
     """The rendezvous port can't be had; `owners` are {uid, pid, command} as far as visible."""
 
@@ -117,6 +124,20 @@ class Swept(NamedTuple):
     leftovers: int
 
 
+class Reaped(NamedTuple):
+    """Nothing of this run is left on the node; so many processes were."""
+
+    node: int
+    processes: int
+
+
+class OrphansKilled(NamedTuple):
+    """So many processes of earlier runs, whose agents are dead, were left on the node and killed."""
+
+    node: int
+    processes: int
+
+
 class Stuck(NamedTuple):
     """These processes, as {pid, command}, resist SIGKILL."""
 
@@ -140,6 +161,7 @@ Event = (
     | LinkEnded
     | PortHeld
     | PortRefused
+    | PortUsurped
     | RouteFound
     | RouteFailed
     | WorkerStarted
@@ -149,6 +171,8 @@ Event = (
     | OutputFlows
     | OutputLost
     | Swept
+    | Reaped
+    | OrphansKilled
     | Stuck
     | Interrupted
     | Ticked

@@ -4,42 +4,53 @@ from collections.abc import Sequence
 
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.layout import Facts, make_plan
-from distlaunch.supervisor.actions import FindRoute, HoldPort, StartWorkers
+from distlaunch.supervisor.actions import FindRoute, GiveUp, HoldPort, StartWorkers
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFailed, RouteFound
 from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerState
 
 
-def prepare(state: State, now: float) -> Step:
+def prepare(state: State, members: Sequence[int], now: float) -> Step:
     """All agents are there: make the plan, hold the port, find the interfaces."""
-    facts = [node.facts or Facts("") for node in state.nodes]
+    facts = {index: state.nodes[index].facts or Facts("") for index in members}
     try:
-        plan = make_plan(state.spec, facts, state.master_address)
+        plan = make_plan(state.spec, facts, state.nodes[members[0]].address)
     except JobError as error:
         return end_job(state, Cause(str(error), error.exit_status, now), now)
+    moved = state.plan is None or state.plan.master_addr != plan.master_addr
     state = state._replace(
         phase=Phase.PREPARING,
         plan=plan,
         workers=tuple(WorkerState(rank) for rank in range(plan.world_size)),
         deadline=now + state.spec.timeouts.connect_s,
     )
-    if state.spec.one_machine:
-        nodes = tuple(node._replace(ready=True, interface="lo") for node in state.nodes)
-        return state._replace(nodes=nodes), (HoldPort(0, plan.master_port),)
-    routes = tuple(FindRoute(node.node_rank, plan.master_addr) for node in plan.nodes[1:])
-    return state, (HoldPort(0, plan.master_port), *routes)
+    first, *others = members
+    hold = HoldPort(first, plan.master_port)
+    if plan.one_machine:
+        return _all_ready(state, members, "lo" if state.spec.one_machine else None), (hold,)
+    if moved:
+        for index in members:
+            state = state.with_node(index, ready=False, interface=None)
+    unsure = [index for index in others if not state.nodes[index].ready]
+    return state, (hold, *(FindRoute(index, plan.master_addr) for index in unsure))
+
+
+def _all_ready(state: State, members: Sequence[int], interface: str | None) -> State:
+    for index in members:
+        state = state.with_node(index, ready=True, interface=interface)
+    return state
 
 
 def on_port_held(event: PortHeld, state: State, now: float) -> Step:
     """The first node has the port."""
-    if event.node != 0:
+    if event.node not in state.members[:1]:
         return state, ()  # nobody asked it
     return _all_prepared(state._replace(port=event.port), now)
 
 
 def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
     """The port is taken: end, naming who has it."""
-    if event.node != 0 or state.plan is None:
+    if event.node not in state.members[:1] or state.plan is None:
         return state, ()
     text = f"{state.label(event.node)} has no port to spare for the rendezvous: {event.error.lower()}"
     if state.plan.master_port is not None:
@@ -65,27 +76,34 @@ def _owner_words(owner: object) -> str:
 
 def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     """A node knows its way to the master."""
+    if event.node not in state.members:
+        return state, ()
     state = state.with_node(event.node, ready=True, interface=event.interface)
-    if event.node != 0 and state.nodes[0].interface is None and not state.nodes[0].ready:
+    first = state.members[0]
+    if event.node != first and state.nodes[first].interface is None and not state.nodes[first].ready:
         # The master's interface is the one that carries the address by which the others reach it.
-        return state.with_node(0, interface=""), (FindRoute(0, event.address),)
+        return state.with_node(first, interface=""), (FindRoute(first, event.address),)
     return _all_prepared(state, now)
 
 
 def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
     """A node knows no way to the master: end, saying what to set."""
-    assert state.plan is not None
-    if event.node == 0:
-        return _all_prepared(state.with_node(0, ready=True, interface=None), now)
+    if state.plan is None or event.node not in state.members:
+        return state, ()
+    first = state.members[0]
+    if event.node == first:
+        return _all_prepared(state.with_node(first, ready=True, interface=None), now)
     text = (
         f"{state.label(event.node)} can't reach MASTER_ADDR {state.plan.master_addr}: {event.error}; "
-        f"set {state.spec.nodes[0].path}.address to what the other nodes call {state.label(0)}"
+        f"set {state.spec.pool[first].path}.address to what the other nodes call {state.label(first)}"
     )
     return end_job(state, Cause(text, Exit.USAGE, now, node=event.node), now)
 
 
 def _all_prepared(state: State, now: float) -> Step:
-    if state.phase is not Phase.PREPARING or state.port is None or not all(n.ready for n in state.nodes):
+    if state.phase is not Phase.PREPARING or state.port is None:
+        return state, ()
+    if not all(state.nodes[index].ready for index in state.members):
         return state, ()
     state = state._replace(
         phase=Phase.RUNNING,
@@ -93,11 +111,19 @@ def _all_prepared(state: State, now: float) -> Step:
         started_at=now,
         join_deadline=now + state.spec.timeouts.join_s,
     )
-    return state, tuple(StartWorkers(node) for node in range(len(state.nodes)))
+    for index in state.members:
+        state = state.with_node(index, clean=False)
+    return state, tuple(StartWorkers(index) for index in state.members)
 
 
 def prepare_overdue(state: State, now: float) -> Step:
     """A node that said hello does not answer any more."""
-    slow = [state.label(i) for i, node in enumerate(state.nodes) if not node.ready] or [state.label(0)]
+    slow = [state.label(i) for i in state.members if not state.nodes[i].ready] or [
+        state.label(state.members[0])
+    ]
+    if state.generation:  # it worked before: lost, and the job may go on without it
+        late = [i for i in state.members if state.label(i) in slow]
+        why = f"no answer in {state.spec.timeouts.connect_s:g} s"
+        return state._replace(deadline=None), tuple(GiveUp(i, why) for i in late)
     text = f"no answer from {listed(slow)} while preparing"
     return end_job(state, Cause(text, Exit.UNREACHABLE, now), now)

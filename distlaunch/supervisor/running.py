@@ -12,9 +12,9 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
+from distlaunch.supervisor.restarting import advance, generation_failed, lose_node
 from distlaunch.supervisor.state import (
     Cause,
-    NodePhase,
     Phase,
     State,
     Step,
@@ -57,7 +57,7 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
         status=event.status,
         at=event.at,
         error_record=event.error_record,
-        stopped=state.phase is Phase.STOPPING,
+        stopped=state.phase is not Phase.RUNNING,
     )
     if event.status != 0:
         return _rank_failed(state, rank, event, now)
@@ -70,12 +70,20 @@ def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
     text = f"rank {rank} ({state.label(event.node)}) failed first: {status_words(event.status)}"
     cause = Cause(text, exit_status_of(event.status), event.at, rank, event.node)
     if state.phase is Phase.RUNNING:
-        return end_job(state, cause, now)
+        return generation_failed(state, cause, now)
     known = state.cause
     if known is not None and known.rank is not None and event.at < known.at:
         # Its link was slower than that of the rank we heard of first.
-        return state.with_worker(rank, stopped=False)._replace(cause=cause), ()
+        return _with_cause(state.with_worker(rank, stopped=False), cause), ()
     return state, ()
+
+
+def _with_cause(state: State, cause: Cause) -> State:
+    state = state._replace(cause=cause)
+    if state.phase is not Phase.RESTARTING:
+        return state
+    *earlier, last = state.restarts
+    return state._replace(restarts=(*earlier, last._replace(cause=cause)))
 
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
@@ -116,23 +124,31 @@ def _rank_name(state: State, rank: int) -> str:
 
 def node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step:
     """A node is gone, and its workers with it."""
-    state = state.with_node(node, phase=NodePhase.LOST, failure=failure)
-    for worker in state.workers:
-        mine = state.plan is not None and state.plan.node_of(worker.rank).node_rank == node
-        if mine and worker.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING):
-            state = state.with_worker(worker.rank, phase=WorkerPhase.LOST, at=now)
+    leaving = state.nodes[node].leaving
+    state = lose_node(state, node, failure, now)
     if state.phase is Phase.STOPPING:
         said = Notice("warning", f"{state.label(node)}: the agent ended before it confirmed its clean-up")
         state, actions = all_closed(with_time_to_drain(state, now), now)
         return state, (said, *actions)
     last = failure.words.splitlines()[-1:] or ["its agent ended"]
     text = f"{state.label(node)} was lost: {last[0]}"
-    return end_job(state, Cause(text, Exit.NODE_LOST, now, node=node), now)
+    if state.phase is Phase.CONNECTING:
+        return end_job(state, Cause(text, Exit.NODE_LOST, now, node=node), now)
+    if state.phase is not Phase.RESTARTING and node in state.members:
+        return generation_failed(state, Cause(text, Exit.NODE_LOST, now, node=node), now)
+    state, actions = advance(state, now)
+    return (state, actions) if leaving else (state, (Notice("warning", text), *actions))
 
 
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     """An agent was stopped by someone: its workers are not to blame for ending."""
     if state.phase is Phase.STOPPING:
         return state, ()
+    state = state.with_node(event.node, leaving=True)
     text = f"{state.label(event.node)} was lost: its agent was stopped by {signal_words(event.signum)}"
-    return end_job(state, Cause(text, Exit.NODE_LOST, now, node=event.node), now)
+    cause = Cause(text, Exit.NODE_LOST, now, node=event.node)
+    if state.phase is Phase.CONNECTING:
+        return end_job(state, cause, now)
+    if state.phase is not Phase.RESTARTING and event.node in state.members:
+        return generation_failed(state, cause, now)
+    return state, (Notice("warning", text),)

@@ -12,11 +12,12 @@ from distlaunch.transport.failure import LinkFailure
 
 
 class Phase(Enum):
-    """Where the job is; it only moves forward."""
+    """Where the job is; it moves forward, but for RESTARTING, which leads back to PREPARING."""
 
     CONNECTING = "connecting"
     PREPARING = "preparing"
     RUNNING = "running"
+    RESTARTING = "restarting"
     STOPPING = "stopping"
     DONE = "done"
 
@@ -39,16 +40,37 @@ class NodePhase(Enum):
 
 
 class NodeState(NamedTuple):
-    """One node: `ready` once its part of the preparations is done."""
+    """One node of the pool.
+
+    `ready` once its part of the preparations is done; `clean` while no worker of ours can be there, and
+    `fence_at` is when a lost node is taken to be clean without having said so. `answer_by` is when a node
+    that is being connected is given up, `address` how ssh reaches it.
+    """
 
     phase: NodePhase = NodePhase.CONNECTING
     attempts: int = 1
+    answer_by: float | None = None
     retry_at: float | None = None
     facts: Facts | None = None
     failure: LinkFailure | None = None
+    address: str | None = None
     interface: str | None = None
     ready: bool = False
+    clean: bool = True
+    fence_at: float | None = None
+    lost: bool = False
+    leaving: bool = False
     leftovers: int = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether it is still being connected for the first time."""
+        return self.phase in (NodePhase.CONNECTING, NodePhase.RETRYING) and not self.lost
+
+    @property
+    def usable(self) -> bool:
+        """Whether workers can be started there."""
+        return self.phase is NodePhase.UP and self.clean and not self.leaving
 
 
 class WorkerPhase(Enum):
@@ -84,13 +106,34 @@ class Cause(NamedTuple):
     node: int | None = None
 
 
+class Why(Enum):
+    """Why there was a new generation; only failures count against `restarts.max`."""
+
+    FAILURE = "failure"
+    GROWTH = "growth"
+    PORT = "port"
+
+
+class Restart(NamedTuple):
+    """The end of a generation that another one followed; it had lived `lived_s` seconds."""
+
+    at: float
+    why: Why
+    cause: Cause
+    lived_s: float
+
+
 class State(NamedTuple):
-    """The whole job. `workers[rank]` is there once the plan is; `deadline` is that of the phase."""
+    """The whole job. `workers[rank]` is there once the plan is; `deadline` is that of the phase.
+
+    `nodes` are the pool's; those that take part in the generation are the plan's. `cause` is why the
+    generation, or the job, is being ended. `chance` (0 to 1) spreads what many runs would do at once.
+    """
 
     spec: JobSpec
     nodes: tuple[NodeState, ...]
     began_at: float
-    master_address: str | None = None
+    chance: float = 0.0
     phase: Phase = Phase.CONNECTING
     deadline: float | None = None
     plan: LaunchPlan | None = None
@@ -100,6 +143,9 @@ class State(NamedTuple):
     started_at: float | None = None
     join_deadline: float | None = None
     cause: Cause | None = None
+    restarts: tuple[Restart, ...] = ()
+    restart_at: float | None = None
+    rejoin_by: float | None = None
     interrupts: int = 0
     ended_at: float | None = None
 
@@ -111,7 +157,11 @@ class State(NamedTuple):
     @property
     def next_deadline(self) -> float | None:
         """When `Ticked` is due next, or None."""
-        due = [self.deadline, self.join_deadline, self._job_deadline, *(node.retry_at for node in self.nodes)]
+        due = [self.deadline, self.join_deadline, self._job_deadline]
+        for node in self.nodes:
+            due += [node.retry_at, node.answer_by]
+        if self.phase is Phase.RESTARTING:
+            due += [self.restart_at, self.rejoin_by, *(node.fence_at for node in self.nodes)]
         return min((at for at in due if at is not None), default=None)
 
     @property
@@ -127,13 +177,24 @@ class State(NamedTuple):
 
     def label(self, node: int) -> str:
         """What the user calls the node."""
-        return self.spec.nodes[node].label
+        return self.spec.pool[node].label
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The nodes of this generation, in rank order."""
+        return tuple(part.node for part in self.plan.nodes) if self.plan else ()
+
+    @property
+    def restart_count(self) -> int:
+        """TORCHELASTIC_RESTART_COUNT: earlier generations, but for those that only lost their port."""
+        return sum(restart.why is not Why.PORT for restart in self.restarts)
 
     def rank_of(self, node: int, local_rank: int) -> int | None:
         """The rank of a worker, or None when the plan has no such worker."""
-        if self.plan is None or not 0 <= local_rank < self.plan.nodes[node].procs:
+        part = self.plan.part_of(node) if self.plan else None
+        if part is None or not 0 <= local_rank < part.procs:
             return None
-        return self.plan.nodes[node].first_rank + local_rank
+        return part.first_rank + local_rank
 
     def with_node(self, node: int, **changes: Any) -> "State":
         """This state with one node changed."""

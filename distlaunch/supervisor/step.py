@@ -5,7 +5,7 @@ from typing import Any
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
-from distlaunch.supervisor import connecting, ending, preparing, running
+from distlaunch.supervisor import connecting, ending, preparing, restarting, running
 from distlaunch.supervisor.actions import Connect
 from distlaunch.supervisor.events import (
     AgentLeaving,
@@ -13,11 +13,14 @@ from distlaunch.supervisor.events import (
     Event,
     Interrupted,
     LinkEnded,
+    OrphansKilled,
     OutputFlows,
     OutputLost,
     PortHeld,
     PortRefused,
+    PortUsurped,
     RanksJoined,
+    Reaped,
     RouteFailed,
     RouteFound,
     Stuck,
@@ -30,15 +33,11 @@ from distlaunch.supervisor.events import (
 from distlaunch.supervisor.state import Cause, NodePhase, NodeState, Phase, State, Step
 
 
-def begin(spec: JobSpec, now: float) -> Step:
-    """The first state of a job: all nodes are connected at once."""
-    state = State(
-        spec=spec,
-        nodes=tuple(NodeState() for _ in spec.nodes),
-        began_at=now,
-        deadline=now + spec.timeouts.connect_s,
-    )
-    return state, tuple(Connect(node) for node in range(len(spec.nodes)))
+def begin(spec: JobSpec, now: float, chance: float = 0.0) -> Step:
+    """The first state of a job: all nodes are connected at once. `chance` is 0 to 1, another in each run."""
+    node = NodeState(answer_by=now + spec.timeouts.connect_s)
+    state = State(spec=spec, nodes=(node,) * len(spec.pool), began_at=now, chance=chance)
+    return state, tuple(Connect(node) for node in range(len(spec.pool)))
 
 
 def step(state: State, event: Event, now: float) -> Step:
@@ -60,6 +59,12 @@ def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
     return running.node_lost(state, event.node, event.failure, now)
 
 
+def _on_swept(event: Swept, state: State, now: float) -> Step:
+    state, actions = ending.on_swept(event, state, now)
+    state, more = restarting.advance(state, now)
+    return state, (*actions, *more)
+
+
 def _on_ticked(event: Ticked, state: State, now: float) -> Step:
     if state.job_overdue(now):
         text = f"the job's time limit of {state.spec.timeouts.job_s:g} s has passed"
@@ -68,14 +73,16 @@ def _on_ticked(event: Ticked, state: State, now: float) -> Step:
         return running.join_overdue(state, now)
     if state.deadline is not None and now >= state.deadline:
         return _phase_overdue(state, now)
-    return connecting.retries_due(state, now)
+    state, actions = connecting.connects_due(state, now)
+    state, more = restarting.advance(state, now)
+    return state, (*actions, *more)
 
 
 def _phase_overdue(state: State, now: float) -> Step:
-    if state.phase is Phase.CONNECTING:
-        return connecting.connect_overdue(state, now)
     if state.phase is Phase.PREPARING:
         return preparing.prepare_overdue(state, now)
+    if state.phase is Phase.RESTARTING:
+        return restarting.clearing_overdue(state, now)
     return ending.stop_overdue(state, now)
 
 
@@ -85,13 +92,16 @@ _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
     LinkEnded: _on_link_ended,
     PortHeld: preparing.on_port_held,
     PortRefused: preparing.on_port_refused,
+    PortUsurped: restarting.on_port_usurped,
     RouteFound: preparing.on_route_found,
     RouteFailed: preparing.on_route_failed,
     WorkerStarted: running.on_worker_started,
     WorkerUnstarted: running.on_worker_unstarted,
     WorkerExited: running.on_worker_exited,
     RanksJoined: running.on_ranks_joined,
-    Swept: ending.on_swept,
+    Swept: _on_swept,
+    Reaped: connecting.on_reaped,
+    OrphansKilled: connecting.on_orphans_killed,
     OutputFlows: ending.on_output_flows,
     OutputLost: ending.on_output_lost,
     Stuck: ending.on_stuck,
@@ -100,7 +110,7 @@ _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
 }
 
 _ALIVE = frozenset(Phase) - {Phase.DONE}
-_WITH_WORKERS = frozenset({Phase.RUNNING, Phase.STOPPING})
+_WITH_WORKERS = frozenset({Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
 _PHASES: Mapping[type, frozenset[Phase]] = {
     PortHeld: frozenset({Phase.PREPARING}),
     PortRefused: frozenset({Phase.PREPARING}),
@@ -110,5 +120,6 @@ _PHASES: Mapping[type, frozenset[Phase]] = {
     WorkerUnstarted: _WITH_WORKERS,
     WorkerExited: _WITH_WORKERS,
     RanksJoined: frozenset({Phase.RUNNING}),
+    PortUsurped: frozenset({Phase.RUNNING}),
 }
 """When an event means something; a node that reports out of turn is not heard."""

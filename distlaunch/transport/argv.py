@@ -8,8 +8,7 @@ from distlaunch.transport.boot import SCRIPT
 # Ours come first and so win over the user's: ssh takes the first value of each option.
 _FIXED = (
     "BatchMode=yes",  # a password prompt would hang unseen
-    "ServerAliveInterval=5",
-    "ServerAliveCountMax=3",  # a silent network is noticed after 19.4 s
+    "ServerAliveCountMax=3",  # with an interval of 5 s a silent network is noticed after 19.4 s
     "ForwardX11=no",
     "ForwardAgent=no",
     "ClearAllForwardings=yes",
@@ -38,7 +37,8 @@ def ssh_argv(address: Address, ssh: SshOptions) -> list[str]:
     """An agent at the other end of OpenSSH's client."""
     if address.host is None:
         raise ValueError("a node on this machine is not reached over ssh")
-    options = [*_FIXED, f"ConnectTimeout={ssh.connect_s}", *_sharing(ssh), *ssh.options, *_RECENT]
+    times = (f"ServerAliveInterval={ssh.alive_s}", f"ConnectTimeout={ssh.connect_s}")
+    options = [*_FIXED, *times, *_sharing(ssh), *ssh.options, *_RECENT]
     return [
         "ssh",
         *(["-F", ssh.config] if ssh.config else []),

@@ -4,6 +4,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
+from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.transport.boot import NO_PYTHON, TOO_OLD
 
 
@@ -26,10 +27,16 @@ class Kind(Enum):
 
 
 class LinkFailure(NamedTuple):
-    """A failed link: its kind, the last words received, and whether trying again can help."""
+    """A failed link: its kind, the last words received, and whether the node said that it is `clean`."""
 
     kind: Kind
     words: str = ""
+    clean: bool = False
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the node may be usable later without anybody's mending a setting."""
+        return self.kind not in _SETTINGS
 
     @property
     def worth_retrying(self) -> bool:
@@ -42,6 +49,9 @@ class LinkFailure(NamedTuple):
         return _ADVICE[self.kind]
 
 
+_SETTINGS = frozenset(
+    {Kind.AUTHENTICATION, Kind.HOST_KEY, Kind.NO_PYTHON, Kind.OLD_PYTHON, Kind.PROTOCOL, Kind.BAD_OPTION}
+)
 _ADVICE = {
     Kind.UNREACHABLE: "is the machine up, and the name, address and port right?",
     Kind.UNRESOLVED: "give the host as ssh knows it, or add it to your ssh_config",
@@ -94,6 +104,8 @@ _BY_SSH = (
 )
 
 
+CLEAN_STATUSES = (CLEAN, LEFT_EARLY, AGENT_DIED)
+"""How a guardian ends when nothing is left below it; ssh passes it on."""
 SSH_FAILED = 255
 """Exit status of ssh's own failures; any other is the node's, passed on."""
 MAX_NOISE_LINES = 4
@@ -124,7 +136,7 @@ def classify(
     if protocol_error:
         return LinkFailure(Kind.PROTOCOL, "\n".join([protocol_error, *words]))
     if booted or status in (None, SSH_FAILED):
-        return LinkFailure(Kind.LOST, "\n".join(words))
+        return LinkFailure(Kind.LOST, "\n".join(words), clean=booted and status in CLEAN_STATUSES)
     return LinkFailure(Kind.UNSTARTED, "\n".join([*words, f"it ended with status {status}"]))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from distlaunch.errors import DistlaunchError, JobError, UsageError
 from distlaunch.job.fields import JOB, reference
-from distlaunch.job.spec import Address, EnvValue, JobSpec
+from distlaunch.job.spec import Address, EnvValue, JobSpec, Timeouts
 from distlaunch.rim.job_file import load_job
 from tests.unit.samples import bounded, job_documents
 
@@ -80,6 +80,16 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "timeouts.join": ("timeouts: {join: 2m}", "timeouts.join_s", 120.0),
     "timeouts.stop": ("timeouts: {stop: 250ms}", "timeouts.stop_s", 0.25),
     "timeouts.job": ("timeouts: {job: 1.5h}", "timeouts.job_s", 5400.0),
+    "timeouts.lease": ("timeouts: {lease: 6s}", "timeouts.lease_s", 6.0),
+    "timeouts.rejoin": ("timeouts: {rejoin: 1m}", "timeouts.rejoin_s", 60.0),
+    "timeouts.stall": ("timeouts: {stall: 1h}", "timeouts.stall_s", 3600.0),
+    "restarts.max": ("restarts: {max: 3}", "restarts.most", 3),
+    "restarts.backoff": ("restarts: {backoff: 5s}", "restarts.backoff_s", 5.0),
+    "restarts.window": ("restarts: {window: 2h}", "restarts.window_s", 7200.0),
+    "min_nodes": ("nodes: 3\nmin_nodes: 2", "fewest", 2),
+    "spares": ("nodes: [a]\nspares: [z]", "pool.1.reach", Address("z")),
+    "elastic.grow": ("elastic: {grow: now}", "grow", "now"),
+    "on_stall": ("on_stall: stop", "on_stall", "stop"),
     "logs.dir": ("logs: {dir: out}", "logs.folder", "{here}/out"),
     "logs.console": ("logs: {console: [0, 3]}", "logs.console", (0, 3)),
     "ssh.config": ("ssh: {config: ssh_config}", "ssh.config", "{here}/ssh_config"),
@@ -124,7 +134,7 @@ def test_defaults_of_the_smallest_job(load: Load, tmp_path: Path) -> None:
     assert spec.backend == "auto"
     assert spec.workdir == str(tmp_path)
     assert spec.logs.folder == f"{tmp_path}/runs"
-    assert spec.timeouts == (30.0, 600.0, 10.0, None)
+    assert spec.timeouts == Timeouts(30.0, 600.0, 10.0, None, 30.0, 300.0, 600.0)
     assert (spec.master_host, spec.master_port, spec.python, spec.args, spec.env) == (
         None,
         None,
@@ -265,7 +275,9 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
             id="another name inside a node",
         ),
         pytest.param(
-            "script: x\nmin_nodes: 2", "2:1: min_nodes: min_nodes is not supported by this", id="later"
+            "script: x\nnuma_binding: node",
+            "2:1: numa_binding: numa_binding is not supported by this",
+            id="later",
         ),
         pytest.param(
             "script: x\nscript: y", "2:1: script: duplicate key; the first is on line 1", id="twice"
@@ -496,7 +508,9 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load) -> None:
     [
         pytest.param("", "backend=gloo", "backend", "gloo", id="a new key"),
         pytest.param("backend: nccl", "backend=gloo", "backend", "gloo", id="a key that is there"),
-        pytest.param("timeouts: {stop: 3s}", "timeouts.job=1h", "timeouts", (30, 600, 3, 3600), id="inside"),
+        pytest.param(
+            "timeouts: {stop: 3s}", "timeouts.job=1h", "timeouts", Timeouts(30, 600, 3, 3600), id="inside"
+        ),
         pytest.param("", "timeouts.job=1h", "timeouts.job_s", 3600, id="inside of what is not there"),
         pytest.param("", "args=[a, 'b c']", "args", ("a", "b c"), id="a list"),
         pytest.param("args: [a, b]", "args[1]=c", "args", ("a", "c"), id="an item"),

@@ -34,7 +34,9 @@ def plan_of(text: str, *gpus: int | None, master_address: str | None = "10.0.0.1
     """The plan of a job whose nodes have so many GPUs (by default none)."""
     spec = spec_of(f"script: train.py\n{text}" if "command:" not in text else text)
     counts: Sequence[int | None] = gpus or [0] * len(spec.nodes)
-    return make_plan(spec, [Facts("/usr/bin/python3", count) for count in counts], master_address)
+    return make_plan(
+        spec, {i: Facts("/usr/bin/python3", count) for i, count in enumerate(counts)}, master_address
+    )
 
 
 def plan_of_sizes(nodes: Sizes) -> LaunchPlan:
@@ -299,7 +301,7 @@ def test_a_nodes_variables_win_over_the_jobs() -> None:
     ids=["script", "module", "command"],
 )
 def test_the_workers_command_line(text: str, argv: tuple[str, ...]) -> None:
-    plan = make_plan(spec_of(text), [Facts("/usr/bin/python3", 0)])
+    plan = make_plan(spec_of(text), {0: Facts("/usr/bin/python3", 0)})
     assert all_workers(plan)[0].argv == argv
 
 
@@ -357,7 +359,7 @@ def test_every_placeholder_has_a_value_in_every_worker() -> None:
 
 def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> None:
     spec = spec_of("script: t.py\nenv: {TOKEN: null, PLAIN: x}", {"TOKEN": "s3cret"})
-    plan = make_plan(spec, [Facts("python3", 0)])
+    plan = make_plan(spec, {0: Facts("python3", 0)})
     text = json.dumps(plan_document(plan, {0: workers(plan, plan.nodes[0], MEETING)}))
     assert "s3cret" not in text
     (node,) = json.loads(text)["nodes"]

@@ -50,7 +50,7 @@ def job(
 
 
 def plan_of(spec: JobSpec) -> LaunchPlan:
-    return make_plan(spec, [Facts("python3", 0) for _ in spec.nodes], "10.0.0.1")
+    return make_plan(spec, {i: Facts("python3", 0) for i in range(len(spec.nodes))}, "10.0.0.1")
 
 
 def text_of(plan: LaunchPlan) -> str:

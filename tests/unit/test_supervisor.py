@@ -84,7 +84,7 @@ class History:
     def __init__(self, text: str = TWO) -> None:
         self.now = 1000.0
         begun, first = begin(spec_of(text), self.now)
-        self.state = begun._replace(master_address=MASTER)
+        self.state = begun.with_node(0, address=MASTER)
         self.actions = Actions(first)
 
     def feed(self, *events: Event, after: float = 0.0) -> Actions:

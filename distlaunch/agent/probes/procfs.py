@@ -48,6 +48,25 @@ def parents() -> "Dict[int, int]":
     return found
 
 
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since the boot; 0 when it is not there or a zombie."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, IndexError):
+        return 0
+
+
+def environment(pid: int) -> bytes:
+    """The environment that a process was started with, NUL between variables; empty where we may not look."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as environ:
+            return environ.read()
+    except OSError:
+        return b""
+
+
 def pids() -> "List[int]":
     """Every process that /proc shows."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]

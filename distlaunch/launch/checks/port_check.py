@@ -66,7 +66,7 @@ class PortReport(NamedTuple):
 
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     """Check `port` (None = one that is free) on the first node of `spec`, which the others call `host`."""
-    asked = _with_here(spec, host)
+    asked = _with_here(spec._replace(spares=()), host)
     token = os.urandom(16).hex()
     with Agents(asked) as agents:
         first = asked.nodes[0].label

@@ -7,11 +7,11 @@ from typing import Self
 
 from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, Message, ProtocolError
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.commands import HEARTBEAT_S
 from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.transport.failure import LinkFailure
 
+HEARTBEAT_S = 5.0
 PING: Message = {"op": "ping"}
 
 
@@ -29,7 +29,7 @@ class Agents:
         self.failures: dict[int, LinkFailure] = {}
 
     def __enter__(self) -> Self:
-        nodes = range(len(self._spec.nodes))
+        nodes = range(len(self._spec.pool))
         for node in nodes:
             self._links.add(node, open_link(self._spec, node))
         self._await(set(nodes), frozenset({"hello"}), self._spec.timeouts.connect_s)

@@ -1,0 +1,29 @@
+"""Who takes part in the next generation."""
+
+from distlaunch.supervisor.state import NodePhase, NodeState, State
+
+
+def choose_members(state: State) -> tuple[int, ...]:
+    """The nodes of the next generation, in rank order.
+
+    Those that were there keep their order, so that rank 0 keeps its host while that is there; then come
+    nodes of the job that are new or have returned, then spares, up to the number that the job asks for.
+    """
+    stayed = [index for index in state.members if state.nodes[index].usable]
+    others = [index for index, node in enumerate(state.nodes) if node.usable and index not in stayed]
+    return tuple([*stayed, *others][: len(state.spec.nodes)])
+
+
+def complete(state: State) -> bool:
+    """Whether this generation has as many nodes as the job asks for."""
+    return len(state.members) >= len(state.spec.nodes)
+
+
+def may_come(state: State) -> bool:
+    """Whether a node that could take part is being connected for the first time, or first after its loss."""
+    return any(node.pending or _first_try(node) for node in state.nodes)
+
+
+def _first_try(node: NodeState) -> bool:
+    first_attempt = {NodePhase.RETRYING: 1, NodePhase.CONNECTING: 2}
+    return node.lost and first_attempt.get(node.phase) == node.attempts

@@ -1,0 +1,199 @@
+"""Between two generations: the old one is ended everywhere, and known to be, before the new one starts."""
+
+from distlaunch.errors import Exit
+from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
+from distlaunch.supervisor.ending import STOP_MARGIN_S, end_job
+from distlaunch.supervisor.events import PortUsurped
+from distlaunch.supervisor.members import choose_members, may_come
+from distlaunch.supervisor.preparing import holders_words, prepare
+from distlaunch.supervisor.state import (
+    Cause,
+    NodePhase,
+    Phase,
+    Restart,
+    State,
+    Step,
+    Why,
+    WorkerPhase,
+)
+from distlaunch.transport.failure import Kind, LinkFailure
+
+FENCE_MARGIN_S = 5.0
+"""Seconds beyond lease and grace until a node that can't be asked is taken to be empty."""
+HEALTHY_S = 300.0
+"""A generation that lived so long has worked: the next failure is not one more in a row."""
+BACKOFF_MAX_S = 300.0
+RECONNECT_S = 0.2
+RECONNECT_MAX_S = 30.0
+MAX_PORT_MOVES = 3
+
+
+def generation_failed(state: State, cause: Cause, now: float) -> Step:
+    """Start again, if the job may; else end it. One failure ends a generation, whatever else follows."""
+    if state.phase not in (Phase.PREPARING, Phase.RUNNING):
+        return state, ()
+    limit = state.spec.restarts
+    if limit.most == 0:
+        return end_job(state, cause, now)
+    recent = [r for r in state.restarts if r.why is Why.FAILURE and now - r.at < limit.window_s]
+    if len(recent) >= limit.most:
+        times = "once" if limit.most == 1 else f"{limit.most} times"
+        used_up = f"; restarted {times} in the last {_span(limit.window_s)}, so not again"
+        return end_job(state, cause._replace(text=cause.text + used_up), now)
+    return _restart(state, Why.FAILURE, cause, f"restart {len(recent) + 1} of {limit.most}", now)
+
+
+def grow(state: State, node: int, now: float) -> Step:
+    """Take a node in at once."""
+    cause = Cause(f"{state.label(node)} is back", Exit.OK, now, node=node)
+    return _restart(state, Why.GROWTH, cause, "restarting to take it in", now)
+
+
+def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
+    """Somebody else has got the rendezvous port: move to another one, or end when it is the user's choice."""
+    if event.node not in state.members[:1]:
+        return state, ()
+    text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
+    cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
+    moves = sum(restart.why is Why.PORT for restart in state.restarts)
+    if state.spec.master_port is not None or moves >= MAX_PORT_MOVES:
+        return end_job(state, cause, now)
+    return _restart(state, Why.PORT, cause, "restarting with another", now)
+
+
+def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:
+    delay_s = _backoff_s(state, now) if why is Why.FAILURE else 0.0
+    wait = f" in {delay_s:.1f} s" if delay_s else ""
+    lived_s = now - state.started_at if state.started_at and state.phase is Phase.RUNNING else 0.0
+    grace_s = state.spec.timeouts.stop_s
+    state = state._replace(
+        phase=Phase.RESTARTING,
+        cause=cause,
+        restarts=(*state.restarts, Restart(now, why, cause, lived_s)),
+        restart_at=now + delay_s,
+        rejoin_by=now + state.spec.timeouts.rejoin_s,
+        deadline=now + grace_s + STOP_MARGIN_S,
+        join_deadline=None,
+    )
+    said = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
+    stops = [
+        StopWorkers(i, grace_s) for i, n in enumerate(state.nodes) if n.phase is NodePhase.UP and not n.clean
+    ]
+    state, more = advance(state, now)
+    return state, (said, *stops, *more)
+
+
+def _backoff_s(state: State, now: float) -> float:
+    """0 after a generation that worked; else the longer, the more have failed in a row, with jitter."""
+    in_a_row = 0
+    for restart in reversed(state.restarts):
+        if restart.lived_s >= HEALTHY_S:
+            break
+        in_a_row += restart.why is Why.FAILURE
+    if in_a_row == 0 or (state.started_at and now - state.started_at >= HEALTHY_S):
+        return 0.0
+    doubled = state.spec.restarts.backoff_s * 2.0 ** min(in_a_row - 1, 30)
+    return min(doubled, BACKOFF_MAX_S) * (0.75 + 0.5 * ((state.chance + in_a_row * 0.618034) % 1.0))
+
+
+def advance(state: State, now: float) -> Step:
+    """Start the next generation as soon as that is safe and there are nodes for it."""
+    if state.phase is not Phase.RESTARTING:
+        return state, ()
+    state = _settled(state, now)
+    if state.restart_at is not None or not all(node.clean for node in state.nodes):
+        return state, ()
+    found = choose_members(state)
+    if len(found) < len(state.spec.nodes) and may_come(state):
+        return state, ()  # its answer, or its time, is awaited
+    if len(found) >= state.spec.fewest:
+        return _next_generation(state, found, now)
+    if state.rejoin_by is None:
+        return _nobody_came(state, len(found), now)
+    return state._replace(deadline=None), ()
+
+
+def _settled(state: State, now: float) -> State:
+    """`state` without the times that have come: backoff, fences, the wait for others."""
+    for i, node in enumerate(state.nodes):
+        if node.fence_at is not None and now >= node.fence_at:
+            state = state.with_node(i, clean=True, fence_at=None)
+    restart_at, rejoin_by = (
+        None if at is None or now >= at else at for at in (state.restart_at, state.rejoin_by)
+    )
+    return state._replace(restart_at=restart_at, rejoin_by=rejoin_by)
+
+
+def _next_generation(state: State, found: tuple[int, ...], now: float) -> Step:
+    before = [state.label(index) for index in state.members]
+    names = [state.label(index) for index in found]
+    state = state._replace(
+        generation=state.generation + 1, cause=None, port=None, restart_at=None, rejoin_by=None
+    )
+    state, actions = prepare(state, found, now)
+    if names == before:
+        return state, actions
+    text = f"going on with {len(names)} of {len(state.spec.nodes)} nodes: {', '.join(names)}"
+    return state, (Notice("info", text), *actions)
+
+
+def _nobody_came(state: State, found: int, now: float) -> Step:
+    assert state.cause is not None
+    text = (
+        f"{state.cause.text}; {found} of at least {state.spec.fewest} nodes after waiting "
+        f"{_span(state.spec.timeouts.rejoin_s)} for others"
+    )
+    return end_job(state, state.cause._replace(text=text), now)
+
+
+def lose_node(state: State, node: int, failure: LinkFailure, now: float) -> State:
+    """`state` after the end of a node's agent: its workers are lost, and it is fenced unless it is clean."""
+    this = state.nodes[node]
+    times = state.spec.timeouts
+    fence_at = now + times.lease_s + times.stop_s + FENCE_MARGIN_S
+    clean = this.clean or failure.clean
+    state = state.with_node(
+        node,
+        failure=failure,
+        lost=True,
+        clean=clean,
+        fence_at=None if clean else this.fence_at or fence_at,
+        attempts=1,
+        ready=False,
+    )
+    for worker in state.workers:
+        mine = state.plan is not None and state.plan.node_of(worker.rank).node == node
+        if mine and worker.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING):
+            state = state.with_worker(worker.rank, phase=WorkerPhase.LOST, at=now)
+    return reconnect_later(state, node, now)
+
+
+def reconnect_later(state: State, node: int, now: float) -> State:
+    """Have a node connected again, ever more slowly, where the job could use it and that can help."""
+    this = state.nodes[node]
+    hopeless = this.failure is not None and not this.failure.may_pass
+    if state.spec.restarts.most == 0 or hopeless or state.phase in (Phase.STOPPING, Phase.CONNECTING):
+        phase = NodePhase.LOST if this.lost else NodePhase.UNUSABLE
+        return state.with_node(node, phase=phase, retry_at=None, answer_by=None)
+    spread = 0.75 + 0.5 * ((state.chance + (node + 1) * 0.618034 + this.attempts * 0.414214) % 1.0)
+    wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempts - 1, 30)) * spread
+    return state.with_node(node, phase=NodePhase.RETRYING, retry_at=now + wait_s, answer_by=None, lost=True)
+
+
+def clearing_overdue(state: State, now: float) -> Step:
+    """Drop the nodes that have not confirmed the end of their workers in time: they are fenced."""
+    actions: list[Action] = []
+    for i, node in enumerate(state.nodes):
+        if node.phase is NodePhase.UP and not node.clean and node.fence_at is None:
+            actions += [Drop(i), Notice("warning", f"{state.label(i)} did not confirm its clean-up: fenced")]
+            state = lose_node(state, i, LinkFailure(Kind.SILENT), now)
+    state, more = advance(state._replace(deadline=None), now)
+    return state, (*actions, *more)
+
+
+def _span(seconds: float) -> str:
+    """A time for people: `90 s`, `5 min`, `1 h`."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= unit and seconds % unit == 0:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"
