@@ -1,8 +1,8 @@
 """What marks the processes of a run, so that a later agent finds what an earlier one has left.
 
 Every worker carries two variables, and its descendants inherit them: DISTLAUNCH_RUN_ID, and
-DISTLAUNCH_AGENT, which names the agent and its guardian so that they can be told from later processes
-with the same PIDs. A process whose agent and guardian are both dead is an orphan: nobody will sweep it.
+DISTLAUNCH_AGENT, which names the node (several may share a machine), the agent and its guardian, these so
+that they can be told from later processes with the same PIDs. A process whose agent and guardian are both dead is an orphan: nobody will sweep it.
 """
 
 import os
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 RUN, AGENT = b"DISTLAUNCH_RUN_ID=", b"DISTLAUNCH_AGENT="
 
 
-def agent_cookie() -> str:
-    """DISTLAUNCH_AGENT's value here: the PID namespace, then PID and start time of agent and guardian."""
+def agent_cookie(node: int) -> str:
+    """DISTLAUNCH_AGENT's value: node index, PID namespace, then PID and start time of agent and guardian."""
     agent, guardian = os.getpid(), os.getppid()
     each = ["%d.%d" % (pid, procfs.start_time(pid)) for pid in (agent, guardian)]
-    return "-".join([_pid_namespace(os.getpid()), *each])
+    return "-".join([str(node), _pid_namespace(os.getpid()), *each])
 
 
 def kill_orphans() -> int:
@@ -31,10 +31,10 @@ def kill_orphans() -> int:
     return _kill(lambda environ: _is_orphan(_value(environ, AGENT), here))
 
 
-def kill_run(run_id: str) -> int:
-    """Kill every process of a run, whoever started it; their number."""
-    wanted = run_id.encode()
-    return _kill(lambda environ: _value(environ, RUN) == wanted)
+def kill_run(run_id: str, node: int) -> int:
+    """Kill every process of a run's node, whichever agent started it; their number."""
+    run, mine = run_id.encode(), b"%d-" % node
+    return _kill(lambda environ: _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine))
 
 
 def claim(run_id: str, node: int) -> "Optional[socket]":
@@ -71,10 +71,10 @@ def _value(environ: bytes, name: bytes) -> bytes:
 
 
 def _is_orphan(cookie: bytes, here: str) -> bool:
-    namespace, *processes = cookie.decode(errors="replace").split("-")
-    if namespace != here or len(processes) != 2:
+    words = cookie.decode(errors="replace").split("-")
+    if len(words) != 4 or words[1] != here:
         return False  # not ours, or of a container whose PIDs mean something else
-    return not any(_alive(process) for process in processes)
+    return not any(_alive(process) for process in words[2:])
 
 
 def _alive(process: str) -> bool:

@@ -25,8 +25,8 @@ JOIN_INTERVAL_MAX_S = 1.0
 class Crew:
     """All workers of the current generation. Reports go to `outbox`, error records below `folder`."""
 
-    def __init__(self, poller: "Poller", outbox: "Outbox", folder: str) -> None:
-        self._poller, self._outbox, self._folder = poller, outbox, folder
+    def __init__(self, poller: "Poller", outbox: "Outbox", folder: str, node: int) -> None:
+        self._poller, self._outbox, self._folder, self._node = poller, outbox, folder, node
         self._workers: "List[workers.Worker]" = []
         self._specs: "Dict[int, Message]" = {}
         self._sweep: "Optional[sweep.Sweep]" = None
@@ -40,7 +40,7 @@ class Crew:
         if not self.swept:
             raise wire.ProtocolError("a generation may not start before the one before it has ended")
         self._generation = command["generation"]
-        command["env"]["DISTLAUNCH_AGENT"] = cookies.agent_cookie()
+        command["env"]["DISTLAUNCH_AGENT"] = cookies.agent_cookie(self._node)
         self._workers, self._joined = [], set()
         self._sweep, self._stopping, self.swept = None, False, False
         self._specs = {spec["local_rank"]: spec for spec in command["workers"]}

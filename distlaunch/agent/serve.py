@@ -69,7 +69,7 @@ class Agent:
         self._poller = Poller()
         self._outbox = Outbox(node)
         self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
-        self._crew = Crew(self._poller, self._outbox, folder)
+        self._crew = Crew(self._poller, self._outbox, folder, node)
         self._hold: "Optional[Hold]" = None
         self._claim: "Optional[socket]" = None
         self._listener: "Optional[Listener]" = None
@@ -234,7 +234,7 @@ class Agent:
     def _on_reap(self, command: "Message", killed: int = 0) -> None:
         """Kill what the run has here, until nothing is left and no other agent of it can start anything."""
         self._claim = self._claim or cookies.claim(command["run_id"], self._node)
-        fresh = cookies.kill_run(command["run_id"])
+        fresh = cookies.kill_run(command["run_id"], self._node)
         if fresh or not self._claim:
             self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed + fresh))
         else:
