@@ -1,8 +1,9 @@
 """What marks the processes of a run, so that a later agent finds what an earlier one has left.
 
 Every worker carries two variables, and its descendants inherit them: DISTLAUNCH_RUN_ID, and
-DISTLAUNCH_AGENT, which names the node (several may share a machine), the agent and its guardian, these so
-that they can be told from later processes with the same PIDs. A process whose agent and guardian are both dead is an orphan: nobody will sweep it.
+DISTLAUNCH_AGENT, which names the node (several may share a machine), the agent and its guardian, these
+with their start times so that no later process with the same PID is taken for them. A process whose agent
+and guardian are both dead is an orphan: nobody will sweep it.
 """
 
 import os

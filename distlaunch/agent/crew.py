@@ -4,12 +4,13 @@ import os
 import signal
 import time
 
-from distlaunch.agent import cookies, scratch, sweep, wire, workers
-from distlaunch.agent.probes import joins, procfs
+from distlaunch.agent import cookies, scratch, stacks, sweep, wire, workers
+from distlaunch.agent.probes import memory, procfs
+from distlaunch.agent.watches import JoinWatch, StallWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Set
+    from typing import Dict, List, Optional, Union
 
     from distlaunch.agent.outbox import Outbox
     from distlaunch.agent.poller import Poller
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 STUCK_S = 5.0
 """Seconds a sweep may take before the PIDs that resist it are reported."""
-JOIN_INTERVAL_S = 0.02
-JOIN_INTERVAL_MAX_S = 1.0
-"""The join watch looks this often, ever more slowly: the kernel announces no connection of others."""
 
 
 class Crew:
@@ -30,7 +28,10 @@ class Crew:
         self._workers: "List[workers.Worker]" = []
         self._specs: "Dict[int, Message]" = {}
         self._sweep: "Optional[sweep.Sweep]" = None
-        self._joined: "Set[int]" = set()
+        self._watches: "List[Union[JoinWatch, StallWatch]]" = []
+        self._joins: "Optional[JoinWatch]" = None
+        self._store_port: "Optional[int]" = None
+        self._oom_kills = 0
         self._generation = 0
         self._stopping = False
         self.swept = True
@@ -41,7 +42,9 @@ class Crew:
             raise wire.ProtocolError("a generation may not start before the one before it has ended")
         self._generation = command["generation"]
         command["env"]["DISTLAUNCH_AGENT"] = cookies.agent_cookie(self._node)
-        self._workers, self._joined = [], set()
+        self._workers, self._joins = [], None
+        self._store_port = command["watch_port"] if command["hosts_store"] else None
+        self._oom_kills = memory.oom_kills()
         self._sweep, self._stopping, self.swept = None, False, False
         self._specs = {spec["local_rank"]: spec for spec in command["workers"]}
         try:
@@ -53,8 +56,8 @@ class Crew:
         workers.make_room(len(command["workers"]))
         for spec in command["workers"]:
             self._spawn(spec, command["env"])
-        if command.get("watch_port"):
-            self._watch_joins(command["watch_port"], JOIN_INTERVAL_S)
+        self._joins = JoinWatch(self._poller, self._outbox, self._live, command["watch_port"])
+        self._watches = [self._joins, StallWatch(self._poller, self._outbox, self._live, command["stall_s"])]
 
     def _spawn(self, spec: "Message", shared_env: "Dict[str, str]") -> None:
         spec["env"] = {**shared_env, **spec["env"]}
@@ -96,6 +99,7 @@ class Crew:
         except BlockingIOError:
             return False
         if data:
+            worker.printed += len(data)
             self._outbox.output(self._generation, 2 * worker.local_rank + stream, data)
         else:
             self._poller.forget(fd)
@@ -119,6 +123,8 @@ class Crew:
         self._confirm(worker)
         if not worker.started:
             return  # its failure to start is reported already
+        if status != 0:
+            self._look_for_usurper(worker)
         self._outbox.report(
             {
                 "op": "exited",
@@ -126,11 +132,51 @@ class Crew:
                 "status": status,
                 "t": time.monotonic(),
                 "error_record": worker.error_record(),
+                "oom_kills": memory.oom_kills() - self._oom_kills,
+                "shm": memory.shared_memory(),
             }
         )
 
+    def _look_for_usurper(self, worker: "workers.Worker") -> None:
+        """A rank that failed before it joined may have found its port taken: told before it is blamed."""
+        if self._store_port is None or self._joins is None or worker.local_rank in self._joins.joined:
+            return
+        from distlaunch.agent.probes import ports  # needs socket (2 ms)
+
+        owners = ports.strangers(self._store_port)
+        if owners:
+            self._outbox.report({"op": "usurped", "owners": owners})
+        self._store_port = None
+
+    def _live(self) -> "List[workers.Worker]":
+        return [worker for worker in self._workers if worker.running]
+
     def _running(self) -> bool:
         return any(worker.running for worker in self._workers)
+
+    # Looking at workers that stand
+
+    def dump(self, local_ranks: "List[int]", abort: bool) -> None:
+        """Report the stacks of these workers; where no py-spy is there, `abort` has Python print them itself.
+
+        That is what SIGABRT does under PYTHONFAULTHANDLER, to the worker's stderr, and it ends the worker.
+        """
+        for worker in self._live():
+            if worker.local_rank in local_ranks:
+                self._dump(worker, abort)
+
+    def _dump(self, worker: "workers.Worker", abort: bool) -> None:
+        program = stacks.py_spy(worker.python)
+        if program:
+            stacks.Dump(self._poller, program, worker.pid, lambda text: self._report_stack(worker, text))
+        elif abort:
+            os.kill(worker.pid, signal.SIGABRT)  # it runs, so it is not reaped, and the PID is ours
+        else:
+            self._report_stack(worker, b"py-spy is not there: pip install py-spy on the node to see stacks")
+
+    def _report_stack(self, worker: "workers.Worker", text: bytes) -> None:
+        words = text.decode(errors="replace")
+        self._outbox.report({"op": "stack", "local_rank": worker.local_rank, "text": words})
 
     # The rest of a generation: SIGTERM, grace, sweep.
 
@@ -154,7 +200,8 @@ class Crew:
     def sweep(self) -> None:
         """End every descendant now, and report when none is left."""
         self._poller.cancel("grace")
-        self._poller.cancel("joins")
+        for watch in self._watches:
+            watch.stop()
         if not self._sweep:
             self._sweep = sweep.Sweep()
             self._poller.after(STUCK_S, "stuck", self._report_stuck)
@@ -196,17 +243,3 @@ class Crew:
         assert self._sweep is not None
         stuck = [{"pid": pid, "command": procfs.command_name(pid)} for pid in self._sweep.stuck()]
         self._outbox.report({"op": "stuck", "generation": self._generation, "processes": stuck[:64]})
-
-    def _watch_joins(self, port: int, interval_s: float) -> None:
-        running = {
-            worker.local_rank: worker.pid
-            for worker in self._workers
-            if worker.running and worker.local_rank not in self._joined
-        }
-        fresh = joins.joined(port, running)
-        if fresh:
-            self._joined |= fresh
-            self._outbox.report({"op": "joined", "local_ranks": sorted(fresh)})
-        if set(running) - fresh:
-            slower = min(interval_s * 1.02, JOIN_INTERVAL_MAX_S)
-            self._poller.after(interval_s, "joins", lambda: self._watch_joins(port, slower))

@@ -80,6 +80,7 @@ class Agent:
             "route": self._on_route,
             "start": self._on_start,
             "stop": self._on_stop,
+            "dump": self._on_dump,
             "reap": self._on_reap,
             "listen": self._on_listen,
             "dial": self._on_dial,
@@ -230,6 +231,9 @@ class Agent:
 
     def _on_stop(self, command: "Message") -> None:
         self._crew.stop(command["grace_s"])
+
+    def _on_dump(self, command: "Message") -> None:
+        self._crew.dump(command["local_ranks"], command["abort"])
 
     def _on_reap(self, command: "Message", killed: int = 0) -> None:
         """Kill what the run has here, until nothing is left and no other agent of it can start anything."""

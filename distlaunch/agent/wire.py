@@ -16,9 +16,10 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     ping     {}                                heartbeat; renews the agent's lease
     hold     {port | null}                     hold the rendezvous port, null = one of the agent's choice
     route    {address}                         find the interface that leads there
-    start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, env,
+    start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, env,
               workers: [{local_rank, argv, cwd, env, defaults}]}
     stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep
+    dump     {local_ranks, abort}              report the Python stacks of these workers
     reap     {run_id}                          end what an earlier agent of the run has left on the node
     listen   {port | null, token}              answer connections with the token
     dial     {host, port, timeout_s, token}    connect to every address of host
@@ -33,9 +34,13 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     route     {address, source, interface} or {error}
     started   {local_rank, pid}                the worker's exec has succeeded
     unstarted {local_rank, stage, errno, text} stage: scratch, fork, setup, workdir or exec
-    exited    {local_rank, status, t, error_record: {message, callstack} | null}
-                                               status: exit code, or negative signal
+    exited    {local_rank, status, t, error_record: {message, callstack} | null, oom_kills, shm: [size, free]}
+                                               status: exit code, or negative signal; oom_kills: by the
+                                               kernel since the start; shm: /dev/shm in bytes
     joined    {local_ranks}                    connected to the rendezvous port
+    lagging   {ranks: [[local_rank, trying, words]]}          what those do that have not joined
+    standing  {local_ranks}                    all that neither print nor compute for stall_s
+    stack     {local_rank, text}               answers dump
     leaving   {signal}                         the agent was told to stop by a signal, its workers follow
     dropped   {local_rank, stream, bytes}      output lost because the spool was full
     stuck     {generation, processes: [{pid, command}]}       these resist SIGKILL

@@ -13,6 +13,7 @@ import signal
 import stat
 
 from distlaunch.agent import sweep
+from distlaunch.agent.probes import gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,13 +28,19 @@ MAX_ERROR_RECORD = 1 << 18
 
 
 class Worker:
-    """One spawned worker: its local rank, PID, pipes (descriptors) and where its error record goes."""
+    """One spawned worker: its local rank, PID, pipes (descriptors) and where its error record goes.
+
+    `printed` counts the bytes of its output, `device` is its GPU's number here, `python` its program.
+    """
 
     __slots__ = (
+        "device",
         "error_file",
         "exec_pipe",
         "local_rank",
         "pid",
+        "printed",
+        "python",
         "running",
         "started",
         "streams",
@@ -47,6 +54,9 @@ class Worker:
         self.streams = streams
         self.exec_pipe = exec_pipe
         self.error_file = error_file
+        self.printed = 0
+        self.device = -1
+        self.python = ""
         self.running = True
         self.started = False
 
@@ -114,7 +124,10 @@ def spawn(spec: "Message", error_file: str) -> Worker:
         os.close(end)
     for end in (out[0], err[0], confirm[0]):
         os.set_blocking(end, False)
-    return Worker(spec["local_rank"], pid, [out[0], err[0]], confirm[0], error_file)
+    worker = Worker(spec["local_rank"], pid, [out[0], err[0]], confirm[0], error_file)
+    worker.device = gpus.device_of(worker.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
+    worker.python = spec["argv"][0]
+    return worker
 
 
 def _become_worker(

@@ -5,13 +5,21 @@ from collections.abc import Mapping
 from distlaunch.agent.wire import Message
 from distlaunch.contract import Rendezvous
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, WorkerPlan, common_contract, workers
-from distlaunch.supervisor.actions import Close, FindRoute, HoldPort, Reap, StartWorkers, StopWorkers
+from distlaunch.supervisor.actions import (
+    Close,
+    Dump,
+    FindRoute,
+    HoldPort,
+    Reap,
+    StartWorkers,
+    StopWorkers,
+)
 from distlaunch.supervisor.state import State
 
 HEARTBEATS = 6
 """In each lease: so many signs of life may be lost but one."""
 
-AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | Reap | Close
+AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | Dump | Reap | Close
 """What is for an agent to do."""
 
 
@@ -36,19 +44,23 @@ def planned_workers(plan: LaunchPlan) -> dict[int, list[WorkerPlan]]:
 
 def message_for(action: AgentAction, state: State, run_id: str) -> Message:
     """The command that has an agent do what the supervisor wants."""
-    match action:
-        case HoldPort():
-            return {"op": "hold", "port": action.port}
-        case FindRoute():
-            return {"op": "route", "address": action.address}
-        case StartWorkers():
-            return _start_message(state, action.node, run_id)
-        case StopWorkers():
-            return {"op": "stop", "grace_s": action.grace_s}
-        case Reap():
-            return {"op": "reap", "run_id": run_id}
-        case Close():
-            return {"op": "close", "grace_s": action.grace_s}
+    if isinstance(action, StartWorkers):
+        return _start_message(state, action.node, run_id)
+    if isinstance(action, Reap):
+        return {"op": "reap", "run_id": run_id}
+    fields = action._asdict()
+    del fields["node"]
+    return {"op": _OPS[type(action)], **fields}
+
+
+_OPS: Mapping[type, str] = {
+    HoldPort: "hold",
+    FindRoute: "route",
+    StopWorkers: "stop",
+    Dump: "dump",
+    Close: "close",
+}
+"""Commands whose fields are those of their action."""
 
 
 def running_workers(state: State, run_id: str) -> dict[int, list[WorkerPlan]]:
@@ -75,6 +87,7 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
         "lease_s": state.spec.timeouts.lease_s,
         "stall_s": state.spec.timeouts.stall_s,
         "watch_port": state.port,
+        "hosts_store": part.node_rank == 0,
         # What all workers of the node have in common travels once.
         "env": {name: value.text for name, value in planned[0].env.items()}
         | shared

@@ -11,7 +11,7 @@ from distlaunch.plan.layout import LaunchPlan
 from distlaunch.rim.console import Console
 from distlaunch.rim.run_folder import RunFolder
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.events import Event, WorkerExited, WorkerStarted, WorkerUnstarted
+from distlaunch.supervisor.events import Event, StackDumped, WorkerExited, WorkerStarted, WorkerUnstarted
 from distlaunch.supervisor.state import State
 
 LAST_WORDS = 16384
@@ -39,6 +39,9 @@ class Record:
             self._console.show_ranks(prefixes(state.plan, state.spec.logs.console))
             plan = plan_document(state.plan, running_workers(state, self._folder.run_id))
             self._folder.write_plan(plan, state.generation)
+        if isinstance(event, StackDumped):
+            rank = state.rank_of(event.node, event.local_rank)
+            self._folder.write_stack(rank, event.text, state.generation)
         self._folder.record(type(event).__name__, _plain(event))
 
     def output(self, rank: int, stream: int, data: bytes, generation: int) -> None:

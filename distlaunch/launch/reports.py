@@ -11,6 +11,7 @@ from distlaunch.supervisor.events import Event
 Clock = Callable[[float], float]
 """Turns the node's monotonic time into ours."""
 MAX_SIGNAL = 127
+MAX_WORDS = 200
 MAX_SECONDS = 1e12
 MAX_NUMBER = 1 << 53
 
@@ -64,6 +65,9 @@ class _Fields:
             raise ProtocolError(f"{name} is not a list of objects")
         return tuple(values)
 
+    def rows(self, name: str) -> tuple[Any, ...]:
+        return tuple(self._get(name, list))
+
     def anything(self, name: str) -> Any:
         return self._message.get(name)
 
@@ -103,7 +107,20 @@ def _exited(node: int, fields: _Fields, clock: Clock) -> Event:
         fields.number_within("status", -MAX_SIGNAL, 255),
         clock(fields.seconds("t")),
         fields.anything("error_record"),
+        fields.number("oom_kills"),
+        fields.numbers("shm"),
     )
+
+
+def _lagging(node: int, fields: _Fields, clock: Clock) -> Event:
+    return events.RanksLag(node, tuple(map(_seen, fields.rows("ranks"))))
+
+
+def _seen(row: Any) -> tuple[int, bool, str]:
+    match row:
+        case [int(rank), bool(trying), str(words)]:
+            return rank, trying, words[:MAX_WORDS]
+    raise ProtocolError("a report has no proper ranks: lagging")
 
 
 def _unstarted(node: int, fields: _Fields, clock: Clock) -> Event:
@@ -130,6 +147,11 @@ _EVENTS: Mapping[str, Callable[[int, _Fields, Clock], Event | None]] = {
     "unstarted": _unstarted,
     "exited": _exited,
     "joined": lambda node, fields, clock: events.RanksJoined(node, fields.numbers("local_ranks")),
+    "lagging": _lagging,
+    "standing": lambda node, fields, clock: events.RanksStand(node, fields.numbers("local_ranks")),
+    "stack": lambda node, fields, clock: events.StackDumped(
+        node, fields.number("local_rank"), fields.text("text")
+    ),
     "dropped": lambda node, fields, clock: events.OutputLost(
         node, fields.number("local_rank"), fields.number("stream"), fields.number("bytes")
     ),

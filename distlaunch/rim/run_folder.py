@@ -54,6 +54,11 @@ class RunFolder:
         """Append what a rank printed, byte for byte."""
         self._append(self._inside(generation, _log_name(rank, stream)), data)
 
+    def write_stack(self, rank: int | None, text: str, generation: int) -> None:
+        """Keep where a rank stood."""
+        if rank is not None:
+            self._append(self._inside(generation, f"rank{rank}.stack"), text.encode() + b"\n")
+
     def close(self) -> None:
         """Close all files."""
         while self._open:

@@ -36,6 +36,14 @@ class StopWorkers(NamedTuple):
     grace_s: float
 
 
+class Dump(NamedTuple):
+    """Have the Python stacks of these workers told; `abort`: they may die of it."""
+
+    node: int
+    local_ranks: tuple[int, ...]
+    abort: bool
+
+
 class Reap(NamedTuple):
     """End what an earlier agent of this run has left on the node."""
 
@@ -79,6 +87,7 @@ Action = (
     | FindRoute
     | StartWorkers
     | StopWorkers
+    | Dump
     | Reap
     | Close
     | Drop

@@ -4,7 +4,7 @@ import signal
 
 from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
 from distlaunch.supervisor.events import Interrupted, OutputFlows, OutputLost, Stuck, Swept
-from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step
+from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step, Watch
 
 STOP_MARGIN_S = 15.0
 """Seconds beyond the grace until a node that does not confirm its clean-up is given up."""
@@ -23,7 +23,7 @@ def end_job(state: State, cause: Cause | None, now: float) -> Step:
         phase=Phase.STOPPING,
         cause=cause,
         deadline=now + grace_s + STOP_MARGIN_S,
-        join_deadline=None,
+        watch=Watch(),
         ended_at=now,
     )
     said = (Notice("error", cause.text),) if cause else ()

@@ -85,13 +85,18 @@ class WorkerUnstarted(NamedTuple):
 
 
 class WorkerExited(NamedTuple):
-    """A worker has ended: `status` is its exit code, or the negative signal number."""
+    """A worker has ended: `status` is its exit code, or the negative signal number.
+
+    `oom_kills` counts those by the kernel on its node since the start; `shm` is (size, free) of /dev/shm.
+    """
 
     node: int
     local_rank: int
     status: int
     at: float
     error_record: Any = None
+    oom_kills: int = 0
+    shm: tuple[int, ...] = ()
 
 
 class RanksJoined(NamedTuple):
@@ -99,6 +104,28 @@ class RanksJoined(NamedTuple):
 
     node: int
     local_ranks: tuple[int, ...]
+
+
+class RanksLag(NamedTuple):
+    """What workers do that have not joined: (local rank, whether it tries to, in words) of each."""
+
+    node: int
+    seen: tuple[tuple[int, bool, str], ...]
+
+
+class RanksStand(NamedTuple):
+    """The node's workers that neither print nor compute; the others do, or have ended."""
+
+    node: int
+    local_ranks: tuple[int, ...]
+
+
+class StackDumped(NamedTuple):
+    """The Python stacks of a worker, as py-spy prints them."""
+
+    node: int
+    local_rank: int
+    text: str
 
 
 class OutputLost(NamedTuple):
@@ -168,6 +195,9 @@ Event = (
     | WorkerUnstarted
     | WorkerExited
     | RanksJoined
+    | RanksLag
+    | RanksStand
+    | StackDumped
     | OutputFlows
     | OutputLost
     | Swept

@@ -7,7 +7,10 @@ from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.supervisor.actions import FindRoute, GiveUp, HoldPort, StartWorkers
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFailed, RouteFound
-from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerState
+from distlaunch.supervisor.state import Cause, Phase, State, Step, Watch, WorkerState
+
+JOIN_NOTICE_S = 15.0
+"""Seconds after the start until the ranks that have not joined are named."""
 
 
 def prepare(state: State, members: Sequence[int], now: float) -> Step:
@@ -109,7 +112,7 @@ def _all_prepared(state: State, now: float) -> Step:
         phase=Phase.RUNNING,
         deadline=None,
         started_at=now,
-        join_deadline=now + state.spec.timeouts.join_s,
+        watch=Watch(join_by=now + state.spec.timeouts.join_s, join_notice_at=now + JOIN_NOTICE_S),
     )
     for index in state.members:
         state = state.with_node(index, clean=False)

@@ -13,8 +13,10 @@ from distlaunch.supervisor.state import (
     Restart,
     State,
     Step,
+    Watch,
     Why,
     WorkerPhase,
+    span_words,
 )
 from distlaunch.transport.failure import Kind, LinkFailure
 
@@ -38,7 +40,7 @@ def generation_failed(state: State, cause: Cause, now: float) -> Step:
     recent = [r for r in state.restarts if r.why is Why.FAILURE and now - r.at < limit.window_s]
     if len(recent) >= limit.most:
         times = "once" if limit.most == 1 else f"{limit.most} times"
-        used_up = f"; restarted {times} in the last {_span(limit.window_s)}, so not again"
+        used_up = f"; restarted {times} in the last {span_words(limit.window_s)}, so not again"
         return end_job(state, cause._replace(text=cause.text + used_up), now)
     return _restart(state, Why.FAILURE, cause, f"restart {len(recent) + 1} of {limit.most}", now)
 
@@ -73,7 +75,7 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
         restart_at=now + delay_s,
         rejoin_by=now + state.spec.timeouts.rejoin_s,
         deadline=now + grace_s + STOP_MARGIN_S,
-        join_deadline=None,
+        watch=Watch(),
     )
     said = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
     stops = [
@@ -141,7 +143,7 @@ def _nobody_came(state: State, found: int, now: float) -> Step:
     assert state.cause is not None
     text = (
         f"{state.cause.text}; {found} of at least {state.spec.fewest} nodes after waiting "
-        f"{_span(state.spec.timeouts.rejoin_s)} for others"
+        f"{span_words(state.spec.timeouts.rejoin_s)} for others"
     )
     return end_job(state, state.cause._replace(text=text), now)
 
@@ -189,11 +191,3 @@ def clearing_overdue(state: State, now: float) -> Step:
             state = lose_node(state, i, LinkFailure(Kind.SILENT), now)
     state, more = advance(state._replace(deadline=None), now)
     return state, (*actions, *more)
-
-
-def _span(seconds: float) -> str:
-    """A time for people: `90 s`, `5 min`, `1 h`."""
-    for unit, name in ((3600, "h"), (60, "min")):
-        if seconds >= unit and seconds % unit == 0:
-            return f"{seconds / unit:g} {name}"
-    return f"{seconds:g} s"

@@ -3,11 +3,11 @@
 import errno
 
 from distlaunch.errors import Exit
+from distlaunch.supervisor import watching
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.ending import all_closed, end_job, listed, with_time_to_drain
+from distlaunch.supervisor.ending import all_closed, end_job, with_time_to_drain
 from distlaunch.supervisor.events import (
     AgentLeaving,
-    RanksJoined,
     WorkerExited,
     WorkerStarted,
     WorkerUnstarted,
@@ -69,6 +69,8 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
 def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
     text = f"rank {rank} ({state.label(event.node)}) failed first: {status_words(event.status)}"
     cause = Cause(text, exit_status_of(event.status), event.at, rank, event.node)
+    if state.watch.stall_act_at is not None:
+        return watching.stall_act_due(state, now)  # it died of the dump of its stacks
     if state.phase is Phase.RUNNING:
         return generation_failed(state, cause, now)
     known = state.cause
@@ -84,42 +86,6 @@ def _with_cause(state: State, cause: Cause) -> State:
         return state
     *earlier, last = state.restarts
     return state._replace(restarts=(*earlier, last._replace(cause=cause)))
-
-
-def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
-    """Say it once all ranks have joined the rendezvous."""
-    before = all(worker.joined for worker in state.workers)
-    for local_rank in event.local_ranks:
-        rank = state.rank_of(event.node, local_rank)
-        if rank is not None:
-            state = state.with_worker(rank, joined=True)
-    if before or not all(worker.joined for worker in state.workers):
-        return state, ()
-    assert state.plan is not None
-    took_s = now - (state.started_at or now)
-    where = f"{state.plan.master_addr}:{state.port}"
-    ranks = f"all {len(state.workers)} ranks" if len(state.workers) > 1 else "the rank"
-    text = f"{ranks} joined the rendezvous at {where} in {took_s:.1f} s"
-    return state._replace(join_deadline=None), (Notice("info", text),)
-
-
-def join_overdue(state: State, now: float) -> Step:
-    """Name the ranks that have not joined, unless none has: such a job does not use torch.distributed."""
-    state = state._replace(join_deadline=None)
-    missing = [worker.rank for worker in state.workers if not worker.joined]
-    if len(missing) in (0, len(state.workers)):
-        return state, ()  # a job that does not use torch.distributed
-    names = listed([_rank_name(state, rank) for rank in missing])
-    joined = len(state.workers) - len(missing)
-    text = f"only {joined} of {len(state.workers)} ranks joined the rendezvous; missing: {names}"
-    return end_job(state, Cause(text, Exit.TIMEOUT, now), now)
-
-
-def _rank_name(state: State, rank: int) -> str:
-    assert state.plan is not None
-    worker = state.workers[rank]
-    how = status_words(worker.status) if worker.status is not None else f"pid {worker.pid}"
-    return f"rank {rank} ({state.plan.node_of(rank).label}, {how})"
 
 
 def node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step:

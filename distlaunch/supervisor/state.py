@@ -84,12 +84,18 @@ class WorkerPhase(Enum):
 
 
 class WorkerState(NamedTuple):
-    """One worker of the current generation; `stopped` = it ended after we told it to."""
+    """One worker of the current generation; `stopped` = it ended after we told it to.
+
+    `trying` and `doing` tell what it does before it has `joined`; `standing` that it does nothing at all.
+    """
 
     rank: int
     phase: WorkerPhase = WorkerPhase.PLANNED
     pid: int | None = None
     joined: bool = False
+    trying: bool = False
+    doing: str = ""
+    standing: bool = False
     status: int | None = None
     at: float | None = None
     stopped: bool = False
@@ -104,6 +110,21 @@ class Cause(NamedTuple):
     at: float
     rank: int | None = None
     node: int | None = None
+
+
+class Watch(NamedTuple):
+    """What is watched while workers run, and when something is to be said or done about it."""
+
+    join_by: float | None = None
+    join_notice_at: float | None = None
+    stall_notice_at: float | None = None
+    stall_act_at: float | None = None
+    stall_told: bool = False
+
+    @property
+    def times(self) -> tuple[float | None, ...]:
+        """All that may come due."""
+        return self[:4]
 
 
 class Why(Enum):
@@ -141,7 +162,7 @@ class State(NamedTuple):
     generation: int = 0
     port: int | None = None
     started_at: float | None = None
-    join_deadline: float | None = None
+    watch: Watch = Watch()
     cause: Cause | None = None
     restarts: tuple[Restart, ...] = ()
     restart_at: float | None = None
@@ -157,7 +178,7 @@ class State(NamedTuple):
     @property
     def next_deadline(self) -> float | None:
         """When `Ticked` is due next, or None."""
-        due = [self.deadline, self.join_deadline, self._job_deadline]
+        due = [self.deadline, self._job_deadline, *self.watch.times]
         for node in self.nodes:
             due += [node.retry_at, node.answer_by]
         if self.phase is Phase.RESTARTING:
@@ -196,6 +217,10 @@ class State(NamedTuple):
             return None
         return part.first_rank + local_rank
 
+    def watching(self, **changes: Any) -> "State":
+        """This state with other times of its watch."""
+        return self._replace(watch=self.watch._replace(**changes))
+
     def with_node(self, node: int, **changes: Any) -> "State":
         """This state with one node changed."""
         nodes = list(self.nodes)
@@ -221,6 +246,14 @@ def exit_status_of(status: int) -> int:
 def status_words(status: int) -> str:
     """A worker's status for people."""
     return f"exit status {status}" if status >= 0 else f"killed by {signal_words(-status)}"
+
+
+def span_words(seconds: float) -> str:
+    """A time for people: `90 s`, `5 min`, `1 h`."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= unit and seconds % unit == 0:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"
 
 
 def signal_words(signum: int) -> str:

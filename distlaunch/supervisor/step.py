@@ -5,7 +5,7 @@ from typing import Any
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
-from distlaunch.supervisor import connecting, ending, preparing, restarting, running
+from distlaunch.supervisor import connecting, ending, preparing, restarting, running, watching
 from distlaunch.supervisor.actions import Connect
 from distlaunch.supervisor.events import (
     AgentLeaving,
@@ -20,9 +20,12 @@ from distlaunch.supervisor.events import (
     PortRefused,
     PortUsurped,
     RanksJoined,
+    RanksLag,
+    RanksStand,
     Reaped,
     RouteFailed,
     RouteFound,
+    StackDumped,
     Stuck,
     Swept,
     Ticked,
@@ -69,8 +72,9 @@ def _on_ticked(event: Ticked, state: State, now: float) -> Step:
     if state.job_overdue(now):
         text = f"the job's time limit of {state.spec.timeouts.job_s:g} s has passed"
         return ending.end_job(state, Cause(text, Exit.TIMEOUT, now), now)
-    if state.join_deadline is not None and now >= state.join_deadline:
-        return running.join_overdue(state, now)
+    for due, at in zip(_WATCHES, state.watch.times, strict=True):
+        if at is not None and now >= at:
+            return due(state, now)
     if state.deadline is not None and now >= state.deadline:
         return _phase_overdue(state, now)
     state, actions = connecting.connects_due(state, now)
@@ -86,6 +90,14 @@ def _phase_overdue(state: State, now: float) -> Step:
     return ending.stop_overdue(state, now)
 
 
+_WATCHES = (
+    watching.join_overdue,
+    watching.join_notice_due,
+    watching.stall_notice_due,
+    watching.stall_act_due,
+)
+"""What is done when each of `Watch.times` comes."""
+
 _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
     AgentLeaving: running.on_agent_leaving,
     AgentUp: connecting.on_agent_up,
@@ -98,7 +110,10 @@ _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
     WorkerStarted: running.on_worker_started,
     WorkerUnstarted: running.on_worker_unstarted,
     WorkerExited: running.on_worker_exited,
-    RanksJoined: running.on_ranks_joined,
+    RanksJoined: watching.on_ranks_joined,
+    RanksLag: watching.on_ranks_lag,
+    RanksStand: watching.on_ranks_stand,
+    StackDumped: watching.on_stack_dumped,
     Swept: _on_swept,
     Reaped: connecting.on_reaped,
     OrphansKilled: connecting.on_orphans_killed,
@@ -120,6 +135,8 @@ _PHASES: Mapping[type, frozenset[Phase]] = {
     WorkerUnstarted: _WITH_WORKERS,
     WorkerExited: _WITH_WORKERS,
     RanksJoined: frozenset({Phase.RUNNING}),
+    RanksLag: frozenset({Phase.RUNNING}),
+    RanksStand: frozenset({Phase.RUNNING}),
     PortUsurped: frozenset({Phase.RUNNING}),
 }
 """When an event means something; a node that reports out of turn is not heard."""

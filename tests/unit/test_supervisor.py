@@ -15,12 +15,14 @@ from distlaunch.supervisor.actions import (
     Close,
     Connect,
     Drop,
+    Dump,
     FindRoute,
     Finish,
     GiveUp,
     HoldPort,
     Notice,
     StartWorkers,
+    StopWorkers,
 )
 from distlaunch.supervisor.events import (
     AgentLeaving,
@@ -33,8 +35,11 @@ from distlaunch.supervisor.events import (
     PortHeld,
     PortRefused,
     RanksJoined,
+    RanksLag,
+    RanksStand,
     RouteFailed,
     RouteFound,
+    StackDumped,
     Stuck,
     Swept,
     Ticked,
@@ -697,12 +702,19 @@ def test_a_job_that_is_ending_has_no_time_limit_but_that_of_its_end() -> None:
     assert job.blamed == (7, 0, 0)
 
 
-def test_ranks_that_never_join_are_named() -> None:
+def test_ranks_that_do_not_join_are_named_ever_more_rarely_and_at_last_end_the_job() -> None:
     job = History().to_running()
-    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0,)))
-    (words,) = texts(job.tick(), "error")
-    assert words == "only 3 of 4 ranks joined the rendezvous; missing: rank 3 (b, pid 101)"
-    assert job.now == T + 600.0
+    began = job.now
+    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0,)), RanksLag(1, ((1, False, "stopped by a signal"),)))
+    words = "3/4 ranks joined; waiting for rank 3 (b, pid 101: stopped by a signal)"
+    told = {}
+    while job.state.phase is Phase.RUNNING:
+        said = job.tick()
+        told[job.now - began] = texts(said)
+    *notices, end = told
+    assert notices == [15, 30, 60, 120, 240, 480]
+    assert {tuple(told[at]) for at in notices} == {(words,)}
+    assert (end, told[end]) == (600, [f"{words}; 10 min are over"])
     job.close()
     assert job.blamed == (Exit.TIMEOUT, None, None)
 
@@ -710,7 +722,17 @@ def test_ranks_that_never_join_are_named() -> None:
 def test_a_rank_that_ended_instead_of_joining_is_named_with_its_status() -> None:
     job = History().to_running()
     job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0,)), exited(1, 1, 0, job.now))
-    assert texts(job.tick(), "error")[0].endswith("missing: rank 3 (b, exit status 0)")
+    assert texts(job.tick()) == [
+        "3/4 ranks joined; waiting for rank 3 (b: ended with exit status 0 without joining)"
+    ]
+
+
+def test_a_rank_that_tries_to_join_shows_that_the_job_uses_the_rendezvous() -> None:
+    job = History().to_running()
+    job.feed(RanksLag(1, ((0, True, "its connection is not answered"),)))
+    (words,) = texts(job.tick())
+    assert words.startswith("0/4 ranks joined; waiting for ")
+    assert "rank 2 (b, pid 100: its connection is not answered)" in words
 
 
 def test_once_all_have_joined_the_time_to_join_is_over() -> None:
@@ -724,9 +746,65 @@ def test_once_all_have_joined_the_time_to_join_is_over() -> None:
 
 def test_a_job_that_does_not_use_the_rendezvous_is_left_alone() -> None:
     job = History().to_running()
-    assert job.tick() == []
+    while job.state.next_deadline is not None:
+        assert job.tick() == []
     assert job.state.phase is Phase.RUNNING
+
+
+# Ranks that stand still
+
+
+def stalled(on_stall: str) -> History:
+    """Rank 1 of four has stood for the time that counts, and it has been told."""
+    job = History(f"{TWO}\non_stall: {on_stall}\nrestarts: {{max: 1}}").to_running()
+    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)))
+    assert job.feed(RanksStand(0, (1,)), after=700.0) == []
+    return job
+
+
+def test_a_stall_is_told_with_who_stands_and_who_runs_and_stacks_are_dumped() -> None:
+    job = stalled("notice")
+    said = job.tick()
+    assert texts(said, "warning") == [
+        "standing: rank 1 (a, pid 101): no output, no CPU and no GPU use for 10 min; ranks 0, 2, 3 run"
+    ]
+    assert wanted(said) == [Dump(0, (1,), abort=False)]
+    assert texts(job.feed(RanksStand(0, ()))) == ["the ranks that stood go on"]
     assert job.state.next_deadline is None
+
+
+def test_a_stall_that_is_over_before_it_is_told_is_no_news() -> None:
+    job = stalled("stop")
+    assert job.feed(RanksStand(0, ()), after=1.0) == []
+    assert job.state.next_deadline is None
+
+
+def test_a_stall_may_stop_the_job() -> None:
+    job = stalled("stop")
+    assert wanted(job.tick()) == [Dump(0, (1,), abort=True)]
+    assert wanted(job.tick()) == [Close(0, 10.0), Close(1, 10.0)]
+    assert job.blamed == (Exit.TIMEOUT, 1, 0)
+
+
+def test_a_stall_may_restart_the_job() -> None:
+    job = stalled("restart")
+    job.tick()
+    assert wanted(job.tick()) == [StopWorkers(0, 10.0), StopWorkers(1, 10.0)]
+    assert job.state.phase is Phase.RESTARTING
+
+
+def test_a_rank_that_dies_of_the_dump_of_its_stacks_is_blamed_for_the_stall() -> None:
+    job = stalled("stop")
+    job.tick()
+    (words,) = texts(job.feed(exited(0, 1, -signal.SIGABRT, job.now)), "error")
+    assert words.startswith("standing: rank 1")
+
+
+def test_where_a_rank_stands_is_told_by_its_innermost_frames() -> None:
+    job = stalled("notice")
+    dump = "Process 7: python\n\nThread 7 (idle): MainThread\n    read (t.py:3)\n    main (t.py:9)\n"
+    (words,) = texts(job.feed(StackDumped(0, 1, dump)))
+    assert words == "rank 1 stands in: read (t.py:3) < main (t.py:9)"
 
 
 # Reports out of turn: an agent may be broken, or not ours at all

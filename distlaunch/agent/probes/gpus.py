@@ -1,6 +1,10 @@
-"""What this node has: its GPUs."""
+"""What this node has: its GPUs, and how busy they are."""
 
 import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
 
 
 def gpu_count() -> int:
@@ -27,6 +31,43 @@ def _amd_gpus() -> int:
         return sum(_reads_nonzero("%s/%s/gpu_id" % (nodes, name)) for name in os.listdir(nodes))
     except OSError:
         return 0
+
+
+class Utilization:
+    """How busy each GPU is, from NVML (nvml.h), loaded only where there are NVIDIA GPUs."""
+
+    def __init__(self) -> None:
+        self._nvml: "Any" = None
+        if _nvidia_gpus():
+            import ctypes
+
+            try:
+                self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            except OSError:
+                return
+            if self._nvml.nvmlInit_v2() != 0:
+                self._nvml = None
+
+    def percent(self, device: int) -> int:
+        """Percent of the last second in which the GPU had a kernel; 0 where that is not known."""
+        if self._nvml is None:
+            return 0
+        import ctypes
+
+        handle, rates = ctypes.c_void_p(), (ctypes.c_uint * 2)()
+        if self._nvml.nvmlDeviceGetHandleByIndex_v2(device, ctypes.byref(handle)) != 0:
+            return 0
+        failed = self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) != 0
+        return 0 if failed else int(rates[0])
+
+
+def device_of(local_rank: int, visible: "Optional[str]") -> int:
+    """The number of the GPU that a worker takes by LOCAL_RANK; -1 where CUDA_VISIBLE_DEVICES gives none."""
+    if visible is None:
+        return local_rank
+    named = [device.strip() for device in visible.split(",")]
+    own = named[local_rank] if local_rank < len(named) else ""
+    return int(own) if own.isdigit() else -1
 
 
 def _reads_nonzero(path: str) -> bool:

@@ -111,6 +111,12 @@ def owners(port: int) -> "List[Message]":
     return found + hidden
 
 
+def strangers(port: int) -> "List[Message]":
+    """Who listens on `port` that does not descend from this process, as `owners` names them."""
+    ours = {os.getpid(), *procfs.descendants(os.getpid())}
+    return [owner for owner in owners(port) if owner["pid"] not in ours]
+
+
 class Listener:
     """A listener for reachability tests: answers each connection with `token` and closes it.
 

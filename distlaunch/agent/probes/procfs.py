@@ -4,9 +4,9 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterator, List, Set
+    from typing import Dict, Iterator, List, Optional, Set
 
-ESTABLISHED, LISTEN = 0x01, 0x0A
+ESTABLISHED, SYN_SENT, LISTEN = 0x01, 0x02, 0x0A
 
 
 class Socket:
@@ -37,25 +37,44 @@ def sockets() -> "Iterator[Socket]":
 
 def parents() -> "Dict[int, int]":
     """pid → parent's pid of every process that /proc shows."""
-    found = {}
-    for pid in pids():
-        try:
-            with open("/proc/%d/stat" % pid, "rb") as stat:
-                # The command between the parentheses may itself hold parentheses and spaces.
-                found[pid] = int(stat.read().rpartition(b")")[2].split()[1])
-        except (OSError, IndexError):
-            continue  # it ended while we were looking
-    return found
+    stats = {pid: _stat(pid) for pid in pids()}
+    return {pid: int(fields[1]) for pid, fields in stats.items() if fields}  # others ended meanwhile
+
+
+def _stat(pid: int) -> "List[bytes]":
+    """The fields of /proc/PID/stat from the third on (proc(5)); empty when the process is not there."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as stat:
+            # The command between the parentheses may itself hold parentheses and spaces.
+            return stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
 
 
 def start_time(pid: int) -> int:
     """When a process started, in clock ticks since the boot; 0 when it is not there or a zombie."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else 0
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for what a process does: R runs, S sleeps, D can't be interrupted, T is stopped."""
+    fields = _stat(pid)
+    return fields[0].decode() if fields else ""
+
+
+def cpu_time(pid: int) -> int:
+    """CPU time of a process in clock ticks, that of its reaped children included."""
+    return sum(int(ticks) for ticks in _stat(pid)[11:15])
+
+
+def has_mapped(pid: int, name: bytes) -> bool:
+    """Whether a process has loaded a file whose path has `name`; False where we may not look."""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
-    except (OSError, IndexError):
-        return 0
+        with open("/proc/%d/maps" % pid, "rb") as maps:
+            return any(name in line for line in maps)
+    except OSError:
+        return False
 
 
 def environment(pid: int) -> bytes:
@@ -72,10 +91,10 @@ def pids() -> "List[int]":
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def descendants(root: int) -> "List[int]":
-    """PIDs of the processes below `root`, parents before children."""
+def descendants(root: int, known: "Optional[Dict[int, int]]" = None) -> "List[int]":
+    """PIDs of the processes below `root`, parents before children; `known` are `parents` read before."""
     children: "Dict[int, List[int]]" = {}
-    for pid, parent in parents().items():
+    for pid, parent in (parents() if known is None else known).items():
         children.setdefault(parent, []).append(pid)
     found = list(children.get(root, ()))
     for pid in found:

@@ -1,0 +1,47 @@
+"""What a worker is doing, seen from outside: its state, its CPU time, what it has loaded."""
+
+import os
+
+from distlaunch.agent.probes import procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Sequence, Tuple
+
+
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def tree(pid: int) -> "Sequence[int]":
+    """A process and its descendants."""
+    return [pid, *procfs.descendants(pid)]
+
+
+def cpu_ticks(pids: "Sequence[int]") -> int:
+    """CPU time that these processes have used, in clock ticks."""
+    return sum(procfs.cpu_time(pid) for pid in pids)
+
+
+def doing(pid: int, port: int) -> "Tuple[bool, str]":
+    """(whether it is trying to reach the rendezvous `port`, what it does in words) of a worker."""
+    pids = tree(pid)
+    if _is_trying(pids, port):
+        return True, "its connection to the rendezvous is not answered"
+    state = procfs.state(pid)
+    if state == "T":
+        return False, "stopped by a signal"
+    if state == "D":
+        return False, "waiting for a disk or a driver"
+    if not any(procfs.has_mapped(each, b"libtorch") for each in pids):
+        return False, "has not imported torch yet"
+    at_work = any(procfs.state(each) == "R" for each in pids)
+    return False, "torch is loaded, %s" % ("at work" if at_work else "waiting for something")
+
+
+def _is_trying(pids: "Sequence[int]", port: int) -> bool:
+    asking = {
+        found.inode
+        for found in procfs.sockets()
+        if found.remote_port == port and found.state == procfs.SYN_SENT
+    }
+    return bool(asking) and any(procfs.socket_inodes(pid) & asking for pid in pids)

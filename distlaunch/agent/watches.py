@@ -1,0 +1,116 @@
+"""What is watched while workers run: who joins the rendezvous, who stands still. Nothing is asked of them."""
+
+import time
+
+from distlaunch.agent.probes import activity, gpus, joins, procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, List, Optional, Set
+
+    from distlaunch.agent.outbox import Outbox
+    from distlaunch.agent.poller import Poller
+    from distlaunch.agent.workers import Worker
+
+JOIN_INTERVAL_S = 0.02
+JOIN_INTERVAL_MAX_S = 1.0
+"""The join watch looks this often, ever more slowly: the kernel announces no connection of others."""
+LAG_S = 5.0
+"""From so long after the start, and so often, it is told what those do who have not joined."""
+STALL_LOOKS = 8
+STALL_INTERVAL_MAX_S = 15.0
+"""The stall watch looks so many times in the time that counts as a stall, but at least this often."""
+IDLE_SHARE = 0.01
+"""Less CPU than this share of one core is no work: threads that wait wake up now and then."""
+IDLE_GPU_PERCENT = 1
+
+
+class JoinWatch:
+    """Reports which workers have connected to the rendezvous `port`, and what the others do."""
+
+    def __init__(
+        self, poller: "Poller", outbox: "Outbox", running: "Callable[[], List[Worker]]", port: int
+    ) -> None:
+        self._poller, self._outbox, self._running, self._port = poller, outbox, running, port
+        self._told: "Dict[int, str]" = {}
+        self._lag_at = time.monotonic() + LAG_S
+        self.joined: "Set[int]" = set()
+        self._look(JOIN_INTERVAL_S)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._poller.cancel("joins")
+
+    def _look(self, interval_s: float) -> None:
+        missing = {w.local_rank: w.pid for w in self._running() if w.local_rank not in self.joined}
+        fresh = joins.joined(self._port, missing)
+        if fresh:
+            self.joined |= fresh
+            self._outbox.report({"op": "joined", "local_ranks": sorted(fresh)})
+        left = {rank: pid for rank, pid in missing.items() if rank not in fresh}
+        if left:
+            if time.monotonic() >= self._lag_at:
+                self._tell_who_lags(left)
+            slower = min(interval_s * 1.02, JOIN_INTERVAL_MAX_S)
+            self._poller.after(interval_s, "joins", lambda: self._look(slower))
+
+    def _tell_who_lags(self, left: "Dict[int, int]") -> None:
+        self._lag_at = time.monotonic() + LAG_S
+        seen = {rank: activity.doing(pid, self._port) for rank, pid in left.items()}
+        fresh = {rank: words for rank, (_, words) in seen.items() if self._told.get(rank) != words}
+        if fresh:
+            self._told.update(fresh)
+            ranks = [[rank, seen[rank][0], words] for rank, words in sorted(fresh.items())]
+            self._outbox.report({"op": "lagging", "ranks": ranks})
+
+
+class _Pulse:
+    """When a worker was last seen to do something."""
+
+    def __init__(self, ticks: int, printed: int, alive_at: float) -> None:
+        self.ticks, self.printed, self.alive_at = ticks, printed, alive_at
+
+
+class StallWatch:
+    """Reports the workers that print nothing and use no CPU and no GPU for `stall_s` seconds."""
+
+    def __init__(
+        self, poller: "Poller", outbox: "Outbox", running: "Callable[[], List[Worker]]", stall_s: float
+    ) -> None:
+        self._poller, self._outbox, self._running, self._stall_s = poller, outbox, running, stall_s
+        self._interval_s = min(STALL_INTERVAL_MAX_S, stall_s / STALL_LOOKS)
+        self._pulses: "Dict[int, _Pulse]" = {}
+        self._standing: "List[int]" = []
+        self._gpus: "Optional[gpus.Utilization]" = None
+        self._poller.after(self._interval_s, "stalls", self._look)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._poller.cancel("stalls")
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        self._gpus = self._gpus or gpus.Utilization()  # not before: NVML takes its time
+        parents = procfs.parents()
+        for worker in self._running():
+            pids = [worker.pid, *procfs.descendants(worker.pid, parents)]
+            self._feel(worker, _Pulse(activity.cpu_ticks(pids), worker.printed, now), self._gpus)
+        standing = sorted(
+            worker.local_rank
+            for worker in self._running()
+            if now - self._pulses[worker.local_rank].alive_at >= self._stall_s
+        )
+        if standing != self._standing:
+            self._standing = standing
+            self._outbox.report({"op": "standing", "local_ranks": standing})
+        self._poller.after(self._interval_s, "stalls", self._look)
+
+    def _feel(self, worker: "Worker", pulse: "_Pulse", devices: "gpus.Utilization") -> None:
+        before = self._pulses.get(worker.local_rank)
+        self._pulses[worker.local_rank] = pulse
+        if before is None:
+            return
+        used_s = (pulse.ticks - before.ticks) / activity.TICKS_A_SECOND
+        busy = used_s > IDLE_SHARE * self._interval_s or pulse.printed != before.printed
+        if not busy and devices.percent(worker.device) < IDLE_GPU_PERCENT:
+            pulse.alive_at = before.alive_at
