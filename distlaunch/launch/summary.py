@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distlaunch.supervisor.state import NodePhase, State, WorkerPhase, WorkerState, status_words
+from distlaunch.supervisor.stories import Ending, advice
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
@@ -22,9 +23,10 @@ class Summary(NamedTuple):
         """For people."""
         cause = self.state.cause
         if cause is None:
-            ranks, nodes = len(self.state.workers), len(self.state.nodes)
+            ranks, nodes = len(self.state.workers), len(self.state.members)
             what = f"{_count(ranks, 'rank')} on {_count(nodes, 'node')}"
-            return [f"{what} finished in {self.seconds:.1f} s; logs: {self.folder}"]
+            after = f" after {_count(self.state.generation, 'restart')}" if self.state.generation else ""
+            return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"]
         lines = [*_unusable_nodes(self.state), *self._cause_lines(), *self._others()]
         return [
             *lines,
@@ -38,6 +40,11 @@ class Summary(NamedTuple):
             "exit_status": self.state.outcome,
             "cause": cause
             and {"text": cause.text, "rank": cause.rank, "node": _label(self.state, cause.node)},
+            "hint": self.advice or None,
+            "restarts": [
+                {"why": restart.why.value, "cause": restart.cause.text, "rank": restart.cause.rank}
+                for restart in self.state.restarts
+            ],
             "seconds": round(self.seconds, 3),
             "world_size": len(self.state.workers),
             "workers": [self._worker(worker) for worker in self.state.workers],
@@ -66,7 +73,20 @@ class Summary(NamedTuple):
         words = _record_words(worker.error_record) or self.last_words.get(cause.rank, "").splitlines()
         left_out = len(words) - MAX_LINES
         shown = [f"({left_out} lines before these)", *words[-MAX_LINES:]] if left_out > 0 else words
-        return [cause.text, *(f"  | {line}" for line in shown)]
+        hint = self.advice
+        return [cause.text, *(f"  | {line}" for line in shown), *([f"hint: {hint}"] if hint else [])]
+
+    @property
+    def advice(self) -> str:
+        """What the user may do about the first failing rank, or nothing."""
+        cause = self.state.cause
+        if cause is None or cause.rank is None:
+            return ""
+        worker = self.state.workers[cause.rank]
+        if worker.status is None:
+            return ""
+        words = "\n".join(_record_words(worker.error_record)) + self.last_words.get(cause.rank, "")
+        return advice(Ending(worker.status, worker.oom_kills, worker.shm), words)
 
     def _others(self) -> list[str]:
         groups: dict[str, list[int]] = {}

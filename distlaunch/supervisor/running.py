@@ -21,8 +21,8 @@ from distlaunch.supervisor.state import (
     WorkerPhase,
     exit_status_of,
     signal_words,
-    status_words,
 )
+from distlaunch.supervisor.stories import Ending, facts
 from distlaunch.transport.failure import LinkFailure
 
 
@@ -57,6 +57,8 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
         status=event.status,
         at=event.at,
         error_record=event.error_record,
+        oom_kills=event.oom_kills,
+        shm=event.shm,
         stopped=state.phase is not Phase.RUNNING,
     )
     if event.status != 0:
@@ -67,7 +69,8 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
 
 
 def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
-    text = f"rank {rank} ({state.label(event.node)}) failed first: {status_words(event.status)}"
+    ending = Ending(event.status, event.oom_kills, event.shm)
+    text = f"rank {rank} ({state.label(event.node)}) failed first: {facts(ending)}"
     cause = Cause(text, exit_status_of(event.status), event.at, rank, event.node)
     if state.watch.stall_act_at is not None:
         return watching.stall_act_due(state, now)  # it died of the dump of its stacks

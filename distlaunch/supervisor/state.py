@@ -100,6 +100,8 @@ class WorkerState(NamedTuple):
     at: float | None = None
     stopped: bool = False
     error_record: Any = None
+    oom_kills: int = 0
+    shm: tuple[int, ...] = ()
 
 
 class Cause(NamedTuple):

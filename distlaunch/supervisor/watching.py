@@ -128,14 +128,17 @@ def stall_act_due(state: State, now: float) -> Step:
 def _stall_cause(state: State, now: float) -> Cause:
     first = next((worker.rank for worker in state.workers if worker.standing), None)
     node = state.plan.node_of(first).node if state.plan and first is not None else None
-    return Cause(_stall_words(state), Exit.TIMEOUT, now, first, node)
+    where = f" ({state.label(node)})" if node is not None else ""
+    text = f"stalled: rank {first}{where} stood for {span_words(state.spec.timeouts.stall_s)}"
+    return Cause(text, Exit.TIMEOUT, now, first, node)
 
 
 def _stall_words(state: State) -> str:
     standing = [worker for worker in state.workers if worker.standing]
     running = [w.rank for w in state.workers if w.phase is WorkerPhase.RUNNING and not w.standing]
     names = listed([_named(state, worker) for worker in standing])
-    others = f"ranks {listed([str(rank) for rank in running])} run" if running else "no rank runs"
+    ranks = f"rank {running[0]} runs" if len(running) == 1 else f"ranks {listed(list(map(str, running)))} run"
+    others = ranks if running else "no rank runs"
     what = f"no output, no CPU and no GPU use for {span_words(state.spec.timeouts.stall_s)}"
     return f"standing: {names}: {what}; {others}"
 

@@ -422,7 +422,12 @@ def test_when_all_workers_succeed_the_job_does() -> None:
         (1, 1, "rank 2 (b) failed first: exit status 1"),
         (7, 7, "rank 2 (b) failed first: exit status 7"),
         (255, 255, "rank 2 (b) failed first: exit status 255"),
-        (-signal.SIGKILL, 137, "rank 2 (b) failed first: killed by signal 9 (SIGKILL)"),
+        (
+            -signal.SIGKILL,
+            137,
+            "rank 2 (b) failed first: killed by signal 9 (SIGKILL), sent by someone: "
+            "the kernel counted no OOM kill there",
+        ),
         (-signal.SIGSEGV, 139, "rank 2 (b) failed first: killed by signal 11 (SIGSEGV)"),
         (-signal.SIGTERM, 143, "rank 2 (b) failed first: killed by signal 15 (SIGTERM)"),
         (-40, 168, "rank 2 (b) failed first: killed by signal 40"),
@@ -797,7 +802,7 @@ def test_a_rank_that_dies_of_the_dump_of_its_stacks_is_blamed_for_the_stall() ->
     job = stalled("stop")
     job.tick()
     (words,) = texts(job.feed(exited(0, 1, -signal.SIGABRT, job.now)), "error")
-    assert words.startswith("standing: rank 1")
+    assert words == "stalled: rank 1 (a) stood for 10 min"
 
 
 def test_where_a_rank_stands_is_told_by_its_innermost_frames() -> None:

@@ -1,0 +1,64 @@
+"""What an exit means: a table of endings, the facts that are told of them, and the advice."""
+
+import signal
+
+import pytest
+
+from distlaunch.supervisor.stories import Ending, advice, facts
+
+GIB = 1 << 30
+SHM_FULL, SHM_SMALL, SHM_FINE = (8 * GIB, 0), (64 << 20, 60 << 20), (8 * GIB, 7 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        (Ending(3), "exit status 3"),
+        (Ending(-9, oom_kills=2), "probably by the OOM killer: the kernel counted 2 there meanwhile"),
+        (Ending(-9), "sent by someone: the kernel counted no OOM kill there"),
+        (Ending(-7, shm=SHM_SMALL), "(SIGBUS); /dev/shm there has 60 MiB free of 64 MiB"),
+        (Ending(-7), "killed by signal 7 (SIGBUS)"),
+        (Ending(-15, oom_kills=1), "killed by signal 15 (SIGTERM)"),
+    ],
+)
+def test_facts(ending: Ending, words: str) -> None:
+    assert facts(ending).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("ending", "last_words", "hint"),
+    [
+        (Ending(-9, oom_kills=1), "", "less memory"),
+        (Ending(-9), "", "a container's limit"),
+        (Ending(-7, shm=SHM_FULL), "", "--shm-size"),
+        (Ending(-7, shm=SHM_SMALL), "", "--shm-size"),
+        (Ending(-7, shm=SHM_FINE), "", "truncated"),
+        (Ending(-11), "", "PYTHONFAULTHANDLER"),
+        (Ending(127), "sh: 1: nvcc: not found", "a command was not found"),
+        (Ending(126), "", "could not be run"),
+        (Ending(-signal.SIGABRT), "", "destroy_process_group"),
+        (Ending(1), "DistNetworkError: port: 29500, errno: 98, EADDRINUSE", "check-port"),
+        (Ending(1), "RuntimeError: Address already in use", "check-port"),
+        (Ending(1), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "smaller batches"),
+        (Ending(1), "RuntimeError: CUDA error: invalid device ordinal", "procs_per_node"),
+        (
+            Ending(-6),
+            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)",
+            "a rank that never came",
+        ),
+        (Ending(1), "RuntimeError: Timed out waiting 1800000ms for recv operation", "never came"),
+        (Ending(1), "ncclSystemError: System call failed", "NCCL_DEBUG"),
+        (Ending(1), "OSError: [Errno 28] No space left on device", "a disk is full"),
+        (Ending(1), "ModuleNotFoundError: No module named 'torch'", "python:"),
+        (Ending(1), "ValueError: bad learning rate", ""),
+        (Ending(0), "", ""),
+    ],
+)
+def test_advice(ending: Ending, last_words: str, hint: str) -> None:
+    given = advice(ending, last_words)
+    assert hint in given
+    assert bool(given) == bool(hint)
+
+
+def test_only_the_last_lines_count() -> None:
+    assert advice(Ending(1), "CUDA out of memory\n" + "retried, went well\n" * 60) == ""
