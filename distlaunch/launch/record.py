@@ -41,7 +41,8 @@ class Record:
             self._folder.write_plan(plan, state.generation)
         if isinstance(event, StackDumped):
             rank = state.rank_of(event.node, event.local_rank)
-            self._folder.write_stack(rank, event.text, state.generation)
+            if rank is not None:
+                self._folder.write_stack(rank, event.text, state.generation)
         self._folder.record(type(event).__name__, _plain(event))
 
     def output(self, rank: int, stream: int, data: bytes, generation: int) -> None:
@@ -62,13 +63,17 @@ class Record:
                 self._console.say(f"distlaunch: {line}", _COLOURS[notice.level])
 
     def finish(self) -> None:
-        """Show the last lines that lack their end, and close the files."""
+        """Show the last lines that lack their end."""
         self._console.finish_lines()
-        self._folder.close()
 
     def summarise(self, summary: Summary) -> None:
         """Tell how it ended, and keep it."""
         self._folder.write_summary(summary.document())
+        self._folder.close()
+        if self._folder.lost_bytes:
+            self._console.say(
+                f"distlaunch: {self._folder.lost_bytes} bytes could not be written to {self._folder.path}", 33
+            )
         failed = summary.state.cause is not None
         if failed or not self._quiet:
             for line in summary.lines():

@@ -6,7 +6,7 @@ import signal
 from types import TracebackType
 from typing import Any, Self
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 
 
 class Signals:
@@ -20,7 +20,7 @@ class Signals:
 
     def __enter__(self) -> Self:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for signum in _STOP_SIGNALS:
+        for signum in _WATCHED:
             if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
                 continue
             self._before[signum] = signal.signal(signum, lambda *_: None)

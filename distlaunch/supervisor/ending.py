@@ -96,6 +96,10 @@ def all_closed(state: State, now: float) -> Step:
 
 def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     """Stop gracefully at the first signal, kill at the second, leave at the third."""
+    if event.signum == signal.SIGTSTP:
+        # Silent for longer than the lease, we would be taken for dead, and the job would end.
+        text = "a run can't be suspended: start it with nohup, or in tmux, to leave the terminal"
+        return state, (Notice("warning", text),)
     insists = event.signum in (signal.SIGINT, signal.SIGTERM)
     if state.phase is Phase.STOPPING and not insists:
         return state, ()  # a terminal that closes sends SIGHUP and breaks both streams: that is one wish

@@ -25,9 +25,7 @@ def facts(ending: Ending) -> str:
     said = status_words(ending.status)
     if ending.status == -signal.SIGKILL:
         if ending.oom_kills > 0:
-            return (
-                f"{said}, probably by the OOM killer: the kernel counted {ending.oom_kills} there meanwhile"
-            )
+            return f"{said}, probably by the OOM killer: {ending.oom_kills} counted there meanwhile"
         return f"{said}, sent by someone: the kernel counted no OOM kill there"
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:
         size, free = ending.shm
@@ -57,9 +55,7 @@ def _killed(ending: Ending) -> str:
 def _bus_error(ending: Ending) -> str:
     if len(ending.shm) == 2 and ending.shm[0] >= SMALL_SHM and ending.shm[1] > ending.shm[0] // 20:
         return "a mapped file may have been truncated, or its disk is full"
-    return (
-        "data loaders share tensors in /dev/shm: make it larger (docker run --shm-size=8g), or num_workers=0"
-    )
+    return "data loaders share tensors in /dev/shm: enlarge it (docker run --shm-size=8g), or num_workers=0"
 
 
 _BY_STATUS: dict[int, Callable[[Ending], str]] = {

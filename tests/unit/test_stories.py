@@ -14,7 +14,7 @@ SHM_FULL, SHM_SMALL, SHM_FINE = (8 * GIB, 0), (64 << 20, 60 << 20), (8 * GIB, 7 
     ("ending", "words"),
     [
         (Ending(3), "exit status 3"),
-        (Ending(-9, oom_kills=2), "probably by the OOM killer: the kernel counted 2 there meanwhile"),
+        (Ending(-9, oom_kills=2), "probably by the OOM killer: 2 counted there meanwhile"),
         (Ending(-9), "sent by someone: the kernel counted no OOM kill there"),
         (Ending(-7, shm=SHM_SMALL), "(SIGBUS); /dev/shm there has 60 MiB free of 64 MiB"),
         (Ending(-7), "killed by signal 7 (SIGBUS)"),

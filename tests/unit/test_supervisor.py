@@ -60,6 +60,8 @@ TWO = f"{JOB}nodes: [a, b]"
 CONNECT_S, STOP_S = 30.0, 10.0
 STOP_MARGIN_S, DRAIN_S = 15.0, 30.0  # until a node that does not confirm, or does not deliver, is given up
 MASTER = "10.0.0.1"
+BY_SOMEONE = """rank 2 (b) failed first: killed by signal 9 (SIGKILL), sent by someone: \
+the kernel counted no OOM kill there"""
 
 
 class Actions(list[Action]):
@@ -422,12 +424,7 @@ def test_when_all_workers_succeed_the_job_does() -> None:
         (1, 1, "rank 2 (b) failed first: exit status 1"),
         (7, 7, "rank 2 (b) failed first: exit status 7"),
         (255, 255, "rank 2 (b) failed first: exit status 255"),
-        (
-            -signal.SIGKILL,
-            137,
-            "rank 2 (b) failed first: killed by signal 9 (SIGKILL), sent by someone: "
-            "the kernel counted no OOM kill there",
-        ),
+        (-signal.SIGKILL, 137, BY_SOMEONE),
         (-signal.SIGSEGV, 139, "rank 2 (b) failed first: killed by signal 11 (SIGSEGV)"),
         (-signal.SIGTERM, 143, "rank 2 (b) failed first: killed by signal 15 (SIGTERM)"),
         (-40, 168, "rank 2 (b) failed first: killed by signal 40"),
