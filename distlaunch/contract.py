@@ -72,9 +72,12 @@ def own_environment(position: Position) -> dict[str, str]:
     }
 
 
-def defaults(local_world_size: int, interface: str | None) -> dict[str, str]:
+def defaults(local_world_size: int, interface: str | None, backend: str) -> dict[str, str]:
     """Variables for workers whose node and job set none."""
     given = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if backend == "nccl":
+        # The flight recorder notes each collective, and dumps its notes when one times out.
+        given |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     if local_world_size > 1:
         given["OMP_NUM_THREADS"] = "1"  # as torchrun: else every worker takes all cores
     if interface:

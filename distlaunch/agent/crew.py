@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from distlaunch.agent import cookies, scratch, stacks, sweep, wire, workers
+from distlaunch.agent import cookies, flight, scratch, stacks, sweep, wire, workers
 from distlaunch.agent.probes import memory, procfs
 from distlaunch.agent.watches import JoinWatch, StallWatch
 
@@ -32,6 +32,7 @@ class Crew:
         self._joins: "Optional[JoinWatch]" = None
         self._store_port: "Optional[int]" = None
         self._oom_kills = 0
+        self._flight: "Optional[flight.Flight]" = None
         self._generation = 0
         self._stopping = False
         self.swept = True
@@ -45,6 +46,7 @@ class Crew:
         self._workers, self._joins = [], None
         self._store_port = command["watch_port"] if command["hosts_store"] else None
         self._oom_kills = memory.oom_kills()
+        self._flight = flight.Flight(self._folder, self._generation) if command["flight"] else None
         self._sweep, self._stopping, self.swept = None, False, False
         self._specs = {spec["local_rank"]: spec for spec in command["workers"]}
         try:
@@ -61,6 +63,8 @@ class Crew:
 
     def _spawn(self, spec: "Message", shared_env: "Dict[str, str]") -> None:
         spec["env"] = {**shared_env, **spec["env"]}
+        if self._flight:
+            spec["defaults"]["TORCH_FR_DUMP_TEMP_FILE"] = self._flight.prefix
         error_file = "%s/%d-%d.json" % (self._folder, self._generation, spec["local_rank"])
         try:
             worker = workers.spawn(spec, error_file)
@@ -218,6 +222,8 @@ class Crew:
         self._poller.cancel("stuck")
         for worker in self._workers:
             self._close(worker)
+        for rank, piece in self._flight.pieces() if self._flight else ():
+            self._outbox.flight(self._generation, rank, piece)
         self.swept, self._stopping = True, False
         self._report_swept()
         self._sweep = None

@@ -131,6 +131,10 @@ class Outbox:
         if not self._spool.append(wire.encode_output(self._node, generation, channel, data)):
             self._lost[channel] = self._lost.get(channel, 0) + len(data)
 
+    def flight(self, generation: int, rank: int, data: bytes) -> None:
+        """Queue a piece of a flight recorder's dump, at most MAX_OUTPUT bytes, where there is room."""
+        self._spool.append(wire.encode_flight(self._node, generation, rank, data))
+
     def losses(self) -> "List[Message]":
         """`dropped` reports of what was lost since the last call."""
         lost, self._lost = self._lost, {}

@@ -5,10 +5,11 @@ A link is a pair of byte streams. After the boot (see ``distlaunch.transport.boo
 both directions carry frames:
 
     offset  size  field
-    0       1     kind: CONTROL or OUTPUT
+    0       1     kind: CONTROL, OUTPUT or FLIGHT
     1       2     node index, since one link may serve several nodes
     3       2     generation whose worker printed it, modulo 65536; 0 for CONTROL
-    5       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT
+    5       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT,
+                  the rank for FLIGHT: a piece of its flight recorder's dump, which `start` asked for
     7       4     length of the payload in bytes, capped by kind
 
 A CONTROL payload is one JSON object with an ``op``. Controller to agent, *commands*:
@@ -16,7 +17,7 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     ping     {}                                heartbeat; renews the agent's lease
     hold     {port | null}                     hold the rendezvous port, null = one of the agent's choice
     route    {address}                         find the interface that leads there
-    start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, env,
+    start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight, env,
               workers: [{local_rank, argv, cwd, env, defaults}]}
     stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep
     dump     {local_ranks, abort}              report the Python stacks of these workers
@@ -71,6 +72,7 @@ HELLO_PREFIX = b"\x00distlaunch-agent "
 
 CONTROL = 1
 OUTPUT = 2
+FLIGHT = 3
 HEADER = struct.Struct("!BHHHI")
 
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
@@ -119,6 +121,11 @@ def encode_output(node: int, generation: int, channel: int, payload: bytes) -> b
     return HEADER.pack(OUTPUT, node, generation & 0xFFFF, channel, len(payload)) + payload
 
 
+def encode_flight(node: int, generation: int, rank: int, payload: bytes) -> bytes:
+    """One FLIGHT frame; `payload` is at most MAX_OUTPUT bytes."""
+    return HEADER.pack(FLIGHT, node, generation & 0xFFFF, rank, len(payload)) + payload
+
+
 def encode_message(node: int, message: "Message") -> bytes:
     """One CONTROL frame."""
     payload = json.dumps(message, separators=(",", ":")).encode()
@@ -136,7 +143,7 @@ class FrameDecoder:
     """
 
     def __init__(self, max_control: int) -> None:
-        self._caps = {CONTROL: max_control, OUTPUT: MAX_OUTPUT}
+        self._caps = {CONTROL: max_control, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT}
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> "List[Frame]":

@@ -88,6 +88,7 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
         "stall_s": state.spec.timeouts.stall_s,
         "watch_port": state.port,
         "hosts_store": part.node_rank == 0,
+        "flight": state.plan is not None and state.plan.backend == "nccl",
         # What all workers of the node have in common travels once.
         "env": {name: value.text for name, value in planned[0].env.items()}
         | shared

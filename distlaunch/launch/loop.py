@@ -110,6 +110,9 @@ class Loop:
         if frame.kind == wire.OUTPUT:
             self._take_output(node, frame)
             return
+        if frame.kind == wire.FLIGHT:
+            self._take_flight(node, frame)
+            return
         message = frame.message()
         if (there := node_time(message)) is not None:
             self._learn_clock(node, there)
@@ -125,6 +128,14 @@ class Loop:
         if part is None or local_rank >= part.procs:
             raise wire.ProtocolError(f"output of a local rank {local_rank} that does not exist")
         self._record.output(part.first_rank + local_rank, stream, frame.payload, frame.generation)
+        self._tell_of_flow(node)
+
+    def _take_flight(self, node: int, frame: wire.Frame) -> None:
+        plan = self._plans.get(frame.generation)
+        part = plan.part_of(node) if plan else None
+        if part is None or frame.channel not in part.ranks:
+            raise wire.ProtocolError(f"a flight record of rank {frame.channel}, which is not there")
+        self._record.flight(frame.channel, frame.payload, frame.generation)
         self._tell_of_flow(node)
 
     def _tell_of_flow(self, node: int) -> None:

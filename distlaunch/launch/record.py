@@ -1,6 +1,7 @@
 """What is kept and shown of a run: its events, its output, the last words of each rank."""
 
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from distlaunch.job.spec import Console as Shown
@@ -27,6 +28,7 @@ class Record:
         self._folder, self._console, self._quiet = folder, console, quiet
         self._planned = -1
         self._warned = False
+        self._flights: set[int] = set()
         self.last_words: dict[int, bytes] = {}
 
     def event(self, event: Event, state: State) -> None:
@@ -54,6 +56,20 @@ class Record:
             self._warned = True
             self._console.say(f"distlaunch: can't write to {self._folder.path}: output is being lost", 33)
         self._console.output(rank, stream, data)
+
+    def flight(self, rank: int, data: bytes, generation: int) -> None:
+        """Keep what a rank's flight recorder dumped."""
+        self._flights.add(generation)
+        self._folder.append_flight(rank, data, generation)
+
+    def lagging(self, state: State) -> list[str]:
+        """Who never came to the last collective, where flight recorders tell it."""
+        if state.generation not in self._flights:
+            return []
+        from distlaunch.launch.flight import lagging_words  # few jobs end so
+
+        self._folder.flush()
+        return lagging_words(Path(self._folder.generation_path(state.generation)), len(state.workers))
 
     def notice(self, notice: Notice) -> None:
         """Tell the user."""

@@ -12,12 +12,13 @@ MAX_LINES = 24
 
 
 class Summary(NamedTuple):
-    """What is known at the end. `last_words` are the first failing rank's own."""
+    """What is known at the end. `last_words` are each rank's; `lagging` says who missed a collective."""
 
     state: State
     folder: str
     last_words: Mapping[int, str]
     seconds: float
+    lagging: Sequence[str] = ()
 
     def lines(self) -> list[str]:
         """For people."""
@@ -27,7 +28,7 @@ class Summary(NamedTuple):
             what = f"{_count(ranks, 'rank')} on {_count(nodes, 'node')}"
             after = f" after {_count(self.state.generation, 'restart')}" if self.state.generation else ""
             return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"]
-        lines = [*_unusable_nodes(self.state), *self._cause_lines(), *self._others()]
+        lines = [*_unusable_nodes(self.state), *self._cause_lines(), *self.lagging, *self._others()]
         return [
             *lines,
             f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
@@ -41,6 +42,7 @@ class Summary(NamedTuple):
             "cause": cause
             and {"text": cause.text, "rank": cause.rank, "node": _label(self.state, cause.node)},
             "hint": self.advice or None,
+            "lagging": list(self.lagging),
             "restarts": [
                 {"why": restart.why.value, "cause": restart.cause.text, "rank": restart.cause.rank}
                 for restart in self.state.restarts

@@ -23,7 +23,8 @@ def supervise(start: Start, signals: Signals, *, as_json: bool, quiet: bool) -> 
     state = loop.run(start.links, lambda: ssh_addresses(start.spec))
     record.finish()
     words = {rank: data.decode(errors="replace") for rank, data in record.last_words.items()}
-    summary = Summary(state, start.folder.path, words, time.monotonic() - start.began)
+    seconds = time.monotonic() - start.began
+    summary = Summary(state, start.folder.path, words, seconds, record.lagging(state))
     record.summarise(summary)
     console.close()
     return summary

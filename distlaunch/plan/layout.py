@@ -202,7 +202,7 @@ def _worker(
         argv=_argv(plan, node, shared | own),
         contract=shared | own,
         env=node.env,
-        defaults=contract.defaults(node.procs, interface),
+        defaults=contract.defaults(node.procs, interface, plan.backend),
         cwd=node.workdir,
     )
 

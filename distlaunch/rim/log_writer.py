@@ -11,7 +11,7 @@ CAPACITY = 8 << 20
 """Bytes that may wait for the disk."""
 PATIENCE_S = 0.3
 """A full queue is waited for so long; while the disk takes nothing, what comes is counted as lost at once."""
-CLOSE_S = 5.0
+FLUSH_S = 5.0
 
 
 class LogWriter:
@@ -41,7 +41,7 @@ class LogWriter:
             self._thread.start()
 
     def _has_room(self, size: int) -> bool:
-        """Whether there is room; a disk that is only slow is waited for, which holds output back at its source."""
+        """Whether there is room; a disk that is only slow is waited for, which holds its source back."""
         full = self._waiting and self._waiting + size > CAPACITY
         while full and not self._stalled:
             before = self._waiting
@@ -55,13 +55,19 @@ class LogWriter:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        if not self.flush():
+            self.lost_bytes += self._waiting  # the thread, which can't be ended, keeps the files
+        elif self._thread:
+            self._thread.join()
+
+    def flush(self) -> bool:
+        """Wait until all is written, for as long as the disk takes something; whether it is."""
+        with self._changed:
             while self._waiting:
                 before = self._waiting
-                if not self._changed.wait(CLOSE_S) and self._waiting == before:
-                    self.lost_bytes += self._waiting
-                    return  # the thread, which can't be ended, keeps the files
-        if self._thread:
-            self._thread.join()
+                if not self._changed.wait(FLUSH_S) and self._waiting == before:
+                    return False
+        return True
 
     def _run(self) -> None:
         while True:

@@ -58,6 +58,18 @@ class RunFolder:
         """Keep where a rank stood."""
         self._writer.append(_inside(generation, f"rank{rank}.stack"), text.encode() + b"\n")
 
+    def append_flight(self, rank: int, data: bytes, generation: int = 0) -> None:
+        """Append a piece of a rank's flight recorder's dump."""
+        self._writer.append(_inside(generation, f"rank{rank}.flight"), data)
+
+    def generation_path(self, generation: int) -> str:
+        """The folder with a generation's logs."""
+        return os.path.join(self.path, os.path.dirname(_inside(generation, "x")))
+
+    def flush(self) -> None:
+        """Wait until what was appended can be read, for as long as the disk takes something."""
+        self._writer.flush()
+
     def close(self) -> None:
         """Write out what waits, and close all files."""
         self._writer.close()

@@ -82,7 +82,7 @@ def test_nothing_is_told_before_a_frame_is_whole() -> None:
     assert [told(each) for each in decoder.feed(frame[-1:])] == [(OUTPUT, 1, 0, b"abc")]
 
 
-@pytest.mark.parametrize("kind", [0, 3, 0x7F, 0xFF])
+@pytest.mark.parametrize("kind", [0, 4, 0x7F, 0xFF])
 def test_an_unknown_kind_ends_the_link(kind: int) -> None:
     with pytest.raises(ProtocolError, match=f"unknown frame kind {kind}"):
         FrameDecoder(wire.MAX_REPORT).feed(HEADER.pack(kind, 0, 0, 0, 0))
