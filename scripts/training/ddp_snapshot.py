@@ -1,6 +1,7 @@
 """DDP with a snapshot after every epoch: run it again, or let it be restarted, and it goes on where it was.
 
-Rank 0 writes the snapshot and every rank reads it, so --dir must be a folder that all nodes share.
+Rank 0 writes the snapshot and every rank reads it, so --dir must be a folder that all nodes share. It may be
+restarted with more or fewer ranks: the sampler deals the data anew, and the model goes on.
 """
 
 import argparse
@@ -43,14 +44,19 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch = state["epoch"]
 
-    def train_epoch(self, loader: DataLoader[tuple[torch.Tensor, ...]]) -> None:
-        """One pass over this rank's part of the data."""
+    def train_epoch(self, loader: DataLoader[tuple[torch.Tensor, ...]]) -> float:
+        """One pass over this rank's part of the data; the mean loss over all ranks."""
+        losses = []
         for x, label in loader:
             loss = cross_entropy(self.ddp(x), label)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
+            losses.append(loss.detach())
         self.epoch += 1
+        mean = torch.stack(losses).mean()
+        dist.all_reduce(mean)
+        return float(mean / dist.get_world_size())
 
     def accuracy(self, data: TensorDataset) -> float:
         """The share of all the data that the model labels right."""
@@ -71,10 +77,11 @@ def train(trainer: Trainer, data: TensorDataset, epochs: int) -> None:
     loader = DataLoader(data, batch_size=32, sampler=sampler)
     while trainer.epoch < epochs:
         sampler.set_epoch(trainer.epoch)  # another order in every epoch, resumed or not
-        trainer.train_epoch(loader)
+        loss = trainer.train_epoch(loader)
         if dist.get_rank() == 0:
             trainer.save()
-            print(f"epoch {trainer.epoch:>2}  accuracy {trainer.accuracy(data):.3f}", flush=True)
+            ranks = dist.get_world_size()
+            print(f"epoch {trainer.epoch:>2}  loss {loss:.3f}  on {ranks} ranks", flush=True)
 
 
 def main() -> None:

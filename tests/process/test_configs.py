@@ -24,6 +24,7 @@ EXPECTED = {
 }
 ELSEWHERE = {
     "hosts/two_nodes.yaml",  # in tests/cluster
+    "hosts/elastic.yaml",  # there too
     "training/ddp_snapshot.yaml",  # below, twice
     "training/fsdp_checkpoint.yaml",  # below, with its reader
 }

@@ -1,0 +1,58 @@
+"""Training goes on: a host is cut off, the others go on without it, it comes back and is taken in."""
+
+import re
+import shutil
+import signal
+from pathlib import Path
+
+from tests.cluster.hosts import Bed
+from tests.harness import ROOT, running
+
+Epoch = tuple[int, float, int]
+"""Number, loss, ranks."""
+
+
+def epochs_of(text: str) -> list[Epoch]:
+    found = re.findall(r"epoch +(\d+)  loss ([\d.]+)  on (\d+) ranks\n", text)
+    return [(int(number), float(loss), int(ranks)) for number, loss, ranks in found]
+
+
+def test_the_loss_curve_continues_over_the_loss_and_return_of_a_host(tmp_path: Path, bed: Bed) -> None:
+    job = tmp_path / "job.yaml"
+    shutil.copy(ROOT / "configs/hosts/elastic.yaml", job)
+    settings = [
+        f"ssh.config={bed.folder}/ssh_config",
+        f"script={ROOT}/scripts/training/ddp_snapshot.py",
+        f"args=[--dir, {tmp_path}/snapshot, --epochs, '100000']",
+        "timeouts={lease: 6s, stop: 2s}",
+    ]
+    with running(job, *(word for one in settings for word in ("--set", one))) as run:
+        try:
+            run.wait_for("on 3 ranks", times=5)
+            bed.call("cut", "host2")
+            run.wait_for("host2 was lost")
+            run.wait_for("going on with 2 of 3 nodes: host1, host3")
+            run.wait_for("on 2 ranks", times=5)
+        finally:
+            bed.call("heal", "host2")
+        run.wait_for("host2 is back; restarting to take it in")
+        run.wait_for("going on with 3 of 3 nodes: host1, host3, host2")
+        before = run.stdout.count("on 3 ranks")
+        run.wait_for("on 3 ranks", times=before + 5)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert run.holders() == []
+    assert_continues(epochs_of(run.stdout))
+
+
+def assert_continues(epochs: list[Epoch]) -> None:
+    """No epoch is trained twice but the one that a restart interrupted, and the loss does not start anew."""
+    sizes = [ranks for _, _, ranks in epochs]
+    assert sorted(set(sizes)) == [2, 3]
+    turns = [i for i in range(1, len(epochs)) if sizes[i] != sizes[i - 1]]
+    assert len(turns) == 2
+    first_loss = epochs[0][1]
+    for turn in turns:
+        (number, loss, _), (before, earlier, _) = epochs[turn], epochs[turn - 1]
+        assert number in (before, before + 1), "it went on where it was"
+        assert loss < min(first_loss * 0.9, earlier * 1.5 + 0.05), "and not from the beginning"
