@@ -133,6 +133,7 @@ class Agent:
         except (OSError, wire.ProtocolError):
             data, frames = b"", []
         if not data:
+            self._say_leaving(signal.SIGHUP)  # sshd closes our input alone when the guardian dies
             self._lose_link()
         for frame in frames:
             message = frame.message()
@@ -189,9 +190,14 @@ class Agent:
             self._crew.children_changed()
         stop = next((signum for signum in received if signum in _SIGNALS), None)
         if stop is not None and not self._leaving:
-            # Said before the workers' exits, so that none of them is taken for the cause.
-            self._outbox.report({"op": "leaving", "signal": stop})
+            self._say_leaving(stop)
             self._leave_early()
+
+    def _say_leaving(self, signum: int) -> None:
+        """Said at once, before the workers' exits, so that none of them is taken for the cause."""
+        if not self._leaving:
+            self._outbox.report({"op": "leaving", "signal": signum})
+            self._flush()
 
     # Commands, one method each
 

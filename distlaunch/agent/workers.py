@@ -113,7 +113,7 @@ def spawn(spec: "Message", error_file: str) -> Worker:
     out, err, confirm = os.pipe(), os.pipe(), os.pipe()
     agent = os.getpid()
     # Until the child has reset its handlers, a signal to it would be swallowed by ours.
-    before = signal.pthread_sigmask(signal.SIG_SETMASK, range(1, signal.NSIG))
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
@@ -158,12 +158,8 @@ def _become_worker(
 def _reset_signals() -> None:
     # Ignored and blocked signals survive exec, and Python itself ignores SIGPIPE and SIGXFSZ.
     signal.set_wakeup_fd(-1)
-    for signum in range(1, signal.NSIG):
-        if signum not in (signal.SIGKILL, signal.SIGSTOP):
-            try:
-                signal.signal(signum, signal.SIG_DFL)
-            except (OSError, ValueError):
-                pass  # 32 and 33 belong to the C library
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
