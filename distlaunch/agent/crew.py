@@ -185,13 +185,13 @@ class Crew:
     # The rest of a generation: SIGTERM, grace, sweep.
 
     def stop(self, grace_s: float) -> None:
-        """End the generation: SIGTERM, SIGKILL after `grace_s`, then sweep. Again with less: sooner."""
+        """End the generation: SIGTERM, SIGKILL after `grace_s`, then sweep. Again: sooner, never later."""
         if self.swept:
             self._report_swept()
         elif grace_s <= 0 or not self._running():
             self.sweep()
         else:
-            self._poller.after(grace_s, "grace", self.sweep)
+            self._poller.within(grace_s, "grace", self.sweep)
             if not self._stopping:
                 self._stopping = True
                 self._terminate()

@@ -32,6 +32,12 @@ class Poller:
         """Call `handler` once in `delay_s` seconds; the same name again replaces the earlier deadline."""
         self._deadlines[name] = (time.monotonic() + delay_s, handler)
 
+    def within(self, delay_s: float, name: str, handler: "Handler") -> None:
+        """As `after`, but an earlier deadline of that name stays."""
+        known = self._deadlines.get(name)
+        if known is None or known[0] > time.monotonic() + delay_s:
+            self.after(delay_s, name, handler)
+
     def cancel(self, name: str) -> None:
         """Forget the deadline `name`; one that is not set is ignored."""
         self._deadlines.pop(name, None)

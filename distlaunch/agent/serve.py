@@ -147,7 +147,9 @@ class Agent:
             if self._outbox.write(self._link_out) and self._leaving and self._crew.swept:
                 self._poller.after(FLUSH_S, "flush", self._lose_link)
         except OSError:
-            self._lose_link()
+            # Nobody reads; what was sent to us before that still counts, and the end of the input follows.
+            self._link_lost = True
+            self._outbox.discard()
         if self._outbox:
             self._poller.watch(self._link_out, self._flush, select.POLLOUT)
         else:

@@ -6,8 +6,8 @@ from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
 from distlaunch.supervisor.events import Interrupted, OutputFlows, OutputLost, Stuck, Swept
 from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step, Watch
 
-STOP_MARGIN_S = 15.0
-"""Seconds beyond the grace until a node that does not confirm its clean-up is given up."""
+STOP_MARGIN_S = 14.0
+"""Seconds beyond the grace until a node that does not confirm its clean-up is given up: all is over at 15."""
 DRAIN_S = 30.0
 """Seconds without output after which a clean node is not waited for any longer."""
 MAX_NAMED = 8

@@ -58,7 +58,7 @@ JOB = (
 TWO = f"{JOB}nodes: [a, b]"
 """Ranks 0 and 1 on a, 2 and 3 on b."""
 CONNECT_S, STOP_S = 30.0, 10.0
-STOP_MARGIN_S, DRAIN_S = 15.0, 30.0  # until a node that does not confirm, or does not deliver, is given up
+STOP_MARGIN_S, DRAIN_S = 14.0, 30.0  # until a node that does not confirm, or does not deliver, is given up
 MASTER = "10.0.0.1"
 BY_SOMEONE = """rank 2 (b) failed first: killed by signal 9 (SIGKILL), sent by someone: \
 the kernel counted no OOM kill there"""
