@@ -100,13 +100,23 @@ def test_workers_on_hosts_that_ignore_sigterm(tmp_path: Path, bed: Bed, figures:
 
 @pytest.mark.fault(4, "workers are stopped with SIGSTOP", promise="1")
 def test_stopped_workers(tmp_path: Path, figures: Figures, pace: Pace) -> None:
-    with running(write_job(tmp_path, SLEEPER, CPU), *stop_after(pace.stop_s)) as run:
+    """SIGTERM stays pending until they are woken: they have to get the chance to heed it."""
+    heeds = worker(
+        first="""
+            def leave(*_):
+                print("tidied up", flush=True)
+                sys.exit(0)
+            signal.signal(signal.SIGTERM, leave)
+        """
+    )
+    with running(write_job(tmp_path, heeds, CPU), *stop_after(pace.stop_s)) as run:
         pids = run.wait_ready(RANKS)
         ending = Ending(SIGKILLED, f"rank 3 (node1) failed first: {KILLED}", pace.stop_s + 2.0)
         with clean(run, pids, figures, ending):
-            for rank in (0, 2):
+            for rank in (0, 1, 2):
                 kill(pids[rank], signal.SIGSTOP)
             kill(pids[3])
+        figures("not woken", 3 - run.stdout.count("tidied up"), at_most=0, unit="ranks")
 
 
 @pytest.mark.fault(5, "the kernel kills a worker for what it uses up", promise="1, 9")
