@@ -366,7 +366,7 @@ def test_wall_clock_jumps(tmp_path: Path, figures: Figures, pace: Pace, hours: i
         run.wait_for(f"the clock jumped by {hours} h")
         with clean(run, pids, figures, Ending(124, "time limit of 6 s has passed", pace.stop_s + 2.0)):
             run.wait_for("time limit")
-            figures("the limit's error", abs(time.monotonic() - run.began - limit_s), at_most=1.0)
+            figures("the limit's error", abs(time.monotonic() - run.began - limit_s), at_most=3.0)
         first, last = run.events("AgentUp")[0]["time"], run.events("Swept")[-1]["time"]
         assert abs(last - first - hours * 3600) < 60, "the command's own clock did not jump"
 
