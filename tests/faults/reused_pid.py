@@ -1,0 +1,82 @@
+"""Gives the PID of a worker that has ended to a foreign process, then ends the job: run in a PID namespace.
+
+Prints how the run ended and how many signals the foreign process got; it blocks all, so that they stay
+pending. SIGKILL can't be blocked: it would show as a death.
+"""
+
+import json
+import os
+import re
+import select
+import signal
+import sys
+from pathlib import Path
+
+from tests.faults.scenes import CPU, IGNORES, open_gate, worker
+from tests.harness import PATIENCE_S, kill, running, write_job
+
+ENDS = worker(
+    """
+    if os.environ["RANK"] == "1":
+        open("gate").read()
+        sys.exit(0)
+    while True: signal.pause()
+    """,
+    first=IGNORES,
+)
+
+
+def main(folder: Path) -> None:
+    """Run the job, and print what came of it."""
+    os.mkfifo(folder / "gate")
+    with running(write_job(folder, ENDS, CPU), "--set", "timeouts.stop=1s") as run:
+        pids = run.wait_ready(4)
+        pidfd = os.pidfd_open(pids[1])
+        open_gate(folder / "gate")
+        wait_reaped(pids[1], pidfd)
+        foreign = start_as(pids[1])
+        kill(pids[3])
+        status = run.wait()
+    print(json.dumps({"status": status, "signals": signals_to(foreign)}))
+
+
+def wait_reaped(pid: int, pidfd: int) -> None:
+    """Wait until nobody has this PID."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    assert poll.poll(PATIENCE_S * 1000)
+    for _ in range(1000):  # Linux 6.9 announces the reaping; older ones are looked at
+        poll.modify(pidfd, 0)
+        if not Path(f"/proc/{pid}").exists() or poll.poll(10):
+            return
+
+
+def start_as(wanted: int) -> int:
+    """Fork a process with this PID, in a session of its own, that blocks all signals."""
+    for _ in range(1000):
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(wanted - 1))
+        up, tell = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
+            os.setsid()
+            os.write(tell, b"up")
+            signal.pause()
+        if pid == wanted:
+            os.read(up, 2)
+            return pid
+        os.kill(pid, signal.SIGKILL)  # another process was faster
+        os.waitpid(pid, 0)
+    raise AssertionError(f"PID {wanted} was not to be had")
+
+
+def signals_to(pid: int) -> int:
+    """How many different signals a process of ours got."""
+    if os.waitpid(pid, os.WNOHANG)[0]:
+        return 1  # SIGKILL
+    pending = re.findall(r"(?:SigPnd|ShdPnd):\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return sum(int(mask, 16).bit_count() for mask in pending)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

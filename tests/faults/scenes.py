@@ -1,0 +1,169 @@
+"""What the tests of the catalogue share: workers as texts, processes held and measured, a clean end."""
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster.hosts import Bed, parent_of
+from tests.faults.conftest import Figures
+from tests.harness import PATIENCE_S, Run, children_of
+
+CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
+ONE = "gpus_per_node: 0\n"
+RANKS = 4
+"""Of `CPU` and `on_hosts`."""
+
+
+def on_hosts(bed: Bed) -> str:
+    """The part of a job file for four ranks on three hosts, over ssh."""
+    nodes = "nodes: [{host: host1, procs: 1}, {host: host2, procs: 2}, {host: host3, procs: 1}]"
+    return f"gpus_per_node: 0\n{nodes}\nssh: {{config: {bed.folder}/ssh_config}}\n"
+
+
+def stop_after(seconds: float) -> tuple[str, str]:
+    """The option that sets the grace."""
+    return "--set", f"timeouts.stop={seconds:g}s"
+
+
+def worker(does: str = "while True: signal.pause()", first: str = "") -> str:
+    """A worker that does `first`, says that it is ready, and then what it `does`."""
+    says = r"""os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\n".encode())"""
+    parts = ["import os, signal, sys", textwrap.dedent(first), says, textwrap.dedent(does)]
+    return "\n".join(parts) + "\n"
+
+
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+SLEEPER = worker()
+STUBBORN = worker(first=IGNORES)
+
+
+def open_gate(gate: Path) -> None:
+    """Let the one worker go on that reads the fifo `gate`, as soon as it does."""
+    os.close(os.open(gate, os.O_WRONLY))
+
+
+class Ending(NamedTuple):
+    """How a run has to end: its status, what it says, and the seconds that all may take.
+
+    Where a parent of our own is killed, its children are reaped by init, `reaped` or not.
+    """
+
+    status: int
+    words: str
+    within_s: float
+    reaped: bool = True
+
+
+class Held:
+    """Processes held by pidfd, so that no other process can be taken for one of them."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pidfds: dict[int, int] = {}
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                self._pidfds[pid] = os.pidfd_open(pid)
+
+    @property
+    def pids(self) -> list[int]:
+        """Whom we hold."""
+        return list(self._pidfds)
+
+    def wait_ends(self, pids: Iterable[int], until: float) -> None:
+        """Wait for the ends of those of `pids` that are held, at most `until` (monotonic seconds)."""
+        for pid in pids:
+            if pid in self._pidfds:
+                assert self._poll(pid, select.POLLIN, until), f"process {pid} is still there"
+
+    def wait_reaped(self, until: float) -> None:
+        """A zombie is no clean end. The kernel announces the reaping since 6.9; before, a look must do."""
+        for pid in self._pidfds:
+            if Path(f"/proc/{pid}").exists() and not self._poll(pid, 0, until):
+                assert not Path(f"/proc/{pid}").exists(), f"process {pid} is a zombie"
+
+    def _poll(self, pid: int, events: int, until: float) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfds[pid], events)
+        return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
+
+    def close(self) -> None:
+        """Let go of them."""
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+
+
+@contextlib.contextmanager
+def held(pids: Iterable[int]) -> Iterator[Held]:
+    """`pids`, held until the end of the block."""
+    processes = Held(pids)
+    try:
+        yield processes
+    finally:
+        processes.close()
+
+
+def family(run: Run, ranks: Iterable[int]) -> set[int]:
+    """The processes of a run as they are now: these ranks, their agents and guardians, the links."""
+    agents = {parent_of(pid) for pid in ranks}
+    return {*ranks, *agents, *map(parent_of, agents), *children_of(run.process.pid)}
+
+
+@contextlib.contextmanager
+def clean(run: Run, pids: Mapping[int, int], figures: Figures, ending: Ending) -> Iterator[None]:
+    """The body injects a fault; then the run ends as told, and nothing of it is left on any node.
+
+    `pids` are the ranks' and whatever else must be gone. Time runs from the end of the body.
+    """
+    with held(family(run, pids.values())) as processes:
+        yield
+        began = time.monotonic()
+        processes.wait_ends(pids.values(), began + PATIENCE_S)
+        figures("all ranks gone", time.monotonic() - began, at_most=ending.within_s)
+        ends(run, figures, ending, began)
+        processes.wait_ends(processes.pids, began + ending.within_s + 1.0)
+        if ending.reaped:
+            processes.wait_reaped(time.monotonic() + 1.0)
+
+
+def ends(run: Run, figures: Figures, ending: Ending, began: float) -> None:
+    """The command ends as told, in time since `began`, and leaves no worker."""
+    status = run.wait()
+    figures("the command ended", time.monotonic() - began, at_most=ending.within_s)
+    assert status == ending.status, run.stderr
+    assert ending.words in run.stderr, run.stderr
+    assert run.holders() == []
+    assert_no_traceback(run.stderr)
+
+
+def assert_no_traceback(stderr: str) -> None:
+    """Neither the command nor an agent shows a traceback of its own; those of workers have a prefix."""
+    assert not re.search(r"^Traceback|distlaunch/\w+/\w+\.py", stderr, re.MULTILINE), stderr
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process has had resident so far."""
+    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return float(kib) / 1024
+
+
+def bare_mib() -> float:
+    """The most memory that an interpreter needs that does nothing."""
+    code = "print(open('/proc/self/status').read())"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", shown)
+    return float(kib) / 1024
+
+
+def memory_figures(run: Run, rank: int, figures: Figures) -> None:
+    """The memory of the command, and of the agent and guardian above the process `rank`, keeps its limits."""
+    bare, agent = bare_mib(), parent_of(rank)
+    node = sum(peak_mib(pid) - bare for pid in (agent, parent_of(agent)))
+    figures("command over a bare Python", peak_mib(run.process.pid) - bare, at_most=64.0, unit="MiB")
+    figures("agent and guardian over a bare Python", node, at_most=16.0, unit="MiB")

@@ -1,0 +1,286 @@
+"""Faults of the command, its terminal, agents and guardians: the job ends everywhere, or goes on."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.cluster.hosts import Bed, parent_of
+from tests.faults.conftest import Figures, Pace
+from tests.faults.scenes import (
+    CPU,
+    IGNORES,
+    ONE,
+    RANKS,
+    SLEEPER,
+    STUBBORN,
+    Ending,
+    assert_no_traceback,
+    clean,
+    ends,
+    family,
+    held,
+    on_hosts,
+    open_gate,
+    stop_after,
+    worker,
+)
+from tests.harness import PATIENCE_S, Run, agents_of, children_of, kill, running, write_job
+
+LOST, INTERRUPTED = 71, 130
+
+
+@pytest.mark.fault(20, "an agent is killed with SIGKILL", promise="4")
+def test_agent_killed(tmp_path: Path, bed: Bed, figures: Figures) -> None:
+    mixed = worker(first=f'if os.environ["RANK"] in "12": {IGNORES}')
+    with running(write_job(tmp_path, mixed, on_hosts(bed))) as run:
+        pids = run.wait_ready(RANKS)
+        with clean(run, pids, figures, Ending(LOST, "host2 was lost: its agent ", 2.0)):
+            kill(parent_of(pids[1]))
+
+
+@pytest.mark.fault(21, "a guardian is killed with SIGKILL", promise="4")
+def test_guardian_killed(tmp_path: Path, bed: Bed, figures: Figures) -> None:
+    grace_s = 3.0  # more than the margin: two graces in a row are seen
+    with running(write_job(tmp_path, STUBBORN, on_hosts(bed)), *stop_after(grace_s)) as run:
+        pids = run.wait_ready(RANKS)
+        with clean(
+            run, pids, figures, Ending(LOST, "host2 was lost: its agent ", grace_s + 2.0, reaped=False)
+        ):
+            kill(parent_of(parent_of(pids[1])))
+
+
+@pytest.mark.fault(24, "the command is killed with SIGKILL", promise="3")
+def test_command_killed(tmp_path: Path, figures: Figures, pace: Pace) -> None:
+    with running(write_job(tmp_path, STUBBORN, CPU), *stop_after(pace.stop_s)) as run:
+        pids = run.wait_ready(RANKS)
+        with clean(run, pids, figures, Ending(-signal.SIGKILL, "", pace.stop_s + 2.0, reaped=False)):
+            run.process.kill()
+
+
+@pytest.mark.fault(24, "the command is killed with SIGKILL, over ssh", promise="3")
+def test_command_of_hosts_killed(tmp_path: Path, bed: Bed, figures: Figures, pace: Pace) -> None:
+    with running(write_job(tmp_path, STUBBORN, on_hosts(bed)), *stop_after(pace.stop_s)) as run:
+        pids = run.wait_ready(RANKS)
+        with clean(run, pids, figures, Ending(-signal.SIGKILL, "", pace.stop_s + 2.0, reaped=False)):
+            run.process.kill()
+
+
+@pytest.mark.fault(27, "the terminal goes away: SIGHUP", promise="7")
+def test_hangup(tmp_path: Path, figures: Figures, pace: Pace) -> None:
+    with running(write_job(tmp_path, STUBBORN, CPU), *stop_after(pace.stop_s)) as run:
+        pids = run.wait_ready(RANKS)
+        with clean(run, pids, figures, Ending(129, "stopped by SIGHUP", pace.stop_s + 2.0)):
+            run.process.send_signal(signal.SIGHUP)
+
+
+@pytest.mark.fault(27, "SIGHUP under nohup", promise="7")
+def test_hangup_under_nohup(tmp_path: Path, figures: Figures) -> None:
+    """The job ends with 0 by itself, each rank by a signal of its own that comes after the SIGHUP."""
+    leaves = worker(first="signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))")
+    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    with running(write_job(tmp_path, leaves, CPU), preexec_fn=ignore) as run:
+        pids = run.wait_ready(RANKS)
+        run.process.send_signal(signal.SIGHUP)
+        for pid in pids.values():
+            kill(pid, signal.SIGUSR1)
+        assert run.wait() == 0, run.stderr
+        figures("the SIGHUP told of", run.stderr.count("SIGHUP"), at_most=0, unit="times")
+
+
+class Brought(NamedTuple):
+    """A run in one of its phases: its ranks, the status and the words that Ctrl-C gets."""
+
+    run: Run
+    pids: dict[int, int]
+    status: int = INTERRUPTED
+    answer: str = "stopped by SIGINT"
+
+    def press(self, times: int) -> None:
+        """Press Ctrl-C so many times, each after the answer to the last: the kernel joins faster ones."""
+        for answer in (self.answer, "killing the workers", "left;")[:times]:
+            self.run.process.send_signal(signal.SIGINT)
+            self.run.wait_for(answer)
+
+
+@contextlib.contextmanager
+def parsing(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
+    """The job file is a pipe that nobody writes to."""
+    os.mkfifo(folder / "job.yaml")
+    with running(folder / "job.yaml", *grace) as run:
+        job = os.open(folder / "job.yaml", os.O_WRONLY)
+        try:
+            yield Brought(run, {})
+        finally:
+            os.close(job)
+
+
+@contextlib.contextmanager
+def connecting(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
+    """An sshd that accepts, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nodes = f"nodes: [{{host: 127.0.0.1, port: {silent.getsockname()[1]}, procs: 1}}]\n{ONE}"
+        with running(write_job(folder, SLEEPER, nodes), *grace) as run, silent.accept()[0]:
+            yield Brought(run, {})
+
+
+@contextlib.contextmanager
+def booting(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
+    """An interpreter that never comes up."""
+    os.mkfifo(folder / "gate")
+    (folder / "python").write_text(f"#!/bin/sh\nread line < {folder}/gate\n")
+    (folder / "python").chmod(0o755)
+    with running(write_job(folder, SLEEPER, f"{ONE}python: {folder}/python\n"), *grace) as run:
+        gate = os.open(folder / "gate", os.O_WRONLY)
+        try:
+            yield Brought(run, {})
+        finally:
+            os.close(gate)
+
+
+@contextlib.contextmanager
+def joining(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
+    """Ranks that run, and have not met."""
+    with running(write_job(folder, STUBBORN, CPU), *grace) as run:
+        yield Brought(run, run.wait_ready(RANKS))
+
+
+MEETS = worker(
+    first=f"""
+        import socket
+        {IGNORES}
+        port = int(os.environ["MASTER_PORT"])
+        if os.environ["RANK"] == "0":
+            server = socket.create_server(("", port))
+            open("gate", "w").close()
+        else:
+            open("gate").read()
+        met = socket.create_connection((os.environ["MASTER_ADDR"], port))
+    """
+)
+
+
+@contextlib.contextmanager
+def training(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
+    """Ranks that run, and have met."""
+    os.mkfifo(folder / "gate")
+    with running(write_job(folder, MEETS, f"{ONE}procs_per_node: 2\n"), *grace) as run:
+        run.wait_for("joined the rendezvous")
+        yield Brought(run, run.wait_ready(2))
+
+
+@contextlib.contextmanager
+def stopping(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
+    """One rank has failed, the others ignore SIGTERM; the status stays that of the first."""
+    with running(write_job(folder, STUBBORN, CPU), *grace) as run:
+        pids = run.wait_ready(RANKS)
+        kill(pids.pop(3))
+        run.wait_for("rank 3 (node1) failed first")
+        yield Brought(run, pids, 128 + signal.SIGKILL, "already stopping")
+
+
+Bring = Callable[[Path, tuple[str, str]], contextlib.AbstractContextManager[Brought]]
+# Every phase that a run has; a job that waits before it starts again would be one more.
+BEFORE_RANKS = [parsing, connecting, booting]
+WITH_RANKS = [joining, training, stopping]
+
+
+@pytest.mark.fault(28, "Ctrl-C, before ranks have been started", promise="7")
+@pytest.mark.parametrize("bring", BEFORE_RANKS)
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_interrupts_before_ranks(tmp_path: Path, figures: Figures, bring: Bring, times: int) -> None:
+    """As fast as one can: what comes after the first finds a command that is about to leave, or has left."""
+    with bring(tmp_path, stop_after(10.0)) as brought, held(children_of(brought.run.process.pid)) as links:
+        run = brought.run
+        for _ in range(times):
+            run.process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        assert run.wait() == brought.status, run.stderr
+        figures(f"{bring.__name__}, {times} times: the command ended", time.monotonic() - began, at_most=2.0)
+        links.wait_ends(links.pids, began + PATIENCE_S)
+        figures(f"{bring.__name__}, {times} times: all gone", time.monotonic() - began, at_most=2.0)
+        assert_no_traceback(run.stderr)
+
+
+@pytest.mark.fault(28, "Ctrl-C once, with ranks that ignore SIGTERM", promise="7")
+@pytest.mark.parametrize("bring", WITH_RANKS)
+def test_one_interrupt(tmp_path: Path, figures: Figures, pace: Pace, bring: Bring) -> None:
+    with bring(tmp_path, stop_after(pace.stop_s)) as brought:
+        run, pids = brought.run, brought.pids
+        with clean(run, pids, figures, Ending(brought.status, brought.answer, pace.stop_s + 2.0)):
+            brought.press(1)
+
+
+@pytest.mark.fault(28, "Ctrl-C twice, with ranks that ignore SIGTERM", promise="7")
+@pytest.mark.parametrize("bring", WITH_RANKS)
+def test_two_interrupts(tmp_path: Path, figures: Figures, bring: Bring) -> None:
+    with bring(tmp_path, stop_after(60.0)) as brought:
+        run, pids = brought.run, brought.pids
+        with clean(run, pids, figures, Ending(brought.status, "killing the workers", 2.0)):
+            brought.press(2)
+
+
+@pytest.mark.fault(28, "Ctrl-C thrice, with agents that do not answer", promise="7")
+@pytest.mark.parametrize("bring", WITH_RANKS)
+def test_three_interrupts(tmp_path: Path, figures: Figures, pace: Pace, bring: Bring) -> None:
+    """The agents are stopped, so that the second can't end the job; their guardians wake them at the end."""
+    with bring(tmp_path, stop_after(pace.stop_s)) as brought:
+        run = brought.run
+        with held(family(run, brought.pids.values())) as processes:
+            for agent in agents_of(run.process.pid):
+                kill(agent, signal.SIGSTOP)
+            brought.press(3)
+            began = time.monotonic()
+            assert run.wait() == brought.status
+            figures("the command ended", time.monotonic() - began, at_most=1.0)
+            processes.wait_ends(processes.pids, began + PATIENCE_S)
+            figures("all gone", time.monotonic() - began, at_most=pace.stop_s + 2.0)
+        assert run.holders() == []
+        assert_no_traceback(run.stderr)
+
+
+@pytest.mark.fault(29, "the output's reader leaves: `| head -1`", promise="1, 7")
+def test_head(tmp_path: Path, figures: Figures) -> None:
+    """The ranks print without end, but say on stderr that they are up, which `head` does not read."""
+    prints = """
+        import os
+        os.write(2, b"up\\n")
+        while True: print("more")
+    """
+    with running(write_job(tmp_path, prints, CPU)) as run:
+        unread, run.process.stdout = run.process.stdout, None
+        run.wait_for("up", RANKS)
+        assert unread is not None
+        with unread, held([*run.holders(), *agents_of(run.process.pid)]) as processes:
+            head = subprocess.run(["head", "-1"], stdin=unread, capture_output=True, check=True)
+            unread.close()
+            began = time.monotonic()
+            assert head.stdout.count(b"\n") == 1
+            ends(run, figures, Ending(141, "", 2.0), began)
+            processes.wait_ends(processes.pids, began + PATIENCE_S)
+            figures("all gone", time.monotonic() - began, at_most=2.0)
+
+
+@pytest.mark.fault(31, "the terminal's window is resized without end", promise="10")
+def test_window_changes(tmp_path: Path, figures: Figures) -> None:
+    prints = worker("""
+        for _ in range(100_000): print("x" * 99)
+        open("gate").read()
+    """)
+    os.mkfifo(tmp_path / "gate")
+    with running(write_job(tmp_path, prints, ONE)) as run:
+        agent = parent_of(run.wait_ready(1)[0])
+        for _ in range(10_000):
+            kill(run.process.pid, signal.SIGWINCH)
+            kill(agent, signal.SIGWINCH)
+        open_gate(tmp_path / "gate")
+        assert run.wait() == 0, run.stderr
+        kept = (run.run_folder() / "rank0.out").read_text().count("x" * 99 + "\n")
+        figures("lines lost", 100_000 - kept, at_most=0, unit="lines")

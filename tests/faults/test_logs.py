@@ -1,0 +1,384 @@
+"""Faults of output and time: no worker is slowed, no byte is lost unseen, memory stays bounded."""
+
+import contextlib
+import hashlib
+import os
+import re
+import select
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Bed, find
+from tests.faults.conftest import Figures, Pace
+from tests.faults.scenes import (
+    CPU,
+    ONE,
+    RANKS,
+    Ending,
+    assert_no_traceback,
+    clean,
+    ends,
+    held,
+    memory_figures,
+    on_hosts,
+    open_gate,
+    stop_after,
+    worker,
+)
+from tests.harness import PATIENCE_S, Run, distlaunch_argv, kill, running, wait_gone, write_job
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def no_big_files(tmp_path: Path) -> Iterator[None]:
+    """Pytest keeps folders; the logs of these tests are too big for that."""
+    yield
+    for log in tmp_path.glob("runs/*/rank*"):
+        log.unlink()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A fifo in the workers' folder; who reads it waits for `open_gate`."""
+    os.mkfifo(tmp_path / "gate")
+    return tmp_path / "gate"
+
+
+@contextlib.contextmanager
+def drained(run: Run) -> Iterator[None]:
+    """Somebody else reads what the run prints, and forgets it."""
+    printed, run.process.stdout = run.process.stdout, None
+    assert printed is not None
+    with printed:
+        reader = subprocess.Popen(["cat"], stdin=printed, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        reader.kill()
+        reader.wait()
+
+
+def digest_of(path: Path) -> str:
+    """A big file's digest."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha1").hexdigest()
+
+
+@pytest.mark.fault(30, "nobody reads what the command prints", promise="10")
+def test_stalled_reader(tmp_path: Path, gate: Path, figures: Figures) -> None:
+    prints = worker("""
+        import time
+        began = time.monotonic()
+        for _ in range(64):
+            for _ in range(1024): print("x" * 1023)
+        print("took", time.monotonic() - began, "s", file=sys.stderr, flush=True)
+        open("gate").read()
+    """)
+    with running(write_job(tmp_path, prints, ONE)) as run:
+        pids = run.wait_ready(1)
+        stalled, run.process.stdout = run.process.stdout, None
+        run.wait_for(" s\n")
+        took_s = float(run.stderr.split("took ")[1].split()[0])
+        figures("a worker printed 64 MiB", took_s, at_most=5.0)
+        memory_figures(run, pids[0], figures)
+        open_gate(gate)
+        run.process.stdout = stalled
+        ends(run, figures, Ending(0, "lines were not shown: the reader was too slow", 10.0), time.monotonic())
+        kept = (run.run_folder() / "rank0.out").stat().st_size
+        figures("bytes lost from the log", 64 * MIB + len(f"ready 0 {pids[0]}\n") - kept, 0, "bytes")
+
+
+@pytest.mark.fault(32, "the disk of the logs is full", promise="10")
+@pytest.mark.parametrize("limit", ["size=1m", "nr_inodes=5"])
+def test_log_disk_full(tmp_path: Path, figures: Figures, limit: str) -> None:
+    prints = 'for _ in range(3000): print("x" * 1023)'
+    with small_disk(tmp_path / "runs", limit):
+        job = write_job(tmp_path, prints, f"{CPU}logs: {{console: none}}\n")
+        with running(job) as run:
+            ends(run, figures, Ending(0, "can't write to", 30.0), run.began)
+            figures("warnings", run.stderr.count("can't write to"), at_most=1, unit="warnings")
+            kept = sum(log.stat().st_size for log in run.run_folder().glob("rank*"))
+    lost = RANKS * 3000 * 1024 - kept
+    assert lost > 0
+    told = max(map(int, re.findall(r"(\d+) bytes", run.stderr)), default=0)
+    figures("lost bytes that were not counted", max(0, lost - told), at_most=0, unit="bytes")
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, limit: str) -> Iterator[None]:
+    """A filesystem in memory at `folder` that has only so much room."""
+    if os.geteuid() or not find("mount"):
+        pytest.skip("root and mount are needed for a disk of its own")
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.fault(53, "one node's link is slow: 1 Mbit/s", promise="10")
+def test_one_slow_node(tmp_path: Path, bed: Bed, figures: Figures) -> None:
+    """Its output would need a minute to arrive; the job is then ended while most of it waits."""
+    prints = worker("""
+        open("gate" + os.environ["RANK"]).read()
+        for _ in range(4096): print("x" * 1023)
+        os.close(os.open("done" + os.environ["RANK"], os.O_WRONLY))
+        print("rank", os.environ["RANK"], "has printed all", flush=True)
+        signal.pause()
+    """)
+    for rank in range(RANKS):
+        os.mkfifo(tmp_path / f"gate{rank}")
+        os.mkfifo(tmp_path / f"done{rank}")
+    with running(write_job(tmp_path, prints, on_hosts(bed))) as run:
+        pids = run.wait_ready(RANKS)
+        with slow_link(bed, "host2"):
+            began = time.monotonic()
+            for rank in range(RANKS):
+                open_gate(tmp_path / f"gate{rank}")
+            for rank in (1, 2):
+                (tmp_path / f"done{rank}").read_bytes()
+            figures("the slow node's ranks printed 4 MiB each", time.monotonic() - began, at_most=5.0)
+            for rank in (0, 3):
+                (tmp_path / f"done{rank}").read_bytes()
+            for rank in (0, 3):
+                run.wait_for(f"rank {rank} has printed all")
+            figures("the others' output arrived", time.monotonic() - began, at_most=5.0)
+            assert (run.run_folder() / "rank1.out").stat().st_size < 2 * MIB, "the link was not slow"
+            kill(pids[0])
+            began = time.monotonic()
+            with held(pids.values()) as ranks:
+                ranks.wait_ends(ranks.pids, began + PATIENCE_S)
+                figures("all ranks gone", time.monotonic() - began, at_most=2.0)
+        assert run.wait() == 137, run.stderr
+        lost = 4 * MIB - (run.run_folder() / "rank1.out").read_bytes().count(b"x" * 1023 + b"\n") * 1024
+        figures("bytes lost of the slow node", lost, at_most=0, unit="bytes")
+        assert_no_traceback(run.stderr)
+
+
+@contextlib.contextmanager
+def slow_link(bed: Bed, host: str) -> Iterator[None]:
+    """All that the host sends goes at 1 Mbit/s."""
+    tc = find("tc")
+    if tc is None:
+        pytest.skip("tc is needed to slow a link down")
+    rule = [tc, "qdisc", "WHAT", "dev", "eth0", "root"]
+    rate = ["tbf", "rate", "1mbit", "burst", "32kbit", "latency", "400ms"]
+    call_on(bed, host, ["add" if word == "WHAT" else word for word in rule] + rate)
+    try:
+        yield
+    finally:
+        call_on(bed, host, ["del" if word == "WHAT" else word for word in rule])
+
+
+def call_on(bed: Bed, host: str, argv: list[str]) -> None:
+    """Run a tool on a host, which must succeed."""
+    subprocess.run(bed.argv("exec", host, "--", *argv), check=True, capture_output=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.fault(54, "a line that does not end", promise="10")
+def test_endless_line(tmp_path: Path, gate: Path, figures: Figures, pace: Pace) -> None:
+    """1 GiB at the default pace, else a quarter of that: it is the memory that matters."""
+    blocks = 256 if pace.keys else 1024
+    prints = f"""
+        import hashlib, os
+        block = os.urandom(1 << 20).replace(b"\\n", b"n").replace(b"\\r", b"r")
+        seen = hashlib.sha1()
+        os.write(2, b"ready 0 %d\\n" % os.getpid())
+        for _ in range({blocks}):
+            seen.update(block)
+            left = block
+            while left:
+                left = left[os.write(1, left):]
+        os.write(2, b"digest " + seen.hexdigest().encode() + b"\\n")
+        open("gate").read()
+    """
+    with running(write_job(tmp_path, prints, ONE)) as run, drained(run):
+        run.wait_for("digest")
+        pid = int(run.stderr.split("ready 0 ")[1].split()[0])
+        memory_figures(run, pid, figures)
+        open_gate(gate)
+        ends(run, figures, Ending(0, "1 rank on 1 node finished", 10.0), time.monotonic())
+        log = run.run_folder() / "rank0.out"
+        figures("bytes lost", blocks * MIB - log.stat().st_size, at_most=0, unit="bytes")
+        assert f"digest {digest_of(log)}" in run.stderr
+
+
+@pytest.mark.fault(55, "binary output: NUL, bad UTF-8, what terminals obey", promise="10")
+def test_binary_output(tmp_path: Path, figures: Figures) -> None:
+    data = bytes(range(256)) * 4 + b"\x1b]0;title\x07\xe2\x80\xae\xff\xfe\n\0end"
+    prints = f"import sys; sys.stdout.buffer.write({data!r})"
+    shown = shown_on_a_terminal(write_job(tmp_path, prints, ONE))
+    (log,) = tmp_path.glob("runs/*/rank0.out")
+    kept = log.read_bytes()
+    wrong = abs(len(kept) - len(data)) + sum(a != b for a, b in zip(kept, data, strict=False))
+    figures("bytes that differ in the log", wrong, at_most=0, unit="bytes")
+    obeyed = set(shown) & (set(range(32)) | {0x7F}) - set(b"\t\r\n")
+    figures("control bytes that reached the terminal", len(obeyed), at_most=0, unit="bytes")
+    assert b"\\x1b]0;title\\x07" in shown
+    assert "\u202e".encode() not in shown
+
+
+def shown_on_a_terminal(job: Path) -> bytes:
+    """All that a run writes to its terminal, without colours."""
+    ours, theirs = os.openpty()
+    argv, env = distlaunch_argv("run", "--quiet", str(job)), {**os.environ, "NO_COLOR": "1"}
+    with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
+            while data := os.read(ours, 4096):
+                shown += data
+        assert process.wait(PATIENCE_S) == 0
+    os.close(ours)
+    return shown
+
+
+@pytest.mark.fault(56, "a rank fails while all print as fast as they can", promise="1, 10")
+@pytest.mark.parametrize("where", ["here", "on hosts"])
+def test_failure_in_a_flood(
+    tmp_path: Path, request: pytest.FixtureRequest, figures: Figures, where: str
+) -> None:
+    nodes = CPU if where == "here" else on_hosts(request.getfixturevalue("bed"))
+    floods = r"""
+        import os
+        os.write(2, b"up %s %d\n" % (os.environb[b"RANK"], os.getpid()))
+        block = (b"x" * 1023 + b"\n") * 64
+        while True: os.write(1, block)
+    """
+    with running(write_job(tmp_path, floods, nodes)) as run, drained(run):
+        run.wait_for("up ", RANKS)
+        pids = {
+            int(line.split()[-2]): int(line.split()[-1])
+            for line in run.stderr.splitlines()
+            if "] up " in line
+        }
+        wait_for_bytes(run, 8 * MIB)
+        with held(pids.values()) as ranks:
+            kill(pids[1])
+            began = time.monotonic()
+            run.wait_for("failed first")
+            figures(f"the exit was seen, {where}", time.monotonic() - began, at_most=1.0)
+            ranks.wait_ends(ranks.pids, began + PATIENCE_S)
+            figures(f"all ranks gone, {where}", time.monotonic() - began, at_most=2.0)
+        # What was printed until then is delivered first: for that there is no limit but progress.
+        ends(run, figures, Ending(137, "failed first: killed by signal 9 (SIGKILL)", 30.0), began)
+
+
+def wait_for_bytes(run: Run, size: int) -> None:
+    """Wait until the logs have grown so large; nothing announces that, hence the looks."""
+    deadline = time.monotonic() + PATIENCE_S
+    while sum(log.stat().st_size for log in run.run_folder().glob("rank*.out")) < size:
+        assert time.monotonic() < deadline
+        select.select([], [], [], 0.01)
+
+
+@pytest.mark.fault(57, "the last line has no end, the worker is killed", promise="10")
+def test_last_line_without_end(tmp_path: Path, figures: Figures) -> None:
+    prints = r"""
+        import os, signal
+        rank = os.environb[b"RANK"]
+        os.write(1, b"ready %s %d\n" % (rank, os.getpid()))
+        if rank == b"3":
+            open("gate3").read()
+        for stream in (1, 2):
+            os.write(stream, b"whole\n" * 1000 + b"the last words of rank " + rank)
+        if rank == b"3":
+            os.kill(os.getpid(), signal.SIGKILL)
+        open("gate" + rank.decode()).read()
+    """
+    for rank in range(RANKS):
+        os.mkfifo(tmp_path / f"gate{rank}")
+    with running(write_job(tmp_path, prints, CPU)) as run, contextlib.ExitStack() as gates:
+        pids = run.wait_ready(RANKS)
+        for rank in range(3):  # who opens its gate has printed all
+            gates.callback(os.close, os.open(tmp_path / f"gate{rank}", os.O_WRONLY))
+        with clean(run, pids, figures, Ending(137, "  | the last words of rank 3", 2.0)):
+            open_gate(tmp_path / "gate3")
+            wait_gone([pids[3]], PATIENCE_S)
+        shown = kept = 0
+        for rank in range(RANKS):
+            words = f"the last words of rank {rank}"
+            shown += f":{rank}] {words}\n" in run.stdout
+            shown += f":{rank}] {words}\n" in run.stderr
+            for name in ("out", "err"):
+                kept += (run.run_folder() / f"rank{rank}.{name}").read_text().endswith(words)
+        figures("last lines lost on the console", 2 * RANKS - shown, at_most=0, unit="lines")
+        figures("last lines lost from the logs", 2 * RANKS - kept, at_most=0, unit="lines")
+
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+/* Seconds by which the wall clock is wrong, shared by all processes that have the file. */
+static volatile long long *shift;
+
+__attribute__((constructor)) static void open_shift(void) {
+    int fd = open(getenv("SHIFT_FILE"), O_RDONLY | O_CLOEXEC);
+    shift = mmap(0, sizeof *shift, PROT_READ, MAP_SHARED, fd, 0);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(clock, now);
+    if (clock == CLOCK_REALTIME)
+        now->tv_sec += *shift;
+    return status;
+}
+"""
+
+
+@pytest.mark.fault(58, "the wall clock jumps by an hour", promise="3, 8")
+@pytest.mark.parametrize("hours", [1, -1])
+def test_wall_clock_jumps(tmp_path: Path, figures: Figures, pace: Pace, hours: int) -> None:
+    """For the job's processes only, agents included: the real clock is the whole machine's.
+
+    A heartbeat, the job's limit and the grace all pass after the jump.
+    """
+    limit_s = 6.0
+    tells = worker(
+        """
+        import time
+        open("gate").read()
+        print("the clock jumped by", round((time.time() - before) / 3600), "h", flush=True)
+        while True: signal.pause()
+        """,
+        first="import time; signal.signal(signal.SIGTERM, signal.SIG_IGN); before = time.time()",
+    )
+    os.mkfifo(tmp_path / "gate")
+    options = (*stop_after(pace.stop_s), "--set", f"timeouts.job={limit_s:g}s")
+    with running(write_job(tmp_path, tells, ONE), *options, env=with_own_clock(tmp_path)) as run:
+        pids = run.wait_ready(1)
+        (tmp_path / "shift").write_bytes(struct.pack("=q", hours * 3600))
+        open_gate(tmp_path / "gate")
+        run.wait_for(f"the clock jumped by {hours} h")
+        with clean(run, pids, figures, Ending(124, "time limit of 6 s has passed", pace.stop_s + 2.0)):
+            run.wait_for("time limit")
+            figures("the limit's error", abs(time.monotonic() - run.began - limit_s), at_most=3.0)
+        first, last = run.events("AgentUp")[0]["time"], run.events("Swept")[-1]["time"]
+        assert abs(last - first - hours * 3600) < 60, "the command's own clock did not jump"
+
+
+def with_own_clock(folder: Path) -> dict[str, str]:
+    """An environment whose processes have a wall clock of their own: wrong by what `folder`/shift says."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("cc is needed to make a wall clock that can jump")
+    (folder / "clock.c").write_text(CLOCK)
+    (folder / "shift").write_bytes(struct.pack("=q", 0))
+    library = folder / "clock.so"
+    made = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "clock.c"), "-ldl"]
+    subprocess.run(made, check=True, timeout=PATIENCE_S)
+    return {**os.environ, "LD_PRELOAD": str(library), "SHIFT_FILE": str(folder / "shift")}
