@@ -184,7 +184,8 @@ def _peak_kb(run: Run) -> int:
 def _clean(run: Run, bed: Bed, before: set[int], since: float) -> float:
     """Wait until nothing of the run is left on any host; the seconds since `since`."""
     deadline = time.monotonic() + CUT_LIMIT_S
-    while left := sorted(bed.processes() - before | set(run.holders())):
+    holders = run.holders if (run.folder / "runs").exists() else list[int]
+    while left := sorted(bed.processes() - before | set(holders())):
         wait_gone(left, max(0.0, deadline - time.monotonic()))
     return time.monotonic() - since
 
