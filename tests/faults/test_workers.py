@@ -16,6 +16,7 @@ import pytest
 
 from tests.cluster.hosts import Bed, find, parent_of
 from tests.faults.conftest import Figures, Pace
+from tests.faults.memory_group import memory_group
 from tests.faults.scenes import (
     CPU,
     IGNORES,
@@ -119,9 +120,27 @@ def test_stopped_workers(tmp_path: Path, figures: Figures, pace: Pace) -> None:
         figures("not woken", 3 - run.stdout.count("tidied up"), at_most=0, unit="ranks")
 
 
-@pytest.mark.fault(5, "the kernel kills a worker for what it uses up", promise="1, 9")
+@pytest.mark.fault(5, "the OOM killer strikes a worker", promise="1, 9")
+def test_killed_for_its_memory(tmp_path: Path, gate: Path, figures: Figures) -> None:
+    """In a memory cgroup below our own, so that only what the test starts can be struck."""
+    uses_up = worker("""
+        if os.environ["RANK"] == "2":
+            open("gate").read()
+            hog = b"x" * (1 << 30)
+        signal.pause()
+    """)
+    words = f"rank 2 (node1) failed first: {KILLED}, probably by the OOM killer: 1 counted there"
+    with memory_group(256 << 20) as join, running(write_job(tmp_path, uses_up, CPU), preexec_fn=join) as run:
+        pids = run.wait_ready(RANKS)
+        with clean(run, pids, figures, Ending(SIGKILLED, words, 2.0)):
+            open_gate(gate)
+            wait_gone([pids[2]], 30.0)
+        assert "hint: less memory" in run.stderr
+
+
+@pytest.mark.fault(5, "the kernel kills a worker for its CPU time", promise="1, 9")
 def test_killed_by_the_kernel(tmp_path: Path, gate: Path, figures: Figures) -> None:
-    """A limit on CPU time instead of memory: the same SIGKILL from the kernel, and no cgroup is needed."""
+    """The same SIGKILL from the kernel, which is not taken for the OOM killer's."""
     uses_up = worker("""
         if os.environ["RANK"] == "2":
             import resource
