@@ -232,7 +232,7 @@ def resolver(site: Site) -> Mapping[Path, Path]:
     """What to put over what so that names are looked up at a bad name server."""
     site.server("host2", NAME_SERVER)
     config = site.folder / "resolv.conf"
-    config.write_text(f"nameserver {site.bed.hosts['host2'].address}\n")
+    config.write_text(f"nameserver {site.bed.hosts['host2'].address}\noptions timeout:30\n")
     return {Path("/etc/resolv.conf"): config}
 
 
