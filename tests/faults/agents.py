@@ -41,3 +41,87 @@ wire.encode_message = lambda node, message: {words} if message["op"] == "ours" e
 def python_that_says(path: Path, words: str, begin: Path) -> str:
     """An interpreter whose agent says `words`, a Python expression of bytes, once `begin` is opened."""
     return python_with(path, _SPEAKING.format(words=words, begin=str(begin)))
+
+
+_LYING = """
+from distlaunch.agent import wire
+encode = wire.encode_message
+def raw(node, payload):
+    return wire.HEADER.pack(wire.CONTROL, node, 0, len(payload)) + payload
+def lie(node, message):
+    return {words} if message["op"] == {op!r} else encode(node, message)
+wire.encode_message = lie
+"""
+
+
+def python_that_lies(path: Path, op: str, words: str) -> str:
+    """An interpreter whose agent puts `words`, a Python expression of bytes, in place of its reports `op`.
+
+    The expression may use `node` and `message`, what would have been said, `encode(node, message)`, and
+    `raw(node, payload)` for a control frame that need not be JSON.
+    """
+    return python_with(path, _LYING.format(op=op, words=words))
+
+
+MUCH = "'x' * 900_000"
+LIES = {
+    "a million GPUs": ("hello", "encode(node, {**message, 'gpus': 10**6})"),
+    "fewer than no GPUs": ("hello", "encode(node, {**message, 'gpus': -5})"),
+    "words for a number": ("hello", "encode(node, {**message, 'gpus': '8'})"),
+    "a number of a million digits": (
+        "hello",
+        "raw(node, b'{\"op\":\"hello\",\"gpus\":' + b'1' * 1_000_000 + b'}')",
+    ),
+    "a long interpreter": ("hello", f"encode(node, {{**message, 'python': {MUCH}}})"),
+    "an interpreter that leads elsewhere": ("hello", "encode(node, {**message, 'python': '../../x'})"),
+    "a hostname that leads elsewhere": ("hello", "encode(node, {**message, 'hostname': '../../x'})"),
+    "a lone surrogate": ("hello", "encode(node, {**message, 'python': '\\ud800'})"),
+    "nothing but the op": ("hello", "encode(node, {'op': 'hello'})"),
+    "no op": ("hello", "encode(node, {})"),
+    "an unknown op": ("hello", f"encode(node, {{'op': {MUCH}}})"),
+    "a deep list": ("hello", "raw(node, b'[' * 1_000_000)"),
+    "not a number": ("hello", "encode(node, {**message, 't': float('nan')})"),
+    "another node's frame": ("started", "encode(0, message)"),
+    "output of no rank": ("started", "wire.encode_output(node, 65535, b'x')"),
+    "a rank that leads elsewhere": ("started", "encode(node, {**message, 'local_rank': '../../x'})"),
+    "a rank of a million": ("started", "encode(node, {**message, 'local_rank': 10**6})"),
+    "a negative rank": ("started", "encode(node, {**message, 'local_rank': -1})"),
+    "no hello": (
+        "hello",
+        "encode(node, {'op': 'exited', 'local_rank': 0, 'status': 1, 't': 1})",
+    ),
+    "a status of a million": ("exited", "encode(node, {**message, 'status': 10**6})"),
+    "an error record of lists": (
+        "exited",
+        "encode(node, {**message, 'error_record': [[[]]] * 9})",
+    ),
+    "a long error record": (
+        "exited",
+        f"encode(node, {{**message, 'status': 1, 'error_record': {{'message': {MUCH}}}}})",
+    ),
+    "a clock of the far future": ("exited", "encode(node, {**message, 't': 1e300})"),
+    "a signal of a million": ("started", "encode(node, {'op': 'leaving', 'signal': 10**6})"),
+    "a long reason": (
+        "started",
+        f"encode(node, {{'op': 'unstarted', 'local_rank': 0, 'stage': 'x', 'errno': 1, 'text': {MUCH}}})",
+    ),
+    "a long route": ("route", f"encode(node, {{'op': 'route', 'error': {MUCH}}})"),
+    "an odd interface": ("route", f"encode(node, {{**message, 'interface': {MUCH}}})"),
+    "long names of stuck processes": (
+        "started",
+        f"encode(node, {{'op': 'stuck', 'generation': 0, 'processes': [{{'command': {MUCH}, 'pid': []}}]}})",
+    ),
+    "a flood of warnings": (
+        "started",
+        "encode(node, {'op': 'stuck', 'generation': 0, 'processes': []}) * 20_000 + encode(node, message)",
+    ),
+    "a flood of output": (
+        "started",
+        "wire.encode_output(node, 0, bytes(65536)) * 1500",
+    ),
+    "more ranks than there are": (
+        "joined",
+        "encode(node, {**message, 'local_ranks': [10**9, -1]})",
+    ),
+}
+"""What a hostile agent does → the report in place of which it does it, and what it says instead."""

@@ -25,15 +25,15 @@ class Meter:
     """A program to run in place of the interpreter, as Popen's `executable`; below it runs the real one."""
 
     def __init__(self, folder: Path) -> None:
-        self._result = folder / "peak"
+        self.result = folder / "peak"
         self.program = folder / "measure"
-        self.program.write_text(_MEASURE.format(python=sys.executable, result=str(self._result)))
+        self.program.write_text(_MEASURE.format(python=sys.executable, result=str(self.result)))
         self.program.chmod(0o755)
 
     @property
     def peak_mib(self) -> float:
         """The peak of what has run below, in MiB."""
-        return int(self._result.read_text()) / 1024
+        return int(self.result.read_text()) / 1024
 
     @property
     def over_bare_mib(self) -> float:
