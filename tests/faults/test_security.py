@@ -236,7 +236,7 @@ YAMLS = {
     "a million hosts": (f"script: a\nnodes: ['{'[1-99]' * 100_000}']", "names more than"),
     "a long decimal number": (f"script: a\nname: {'1' * 1_000_000}", ""),
     "a long hexadecimal number": (f"script: a\nname: 0x{'f' * 1_000_000}", ""),
-    "a long number of base 60": (f"script: a\nname: 1{':1' * 350_000}", ""),
+    "a long number of base 60": (f"script: a\nname: 1{':1' * 250_000}", ""),
     "a long fraction of base 60": (f"script: a\nname: 1{':1' * 400}.5", ""),
     "a number that is no float": ("script: a\ntimeouts: {job: 1e+999999999}", "expected a duration"),
 }
@@ -455,7 +455,7 @@ def test_terminal_commands(speaker: str, tmp_path: Path, figures: Figures) -> No
     _, shown = on_a_terminal(command, str(tmp_path / "job.yaml"))
     figures(f"{speaker}: shown", len(shown), unit="bytes")
     figures(f"{speaker}: terminal commands obeyed", len(obeyed(shown)), at_most=0, unit="")
-    assert b"2J" in shown, shown
+    assert b"\\" in shown, shown
 
 
 @with_hosts
