@@ -34,12 +34,18 @@ def run_and_wait(agent):
     agent._poller.watch(begin, speak)
     return run(agent)
 serve.Agent.run = run_and_wait
-wire.encode_message = lambda node, message: {words} if message["op"] == "ours" else encode(node, message)
+def say(node, message):
+    HEAD = encode(node, message)[: wire.HEADER.size - 4]
+    return {words} if message["op"] == "ours" else encode(node, message)
+wire.encode_message = say
 """
 
 
 def python_that_says(path: Path, words: str, begin: Path) -> str:
-    """An interpreter whose agent says `words`, a Python expression of bytes, once `begin` is opened."""
+    """An interpreter whose agent says `words`, a Python expression of bytes, once `begin` is opened.
+
+    The expression may use HEAD, the header of a control frame without its last part, the length.
+    """
     return python_with(path, _SPEAKING.format(words=words, begin=str(begin)))
 
 
@@ -47,7 +53,12 @@ _LYING = """
 from distlaunch.agent import wire
 encode = wire.encode_message
 def raw(node, payload):
-    return wire.HEADER.pack(wire.CONTROL, node, 0, len(payload)) + payload
+    head = encode(node, {{"op": "pong"}})[: wire.HEADER.size - 4]
+    return head + len(payload).to_bytes(4, "big") + payload
+def printed(node, channel, data):
+    frame = raw(node, data)
+    end = wire.HEADER.size - 4
+    return bytes([wire.OUTPUT]) + frame[1 : end - 2] + channel.to_bytes(2, "big") + frame[end:]
 def lie(node, message):
     return {words} if message["op"] == {op!r} else encode(node, message)
 wire.encode_message = lie
@@ -57,8 +68,8 @@ wire.encode_message = lie
 def python_that_lies(path: Path, op: str, words: str) -> str:
     """An interpreter whose agent puts `words`, a Python expression of bytes, in place of its reports `op`.
 
-    The expression may use `node` and `message`, what would have been said, `encode(node, message)`, and
-    `raw(node, payload)` for a control frame that need not be JSON.
+    The expression may use `node` and `message`, what would have been said, `encode(node, message)`,
+    `raw(node, payload)` for a control frame that need not be JSON, and `printed(node, channel, data)`.
     """
     return python_with(path, _LYING.format(op=op, words=words))
 
@@ -82,7 +93,7 @@ LIES = {
     "a deep list": ("hello", "raw(node, b'[' * 1_000_000)"),
     "not a number": ("hello", "encode(node, {**message, 't': float('nan')})"),
     "another node's frame": ("started", "encode(0, message)"),
-    "output of no rank": ("started", "wire.encode_output(node, 65535, b'x')"),
+    "output of no rank": ("started", "printed(node, 65535, b'x')"),
     "a rank that leads elsewhere": ("started", "encode(node, {**message, 'local_rank': '../../x'})"),
     "a rank of a million": ("started", "encode(node, {**message, 'local_rank': 10**6})"),
     "a negative rank": ("started", "encode(node, {**message, 'local_rank': -1})"),
@@ -117,7 +128,7 @@ LIES = {
     ),
     "a flood of output": (
         "started",
-        "wire.encode_output(node, 0, bytes(65536)) * 1500",
+        "printed(node, 0, bytes(65536)) * 1500",
     ),
     "more ranks than there are": (
         "joined",

@@ -182,16 +182,14 @@ BROKEN = {
     "corrupt": Broken(via_mangler, "corrupt", "Corrupted MAC|message authentication code incorrect"),
     "a frame of 4 GiB": Broken(
         from_an_agent,
-        "wire.HEADER.pack(wire.CONTROL, 1, 0, 0xFFFFFFFF) + bytes(1 << 26)",
+        "HEAD + bytes([255] * 4) + bytes(1 << 26)",
         "a frame of 4294967295 bytes is over the limit",
     ),
-    "an unknown kind": Broken(from_an_agent, "wire.HEADER.pack(9, 1, 0, 0)", "unknown frame kind 9"),
+    "an unknown kind": Broken(from_an_agent, "bytes([9]) + HEAD[1:] + bytes(4)", "unknown frame kind 9"),
     "half a frame": Broken(
-        from_an_agent, "encode(1, {'op': 'pong', 't': 1.5})[:15]", "a control frame is not JSON"
+        from_an_agent, "HEAD + bytes([0, 0, 0, 40]) + b'{'", "a control frame is not JSON"
     ),
-    "not JSON": Broken(
-        from_an_agent, "wire.HEADER.pack(wire.CONTROL, 1, 0, 4) + b'oops'", "a control frame is not JSON"
-    ),
+    "not JSON": Broken(from_an_agent, "HEAD + bytes([0, 0, 0, 4]) + b'oops'", "a control frame is not JSON"),
 }
 
 
