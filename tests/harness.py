@@ -41,6 +41,22 @@ def distlaunch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[s
     )
 
 
+def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, bytes]:
+    """Run a command on a terminal of its own: its exit status, and all that was shown there."""
+    controller, terminal = os.openpty()
+    env = {**os.environ, "TERM": "xterm", **environment}
+    argv = distlaunch_argv(*arguments)
+    with subprocess.Popen(argv, stdin=terminal, stdout=terminal, stderr=terminal, env=env) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
+            while data := os.read(controller, 4096):
+                shown += data
+        status = process.wait(PATIENCE_S)
+    os.close(controller)
+    return status, shown
+
+
 def write_job(folder: Path, worker: str, job: str = "") -> Path:
     """A job file in `folder` whose script is the Python text `worker`; `job` is more YAML."""
     (folder / "worker.py").write_text(textwrap.dedent(worker))

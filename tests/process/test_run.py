@@ -1,16 +1,13 @@
 """Runs on this machine: what workers get, what users see, what is kept."""
 
-import contextlib
 import json
-import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.harness import distlaunch, distlaunch_argv, running, write_job
+from tests.harness import distlaunch, on_a_terminal, running, write_job
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 
@@ -157,17 +154,8 @@ def test_without_a_terminal_there_are_no_colours(tmp_path: Path) -> None:
 
 def shown_on_a_terminal(job: Path, **environment: str) -> bytes:
     """All that a run writes to its terminal."""
-    controller, terminal = os.openpty()
-    argv = distlaunch_argv("run", "--quiet", str(job))
-    env = {**os.environ, "TERM": "xterm", **environment}
-    with subprocess.Popen(argv, stdin=terminal, stdout=terminal, stderr=terminal, env=env) as process:
-        os.close(terminal)
-        shown = b""
-        with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
-            while data := os.read(controller, 4096):
-                shown += data
-        assert process.wait(60) == 0
-    os.close(controller)
+    status, shown = on_a_terminal("run", "--quiet", str(job), **environment)
+    assert status == 0, shown
     return shown
 
 

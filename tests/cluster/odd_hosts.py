@@ -1,0 +1,244 @@
+"""Ways for a host to be unusable, or to look so, and what a run then has to say."""
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.cluster.hosts import Ended, Node, Site, find
+from tests.harness import PATIENCE_S
+
+UNREACHABLE, NODE_LOST = 69, 71
+SHORT = ("--set", "timeouts.connect=4s")
+
+
+def assert_refused(site: Site, ended: Ended, expected: dict[str, tuple[str, str]]) -> None:
+    """The run failed for exactly these nodes: name → (kind, a pattern that its words have)."""
+    assert ended.status == ended.document["exit_status"] == UNREACHABLE, ended.stderr
+    kinds = {node: kind for node, (kind, _) in ended.failures.items()}
+    assert kinds == {node: kind for node, (kind, _) in expected.items()}, ended.stderr
+    for node, (kind, words) in expected.items():
+        assert re.search(words, ended.failures[node][1]), (node, *ended.failures[node])
+        told = ended.block(node)
+        assert told.startswith(f"distlaunch: {node}: {kind}; ")
+        assert re.search(words, told), told
+    nodes = ended.document["nodes"]
+    names = ", ".join(node["name"] for node in nodes if node["name"] in expected)
+    count = f"{len(expected)} of {len(nodes)} nodes can't be used ({names}); nothing was started"
+    assert f"distlaunch: {count}\n" in ended.stderr
+    assert ended.document["cause"]["text"] == count
+    assert ended.document["workers"] == [] and site.started() == []
+
+
+def told_s(ended: Ended) -> float:
+    """Seconds from the start until people were told why the job ends."""
+    (notice,) = [
+        event for event in ended.events("Notice") if event["text"] == ended.document["cause"]["text"]
+    ]
+    told: float = notice["t"]
+    return told
+
+
+def assert_ran(site: Site, ended: Ended) -> None:
+    """Every rank of the job was started and finished."""
+    assert (ended.status, ended.failures) == (0, {}), ended.stderr
+    assert site.started() == [str(rank) for rank in range(len(ended.document["nodes"]))]
+
+
+class Bad(NamedTuple):
+    """A way to be unusable: how to make such a host, the kind that is told, and a pattern of the words."""
+
+    make: Callable[[Site, str], Node]
+    kind: str
+    words: str
+
+
+NO_PROMPT = {"SSH_ASKPASS_REQUIRE": "force", "DISPLAY": ":0"}
+"""Have ssh ask for passwords, where it may ask at all, by the program in SSH_ASKPASS."""
+
+
+def assert_told(bad: Bad, site: Site, *options: str) -> Ended:
+    """A job with one good host and one `bad` one is refused for the bad one, and nobody is asked anything."""
+    asked = site.folder / "asked"
+    askpass = program(site.folder / "askpass", f"touch {asked}")
+    ended = site.run(["host1", bad.make(site, "bad")], *options, env={**NO_PROMPT, "SSH_ASKPASS": askpass})
+    assert_refused(site, ended, {"bad": (bad.kind, bad.words)})
+    assert not asked.exists()
+    return ended
+
+
+# One host that can't be used. Each function makes it, and returns the job's entry for it.
+
+
+def no_sshd_there(site: Site, name: str) -> Node:
+    return site.name(name, "host2", port=2)
+
+
+def no_such_name(site: Site, name: str) -> Node:
+    return site.name(name, "host2", HostName="no-such-host.invalid")
+
+
+def a_key_it_does_not_know(site: Site, name: str) -> Node:
+    return site.name(name, "host2", IdentityFile=another_key(site))
+
+
+def too_many_keys(site: Site, name: str) -> Node:
+    port = site.sshd("host2", "MaxAuthTries 1")
+    return site.name(name, "host2", port, IdentityFile=another_key(site))
+
+
+def asks_for_a_password(site: Site, name: str) -> Node:
+    port = site.sshd("host2", "PubkeyAuthentication no", "PasswordAuthentication yes", "PermitRootLogin yes")
+    return site.name(name, "host2", port, PasswordAuthentication="yes")
+
+
+def another_host_key(site: Site, name: str) -> Node:
+    return site.name(name, "host2", HostKeyAlias="host1")
+
+
+def no_known_host_key(site: Site, name: str) -> Node:
+    return site.name(name, "host2", HostKeyAlias=name)
+
+
+def a_host_key_to_ask_about(site: Site, name: str) -> Node:
+    return site.name(name, "host2", HostKeyAlias=name, StrictHostKeyChecking="ask")
+
+
+def no_algorithm_in_common(site: Site, name: str) -> Node:
+    port = site.sshd("host2", "Ciphers aes128-ctr")
+    # ssh tells of this on a level that LogLevel may silence.
+    return site.name(name, "host2", port, Ciphers="aes256-ctr", LogLevel="ERROR")
+
+
+def no_python_of_that_name(site: Site, name: str) -> Node:
+    return {"host": site.name(name, "host2"), "python": "python-that-is-missing"}
+
+
+def no_python_at_that_path(site: Site, name: str) -> Node:
+    return {"host": site.name(name, "host2"), "python": "/nowhere/bin/python3"}
+
+
+def no_python_at_all(site: Site, name: str) -> Node:
+    bare = site.folder / "bare"
+    bare.mkdir()
+    shutil.copy("/bin/sh", bare)  # which may be in the same folder as python
+    # Without rc files too, which might set PATH again.
+    over = {Path(sys.executable).parent: bare, **site.login(bare, "/bin/sh")}
+    return site.name(name, "host2", site.sshd("host2", f"SetEnv PATH={bare}", over=over))
+
+
+def python_2_7(site: Site, name: str) -> Node:
+    return {"host": site.name(name, "host2"), "python": python(site, "2.7")}
+
+
+def python_3_6(site: Site, name: str) -> Node:
+    return {"host": site.name(name, "host2"), "python": python(site, "3.6")}
+
+
+def python_3_7(site: Site, name: str) -> Node:
+    return {"host": site.name(name, "host2"), "python": python(site, "3.7")}
+
+
+def a_python_that_does_not_start(site: Site, name: str) -> Node:
+    shim = program(site.folder / "shim", "echo 'python3: version not set' >&2; exit 126")
+    return {"host": site.name(name, "host2"), "python": shim}
+
+
+def a_login_shell_that_refuses(site: Site, name: str) -> Node:
+    shell = program(site.folder / "nologin", "echo This account is not available.; exit 1")
+    return site.name(name, "host2", site.sshd("host2", over=site.login(site.folder, shell)))
+
+
+def a_login_shell_that_ends(site: Site, name: str) -> Node:
+    return with_rc_file(site, name, "echo no licence >&2; exit 3")
+
+
+def a_login_shell_that_prints_without_end(site: Site, name: str) -> Node:
+    return with_rc_file(site, name, "yes")
+
+
+def silent_once_accepted(site: Site, name: str) -> Node:
+    return site.name(name, "host2", site.server("host2", f"peer = server.accept()[0]; {TO_THE_END}"))
+
+
+def another_key(site: Site) -> str:
+    key = site.folder / "another_key"
+    if not key.exists():
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=PATIENCE_S
+        )
+    return f'"{key}"'
+
+
+def with_rc_file(site: Site, name: str, text: str) -> Node:
+    """A host whose login shell is a bash with this rc file, which it reads for ssh's commands too."""
+    home = site.folder / f"home-of-{name}"
+    home.mkdir()
+    (home / ".bashrc").write_text(text)
+    return site.name(name, "host2", site.sshd("host2", over=site.login(home, installed("bash"))))
+
+
+def installed(name: str) -> str:
+    path = find(name)
+    if path is None:
+        pytest.skip(f"{name} is missing")
+    return path
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def python(site: Site, version: str) -> str:
+    """An interpreter of that version, or where there is none, a script that says what it would say."""
+    candidates = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))
+    for candidate in [*map(str, candidates), shutil.which(f"python{version}")]:
+        if candidate and version_of(candidate) == version:
+            return candidate
+    words = "Unknown option: -I" if version < "3" else f'"$5 {version}.0 (made up)"'
+    return program(site.folder / f"python{version}", f"echo {words} >&2; exit 2")
+
+
+def version_of(interpreter: str) -> str:
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    asked = subprocess.run(
+        [interpreter, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    return asked.stdout.strip()
+
+
+TO_THE_END = "peer.recv(1 << 20, socket.MSG_WAITALL)"
+HANGING_UP = "while True: server.accept()[0].close()"
+
+
+# Hosts that work, whatever they look like
+
+
+def run_behind(site: Site, shell: str, rc_file: str, text: str) -> Ended:
+    """A job of two nodes runs, although the second one's login shell reads an rc file with this text."""
+    rc_path, seen = site.folder / "home" / rc_file, site.folder / "seen"
+    rc_path.parent.mkdir(parents=True)
+    rc_path.write_text(f"{text}\ntouch '{seen}'\n")
+    port = site.sshd("host2", over=site.login(site.folder / "home", installed(shell)))
+    ended = site.run(["host1", site.name("odd", "host2", port)])
+    assert_ran(site, ended)
+    assert seen.exists(), f"{shell} has not read its {rc_file}"
+    return ended
+
+
+@contextmanager
+def dead_master(path: Path) -> Iterator[None]:
+    """A control socket that accepts and never answers, like that of a stopped ssh."""
+    with socket.socket(socket.AF_UNIX) as master:
+        master.bind(str(path))
+        master.listen()
+        yield

@@ -1,0 +1,51 @@
+"""How much memory a run's controller takes at its peak, over a bare interpreter."""
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from tests.harness import PATIENCE_S
+
+_MEASURE = """\
+#!{python} -IS
+import ctypes, os, sys
+pid = os.fork()
+if pid == 0:
+    ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG: who ends the measuring, ends the run
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+_, status, usage = os.wait4(pid, 0)
+with open({result!r}, "w") as result:
+    result.write(str(usage.ru_maxrss))
+os._exit(abs(os.waitstatus_to_exitcode(status)))
+"""
+
+
+class Meter:
+    """A program to run in place of the interpreter, as Popen's `executable`; below it runs the real one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.result = folder / "peak"
+        self.program = folder / "measure"
+        self.program.write_text(_MEASURE.format(python=sys.executable, result=str(self.result)))
+        self.program.chmod(0o755)
+
+    @property
+    def peak_mib(self) -> float:
+        """The peak of what has run below, in MiB."""
+        return int(self.result.read_text()) / 1024
+
+    @property
+    def over_bare_mib(self) -> float:
+        """The same, less what an interpreter takes that does nothing."""
+        return self.peak_mib - _bare_mib(self.program.parent)
+
+
+@cache
+def _bare_mib(folder: Path) -> float:
+    bare = folder / "bare-interpreter"
+    bare.mkdir()
+    meter = Meter(bare)
+    argv = [sys.executable, "-c", "pass"]
+    subprocess.run(argv, executable=meter.program, check=True, timeout=PATIENCE_S)
+    return meter.peak_mib

@@ -1,0 +1,592 @@
+"""Faults of trust: hostile job files, names, output and nodes reach no shell, no path and no terminal."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from distlaunch.job.fields import reference
+from distlaunch.transport.boot import SCRIPT
+from tests.cluster.hosts import Host, Site, parent_of, why_not
+from tests.cluster.odd_hosts import NODE_LOST, UNREACHABLE
+from tests.faults.agents import LIES, python_that_lies
+from tests.faults.conftest import Figures
+from tests.faults.memory import Meter
+from tests.harness import (
+    PATIENCE_S,
+    children_of,
+    distlaunch,
+    on_a_terminal,
+    running,
+    write_job,
+)
+
+REASON = why_not()
+with_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+USAGE = 2
+CONTROLLER_MIB = 64.0
+CONNECT_S = 30.0
+
+
+def command_line(pid: int) -> list[str]:
+    """A process's arguments, which everybody on its machine can read; none once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def environment(pid: int) -> bytes:
+    """A process's environment, as it was at its start."""
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+OPTION = "-oProxyCommand=touch$IFS$0pwned"
+HOSTS: dict[str, dict[str, Any]] = {
+    "a word": {"nodes": [OPTION]},
+    "after a user": {"nodes": [f"me@{OPTION}"]},
+    "a mapping": {"nodes": [{"host": OPTION, "procs": 1}]},
+    "a range": {"nodes": ["-oProxyCommand=x[1-2]"]},
+    "in a hostfile": {"hostfile": "hosts"},
+    "an endpoint": {"nodes": 2, "rendezvous": {"endpoint": "-oProxyCommand=x:29500"}},
+}
+
+
+@with_hosts
+@pytest.mark.fault(64, "a host named -oProxyCommand=…", promise="11")
+def test_a_host_that_looks_like_an_option(site: Site, figures: Figures) -> None:
+    (site.folder / "hosts").write_text(f"{OPTION} slots=1\n")
+    for name, keys in HOSTS.items():
+        job = site.folder / "hostile.yaml"
+        job.write_text(json.dumps({"command": ["true"], "gpus_per_node": 0, **keys}))
+        done = distlaunch("run", str(job), cwd=site.folder)
+        assert done.returncode == USAGE, (name, done.stderr)
+        assert "a host name can't begin with a dash" in done.stderr, (name, done.stderr)
+    assert not list(site.folder.rglob("pwned"))
+    figures("ways to name it, all refused", len(HOSTS), unit="")
+    with running(site.job(["host1"], command=["sh", "-c", "echo ready {rank} $$; exec sleep 1000"])) as run:
+        run.wait_ready(1)
+        lines = [command_line(pid) for pid in children_of(run.process.pid)]
+    assert [line[-3:-1] for line in lines] == [["--", "host1"]], lines
+
+
+def injections(pwned: Path) -> list[str]:
+    """Texts, each of which would make the file `pwned` in one place or other of a shell's command line."""
+    act = f"touch {pwned}"
+    endings = [f";{act};", f"\n{act}\n", f"|{act}", f"&{act}&"]
+    return [
+        f"$({act})",
+        f"`{act}`",
+        *endings,
+        *(f"{quote}{ending}#" for quote in "'\"" for ending in endings),
+        f"'$({act})'",
+        f'"$({act})"',
+        f"}};{act};{{",
+        f"-oProxyCommand={act}",
+        f"!{act}",
+        f"%({act})",
+        "$IFS~*?[a-z]{a,b}<>\\",
+    ]
+
+
+RECORDING = """
+import json, os, signal, sys
+seen = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}
+json.dump(seen, open("seen.json", "w"))
+os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+signal.pause()
+"""
+
+
+@with_hosts
+@pytest.mark.fault(65, "every free text of a job file is shell code", promise="11")
+def test_shell_code_in_texts(site: Site, figures: Figures) -> None:
+    pwned = site.folder / "pwned"
+    texts = injections(pwned)
+    everything = "".join(texts)
+    assert_dangerous(everything, pwned)
+    place = site.folder / everything
+    place.mkdir(parents=True)
+    (place / "worker.py").write_text(RECORDING)
+    (place / "config").write_text(site.ssh_config.read_text())
+    python = site.folder / everything.replace("\n", "") / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    shared, own = ({f"{name}{i}": text for i, text in enumerate(texts)} for name in ("JOB", "NODE"))
+    keys = {
+        "script": f"{place}/worker.py",
+        "workdir": str(place),
+        "args": texts,
+        "env": shared,
+        "name": everything,
+        "rendezvous": {"id": everything},
+        "ssh": {"config": f"{place}/config", "options": [f'SetEnv=A="{texts[0]}"']},
+        "nodes": [{"host": "host1", "env": own, "python": str(python)}],
+        "gpus_per_node": 0,
+    }
+    job = site.folder / "job.yaml"
+    job.write_text(json.dumps(keys))
+    with running(job, cwd=site.folder) as run:
+        run.wait_ready(1)
+        lines = [command_line(pid) for pid in children_of(run.process.pid)]
+    seen = json.loads((place / "seen.json").read_text())
+    assert seen["argv"] == texts and seen["cwd"] == os.path.normpath(place)
+    assert seen["env"]["TORCHELASTIC_RUN_ID"] == everything
+    assert {name: seen["env"].get(name) for name in (*shared, *own)} == {**shared, **own}
+    assert [line[-1] for line in lines] == [f"exec /bin/sh -c '{SCRIPT}'"]
+    assert not pwned.exists()
+    figures("texts that arrived as they were", len(texts) + len(shared) + len(own) + 6, unit="")
+
+
+def assert_dangerous(text: str, pwned: Path) -> None:
+    """A shell that is given this text is taken in."""
+    subprocess.run(["sh", "-c", f"true {text}"], capture_output=True, check=False, timeout=PATIENCE_S)
+    assert pwned.exists()
+    pwned.unlink()
+
+
+def with_text(keys: dict[str, Any], path: str, kind: str, text: str) -> dict[str, Any]:
+    """`keys`, with the key at `path` holding `text`: in a list or mapping where it takes one."""
+    value: Any = text
+    if kind.startswith("a list"):
+        value = [text]
+    elif kind.startswith("a mapping"):
+        value = {"NAME": text}
+    section, _, key = path.rpartition(".")
+    if section == "nodes[]":
+        node = {"host": "host1"} | keys["nodes"][0]
+        return {**keys, "nodes": [{**node, key: value}]}
+    if section:
+        return {**keys, section: {**keys.get(section, {}), key: value}}
+    return {**keys, key: value}
+
+
+@with_hosts
+@pytest.mark.fault(65, "each key of a job file is shell code", promise="11")
+def test_shell_code_in_each_key(site: Site, figures: Figures) -> None:
+    pwned = site.folder / "pwned"
+    text = "".join(injections(pwned))
+    base: dict[str, Any] = {
+        "nodes": [{"host": "host1"}],
+        "gpus_per_node": 0,
+        "ssh": {"config": "ssh_config"},
+        "timeouts": {"connect": "10s"},
+    }
+    before, numbers = site.processes(), itertools.count()
+
+    def run_with(given: tuple[tuple[str, str, str, str], str]) -> tuple[str, int, str]:
+        (path, kind, _, _), code = given
+        keys = base if path in ("script", "module", "command") else {**base, "command": ["true"]}
+        job = site.folder / f"{next(numbers)}.yaml"
+        job.write_text(json.dumps(with_text(keys, path, kind, code)))
+        done = distlaunch("run", str(job), cwd=site.folder)
+        return path, done.returncode, done.stderr
+
+    tried = list(itertools.product(reference(), (text, text.replace("\n", ";"))))
+    with ThreadPoolExecutor(4) as pool:
+        for path, status, said in pool.map(run_with, tried):
+            assert status in (0, USAGE, UNREACHABLE, 126, 127) and "Traceback" not in said, (path, said)
+            assert not pwned.exists(), (path, said)
+    site.assert_gone(before)
+    figures("keys with such a text, one by one", len(tried), unit="")
+
+
+@pytest.mark.fault(65, "every key of a job file has a NUL", promise="11")
+def test_nul_in_each_key(tmp_path: Path, figures: Figures) -> None:
+    keys: dict[str, Any] = {"nodes": [{}]}
+    rows = [row for row in reference() if row[0] != "nodes"]
+    for path, kind, _, _ in rows:
+        keys = with_text(keys, path, kind, "a\0b")
+    (tmp_path / "job.yaml").write_text(json.dumps(keys))
+    done = distlaunch("dry-run", str(tmp_path / "job.yaml"))
+    assert done.returncode == USAGE and "Traceback" not in done.stderr
+    taken = [path for path, *_ in rows if f" {path.replace('[]', '[0]')}" not in done.stderr]
+    figures("keys with a NUL", len(rows), unit="")
+    figures("of these taken", len(taken), at_most=0, unit="")
+
+
+ALIASES = "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+YAMLS = {
+    "a billion laughs": (f"a0: &a0 [x]\n{ALIASES}", "aliases"),
+    "a merge key": ("x: &x {script: a}\n<<: *x\n", "aliases"),
+    "an object of Python": ("script: !!python/object/apply:os.system ['touch pwned']", "expected a string"),
+    "a call of Python": ("script: a\nname: !!python/object/apply:os.system 'touch pwned'", ""),
+    "a name of Python": ("script: a\nname: !!python/name:os.system ''", ""),
+    "a key twice": ("script: a\nscript: b", "duplicate key"),
+    "a key twice, inside": ("script: a\nenv: {A: 1, A: 2}", "duplicate key"),
+    "a deep list": ("[" * 100_000, "nested deeper than"),
+    "a deep mapping": ("{a: " * 100_000, "nested deeper than"),
+    "deep blocks": ("- " * 100_000, "nested deeper than"),
+    "two documents": ("script: a\n---\nscript: b\n", "another document"),
+    "more than 1 MiB": (f"script: a\nargs: [{'x,' * 600_000}]", "larger than 1 MiB"),
+    "half a million values": (f"script: a\nargs: [{'x,' * 500_000}]", ""),
+    "a million hosts": (f"script: a\nnodes: ['{'[1-99]' * 100_000}']", "names more than"),
+    "a long decimal number": (f"script: a\nname: {'1' * 1_000_000}", ""),
+    "a long hexadecimal number": (f"script: a\nname: 0x{'f' * 1_000_000}", ""),
+    "a long number of base 60": (f"script: a\nname: 1{':1' * 250_000}", ""),
+    "a long fraction of base 60": (f"script: a\nname: 1{':1' * 400}.5", ""),
+    "a number that is no float": ("script: a\ntimeouts: {job: 1e+999999999}", "expected a duration"),
+}
+"""What is wrong with a job file → the file, and what is said of it; nothing where it may be taken."""
+YAML_S = 10.0
+
+
+@pytest.mark.fault(66, "YAML that runs code, grows or nests", promise="11")
+def test_hostile_yaml(tmp_path: Path, figures: Figures) -> None:
+    meter = Meter(tmp_path)
+    wrong: list[str] = []
+    took_s: dict[str, float] = {}
+    over_mib: dict[str, float] = {}
+    for name, (text, words) in YAMLS.items():
+        (tmp_path / "job.yaml").write_text(text)
+        began = time.monotonic()
+        done = distlaunch(
+            "dry-run", "job.yaml", "--set", "gpus_per_node=0", cwd=tmp_path, executable=meter.program
+        )
+        took_s[name], over_mib[name] = time.monotonic() - began, meter.over_bare_mib
+        refused = done.returncode == USAGE and words in done.stderr
+        if not (refused or (not words and done.returncode == 0)) or "Traceback" in done.stderr:
+            wrong.append(f"{name}: status {done.returncode}, {done.stderr[-200:]}")
+    figures("hostile files", len(YAMLS), unit="")
+    slowest, fattest = (max(found, key=found.__getitem__) for found in (took_s, over_mib))
+    figures(f"most memory ({fattest})", over_mib[fattest], at_most=512.0, unit="MiB")
+    assert not wrong, "\n".join(wrong)
+    assert not (tmp_path / "pwned").exists()
+    figures(f"the slowest ({slowest})", took_s[slowest], at_most=YAML_S)
+
+
+SECRET = "canary-4f1c9d2e77"
+
+
+@with_hosts
+@pytest.mark.fault(67, "a secret from the caller's environment", promise="11")
+def test_a_secret(site: Site, figures: Figures) -> None:
+    worker = "echo ready {rank} $$ ${#TOKEN}; read line < go; exit 3"
+    os.mkfifo(site.folder / "go")
+    job = site.job(["host1", "host2", "localhost"], command=["sh", "-c", worker], env={"TOKEN": None})
+    options = {"env": {**os.environ, "TOKEN": SECRET}, "cwd": site.folder}
+    with running(job, "--json", **options) as run:
+        run.wait_for(f" {len(SECRET)}\n", times=3)
+        argvs = [command_line(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()]
+        with (site.folder / "go").open("w") as go:
+            go.write("go\n" * 3)
+        assert run.wait() == 3
+        texts = {str(path): path.read_text() for path in run.run_folder().iterdir()}
+        texts |= {"stdout": run.stdout, "stderr": run.stderr}
+    for style in ("table", "shell", "torchrun", "json"):
+        done = distlaunch("dry-run", str(job), "--format", style, "--set", "nodes=2", **options)
+        assert done.returncode == 0, done.stderr
+        texts[f"dry-run --format {style}"] = done.stdout + done.stderr
+    figures("argvs with it", sum(SECRET in " ".join(argv) for argv in argvs), at_most=0, unit="")
+    figures("outputs and files with it", sum(SECRET in text for text in texts.values()), at_most=0, unit="")
+    figures("processes and texts that were searched", len(argvs) + len(texts), unit="")
+
+
+@pytest.mark.fault(68, "umask 0", promise="11")
+def test_umask_0(tmp_path: Path, figures: Figures) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    options = {"env": {**os.environ, "TMPDIR": str(scratch)}, "umask": 0}
+    worker = """
+        import os, signal
+        os.write(2, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+        os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+        signal.pause()
+    """
+    with running(write_job(tmp_path, worker, "nodes: 2\ngpus_per_node: 0"), **options) as run:
+        run.wait_ready(2)
+        made = [tmp_path / "runs", *(tmp_path / "runs").rglob("*"), *scratch.rglob("*")]
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        made += [path for path in run.run_folder().iterdir() if path not in made]
+        modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in made if path.exists()}
+    assert {path.name for path in modes} >= {"plan.json", "events.jsonl", "summary.json", "rank1.out"}
+    figures("files and folders that were made", len(modes), unit="")
+    open_to_all = [f"{path.name}: {mode:o}" for path, mode in modes.items() if mode & 0o022]
+    which = ", ".join(open_to_all) or "none"
+    figures(f"of these writable by others ({which})", len(open_to_all), at_most=0, unit="")
+    private = [run.run_folder(), *run.run_folder().iterdir()]
+    assert {modes[path] for path in private} == {0o700, 0o600}
+
+
+PLANTS: dict[str, Callable[[Path, Path], None]] = {"symbolic": os.symlink, "hard": os.link}
+
+
+@pytest.mark.fault(68, "links planted where files will be", promise="11")
+@pytest.mark.parametrize("kind", PLANTS)
+def test_planted_links(kind: str, tmp_path: Path, figures: Figures) -> None:
+    os.mkfifo(tmp_path / "go")
+    worker = """
+        import os
+        os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+        open("go").read()
+        os.write(2, b"words\\n")
+    """
+    names = ("rank0.err", "summary.json")
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
+        run.wait_ready(1)
+        for name in names:
+            (tmp_path / name).write_text("mine")
+            PLANTS[kind](tmp_path / name, run.run_folder() / name)
+        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        assert run.wait() == 0, run.stderr
+    reached = [name for name in names if (tmp_path / name).read_text() != "mine"]
+    figures(f"{kind} links planted", len(names), unit="")
+    figures(f"{kind} links followed", len(reached), at_most=0, unit="")
+    assert len(re.findall("is being lost|could not be written", run.stderr)) == 1, run.stderr
+
+
+NAMES = [
+    "../../escaped",
+    "/escaped",
+    "..",
+    ".",
+    "",
+    "a/b",
+    "a\nb",
+    "\x1b[2J",
+    "~",
+    "%s%n",
+    "x" * 5000,
+    "-rf",
+    "é\u202e",
+]
+
+
+@pytest.mark.fault(69, "names that lead elsewhere", promise="11")
+def test_names_that_lead_elsewhere(tmp_path: Path, figures: Figures) -> None:
+    place = tmp_path / "a" / "b"
+    place.mkdir(parents=True)
+    for number, name in enumerate(NAMES):
+        keys = {"name": name, "command": ["echo", "word"], "gpus_per_node": 0}
+        (place / f"{number}.yaml").write_text(json.dumps(keys))
+
+    def run_one(number: int) -> tuple[int, str]:
+        done = distlaunch("run", f"{number}.yaml", cwd=place)
+        return done.returncode, done.stderr
+
+    with ThreadPoolExecutor(4) as pool:
+        ended = list(pool.map(run_one, range(len(NAMES))))
+    ran = [name for name, (status, _) in zip(NAMES, ended, strict=True) if status == 0]
+    refused = [name for name, (status, _) in zip(NAMES, ended, strict=True) if status == USAGE]
+    assert len(ran) + len(refused) == len(NAMES) and refused == [""], ended
+    found = {path.relative_to(tmp_path).parts for path in tmp_path.rglob("*") if path.is_file()}
+    logs = {parts for parts in found if parts[-1] not in {f"{n}.yaml" for n in range(len(NAMES))}}
+    assert len(logs) == 4 * len(ran)
+    kept = {"plan.json", "events.jsonl", "summary.json", "rank0.out"}
+    outside = [p for p in logs if p[:3] != ("a", "b", "runs") or len(p) != 5 or p[4] not in kept]
+    figures("names", len(NAMES), unit="")
+    figures("files elsewhere", len(outside), at_most=0, unit="")
+
+
+COMMANDS = [
+    *(chr(code) for code in (*range(1, 9), *range(11, 32), *range(127, 160)) if code != 13),
+    *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
+    "\x1b]0;title\x07",
+    "\x1b]52;c;aGk=\x1b\\",
+    "\x1b]8;;http://elsewhere\x1b\\",
+    "\x1bP+q544e\x1b\\",
+    "\x1b[2J",
+    "\x1b[6n",
+    "\x1b[?1049h",
+    "\x1b[5i",
+    "\x1bc",
+    "\x1b#8",
+    "\x9b2J",
+]
+"""What terminals obey: the controls of C0, C1 and bidi, and some sequences."""
+BYTES = b"".join(f"<{text}>".encode() for text in COMMANDS) + b"<\x9b2J><\x90x\x9c>\n<over\rwritten>"
+
+
+def obeyed(shown: bytes) -> list[str]:
+    """What a terminal would obey in all that was shown on it, other than line ends, tabs and colours."""
+    text = shown.decode(errors="surrogateescape").replace("\r\n", "\n")
+    text = re.sub(r"\x1b\[[0-9;:]*m", "", text)
+    bad = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udcff]"
+    return re.findall(bad, text)
+
+
+def worker_of(code: str) -> dict[str, Any]:
+    return {"command": [sys.executable, "-c", code], "gpus_per_node": 0}
+
+
+RECORD = {"message": {"message": "m", "extraInfo": {"py_callstack": BYTES.decode(errors="replace")}}}
+SPEAKERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "stdout": ("run", worker_of(f"import os; os.write(1, {BYTES!r})")),
+    "stderr": ("run", worker_of(f"import os; os.write(2, {BYTES!r})")),
+    "last words": ("run", worker_of(f"import os; os.write(2, {BYTES!r}); os._exit(3)")),
+    "an error record": (
+        "run",
+        worker_of(
+            f"import json, os; json.dump({RECORD!r}, open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w')); 1 / 0"
+        ),
+    ),
+    "a node's interpreter": ("run", {**worker_of(""), "python": "./speaking"}),
+    "a key of the job file": ("run", {**worker_of(""), "".join(COMMANDS): 1}),
+    "a value of the job file": ("run", {**worker_of(""), "backend": "".join(COMMANDS)}),
+    "a path of the job file": ("run", {"script": "x", "workdir": "".join(COMMANDS), "gpus_per_node": 0}),
+    "a plan": ("dry-run", {**worker_of(""), "name": "".join(COMMANDS), "args": COMMANDS}),
+}
+"""Who says it → the command that shows it, and the job."""
+
+
+@pytest.mark.fault(70, "terminal commands in output, words and files", promise="11")
+@pytest.mark.parametrize("speaker", SPEAKERS)
+def test_terminal_commands(speaker: str, tmp_path: Path, figures: Figures) -> None:
+    command, keys = SPEAKERS[speaker]
+    (tmp_path / "job.yaml").write_text(json.dumps(keys))
+    (tmp_path / "speaking").write_text(
+        f"#!{sys.executable} -IS\nimport os\nos.write(2, {BYTES!r})\nos._exit(3)\n"
+    )
+    (tmp_path / "speaking").chmod(0o755)
+    _, shown = on_a_terminal(command, str(tmp_path / "job.yaml"))
+    figures(f"{speaker}: shown", len(shown), unit="bytes")
+    figures(f"{speaker}: terminal commands obeyed", len(obeyed(shown)), at_most=0, unit="")
+    assert b"\\" in shown, shown
+
+
+@with_hosts
+@pytest.mark.fault(71, "LD_PRELOAD and PYTHONPATH in the job's env", promise="11")
+def test_what_is_meant_for_workers_only(site: Site, figures: Figures) -> None:
+    hooks = site.folder / "hooks"
+    hooks.mkdir()
+    (hooks / "sitecustomize.py").write_text(
+        f"import os; print(os.getpid(), file=open({str(site.folder / 'hooked')!r}, 'a'))"
+    )
+    worker = "import os, signal; print('ready', os.environ['RANK'], os.getpid(), flush=True); signal.pause()"
+    env = {"PYTHONPATH": str(hooks), "LD_PRELOAD": str(hooks / "missing.so")}
+    job = site.job(["host1", "localhost"], command=[sys.executable, "-c", worker], env=env)
+    with running(job) as run:
+        workers = set(run.wait_ready(2).values())
+        above = {run.process.pid, *children_of(run.process.pid)}
+        for pid in workers:
+            while (pid := parent_of(pid)) not in (0, 1, os.getpid()):
+                above.add(pid)
+        others = [pid for pid in above if str(hooks).encode() in environment(pid)]
+        assert all(str(hooks).encode() in environment(pid) for pid in workers)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+    hooked = {int(line) for line in (site.folder / "hooked").read_text().split()}
+    figures("processes above the workers", len(above), unit="")
+    figures("of these with the variables", len(others), at_most=0, unit="")
+    figures("others that were hooked", len(hooked - workers), at_most=0, unit="")
+    assert hooked == workers
+    preloads = [line for line in run.stderr.splitlines() if "cannot be preloaded" in line]
+    assert preloads and all(line.startswith("[") for line in preloads), run.stderr
+
+
+LINE_BYTES = 65536
+"""No line of what people are told is longer: it may be a node's words."""
+KEPT = re.compile(
+    r"runs/job-[0-9-]*-[0-9a-f]{8}/(plan\.json|events\.jsonl|summary\.json|rank[01]\.(out|err))"
+)
+
+
+class Met(NamedTuple):
+    """How a run with a hostile agent went."""
+
+    name: str
+    status: int
+    told: str
+    took_s: float
+    memory_mib: float
+    files: set[Path]
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.told.splitlines()))
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong about it, or nothing."""
+        known = self.status in (0, 1, USAGE, UNREACHABLE, NODE_LOST, 126) and "Traceback" not in self.told
+        strange = [str(path) for path in self.files if not KEPT.fullmatch(str(path))]
+        if known and not strange:
+            return ""
+        return f"{self.name}: status {self.status}, strange files {strange}, {self.told[-600:]}"
+
+
+def meet(site: Site, number: int, name: str) -> Met:
+    """Run a job on a good host and one with this hostile agent."""
+    op, words = LIES[name]
+    folder = site.folder / str(number)
+    folder.mkdir()
+    liar = {"host": "host2", "python": python_that_lies(folder / "python", op, words), "gpus": "auto"}
+    keys = {
+        "nodes": [{"host": "host1", "gpus": 0}, liar],
+        "command": ["true"],
+        "ssh": {"config": str(site.ssh_config)},
+        "timeouts": {"connect": "5s"},
+    }
+    (folder / "job.yaml").write_text(json.dumps(keys))
+    meter, began = Meter(folder), time.monotonic()
+    own = set(folder.iterdir())
+    done = distlaunch("run", str(folder / "job.yaml"), executable=meter.program)
+    took_s = time.monotonic() - began
+    made = {path for path in folder.rglob("*") if path.is_file()} - own - {meter.result}
+    files = {path.relative_to(folder) for path in made}
+    return Met(name, done.returncode, done.stderr, took_s, meter.over_bare_mib, files)
+
+
+@with_hosts
+@pytest.mark.fault(72, "agents that lie, flood and name paths", promise="10, 11")
+def test_hostile_agents(site: Site, figures: Figures) -> None:
+    before = site.processes()
+    with ThreadPoolExecutor(3) as pool:
+        met = list(pool.map(lambda case: meet(site, *case), enumerate(LIES)))
+    site.assert_gone(before)
+    wrong = list(filter(None, (each.complaint for each in met)))
+    assert not wrong, "\n".join(wrong)
+    figures("hostile agents", len(met), unit="")
+    slowest = max(met, key=lambda each: each.took_s)
+    figures(f"the slowest ({slowest.name})", slowest.took_s, at_most=CONNECT_S)
+    fattest = max(met, key=lambda each: each.memory_mib)
+    figures(f"most memory ({fattest.name})", fattest.memory_mib, at_most=CONTROLLER_MIB, unit="MiB")
+    longest = max(met, key=lambda each: each.longest)
+    figures(f"the longest line told ({longest.name})", longest.longest, at_most=LINE_BYTES, unit="bytes")
+
+
+def listening(host: Host) -> set[tuple[str, str]]:
+    """All sockets on a host that others can reach: listening ones of TCP and Unix, any of UDP and raw."""
+    found = set()
+    wanted = {"tcp": "0A", "tcp6": "0A", "udp": "", "udp6": "", "raw": "", "raw6": ""}
+    for kind, state in wanted.items():
+        rows = [line.split() for line in Path(f"/proc/{host.pid}/net/{kind}").read_text().splitlines()[1:]]
+        found |= {(kind, row[1]) for row in rows if row[3] == state or not state}
+    rows = [line.split() for line in Path(f"/proc/{host.pid}/net/unix").read_text().splitlines()[1:]]
+    return found | {("unix", " ".join(row[6:])) for row in rows if int(row[3], 16) & 0x10000}
+
+
+@with_hosts
+@pytest.mark.fault(73, "sockets that listen, before, during and after", promise="11")
+def test_no_socket_listens(site: Site, figures: Figures) -> None:
+    hosts = list(site.bed.hosts.values())
+    inside = site.folder / "inside"  # the controller runs on host4, where nobody else makes sockets
+    inside.write_text(f'#!/bin/sh\nexec nsenter --net=/proc/{hosts[3].pid}/ns/net {sys.executable} "$@"\n')
+    inside.chmod(0o755)
+    job = site.job(["host1", "host2", "host3"], command=["sh", "-c", "echo ready {rank} $$; exec sleep 1000"])
+    before = {host.name: listening(host) for host in hosts}
+    assert all(before.values()), "not even the hosts' own sshd is seen"
+    with running(job, executable=inside) as run:
+        run.wait_ready(3)
+        assert os.stat(f"/proc/{run.process.pid}/ns/net") == os.stat(f"/proc/{hosts[3].pid}/ns/net")
+        during = {host.name: listening(host) for host in hosts}
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+    after = {host.name: listening(host) for host in hosts}
+    for when, found in (("while it runs", during), ("after it", after)):
+        more = {name: found[name] ^ before[name] for name in found if found[name] != before[name]}
+        figures(f"sockets of difference {when}", sum(map(len, more.values())), at_most=0, unit="")

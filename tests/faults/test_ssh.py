@@ -1,0 +1,305 @@
+"""Faults of ssh and the start: told in time and in ssh's own words, or overcome; nothing is left."""
+
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import GONE_S, Node, Site, parent_of, why_not
+from tests.cluster.odd_hosts import (
+    HANGING_UP,
+    NODE_LOST,
+    TO_THE_END,
+    Bad,
+    a_host_key_to_ask_about,
+    a_key_it_does_not_know,
+    another_host_key,
+    asks_for_a_password,
+    assert_ran,
+    assert_refused,
+    assert_told,
+    dead_master,
+    no_known_host_key,
+    no_python_at_all,
+    no_python_at_that_path,
+    no_python_of_that_name,
+    python_2_7,
+    python_3_6,
+    python_3_7,
+    run_behind,
+    silent_once_accepted,
+    told_s,
+    with_rc_file,
+)
+from tests.faults.agents import python_with
+from tests.faults.conftest import Figures, Pace
+from tests.harness import kill, running, wait_gone
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+CONNECT_S = 30.0
+"""The default of timeouts.connect."""
+TELLING_S = 1.0
+"""What it takes to say what is wrong once the time is over."""
+
+
+@pytest.fixture(scope="session")
+def connect_s(pace: Pace) -> float:
+    """A `timeouts.connect` for what is only told when it is over."""
+    return 4.0 if pace.keys else CONNECT_S
+
+
+NOISE = r"""
+echo 'Welcome! You have mail.'
+echo 'distlaunch-ready' 'distlaunch%s' -ready-1 distlaunch-agent
+printf 'distlaunch%s\n' -ready-1
+printf '\0distlaunch-agent 00000000000000000000000000000000\n'
+printf '\001\0\0\0\0\377\377\377\377\033[2J'
+head -c 50000 /dev/urandom
+echo 'stderr too' >&2
+"""
+RC_FILES = {
+    "bash": ".bashrc",
+    "csh": ".cshrc",
+    "fish": ".config/fish/config.fish",
+    "tcsh": ".tcshrc",
+    "zsh": ".zshenv",
+}
+
+
+@pytest.mark.fault(34, "a login shell's rc file prints noise", promise="8")
+@pytest.mark.parametrize("shell", RC_FILES)
+def test_an_rc_file_that_prints(shell: str, site: Site, figures: Figures) -> None:
+    ended = run_behind(site, shell, RC_FILES[shell], NOISE)
+    figures(f"{shell}: the whole run", ended.took_s, at_most=CONNECT_S)
+
+
+@pytest.mark.fault(35, "a login shell's rc file reads stdin", promise="8")
+@pytest.mark.parametrize(
+    "text", ["read -t 1 x\ntimeout 1 cat > /dev/null", "read x"], ids=["with a limit", "a line"]
+)
+def test_an_rc_file_that_reads(text: str, site: Site, figures: Figures) -> None:
+    ended = run_behind(site, "bash", ".bashrc", text)
+    figures("the whole run", ended.took_s, at_most=CONNECT_S)
+
+
+PYTHONS = [
+    Bad(no_python_of_that_name, "no python", r"python-that-is-missing"),
+    Bad(no_python_at_that_path, "no python", r"/nowhere/bin/python3"),
+    Bad(no_python_at_all, "no python", re.escape(sys.executable) + r".* python3$"),
+    Bad(python_2_7, "python too old", r"Unknown option: -I"),
+    Bad(python_3_6, "python too old", r"3\.6\.\d"),
+    Bad(python_3_7, "python too old", r"3\.7\.\d"),
+]
+
+
+@pytest.mark.fault(36, "no python, or too old a one", promise="8")
+@pytest.mark.parametrize("bad", PYTHONS, ids=lambda bad: bad.make.__name__)
+def test_no_python_that_will_do(bad: Bad, site: Site, figures: Figures) -> None:
+    figures(f"{bad.kind}: until told", told_s(assert_told(bad, site)), at_most=CONNECT_S)
+
+
+def of_another_version(site: Site, name: str) -> Node:
+    patch = "from distlaunch.agent import wire; wire.PROTOCOL += 1"
+    return {"host": site.name(name, "host2"), "python": python_with(site.folder / "newer", patch)}
+
+
+@pytest.mark.fault(37, "an agent of another version", promise="8")
+def test_an_agent_of_another_version(site: Site, figures: Figures) -> None:
+    bad = Bad(of_another_version, "not an agent of this version", r"speaks protocol \d+, not \d+")
+    figures("until told", told_s(assert_told(bad, site)), at_most=CONNECT_S)
+
+
+@pytest.mark.fault(38, "sshd drops connections (MaxStartups 2:100:2)", promise="8")
+def test_a_server_that_sheds_load(site: Site, figures: Figures) -> None:
+    port = site.sshd("host2", "MaxStartups 2:100:2")
+    ended = site.run([site.name(f"name{i}", "host2", port) for i in range(8)])
+    assert_ran(site, ended)
+    dropped = [e for e in ended.events("LinkEnded") if e["failure"]["kind"] == "dropped by the server"]
+    assert dropped, "the server let all in at once"
+    figures("connections that were dropped, of 8", len(dropped), unit="")
+    figures("until all 8 had run", ended.took_s, at_most=CONNECT_S)
+
+
+COUNTING = """
+import os
+while True:
+    peer = server.accept()[0]
+    os.write(calls, b"x")
+    peer.recv(4096)
+    peer.sendall(b"Not allowed at this time\\r\\n")
+    peer.close()
+"""
+"""Says to each that calls what an sshd says to those whose logins failed, from OpenSSH 9.8 on."""
+
+
+@pytest.mark.fault(39, "a server that punishes failed logins", promise="8")
+def test_a_server_that_punishes_failed_logins(site: Site, figures: Figures) -> None:
+    calls = site.folder / "calls"
+    opened = f"import os; calls = os.open({str(calls)!r}, os.O_WRONLY | os.O_CREAT, 0o600)"
+    nodes = [
+        "host1",
+        a_key_it_does_not_know(site, "locked"),
+        site.name("punishing", "host2", site.server("host2", opened + COUNTING)),
+    ]
+    ended = site.run(nodes)
+    expected = {
+        "locked": ("authentication failed", "Permission denied"),
+        "punishing": ("dropped by the server", "kex_exchange_identification: "),
+    }
+    assert_refused(site, ended, expected)
+    tried = [event["node"] for event in ended.events("LinkEnded")]
+    figures("logins with a key that was refused", tried.count(1), at_most=1, unit="")
+    figures("calls while punished", calls.stat().st_size, at_most=6, unit="")
+    figures("until told", told_s(ended), at_most=CONNECT_S + TELLING_S)
+
+
+HOST_KEYS = [
+    Bad(another_host_key, "host key not accepted", r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
+    Bad(no_known_host_key, "host key not accepted", r"No \S+ host key is known for bad"),
+    Bad(a_host_key_to_ask_about, "host key not accepted", r"Host key verification failed"),
+]
+
+
+@pytest.mark.fault(40, "an unknown or changed host key", promise="11")
+@pytest.mark.parametrize("bad", HOST_KEYS, ids=lambda bad: bad.make.__name__)
+def test_a_host_key_that_is_not_accepted(bad: Bad, site: Site, figures: Figures) -> None:
+    figures("until told", told_s(assert_told(bad, site)), at_most=CONNECT_S)
+
+
+@pytest.mark.fault(41, "a server that asks for a password", promise="8")
+def test_a_server_that_asks_for_a_password(site: Site, figures: Figures) -> None:
+    bad = Bad(asks_for_a_password, "authentication failed", r"Permission denied \(password\)")
+    figures("until told", told_s(assert_told(bad, site)), at_most=CONNECT_S)
+
+
+@pytest.mark.fault(42, "servers that accept and say nothing, and all else that waits", promise="8")
+def test_servers_that_say_nothing(site: Site, connect_s: float, figures: Figures) -> None:
+    site.cut("host3")
+    greets = f"peer = server.accept()[0]; peer.sendall(b'SSH-2.0-mute\\r\\n'); {TO_THE_END}"
+    nodes = [
+        "host1",
+        "host3",
+        site.name("down", "host3", ConnectionAttempts="9"),
+        silent_once_accepted(site, "silent"),
+        site.name("mute", "host2", site.server("host2", greets)),
+        site.name("full", "host2", site.server("host2", HANGING_UP)),
+        with_rc_file(site, "waiting", "echo password for the licence server: >&2; cat >/dev/null"),
+    ]
+    ended = site.run(nodes, "--set", f"timeouts.connect={connect_s:g}s")
+    overdue = f"no agent after {connect_s:g} s"
+    expected = {
+        "host3": ("unreachable", "Connection timed out"),
+        "down": ("unreachable", "Connection timed out"),
+        "silent": ("no answer", "timed out during banner exchange"),
+        "mute": ("no answer", rf"Connection to \S+ port \d+ timed out|{overdue}"),
+        "full": ("dropped by the server", "kex_exchange_identification: "),
+        "waiting": ("no answer", rf"(?s)licence server.*{overdue}"),
+    }
+    assert_refused(site, ended, expected)
+    figures("until all six were told", told_s(ended), at_most=connect_s + TELLING_S)
+
+
+NAME_SERVER = """
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind((server.getsockname()[0], 53))
+late = []
+while True:
+    try:
+        udp.settimeout(1.0 if late else None)
+        query, peer = udp.recvfrom(512)
+    except TimeoutError:
+        udp.sendto(*late.pop(0))
+        continue
+    question = query[12 : query.index(0, 12) + 5]
+    head = lambda flags, answers: query[:2] + flags + b"\\0\\1" + answers + b"\\0\\0\\0\\0" + question
+    if b"missing" in question:
+        udp.sendto(head(b"\\x81\\x83", b"\\0\\0"), peer)
+    elif b"slow" in question:
+        address = socket.inet_aton(server.getsockname()[0])
+        record = b"\\xc0\\x0c\\0\\1\\0\\1\\0\\0\\0\\0\\0\\4" + address
+        late.append((head(b"\\x81\\x80", b"\\0\\1") + record, peer))
+"""
+"""Says that `missing` is no name, tells where `slow` is after a second, and ignores all else."""
+
+
+@pytest.fixture
+def resolver(site: Site) -> Mapping[Path, Path]:
+    """What to put over what so that names are looked up at a bad name server."""
+    site.server("host2", NAME_SERVER)
+    config = site.folder / "resolv.conf"
+    config.write_text(f"nameserver {site.bed.hosts['host2'].address}\noptions timeout:30\n")
+    return {Path("/etc/resolv.conf"): config}
+
+
+@pytest.mark.fault(43, "DNS fails, is slow, or is silent", promise="8")
+def test_bad_name_servers(
+    site: Site, resolver: Mapping[Path, Path], connect_s: float, figures: Figures
+) -> None:
+    slow, missing, silent = (
+        site.name(name, "host2", HostName=f"{name}.invalid.", AddressFamily="inet")
+        for name in ("slow", "missing", "silent")
+    )
+    ended = site.run(["host1", slow], over=resolver)
+    assert_ran(site, ended)
+    figures("slow: the whole run", ended.took_s, at_most=CONNECT_S)
+    for path in site.folder.glob("started-*"):
+        path.unlink()
+    ended = site.run(["host1", missing], over=resolver)
+    assert_refused(site, ended, {"missing": ("unknown host", "Could not resolve hostname missing")})
+    figures("no such name: until told", told_s(ended), at_most=CONNECT_S)
+    ended = site.run(["host1", silent], "--set", f"timeouts.connect={connect_s:g}s", over=resolver)
+    assert_refused(site, ended, {"silent": ("no answer", f"no agent after {connect_s:g} s")})
+    figures("silent: until told", told_s(ended), at_most=connect_s + TELLING_S)
+
+
+@pytest.mark.fault(44, "ControlMaster, RemoteCommand, RequestTTY and more in ssh_config", promise="11")
+def test_a_hostile_ssh_config(site: Site, figures: Figures) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, dead_master(site.folder / "s"):
+        hostile = {
+            "IgnoreUnknown": "UseKeychain",
+            "UseKeychain": "yes",
+            "BatchMode": "no",
+            "ControlMaster": "auto",
+            "ControlPersist": "yes",
+            "ExitOnForwardFailure": "yes",
+            "ForkAfterAuthentication": "yes",
+            "LocalCommand": f"touch '{site.folder}/local'",
+            "LocalForward": f"127.0.0.1:{taken.getsockname()[1]} localhost:9",
+            "LogLevel": "QUIET",
+            "PermitLocalCommand": "yes",
+            "RemoteCommand": "echo hijacked",
+            "RequestTTY": "force",
+            "SessionType": "none",
+            "StdinNull": "yes",
+        }
+        nodes = [
+            site.name("new", "host1", 22, **hostile, ControlPath=f'"{site.folder}/%n"'),
+            site.name("old", "host2", 22, **hostile, ControlPath=f'"{site.folder}/s"'),
+        ]
+        ended = site.run(nodes)
+    assert_ran(site, ended)
+    assert not (site.folder / "local").exists()
+    assert not (site.folder / "new").exists(), "a master was left"
+    figures("the whole run", ended.took_s, at_most=CONNECT_S)
+
+
+@pytest.mark.fault(45, "sshd's session process is killed", promise="1")
+def test_a_session_that_is_killed(site: Site, figures: Figures) -> None:
+    script = "echo ready {rank} $$; exec sleep 1000"
+    nodes: list[Node] = ["host1", "host2", "host3"]
+    job, before = site.job(nodes, command=["sh", "-c", script]), site.processes()
+    with running(job) as run:
+        ranks = run.wait_ready(3)
+        agent = parent_of(ranks[1])
+        session = parent_of(parent_of(agent))
+        kill(session)
+        figures("all ranks gone", wait_gone([*ranks.values(), agent], 60.0), at_most=GONE_S)
+        assert run.wait() == NODE_LOST
+        assert "host2 was lost" in run.stderr and "Traceback" not in run.stderr
+        assert run.holders() == []
+        site.assert_gone(before)
