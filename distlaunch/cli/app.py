@@ -43,10 +43,18 @@ def run_app() -> int:
     except SystemExit as end:  # how Typer ends, always with a number
         return end.code if isinstance(end.code, int) else Exit.OK
     except DistlaunchError as error:
-        for line in str(error).splitlines():
-            print(f"distlaunch: {line}", file=sys.stderr)
+        _print_error(str(error))
         return error.exit_status
     return Exit.OK
+
+
+def _print_error(text: str) -> None:
+    if sys.stderr.isatty():
+        from distlaunch.rim.console import escape
+
+        text = escape(text)  # it quotes the job file
+    for line in text.splitlines():
+        print(f"distlaunch: {line}", file=sys.stderr)
 
 
 def _show_version(wanted: bool) -> None:

@@ -29,10 +29,10 @@ def print_plan_table(plan: LaunchPlan) -> None:
             rank = node.first_rank + local_rank
             address = f"MASTER_ADDR {plan.master_addr}, {port}" if rank == 0 else ""
             row = (node.label, str(local_rank), str(rank), node.device(local_rank), address)
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(escape(cell)) for cell in row))
     console = Console(highlight=False)
     with console.capture() as printed:
-        console.print(Text(heading))
+        console.print(Text(escape(heading)))
         console.print(table)
     print_text(printed.get())
 

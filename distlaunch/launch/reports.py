@@ -11,7 +11,12 @@ from distlaunch.supervisor.events import Event
 Clock = Callable[[float], float]
 """Turns the node's monotonic time into ours."""
 MAX_SIGNAL = 127
+MAX_GPUS = 4096
 MAX_WORDS = 200
+"""Characters of a name or a few words from a node."""
+MAX_TEXT = 4096
+"""Characters of a line from a node: it is shown to people."""
+MAX_STACK = 1 << 16
 MAX_SECONDS = 1e12
 MAX_NUMBER = 1 << 53
 
@@ -46,9 +51,9 @@ class _Fields:
             raise ProtocolError(f"{name} is out of range")
         return float(value)
 
-    def text(self, name: str) -> str:
+    def text(self, name: str, most: int = MAX_TEXT) -> str:
         value: str = self._get(name, str)
-        return value
+        return value[:most]
 
     def optional_text(self, name: str) -> str | None:
         return None if self._message.get(name) is None else self.text(name)
@@ -63,7 +68,7 @@ class _Fields:
         values = self._get(name, list)
         if not all(isinstance(value, dict) for value in values):
             raise ProtocolError(f"{name} is not a list of objects")
-        return tuple(values)
+        return tuple({key[:MAX_WORDS]: _short(inner) for key, inner in value.items()} for value in values)
 
     def rows(self, name: str) -> tuple[Any, ...]:
         return tuple(self._get(name, list))
@@ -91,7 +96,9 @@ def event_of(node: int, message: Message, clock: Clock) -> Event | None:
 def _hello(node: int, fields: _Fields, clock: Clock) -> Event:
     if fields.number("protocol") != PROTOCOL:
         raise ProtocolError(f"the agent speaks protocol {fields.number('protocol')}, not {PROTOCOL}")
-    return events.AgentUp(node, Facts(fields.text("python"), fields.number("gpus")), fields.text("hostname"))
+    return events.AgentUp(
+        node, Facts(fields.text("python"), fields.number_within("gpus", 0, MAX_GPUS)), fields.text("hostname")
+    )
 
 
 def _route(node: int, fields: _Fields, clock: Clock) -> Event:
@@ -106,10 +113,26 @@ def _exited(node: int, fields: _Fields, clock: Clock) -> Event:
         fields.number("local_rank"),
         fields.number_within("status", -MAX_SIGNAL, 255),
         clock(fields.seconds("t")),
-        fields.anything("error_record"),
+        _error_record(fields.anything("error_record")),
         fields.number("oom_kills"),
         fields.numbers("shm"),
     )
+
+
+def _error_record(record: Any) -> Mapping[str, str] | None:
+    """{message, callstack}, as far as they are texts; long lines are cut, since all of it is shown."""
+    if not isinstance(record, dict):
+        return None
+    texts = {name: record.get(name) for name in ("message", "callstack")}
+    return {name: _cut_lines(text) for name, text in texts.items() if isinstance(text, str)}
+
+
+def _cut_lines(text: str) -> str:
+    return "\n".join(line[:MAX_TEXT] for line in text.splitlines())
+
+
+def _short(value: Any) -> Any:
+    return value[:MAX_WORDS] if isinstance(value, str) else value if isinstance(value, int) else None
 
 
 def _lagging(node: int, fields: _Fields, clock: Clock) -> Event:
@@ -150,7 +173,7 @@ _EVENTS: Mapping[str, Callable[[int, _Fields, Clock], Event | None]] = {
     "lagging": _lagging,
     "standing": lambda node, fields, clock: events.RanksStand(node, fields.numbers("local_ranks")),
     "stack": lambda node, fields, clock: events.StackDumped(
-        node, fields.number("local_rank"), fields.text("text")
+        node, fields.number("local_rank"), fields.text("text", MAX_STACK)
     ),
     "dropped": lambda node, fields, clock: events.OutputLost(
         node, fields.number("local_rank"), fields.number("stream"), fields.number("bytes")

@@ -104,15 +104,23 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, source: str, problems: list
 
 
 def _scalar(loader: yaml.SafeLoader, node: yaml.Node, place: Place) -> Scalar:
-    if node.tag not in _SCALAR_TAGS:
+    if node.tag not in _SCALAR_TAGS or (node.tag in _NUMBERS and len(node.value) > MAX_NUMBER):
         # A date, say: we have no use for one, and its spelling is what was meant.
         return Scalar(node.value, place, node.value)
     try:
         return Scalar(loader.construct_object(node), place, node.value)
-    except (ValueError, KeyError, IndexError):  # a tag that does not fit, such as !!bool maybe
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        ArithmeticError,
+    ):  # a tag that does not fit, such as !!bool maybe
         return Scalar(node.value, place, node.value)
 
 
+_NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
+MAX_NUMBER = 40
+"""Characters of a number; YAML's base 60 takes quadratic time, and Python refuses to print 4300 digits."""
 _SCALAR_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 
 

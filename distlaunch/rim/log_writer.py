@@ -20,6 +20,7 @@ class LogWriter:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._open: dict[str, int] = {}
+        self._made: set[str] = set()
         self._queue: deque[tuple[str, bytes]] = deque()
         self._waiting = 0
         self._changed = threading.Condition()
@@ -103,6 +104,9 @@ class LogWriter:
             if os.path.dirname(name):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(os.path.dirname(path), 0o700)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._open[name] = os.open(path, flags, 0o600)
+            # What is there already, but for our own, was put there by somebody else.
+            fresh = 0 if name in self._made else os.O_CREAT | os.O_EXCL
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._open[name] = os.open(path, flags | fresh, 0o600)
+            self._made.add(name)
         return self._open[name]

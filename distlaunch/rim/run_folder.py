@@ -1,5 +1,6 @@
 """The run folder: the plan, every event, every rank's output, private to the user."""
 
+import contextlib
 import json
 import os
 import re
@@ -24,7 +25,7 @@ class RunFolder:
 
     def __init__(self, parent: str, run_id: str) -> None:
         """Create the folder. Raises OSError."""
-        os.makedirs(parent, exist_ok=True)
+        _make_folders(parent)
         self.path = os.path.join(parent, run_id)
         os.mkdir(self.path, 0o700)
         self.run_id = run_id
@@ -76,6 +77,14 @@ class RunFolder:
 
     def _write_json(self, name: str, document: Mapping[str, Any]) -> None:
         self._writer.append(name, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def _make_folders(path: str) -> None:
+    """`path` and what lacks above it, writable for the user alone: others could put links in place of runs."""
+    if not os.path.isdir(path):
+        _make_folders(os.path.dirname(path))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o755)
 
 
 def _inside(generation: int, name: str) -> str:

@@ -134,7 +134,7 @@ def classify(
     if timed_out:
         return LinkFailure(Kind.SILENT, "\n".join(words))
     if protocol_error:
-        return LinkFailure(Kind.PROTOCOL, "\n".join([protocol_error, *words]))
+        return LinkFailure(Kind.PROTOCOL, "\n".join([*words, protocol_error]))
     if booted or status in (None, SSH_FAILED):
         return LinkFailure(Kind.LOST, "\n".join(words), clean=booted and status in CLEAN_STATUSES)
     return LinkFailure(Kind.UNSTARTED, "\n".join([*words, f"it ended with status {status}"]))

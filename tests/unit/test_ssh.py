@@ -293,7 +293,7 @@ def test_behind_a_jump_host_its_own_failure_counts_and_is_not_tried_again(
 def test_without_words_of_ssh_our_own_knowledge_counts() -> None:
     assert classify("", timed_out=True).kind is Kind.SILENT
     assert classify("Welcome!\n", protocol_error="a frame is too long") == LinkFailure(
-        Kind.PROTOCOL, "a frame is too long\nWelcome!"
+        Kind.PROTOCOL, "Welcome!\na frame is too long"
     )
     assert classify("Host key verification failed.", timed_out=True, protocol_error="x").kind is Kind.HOST_KEY
 
