@@ -69,8 +69,8 @@ class NodeState(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether workers can be started there."""
-        return self.phase is NodePhase.UP and self.clean and not self.leaving
+        """Whether workers can be started there; a node that returned is `lost` until it is reaped."""
+        return self.phase is NodePhase.UP and self.clean and not (self.leaving or self.lost)
 
 
 class WorkerPhase(Enum):
