@@ -160,7 +160,7 @@ def lose_node(state: State, node: int, failure: LinkFailure, now: float) -> Stat
         lost=True,
         clean=clean,
         fence_at=None if clean else this.fence_at or fence_at,
-        attempts=1,
+        attempts=this.attempts if this.lost else 1,
         ready=False,
     )
     for worker in state.workers:
