@@ -46,8 +46,11 @@ def _close_all(state: State, grace_s: float) -> Step:
 
 def on_swept(event: Swept, state: State, now: float) -> Step:
     """A node is clean: nothing of the job is left there."""
-    if state.nodes[event.node].phase is not NodePhase.UP or event.generation != state.generation:
+    node = state.nodes[event.node]
+    if node.phase is not NodePhase.UP:
         return state, ()
+    if not node.clean and (node.lost or event.generation != state.generation):
+        return state, ()  # what is there is not of this agent, or this generation
     state = state.with_node(event.node, clean=True, leftovers=event.leftovers)
     if state.phase is not Phase.STOPPING:
         return state, ()
