@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from distlaunch.errors import Exit, JobError
-from distlaunch.plan.layout import Facts, make_plan
+from distlaunch.plan.layout import Facts, LaunchPlan, make_plan
 from distlaunch.supervisor.actions import FindRoute, GiveUp, HoldPort, StartWorkers
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFailed, RouteFound
@@ -20,7 +20,7 @@ def prepare(state: State, members: Sequence[int], now: float) -> Step:
         plan = make_plan(state.spec, facts, state.nodes[members[0]].address)
     except JobError as error:
         return end_job(state, Cause(str(error), error.exit_status, now), now)
-    moved = state.plan is None or state.plan.master_addr != plan.master_addr
+    moved = _has_moved(state, plan, members[0])
     state = state._replace(
         phase=Phase.PREPARING,
         plan=plan,
@@ -36,6 +36,14 @@ def prepare(state: State, members: Sequence[int], now: float) -> Step:
             state = state.with_node(index, ready=False, interface=None)
     unsure = [index for index in others if not state.nodes[index].ready]
     return state, (hold, *(FindRoute(index, plan.master_addr) for index in unsure))
+
+
+def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
+    """Whether the ways to the master have to be found again."""
+    before = state.plan
+    if before is None or before.one_machine or not state.nodes[first].ready:
+        return True
+    return before.master_addr != plan.master_addr
 
 
 def _all_ready(state: State, members: Sequence[int], interface: str | None) -> State:
