@@ -64,9 +64,9 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
 
 
 def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:
-    delay_s = _backoff_s(state, now) if why is Why.FAILURE else 0.0
-    wait = f" in {delay_s:.1f} s" if delay_s else ""
     lived_s = now - state.started_at if state.started_at and state.phase is Phase.RUNNING else 0.0
+    delay_s = _backoff_s(state, lived_s) if why is Why.FAILURE else 0.0
+    wait = f" in {delay_s:.1f} s" if delay_s else ""
     grace_s = state.spec.timeouts.stop_s
     state = state._replace(
         phase=Phase.RESTARTING,
@@ -85,14 +85,14 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     return state, (said, *stops, *more)
 
 
-def _backoff_s(state: State, now: float) -> float:
+def _backoff_s(state: State, lived_s: float) -> float:
     """0 after a generation that worked; else the longer, the more have failed in a row, with jitter."""
     in_a_row = 0
     for restart in reversed(state.restarts):
+        in_a_row += restart.why is Why.FAILURE
         if restart.lived_s >= HEALTHY_S:
             break
-        in_a_row += restart.why is Why.FAILURE
-    if in_a_row == 0 or (state.started_at and now - state.started_at >= HEALTHY_S):
+    if in_a_row == 0 or lived_s >= HEALTHY_S:
         return 0.0
     doubled = state.spec.restarts.backoff_s * 2.0 ** min(in_a_row - 1, 30)
     return min(doubled, BACKOFF_MAX_S) * (0.75 + 0.5 * ((state.chance + in_a_row * 0.618034) % 1.0))
