@@ -153,7 +153,7 @@ def lose_node(state: State, node: int, failure: LinkFailure, now: float) -> Stat
     this = state.nodes[node]
     times = state.spec.timeouts
     fence_at = now + times.lease_s + times.stop_s + FENCE_MARGIN_S
-    clean = this.clean or failure.clean
+    clean = this.clean or (failure.clean and not this.lost)  # a later agent speaks for itself alone
     state = state.with_node(
         node,
         failure=failure,
