@@ -428,6 +428,18 @@ def test_a_node_that_does_not_confirm_in_time_is_dropped_and_fenced() -> None:
     assert job.state.members == (0,)
 
 
+def test_a_node_whose_agent_is_told_to_leave_is_not_used_until_another_one_is_there() -> None:
+    job = Job(text_of("[a, b]", "min_nodes: 1")).started()
+    said = job.obey(job.feed(AgentLeaving(1, signal.SIGTERM)))
+    assert texts(said)[0] == ("b was lost: its agent was stopped by signal 15 (SIGTERM); restart 1 of 3")
+    assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0,))
+    assert texts(job.feed(gone(1, clean=True))) == []
+    job.come_back(1)
+    job.fail()
+    job.go_on()
+    assert job.state.members == (0, 1)
+
+
 # Who takes part
 
 
@@ -510,6 +522,8 @@ def test_a_node_that_returns_in_time_has_its_place_again_and_every_route_is_know
     assert job.state.phase is Phase.RUNNING
     assert job.state.members == tuple(range(len(job.state.nodes)))
     assert [each.interface for each in job.state.nodes] == [f"eth{i}" for i in job.state.members]
+    asked = [each for each in job.actions if isinstance(each, FindRoute) and each.node == node]
+    assert len(asked) == 2
     assert len(job.state.restarts) == 1
 
 

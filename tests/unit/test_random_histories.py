@@ -1,0 +1,370 @@
+"""Any job in a simulated world: nodes do what they are told, late or never, and faults come at random.
+
+What the supervisor believes is compared with what is so: workers that nobody can see live on here, too.
+"""
+
+import heapq
+import itertools
+import signal
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.plan.layout import Facts
+from distlaunch.supervisor.actions import (
+    Action,
+    Close,
+    Connect,
+    Drop,
+    FindRoute,
+    Finish,
+    GiveUp,
+    HoldPort,
+    Reap,
+    StartWorkers,
+    StopWorkers,
+)
+from distlaunch.supervisor.events import (
+    AgentLeaving,
+    AgentUp,
+    Event,
+    Interrupted,
+    LinkEnded,
+    PortHeld,
+    PortUsurped,
+    Reaped,
+    RouteFound,
+    Swept,
+    Ticked,
+    WorkerExited,
+    WorkerStarted,
+)
+from distlaunch.supervisor.state import NodePhase, Phase, State, Why
+from distlaunch.supervisor.step import begin, step
+from distlaunch.transport.failure import Kind, LinkFailure
+from tests.unit.samples import bounded, spec_of
+
+PROCS = 2
+LEASE_S, STOP_S, SLACK_S = 30.0, 10.0, 4.5  # slack: what a busy node takes longer
+NOTICED_S = 20.0
+"""Seconds until a link that is dead without a word is taken to be."""
+QUIET_END_S, SIGNALLED_END_S = 1500.0, 120.0
+"""Within so many seconds every job ends: when all workers succeed from now on, and after a signal."""
+
+
+class Agent:
+    """One agent, present or past, of a simulated node; `running` are its workers, all of one generation."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.generation = 0
+        self.running: set[int] = set()
+        self.linked = True  # to the controller, which may not know yet that it is not
+        self.mute = False  # it neither hears nor tells anything more
+        self.reaping = False
+        self.told_until = 0.0
+
+
+class Fault(NamedTuple):
+    """What goes wrong on a node, after a wait: see the methods of World with these names."""
+
+    wait_s: float
+    kind: str
+    node: int
+    number: int = 0
+
+
+class World:
+    """Nodes, agents and workers under a fake clock, and the supervisor's state.
+
+    Each answer takes the next of `delays`, again and again; only a `smooth` start has none.
+    """
+
+    def __init__(self, text: str, delays: Iterable[float], smooth: bool) -> None:
+        self.now = 1000.0
+        self._delays = itertools.cycle([0.0])
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._spins = 0
+        self._quiet = False
+        self.finished = 0
+        self.state, first = begin(spec_of(text), self.now)
+        self.agents: list[list[Agent]] = [[] for _ in self.state.nodes]
+        self._away_until = [0.0 for _ in self.state.nodes]
+        self._execute(first)
+        if smooth:
+            self.run(1.0)
+        self._delays = itertools.cycle(delays)
+
+    # Time
+
+    def run(self, seconds: float) -> None:
+        """Let so much time pass, or what is left until the job is over."""
+        until = self.now + seconds
+        while not self.finished:
+            planned = self._queue[0][0] if self._queue else until
+            due = self.state.next_deadline
+            at = planned if due is None else min(planned, due)
+            if at >= until:
+                break
+            self._spins = self._spins + 1 if at <= self.now else 0
+            assert self._spins < 300, "time stands still"
+            self.now = max(self.now, at)
+            if at == planned:
+                heapq.heappop(self._queue)[2]()
+            else:
+                self._feed(Ticked())
+        self.now = until if not self.finished else self.now
+
+    def calm_down(self) -> None:
+        """No more faults: every node can be reached, answers soon, and its workers succeed."""
+        self._quiet = True
+        self._delays = itertools.cycle([0.1])
+        self._away_until = [0.0 for _ in self.state.nodes]
+        for agent in itertools.chain.from_iterable(self.agents):
+            self._succeed(agent)
+
+    def _later(self, seconds: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now + seconds, next(self._count), what))
+
+    def _delay(self, most: float = 1e9) -> float:
+        return min(next(self._delays), most)
+
+    # The supervisor
+
+    def _feed(self, event: Event) -> None:
+        before = self.state
+        self.state, actions = step(before, event, self.now)
+        check_step(before, actions, self.state, self.now)
+        self._execute(actions)
+        self._check_beliefs()
+
+    def _execute(self, actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            match action:
+                case Connect():
+                    self._connect(action.node)
+                case Drop():
+                    self._cut(action.node)
+                case GiveUp():
+                    self._cut(action.node)
+                    self._feed(LinkEnded(action.node, LinkFailure(Kind.SILENT, action.why)))
+                case Finish():
+                    self.finished += 1
+                case HoldPort() | FindRoute() | StartWorkers() | StopWorkers() | Reap() | Close():
+                    agent = self._agent(action.node)
+                    if agent and not agent.mute:
+                        self._command(agent, action)
+
+    def _check_beliefs(self) -> None:
+        alive = [agent for agents in self.agents for agent in agents if agent.running]
+        assert len({agent.generation for agent in alive}) <= 1, "two generations at once"
+        for agent in alive:
+            assert not self.state.nodes[agent.node].clean, "workers on a node that is taken to be clean"
+            if self.finished and self.state.interrupts < 3:
+                assert self.state.nodes[agent.node].phase is NodePhase.LOST
+
+    # The nodes
+
+    def _agent(self, node: int) -> Agent | None:
+        return next((agent for agent in self.agents[node] if agent.linked), None)
+
+    def _connect(self, node: int) -> None:
+        assert self._agent(node) is None, "two links to one node"
+        agent, delay_s = Agent(node), self._delay()
+        self.agents[node].append(agent)
+        if self.now + delay_s < self._away_until[node]:
+            self._end_link(agent, LinkFailure(Kind.UNREACHABLE), delay_s)
+        else:
+            self._tell(agent, AgentUp(node, Facts("python3", 0), "host"), delay_s)
+
+    def _command(self, agent: Agent, action: Action) -> None:
+        node, delay_s = agent.node, self._delay()
+        match action:
+            case HoldPort():
+                self._tell(agent, PortHeld(node, 29400), delay_s)
+            case FindRoute():
+                self._tell(agent, RouteFound(node, action.address, "eth0"), delay_s)
+            case StartWorkers():
+                self._start(agent)
+            case StopWorkers():
+                self._later(delay_s, lambda: self._stop(agent))
+            case Reap():
+                agent.reaping = True
+                self._later(delay_s, lambda: self._reap(agent))
+            case Close():
+                self._later(delay_s, lambda: self._stop(agent, leave=True))
+
+    def _start(self, agent: Agent) -> None:
+        assert self.state.nodes[agent.node].phase is NodePhase.UP
+        assert not agent.running and not agent.reaping
+        agent.generation, agent.running = self.state.generation, set(range(PROCS))
+        for rank in range(PROCS):
+            self._tell(agent, WorkerStarted(agent.node, rank, 100 + rank))
+        self._succeed(agent)
+
+    def _succeed(self, agent: Agent) -> None:
+        generation = agent.generation
+        for rank in agent.running if self._quiet else ():
+            self._later(10.0, lambda rank=rank: self._end_worker(agent, rank, generation))  # type: ignore[misc]
+
+    def _end_worker(self, agent: Agent, rank: int, generation: int, status: int = 0) -> None:
+        if rank in agent.running and agent.generation == generation:
+            agent.running.remove(rank)
+            self._tell(agent, WorkerExited(agent.node, rank, status, self.now), self._delay(3.0))
+
+    def _stop(self, agent: Agent, *, leave: bool = False) -> None:
+        for rank in sorted(agent.running):
+            self._end_worker(agent, rank, agent.generation, -signal.SIGTERM)
+        self._tell(agent, Swept(agent.node, agent.generation, 0))
+        if leave:
+            self._end_link(agent, LinkFailure(Kind.LOST, clean=True))
+
+    def _reap(self, agent: Agent) -> None:
+        if agent.mute:
+            return
+        for other in self.agents[agent.node]:
+            other.running.clear()
+        agent.reaping = False
+        self._tell(agent, Reaped(agent.node, 1))
+
+    def _tell(self, agent: Agent, event: Event, delay_s: float = 0.0) -> None:
+        """What an agent reports comes in order, and not after its link's end."""
+        if not agent.mute:
+            agent.told_until = max(agent.told_until, self.now + delay_s)
+            self._later(agent.told_until - self.now, lambda: self._feed(event) if agent.linked else None)
+
+    def _end_link(self, agent: Agent, failure: LinkFailure, delay_s: float = 0.0) -> None:
+        def ended() -> None:
+            if agent.linked:
+                self._orphan(agent)
+                self._feed(LinkEnded(agent.node, failure))
+
+        if not agent.mute:
+            agent.told_until = max(agent.told_until, self.now + delay_s)
+            self._later(agent.told_until - self.now, ended)
+            agent.mute = True
+
+    def _cut(self, node: int) -> None:
+        agent = self._agent(node)
+        if agent:
+            self._orphan(agent)
+
+    def _orphan(self, agent: Agent) -> None:
+        """Nobody hears of its workers any more: they end a little after its lease and grace."""
+        agent.linked, agent.mute = False, True
+        self._later(self._delay(LEASE_S + STOP_S + SLACK_S), agent.running.clear)
+
+    # Faults: nothing happens where there is no agent
+
+    def suffer(self, fault: Fault) -> None:
+        """Have it happen, once its time has come."""
+        self.run(fault.wait_s)
+        agent = self._agent(fault.node % len(self.agents))
+        if agent and not agent.mute and not self.finished:
+            getattr(self, fault.kind)(agent, fault.number)
+
+    def fail(self, agent: Agent, status: int) -> None:
+        """A worker ends."""
+        self._end_worker(agent, next(iter(sorted(agent.running)), -1), agent.generation, status)
+
+    def end_clean(self, agent: Agent, away_s: int) -> None:
+        """An agent ends together with its workers, and its guardian says so."""
+        agent.running.clear()
+        self._away_until[agent.node] = self.now + away_s
+        self._end_link(agent, LinkFailure(Kind.LOST, clean=True), self._delay(NOTICED_S))
+
+    def vanish(self, agent: Agent, away_s: int) -> None:
+        """A node can't be reached any more: its workers live on until its lease ends."""
+        self._away_until[agent.node] = self.now + away_s
+        self._end_link(agent, LinkFailure(Kind.LOST), self._delay(NOTICED_S))
+
+    def leave(self, agent: Agent, signum: int) -> None:
+        """Somebody stops an agent."""
+        self._tell(agent, AgentLeaving(agent.node, 15))
+        self._later(self._delay(STOP_S), lambda: self._stop(agent, leave=True))
+
+    def usurp(self, agent: Agent, _: int) -> None:
+        """Somebody else listens on the rendezvous port."""
+        self._tell(agent, PortUsurped(agent.node, ()))
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        if not self.finished:
+            self._feed(Interrupted(signal.SIGINT))
+
+
+def check_step(before: State, actions: tuple[Action, ...], after: State, now: float) -> None:
+    """What holds for every step of every history."""
+    ending = before.phase in (Phase.STOPPING, Phase.DONE)
+    assert not (ending and any(isinstance(action, StartWorkers | Connect) for action in actions))
+    assert after.generation in (before.generation, before.generation + 1)
+    finishes = sum(isinstance(action, Finish) for action in actions)
+    assert finishes == (after.phase is Phase.DONE and before.phase is not Phase.DONE)
+    limit = after.spec.restarts
+    recent = [each for each in after.restarts if each.why is Why.FAILURE and now - each.at < limit.window_s]
+    assert len(recent) <= limit.most
+    corrected = before.phase is after.phase and before.cause is not None and after.cause != before.cause
+    if corrected and before.cause:
+        assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
+        assert after.cause.at < before.cause.at
+
+
+@st.composite
+def job_texts(draw: st.DrawFn) -> str:
+    """Elastic jobs and others."""
+    nodes, spares = draw(st.integers(1, 4)), draw(st.integers(0, 2))
+    fewest = draw(st.integers(1, nodes))
+    rejoin, window = draw(st.sampled_from(["5m", "20s", "0s"])), draw(st.sampled_from(["1h", "60s"]))
+    return f"""
+script: t.py
+backend: gloo
+gpus_per_node: 0
+procs_per_node: {PROCS}
+nodes: {[f"n{i}" for i in range(nodes)]}
+spares: {[f"s{i}" for i in range(spares)]}
+min_nodes: {fewest}
+timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}}}
+restarts: {{max: {draw(st.sampled_from([3, 3, 2, 1, 0]))}, window: {window}}}
+elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
+"""
+
+
+_waits = st.sampled_from([0.3, 0.0, 5.0, 20.0, 40.0, 400.0])
+_nodes = st.sampled_from([1, 0, 1, 2, 3, 4])
+_away = st.sampled_from([0, 0, 10, 100])
+_faults: st.SearchStrategy[Fault] = st.one_of(
+    st.builds(Fault, _waits, st.just("fail"), _nodes, st.sampled_from([7, -9, 0])),
+    st.builds(Fault, _waits, st.just("end_clean"), _nodes, _away),
+    st.builds(Fault, _waits, st.just("vanish"), _nodes, _away),
+    st.builds(Fault, _waits, st.just("leave"), _nodes),
+    st.builds(Fault, _waits, st.just("usurp"), st.just(0)),
+)
+_delays = st.lists(st.sampled_from([0.1, 0.0, 0.3, 2.0, 12.0, 45.0]), min_size=1, max_size=8)
+
+
+@given(
+    job_texts(),
+    _delays,
+    st.lists(_faults, min_size=1, max_size=12),
+    st.sampled_from([0, 0, 0, 1, 2, 3]),
+    st.lists(_faults, max_size=3),
+    st.sampled_from([True, True, True, False]),
+)
+@bounded(1000)
+def test_generations_never_overlap_and_every_job_ends(
+    text: str, delays: list[float], faults: list[Fault], signals: int, late: list[Fault], smooth: bool
+) -> None:
+    world = World(text, delays, smooth)
+    for fault in faults:
+        world.suffer(fault)
+    for _ in range(signals):
+        world.interrupt()
+    for fault in late:
+        world.suffer(fault)
+    world.calm_down()
+    world.run(SIGNALLED_END_S if signals else QUIET_END_S)
+    assert world.finished == 1, world.state
+    assert world.state.phase is Phase.DONE
