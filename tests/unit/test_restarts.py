@@ -385,6 +385,7 @@ def test_a_node_that_returned_is_not_used_before_it_is_reaped(clean: bool) -> No
     job.feed(Swept(0, 0, 0))
     job.go_on()
     assert job.state.members == (0,)
+    assert job.actions.count_of(FindRoute(1, MASTER)) == 1
 
 
 def test_a_node_that_is_reaped_while_it_has_workers_is_stopped_all_the_same() -> None:
