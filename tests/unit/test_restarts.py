@@ -296,7 +296,7 @@ def test_a_lost_node_whose_host_key_has_changed_is_not_tried_again() -> None:
     assert job.state.members == (0,)
     assert job.state.nodes[1].phase is NodePhase.LOST
     assert job.actions.count_of(Connect(1)) == 2
-    assert job.state.next_deadline == job.state.join_deadline
+    assert not job.feed(Ticked(), after=100.0).of(Connect)
 
 
 def test_new_nodes_that_make_the_plan_impossible_end_the_job() -> None:
