@@ -210,6 +210,9 @@ class Agent:
     def _on_hold(self, command: "Message") -> None:
         from distlaunch.agent.probes import ports  # needs socket (2 ms), and only one node holds
 
+        if self._hold and self._hold.answers(command["port"]):
+            self._outbox.report({"op": "held", "port": self._hold.port})  # asked again: the same answer
+            return
         if self._hold:
             self._hold.close()
         try:

@@ -120,7 +120,7 @@ def _scalar(loader: yaml.SafeLoader, node: yaml.Node, place: Place) -> Scalar:
 
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 MAX_NUMBER = 40
-"""Characters of a number; YAML's base 60 takes quadratic time, and Python refuses to print 4300 digits."""
+"""Characters of a number: YAML's base 60 takes quadratic time, and Python prints at most 4300 digits."""
 _SCALAR_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 
 

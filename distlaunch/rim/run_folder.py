@@ -80,7 +80,7 @@ class RunFolder:
 
 
 def _make_folders(path: str) -> None:
-    """`path` and what lacks above it, writable for the user alone: others could put links in place of runs."""
+    """`path` and what lacks above it; only the user may write there, or others could put links in it."""
     if not os.path.isdir(path):
         _make_folders(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):

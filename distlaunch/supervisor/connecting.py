@@ -100,7 +100,7 @@ def all_connected(state: State, now: float) -> Step:
     if len(found) < state.spec.fewest:
         return _too_few(state, now)
     missing = [i for i in range(len(state.spec.nodes)) if i not in found]
-    state, actions = prepare(_with_another_try(state, missing, now), found, now)
+    state, actions = prepare(_with_another_try(state, now), found, now)
     if not missing:
         return state, actions
     text = f"without {listed([state.label(i) for i in missing])}: starting on {len(found)} nodes"
@@ -114,11 +114,10 @@ def _too_few(state: State, now: float) -> Step:
     return end_job(state, Cause(text, Exit.UNREACHABLE, now, node=unusable[0]), now)
 
 
-def _with_another_try(state: State, missing: list[int], now: float) -> State:
-    """The job starts without these nodes: those that may come later are tried again."""
-    for index in missing:
-        failure = state.nodes[index].failure
-        if failure and failure.may_pass:
+def _with_another_try(state: State, now: float) -> State:
+    """The job starts without some nodes: those that may come later are tried again."""
+    for index, node in enumerate(state.nodes):
+        if node.phase is NodePhase.UNUSABLE and node.failure and node.failure.may_pass:
             state = state.with_node(
                 index, phase=NodePhase.RETRYING, retry_at=now + RECONNECT_MAX_S, lost=True, attempts=2
             )
@@ -134,6 +133,8 @@ def connects_due(state: State, now: float) -> Step:
             if node.phase is NodePhase.CONNECTING:
                 why = f"no agent after {state.spec.timeouts.connect_s:g} s"
                 actions += (GiveUp(i, why),)  # it reports its end, which says what was heard from it
+            elif node.failure and state.phase is not Phase.CONNECTING:
+                state = reconnect_later(state, i, now)
             elif node.failure:
                 state, said = _unusable(state, i, node.failure, now)
                 actions += said

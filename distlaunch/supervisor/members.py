@@ -20,8 +20,18 @@ def complete(state: State) -> bool:
 
 
 def may_come(state: State) -> bool:
-    """Whether a node that could take part is being connected for the first time, or first after its loss."""
-    return any(node.pending or _first_try(node) for node in state.nodes)
+    """Whether a node that could take part will be known to be usable, or not, within moments."""
+    return any(node.pending or _first_try(node) or _to_be_reaped(state, node) for node in state.nodes)
+
+
+def hope_is_left(state: State) -> bool:
+    """Whether any node may still come back."""
+    coming = (NodePhase.CONNECTING, NodePhase.RETRYING)
+    return any(node.phase in coming or _to_be_reaped(state, node) for node in state.nodes)
+
+
+def _to_be_reaped(state: State, node: NodeState) -> bool:
+    return node.lost and node.phase is NodePhase.UP and state.rejoin_by is not None
 
 
 def _first_try(node: NodeState) -> bool:

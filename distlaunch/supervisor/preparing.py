@@ -127,13 +127,20 @@ def _all_prepared(state: State, now: float) -> Step:
     return state, tuple(StartWorkers(index) for index in state.members)
 
 
+def _owes_an_answer(state: State, node: int) -> bool:
+    """The first node is asked for its route only when another has found its own."""
+    if node != state.members[0]:
+        return not state.nodes[node].ready
+    return state.port is None or (not state.nodes[node].ready and state.nodes[node].interface is not None)
+
+
 def prepare_overdue(state: State, now: float) -> Step:
     """A node that said hello does not answer any more."""
     slow = [state.label(i) for i in state.members if not state.nodes[i].ready] or [
         state.label(state.members[0])
     ]
     if state.generation:  # it worked before: lost, and the job may go on without it
-        late = [i for i in state.members if state.label(i) in slow]
+        late = [i for i in state.members if _owes_an_answer(state, i)]
         why = f"no answer in {state.spec.timeouts.connect_s:g} s"
         return state._replace(deadline=None), tuple(GiveUp(i, why) for i in late)
     text = f"no answer from {listed(slow)} while preparing"

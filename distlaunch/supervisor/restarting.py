@@ -4,7 +4,7 @@ from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
 from distlaunch.supervisor.ending import STOP_MARGIN_S, end_job
 from distlaunch.supervisor.events import PortUsurped
-from distlaunch.supervisor.members import choose_members, may_come
+from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
 from distlaunch.supervisor.preparing import holders_words, prepare
 from distlaunch.supervisor.state import (
     Cause,
@@ -37,12 +37,29 @@ def generation_failed(state: State, cause: Cause, now: float) -> Step:
     limit = state.spec.restarts
     if limit.most == 0:
         return end_job(state, cause, now)
-    recent = [r for r in state.restarts if r.why is Why.FAILURE and now - r.at < limit.window_s]
+    recent = _recent(state, Why.FAILURE, now)
     if len(recent) >= limit.most:
         times = "once" if limit.most == 1 else f"{limit.most} times"
         used_up = f"; restarted {times} in the last {span_words(limit.window_s)}, so not again"
         return end_job(state, cause._replace(text=cause.text + used_up), now)
     return _restart(state, Why.FAILURE, cause, f"restart {len(recent) + 1} of {limit.most}", now)
+
+
+def _recent(state: State, why: Why, now: float) -> list[Restart]:
+    """The restarts that count against a limit: those in its window."""
+    window_s = state.spec.restarts.window_s
+    return [restart for restart in state.restarts if restart.why is why and now - restart.at < window_s]
+
+
+def growth_failed(state: State, cause: Cause, now: float) -> Step:
+    """A node was lost while one was taken in: that counts, or a bad node could do so for ever."""
+    *earlier, last = state.restarts
+    if last.why is not Why.GROWTH:
+        return state, ()
+    state = state._replace(restarts=(*earlier, last._replace(why=Why.FAILURE, cause=cause)), cause=cause)
+    if len(_recent(state, Why.FAILURE, now)) > state.spec.restarts.most:
+        return end_job(state, cause, now)
+    return state, ()
 
 
 def grow(state: State, node: int, now: float) -> Step:
@@ -57,8 +74,7 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
         return state, ()
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
     cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
-    moves = sum(restart.why is Why.PORT for restart in state.restarts)
-    if state.spec.master_port is not None or moves >= MAX_PORT_MOVES:
+    if state.spec.master_port is not None or len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
         return end_job(state, cause, now)
     return _restart(state, Why.PORT, cause, "restarting with another", now)
 
@@ -110,7 +126,7 @@ def advance(state: State, now: float) -> Step:
         return state, ()  # its answer, or its time, is awaited
     if len(found) >= state.spec.fewest:
         return _next_generation(state, found, now)
-    if state.rejoin_by is None:
+    if state.rejoin_by is None or not hope_is_left(state):
         return _nobody_came(state, len(found), now)
     return state._replace(deadline=None), ()
 
@@ -141,10 +157,10 @@ def _next_generation(state: State, found: tuple[int, ...], now: float) -> Step:
 
 def _nobody_came(state: State, found: int, now: float) -> Step:
     assert state.cause is not None
-    text = (
-        f"{state.cause.text}; {found} of at least {state.spec.fewest} nodes after waiting "
-        f"{span_words(state.spec.timeouts.rejoin_s)} for others"
-    )
+    waited = "" if hope_is_left(state) else ", and no other can come"
+    if state.rejoin_by is None:
+        waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} for others"
+    text = f"{state.cause.text}; {found} of at least {state.spec.fewest} nodes are left{waited}"
     return end_job(state, state.cause._replace(text=text), now)
 
 

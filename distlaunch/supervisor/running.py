@@ -12,7 +12,7 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.restarting import advance, generation_failed, lose_node
+from distlaunch.supervisor.restarting import advance, generation_failed, growth_failed, lose_node
 from distlaunch.supervisor.state import (
     Cause,
     Phase,
@@ -96,17 +96,31 @@ def node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step
     leaving = state.nodes[node].leaving
     state = lose_node(state, node, failure, now)
     if state.phase is Phase.STOPPING:
-        said = Notice("warning", f"{state.label(node)}: the agent ended before it confirmed its clean-up")
+        unsure = Notice("warning", f"{state.label(node)}: the agent ended before it confirmed its clean-up")
         state, actions = all_closed(with_time_to_drain(state, now), now)
-        return state, (said, *actions)
+        return state, (unsure, *actions)
     last = failure.words.splitlines()[-1:] or ["its agent ended"]
-    text = f"{state.label(node)} was lost: {last[0]}"
+    text = f"{state.label(node)} was lost: {last[0].rstrip('.')}"
+    cause = Cause(text, Exit.NODE_LOST, now, node=node)
+    fenced = _fence_words(state, node, now)
     if state.phase is Phase.CONNECTING:
-        return end_job(state, Cause(text, Exit.NODE_LOST, now, node=node), now)
+        return end_job(state, cause, now)
     if state.phase is not Phase.RESTARTING and node in state.members:
-        return generation_failed(state, Cause(text, Exit.NODE_LOST, now, node=node), now)
+        state, actions = generation_failed(state, cause, now)
+        return state, (*actions, *fenced)
+    said: tuple[Notice, ...] = () if leaving else (Notice("warning", text),)
+    state, failed = growth_failed(state, cause, now) if state.phase is Phase.RESTARTING else (state, ())
     state, actions = advance(state, now)
-    return (state, actions) if leaving else (state, (Notice("warning", text), *actions))
+    return state, (*said, *failed, *fenced, *actions)
+
+
+def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
+    fence_at = state.nodes[node].fence_at
+    if fence_at is None or state.spec.restarts.most == 0:
+        return ()
+    left = f"in {fence_at - now:.0f} s, or when it returns"
+    text = f"{state.label(node)}: nothing starts before its ranks have surely ended: {left}"
+    return (Notice("info", text),)
 
 
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:

@@ -308,7 +308,8 @@ def check_step(before: State, actions: tuple[Action, ...], after: State, now: fl
     recent = [each for each in after.restarts if each.why is Why.FAILURE and now - each.at < limit.window_s]
     assert len(recent) <= limit.most
     corrected = before.phase is after.phase and before.cause is not None and after.cause != before.cause
-    if corrected and before.cause:
+    grew = bool(before.restarts) and before.restarts[-1].why is Why.GROWTH  # a loss meanwhile is its cause
+    if corrected and before.cause and not grew:
         assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
         assert after.cause.at < before.cause.at
 

@@ -344,7 +344,10 @@ def test_a_node_that_returns_and_is_reaped_has_no_fence_any_more() -> None:
     job = Job().started()
     lost_at = job.now
     job.silent.add(1)
-    assert texts(job.feed(gone(1))) == ["b was lost: Connection reset by peer; restart 1 of 3"]
+    assert texts(job.feed(gone(1))) == [
+        "b was lost: Connection reset by peer; restart 1 of 3",
+        "b: nothing starts before its ranks have surely ended: in 45 s, or when it returns",
+    ]
     job.feed(Swept(0, 0, 0))
     assert job.tick() == [Connect(1)]
     assert job.feed(up(1)) == [Reap(1)]
@@ -609,7 +612,7 @@ def test_too_few_nodes_are_waited_for_and_not_for_ever() -> None:
     assert job.now == lost_at + REJOIN_S
     assert job.blamed == (Exit.NODE_LOST, None, 1)
     assert texts(job.actions, "error") == [
-        "b was lost: Connection reset by peer; 1 of at least 2 nodes after waiting 5 min for others"
+        "b was lost: Connection reset by peer; 1 of at least 2 nodes are left after waiting 5 min for others"
     ]
     assert job.state.phase is Phase.DONE
 

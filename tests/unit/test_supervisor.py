@@ -313,7 +313,7 @@ def test_a_link_that_ends_before_all_are_connected_ends_the_job() -> None:
     job = History()
     job.feed(up(0))
     said = job.feed(lost(0, "Timeout, server a not responding."))
-    assert texts(said, "error") == ["a was lost: Timeout, server a not responding."]
+    assert texts(said, "error") == ["a was lost: Timeout, server a not responding"]
     assert wanted(said) == [Drop(1), Finish()]
     assert job.blamed == (Exit.NODE_LOST, None, 0)
 

@@ -25,10 +25,16 @@ class Hold:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._released = False
         self.port: int = sock.getsockname()[1]
+
+    def answers(self, port: "Optional[int]") -> bool:
+        """Whether it is what a request for `port` wants: not given to workers yet, and that port, or any."""
+        return not self._released and port in (None, self.port)
 
     def release(self) -> None:
         """Let a socket with SO_REUSEADDR listen here; others still can't have the port."""
+        self._released = True
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def close(self) -> None:
