@@ -42,7 +42,7 @@ def _joined_the_pool(state: State, node: int, now: float) -> Step:
         return all_connected(state, now)
     if state.phase is Phase.RESTARTING:
         return advance(state, now)
-    if state.phase is not Phase.RUNNING or complete(state) or node in state.members:
+    if state.phase not in (Phase.PREPARING, Phase.RUNNING) or complete(state) or node in state.members:
         return state, ()
     if state.spec.grow == "now":
         return grow(state, node, now)
