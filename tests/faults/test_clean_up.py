@@ -1,0 +1,151 @@
+"""Faults in mid-clean-up, and a disk that stalls: ranks end in time and are told to, whatever else hangs."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Site, find, parent_of
+from tests.faults.conftest import Figures, Pace
+from tests.faults.generations import STUBBORN, here, pids, starts, there
+from tests.harness import PATIENCE_S, kill, running, wait_gone
+
+AGENT_DIED = 70
+"""A guardian's exit status: the agent was killed, and all is swept."""
+
+
+@pytest.mark.fault(
+    62, "scancel: SIGTERM to the command's process group, SIGKILL after KillWait", promise="3, 7"
+)
+@pytest.mark.parametrize("patient", [True, False], ids=["KillWait is enough", "KillWait is too short"])
+def test_scancel(tmp_path: Path, pace: Pace, figures: Figures, patient: bool) -> None:
+    """No Slurm transport is there yet: these are the signals that slurmstepd sends, in its order.
+
+    Its SIGKILL to the whole step would hit workers too, which only makes it easier for us.
+    """
+    kill_wait_s = pace.stop_s + 2.0
+    job = here(tmp_path, STUBBORN, nodes=2, procs_per_node=2, timeouts=pace.keys)
+    with running(job, process_group=0) as run:
+        started = starts(run, 0, 4)
+        began = time.monotonic()
+        os.killpg(run.process.pid, signal.SIGTERM)
+        run.wait_for("stopped by SIGTERM")
+        if not patient:
+            os.killpg(run.process.pid, signal.SIGKILL)
+        wait_gone(pids(started), PATIENCE_S)
+        what = "all ranks gone" if patient else "all ranks gone, the command killed meanwhile"
+        figures(what, time.monotonic() - began, at_most=kill_wait_s)
+        assert run.wait() == (128 + signal.SIGTERM if patient else -signal.SIGKILL)
+        assert run.holders() == []
+
+
+NOTING_SSH = """#!/bin/sh
+{ssh} "$@"
+status=$?
+case " $* " in
+*" -G "*) ;;
+*" host2 "*) echo $status > {note} ;;
+esac
+exit $status
+"""
+"""An ssh that tells us, as srun would be told, how what it ran on host2 has ended."""
+
+
+@pytest.mark.fault(63, "srun -K: an agent is killed in mid-clean-up", promise="2, 4")
+def test_an_agent_killed_in_mid_clean_up(site: Site, pace: Pace, figures: Figures) -> None:
+    note = site.folder / "status"
+    os.mkfifo(note)
+    (site.folder / "ssh").write_text(NOTING_SSH.format(ssh=find("ssh"), note=note))
+    (site.folder / "ssh").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{site.folder}:{os.environ['PATH']}"}
+    worker = f"if RANK == '1': daemon()\n{STUBBORN}"
+    job = there(site, ["host1", "host2"], worker, pace, timeouts={"stop": "30s"})
+    with running(job, env=environment) as run, note.open("r+b", buffering=0) as noted:
+        started = starts(run, 0, 3)
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for("stopped by SIGINT")
+        agent = parent_of(started[1].pid)
+        began = time.monotonic()
+        for pid, signum in (
+            (parent_of(agent), signal.SIGTERM),
+            (agent, signal.SIGTERM),
+            (agent, signal.SIGKILL),
+        ):
+            kill(pid, signum)
+        assert select.select([noted], [], [], PATIENCE_S)[0], "the guardian has not ended"
+        assert int(noted.readline()) == AGENT_DIED
+        wait_gone([started[1].pid, started[101].pid], 0.0)  # said only when nothing is left
+        figures("swept, and said so", time.monotonic() - began, at_most=2.0)
+        run.process.send_signal(signal.SIGINT)  # kills on the other host too
+        assert run.wait() == 130
+        assert "host2: the agent ended before it confirmed its clean-up" in run.stderr
+        assert run.holders() == []
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """An ext4 of its own, mounted; skips where no loop device can be had."""
+    missing = [name for name in ("mkfs.ext4", "fsfreeze", "mount") if find(name) is None]
+    if missing or os.geteuid():
+        pytest.skip(f"missing: {', '.join(missing) or 'root'}")
+    image, mounted = folder / "image", folder / "disk"
+    mounted.mkdir()
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    subprocess.run([str(find("mkfs.ext4")), "-q", str(image)], check=True)
+    tried = subprocess.run(
+        ["mount", "-o", "loop", str(image), str(mounted)], capture_output=True, check=False
+    )
+    if tried.returncode:
+        pytest.skip(f"no loop device can be had: {tried.stderr.decode().strip()}")
+    try:
+        yield mounted
+    finally:
+        subprocess.run(["umount", str(mounted)], check=True)
+
+
+@contextlib.contextmanager
+def frozen(mounted: Path) -> Iterator[None]:
+    """Whoever writes to this disk waits; it thaws at the end of the block, and also if we are killed."""
+    script = 'fsfreeze -f "$0" && echo frozen && read _; fsfreeze -u "$0"'
+    argv = ["/bin/sh", "-c", script, str(mounted)]
+    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    freezer = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    try:
+        assert freezer.stdout is not None
+        assert freezer.stdout.readline() == b"frozen\n"
+        yield
+    finally:
+        freezer.communicate(timeout=PATIENCE_S)
+
+
+CHATTY = """
+ready()
+while True:
+    print("still here", flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.fault(33, "the log folder's disk stalls", promise="1, 10")
+def test_a_stalled_disk(tmp_path: Path, figures: Figures) -> None:
+    with small_disk(tmp_path) as disk:
+        job = here(tmp_path, CHATTY, nodes=2, logs={"dir": str(disk)})
+        with running(job) as run:
+            started = starts(run, 0, 2)
+            with frozen(disk):
+                run.wait_for("still here", times=run.stdout.count("still here") + 200, within_s=20.0)
+                began = time.monotonic()
+                kill(started[0].pid)
+                run.wait_for("rank 0 (node0) failed first", within_s=20.0)
+                figures("told", time.monotonic() - began, at_most=1.0)
+                wait_gone(pids(started), PATIENCE_S)
+                figures("all ranks gone", time.monotonic() - began, at_most=2.0)
+            assert run.wait() == 128 + signal.SIGKILL
+            assert "Traceback" not in run.stderr

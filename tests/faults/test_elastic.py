@@ -1,0 +1,179 @@
+"""What an elastic job makes of faults, and what watching tells: how soon, and in which words."""
+
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Site, parent_of
+from tests.faults.conftest import Figures, Pace
+from tests.faults.generations import NOISE_S, SLEEPER, closed, fell, here, starts, there
+from tests.harness import Run, kill, running, wait_gone
+
+THERE = ["host1", "host2", "host3"]
+PROMISED_MS = 50.0
+"""From a worker's death to the next generation's exec, where the others end at SIGTERM."""
+SHELL = ["/bin/sh", "-c", "echo ready $RANK $$ of generation $TORCHELASTIC_RESTART_COUNT; exec sleep 1000"]
+"""A worker that ends at SIGTERM, and whose start costs next to nothing."""
+EXIT_TIMEOUT = 124
+
+
+def restart_in_place(run: Run, figures: Figures) -> None:
+    """Kill a worker; all start again, soon, on the nodes where they were."""
+    run.wait_for(" of generation 0\n", 3)
+    pids = run.worker_pids()
+    agents = {rank: parent_of(pid) for rank, pid in pids.items()}
+    killed_at = time.time()
+    kill(pids[1])
+    run.wait_for(" of generation 1\n", 3)
+    assert {rank: parent_of(pid) for rank, pid in run.worker_pids().items()} == agents, "other agents"
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130
+    started_at = [event["time"] for event in run.events("WorkerStarted")]
+    assert len(started_at) == 6
+    took_ms = 1000 * (max(started_at) - killed_at)
+    # Generous: the promise is for a machine that does nothing else.
+    figures("until the last exec of the next generation", took_ms, at_most=10 * PROMISED_MS, unit="ms")
+    assert run.holders() == []
+
+
+@pytest.mark.fault(74, "a worker is killed, restart in place, three nodes here", promise="6")
+def test_restart_in_place_here(tmp_path: Path, figures: Figures) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(f"nodes: 3\ngpus_per_node: 0\nrestarts: {{max: 1}}\ncommand: {SHELL!r}\n")
+    with running(job) as run:
+        restart_in_place(run, figures)
+
+
+@pytest.mark.fault(74, "a worker is killed, restart in place, three hosts over ssh", promise="6")
+def test_restart_in_place_there(site: Site, figures: Figures) -> None:
+    with running(site.job(THERE, command=SHELL, restarts={"max": 1})) as run:
+        restart_in_place(run, figures)
+
+
+MEETS = """
+ready()
+print("the master is", os.environ["MASTER_ADDR"], "on", os.uname().nodename, flush=True)
+wait()
+"""
+
+
+@pytest.mark.fault(75, "the first host falls, a spare is there", promise="6")
+def test_a_spare_stands_in(site: Site, pace: Pace, figures: Figures) -> None:
+    before = site.processes()
+    job = there(site, THERE[:2], MEETS, pace, spares=THERE[2:])
+    with running(job) as run:
+        started = starts(run, 0, 2)
+        with closed(site.bed, "host1"):
+            began = time.monotonic()
+            fell(site.bed, "host1", before)
+            figures("told", _until(run, "host1 was lost", began), at_most=1.0)
+            wait_gone([started[0].pid], 2.0)
+            again = starts(run, 1, 2)
+            limit_s = pace.fence_s + 5.0  # it can't say any more that it is empty
+            figures("goes on with the spare", time.monotonic() - began, at_most=limit_s)
+            run.wait_for("the master is", times=4)
+        assert [start.beside for start in again.values()] == [0, 0]
+        assert "going on with 2 of 2 nodes: host2, host3" in run.stderr
+        first, second = (site.bed.hosts[name].address for name in THERE[:2])
+        masters = re.findall(r"the master is (\S+)", run.stdout)
+        assert masters == [first, first, second, second]
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert run.holders() == []
+
+
+def _until(run: Run, text: str, began: float) -> float:
+    run.wait_for(text)
+    return time.monotonic() - began
+
+
+@pytest.mark.fault(76, "a lost node returns, with grow: now", promise="6")
+def test_a_returned_node_is_taken_in(site: Site, pace: Pace, figures: Figures) -> None:
+    keys = {"min_nodes": 1, "elastic": {"grow": "now"}, "restarts": {"max": 1}}
+    with running(there(site, THERE[:2], SLEEPER, pace, **keys)) as run:
+        started = starts(run, 0, 2)
+        with closed(site.bed, "host2"):
+            began = time.monotonic()
+            kill(parent_of(started[1].pid))
+            starts(run, 1, 1)
+            figures("goes on without it", time.monotonic() - began, at_most=pace.stop_s + 2.0)
+            assert "going on with 1 of 2 nodes: host1" in run.stderr
+        began = time.monotonic()
+        run.wait_for("host2 is back; restarting to take it in")
+        told_at = time.monotonic()
+        again = starts(run, 2, 2)
+        figures("back after", told_at - began)
+        figures("then taken in", time.monotonic() - told_at, at_most=2.0)
+        assert [start.beside for start in again.values()] == [0, 0]
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert run.holders() == []
+
+
+JOINS_ALONE = """
+ready()
+if RANK == "0":
+    store = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+    joined = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+wait()
+"""
+JOIN_S = 7.0
+"""Longer than agents let ranks be before they look what those do."""
+
+
+@pytest.mark.fault(77, "a rank does not join the rendezvous", promise="8")
+def test_the_missing_rank_is_named(tmp_path: Path, figures: Figures) -> None:
+    with running(here(tmp_path, JOINS_ALONE, nodes=2, timeouts={"join": f"{JOIN_S:g}s"})) as run:
+        started = starts(run, 0, 2)
+        began = time.monotonic()
+        assert run.wait() == EXIT_TIMEOUT
+        figures("given up", time.monotonic() - began, at_most=JOIN_S + NOISE_S)
+        missing = f"rank 1 (node1, pid {started[1].pid}: has not imported torch yet)"
+        assert f"1/2 ranks joined; waiting for {missing}; 7 s are over" in run.stderr
+        assert run.holders() == []
+
+
+STANDS = """
+def wait_for_nobody():
+    wait()
+
+
+ready()
+if GENERATION == "1":
+    sys.exit()
+if RANK == "1":
+    wait_for_nobody()
+while True:
+    print("at work", flush=True)
+    time.sleep(0.1)
+"""
+PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent))
+STALL_S = 2.0
+SETTLE_S, DUMP_S = 2.0, 5.0
+"""So long a stall is let spread; so long stacks may take."""
+
+
+@pytest.mark.skipif(PY_SPY is None, reason="py-spy is missing")
+@pytest.mark.fault(78, "a rank stands still, with on_stall: restart", promise="8")
+def test_the_standing_rank_is_named_and_ended(tmp_path: Path, figures: Figures) -> None:
+    keys = {"timeouts": {"stall": f"{STALL_S:g}s"}, "on_stall": "restart", "restarts": {"max": 1}}
+    with running(here(tmp_path, STANDS, nodes=2, **keys)) as run:
+        pid = starts(run, 0, 2)[1].pid
+        began = time.monotonic()
+        run.wait_for("standing: ")
+        told_s = STALL_S * 1.25 + SETTLE_S
+        figures("told", time.monotonic() - began, at_most=told_s + NOISE_S)
+        run.wait_for("rank 1 stands in: ")
+        figures("its stack told", time.monotonic() - began, at_most=told_s + DUMP_S)
+        assert run.wait() == 0, run.stderr
+        words = f"rank 1 (node1, pid {pid}): no output, no CPU and no GPU use for 2 s; rank 0 runs"
+        assert f"standing: {words}" in run.stderr
+        assert re.search(r"stands in: wait \(worker.py:\d+\) < wait_for_nobody \(worker.py:\d+\)", run.stderr)
+        assert "stalled: rank 1 (node1) stood for 2 s; restart 1 of 1" in run.stderr
+        assert "finished" in run.stderr
+        assert "wait_for_nobody" in (run.run_folder() / "rank1.stack").read_text()

@@ -1,0 +1,109 @@
+"""Faults of agents and of the controller: one is stopped, or falls silent, and the other acts alone."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Site, parent_of
+from tests.faults.conftest import Figures, Pace
+from tests.faults.generations import (
+    NODE_LOST,
+    NOISE_S,
+    SLEEPER,
+    STUBBORN,
+    here,
+    kill_agent_and_guardian,
+    open_gate,
+    pids,
+    starts,
+    there,
+)
+from tests.harness import PATIENCE_S, kill, running, wait_gone
+
+HEARTBEATS = 6
+"""In each lease."""
+WITH_DAEMON = f"if RANK == '1': daemon()\n{SLEEPER}"
+LEFT = "1 process of an earlier run, whose agent is dead, had been left; killed"
+
+
+@pytest.mark.fault(22, "agent and guardian are killed at once, then another run starts", promise="12")
+def test_the_next_start_reaps(tmp_path: Path, figures: Figures) -> None:
+    (tmp_path / "next").mkdir()
+    with running(here(tmp_path, WITH_DAEMON, nodes=2)) as run:
+        started = starts(run, 0, 3)
+        daemon = started.pop(101).pid
+        kill_agent_and_guardian(started[1].pid)
+        figures("all ranks gone", wait_gone(pids(started), PATIENCE_S), at_most=4.0)
+        assert run.wait() == NODE_LOST
+        assert run.holders() == [daemon]
+        with running(here(tmp_path / "next", "")) as following:
+            figures("from the next start, the daemon gone", wait_gone([daemon], PATIENCE_S), at_most=5.0)
+            assert following.wait() == 0
+            assert LEFT in following.stderr
+
+
+@pytest.mark.fault(22, "agent and guardian are killed at once, and the job starts again", promise="6, 12")
+def test_a_restart_reaps(tmp_path: Path, pace: Pace, figures: Figures) -> None:
+    job = here(tmp_path, WITH_DAEMON, nodes=2, restarts={"max": 1}, timeouts=pace.keys)
+    with running(job) as run:
+        started = starts(run, 0, 3)
+        began = time.monotonic()
+        kill_agent_and_guardian(started[1].pid)
+        again = starts(run, 1, 3)
+        figures("the next generation runs", time.monotonic() - began, at_most=5.0)
+        wait_gone(pids(started), 0.0)
+        figures("processes of the old one that it saw", sum(s.beside for s in again.values()), 0, unit="")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert run.holders() == []
+
+
+@pytest.mark.fault(23, "an agent is stopped by SIGSTOP", promise="5")
+def test_a_stopped_agent(site: Site, pace: Pace, figures: Figures) -> None:
+    with running(there(site, ["host1", "host2"], STUBBORN, pace)) as run:
+        started = starts(run, 0, 2)
+        began = time.monotonic()
+        agent = parent_of(started[1].pid)
+        kill(agent, signal.SIGSTOP)
+        run.wait_for("host2 was lost: nothing heard from it")
+        silent_s = pace.lease_s * (1 + 1 / HEARTBEATS)
+        figures("told to be lost", time.monotonic() - began, at_most=silent_s + NOISE_S)
+        # Its guardian wakes it. Another generation would wait as long for that as a fence stands.
+        figures("then its ranks gone", wait_gone([started[1].pid, agent], PATIENCE_S), at_most=pace.fence_s)
+        wait_gone([started[0].pid], 0.0)
+        assert run.wait() == NODE_LOST
+        assert "Traceback" not in run.stderr
+        assert run.holders() == []
+
+
+@pytest.mark.fault(25, "the controller is stopped by SIGSTOP", promise="5")
+def test_a_stopped_controller(site: Site, pace: Pace, figures: Figures) -> None:
+    before = site.processes()
+    with running(there(site, ["host1", "host2", "host3"], STUBBORN, pace)) as run:
+        started = starts(run, 0, 3)
+        agents = [parent_of(pid) for pid in pids(started)]
+        kill(run.process.pid, signal.SIGSTOP)
+        took_s = wait_gone([*pids(started), *agents], PATIENCE_S)
+        figures("agents have stopped their ranks", took_s, at_most=pace.lease_s + pace.stop_s + NOISE_S)
+        assert run.holders() == []
+        kill(run.process.pid, signal.SIGCONT)
+        assert run.wait() == NODE_LOST
+        assert "Traceback" not in run.stderr
+        site.assert_gone(before)
+
+
+@pytest.mark.fault(26, "Ctrl-Z: SIGTSTP to the controller", promise="7")
+def test_a_controller_can_not_be_suspended(tmp_path: Path, figures: Figures) -> None:
+    os.mkfifo(tmp_path / "go")
+    with running(here(tmp_path, "ready()\nopen('go').read()\nprint('went on')")) as run:
+        starts(run, 0, 1)
+        began = time.monotonic()
+        kill(run.process.pid, signal.SIGTSTP)
+        run.wait_for("can't be suspended", within_s=10.0)
+        figures("said so", time.monotonic() - began, at_most=1.0)
+        open_gate(tmp_path / "go")
+        assert run.wait() == 0
+        assert "went on" in run.stdout

@@ -1,0 +1,123 @@
+"""Partitions: a node that can't be reached ends its own ranks, and no other takes their place before that."""
+
+import signal
+import time
+
+import pytest
+
+from tests.cluster.hosts import Site, why_not
+from tests.faults.conftest import Figures, Pace
+from tests.faults.generations import (
+    NODE_LOST,
+    NOISE_S,
+    STUBBORN,
+    lost_within_s,
+    pids,
+    rule,
+    starts,
+    there,
+)
+from tests.harness import PATIENCE_S, kill, running, wait_gone
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+HOSTS = ["host1", "host2", "host3"]
+
+
+@pytest.mark.fault(46, "blackhole: a node's packets are dropped", promise="5")
+def test_blackhole(site: Site, pace: Pace, figures: Figures) -> None:
+    with running(there(site, HOSTS, STUBBORN, pace)) as run:
+        started = starts(run, 0, 3)
+        site.cut("host2")
+        began = time.monotonic()
+        run.wait_for("host2 was lost")
+        figures("told to be lost", time.monotonic() - began, at_most=lost_within_s(pace))
+        others = [started[0].pid, started[2].pid]
+        figures("then the others gone", wait_gone(others, PATIENCE_S), at_most=pace.stop_s + 2.0)
+        wait_gone([started[1].pid], PATIENCE_S)
+        limit_s = pace.lease_s + pace.stop_s + NOISE_S
+        figures("its own ranks gone", time.monotonic() - began, at_most=limit_s)
+        assert run.wait() == NODE_LOST
+        assert "Traceback" not in run.stderr
+        assert run.holders() == []
+
+
+@pytest.mark.fault(47, "one-way drop: one node receives nothing, another's packets get lost", promise="5")
+def test_one_way(site: Site, pace: Pace, figures: Figures) -> None:
+    with running(there(site, HOSTS, STUBBORN, pace)) as run:
+        started = starts(run, 0, 3)
+        # Loopback is not cut: it is the network that is one-way.
+        deaf = rule(site.bed, "host2", "INPUT", "!", "-i", "lo", "-j", "DROP")
+        dumb = rule(site.bed, "host3", "OUTPUT", "!", "-o", "lo", "-j", "DROP")
+        with deaf, dumb:
+            began = time.monotonic()
+            run.wait_for(" was lost")
+            figures("the first told to be lost", time.monotonic() - began, at_most=lost_within_s(pace))
+            wait_gone(pids(started), PATIENCE_S)
+            # A node that still hears us counts from our last word, said before we gave it up.
+            limit_s = lost_within_s(pace) + pace.lease_s + pace.stop_s
+            figures("all ranks gone", time.monotonic() - began, at_most=limit_s)
+            assert run.wait() == NODE_LOST
+        assert "Traceback" not in run.stderr
+        assert run.holders() == []
+
+
+COUNTS = """
+ready()
+counted = 0
+while not os.path.exists("enough"):
+    print("still", counted, flush=True)
+    counted += 1
+    time.sleep(0.02)
+print("in all", counted)
+"""
+
+
+@pytest.mark.fault(48, "a blip: a third of the lease long, 10 s by default", promise="5")
+def test_blip(site: Site, pace: Pace, figures: Figures) -> None:
+    with running(there(site, HOSTS[:2], COUNTS, pace)) as run:
+        starts(run, 0, 2)
+        site.cut("host2")
+        blip_s = pace.lease_s / 3
+        time.sleep(blip_s)  # the fault itself
+        run.wait_for("host1:0] still", times=int(blip_s * 25))
+        heard = run.stdout.count("host2:1] still")
+        assert heard < blip_s * 25, "it was not cut off"
+        began = time.monotonic()
+        site.bed.call("heal", "host2")
+        run.wait_for("host2:1] still", times=heard + int(blip_s * 25))
+        figures("heard again after", time.monotonic() - began, at_most=pace.lease_s)
+        (site.folder / "enough").touch()
+        assert run.wait() == 0, run.stderr
+        alarms = [event["text"] for event in run.events("Notice") if event["level"] != "info"]
+        figures("alarms", len(alarms), at_most=0, unit="")
+        *counts, last = (run.run_folder() / "rank1.out").read_text().splitlines()[1:]
+        assert counts == [f"still {i}" for i in range(len(counts))]
+        assert last == f"in all {len(counts)}"
+
+
+@pytest.mark.fault(51, "a partition during a restart", promise="6")
+def test_a_partition_during_a_restart(site: Site, pace: Pace, figures: Figures) -> None:
+    job = there(site, HOSTS[:2], STUBBORN, pace, spares=HOSTS[2:], restarts={"max": 1})
+    with running(job) as run:
+        started = starts(run, 0, 2)
+        site.cut("host2")
+        kill(started[0].pid)
+        began = time.monotonic()
+        run.wait_for("restart 1 of 1")
+        wait_gone([started[1].pid], PATIENCE_S)
+        gone_at = time.time()
+        limit_s = pace.lease_s + pace.stop_s + NOISE_S
+        figures("old ranks on the cut host gone", time.monotonic() - began, at_most=limit_s)
+        limit_s = lost_within_s(pace) + pace.fence_s
+        again = starts(run, 1, 2, within_s=limit_s + PATIENCE_S)
+        figures("the new generation runs", time.monotonic() - began, at_most=limit_s + NOISE_S)
+        figures("processes of the old one that it saw", sum(s.beside for s in again.values()), 0, unit="")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert "going on with 2 of 2 nodes: host1, host3" in run.stderr
+        new_at = min(event["time"] for event in run.events("WorkerStarted")[2:])
+        figures("new start after the last old end", new_at - gone_at)
+        assert new_at > gone_at
+        assert run.holders() == []

@@ -1,0 +1,90 @@
+"""Faults that restarts answer, and where their number and their patience end."""
+
+import os
+import re
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Site, parent_of
+from tests.faults.conftest import Figures, Pace
+from tests.faults.generations import NODE_LOST, SLEEPER, closed, here, open_gate, starts, there
+from tests.harness import distlaunch, kill, running
+
+REJOIN_S = 3.0
+
+
+@pytest.mark.fault(59, "a crash loop", promise="9")
+def test_a_crash_loop(tmp_path: Path, figures: Figures) -> None:
+    job = here(tmp_path, "ready()\nsys.exit(3)", restarts={"max": 3, "backoff": "10ms"})
+    with running(job) as run:
+        assert run.wait() == 3
+        generations = run.stdout.count(" of generation ")
+        figures("generations, with three restarts", generations, at_most=4, unit="")
+        assert generations == 4
+        assert "rank 0 (node0) failed first: exit status 3; restarted 3 times" in run.stderr
+        assert run.holders() == []
+
+
+@pytest.mark.fault(59, "a mistake in the job, with restarts", promise="9")
+def test_a_mistake_is_not_tried_again(tmp_path: Path, figures: Figures) -> None:
+    (tmp_path / "job.yaml").write_text("command: [./missing]\ngpus_per_node: 0\nrestarts: {max: 3}\n")
+    done = distlaunch("run", str(tmp_path / "job.yaml"))
+    figures("restarts", done.stderr.count("restart "), at_most=0, unit="")
+    assert done.returncode == 127
+    assert done.stderr.count("could not be started") >= 1
+
+
+STORE = """
+import torch.distributed as dist
+os.write(1, f"port {os.environ['MASTER_PORT']} of generation {GENERATION}\\n".encode())
+open("go").read()
+dist.init_process_group("gloo")
+os.write(1, b"joined\\n")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.fault(60, "the rendezvous port is stolen between hold and listen", promise="9")
+def test_a_stolen_port(tmp_path: Path, figures: Figures) -> None:
+    os.mkfifo(tmp_path / "go")
+    with running(here(tmp_path, STORE)) as run:
+        run.wait_for(" of generation 0\n")
+        port = _ports(run.stdout)[0]
+        with socket.create_server(("", port)):  # sets SO_REUSEADDR, and listens at once
+            began = time.monotonic()
+            open_gate(tmp_path / "go")
+            run.wait_for(f"port {port} on node0 was taken by ")
+            figures("noticed", time.monotonic() - began, at_most=10.0)
+            run.wait_for(" of generation 0\n", times=2)
+            open_gate(tmp_path / "go")
+            assert run.wait() == 0, run.stderr
+        first, second = _ports(run.stdout)  # and both are the generation of no restart: it is not counted
+        assert first != second
+        assert "joined" in run.stdout
+        assert "failed first" not in run.stderr
+
+
+def _ports(text: str) -> list[int]:
+    return [int(port) for port in re.findall(r"port (\d+) of generation", text)]
+
+
+@pytest.mark.fault(61, "a node is lost, no spare is there, and it does not return", promise="8")
+def test_no_spare(site: Site, pace: Pace, figures: Figures) -> None:
+    timeouts = {"rejoin": f"{REJOIN_S:g}s"}
+    job = there(site, ["host1", "host2"], SLEEPER, pace, restarts={"max": 1}, timeouts=timeouts)
+    with running(job) as run:
+        started = starts(run, 0, 2)
+        with closed(site.bed, "host2"):
+            began = time.monotonic()
+            kill(parent_of(started[1].pid))  # its guardian says that the node is clean: no fence
+            assert run.wait() == NODE_LOST
+            took_s = time.monotonic() - began
+        figures("gave up", took_s, at_most=REJOIN_S + pace.stop_s + 2.0)
+        assert took_s >= REJOIN_S
+        assert "host2 was lost: its agent ended;" in run.stderr
+        assert "1 of at least 2 nodes after waiting 3 s for others" in run.stderr
+        assert run.stdout.count(" of generation ") == 2
+        assert run.holders() == []
