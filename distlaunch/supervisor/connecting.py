@@ -50,9 +50,9 @@ def _joined_the_pool(state: State, node: int, now: float) -> Step:
 
 
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
-    """A run before this one had left something there."""
+    """Something had been left there by an agent that was killed with its guardian."""
     count = f"{event.processes} process{'es' if event.processes != 1 else ''}"
-    text = f"{state.label(event.node)}: {count} of an earlier run, whose agent is dead, had been left; killed"
+    text = f"{state.label(event.node)}: {count} had been left by an agent that is dead: killed"
     return state, (Notice("warning", text),)
 
 

@@ -85,6 +85,6 @@ def test_no_spare(site: Site, pace: Pace, figures: Figures) -> None:
         figures("gave up", took_s, at_most=REJOIN_S + pace.stop_s + 2.0)
         assert took_s >= REJOIN_S
         assert "host2 was lost: its agent ended;" in run.stderr
-        assert "1 of at least 2 nodes after waiting 3 s for others" in run.stderr
+        assert "1 of at least 2 nodes are left after waiting 3 s for others" in run.stderr
         assert run.stdout.count(" of generation ") == 2
         assert run.holders() == []
