@@ -195,7 +195,7 @@ def _worker(
         node_rank=node.node_rank,
     )
     shared = contract.shared_environment(meeting, plan.world_size, len(plan.nodes))
-    own = contract.own_environment(position)
+    own = contract.own_environment(position, plan.spec.one_device)
     return WorkerPlan(
         rank=position.rank,
         local_rank=local_rank,
@@ -215,7 +215,9 @@ def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
 
 def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[str, ...]:
     program = plan.spec.program
-    args = tuple(fill(argument, values) for argument in (*program.words[1:], *plan.spec.args))
+    args = (*program.words[1:], *plan.spec.args)
+    if plan.spec.placeholders:
+        args = tuple(fill(argument, values) for argument in args)
     match program.kind:
         case "script":
             return (node.python, "-u", program.words[0], *args)
