@@ -1,1 +1,1 @@
-"""What the agent finds out about its node: processes, ports, connections, routes, GPUs."""
+"""What the agent finds out about its node: processes, ports, connections, routes, GPUs, CPUs."""
