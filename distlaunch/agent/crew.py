@@ -1,5 +1,6 @@
 """The workers of one node: started, pumped, stopped, swept."""
 
+import errno
 import os
 import signal
 import time
@@ -49,17 +50,33 @@ class Crew:
         self._flight = flight.Flight(self._folder, self._generation) if command["flight"] else None
         self._sweep, self._stopping, self.swept = None, False, False
         self._specs = {spec["local_rank"]: spec for spec in command["workers"]}
-        try:
-            scratch.make(self._folder)
-        except OSError as error:
-            for spec in command["workers"]:
-                self._outbox.report(workers.unstarted(spec, "scratch", error.errno or 0))
+        if not self._prepare(command):
             return
         workers.make_room(len(command["workers"]))
         for spec in command["workers"]:
             self._spawn(spec, command["env"])
         self._joins = JoinWatch(self._poller, self._outbox, self._live, command["watch_port"])
         self._watches = [self._joins, StallWatch(self._poller, self._outbox, self._live, command["stall_s"])]
+
+    def _prepare(self, command: "Message") -> bool:
+        """Make the folder for error records and choose CPUs; False, and told, when that can't be."""
+        try:
+            scratch.make(self._folder)
+        except OSError as error:
+            return self._refuse(command, "scratch", error.errno or 0)
+        if command["binding"]:
+            from distlaunch.agent.probes import cpus  # few jobs bind
+
+            try:
+                cpus.assign(command)
+            except cpus.BindingError as error:
+                return self._refuse(command, "setup", errno.EINVAL, str(error))
+        return True
+
+    def _refuse(self, command: "Message", stage: str, code: int, why: str = "") -> bool:
+        for spec in command["workers"]:
+            self._outbox.report(workers.unstarted(spec, stage, code, why))
+        return False
 
     def _spawn(self, spec: "Message", shared_env: "Dict[str, str]") -> None:
         spec["env"] = {**shared_env, **spec["env"]}
@@ -91,10 +108,12 @@ class Crew:
         os.close(worker.exec_pipe)
         worker.exec_pipe = -1
         worker.started = not data
+        spec = self._specs[worker.local_rank]
         if data:
-            self._outbox.report(workers.exec_failure(data, self._specs[worker.local_rank]))
+            self._outbox.report(workers.exec_failure(data, spec))
         else:
-            self._outbox.report({"op": "started", "local_rank": worker.local_rank, "pid": worker.pid})
+            started = {"op": "started", "local_rank": worker.local_rank, "pid": worker.pid}
+            self._outbox.report({**started, "cpus": spec.get("cpus")})
 
     def _pump(self, worker: "workers.Worker", stream: int, fd: int) -> bool:
         """Forward what a worker printed; False when there is no more for now."""

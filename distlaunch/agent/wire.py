@@ -18,7 +18,10 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     hold     {port | null}                     hold the rendezvous port, null = one of the agent's choice
     route    {address}                         find the interface that leads there
     start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight, env,
+              binding: {how, gpus, cpus} | null,
               workers: [{local_rank, argv, cwd, env, defaults, one_device}]}
+                                               how: node, socket, exclusive or core-complex, for that many
+                                               gpus; cores: an equal share each; listed: cpus[local_rank]
     stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep
     dump     {local_ranks, abort}              report the Python stacks of these workers
     reap     {run_id}                          end what an earlier agent of the run has left on the node
@@ -33,7 +36,8 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     held      {port}                           answers hold
     unheld    {error, owners: [{uid, pid, command}]}          answers hold and listen
     route     {address, source, interface} or {error}
-    started   {local_rank, pid}                the worker's exec has succeeded
+    started   {local_rank, pid, cpus}          the worker's exec has succeeded; cpus: those that `binding`
+                                               gave it, as "0-3,8", or null
     unstarted {local_rank, stage, errno, text} stage: scratch, fork, setup, workdir or exec
     exited    {local_rank, status, t, error_record: {message, callstack} | null, oom_kills, shm: [size, free]}
                                                status: exit code, or negative signal; oom_kills: by the

@@ -141,6 +141,7 @@ def _become_worker(
         os.setsid()
         sweep.die_with_parent(signal.SIGKILL, agent)
         _reset_signals()
+        _bind(spec)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
@@ -158,6 +159,13 @@ def _become_worker(
         os._exit(127)
 
 
+def _bind(spec: "Message") -> None:
+    if spec.get("cpus"):
+        from distlaunch.agent.probes import cpus  # there already: it has chosen them
+
+        os.sched_setaffinity(0, cpus.cpu_set(spec["cpus"]))
+
+
 def _reset_signals() -> None:
     # Ignored and blocked signals survive exec, and Python itself ignores SIGPIPE and SIGXFSZ.
     signal.set_wakeup_fd(-1)
@@ -172,16 +180,24 @@ def exec_failure(data: bytes, spec: "Message") -> "Message":
     return unstarted(spec, stage, int(number))
 
 
-def unstarted(spec: "Message", stage: str, code: int) -> "Message":
+def unstarted(spec: "Message", stage: str, code: int, why: str = "") -> "Message":
     """The `unstarted` report of a worker whose fork, chdir or exec failed with errno `code`."""
-    subject = str({"workdir": spec["cwd"], "scratch": "its folder in TMPDIR"}.get(stage, spec["argv"][0]))
+    subject = _subject(spec, stage)
     return {
         "op": "unstarted",
         "local_rank": spec["local_rank"],
         "stage": stage,
         "errno": code,
-        "text": "%s: %s" % (subject, _words(code, stage, subject)),
+        "text": why or "%s: %s" % (subject, _words(code, stage, subject)),
     }
+
+
+def _subject(spec: "Message", stage: str) -> str:
+    """What a failure is about."""
+    subjects = {"workdir": spec["cwd"], "scratch": "its folder in TMPDIR"}
+    if spec.get("cpus"):
+        subjects["setup"] = "binding to CPU %s" % spec["cpus"]  # all else before it hardly fails
+    return str(subjects.get(stage, spec["argv"][0]))
 
 
 def _words(code: int, stage: str, subject: str) -> str:

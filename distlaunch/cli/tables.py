@@ -20,15 +20,18 @@ def _table(*columns: str) -> Table:
 
 
 def print_plan_table(plan: LaunchPlan) -> None:
-    """One row per worker: node, local rank, rank, device, address."""
+    """One row per worker: node, local rank, rank, device, the wish for its CPUs if there is one, address."""
     port = plan.master_port or "a free port"
     heading = f"{plan.spec.name}: {plan.world_size} ranks on {len(plan.nodes)} nodes, {plan.backend}"
-    table = _table("node", "local rank", "rank", "device", "address")
+    binding = plan.spec.binding
+    wished = [binding.key] if binding else []
+    table = _table("node", "local rank", "rank", "device", *wished, "address")
     for node in plan.nodes:
         for local_rank in range(node.procs):
             rank = node.first_rank + local_rank
             address = f"MASTER_ADDR {plan.master_addr}, {port}" if rank == 0 else ""
-            row = (node.label, str(local_rank), str(rank), node.device(local_rank), address)
+            wish = [binding.wish(local_rank)] if binding else []
+            row = (node.label, str(local_rank), str(rank), node.device(local_rank), *wish, address)
             table.add_row(*(Text(escape(cell)) for cell in row))
     console = Console(highlight=False)
     with console.capture() as printed:

@@ -4,9 +4,10 @@ What follows the script is the script's: argparse's prefix matching eats some of
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from distlaunch.errors import UsageError
+from distlaunch.job.spec import NumaMode
 
 Kind = Literal["text", "whole", "number", "switch"]
 
@@ -56,7 +57,7 @@ class Flags(NamedTuple):
     master_port: int = 29500
     local_addr: str | None = None
     logs_specs: str | None = None
-    numa_binding: str | None = None
+    numa_binding: NumaMode | None = None
     signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     shutdown_timeout: int = 30
     virtual_local_rank: bool = False
@@ -66,7 +67,7 @@ class Flags(NamedTuple):
     given: frozenset[str] = frozenset()
 
 
-_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+_BINDINGS = get_args(NumaMode)
 FLAGS = (
     Flag("nnodes"),
     Flag("nproc_per_node"),

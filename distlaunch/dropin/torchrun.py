@@ -6,6 +6,7 @@ from typing import NamedTuple
 from distlaunch.dropin.flags import Flags, node_range, parse_std
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import (
+    Binding,
     JobSpec,
     Logs,
     NodeSpec,
@@ -91,6 +92,7 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
         restarts=Restarts(flags.max_restarts, 0.0, FOREVER_S),
         role=flags.role,
         one_device=flags.virtual_local_rank,
+        binding=Binding(flags.numa_binding) if flags.numa_binding else None,
         source="the command line",
     )
 

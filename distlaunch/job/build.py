@@ -2,6 +2,7 @@
 
 import difflib
 import os.path
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
 from distlaunch.job.spec import (
     Address,
+    Binding,
     EnvValue,
     JobSpec,
     Logs,
@@ -82,11 +84,21 @@ class _Builder:
         if "nodes" in self.checked and "hostfile" in self.checked:
             self.problem("hostfile", "give nodes or hostfile, not both")
         self._endpoint()
+        self._check_binding()
         self._check_env("env", self.checked.get("env"))
         for path, node in self._listed():
             self._hosts(path, node)
             if isinstance(node, Mapping):
                 self._check_env(f"{path}.env", node.get("env"))
+
+    def _check_binding(self) -> None:
+        given = self.checked.get("cpu_binding")
+        if given and "numa_binding" in self.checked:
+            self.problem("cpu_binding", "give numa_binding or cpu_binding, not both")
+        for i, cpus in enumerate(given if isinstance(given, tuple) else ()):
+            for first, last in re.findall(r"(\d+)-(\d+)", str(cpus)):
+                if int(last) < int(first):
+                    self.problem(f"cpu_binding[{i}]", f"{first}-{last} ends before it begins")
 
     def _listed(self) -> Iterator[tuple[str, str | Checked]]:
         """Path and item of every host that is listed, in `nodes` and `spares`."""
@@ -139,6 +151,7 @@ class _Builder:
             on_stall=checked.get("on_stall", "notice"),
             role=checked.get("role", "default"),
             one_device=checked.get("virtual_local_rank", False),
+            binding=self._binding(),
             ssh=self._ssh(),
             places=self.places,
             source=source,
@@ -277,6 +290,13 @@ class _Builder:
             given.get("backoff", default.backoff_s),
             given.get("window", default.window_s),
         )
+
+    def _binding(self) -> Binding | None:
+        listed = self.checked.get("cpu_binding")
+        if isinstance(listed, tuple):
+            return Binding("listed", tuple(map(str, listed)))
+        how = self.checked.get("numa_binding") or listed
+        return Binding(how) if how else None
 
     def _ssh(self) -> SshOptions:
         ssh = self.checked.get("ssh", {})

@@ -1,5 +1,8 @@
 """The job file's keys: the one table from which checks, the JSON schema and the reference are made."""
 
+from typing import get_args
+
+from distlaunch.job.spec import NumaMode
 from distlaunch.job.types import (
     Choice,
     Duration,
@@ -21,6 +24,8 @@ PORT = Integer(1, 65535)
 ENV = MapOf(Word(), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
 SOME_TEXT = Text("a string that is not empty", r"[^\0]+")
 LINE = Text("a line that is not empty", r"[^\0\n]+")
+_CPUS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
+CPUS = Text('a list of CPUs such as "0-3,8"', rf"{_CPUS}(?:,{_CPUS})*")
 
 NODE = Record(
     {
@@ -147,6 +152,21 @@ JOB = Record(
             Either(number=Integer(0), text=AUTO), "GPUs of each node; 0 = a CPU job.", "auto"
         ),
         "procs_per_node": Field(Integer(1), "Workers on each node.", "one per GPU, 1 on a CPU job"),
+        "numa_binding": Field(
+            Choice(get_args(NumaMode)),
+            "CPUs of each worker, as torchrun has it: those of its GPU's NUMA node, of that socket, "
+            "a share of the node's cores for it alone, or those of one last-level cache.",
+            "none",
+        ),
+        "cpu_binding": Field(
+            Either(
+                text=Choice(("cores",)),
+                items=ListOf(Either(number=Integer(0, 99999), text=CPUS), least=1),
+            ),
+            "CPUs of each worker: cores = an equal share of the node's physical cores for it alone, "
+            'or a list by local rank, such as ["0-3", "4-7"].',
+            "none",
+        ),
         "backend": Field(
             Choice(("auto", "nccl", "gloo")),
             "What torch.distributed will use.",
@@ -223,8 +243,11 @@ JOB = Record(
         "min_nnodes": "min_nodes",
         "spare_nodes": "spares",
         "distributed_backend": "backend",
+        "affinity_mode": "numa_binding",
+        "cpu_bind": "cpu_binding",
+        "bind_cores_to_rank": "cpu_binding",
     },
-    later=("numa_binding", "cpu_binding"),
+    later=("detach",),
     name="a mapping of job keys",
 )
 

@@ -9,6 +9,8 @@ from distlaunch.job.document import Place
 
 Console = Literal["all", "rank0", "none"] | tuple[int, ...]
 
+NumaMode = Literal["node", "socket", "exclusive", "core-complex"]
+
 
 class SshOptions(NamedTuple):
     """What the job file's `ssh` section says, how long a TCP connect may take, how often ssh looks."""
@@ -44,6 +46,22 @@ class Program(NamedTuple):
 
     kind: Literal["script", "module", "command"]
     words: tuple[str, ...]
+
+
+class Binding(NamedTuple):
+    """The CPUs of each worker: by torch's NUMA modes, a share of the "cores", or `cpus` by local rank."""
+
+    how: NumaMode | Literal["cores", "listed"]
+    cpus: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The job file's key."""
+        return "cpu_binding" if self.how in ("cores", "listed") else "numa_binding"
+
+    def wish(self, local_rank: int) -> str:
+        """What a worker is to get, in a word: the CPUs themselves where they are listed."""
+        return self.cpus[local_rank] if self.how == "listed" else self.how
 
 
 class NodeSpec(NamedTuple):
@@ -138,6 +156,7 @@ class JobSpec(NamedTuple):
     on_stall: Literal["notice", "restart", "stop"] = "notice"
     role: str = "default"
     one_device: bool = False
+    binding: Binding | None = None
     ssh: SshOptions = SshOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     source: str = "job"

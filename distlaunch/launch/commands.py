@@ -80,6 +80,7 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
     assert part is not None
     planned = running_workers(state, run_id)[part.node_rank]
     shared = common_contract(planned)
+    binding = state.spec.binding
     return {
         "op": "start",
         "generation": state.generation,
@@ -90,6 +91,7 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
         "watch_port": state.port,
         "hosts_store": part.node_rank == 0,
         "flight": state.plan is not None and state.plan.backend == "nccl",
+        "binding": binding and {**binding._asdict(), "gpus": part.gpus},
         # What all workers of the node have in common travels once.
         "env": {name: value.text for name, value in planned[0].env.items()}
         | shared

@@ -165,7 +165,7 @@ _EVENTS: Mapping[str, Callable[[int, _Fields, Clock], Event | None]] = {
     "orphans": lambda node, fields, clock: events.OrphansKilled(node, fields.number("processes")),
     "route": _route,
     "started": lambda node, fields, clock: events.WorkerStarted(
-        node, fields.number("local_rank"), fields.number("pid")
+        node, fields.number("local_rank"), fields.number("pid"), fields.optional_text("cpus")
     ),
     "unstarted": _unstarted,
     "exited": _exited,

@@ -68,6 +68,7 @@ class Summary(NamedTuple):
             "status": worker.status,
             "stopped": worker.stopped,
             "pid": worker.pid,
+            "cpus": worker.cpus,
         }
 
     def _cause_lines(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from distlaunch.job.spec import Env
+from distlaunch.job.spec import Binding, Env
 from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan
 
 
@@ -14,8 +14,15 @@ def plan_document(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> dict[
         "backend": plan.backend,
         "master_addr": plan.master_addr,
         "master_port": plan.master_port,
+        **_binding(plan.spec.binding),
         "nodes": [_node(node, nodes[node.node_rank]) for node in plan.nodes],
     }
+
+
+def _binding(binding: Binding | None) -> dict[str, Any]:
+    """As the job file has it."""
+    wish = binding and (list(binding.cpus) or binding.how)
+    return {"numa_binding": None, "cpu_binding": None} | ({binding.key: wish} if binding else {})
 
 
 def _node(node: NodePlan, workers: list[WorkerPlan]) -> dict[str, Any]:

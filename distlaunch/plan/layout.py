@@ -120,6 +120,7 @@ def _node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: int, first_ran
         raise spec.error(
             node.path, f"{procs} workers on {node.label}: more than {MAX_PROCS} are not supported"
         )
+    _check_binding(spec, node.label, procs)
     return NodePlan(
         node=index,
         node_rank=node_rank,
@@ -132,6 +133,14 @@ def _node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: int, first_ran
         workdir=node.workdir or spec.workdir,
         env={**spec.env, **node.env},
     )
+
+
+def _check_binding(spec: JobSpec, label: str, procs: int) -> None:
+    binding = spec.binding
+    if binding and binding.how == "listed" and len(binding.cpus) < procs:
+        raise spec.error(
+            "cpu_binding", f"{label} has {procs} workers, but only {len(binding.cpus)} have CPUs listed"
+        )
 
 
 def _backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> str:

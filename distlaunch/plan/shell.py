@@ -13,7 +13,13 @@ def shell_text(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> str:
     Workers differ only by the variables of their own line. Values are exported by the shell, since
     everyone on the node can read the arguments of a program such as env.
     """
-    return "\n".join(_node_block(node, nodes[node.node_rank]) for node in plan.nodes)
+    blocks = [_node_block(node, nodes[node.node_rank]) for node in plan.nodes]
+    return "\n".join([*_remarks(plan), *blocks])
+
+
+def _remarks(plan: LaunchPlan) -> list[str]:
+    binding = plan.spec.binding
+    return [f"# {binding.key} is left out: distlaunch's agent does it on the node"] if binding else []
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:

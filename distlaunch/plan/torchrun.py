@@ -2,6 +2,7 @@
 
 from shlex import quote
 
+from distlaunch.job.spec import Binding
 from distlaunch.plan.layout import LaunchPlan, NodePlan, fill, placeholders_in
 from distlaunch.plan.shell import job_exports
 
@@ -15,11 +16,14 @@ def torchrun_text(plan: LaunchPlan, port: int) -> str:
 
 
 def _remarks(plan: LaunchPlan) -> list[str]:
-    used = placeholders_in([*plan.spec.program.words[1:], *plan.spec.args])
-    if not used:
-        return []
-    names = ", ".join("{" + name + "}" for name in used)
-    return [f"# torchrun can't fill in {names}: the script must read them itself"]
+    remarks = []
+    if used := placeholders_in([*plan.spec.program.words[1:], *plan.spec.args]):
+        names = ", ".join("{" + name + "}" for name in used)
+        remarks.append(f"# torchrun can't fill in {names}: the script must read them itself")
+    binding = plan.spec.binding
+    if binding and binding.key == "cpu_binding":
+        remarks.append("# cpu_binding is left out: torchrun binds only by NUMA node")
+    return remarks
 
 
 def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
@@ -31,6 +35,7 @@ def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
         f"--master-addr={plan.master_addr}",
         f"--master-port={port}",
         *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
+        *_numa_flag(spec.binding),
         *{"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind],
     ]
     arguments = [fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args)]
@@ -38,6 +43,10 @@ def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
     export = f"export {' '.join(exports)} && " if exports else ""
     words = " ".join(map(quote, [*_torchrun(plan, node), *flags, spec.program.words[0], *arguments]))
     return f"(cd {quote(node.workdir)} && {export}exec {words})"
+
+
+def _numa_flag(binding: Binding | None) -> list[str]:
+    return [f"--numa-binding={binding.how}"] if binding and binding.key == "numa_binding" else []
 
 
 def _torchrun(plan: LaunchPlan, node: NodePlan) -> list[str]:

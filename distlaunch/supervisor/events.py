@@ -67,11 +67,12 @@ class RouteFailed(NamedTuple):
 
 
 class WorkerStarted(NamedTuple):
-    """A worker's exec has succeeded."""
+    """A worker's exec has succeeded; `cpus` are those that it was bound to, as "0-3,8"."""
 
     node: int
     local_rank: int
     pid: int
+    cpus: str | None = None
 
 
 class WorkerUnstarted(NamedTuple):

@@ -31,7 +31,7 @@ def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
-    return state.with_worker(rank, phase=WorkerPhase.RUNNING, pid=event.pid), ()
+    return state.with_worker(rank, phase=WorkerPhase.RUNNING, pid=event.pid, cpus=event.cpus), ()
 
 
 def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Step:

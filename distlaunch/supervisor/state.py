@@ -84,7 +84,7 @@ class WorkerPhase(Enum):
 
 
 class WorkerState(NamedTuple):
-    """One worker of the current generation; `stopped` = it ended after we told it to.
+    """One worker of the current generation; `stopped` = it ended after we told it to; `cpus` as in the event.
 
     `trying` and `doing` tell what it does before it has `joined`; `standing` that it does nothing at all.
     """
@@ -92,6 +92,7 @@ class WorkerState(NamedTuple):
     rank: int
     phase: WorkerPhase = WorkerPhase.PLANNED
     pid: int | None = None
+    cpus: str | None = None
     joined: bool = False
     trying: bool = False
     doing: str = ""

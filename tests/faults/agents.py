@@ -96,6 +96,8 @@ LIES = {
     "output of no rank": ("started", "printed(node, 65535, b'x')"),
     "a rank that leads elsewhere": ("started", "encode(node, {**message, 'local_rank': '../../x'})"),
     "a rank of a million": ("started", "encode(node, {**message, 'local_rank': 10**6})"),
+    "CPUs that are no text": ("started", "encode(node, {**message, 'cpus': [0, 1]})"),
+    "a long list of CPUs": ("started", f"encode(node, {{**message, 'cpus': {MUCH}}})"),
     "a negative rank": ("started", "encode(node, {**message, 'local_rank': -1})"),
     "no hello": (
         "hello",

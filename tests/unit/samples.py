@@ -82,6 +82,8 @@ job_documents: st.SearchStrategy[dict[str, Any]] = _some(
     nodes=_number | st.lists(_word | _node, max_size=3),
     gpus_per_node=_number | _auto,
     procs_per_node=_number,
+    numa_binding=st.sampled_from(["node", "core-complex", "none"]),
+    cpu_binding=st.sampled_from(["cores", ["0-3", 4], ["0,2", "1-3,5"], [], ["x"], ["3-1"], "0-3"]),
     backend=st.sampled_from(["auto", "nccl", "gloo", "smoke"]),
     rendezvous=_some(endpoint=_word, id=_word, backend=st.just("static")),
     master_addr=_word,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.agent.probes.cpus import BindingError, Machine, cpu_list, cpu_set, shares
+from distlaunch.agent.probes.cpus import BindingError, Machine, assign, cpu_list, cpu_set, shares
 from tests.unit.samples import bounded
 
 
@@ -192,6 +192,20 @@ def test_only_the_cpus_that_the_agent_may_use_are_given(
 def test_visible_devices_are_understood(tmp_path: Path, visible: str | None, nodes: list[int]) -> None:
     found = given_to(tmp_path, BIG, wish("node", 3), 3, visible=visible)
     assert found == [NODE[node] for node in nodes]
+
+
+@pytest.mark.parametrize(
+    ("one_device", "wanted"), [(False, NODE[3]), (True, NODE[1])], ids=["its own", "of all workers"]
+)
+def test_a_single_workers_only_device_is_no_list_of_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_device: bool, wanted: str
+) -> None:
+    root = str(BIG.write(tmp_path))
+    monkeypatch.setattr("distlaunch.agent.probes.cpus.Machine", lambda allowed: Machine(BIG.cpus, root))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    worker: dict[str, Any] = {"local_rank": 0, "one_device": one_device}
+    assign({"binding": wish("node", 1), "env": {"CUDA_VISIBLE_DEVICES": "4"}, "workers": [worker]})
+    assert worker["cpus"] == wanted
 
 
 def test_without_numa_in_the_kernel_all_cpus_are_one_node(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from distlaunch.errors import DistlaunchError, JobError, UsageError
 from distlaunch.job.fields import JOB, reference
-from distlaunch.job.spec import Address, EnvValue, JobSpec, Timeouts
+from distlaunch.job.spec import Address, Binding, EnvValue, JobSpec, Timeouts
 from distlaunch.rim.job_file import load_job
 from tests.unit.samples import bounded, job_documents
 
@@ -63,6 +63,12 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "hostfile": ("hostfile: hosts", "nodes.0.reach", Address("from-hostfile")),
     "gpus_per_node": ("gpus_per_node: 8", "nodes.0.gpus", 8),
     "procs_per_node": ("procs_per_node: 6", "nodes.0.procs", 6),
+    "numa_binding": ("numa_binding: core-complex", "binding", Binding("core-complex")),
+    "cpu_binding": (
+        "cpu_binding: [0-3, 4, '5,7']",
+        "binding",
+        Binding("listed", ("0-3", "4", "5,7")),
+    ),
     "backend": ("backend: gloo", "backend", "gloo"),
     "rendezvous.endpoint": ("rendezvous: {endpoint: 'm:29500'}", "master_port", 29500),
     "rendezvous.backend": ("rendezvous: {backend: static}", "rendezvous_id", None),
@@ -277,9 +283,30 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
             id="another name inside a node",
         ),
         pytest.param(
-            "script: x\nnuma_binding: node",
-            "2:1: numa_binding: numa_binding is not supported by this",
+            "script: x\ndetach: true",
+            "2:1: detach: detach is not supported by this",
             id="later",
+        ),
+        pytest.param(
+            "script: x\nnuma_binding: core_complex",
+            '2:15: numa_binding: expected "node" or "socket" or "exclusive" or "core-complex", '
+            'got "core_complex"; did you mean "core-complex"?',
+            id="a mode of numa_binding",
+        ),
+        pytest.param(
+            "script: x\ncpu_binding: cores\nnuma_binding: node",
+            "2:14: cpu_binding: give numa_binding or cpu_binding, not both",
+            id="both bindings",
+        ),
+        pytest.param(
+            "script: x\ncpu_binding: [0-3, 7-4]",
+            "2:20: cpu_binding[1]: 7-4 ends before it begins",
+            id="CPUs backwards",
+        ),
+        pytest.param(
+            "script: x\ncpu_binding: [0-3, '4:2']",
+            '2:20: cpu_binding[1]: expected an integer from 0 to 99999 or a list of CPUs such as "0-3,8"',
+            id="no list of CPUs",
         ),
         pytest.param(
             "script: x\nscript: y", "2:1: script: duplicate key; the first is on line 1", id="twice"

@@ -152,6 +152,12 @@ def test_more_workers_on_a_node_than_a_link_has_channels_for_are_refused(text: s
     assert refusal(text, gpus)
 
 
+def test_each_worker_of_a_node_needs_listed_cpus_if_any_has() -> None:
+    listed = "cpu_binding: ['0-3', '4-7']\nnodes: [a, {host: b, procs: %d}]"
+    assert plan_of(listed % 2).spec.binding
+    assert refusal(listed % 3) == ("job.yaml:2:14: cpu_binding: b has 3 workers, but only 2 have CPUs listed")
+
+
 # MASTER_ADDR
 
 
@@ -355,6 +361,23 @@ def test_every_placeholder_has_a_value_in_every_worker() -> None:
 
 
 # As data
+
+
+@pytest.mark.parametrize(
+    ("text", "numa", "cpu"),
+    [
+        ("", None, None),
+        ("numa_binding: node", "node", None),
+        ("cpu_binding: cores", None, "cores"),
+        ("cpu_binding: [0-3, 7]", None, ["0-3", "7"]),
+    ],
+)
+def test_a_plan_as_data_has_the_wish_for_cpus(
+    text: str, numa: str | None, cpu: str | list[str] | None
+) -> None:
+    plan = plan_of(text)
+    document = plan_document(plan, {0: workers(plan, plan.nodes[0], MEETING)})
+    assert (document["numa_binding"], document["cpu_binding"]) == (numa, cpu)
 
 
 def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> None:

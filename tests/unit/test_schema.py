@@ -60,6 +60,9 @@ def test_what_loads_is_valid(document: dict[str, Any]) -> None:
         "timeouts: {connect: 30s, join: 1.5 h, stop: 5}",
         "logs: {console: [0, 1]}",
         "command: [./a.out, 3]\nargs: [--rank, '{rank}']",
+        "numa_binding: exclusive",
+        "cpu_binding: cores",
+        "cpu_binding: [0-3, 4, '5,7']",
     ],
 )
 def test_good_jobs_are_valid(text: str) -> None:
@@ -99,6 +102,10 @@ def test_good_jobs_are_valid(text: str) -> None:
         "ssh: {options: Compression=no}",
         "launcher: slrm",
         "name: ''",
+        "numa_binding: core",
+        "cpu_binding: 0-3",
+        "cpu_binding: []",
+        "cpu_binding: ['0-3:2']",
         "module: -m",
     ],
 )

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.spec import Address, EnvValue, JobSpec, Logs, NodeSpec, Program
+from distlaunch.job.spec import Address, Binding, EnvValue, JobSpec, Logs, NodeSpec, Program
 from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, workers
 from distlaunch.plan.shell import shell_text
 from distlaunch.plan.torchrun import torchrun_text
@@ -236,6 +236,19 @@ def test_torchruns_line_says_the_same_as_the_plan(
 def test_what_torchrun_can_not_do_is_said_in_a_comment(program: Program, args: list[str]) -> None:
     first = torchrun_text(plan_of(job(args, program=program)), 29500).splitlines()[0]
     assert first.startswith("# torchrun can't fill in {rank}")
+
+
+def test_torchrun_is_told_to_bind_by_numa_and_the_shell_says_that_it_does_not() -> None:
+    plan = plan_of(job([])._replace(binding=Binding("core-complex")))
+    assert " --numa-binding=core-complex " in torchrun_text(plan, 29500)
+    assert text_of(plan).startswith("# numa_binding is left out:")
+
+
+def test_torchrun_has_no_share_of_cores() -> None:
+    plan = plan_of(job([])._replace(binding=Binding("cores")))
+    assert torchrun_text(plan, 29500).startswith("# cpu_binding is left out:")
+    assert "--numa-binding" not in torchrun_text(plan, 29500)
+    assert text_of(plan).startswith("# cpu_binding is left out:")
 
 
 def test_a_literal_brace_is_no_placeholder_for_torchrun() -> None:

@@ -25,7 +25,9 @@ class BindingError(Exception):
 
 def assign(command: "Message") -> None:
     """Give each worker of a `start` command its CPUs, as ``cpus: "0-3"``. Raises `BindingError`."""
-    visible = command["env"].get(VISIBLE, os.environ.get(VISIBLE))
+    # Of all workers: with `one_device` each has its own, and a single worker's travels in `env`.
+    one_device = any(spec.get("one_device") for spec in command["workers"])
+    visible = os.environ.get(VISIBLE) if one_device else command["env"].get(VISIBLE, os.environ.get(VISIBLE))
     machine = Machine(os.sched_getaffinity(0))
     found = shares(command["binding"], len(command["workers"]), machine, visible)
     for spec in command["workers"]:

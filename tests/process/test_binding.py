@@ -1,0 +1,164 @@
+"""Workers on CPUs of their own: what the kernel says of each is what was asked for, and what is told."""
+
+import errno
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.agent import workers
+from distlaunch.agent.probes.cpus import Machine, cpu_list, cpu_set
+from tests.harness import distlaunch, running, write_job
+
+ALLOWED = os.sched_getaffinity(0)
+CORES = len(Machine(ALLOWED).cores)
+RANKS = min(2, CORES)
+CPU = f"gpus_per_node: 0\nprocs_per_node: {RANKS}\n"
+FIRST = min(ALLOWED)
+TELL = """
+    import json, os, threading
+    own = []
+    def look():
+        status = open(f"/proc/self/task/{threading.get_native_id()}/status").read()
+        own.append(status.partition("Cpus_allowed_list:")[2].split()[0])
+    look()
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    json.dump(own, open(f"cpus{os.environ['RANK']}.json", "w"))
+"""
+
+
+def told(folder: Path, ranks: int) -> list[str]:
+    """What the kernel has told each rank, in all of its threads."""
+    found = [json.loads((folder / f"cpus{rank}.json").read_text()) for rank in range(ranks)]
+    assert all(len(set(own)) == 1 for own in found)
+    return [own[0] for own in found]
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "numa_binding: node",
+        "numa_binding: socket",
+        "numa_binding: exclusive",
+        "numa_binding: core-complex",
+        "cpu_binding: cores",
+        f"cpu_binding: ['{FIRST}', '{cpu_list(ALLOWED)}']",
+    ],
+)
+def test_a_job_runs_on_the_cpus_that_were_asked_for(tmp_path: Path, binding: str) -> None:
+    job = write_job(tmp_path, TELL, CPU + binding)
+    with running(job, "--json") as run:
+        assert run.wait() == 0, run.stderr
+        cpus = told(tmp_path, RANKS)
+        started = {event["local_rank"]: event["cpus"] for event in run.events("WorkerStarted")}
+        assert [started[rank] for rank in range(RANKS)] == cpus
+        assert [worker["cpus"] for worker in json.loads(run.stdout)["workers"]] == cpus
+    sets = [cpu_set(own) for own in cpus]
+    assert all(own and own <= ALLOWED for own in sets)
+    if "exclusive" in binding or "cores" in binding:
+        assert sum(map(len, sets)) == len(set().union(*sets))
+    if "cores" in binding:
+        assert set().union(*sets) == ALLOWED
+    if "['" in binding:
+        assert sets == [{FIRST}, ALLOWED][:RANKS]
+
+
+def test_without_a_wish_nothing_is_bound_and_told(tmp_path: Path) -> None:
+    done = distlaunch("run", "--json", str(write_job(tmp_path, TELL, CPU)))
+    assert [worker["cpus"] for worker in json.loads(done.stdout)["workers"]] == [None] * RANKS
+    assert told(tmp_path, RANKS) == [cpu_list(ALLOWED)] * RANKS
+
+
+@pytest.mark.parametrize(
+    "binding", ["numa_binding: node", "numa_binding: core-complex", "numa_binding: socket"]
+)
+def test_no_worker_gets_what_distlaunch_itself_may_not_use(tmp_path: Path, binding: str) -> None:
+    job = write_job(tmp_path, TELL, CPU + binding)
+    done = distlaunch("run", str(job), preexec_fn=lambda: os.sched_setaffinity(0, {FIRST}))
+    assert done.returncode == 0, done.stderr
+    assert told(tmp_path, RANKS) == [str(FIRST)] * RANKS
+
+
+@pytest.mark.parametrize(
+    ("binding", "words"),
+    [
+        ("numa_binding: exclusive", "numa_binding: "),
+        (
+            "cpu_binding: cores",
+            f"cpu_binding: {CORES + 1} workers on a node need a core each, but only {CORES}",
+        ),
+        (
+            "cpu_binding: " + json.dumps(["4000"] * (CORES + 1)),
+            f"cpu_binding: CPU 4000 can't be used on this node, only {cpu_list(ALLOWED)}",
+        ),
+    ],
+    ids=["exclusive", "cores", "listed"],
+)
+def test_what_the_node_can_not_give_is_told_and_nothing_starts(
+    tmp_path: Path, binding: str, words: str
+) -> None:
+    job = write_job(tmp_path, TELL, f"gpus_per_node: 0\nprocs_per_node: {CORES + 1}\n{binding}")
+    with running(job) as run:
+        assert run.wait() == 126
+        assert f"rank 0 (node0) could not be started: {words}" in run.stderr
+        assert " can be used there" in run.stderr or " can't be used on this node" in run.stderr
+        refused = run.events("WorkerUnstarted")
+        assert {event["stage"] for event in refused} == {"setup"}
+        assert len(refused) == CORES + 1
+        assert run.events("WorkerStarted") == []
+
+
+def test_torchruns_flag_binds_too(tmp_path: Path) -> None:
+    script = write_job(tmp_path, TELL).with_name("worker.py")
+    flags = [f"--nproc-per-node={RANKS}", "--numa-binding=exclusive"]
+    done = distlaunch("torchrun", *flags, str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sets = [cpu_set(own) for own in told(tmp_path, RANKS)]
+    assert sum(map(len, sets)) == len(set().union(*sets))
+
+
+def test_a_refusal_of_the_kernel_is_told(tmp_path: Path) -> None:
+    # The CPUs were chosen among those of the agent, and have gone offline since.
+    spec: dict[str, Any] = {
+        "local_rank": 0,
+        "argv": ["/bin/true"],
+        "cwd": "/",
+        "env": {},
+        "cpus": "8000-8001",
+    }
+    worker = workers.spawn(spec, str(tmp_path / "error.json"))
+    select.select([worker.exec_pipe], [], [])
+    report = workers.exec_failure(os.read(worker.exec_pipe, 256), spec)
+    os.waitpid(worker.pid, 0)
+    for end in (*worker.streams, worker.exec_pipe):
+        os.close(end)
+    assert (report["stage"], report["errno"]) == ("setup", errno.EINVAL)
+    assert report["text"] == "binding to CPU 8000-8001: Invalid argument"
+
+
+@pytest.mark.parametrize(
+    ("binding", "shown"),
+    [
+        ("numa_binding: exclusive", "exclusive"),
+        ("cpu_binding: cores", "cores"),
+        ("cpu_binding: ['0-3,8']", "0-3,8"),
+    ],
+)
+def test_a_dry_run_shows_the_wish(tmp_path: Path, binding: str, shown: str) -> None:
+    job = write_job(tmp_path, TELL, f"gpus_per_node: 0\n{binding}")
+    heading, _, first = distlaunch("dry-run", str(job)).stdout.splitlines()[1:4]
+    assert binding.partition(":")[0] in heading
+    assert shown in first.split()
+
+
+def test_an_agent_that_binds_nothing_does_not_import_what_binds() -> None:
+    loaded = "import sys, distlaunch.agent.serve; print([name for name in sys.modules if 'cpus' in name])"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
