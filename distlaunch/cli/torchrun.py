@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from distlaunch.dropin.flags import FLAGS, Flags, parse_flags, wants_help
+from distlaunch.dropin.flags import FLAGS, Flags, parse_flags
 from distlaunch.dropin.torchrun import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 
@@ -21,12 +21,11 @@ docs/torchrun.md says what each of them does here."""
 
 def run_torchrun(words: Sequence[str]) -> int:
     """Run a torchrun command line; the exit status."""
-    if wants_help(words):
-        names = ", ".join(flag.name for flag in FLAGS)
-        print(USAGE.format(flags=names))
-        return Exit.OK
     try:
         flags = parse_flags(words, os.environ)
+        if flags.help:
+            print(USAGE.format(flags=", ".join(flag.name for flag in FLAGS)))
+            return Exit.OK
         if why := left_to_torch(flags):
             _hand_over(why, words)
         return _run(flags)
