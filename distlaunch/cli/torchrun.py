@@ -24,8 +24,7 @@ def run_torchrun(words: Sequence[str]) -> int:
     try:
         flags = parse_flags(words, os.environ)
         if flags.help:
-            print(USAGE.format(flags=", ".join(flag.name for flag in FLAGS)))
-            return Exit.OK
+            return _help()
         if why := left_to_torch(flags):
             _hand_over(why, words)
         return _run(flags)
@@ -33,6 +32,14 @@ def run_torchrun(words: Sequence[str]) -> int:
         for line in str(error).splitlines():
             _say(line)
         return error.exit_status
+
+
+def _help() -> int:
+    try:
+        print(USAGE.format(flags=", ".join(flag.name for flag in FLAGS)))
+    except BrokenPipeError:
+        return Exit.BROKEN_PIPE
+    return Exit.OK
 
 
 def _run(flags: Flags) -> int:

@@ -1,6 +1,6 @@
 """A torchrun command line as a job: what ours does itself, and what is left to torch's own agent."""
 
-import os
+import os.path
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -153,7 +153,7 @@ def _args(flags: Flags) -> tuple[str, ...]:
 
 
 def _logs(flags: Flags, here: Here) -> Logs:
-    nowhere = flags.log_dir == os.path.devnull  # torch: no files, all is shown
+    nowhere = flags.log_dir == "/dev/null"  # torch: no files, all is shown
     template = flags.log_line_prefix_template or here.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
     redirects, tee = parse_std("redirects", flags.redirects), parse_std("tee", flags.tee)
     streams = TorchrunLogs(
