@@ -65,19 +65,15 @@ def write_job(folder: Path, worker: str, job: str = "") -> Path:
     return path
 
 
-class Run:
-    """A `distlaunch run` that goes on while the test does something to it."""
+class Going:
+    """A command that goes on while the test does something to it; its run is in `folder`/runs."""
 
-    def __init__(self, job: Path, *arguments: str, **options: Any) -> None:
-        self.folder = job.parent
+    def __init__(self, folder: Path, argv: Sequence[str], **options: Any) -> None:
+        self.folder = folder
         self.began = time.monotonic()
+        options.setdefault("stdin", subprocess.DEVNULL)
         self.process = subprocess.Popen(
-            distlaunch_argv("run", str(job), *arguments),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            bufsize=0,
-            **options,
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, **options
         )
         self.out, self.err = bytearray(), bytearray()
 
@@ -158,6 +154,13 @@ class Run:
         with contextlib.suppress(ValueError, OSError):
             for pid in self.holders():
                 wait_gone([pid], 15.0)
+
+
+class Run(Going):
+    """A `distlaunch run` that goes on while the test does something to it."""
+
+    def __init__(self, job: Path, *arguments: str, **options: Any) -> None:
+        super().__init__(job.parent, distlaunch_argv("run", str(job), *arguments), **options)
 
 
 @contextlib.contextmanager

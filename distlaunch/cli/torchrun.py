@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from distlaunch.dropin.flags import FLAGS, Flags, parse_flags, wants_help
+from distlaunch.dropin.flags import FLAGS, Flags, parse_flags
 from distlaunch.dropin.torchrun import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 
@@ -21,12 +21,10 @@ docs/torchrun.md says what each of them does here."""
 
 def run_torchrun(words: Sequence[str]) -> int:
     """Run a torchrun command line; the exit status."""
-    if wants_help(words):
-        names = ", ".join(flag.name for flag in FLAGS)
-        print(USAGE.format(flags=names))
-        return Exit.OK
     try:
         flags = parse_flags(words, os.environ)
+        if flags.help:
+            return _help()
         if why := left_to_torch(flags):
             _hand_over(why, words)
         return _run(flags)
@@ -34,6 +32,14 @@ def run_torchrun(words: Sequence[str]) -> int:
         for line in str(error).splitlines():
             _say(line)
         return error.exit_status
+
+
+def _help() -> int:
+    try:
+        print(USAGE.format(flags=", ".join(flag.name for flag in FLAGS)))
+    except BrokenPipeError:
+        return Exit.BROKEN_PIPE
+    return Exit.OK
 
 
 def _run(flags: Flags) -> int:

@@ -62,6 +62,7 @@ class Flags(NamedTuple):
     shutdown_timeout: int = 30
     virtual_local_rank: bool = False
     print_completion: str | None = None
+    help: bool = False
     script: str = ""
     args: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
@@ -108,42 +109,38 @@ _BY_LETTER = {flag.letter: flag for flag in FLAGS if flag.letter}
 
 def parse_flags(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
     """The command line `words`. Raises `UsageError` as argparse would, in a line."""
-    values: dict[str, Any] = dict(_from_environment(environ))
-    given: set[str] = set(values)
+    values: dict[str, Any] = {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        flag, value = _flag_of(rest.pop(0))
-        if value is None and flag.kind != "switch":
+        word = rest.pop(0)
+        flag, value = _flag_of(word)
+        if flag.kind == "switch" and value and not word.startswith("--"):
+            rest.insert(0, f"-{value}")  # -mr3 is -m -r3
+            value = None
+        elif value is None and flag.kind != "switch":
             value = _next_value(flag, rest)
         values[flag.field] = _convert(flag, value)
-        given.add(flag.field)
+    values |= _from_environment(environ, values)
+    given = frozenset(values)
     if rest and rest[0] == "--":
         rest.pop(0)
-    if "help" in values or "print_completion" in values:
-        rest = rest or [""]
-    if not rest:
+    if not rest and not values.get("help"):
         raise UsageError("no script is given: distlaunch torchrun [flags] SCRIPT [its arguments]")
-    values.pop("help", None)
-    return Flags(**values, script=rest[0], args=tuple(rest[1:]), given=frozenset(given))
+    return Flags(**values, script="".join(rest[:1]), args=tuple(rest[1:]), given=given)
 
 
-def wants_help(words: Sequence[str]) -> bool:
-    """Whether -h or --help stands before the script."""
-    for word in words:
-        if word in ("-h", "--help"):
-            return True
-        if not word.startswith("-"):
-            return False
-    return False
-
-
-def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, Any]]:
-    found = []
+def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What PET_ variables say of flags that are not given."""
+    found: dict[str, Any] = {}
     for flag in FLAGS:
-        text = environ.get(f"PET_{flag.field.upper()}")
-        if flag.from_environment and text is not None:
-            value = text.strip().lower() not in ("", "0", "false") if flag.kind == "switch" else text
-            found.append((flag.field, value if flag.kind == "switch" else _convert(flag, text)))
+        name = f"PET_{flag.field.upper()}"
+        text = environ.get(name)
+        if not flag.from_environment or text is None or flag.field in given:
+            continue
+        if flag.kind == "switch":
+            found[flag.field] = text.strip().lower() not in ("", "0", "false")
+        else:
+            found[flag.field] = _convert(flag, text, name)
     return found
 
 
@@ -179,18 +176,23 @@ def _next_value(flag: Flag, rest: list[str]) -> str:
     return rest.pop(0)
 
 
-def _convert(flag: Flag, value: str | None) -> Any:
+def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
+    """The value that a text is; `name` is what the user wrote it behind."""
+    name = name or flag.name
     if flag.kind == "switch":
         if value is not None:
-            raise UsageError(f"{flag.name} takes no value")
+            raise UsageError(f"{name} takes no value")
         return True
     text = str(value)
     if flag.choices and text not in flag.choices:
-        raise UsageError(f"{flag.name}: expected {', '.join(flag.choices)}, got {text!r}")
+        raise UsageError(f"{name}: expected {', '.join(flag.choices)}, got {text!r}")
     try:
-        return {"text": str, "whole": int, "number": float}[flag.kind](text)
+        number = {"text": str, "whole": int, "number": float}[flag.kind](text)
     except ValueError:
-        raise UsageError(f"{flag.name}: expected a number, got {text!r}") from None
+        raise UsageError(f"{name}: expected a number, got {text!r}") from None
+    if not isinstance(number, str) and not number >= 0:
+        raise UsageError(f"{name}: expected a number ≥ 0, got {text!r}")
+    return number
 
 
 def parse_std(name: str, text: str) -> dict[int, int] | int:

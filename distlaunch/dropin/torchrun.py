@@ -1,5 +1,6 @@
 """A torchrun command line as a job: what ours does itself, and what is left to torch's own agent."""
 
+import os.path
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -60,10 +61,10 @@ def notices(flags: Flags) -> list[str]:
     """One line for each flag that was given and has no meaning here. Raises `UsageError` for refused ones."""
     if flags.logs_specs is not None:
         raise UsageError(f"--logs-specs {flags.logs_specs}: a plug-in of torch's agent; use torchrun for it")
-    if flags.no_python and flags.module:
+    if flags.print_completion is not None:
+        raise UsageError("--print-completion: there is none for distlaunch torchrun")
+    if flags.no_python and flags.module and not flags.run_path:
         raise UsageError("--no-python and --module do not go together")
-    if flags.run_path and (flags.module or flags.no_python):
-        raise UsageError("--run-path does not go together with --module or --no-python")
     return [
         f"--{field.replace('_', '-')} has no effect: {why}"
         for field, why in UNUSED.items()
@@ -84,11 +85,11 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
         logs=_logs(flags, here),
         master_host=None if alone and not named_port else host,
         master_port=port if named_port or not alone else None,
-        rendezvous_id=None if flags.standalone else flags.rdzv_id,
+        rendezvous_id=_rendezvous_id(flags, alone and not named_port),
         args=_args(flags),
         placeholders=False,
         python=here.environ.get("PYTHON_EXEC") or here.python,
-        timeouts=Timeouts(stop_s=float(flags.shutdown_timeout)),
+        timeouts=Timeouts(stop_s=_stop_s(flags, here)),
         restarts=Restarts(flags.max_restarts, 0.0, FOREVER_S),
         role=flags.role,
         one_device=flags.virtual_local_rank,
@@ -110,7 +111,7 @@ def procs_of(text: str, here: Here) -> int:
             raise UsageError("--nproc-per-node gpu: there is no GPU here")
         case "xpu":
             raise UsageError("--nproc-per-node xpu: give their number")
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got {text!r}")
     return int(text)
 
@@ -120,18 +121,32 @@ def _endpoint(flags: Flags) -> tuple[str, int]:
     if not flags.rdzv_endpoint:
         return flags.master_addr, flags.master_port
     host, colon, port = flags.rdzv_endpoint.rpartition(":")
-    if colon and port.isdigit():
+    if colon and port.isdecimal():
         return host.strip("[]"), int(port)
     return flags.rdzv_endpoint, flags.master_port
 
 
+def _rendezvous_id(flags: Flags, unnamed: bool) -> str | None:
+    """None = the run's own name: torch, too, makes one up where neither endpoint nor port is given."""
+    return None if flags.standalone or (unnamed and "rdzv_id" not in flags.given) else flags.rdzv_id
+
+
+def _stop_s(flags: Flags, here: Here) -> float:
+    text = here.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    if text is None or "shutdown_timeout" in flags.given:
+        return float(min(flags.shutdown_timeout, FOREVER_S))
+    if not text.isdecimal():
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected a number ≥ 0, got {text!r}")
+    return float(min(int(text), FOREVER_S))
+
+
 def _program(flags: Flags) -> Program:
+    if flags.run_path:  # wins over the others, as torch has it
+        return Program("script", ("-c",))
     if flags.module:
         return Program("module", (flags.script,))
     if flags.no_python:
         return Program("command", (flags.script,))
-    if flags.run_path:
-        return Program("script", ("-c",))
     return Program("script", (flags.script,))
 
 
@@ -140,14 +155,18 @@ def _args(flags: Flags) -> tuple[str, ...]:
 
 
 def _logs(flags: Flags, here: Here) -> Logs:
+    nowhere = flags.log_dir == "/dev/null"  # torch: no files, all is shown
+    template = flags.log_line_prefix_template or here.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    redirects, tee = parse_std("redirects", flags.redirects), parse_std("tee", flags.tee)
     streams = TorchrunLogs(
-        redirects=parse_std("redirects", flags.redirects),
-        tee=parse_std("tee", flags.tee),
-        prefix=flags.log_line_prefix_template or TorchrunLogs().prefix,
+        redirects=0 if nowhere else redirects,
+        tee=0 if nowhere else tee,
+        prefix=template or TorchrunLogs().prefix,
         local_ranks=_ranks(flags.local_ranks_filter),
     )
-    folder = flags.log_dir or here.temporary
-    kept = flags.log_dir or streams.redirects or streams.tee
+    wanted = None if nowhere else flags.log_dir
+    folder = os.path.join(here.folder, wanted or here.temporary)
+    kept = wanted or streams.redirects or streams.tee
     return Logs(folder, temporary=not kept, torchrun=streams)
 
 

@@ -1,0 +1,468 @@
+"""torchrun's command line: how it is read, and the job that it becomes."""
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.dropin.flags import FLAGS, Flag, Flags, parse_flags, parse_std
+from distlaunch.dropin.torchrun import UNUSED, Here, job_of, left_to_torch, notices, procs_of
+from distlaunch.errors import UsageError
+from distlaunch.job.spec import JobSpec, Program, TorchrunLogs
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrun.md"
+VALUES = {
+    "start_method": "fork",
+    "numa_binding": "socket",
+    "redirects": "1",
+    "tee": "0:1,12:3",
+}
+VALUED = [flag for flag in FLAGS if flag.kind != "switch"]
+SWITCHES = [flag for flag in FLAGS if flag.kind == "switch"]
+WITH_VARIABLE = [flag for flag in FLAGS if flag.from_environment]
+WITHOUT_VARIABLE = {"logs_specs", "numa_binding", "print_completion", "help"}
+
+
+def here_with(gpus: int = 0, environ: Mapping[str, str] | None = None) -> Here:
+    """A machine of eight cores."""
+    return Here("/work", "host", "/usr/bin/python3", "/var/tmp", gpus, 8, environ or {})
+
+
+def parsed(*words: str, **environ: str) -> Flags:
+    return parse_flags(words, environ)
+
+
+def job(*words: str, gpus: int = 0, **environ: str) -> JobSpec:
+    """The job of flags before `s.py`."""
+    return job_of(parse_flags((*words, "s.py"), environ), here_with(gpus, environ))
+
+
+def sample(flag: Flag) -> tuple[str, Any]:
+    """A good value for a flag, as text and as it is read."""
+    text = VALUES.get(flag.field) or {"text": "word", "whole": "7", "number": "2.5"}[flag.kind]
+    return text, {"text": str, "whole": int, "number": float}[flag.kind](text)
+
+
+def read(words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Do all that is done with a command line before a job starts."""
+    flags = parse_flags(words, environ)
+    if not flags.help:
+        notices(flags)
+        left_to_torch(flags)
+        job_of(flags, here_with(environ=environ))
+
+
+def refusal(*words: str, environ: Mapping[str, str] | None = None) -> str:
+    """The one line that a command line is refused with."""
+    with pytest.raises(UsageError) as caught:
+        read(words, environ or {})
+    text = str(caught.value)
+    assert text
+    assert "\n" not in text
+    return text
+
+
+# Spellings
+
+
+@pytest.mark.parametrize("flag", VALUED, ids=lambda flag: flag.field)
+@pytest.mark.parametrize("separator", "-_")
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_value_follows_in_every_spelling(flag: Flag, separator: str, joined: bool) -> None:
+    text, value = sample(flag)
+    name = "--" + flag.field.replace("_", separator)
+    flags = parsed(*([f"{name}={text}"] if joined else [name, text]), "s.py", "x")
+    assert getattr(flags, flag.field) == value
+    assert flags.given == {flag.field}
+    assert (flags.script, flags.args) == ("s.py", ("x",))
+
+
+@pytest.mark.parametrize("flag", SWITCHES, ids=lambda flag: flag.field)
+@pytest.mark.parametrize("separator", "-_")
+def test_a_switch_takes_no_value(flag: Flag, separator: str) -> None:
+    name = "--" + flag.field.replace("_", separator)
+    assert getattr(parsed(name, "s.py"), flag.field) is True
+    assert refusal(f"{name}=1", "s.py") == f"{flag.name} takes no value"
+
+
+@pytest.mark.parametrize("flag", VALUED, ids=lambda flag: flag.field)
+def test_a_missing_value_is_told(flag: Flag) -> None:
+    for rest in ((), ("--standalone", "s.py"), ("--", "s.py")):
+        assert refusal(flag.name, *rest) == f"{flag.name} needs a value"
+
+
+def shortest(flag: Flag) -> str:
+    """The shortest beginning that no other flag has."""
+    others = [other.field for other in FLAGS if other is not flag]
+    lengths = range(1, len(flag.field) + 1)
+    short = (flag.field[:length] for length in lengths)
+    return next((name for name in short if not any(o.startswith(name) for o in others)), flag.field)
+
+
+@pytest.mark.parametrize("flag", VALUED, ids=lambda flag: flag.field)
+def test_unique_abbreviations_are_taken(flag: Flag) -> None:
+    text, value = sample(flag)
+    for length in range(len(shortest(flag)), len(flag.field) + 1):
+        name = flag.field[:length].replace("_", "-")
+        assert getattr(parsed(f"--{name}={text}", "s.py"), flag.field) == value
+
+
+@pytest.mark.parametrize(
+    ("short", "could_be"),
+    [
+        ("n", "--nnodes, --nproc-per-node, --no-python, --node-rank, --numa-binding"),
+        ("no", "--no-python, --node-rank"),
+        ("master", "--master-addr, --master-port"),
+        ("rdzv", "--rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf"),
+        ("log-", "--log-dir, --log-line-prefix-template"),
+        ("duplicate", "--duplicate-stdout-filters, --duplicate-stderr-filters"),
+    ],
+)
+def test_an_ambiguous_abbreviation_names_what_it_could_be(short: str, could_be: str) -> None:
+    assert refusal(f"--{short}=1", "s.py") == f"--{short} could mean {could_be}"
+
+
+def test_a_whole_name_is_not_an_abbreviation_of_a_longer_one() -> None:
+    assert parsed("--redirects=1", "s.py").redirects == "1"
+    assert parsed("--redirect=3", "s.py").redirects == "3"  # PyTorch's own tests abbreviate so
+    assert parsed("--module", "s.py").module
+
+
+def test_letters() -> None:
+    for words in (("-r", "3"), ("-r3",), ("-r=3",)):
+        assert parsed(*words, "s.py").redirects == "3"
+    for words in (("-t", "0:1"), ("-t0:1",), ("-t=0:1",)):
+        assert parsed(*words, "s.py").tee == "0:1"
+    assert parsed("-m", "pkg").module
+    flags = parsed("-mr3", "-t1", "pkg")
+    assert (flags.module, flags.redirects, flags.tee, flags.script) == (True, "3", "1", "pkg")
+    assert parsed("-h").help
+    assert refusal("-x", "s.py") == "torchrun has no flag -x"
+    assert refusal("-mx", "s.py") == "torchrun has no flag -x"
+
+
+def test_help_may_follow_values_and_needs_no_script() -> None:
+    assert parsed("--nproc-per-node", "2", "--help").help
+    assert parsed("--nproc-per-node", "2", "-h", "s.py").help
+    assert not parsed("s.py", "-h").help
+
+
+def test_a_negative_number_is_a_value() -> None:
+    assert refusal("--node-rank", "-1", "s.py") == "--node-rank: expected a number ≥ 0, got '-1'"
+    assert parsed("--role=-x", "s.py").role == "-x"
+
+
+# Variables
+
+
+@pytest.mark.parametrize("flag", WITH_VARIABLE, ids=lambda flag: flag.field)
+def test_a_variable_is_the_default(flag: Flag) -> None:
+    name = f"PET_{flag.field.upper()}"
+    text, value = ("1", True) if flag.kind == "switch" else sample(flag)
+    flags = parsed("s.py", **{name: text})
+    assert getattr(flags, flag.field) == value
+    assert flags.given == {flag.field}
+
+
+def test_the_command_line_wins_over_variables() -> None:
+    flags = parsed("--max-restarts=2", "--role", "b", "s.py", PET_MAX_RESTARTS="many", PET_ROLE="a")
+    assert (flags.max_restarts, flags.role) == (2, "b")
+
+
+def test_a_switch_is_off_with_0_and_on_with_1() -> None:
+    for text in ("0", "", "false", "False"):
+        assert not parsed("s.py", PET_MODULE=text).module
+    assert parsed("s.py", PET_MODULE="1", PET_STANDALONE="true").standalone
+
+
+def test_some_have_no_variable() -> None:
+    assert {flag.field for flag in FLAGS if not flag.from_environment} == WITHOUT_VARIABLE
+    environ = {f"PET_{field.upper()}": "1" for field in WITHOUT_VARIABLE}
+    assert parsed("s.py", **environ) == Flags(script="s.py")
+
+
+def test_a_bad_variable_is_named() -> None:
+    text = refusal("s.py", environ={"PET_MAX_RESTARTS": "many"})
+    assert text == "PET_MAX_RESTARTS: expected a number, got 'many'"
+
+
+# What follows the flags
+
+
+@given(st.lists(st.text()), st.sampled_from(["train.py", "./-x", "dir/s.py", "--"]))
+def test_what_follows_the_script_is_not_touched(args: list[str], script: str) -> None:
+    before = ("--nproc-per-node=2", "--") if script == "--" else ("--nproc-per-node=2",)
+    flags = parse_flags((*before, script, *args), {})
+    assert (flags.nproc_per_node, flags.script, flags.args) == ("2", script, tuple(args))
+    assert job_of(flags, here_with()).args == tuple(args)
+
+
+@given(st.lists(st.sampled_from([word for flag in FLAGS for word in (flag.name, flag.name[:6])])))
+def test_flags_behind_the_script_are_the_scripts(args: list[str]) -> None:
+    assert parse_flags(("s.py", *args), {}) == Flags(script="s.py", args=tuple(args))
+
+
+def test_dashes_end_the_flags_once() -> None:
+    assert parsed("--", "--s.py", "--", "-m") == Flags(script="--s.py", args=("--", "-m"))
+    assert parsed("-") == Flags(script="-")
+
+
+def test_no_script() -> None:
+    for words in ((), ("--standalone",), ("--standalone", "--")):
+        assert refusal(*words).startswith("no script is given")
+
+
+WORDS = st.one_of(
+    st.sampled_from([flag.name for flag in FLAGS]),
+    st.builds(
+        "{0.name}={1}".format,
+        st.sampled_from(FLAGS),
+        st.text(alphabet=string.printable[:95] + "²٣", max_size=4),
+    ),
+    st.text(alphabet=string.printable[:95] + "²٣", max_size=6),
+)
+
+
+@given(st.lists(WORDS, max_size=6))
+def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None:
+    try:
+        read(words, {})
+    except UsageError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+# Bad values
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--nnodes=two", "--nnodes: expected N or MIN:MAX, got 'two'"),
+        ("--nnodes=2:20:30", "--nnodes: expected N or MIN:MAX, got '2:20:30'"),
+        ("--nnodes=0", "--nnodes: expected 1 ≤ MIN ≤ MAX, got '0'"),
+        ("--nnodes=3:2", "--nnodes: expected 1 ≤ MIN ≤ MAX, got '3:2'"),
+        (
+            "--nproc-per-node=unknown",
+            "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got 'unknown'",
+        ),
+        ("--nproc-per-node=0", "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got '0'"),
+        ("--nproc-per-node=²", "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got '²'"),
+        ("--nproc-per-node=", "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got ''"),
+        ("--nproc-per-node=gpu", "--nproc-per-node gpu: there is no GPU here"),
+        ("--nproc-per-node=xpu", "--nproc-per-node xpu: give their number"),
+        ("--max-restarts=1.5", "--max-restarts: expected a number, got '1.5'"),
+        ("--max-restarts=-1", "--max-restarts: expected a number ≥ 0, got '-1'"),
+        ("--shutdown-timeout=-1", "--shutdown-timeout: expected a number ≥ 0, got '-1'"),
+        ("--monitor-interval=nan", "--monitor-interval: expected a number ≥ 0, got 'nan'"),
+        ("--master-port=http", "--master-port: expected a number, got 'http'"),
+        ("--start-method=thread", "--start-method: expected spawn, fork, forkserver, got 'thread'"),
+        ("--numa-binding=x", "--numa-binding: expected node, socket, exclusive, core-complex, got 'x'"),
+        ("--local-ranks-filter=a", "--local-ranks-filter: expected ranks such as 0,2, got 'a'"),
+        ("--logs-specs=mine", "--logs-specs mine: a plug-in of torch's agent; use torchrun for it"),
+        ("--print-completion=bash", "--print-completion: there is none for distlaunch torchrun"),
+        ("--no-python --module", "--no-python and --module do not go together"),
+        ("--lr=0.1", "torchrun has no flag --lr; a flag of the script goes after the script"),
+    ],
+)
+def test_a_bad_value_is_told_in_a_line(words: str, text: str) -> None:
+    assert refusal(*words.split(), "s.py") == text
+
+
+@pytest.mark.parametrize("text", ["4", "-1", "x", "0:4", "0", "0:1,", "a:1", "0:1:2", ":"])
+@pytest.mark.parametrize("name", ["redirects", "tee"])
+def test_which_streams(name: str, text: str) -> None:
+    if text == "0":
+        assert parse_std(name, text) == 0
+    else:
+        assert refusal(f"--{name}={text}", "s.py").startswith(f"--{name}: expected 0 (nothing), 1 (stdout)")
+
+
+def test_streams_of_many_local_ranks() -> None:
+    assert parse_std("tee", "3") == 3
+    assert parse_std("tee", "0:1,9:2,10:3,127:1") == {0: 1, 9: 2, 10: 3, 127: 1}
+
+
+# The job
+
+
+def test_a_bare_script() -> None:
+    made = job()
+    (node,) = made.nodes
+    assert (node.procs, node.local, made.workdir, made.program) == (
+        1,
+        True,
+        "/work",
+        Program("script", ("s.py",)),
+    )
+    assert (made.master_host, made.master_port, made.rendezvous_id) == (None, None, None)
+    assert (made.restarts.most, made.restarts.backoff_s, made.timeouts.stop_s) == (0, 0.0, 30.0)
+    assert (made.placeholders, made.python, made.role, made.one_device) == (
+        False,
+        "/usr/bin/python3",
+        "default",
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "expected"),
+    [("1", 0, 1), ("12", 2, 12), ("cpu", 2, 8), ("auto", 0, 8), ("auto", 2, 2), ("gpu", 3, 3)],
+)
+def test_workers_per_node(words: str, gpus: int, expected: int) -> None:
+    assert procs_of(words, here_with(gpus)) == expected
+    assert job(f"--nproc-per-node={words}", gpus=gpus).nodes[0].procs == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "host", "port"),
+    [
+        ("", None, None),
+        ("--standalone", None, None),
+        ("--standalone --master-port 1234 --rdzv-endpoint h:1", None, None),
+        ("--master-port 1234", "127.0.0.1", 1234),
+        ("--master-addr h --master-port 1234", "h", 1234),
+        ("--rdzv-endpoint h:5", "h", 5),
+        ("--rdzv-endpoint h:5 --master-addr g --master-port 6", "h", 5),
+        ("--rdzv-endpoint h --master-port 6", "h", 6),
+        ("--rdzv-endpoint [::1]:5", "::1", 5),
+    ],
+)
+def test_where_the_ranks_meet(words: str, host: str | None, port: int | None) -> None:
+    made = job(*words.split())
+    assert (made.master_host, made.master_port) == (host, port)
+
+
+def test_the_runs_id() -> None:
+    assert job("--rdzv-id=a").rendezvous_id == "a"
+    assert job("--rdzv-id=a").name == "a"
+    assert job("--standalone", "--rdzv-id=a").rendezvous_id is None
+    assert job("--master-port=5").rendezvous_id == "none"
+    assert job(PET_RDZV_ID="b").rendezvous_id == "b"
+
+
+def test_programs() -> None:
+    assert job("-m").program == Program("module", ("s.py",))
+    assert job("--no-python").program == Program("command", ("s.py",))
+    assert job("--run-path").program == Program("script", ("-c",))
+    flags = parsed("--run-path", "--no-python", "--module", "s.py", "a", "--b")
+    assert notices(flags) == []  # --run-path wins, as torch has it
+    made = job_of(flags, here_with())
+    assert made.program == Program("script", ("-c",))
+    assert made.args[1:] == ("s.py", "a", "--b")
+
+
+def test_the_interpreter() -> None:
+    assert job(PYTHON_EXEC="/opt/python").python == "/opt/python"
+
+
+def test_restarts_role_and_device() -> None:
+    made = job("--max-restarts=3", "--role=trainer", "--virtual-local-rank")
+    assert (made.restarts.most, made.role, made.one_device) == (3, "trainer", True)
+
+
+def test_the_shutdown_timeout() -> None:
+    assert job("--shutdown-timeout=3").timeouts.stop_s == 3.0
+    assert job(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="4").timeouts.stop_s == 4.0
+    assert job("--shutdown-timeout=3", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="4").timeouts.stop_s == 3.0
+    assert job(f"--shutdown-timeout={'9' * 400}").timeouts.stop_s == 1e9
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in refusal(
+        "s.py", environ={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "x"}
+    )
+
+
+def logs(*words: str, **environ: str) -> TorchrunLogs:
+    found = job(*words, gpus=0, **environ).logs.torchrun
+    assert found
+    return found
+
+
+def test_output() -> None:
+    assert logs() == TorchrunLogs()
+    found = logs("-r3", "-t0:1,10:2", "--local-ranks-filter=0, 10", "--log-line-prefix-template=${rank}>")
+    assert found == TorchrunLogs(3, {0: 1, 10: 2}, "${rank}>", frozenset({0, 10}))
+    assert logs(TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="x").prefix == "x"
+    assert logs("--log-line-prefix-template=y", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="x").prefix == "y"
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "temporary"),
+    [
+        ("", "/var/tmp", True),
+        ("-r3", "/var/tmp", False),
+        ("--tee=1", "/var/tmp", False),
+        ("--log-dir=/logs", "/logs", False),
+        ("--log-dir=logs", "/work/logs", False),
+        ("--log-dir=/dev/null --tee=3", "/var/tmp", True),
+    ],
+)
+def test_the_log_folder(words: str, folder: str, temporary: bool) -> None:
+    made = job(*words.split())
+    assert (made.logs.folder, made.logs.temporary) == (folder, temporary)
+
+
+def test_without_a_log_folder_all_is_shown() -> None:
+    assert logs("--log-dir=/dev/null", "-r3", "--tee=3", "--local-ranks-filter=1") == TorchrunLogs(
+        local_ranks=frozenset({1})
+    )
+
+
+# What is left to torch, and what is told
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("", ""),
+        ("--nnodes=2", ""),
+        ("--nnodes=2:2", ""),
+        ("--nnodes=1:2", "--nnodes 1:2"),
+        ("--rdzv-backend=c10d", "--rdzv-backend c10d"),
+        ("--rdzv-backend=etcd-v2 --nnodes=1:2", "--rdzv-backend etcd-v2"),
+        ("--standalone --rdzv-backend=c10d", ""),
+        ("--rdzv-backend=static --rdzv-conf=timeout=5", ""),
+    ],
+)
+def test_what_is_left_to_torch(words: str, why: str) -> None:
+    assert left_to_torch(parsed(*words.split(), "s.py")) == why
+
+
+def test_notices() -> None:
+    assert notices(parsed("--nproc-per-node=2", "--role=a", "s.py")) == []
+    for field, why in UNUSED.items():
+        (flag,) = (flag for flag in FLAGS if flag.field == field)
+        line = f"{flag.name} has no effect: {why}"
+        assert notices(parsed(flag.name, sample(flag)[0], "s.py")) == [line]
+        if flag.from_environment:
+            assert notices(parsed("s.py", **{f"PET_{field.upper()}": sample(flag)[0]})) == [line]
+
+
+# The flags are torch's, and the document has them all
+
+
+def test_the_document_has_every_flag() -> None:
+    rows = re.findall(r"(?m)^\| `(--[a-z-]+)`", DOCUMENT.read_text())
+    assert sorted(rows) == sorted(flag.name for flag in FLAGS)
+
+
+def test_the_documents_tests_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", DOCUMENT.read_text()))
+    tests = Path(__file__).parents[1]
+    sources = "".join(path.read_text() for path in tests.rglob("test_*.py"))
+    assert {name for name in named if f"def {name}(" not in sources} == set()
+
+
+def test_torch_has_no_flag_that_is_not_here() -> None:
+    run = pytest.importorskip("torch.distributed.run", reason="torch is not installed")
+    known = {flag.field for flag in FLAGS}
+    theirs = {action.dest: action for action in run.get_args_parser()._actions if action.option_strings}
+    assert set(theirs) - known == set()
+    assert known - set(theirs) == {"log_line_prefix_template", "print_completion"} - set(theirs)
+    for flag in FLAGS:
+        action = theirs.get(flag.field)
+        if action and flag.choices:
+            assert tuple(action.choices) == flag.choices
