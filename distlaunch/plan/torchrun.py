@@ -2,6 +2,7 @@
 
 from shlex import quote
 
+from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import LaunchPlan, NodePlan, fill, placeholders_in
 from distlaunch.plan.shell import job_exports
 
@@ -31,6 +32,7 @@ def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
         f"--master-addr={plan.master_addr}",
         f"--master-port={port}",
         *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
+        *_conduct(spec),
         *{"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind],
     ]
     arguments = [fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args)]
@@ -38,6 +40,16 @@ def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
     export = f"export {' '.join(exports)} && " if exports else ""
     words = " ".join(map(quote, [*_torchrun(plan, node), *flags, spec.program.words[0], *arguments]))
     return f"(cd {quote(node.workdir)} && {export}exec {words})"
+
+
+def _conduct(spec: JobSpec) -> list[str]:
+    """Flags of what the job wants otherwise than torchrun does."""
+    return [
+        *([f"--max-restarts={spec.restarts.most}"] if spec.restarts.most else []),
+        *([f"--role={spec.role}"] if spec.role != "default" else []),
+        *([f"--shutdown-timeout={spec.timeouts.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
+        *(["--virtual-local-rank"] if spec.one_device else []),
+    ]
 
 
 def _torchrun(plan: LaunchPlan, node: NodePlan) -> list[str]:
