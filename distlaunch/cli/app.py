@@ -150,3 +150,9 @@ def schema() -> None:
     from distlaunch.job.fields import json_schema
 
     print_json(json_schema())
+
+
+if sys.argv[1:2] != ["run"]:  # which pays for nothing that it does not use
+    from distlaunch.cli.imports import imports
+
+    app.add_typer(imports)

@@ -76,7 +76,7 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
     """The job of one node, which may be one of several that are started by hand."""
     alone = flags.standalone or node_range(flags.nnodes)[1] == 1
     named_port = not flags.standalone and bool({"master_port", "rdzv_endpoint"} & flags.given)
-    host, port = _endpoint(flags)
+    host, port = endpoint_of(flags)
     return JobSpec(
         name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
         nodes=(NodeSpec(here.hostname, procs=procs_of(flags.nproc_per_node, here), path="--nproc-per-node"),),
@@ -116,8 +116,8 @@ def procs_of(text: str, here: Here) -> int:
     return int(text)
 
 
-def _endpoint(flags: Flags) -> tuple[str, int]:
-    """Precedence as torch has it: --rdzv-endpoint wins over --master-addr and --master-port."""
+def endpoint_of(flags: Flags) -> tuple[str, int]:
+    """Where rank 0's store is. As torch has it, --rdzv-endpoint wins over --master-addr and -port."""
     if not flags.rdzv_endpoint:
         return flags.master_addr, flags.master_port
     host, colon, port = flags.rdzv_endpoint.rpartition(":")
@@ -162,7 +162,7 @@ def _logs(flags: Flags, here: Here) -> Logs:
         redirects=0 if nowhere else redirects,
         tee=0 if nowhere else tee,
         prefix=template or TorchrunLogs().prefix,
-        local_ranks=_ranks(flags.local_ranks_filter),
+        local_ranks=ranks_of(flags.local_ranks_filter),
     )
     wanted = None if nowhere else flags.log_dir
     folder = os.path.join(here.folder, wanted or here.temporary)
@@ -170,7 +170,8 @@ def _logs(flags: Flags, here: Here) -> Logs:
     return Logs(folder, temporary=not kept, torchrun=streams)
 
 
-def _ranks(text: str) -> frozenset[int]:
+def ranks_of(text: str) -> frozenset[int]:
+    """The local ranks of `--local-ranks-filter`. Raises `UsageError`."""
     try:
         return frozenset(int(rank) for rank in text.split(",") if rank.strip())
     except ValueError:

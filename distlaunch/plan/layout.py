@@ -260,6 +260,11 @@ def fill(argument: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(filled, argument)
 
 
+def literal(argument: str) -> str:
+    """What `fill` makes `argument` of, whatever it holds."""
+    return re.sub(r"\{(?:" + "|".join(PLACEHOLDERS) + r")\}", r"{\g<0>}", argument)
+
+
 def placeholders_in(arguments: Iterable[str]) -> list[str]:
     """The names that `fill` would fill in, in the order of PLACEHOLDERS."""
     found = {

@@ -2,7 +2,7 @@
 
 from shlex import quote
 
-from distlaunch.job.spec import Binding
+from distlaunch.job.spec import Binding, JobSpec
 from distlaunch.plan.layout import LaunchPlan, NodePlan, fill, placeholders_in
 from distlaunch.plan.shell import job_exports
 
@@ -35,6 +35,7 @@ def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
         f"--master-addr={plan.master_addr}",
         f"--master-port={port}",
         *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
+        *_conduct(spec),
         *_numa_flag(spec.binding),
         *{"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind],
     ]
@@ -47,6 +48,16 @@ def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
 
 def _numa_flag(binding: Binding | None) -> list[str]:
     return [f"--numa-binding={binding.how}"] if binding and binding.key == "numa_binding" else []
+
+
+def _conduct(spec: JobSpec) -> list[str]:
+    """Flags of what the job wants otherwise than torchrun does."""
+    return [
+        *([f"--max-restarts={spec.restarts.most}"] if spec.restarts.most else []),
+        *([f"--role={spec.role}"] if spec.role != "default" else []),
+        *([f"--shutdown-timeout={spec.timeouts.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
+        *(["--virtual-local-rank"] if spec.one_device else []),
+    ]
 
 
 def _torchrun(plan: LaunchPlan, node: NodePlan) -> list[str]:

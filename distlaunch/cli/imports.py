@@ -1,0 +1,76 @@
+"""`distlaunch import`: job files from what other launchers read."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distlaunch.cli.output import print_json, print_text
+
+if TYPE_CHECKING:
+    from distlaunch.dropin.job_text import Draft
+
+imports = typer.Typer(
+    name="import",
+    help="Print a job file made from another launcher's command or file. Each takes --json.",
+    no_args_is_help=True,
+)
+Json = Annotated[bool, typer.Option("--json", help="Print the keys and the comments as JSON.")]
+Program = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- SCRIPT ARGS…]", help="The script and its arguments.")
+]
+
+
+@imports.command("torchrun")
+def from_torchrun(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="'COMMAND LINE' | -- WORDS…",
+            help="A torchrun command, quoted as a whole or after `--`.",
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Print the job file of a torchrun command line."""
+    from distlaunch.dropin.from_torchrun import torchrun_draft
+    from distlaunch.dropin.words import ShellWords, shell_words
+
+    given = shell_words(words[0]) if len(words) == 1 else ShellWords(tuple(words))
+    cpus = len(os.sched_getaffinity(0))
+    _print(torchrun_draft(given.words, cpus, given.variables), as_json)
+
+
+@imports.command("accelerate")
+def from_accelerate(
+    config: Annotated[str, typer.Argument(metavar="CONFIG.YAML", help="What `accelerate config` writes.")],
+    program: Program = None,
+    as_json: Json = False,
+) -> None:
+    """Print the job file of an accelerate config."""
+    from distlaunch.dropin.from_accelerate import accelerate_draft
+    from distlaunch.rim.job_file import parse, read_text
+
+    _print(accelerate_draft(parse(read_text(config), config), config, program or ()), as_json)
+
+
+@imports.command("hostfile")
+def from_hostfile(
+    hosts: Annotated[str, typer.Argument(metavar="HOSTS", help="Of Open MPI, DeepSpeed or Horovod.")],
+    program: Program = None,
+    as_json: Json = False,
+) -> None:
+    """Print a job file with the hosts of a hostfile."""
+    from distlaunch.dropin.from_hostfile import hostfile_draft
+    from distlaunch.rim.job_file import read_text
+
+    _print(hostfile_draft(read_text(hosts), hosts, program or ()), as_json)
+
+
+def _print(draft: "Draft", as_json: bool) -> None:
+    from distlaunch.dropin.job_text import draft_document, draft_text
+
+    if as_json:
+        print_json(draft_document(draft))
+    else:
+        print_text(draft_text(draft))

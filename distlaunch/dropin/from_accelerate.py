@@ -1,0 +1,207 @@
+"""A job file that does what `accelerate launch` does with a config of `accelerate config`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from distlaunch.dropin.accelerate_env import VISIBLE, sections_draft
+from distlaunch.dropin.from_torchrun import visible_gpus
+from distlaunch.dropin.job_text import Data, Draft, Note, check_draft, flow_text, joined, program_draft
+from distlaunch.errors import JobError, Problem
+from distlaunch.job.document import Entries, Items, Scalar, Value, describe
+from distlaunch.job.hosts import host_error
+from distlaunch.job.types import Choice, Integer, Switch, Type, Word
+from distlaunch.plan.layout import is_loopback
+
+_SECTIONS = (
+    *("deepspeed_config", "dynamo_config", "fp8_config", "fsdp_config"),
+    *("megatron_lm_config", "mpirun_config", "parallelism_config"),
+)
+_ACCELERATORS = (
+    *("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA"),
+    *("MULTI_XPU", "MULTI_HPU", "MULTI_NEURON", "FSDP", "DEEPSPEED", "MEGATRON_LM"),
+)
+_KEYS: Mapping[str, Type] = {
+    "compute_environment": Choice(("LOCAL_MACHINE",)),
+    "distributed_type": Choice(_ACCELERATORS),
+    "num_machines": Integer(1, 4096),
+    "num_processes": Integer(-1),
+    "machine_rank": Integer(0),
+    "main_process_ip": Word(),
+    "main_process_port": Integer(0, 65535),
+    "gpu_ids": Word(),
+    "use_cpu": Switch(),
+    "debug": Switch(),
+    "enable_cpu_affinity": Switch(),
+    "mixed_precision": Choice(("no", "fp16", "bf16", "fp8")),
+    "rdzv_backend": Word(),
+    "main_training_function": Word(),
+}
+_SILENT = frozenset({"same_network", "main_training_function", "mpirun_config", "deepspeed_config_file"})
+"""Without an effect on a job of ours, whatever their value."""
+
+
+class Config(NamedTuple):
+    """accelerate's config: checked values, sections as texts, and the keys that mean nothing here."""
+
+    values: Mapping[str, Any]
+    sections: Mapping[str, Mapping[str, str]]
+    others: Mapping[str, str]
+
+    @property
+    def kind(self) -> str:
+        """distributed_type."""
+        return str(self.values.get("distributed_type", "NO"))
+
+    @property
+    def machines(self) -> int:
+        """num_machines."""
+        return int(self.values.get("num_machines", 1))
+
+
+def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) -> Draft:
+    """The job of a config file, which names no script. Raises `JobError` with all problems."""
+    config = _read(document)
+    hint = (Note("relative paths are relative to this file"),)
+    parts = (_nodes(config), _procs(config), _meeting(config), _env(config), _others(config))
+    draft = joined([Draft(notes=hint), program_draft(program), *parts])
+    check_draft(draft, source)
+    return draft
+
+
+def _read(document: Value) -> Config:
+    if not isinstance(document, Entries):
+        text = f"expected accelerate's config, a mapping, got {describe(document)}"
+        raise JobError([document.place.problem("", text)])
+    problems: list[Problem] = []
+    given = {key: value for key, _, value in document.walk() if not _is_null(value)}
+    values = {
+        key: _KEYS[key].check(_spelled(value), key, problems) for key, value in given.items() if key in _KEYS
+    }
+    sections = {key: _section(value, key, problems) for key, value in given.items() if key in _SECTIONS}
+    others = {key: _text(value) for key, value in given.items() if key not in (*_KEYS, *_SECTIONS)}
+    if error := host_error(str(values.get("main_process_ip") or "none")):
+        problems.append(given["main_process_ip"].place.problem("main_process_ip", error))
+    if problems:
+        raise JobError(problems)
+    return Config(values, sections, others)
+
+
+def _is_null(value: Value) -> bool:
+    return isinstance(value, Scalar) and value.value is None
+
+
+def _spelled(value: Value) -> Value:
+    """`mixed_precision: no` is false to YAML and means the word; other words are given in any case."""
+    if isinstance(value, Scalar) and value.value is False and value.text.lower() == "no":
+        return Scalar("no", value.place, "no")
+    return value
+
+
+def _section(value: Value, key: str, problems: list[Problem]) -> dict[str, str]:
+    if not isinstance(value, Entries):
+        problems.append(value.place.problem(key, f"expected a mapping, got {describe(value)}"))
+        return {}
+    return {name: _text(entry) for name, _, entry in value.walk() if not _is_null(entry)}
+
+
+def _text(value: Value) -> str:
+    """What Python's str() makes of a value."""
+    match value:
+        case Scalar():
+            return str(value.value)
+        case Items():
+            return flow_text([_text(item) for item in value.items])
+        case Entries():
+            return flow_text({key: _text(entry) for key, _, entry in value.walk()})
+
+
+def _nodes(config: Config) -> Draft:
+    hostfile = config.sections.get("deepspeed_config", {}).get("deepspeed_hostfile")
+    hostfile = hostfile or config.sections.get("mpirun_config", {}).get("mpirun_hostfile")
+    if config.machines == 1:
+        return Draft()
+    notes = []
+    if "machine_rank" in config.values:
+        notes.append("machine_rank has no place: this one file starts all machines")
+    if hostfile:
+        return _noted("hostfile", hostfile, notes)
+    first = _far(config) or "HOST0"
+    hosts = [first, *(f"HOST{i}" for i in range(1, config.machines))]
+    advice = "put the names of the machines here, as your ssh knows them; the first is rank 0's"
+    return _noted("nodes", hosts, [advice, *notes])
+
+
+def _noted(key: str, value: Data, notes: list[str]) -> Draft:
+    return Draft({key: value}, tuple(Note(note, key) for note in notes))
+
+
+def _far(config: Config) -> str | None:
+    """The main process's host, where its name holds on other machines too."""
+    host = config.values.get("main_process_ip")
+    return str(host) if host and not is_loopback(str(host)) else None
+
+
+def _procs(config: Config) -> Draft:
+    """num_processes is the total over all machines, of which each starts its whole share."""
+    total = config.values.get("num_processes", -1)
+    if config.kind == "NO":
+        return Draft({"procs_per_node": 1})
+    if total < 1:
+        return Draft(notes=(Note("the config leaves num_processes open: one per GPU", "procs_per_node"),))
+    share, rest = divmod(total, config.machines)
+    if share == 0 or rest:
+        text = f"num_processes: {total} is for {config.machines} machines; accelerate starts {share} on each"
+        return Draft({"procs_per_node": max(1, share)}, (Note(text, "procs_per_node"),))
+    return Draft({"procs_per_node": share})
+
+
+def _meeting(config: Config) -> Draft:
+    values = config.values
+    keys: dict[str, Data] = {}
+    if config.machines > 1 and (host := _far(config)):
+        keys["master_addr"] = host
+    if port := values.get("main_process_port"):
+        keys["master_port"] = port
+    backend = values.get("rdzv_backend") or "static"
+    if backend == "static":
+        return Draft(keys)
+    line = {"backend": backend, "endpoint": f"{values.get('main_process_ip')}:{port or 29500}"}
+    notes = (f"rdzv_backend {backend}: for torch's own agents instead:", f"rendezvous: {flow_text(line)}")
+    return Draft(keys, tuple(Note(note, "rendezvous") for note in notes))
+
+
+def _env(config: Config) -> Draft:
+    values = config.values
+    env: dict[str, Data] = {}
+    if values.get("use_cpu") or config.kind == "MULTI_CPU":
+        env["ACCELERATE_USE_CPU"] = "True"
+    precision = values.get("mixed_precision")
+    if precision and precision != "no":
+        env["ACCELERATE_MIXED_PRECISION"] = precision
+    if values.get("debug"):
+        env["ACCELERATE_DEBUG_MODE"] = "true"
+    if values.get("enable_cpu_affinity"):
+        env["ACCELERATE_CPU_AFFINITY"] = "1"
+    own = joined([_devices(config), Draft({"env": env} if env else {})])
+    return joined([own, sections_draft(config.kind, precision, config.sections)])
+
+
+def _devices(config: Config) -> Draft:
+    if config.values.get("use_cpu") or config.kind == "MULTI_CPU":
+        return Draft({"gpus_per_node": 0})
+    ids = config.values.get("gpu_ids")
+    if ids in (None, "all"):
+        return Draft()
+    env = {VISIBLE.get(config.kind, "CUDA_VISIBLE_DEVICES"): str(ids)}
+    notes = (Note("gpu_ids of the config's machine, here of all", "env"),) if config.machines > 1 else ()
+    return joined([Draft({"env": env}, notes), visible_gpus(env)])
+
+
+def _others(config: Config) -> Draft:
+    idle = ("no", "False", "[]", "")
+    notes = [
+        f"{key}: {value} has no equal here"
+        for key, value in config.others.items()
+        if key not in _SILENT and value not in idle
+    ]
+    return Draft(notes=tuple(map(Note, notes)))

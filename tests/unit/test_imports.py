@@ -1,0 +1,606 @@
+"""Other launchers' commands and files as job files: what each becomes, that it loads, and the way back."""
+
+import os.path
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.dropin.flags import Flags, parse_flags
+from distlaunch.dropin.from_accelerate import accelerate_draft
+from distlaunch.dropin.from_hostfile import hostfile_draft
+from distlaunch.dropin.from_torchrun import torchrun_draft
+from distlaunch.dropin.job_text import Draft, draft_document, draft_text
+from distlaunch.dropin.words import shell_words
+from distlaunch.errors import DistlaunchError, JobError, Problem, UsageError
+from distlaunch.job.fields import JOB
+from distlaunch.job.hosts import parse_hostfile
+from distlaunch.job.spec import JobSpec, NodeSpec
+from distlaunch.plan.layout import PLACEHOLDERS, Facts, fill, literal, make_plan
+from distlaunch.plan.torchrun import torchrun_text
+from distlaunch.rim.job_file import parse
+from tests.unit.samples import FOLDER, bounded, process_text, spec_of
+
+CPUS = 6
+
+
+def imported(command: str) -> Draft:
+    words = shell_words(command)
+    return torchrun_draft(words.words, CPUS, words.variables)
+
+
+def keys_of(draft: Draft) -> dict[str, Any]:
+    """The keys as the text has them; that a job file may say so is tried."""
+    text = draft_text(draft)
+    spec_of(text)
+    loaded: dict[str, Any] = yaml.safe_load(text)
+    assert loaded == draft_document(draft)["job"]
+    assert list(loaded) == [key for key in JOB.fields if key in loaded]
+    return loaded
+
+
+def comments(draft: Draft) -> str:
+    return "\n".join(line for line in draft_text(draft).splitlines() if line.startswith("#"))
+
+
+# A shell's words
+
+
+@given(words=st.lists(process_text, max_size=6))
+@bounded()
+def test_quoted_words_are_taken_apart_as_they_were_joined(words: list[str]) -> None:
+    assert shell_words(shlex.join(words)).words == tuple(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a \\\n  b", ["a", "b"]),
+        ("a\\\nb", ["ab"]),
+        ('"a\\\nb" "\\$x" "\\n" "\\"" "\\\\"', ["ab", "$x", "\\n", '"', "\\"]),
+        ("'a\\\nb'", ["a\\\nb"]),
+        ("''", [""]),
+        ("a'b'\"c\"\\ d", ["abc d"]),
+        ("  \t", []),
+    ],
+)
+def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
+    assert list(shell_words(text).words) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "character", "words"),
+    [
+        ("torchrun 'x", 10, "is not closed"),
+        ('torchrun "x', 10, "is not closed"),
+        ("torchrun x \\", 12, "a backslash stands at the end"),
+        ("torchrun x > log", 12, "> is the shell's"),
+        ("cd x && torchrun x", 6, "& is the shell's"),
+        ("torchrun $(cat x)", 11, "( is the shell's"),
+    ],
+)
+def test_what_only_a_shell_can_do_is_refused_with_its_place(text: str, character: int, words: str) -> None:
+    with pytest.raises(UsageError, match=f"character {character}: ") as caught:
+        shell_words(text)
+    assert words in str(caught.value)
+
+
+def test_variables_that_nobody_fills_in_are_named() -> None:
+    draft = imported('torchrun x.py $A \'$B\' "${C}x" "\\$D"')
+    assert "no shell fills in $A ${C} here" in comments(draft)
+    assert keys_of(draft)["args"] == ["$A", "$B", "${C}x", "$D"]
+
+
+# torchrun
+
+COMMANDS: list[tuple[str, dict[str, Any]]] = [
+    ("torchrun x.py a", {"procs_per_node": 1, "script": "x.py", "args": ["a"]}),
+    ("torchrun --nproc_per_node=2 -m a.b", {"procs_per_node": 2, "module": "a.b"}),
+    ("torchrun --no-python ./a.out", {"procs_per_node": 1, "command": ["./a.out"]}),
+    ("torchrun --run-path x.py", {"procs_per_node": 1, "script": "x.py"}),
+    ("/v/bin/torchrun x.py", {"procs_per_node": 1, "script": "x.py", "python": "/v/bin/python"}),
+    ("python3 -u -m torch.distributed.run x.py", {"procs_per_node": 1, "script": "x.py"}),
+    (
+        "/v/python3.12 -m torch.distributed.run x.py",
+        {"procs_per_node": 1, "script": "x.py", "python": "/v/python3.12"},
+    ),
+    ("distlaunch torchrun x.py", {"procs_per_node": 1, "script": "x.py"}),
+    ("python -m distlaunch torchrun x.py", {"procs_per_node": 1, "script": "x.py"}),
+    ("--nproc-per-node 3 x.py", {"procs_per_node": 3, "script": "x.py"}),
+    ("torchrun --nproc-per-node gpu x.py", {"script": "x.py"}),
+    ("torchrun --nproc-per-node auto x.py", {"script": "x.py"}),
+    ("torchrun --nproc-per-node cpu x.py", {"gpus_per_node": 0, "procs_per_node": CPUS, "script": "x.py"}),
+    (
+        "A=1 B='c d' RANK=3 PET_NPROC_PER_NODE=4 torchrun x.py",
+        {"procs_per_node": 4, "script": "x.py", "env": {"A": "1", "B": "c d"}},
+    ),
+    (
+        "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node gpu x.py",
+        {"gpus_per_node": 2, "script": "x.py", "env": {"CUDA_VISIBLE_DEVICES": "2,3"}},
+    ),
+    (
+        "python -m torch.distributed.launch --nproc_per_node 2 x.py a --use-env",
+        {"procs_per_node": 2, "script": "x.py", "args": ["--local-rank={local_rank}", "a", "--use-env"]},
+    ),
+    (
+        "python -m torch.distributed.launch --use_env x.py a",
+        {"procs_per_node": 1, "script": "x.py", "args": ["a"]},
+    ),
+    (
+        "torchrun --nnodes 3 --node-rank 1 --master-addr gpu-a --master-port 1234 x.py",
+        {
+            "nodes": ["gpu-a", "HOST1", "HOST2"],
+            "procs_per_node": 1,
+            "master_addr": "gpu-a",
+            "master_port": 1234,
+            "script": "x.py",
+        },
+    ),
+    (
+        "torchrun --nnodes 2 --master-addr localhost x.py",
+        {"nodes": ["HOST0", "HOST1"], "procs_per_node": 1, "script": "x.py"},
+    ),
+    (
+        "torchrun --nnodes 40 --rdzv-endpoint [fe80::1]:1234 x.py",
+        {
+            "nodes": ["fe80::1", "HOST[1-39]"],
+            "procs_per_node": 1,
+            "master_addr": "fe80::1",
+            "master_port": 1234,
+            "script": "x.py",
+        },
+    ),
+    (
+        "torchrun --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a:0 --rdzv-id j --max-restarts 5 x.py",
+        {
+            "nodes": ["a", "HOST1"],
+            "min_nodes": 1,
+            "procs_per_node": 1,
+            "rendezvous": {"id": "j"},
+            "master_addr": "a",
+            "script": "x.py",
+            "restarts": {"max": 5},
+        },
+    ),
+    (
+        "torchrun --nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint etcd:2379 x.py",
+        {"nodes": ["HOST0", "HOST1"], "procs_per_node": 1, "script": "x.py"},
+    ),
+    ("torchrun --standalone --nnodes 9 --rdzv-id x x.py", {"procs_per_node": 1, "script": "x.py"}),
+    (
+        "torchrun --role r --shutdown-timeout 5 --virtual-local-rank x.py",
+        {
+            "procs_per_node": 1,
+            "script": "x.py",
+            "timeouts": {"stop": "5s"},
+            "role": "r",
+            "virtual_local_rank": True,
+        },
+    ),
+    (
+        "torchrun --log-dir l -r 3 --nproc-per-node 2 x.py",
+        {"procs_per_node": 2, "script": "x.py", "logs": {"dir": "l", "console": "none"}},
+    ),
+    ("torchrun -r 3 -t 3 x.py", {"procs_per_node": 1, "script": "x.py"}),
+    (
+        "torchrun --local-ranks-filter 0 --nnodes 2 --nproc-per-node 4 x.py",
+        {
+            "nodes": ["HOST0", "HOST1"],
+            "procs_per_node": 4,
+            "script": "x.py",
+            "logs": {"console": [0, 4]},
+        },
+    ),
+    ("torchrun '~/x.py'", {"procs_per_node": 1, "script": "./~/x.py"}),
+]
+
+
+@pytest.mark.parametrize(("command", "keys"), COMMANDS, ids=[command for command, _ in COMMANDS])
+def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
+    assert keys_of(imported(command)) == keys
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("torchrun x.py", "keep it in the folder where the command was run"),
+        ("torchrun --monitor-interval 2 x.py", "--monitor-interval has no effect"),
+        ("torchrun --rdzv-conf a=b x.py", "--rdzv-conf has no effect"),
+        ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank has no place"),
+        ("torchrun --nnodes 2 x.py", "put the names of the machines here"),
+        ("torchrun --rdzv-backend c10d --rdzv-endpoint a:1 x.py", "# rendezvous: {backend: c10d, endpoint:"),
+        ("torchrun --max-restarts 1 x.py", "counts over the whole run"),
+        ("torchrun --nnodes 1:2 x.py", "is a restart too"),
+        ("torchrun -t 3 x.py", "output is always kept"),
+        ("torchrun -r 1 x.py", "shows both streams"),
+        ("torchrun -r 0:1 x.py", "shows both streams"),
+        ("torchrun --log-line-prefix-template x x.py", "the prefix is [node:rank]"),
+        ("RANK=1 torchrun x.py", "RANK is set by distlaunch"),
+        ("torchrun x.py {rank}", "{{rank}}: doubled braces"),
+        ("torchrun --nproc-per-node auto x.py", "one worker per GPU"),
+        ("torchrun --run-path x.py", "--run-path has no effect"),
+        ("python -m torch.distributed.launch x.py", "its old spelling is --local_rank"),
+    ],
+)
+def test_what_has_no_equal_is_a_comment(command: str, words: str) -> None:
+    assert words in comments(imported(command))
+
+
+def test_a_binding_is_a_key_or_a_line_to_come() -> None:
+    assert "numa_binding: node" in draft_text(imported("torchrun --numa-binding node x.py"))
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("", "expected torchrun"),
+        ("srun torchrun x.py", "got 'srun'"),
+        ("python x.py", "got 'python x.py'"),
+        ("torchrun", "no script is given"),
+        ("torchrun ''", "no script is given"),
+        ("torchrun --help", "no script is given"),
+        ("torchrun --nnodes=$N x.py", "--nnodes: expected N or MIN:MAX, got '$N'"),
+        ("torchrun --nproc-per-node xpu x.py", "give their number"),
+        ("torchrun --nproc-per-node 0 x.py", "expected a number"),
+        ("torchrun --max-restarts=-1 x.py", "the command line: restarts.max: expected an integer from 0"),
+        ("torchrun --master-port 70000 x.py", "the command line: master_port: expected an integer from 1"),
+        ("torchrun --master-addr $M --nnodes 2 x.py", '"$M" is no host name'),
+        ("torchrun --nnodes 99999 x.py", "counts down or too far"),
+        ("torchrun --logs-specs a x.py", "a plug-in of torch's agent"),
+        ("torchrun -m --no-python x", "do not go together"),
+        ("torchrun -m a/b", "expected a dotted module name"),
+        ("torchrun --frob x.py", "has no flag --frob"),
+        ("torchrun -r 9 x.py", "--redirects: expected 0"),
+        ("python -m torch.distributed.launch --no-python x", "only with --use-env"),
+        ("torchrun x.py \udc80", "not UTF-8 text"),
+    ],
+)
+def test_a_command_that_can_not_be_is_refused_in_one_line(command: str, words: str) -> None:
+    with pytest.raises(DistlaunchError) as caught:
+        imported(command)
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_comment_can_not_break_out_of_its_line() -> None:
+    draft = imported("torchrun --rdzv-backend 'a\nscript: evil' --rdzv-endpoint a x.py")
+    assert keys_of(draft)["script"] == "x.py"
+
+
+# The way back
+
+_brace = st.sampled_from([f"{{{name}}}" for name in PLACEHOLDERS] + ["{", "}", "{{", "}}", "x"])
+braces = st.lists(_brace, max_size=6).map("".join)
+arguments = st.lists(process_text | braces, max_size=5)
+_scripts = process_text.filter(bool)
+_programs = (
+    st.tuples(st.just(""), _scripts)
+    | st.tuples(st.just("--module"), st.sampled_from(["a", "a.b_c"]))
+    | st.tuples(st.just("--no-python"), _scripts.filter(lambda text: not text.startswith("-")))
+)
+_lines = process_text.filter(lambda text: text and "\n" not in text)
+_values = st.fixed_dictionaries(
+    {},
+    optional={
+        "nnodes": st.integers(1, 3).map(str),
+        "nproc_per_node": st.integers(1, 9).map(str),
+        "max_restarts": st.integers(0, 9),
+        "role": _lines,
+        "shutdown_timeout": st.integers(0, 99),
+        "virtual_local_rank": st.just(True),
+        "rdzv_id": _lines,
+        "master_addr": st.sampled_from(["gpu-a", "10.0.0.9", "fe80::1"]),
+        "master_port": st.integers(1, 65535),
+    },
+)
+
+
+def words_of(values: dict[str, Any]) -> list[str]:
+    flags = [(f"--{name.replace('_', '-')}", value) for name, value in values.items()]
+    return [name if value is True else f"{name}={value}" for name, value in flags]
+
+
+def back_to_flags(spec: JobSpec) -> Flags:
+    """The flags of the last node's line of `dry-run --format torchrun`."""
+    plan = make_plan(spec, {i: Facts("python3", 0) for i in range(len(spec.nodes))})
+    line = torchrun_text(plan, plan.master_port or 29500).partition(f"# node {spec.nodes[-1].label}\n")[2]
+    words = shlex.split(line.rstrip("\n").removesuffix(")"))
+    return parse_flags(words[words.index("torchrun") + 1 :], {})
+
+
+def there(program: str, script: str) -> str:
+    """Where the user's command had it, run in FOLDER."""
+    path = program == "" or (program == "--no-python" and "/" in script)
+    return os.path.normpath(os.path.join(FOLDER, script)) if path else script
+
+
+@given(values=_values, program=_programs, args=arguments, quoted=st.booleans())
+@bounded(400)
+def test_a_command_comes_back_from_its_job_file(
+    values: dict[str, Any], program: tuple[str, str], args: Sequence[str], quoted: bool
+) -> None:
+    how, script = program
+    words = ["torchrun", *words_of(values), *([how] if how else []), "--", script, *args]
+    given_words = shell_words(shlex.join(words)).words if quoted else words
+    spec = spec_of(draft_text(torchrun_draft(given_words, CPUS)))
+    back = back_to_flags(spec)
+    nodes = int(values.get("nnodes", "1"))
+    # One node without a port needs no endpoint, and torchrun then has none of its address either.
+    unheard = {"master_addr"} if nodes == 1 and "master_port" not in values else set()
+    expected = {name: value for name, value in values.items() if name not in unheard}
+    assert {name: getattr(back, name) for name in expected} == expected
+    assert (back.node_rank, back.nnodes) == (nodes - 1, str(nodes))
+    assert (back.module, back.no_python) == (how == "--module", how == "--no-python")
+    assert (back.script, list(back.args)) == (there(how, script), list(args))
+
+
+@given(
+    env=st.dictionaries(st.text("ABC_19", max_size=4).map("V_".__add__), process_text, max_size=4),
+    folder=process_text.filter(bool),
+)
+@bounded()
+def test_variables_and_paths_load_as_they_were_meant(env: dict[str, str], folder: str) -> None:
+    words = [*(f"{name}={value}" for name, value in env.items()), "torchrun", f"--log-dir={folder}", "x.py"]
+    spec = spec_of(draft_text(torchrun_draft(words, CPUS)))
+    assert {name: value.text for name, value in spec.env.items()} == env
+    assert spec.logs.folder == os.path.normpath(os.path.join(FOLDER, folder))
+    assert (spec.workdir, spec.program.words) == (FOLDER, (f"{FOLDER}/x.py",))
+
+
+@given(argument=braces)
+@bounded()
+def test_what_is_literal_is_filled_with_itself(argument: str) -> None:
+    assert fill(literal(argument), {name.upper(): "9" for name in PLACEHOLDERS}) == argument
+
+
+# accelerate
+
+
+def accelerated(text: str, *program: str) -> Draft:
+    return accelerate_draft(parse(text, "c.yaml"), "c.yaml", program)
+
+
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "{distributed_type: 'NO', num_processes: 1, num_machines: 1, mixed_precision: no, gpu_ids: all}",
+        {"procs_per_node": 1},
+    ),
+    (
+        (
+            "{distributed_type: MULTI_GPU, num_processes: 8, num_machines: 2, machine_rank: 1, "
+            "main_process_ip: gpu-a, main_process_port: 29500, rdzv_backend: static, same_network: true}"
+        ),
+        {
+            "nodes": ["gpu-a", "HOST1"],
+            "procs_per_node": 4,
+            "master_addr": "gpu-a",
+            "master_port": 29500,
+        },
+    ),
+    (
+        (
+            "{distributed_type: MULTI_GPU, num_processes: 2, gpu_ids: '0,1', mixed_precision: bf16, "
+            "debug: true, enable_cpu_affinity: true, main_process_port: 0}"
+        ),
+        {
+            "gpus_per_node": 2,
+            "procs_per_node": 2,
+            "env": {
+                "CUDA_VISIBLE_DEVICES": "0,1",
+                "ACCELERATE_MIXED_PRECISION": "bf16",
+                "ACCELERATE_DEBUG_MODE": "true",
+                "ACCELERATE_CPU_AFFINITY": "1",
+            },
+        },
+    ),
+    (
+        "{distributed_type: MULTI_NPU, num_processes: 2, gpu_ids: '0,1'}",
+        {"procs_per_node": 2, "env": {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}},
+    ),
+    (
+        "{distributed_type: MULTI_CPU, num_processes: 4, use_cpu: true}",
+        {"gpus_per_node": 0, "procs_per_node": 4, "env": {"ACCELERATE_USE_CPU": "True"}},
+    ),
+    (
+        (
+            "{distributed_type: MULTI_GPU, num_processes: -1, dynamo_config: {dynamo_backend: inductor,"
+            " mode: x, use_dynamic: true}}"
+        ),
+        {
+            "env": {
+                "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+                "ACCELERATE_DYNAMO_MODE": "x",
+                "ACCELERATE_DYNAMO_USE_DYNAMIC": "True",
+            }
+        },
+    ),
+    (
+        (
+            "{distributed_type: DEEPSPEED, num_processes: 4, num_machines: 2, mixed_precision: bf16, "
+            "deepspeed_config: {zero_stage: 3, gradient_clipping: 1.0, offload_param_device: none, "
+            "zero3_init_flag: True, deepspeed_hostfile: hosts, deepspeed_multinode_launcher: pdsh}}"
+        ),
+        {
+            "hostfile": "hosts",
+            "procs_per_node": 2,
+            "env": {
+                "ACCELERATE_MIXED_PRECISION": "bf16",
+                "ACCELERATE_USE_DEEPSPEED": "true",
+                "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+                "ACCELERATE_GRADIENT_CLIPPING": "1.0",
+                "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+                "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+                "ACCELERATE_CONFIG_DS_FIELDS": "zero_stage,gradient_clipping,offload_param_device,"
+                "zero3_init_flag,deepspeed_hostfile,deepspeed_multinode_launcher,mixed_precision",
+            },
+        },
+    ),
+    (
+        (
+            "{distributed_type: MEGATRON_LM, num_processes: 2, mixed_precision: fp8, "
+            "megatron_lm_config: {megatron_lm_tp_degree: 2}, fp8_config: {backend: TE}}"
+        ),
+        {
+            "procs_per_node": 2,
+            "env": {
+                "ACCELERATE_MIXED_PRECISION": "fp8",
+                "ACCELERATE_USE_MEGATRON_LM": "true",
+                "MEGATRON_LM_TP_DEGREE": "2",
+                "ACCELERATE_FP8_BACKEND": "TE",
+            },
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "keys"), CONFIGS)
+def test_an_accelerate_config_becomes(text: str, keys: dict[str, Any]) -> None:
+    assert keys_of(accelerated(text, "x.py", "a")) == {"script": "x.py", "args": ["a"], **keys}
+
+
+def test_fsdp_gets_what_accelerate_sets_by_itself_too() -> None:
+    env = keys_of(
+        accelerated(
+            "{distributed_type: FSDP, num_processes: 2, fsdp_config: {fsdp_version: 2, offload_params: True, "
+            "fsdp_transformer_layer_cls_to_wrap: BertLayer, fsdp_odd: 1}, parallelism_config: "
+            "{parallelism_config_tp_size: 2}}"
+        )
+    )["env"]
+    assert (
+        env.items()
+        >= {
+            "ACCELERATE_USE_FSDP": "true",
+            "FSDP_VERSION": "2",
+            "FSDP_SHARDING_STRATEGY": "FULL_SHARD",
+            "FSDP_OFFLOAD_PARAMS": "true",
+            "FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer",
+            "FSDP_MIN_NUM_PARAMS": "100000000",
+            "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+            "PARALLELISM_CONFIG_TP_SIZE": "2",
+        }.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("frob: 3", "frob: 3 has no equal here"),
+        ("tpu_use_sudo: true", "tpu_use_sudo: True has no equal"),
+        ("rdzv_backend: c10d, main_process_ip: a", '# rendezvous: {backend: c10d, endpoint: "a:29500"}'),
+        ("num_machines: 2, machine_rank: 0", "machine_rank has no place"),
+        ("num_machines: 2", "put the names of the machines here"),
+        ("num_machines: 3", "num_processes: 2 is for 3 machines"),
+        ("fsdp_config: {a: b}", "fsdp_config has no effect in a job of type MULTI_GPU"),
+        ("num_machines: 2, gpu_ids: 0", "here of all"),
+    ],
+)
+def test_what_accelerate_alone_can_do_is_a_comment(more: str, words: str) -> None:
+    told = comments(accelerated(f"{{distributed_type: MULTI_GPU, num_processes: 2, {more}}}"))
+    assert words in told
+    assert "put your script here" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a", "c.yaml:1:1: expected accelerate's config"),
+        ("num_machines: x", "c.yaml:1:15: num_machines: expected an integer"),
+        ("distributed_type: XLA", "c.yaml:1:19: distributed_type: expected"),
+        ("compute_environment: AMAZON_SAGEMAKER", "c.yaml:1:22: compute_environment: expected"),
+        ("fsdp_config: 3", "c.yaml:1:14: fsdp_config: expected a mapping"),
+        ("main_process_ip: -x", "c.yaml:1:18: main_process_ip: a host name can't begin"),
+    ],
+)
+def test_a_config_that_can_not_be_is_refused_with_its_place(text: str, words: str) -> None:
+    with pytest.raises(JobError) as caught:
+        accelerated(text)
+    assert str(caught.value).startswith(words)
+
+
+_section = st.dictionaries(
+    st.text("abz_", min_size=1), process_text | st.integers() | st.booleans(), max_size=3
+)
+_configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "distributed_type": st.sampled_from(["NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM"]),
+        "num_machines": st.integers(0, 20),
+        "num_processes": st.integers(-1, 20),
+        "main_process_ip": process_text | st.just("gpu-a"),
+        "main_process_port": st.integers(-1, 70000),
+        "gpu_ids": process_text,
+        "mixed_precision": st.sampled_from(["no", "fp16", "fp8", "x", False]),
+        "rdzv_backend": process_text,
+        "fsdp_config": _section,
+        "deepspeed_config": _section,
+        "megatron_lm_config": _section,
+        "dynamo_config": _section,
+        "other": process_text,
+    },
+)
+
+
+@given(config=_configs)
+@bounded(300)
+def test_a_config_becomes_a_job_or_is_refused_with_its_place(config: dict[str, Any]) -> None:
+    try:
+        draft = accelerated(yaml.safe_dump(config, allow_unicode=True))
+    except JobError as error:
+        assert all(problem.source == "c.yaml" for problem in error.problems)
+    else:
+        keys_of(draft)
+
+
+# Hostfiles
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("a\nb\n", {"nodes": ["a", "b"]}),
+        ("a slots=4\nb slots=4 max_slots=8\n", {"nodes": ["a", "b"], "procs_per_node": 4}),
+        ("a:2\nme@10.0.0.2:2\n", {"nodes": ["a", "me@10.0.0.2"], "procs_per_node": 2}),
+        (
+            "a slots=4\nb\nme@c slots=1",
+            {"nodes": [{"host": "a", "procs": 4}, "b", {"host": "me@c", "procs": 1}]},
+        ),
+        ("a slots=1\na slots=2", {"nodes": ["a"], "procs_per_node": 3}),
+    ],
+)
+def test_a_hostfile_becomes(text: str, keys: dict[str, Any]) -> None:
+    assert keys_of(hostfile_draft(text, "hosts", ["x.py"])) == {"script": "x.py", **keys}
+
+
+def test_a_hostfile_is_refused_with_its_place() -> None:
+    with pytest.raises(JobError, match="hosts:2:1: slots must be a number"):
+        hostfile_draft("a\nb slots=x", "hosts")
+    assert "max_slots has no equal" in comments(hostfile_draft("a max_slots=2", "hosts"))
+
+
+@given(text=st.text("ab[]0123,-.: @#=\t\nslots", max_size=40))
+@bounded(300)
+def test_a_hostfile_copied_is_the_hostfile_read(text: str) -> None:
+    try:
+        copied = spec_of(draft_text(hostfile_draft(text, "hosts")))
+    except JobError:
+        with pytest.raises(JobError):
+            _read_hosts(text)
+        return
+    read = _read_hosts(text)
+    assert list(map(_reached, copied.nodes)) == list(map(_reached, read.nodes))
+
+
+def _read_hosts(text: str) -> JobSpec:
+    problems: list[Problem] = []
+    entries = tuple(parse_hostfile(text, "hosts", problems))
+    if problems:
+        raise JobError(problems)
+    return spec_of("{script: x, hostfile: hosts}", hostfile=entries)
+
+
+def _reached(node: NodeSpec) -> tuple[str, str | None, str | None, int | None]:
+    return node.label, node.reach.host, node.reach.user or None, node.procs
