@@ -17,8 +17,9 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     ping     {}                                heartbeat; renews the agent's lease
     hold     {port | null}                     hold the rendezvous port, null = one of the agent's choice
     route    {address}                         find the interface that leads there
-    start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight, env,
-              workers: [{local_rank, argv, cwd, env, defaults}]}
+    start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight,
+              temporary, env, workers: [{local_rank, argv, cwd, env, defaults}]}
+                                               temporary: variables that name a folder the agent deletes
     stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep
     dump     {local_ranks, abort}              report the Python stacks of these workers
     reap     {run_id}                          end what an earlier agent of the run has left on the node

@@ -27,6 +27,7 @@ class Record:
     def __init__(self, folder: RunFolder, console: Console, quiet: bool = False) -> None:
         self._folder, self._console, self._quiet = folder, console, quiet
         self._planned = -1
+        self._tags: tuple[int, ...] = ()
         self._warned = False
         self._flights: set[int] = set()
         self.last_words: dict[int, bytes] = {}
@@ -34,6 +35,11 @@ class Record:
     def event(self, event: Event, state: State) -> None:
         """Write an event down, and the plan once there is one."""
         fresh = state.generation > self._planned
+        if (
+            state.spec.torch_agents and state.plan and len(state.members) > len(self._tags)
+        ):  # a torch agent came late
+            self._tags = state.members
+            self._console.show_ranks(prefixes(state.plan, state.spec.logs.console))
         if state.plan and isinstance(event, FIRST_SIGNS_OF_WORKERS) and fresh:
             # Not before the workers are on their way: they need no plan.
             self._planned = state.generation
@@ -100,7 +106,7 @@ def prefixes(plan: LaunchPlan, shown: Shown) -> dict[int, str]:
     """``[node:rank] `` of every rank whose output is shown."""
     ranks = {"all": range(plan.world_size), "rank0": range(1), "none": range(0)}
     chosen = ranks[shown] if isinstance(shown, str) else shown
-    return {rank: f"[{node.label}:{rank}] " for node in plan.nodes for rank in node.ranks if rank in chosen}
+    return {rank: f"[{node.tag(rank)}] " for node in plan.nodes for rank in node.ranks if rank in chosen}
 
 
 def _plain(value: Any) -> Any:
