@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distlaunch.supervisor.ending import listed
-from distlaunch.supervisor.root_cause import root_cause_lines
+from distlaunch.supervisor.root_cause import root_cause_line, root_cause_lines
 from distlaunch.supervisor.state import NodePhase, State, WorkerPhase, WorkerState, status_words
 from distlaunch.supervisor.stories import Ending, advice
 
@@ -82,11 +82,17 @@ class Summary(NamedTuple):
         if cause.rank is None:
             return [cause.text]
         worker = self.state.workers[cause.rank]
-        words = _record_words(worker.error_record) or self._last_lines(cause.rank)
+        words = self._recorded_lines(worker) or self._last_lines(cause.rank)
         left_out = len(words) - MAX_LINES
         shown = [f"({left_out} lines before these)", *words[-MAX_LINES:]] if left_out > 0 else words
         hint = self.advice
         return [cause.text, *(f"  | {line}" for line in shown), *([f"hint: {hint}"] if hint else [])]
+
+    def _recorded_lines(self, worker: WorkerState) -> list[str]:
+        words = _record_words(worker.error_record)
+        if words and self.state.spec.torch_agents:
+            words.append(root_cause_line(self.last_words.get(worker.rank, "")))
+        return words
 
     def _last_lines(self, rank: int) -> list[str]:
         words = self.last_words.get(rank, "")
@@ -132,7 +138,7 @@ class Summary(NamedTuple):
 
     def _same_traceback(self, rank: int) -> bool:
         cause = self.state.cause
-        if cause is None or cause.rank is None:
+        if cause is None or cause.rank is None or self.state.spec.torch_agents:
             return False
         mine, first = (traceback_key(self.last_words.get(r, "")) for r in (rank, cause.rank))
         return bool(mine) and mine == first

@@ -56,11 +56,18 @@ def workers(
         argv=(node.python, *TORCHRUN, *flags, "--", program.words[0], *arguments),
         contract=contract.agent_environment(meeting),
         env=node.env,
-        # No flight recorder: its dumps are collected by rank, and torch gives out the ranks.
-        defaults=contract.defaults(node.agent_procs, interface, "gloo"),
+        defaults=_defaults(node, interface),
         cwd=node.workdir,
     )
     return [agent]
+
+
+def _defaults(node: NodePlan, interface: str | None) -> dict[str, str]:
+    # No flight recorder: its dumps are collected by rank, and torch gives out the ranks.
+    given = contract.defaults(node.agent_procs, interface, "gloo")
+    # torch 2.13 keeps one store for the workers of all rounds: those of the second find the keys of the
+    # first, and gloo dials ports that are gone. With this each round has a store of its own.
+    return given | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def torch_flags(

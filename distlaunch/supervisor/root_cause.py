@@ -16,9 +16,15 @@ def root_cause_lines(words: str) -> list[str]:
     if not own:
         return words.splitlines()
     before, report = words[: own[-1].start()].splitlines(), words[own[-1].start() :]
-    found = _ROOT.search(report)
-    if not found:  # torch itself has failed: its last line says how
-        return [*before, *report.strip().splitlines()[-1:]]
+    # Without a table torch itself has failed: its last line says how.
+    return [*before, root_cause_line(report) or report.strip().splitlines()[-1]]
+
+
+def root_cause_line(words: str) -> str:
+    """Which rank failed first and how, from the table that torch prints; "" without one."""
+    found = _ROOT.search(words)
+    if not found:
+        return ""
     rank, local_rank, exitcode, pid = found.groups()
     how = f"killed by signal {exitcode[1:]}" if exitcode.startswith("-") else f"exit status {exitcode}"
-    return [*before, f"root cause: rank {rank} (local rank {local_rank}, pid {pid}): {how}"]
+    return f"root cause: rank {rank} (local rank {local_rank}, pid {pid}): {how}"
