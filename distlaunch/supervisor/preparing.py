@@ -119,13 +119,14 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
 
 def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
     """A node knows no way to the master: end, saying what to set."""
-    if state.plan is None or event.node not in state.members or state.nodes[event.node].ready:
+    running = state.phase is Phase.RUNNING
+    if state.plan is None or event.node not in state.members or (running and state.nodes[event.node].ready):
         return state, ()
     first = state.members[0]
     if event.node == first and state.spec.ranking != "etcd-v2":
         return start_when_prepared(state.with_node(first, ready=True, interface=None), now)
     text = _no_route_words(state, state.plan.master_addr, event)
-    if state.phase is Phase.RUNNING:  # the others go on without it
+    if running:  # the others go on without it
         return state, (Notice("warning", text),)
     return end_job(state, Cause(text, Exit.USAGE, now, node=event.node), now)
 

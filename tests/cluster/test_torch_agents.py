@@ -2,6 +2,7 @@
 
 import importlib.util
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,19 +29,26 @@ dist.destroy_process_group()
 HASTE = "last_call_timeout: 1, keep_alive_interval: 1, keep_alive_max_attempt: 3"
 
 
-def test_all_ranks_of_three_hosts_agree_over_c10d(site: Site) -> None:
+def nameless(site: Site, host: str) -> str:
+    """The host behind an sshd in whose sessions no host's name resolves, not even its own."""
+    hosts = site.folder / "no_hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    port = site.sshd(host, over={Path("/etc/hosts"): hosts})
+    return site.name(f"nameless-{host}", host, port)
+
+
+def test_all_ranks_agree_over_c10d_on_hosts_that_know_no_names(site: Site) -> None:
+    procs = {nameless(site, "host1"): 2, nameless(site, "host2"): 1, nameless(site, "host3"): 3}
     job = site.job(
-        [{"host": "host1", "procs": 2}, "host2", {"host": "host3", "procs": 3}],
+        [{"host": name, "procs": count} for name, count in procs.items()],
         rendezvous={"backend": "c10d"},
-        command=None,
-        script=str(ROOT / "scripts/basics/all_reduce.py"),
+        command=[sys.executable, str(ROOT / "scripts/basics/all_reduce.py")],
     )
-    job.write_text(job.read_text().replace('"command": null, ', ""))
     before = site.processes()
     with running(job) as run:
         assert run.wait() == 0, run.stderr
         assert "all_reduce: ok, 6 ranks" in run.stdout
-        for host, ranks in (("host1", 2), ("host2", 1), ("host3", 3)):
+        for host, ranks in procs.items():
             assert run.stdout.count(f"[{host}] rank ") == ranks
         assert "all 3 torch agents joined the rendezvous at" in run.stderr
         assert cookie_holders(run.run_folder().name) == []
