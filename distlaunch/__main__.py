@@ -11,16 +11,24 @@ def main() -> None:
     gc.disable()  # nothing that imports create is garbage: 5 ms of a start
     _fill_standard_descriptors()
     try:
-        if sys.argv[1:2] == ["run"]:
+        if sys.argv[1:2] in (["run"], ["torchrun"]):
             from distlaunch.launch.opening import ahead
 
             ahead.start()
-        from distlaunch.cli.app import run_app
-
-        status = run_app()
+        status = _run_command()
     except KeyboardInterrupt:
         status = 130  # while importing or parsing: nothing was started yet
     _leave(status)
+
+
+def _run_command() -> int:
+    if sys.argv[1:2] == ["torchrun"]:  # its command line is torchrun's, not Typer's
+        from distlaunch.cli.torchrun import run_torchrun
+
+        return run_torchrun(sys.argv[2:])
+    from distlaunch.cli.app import run_app
+
+    return run_app()
 
 
 def _fill_standard_descriptors() -> None:

@@ -39,6 +39,7 @@ class Rendezvous(NamedTuple):
     backend: str
     restart_count: int = 0
     max_restarts: int = 0
+    role: str = "default"
 
 
 def shared_environment(meeting: Rendezvous, world_size: int, nodes: int) -> dict[str, str]:
@@ -46,7 +47,7 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int) -> dict
     return {
         "WORLD_SIZE": str(world_size),
         "GROUP_WORLD_SIZE": str(nodes),
-        "ROLE_NAME": "default",
+        "ROLE_NAME": meeting.role,
         "ROLE_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": meeting.master_addr,
         "MASTER_PORT": str(meeting.master_port),
@@ -65,11 +66,16 @@ def agent_environment(meeting: Rendezvous) -> dict[str, str]:
     return {"DISTLAUNCH_BACKEND": meeting.backend}
 
 
-def own_environment(position: Position) -> dict[str, str]:
-    """The variables that differ from worker to worker."""
-    return {
+def own_environment(position: Position, one_device: bool = False) -> dict[str, str]:
+    """The variables that differ from worker to worker.
+
+    With `one_device`, torchrun's --virtual-local-rank, each sees its own GPU alone, as LOCAL_RANK 0; where
+    the node has a CUDA_VISIBLE_DEVICES, the agent puts that list's entry in place of the number.
+    """
+    device = {"CUDA_VISIBLE_DEVICES": str(position.local_rank)} if one_device else {}
+    return device | {
         "RANK": str(position.rank),
-        "LOCAL_RANK": str(position.local_rank),
+        "LOCAL_RANK": "0" if one_device else str(position.local_rank),
         "LOCAL_WORLD_SIZE": str(position.local_world_size),
         "GROUP_RANK": str(position.node_rank),
         "NODE_RANK": str(position.node_rank),

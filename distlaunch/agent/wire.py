@@ -18,7 +18,7 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     hold     {port | null}                     hold the rendezvous port, null = one of the agent's choice
     route    {address}                         find the interface that leads there
     start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight,
-              temporary, env, workers: [{local_rank, argv, cwd, env, defaults}]}
+              temporary, env, workers: [{local_rank, argv, cwd, env, defaults, one_device}]}
                                                temporary: variables that name a folder the agent deletes
     stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep
     dump     {local_ranks, abort}              report the Python stacks of these workers

@@ -100,6 +100,9 @@ def environment(spec: "Message") -> "Dict[str, str]":
     merged = dict(spec.get("defaults", {}))
     merged.update(os.environ)
     merged.update(spec["env"])
+    if spec.get("one_device") and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        merged["CUDA_VISIBLE_DEVICES"] = "".join(devices[spec["local_rank"] :][:1])
     return merged
 
 

@@ -110,6 +110,17 @@ def dry_run(
     print_plan(plan_without_nodes(load_job(job, overrides or ())), "json" if as_json else style.value)
 
 
+@app.command(
+    "torchrun",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+)
+def torchrun(context: typer.Context) -> None:
+    """Run a script with torchrun's flags, on distlaunch's engine."""
+    from distlaunch.cli.torchrun import run_torchrun
+
+    raise typer.Exit(run_torchrun(context.args))
+
+
 @app.command("check-port")
 def check_port(
     targets: Annotated[

@@ -141,6 +141,8 @@ class _Builder:
             min_nodes=checked.get("min_nodes"),
             grow=checked.get("elastic", {}).get("grow", "restart"),
             on_stall=checked.get("on_stall", "notice"),
+            role=checked.get("role", "default"),
+            one_device=checked.get("virtual_local_rank", False),
             ssh=self._ssh(),
             places=self.places,
             source=source,

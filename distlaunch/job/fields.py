@@ -10,6 +10,7 @@ from distlaunch.job.types import (
     MapOf,
     Record,
     Schema,
+    Switch,
     Text,
     Type,
     Word,
@@ -187,6 +188,10 @@ JOB = Record(
         "elastic": Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
         "on_stall": Field(
             Choice(("notice", "restart", "stop")), "What to do when ranks stand for timeouts.stall.", "notice"
+        ),
+        "role": Field(LINE, "ROLE_NAME of the workers.", "default"),
+        "virtual_local_rank": Field(
+            Switch(), "Each worker sees its own GPU alone, and LOCAL_RANK is 0.", "false"
         ),
         "logs": Field(LOGS, "Where output goes."),
         "ssh": Field(SSH, "How ssh is called."),

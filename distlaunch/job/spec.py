@@ -87,16 +87,35 @@ class Restarts(NamedTuple):
     window_s: float = 3600.0
 
 
+Std = int | Mapping[int, int]
+"""Which of stdout (1) and stderr (2): of every local rank, or by local rank."""
+
+
+class TorchrunLogs(NamedTuple):
+    """Output as torchrun's flags have it. No `local_ranks` = all; `prefix` is a template."""
+
+    redirects: Std = 0
+    tee: Std = 0
+    prefix: str = "[${role_name}${local_rank}]:"
+    local_ranks: frozenset[int] = frozenset()
+
+
 class Logs(NamedTuple):
-    """`folder` holds the run folders; `console` says whose output is shown."""
+    """`folder` holds the run folders; `console` says whose output is shown.
+
+    A `temporary` run folder is removed after a success; `torchrun` replaces `console`.
+    """
 
     folder: str
     console: Console = "all"
+    temporary: bool = False
+    torchrun: TorchrunLogs | None = None
 
 
 class JobSpec(NamedTuple):
     """A whole job. Paths are absolute; `places` maps a path in the file to where it stands.
 
+    With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed.
     """
 
@@ -112,6 +131,7 @@ class JobSpec(NamedTuple):
     rendezvous_id: str | None = None
     rendezvous_conf: Mapping[str, str] = MappingProxyType({})
     args: tuple[str, ...] = ()
+    placeholders: bool = True
     env: Env = NO_ENV
     python: str | None = None
     timeouts: Timeouts = Timeouts()
@@ -120,6 +140,8 @@ class JobSpec(NamedTuple):
     min_nodes: int | None = None
     grow: Literal["restart", "now"] = "restart"
     on_stall: Literal["notice", "restart", "stop"] = "notice"
+    role: str = "default"
+    one_device: bool = False
     ssh: SshOptions = SshOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     source: str = "job"

@@ -144,6 +144,23 @@ def _seconds(value: Value) -> float | None:
     return None
 
 
+class Switch(NamedTuple):
+    """true or false."""
+
+    name: str = "true or false"
+
+    def check(self, value: Value, path: str, problems: list[Problem]) -> bool | None:
+        """The switch."""
+        if isinstance(value, Scalar) and isinstance(value.value, bool):
+            return value.value
+        _refuse(self, value, path, problems)
+        return None
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"type": "boolean"}
+
+
 class Choice(NamedTuple):
     """One of a few words."""
 

@@ -33,6 +33,7 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
         backend=plan.backend,
         restart_count=restart_count,
         max_restarts=plan.spec.restarts.most,
+        role=plan.spec.role,
     )
 
 
@@ -81,6 +82,7 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
     assert part is not None
     planned = running_workers(state, run_id)[part.node_rank]
     shared = common_contract(planned)
+    one_device = state.spec.one_device and not state.spec.torch_agents  # whose flag does it
     return {
         "op": "start",
         "generation": state.generation,
@@ -97,15 +99,16 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
         "env": {name: value.text for name, value in planned[0].env.items()}
         | shared
         | {"DISTLAUNCH_RUN_ID": run_id},
-        "workers": [_worker(worker, shared) for worker in planned],
+        "workers": [_worker(worker, shared, one_device) for worker in planned],
     }
 
 
-def _worker(worker: WorkerPlan, shared: Mapping[str, str]) -> Message:
+def _worker(worker: WorkerPlan, shared: Mapping[str, str], one_device: bool) -> Message:
     return {
         "local_rank": worker.local_rank,
         "argv": worker.argv,
         "cwd": worker.cwd,
         "env": {name: value for name, value in worker.contract.items() if name not in shared},
         "defaults": worker.defaults,
+        "one_device": one_device,
     }

@@ -4,11 +4,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from distlaunch.job.spec import Console as Shown
 from distlaunch.launch.commands import running_workers
 from distlaunch.launch.summary import Summary
 from distlaunch.plan.document import plan_document
-from distlaunch.plan.layout import LaunchPlan
+from distlaunch.plan.output import Route, routes
 from distlaunch.rim.console import Console
 from distlaunch.rim.run_folder import RunFolder
 from distlaunch.supervisor.actions import Notice
@@ -27,24 +26,23 @@ class Record:
     def __init__(self, folder: RunFolder, console: Console, quiet: bool = False) -> None:
         self._folder, self._console, self._quiet = folder, console, quiet
         self._planned = -1
-        self._tags: tuple[int, ...] = ()
+        self._members: tuple[int, ...] = ()
         self._warned = False
         self._flights: set[int] = set()
+        self._routes: dict[int, dict[tuple[int, int], Route]] = {}
         self.last_words: dict[int, bytes] = {}
 
     def event(self, event: Event, state: State) -> None:
         """Write an event down, and the plan once there is one."""
         fresh = state.generation > self._planned
-        if (
-            state.spec.torch_agents and state.plan and len(state.members) > len(self._tags)
-        ):  # a torch agent came late
-            self._tags = state.members
-            self._console.show_ranks(prefixes(state.plan, state.spec.logs.console))
+        if state.spec.torch_agents and state.plan and len(state.members) > len(self._members):
+            self._members = state.members
+            self._routes[state.generation] = routes(state.plan, state.generation)
         if state.plan and isinstance(event, FIRST_SIGNS_OF_WORKERS) and fresh:
             # Not before the workers are on their way: they need no plan.
             self._planned = state.generation
             self.last_words.clear()
-            self._console.show_ranks(prefixes(state.plan, state.spec.logs.console))
+            self._routes[state.generation] = routes(state.plan, state.generation)
             plan = plan_document(state.plan, running_workers(state, self._folder.run_id))
             self._folder.write_plan(plan, state.generation)
         if isinstance(event, StackDumped):
@@ -57,11 +55,14 @@ class Record:
         """Keep and show what a rank printed."""
         if stream == 1 and generation >= self._planned:
             self.last_words[rank] = (self.last_words.get(rank, b"") + data)[-LAST_WORDS:]
-        self._folder.append_output(rank, stream, data, generation)
+        route = self._routes[generation][rank, stream]
+        if route.file:
+            self._folder.append(route.file, data)
         if self._folder.lost_bytes and not self._warned:
             self._warned = True
             self._console.say(f"distlaunch: can't write to {self._folder.path}: output is being lost", 33)
-        self._console.output(rank, stream, data)
+        if route.shown:
+            self._console.output(rank, stream, data, route.prefix)
 
     def flight(self, rank: int, data: bytes, generation: int) -> None:
         """Keep what a rank's flight recorder dumped."""
@@ -96,17 +97,12 @@ class Record:
             self._console.say(
                 f"distlaunch: {self._folder.lost_bytes} bytes could not be written to {self._folder.path}", 33
             )
+        if summary.temporary:
+            self._folder.remove()
         failed = summary.state.cause is not None
         if failed or not self._quiet:
             for line in summary.lines():
                 self._console.say(f"distlaunch: {line}")
-
-
-def prefixes(plan: LaunchPlan, shown: Shown) -> dict[int, str]:
-    """``[node:rank] `` of every rank whose output is shown."""
-    ranks = {"all": range(plan.world_size), "rank0": range(1), "none": range(0)}
-    chosen = ranks[shown] if isinstance(shown, str) else shown
-    return {rank: f"[{node.tag(rank)}] " for node in plan.nodes for rank in node.ranks if rank in chosen}
 
 
 def _plain(value: Any) -> Any:

@@ -22,6 +22,11 @@ class Summary(NamedTuple):
     seconds: float
     lagging: Sequence[str] = ()
 
+    @property
+    def temporary(self) -> bool:
+        """Whether nobody wants the run folder any more."""
+        return self.state.spec.logs.temporary and self.state.cause is None
+
     def lines(self) -> list[str]:
         """For people."""
         cause = self.state.cause

@@ -84,6 +84,8 @@ def torch_flags(
         f"--rdzv-id={meeting.run_id}",
         f"--rdzv-conf={_conf(spec, node)}",
         f"--max-restarts={meeting.max_restarts}",
+        *([f"--role={spec.role}"] if spec.role != "default" else []),
+        *(["--virtual-local-rank"] if spec.one_device else []),
         # torch would use the host's own name, which the others, or the host itself, may not resolve.
         *([f"--local-addr={source}"] if source else []),
         *{"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind],

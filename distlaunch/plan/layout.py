@@ -48,6 +48,10 @@ class NodePlan(NamedTuple):
         """What the output of one of `ranks` is marked with."""
         return self.label if self.agent_procs else f"{self.label}:{rank}"
 
+    def file_stem(self, rank: int) -> str:
+        """What the log files of one of `ranks` are named after."""
+        return f"{'agent' if self.agent_procs else 'rank'}{rank}"
+
     def device(self, local_rank: int) -> str:
         """The device that a script takes by LOCAL_RANK."""
         return f"cuda:{local_rank}" if local_rank < self.gpus else "cpu"
@@ -216,7 +220,7 @@ def _worker(
         node_rank=node.node_rank,
     )
     shared = contract.shared_environment(meeting, plan.world_size, len(plan.nodes))
-    own = contract.own_environment(position)
+    own = contract.own_environment(position, plan.spec.one_device)
     return WorkerPlan(
         rank=position.rank,
         local_rank=local_rank,
@@ -236,7 +240,9 @@ def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
 
 def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[str, ...]:
     program = plan.spec.program
-    args = tuple(fill(argument, values) for argument in (*program.words[1:], *plan.spec.args))
+    args = (*program.words[1:], *plan.spec.args)
+    if plan.spec.placeholders:
+        args = tuple(fill(argument, values) for argument in args)
     match program.kind:
         case "script":
             return (node.python, "-u", program.words[0], *args)

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from distlaunch.rim.outlet import Outlet
 
@@ -25,7 +25,7 @@ def wants_colour(stream_is_terminal: bool) -> bool:
 
 
 class Console:
-    """Prints to stdout and stderr. `prefixes` maps each shown rank to its text, such as ``[gpu-a:3] ``."""
+    """Prints to stdout and stderr."""
 
     def __init__(self, on_reader_left: Callable[[], None], output_fd: int = 1) -> None:
         self._on_reader_left = on_reader_left
@@ -33,19 +33,20 @@ class Console:
         output = Outlet(1, lambda error: self._broken("stdout", 1, error)) if output_fd == 1 else errors
         self._outlets = (output, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
-        self._prefixes: Mapping[int, str] = {}
         self._progress_shown: dict[tuple[int, int], float] = {}
         self._partial: dict[tuple[int, int], bytes] = {}
+        self._prefixes: dict[tuple[int, int], str] = {}
 
-    def show_ranks(self, prefixes: Mapping[int, str]) -> None:
-        """Say whose output is shown, under which prefix."""
-        self._prefixes = prefixes
+    def output(self, rank: int, stream: int, data: bytes, prefix: str | None) -> None:
+        """Show what a rank printed, line by line behind `prefix`; the rest of a line waits for its end.
 
-    def output(self, rank: int, stream: int, data: bytes) -> None:
-        """Show what a rank printed, line by line; the rest of a line waits for its end."""
-        if rank not in self._prefixes:
+        Without a prefix bytes are shown as they come.
+        """
+        if prefix is None:
+            self._outlets[stream].write(data)
             return
         key = (rank, stream)
+        self._prefixes[key] = prefix
         data = self._partial.pop(key, b"") + data
         whole, newline, rest = data.rpartition(b"\n")
         if len(rest) > MAX_LINE:
@@ -109,7 +110,7 @@ class Console:
         self._outlets[stream].write(prefix + whole.replace(b"\n", b"\n" + prefix) + b"\n")
 
     def _prefix(self, rank: int, stream: int) -> bytes:
-        text = self._prefixes[rank].encode()
+        text = self._prefixes[rank, stream].encode()
         if wants_colour(self._terminal[stream]):
             return b"\x1b[%dm%s%s" % (_COLOURS[rank % len(_COLOURS)], text, _RESET)
         return text

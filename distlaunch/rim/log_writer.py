@@ -1,6 +1,5 @@
 """Appends to files from a thread, so that a disk that stalls holds up nobody."""
 
-import contextlib
 import os
 import threading
 from collections import deque
@@ -102,8 +101,7 @@ class LogWriter:
                 os.close(self._open.pop(next(iter(self._open))))
             path = os.path.join(self._folder, name)
             if os.path.dirname(name):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(os.path.dirname(path), 0o700)
+                os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             # What is there already, but for our own, was put there by somebody else.
             fresh = 0 if name in self._made else os.O_CREAT | os.O_EXCL
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -52,9 +52,15 @@ class RunFolder:
         line = json.dumps({**times, "event": name, **fields}, default=str)
         self._writer.append("events.jsonl", line.encode() + b"\n")
 
-    def append_output(self, rank: int, stream: int, data: bytes, generation: int = 0) -> None:
-        """Append what a rank printed, byte for byte."""
-        self._writer.append(_inside(generation, f"{self._worker}{rank}.{'err' if stream else 'out'}"), data)
+    def append(self, name: str, data: bytes) -> None:
+        """Append what a rank printed, byte for byte, to the file of that name."""
+        self._writer.append(name, data)
+
+    def remove(self) -> None:
+        """Delete it with all that is in it."""
+        import shutil  # few runs want that
+
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def write_stack(self, rank: int, text: str, generation: int = 0) -> None:
         """Keep where a rank stood."""

@@ -105,7 +105,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
         # Silent for longer than the lease, we would be taken for dead, and the job would end.
         text = "a run can't be suspended: start it with nohup, or in tmux, to leave the terminal"
         return state, (Notice("warning", text),)
-    insists = event.signum in (signal.SIGINT, signal.SIGTERM)
+    insists = event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
     if state.phase is Phase.STOPPING and not insists:
         return state, ()  # a terminal that closes sends SIGHUP and breaks both streams: that is one wish
     state = state._replace(interrupts=state.interrupts + insists)

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2] / "distlaunch"
 FLOORS = {
     "agent": 0,
     "contract": 1,
+    "dropin": 1,
     "errors": 1,
     "job": 1,
     "plan": 1,
@@ -26,6 +27,7 @@ FLOORS = {
     "launch": 3,
     "cli": 4,
     "__main__": 4,
+    "torchrun": 4,
     "__init__": 0,
 }
 """The floor of each package and module directly below distlaunch."""

@@ -94,6 +94,8 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "min_nodes": ("nodes: 3\nmin_nodes: 2", "fewest", 2),
     "spares": ("nodes: [a]\nspares: [z]", "pool.1.reach", Address("z")),
     "elastic.grow": ("elastic: {grow: now}", "grow", "now"),
+    "role": ("role: trainer", "role", "trainer"),
+    "virtual_local_rank": ("virtual_local_rank: true", "one_device", True),
     "on_stall": ("on_stall: stop", "on_stall", "stop"),
     "logs.dir": ("logs: {dir: out}", "logs.folder", "{here}/out"),
     "logs.console": ("logs: {console: [0, 3]}", "logs.console", (0, 3)),

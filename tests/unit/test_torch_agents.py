@@ -10,6 +10,7 @@ from distlaunch.plan.document import plan_document
 from distlaunch.plan.elastic import with_node
 from distlaunch.plan.engine import make_plan, workers
 from distlaunch.plan.layout import Facts, LaunchPlan
+from distlaunch.plan.output import routes
 from distlaunch.plan.shell import shell_text
 from distlaunch.plan.torchrun import torchrun_text
 from distlaunch.supervisor.actions import Close, Connect, FindRoute, HoldPort, Reap, StartWorkers, StopWorkers
@@ -63,6 +64,16 @@ def test_the_first_node_hosts_the_store_of_c10d_and_calls_itself_by_its_address(
     assert "--rdzv-conf=join_timeout=600,is_host=true" in argv
     assert "--rdzv-endpoint=10.9.9.9:29444" in argv
     assert "--nnodes=3" in argv
+
+
+def test_role_and_virtual_local_rank_are_torchs_to_give() -> None:
+    argv = argv_of(plan_of(C10D, ABC, "role: trainer", "virtual_local_rank: true"), 0)
+    assert {"--role=trainer", "--virtual-local-rank"} <= set(argv)
+
+
+def test_output_is_marked_with_the_node_and_kept_by_agent() -> None:
+    route = routes(plan_of(C10D, ABC), 0)[2, 1]
+    assert (route.shown, route.prefix, route.file) == (True, "[c] ", "agent2.err")
 
 
 def test_etcd_is_the_same_server_for_all_and_nobody_hosts_it() -> None:

@@ -1,0 +1,223 @@
+"""torchrun's command line: abbreviations, spellings and PET_ variables (torch/distributed/run.py, 2.15).
+
+What follows the script is the script's: argparse's prefix matching eats some of it, this parser never does.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from distlaunch.errors import UsageError
+
+Kind = Literal["text", "whole", "number", "switch"]
+
+
+class Flag(NamedTuple):
+    """One flag: its field in `Flags`, what its value is, a letter, and whether PET_<FIELD> is its default."""
+
+    field: str
+    kind: Kind = "text"
+    letter: str = ""
+    from_environment: bool = True
+    choices: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As users write it."""
+        return "--" + self.field.replace("_", "-")
+
+
+class Flags(NamedTuple):
+    """A command line of torchrun's; defaults as torch has them."""
+
+    nnodes: str = "1:1"
+    nproc_per_node: str = "1"
+    rdzv_backend: str = "static"
+    rdzv_endpoint: str = ""
+    rdzv_id: str = "none"
+    rdzv_conf: str = ""
+    standalone: bool = False
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    event_log_handler: str = "null"
+    role: str = "default"
+    module: bool = False
+    no_python: bool = False
+    run_path: bool = False
+    log_dir: str | None = None
+    redirects: str = "0"
+    tee: str = "0"
+    log_line_prefix_template: str | None = None
+    local_ranks_filter: str = ""
+    duplicate_stdout_filters: str = ""
+    duplicate_stderr_filters: str = ""
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29500
+    local_addr: str | None = None
+    logs_specs: str | None = None
+    numa_binding: str | None = None
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    shutdown_timeout: int = 30
+    virtual_local_rank: bool = False
+    print_completion: str | None = None
+    script: str = ""
+    args: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
+
+
+_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+FLAGS = (
+    Flag("nnodes"),
+    Flag("nproc_per_node"),
+    Flag("rdzv_backend"),
+    Flag("rdzv_endpoint"),
+    Flag("rdzv_id"),
+    Flag("rdzv_conf"),
+    Flag("standalone", "switch"),
+    Flag("max_restarts", "whole"),
+    Flag("monitor_interval", "number"),
+    Flag("start_method", choices=("spawn", "fork", "forkserver")),
+    Flag("event_log_handler"),
+    Flag("role"),
+    Flag("module", "switch", "m"),
+    Flag("no_python", "switch"),
+    Flag("run_path", "switch"),
+    Flag("log_dir"),
+    Flag("redirects", letter="r"),
+    Flag("tee", letter="t"),
+    Flag("log_line_prefix_template"),
+    Flag("local_ranks_filter"),
+    Flag("duplicate_stdout_filters"),
+    Flag("duplicate_stderr_filters"),
+    Flag("node_rank", "whole"),
+    Flag("master_addr"),
+    Flag("master_port", "whole"),
+    Flag("local_addr"),
+    Flag("logs_specs", from_environment=False),
+    Flag("numa_binding", from_environment=False, choices=_BINDINGS),
+    Flag("signals_to_handle"),
+    Flag("shutdown_timeout", "whole"),
+    Flag("virtual_local_rank", "switch"),
+    Flag("print_completion", from_environment=False),
+    Flag("help", "switch", "h", from_environment=False),
+)
+_BY_LETTER = {flag.letter: flag for flag in FLAGS if flag.letter}
+
+
+def parse_flags(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
+    """The command line `words`. Raises `UsageError` as argparse would, in a line."""
+    values: dict[str, Any] = dict(_from_environment(environ))
+    given: set[str] = set(values)
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        flag, value = _flag_of(rest.pop(0))
+        if value is None and flag.kind != "switch":
+            value = _next_value(flag, rest)
+        values[flag.field] = _convert(flag, value)
+        given.add(flag.field)
+    if rest and rest[0] == "--":
+        rest.pop(0)
+    if "help" in values or "print_completion" in values:
+        rest = rest or [""]
+    if not rest:
+        raise UsageError("no script is given: distlaunch torchrun [flags] SCRIPT [its arguments]")
+    values.pop("help", None)
+    return Flags(**values, script=rest[0], args=tuple(rest[1:]), given=frozenset(given))
+
+
+def wants_help(words: Sequence[str]) -> bool:
+    """Whether -h or --help stands before the script."""
+    for word in words:
+        if word in ("-h", "--help"):
+            return True
+        if not word.startswith("-"):
+            return False
+    return False
+
+
+def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, Any]]:
+    found = []
+    for flag in FLAGS:
+        text = environ.get(f"PET_{flag.field.upper()}")
+        if flag.from_environment and text is not None:
+            value = text.strip().lower() not in ("", "0", "false") if flag.kind == "switch" else text
+            found.append((flag.field, value if flag.kind == "switch" else _convert(flag, text)))
+    return found
+
+
+def _flag_of(word: str) -> tuple[Flag, str | None]:
+    """The flag that a word begins with, and the value that it carries, if any."""
+    if not word.startswith("--"):
+        flag = _BY_LETTER.get(word[1])
+        if flag is None:
+            raise UsageError(f"torchrun has no flag {word}")
+        attached = word[2:].removeprefix("=")
+        return flag, attached or None
+    name, equals, value = word[2:].partition("=")
+    return _named(name), value if equals else None
+
+
+def _named(name: str) -> Flag:
+    """The flag of that name, or the only one that begins with it: argparse takes abbreviations."""
+    wanted = name.replace("-", "_")
+    exact = [flag for flag in FLAGS if flag.field == wanted]
+    found = exact or [flag for flag in FLAGS if flag.field.startswith(wanted)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(f"torchrun has no flag --{name}; a flag of the script goes after the script")
+    names = ", ".join(flag.name for flag in found)
+    raise UsageError(f"--{name} could mean {names}")
+
+
+def _next_value(flag: Flag, rest: list[str]) -> str:
+    negative = bool(rest) and rest[0][:1] == "-" and rest[0][1:2].isdigit()
+    if not rest or (rest[0].startswith("-") and not negative):
+        raise UsageError(f"{flag.name} needs a value")
+    return rest.pop(0)
+
+
+def _convert(flag: Flag, value: str | None) -> Any:
+    if flag.kind == "switch":
+        if value is not None:
+            raise UsageError(f"{flag.name} takes no value")
+        return True
+    text = str(value)
+    if flag.choices and text not in flag.choices:
+        raise UsageError(f"{flag.name}: expected {', '.join(flag.choices)}, got {text!r}")
+    try:
+        return {"text": str, "whole": int, "number": float}[flag.kind](text)
+    except ValueError:
+        raise UsageError(f"{flag.name}: expected a number, got {text!r}") from None
+
+
+def parse_std(name: str, text: str) -> dict[int, int] | int:
+    """`0` … `3`, or `0:1,1:3`: which of stdout (1) and stderr (2), for all local ranks or for some."""
+    try:
+        if ":" not in text:
+            return _std(text)
+        pairs = (pair.split(":") for pair in text.split(","))
+        return {int(rank): _std(std) for rank, std in pairs}
+    except ValueError:
+        text = f"expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…, got {text!r}"
+        raise UsageError(f"--{name}: {text}") from None
+
+
+def _std(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 3:
+        raise ValueError(text)
+    return value
+
+
+def node_range(text: str) -> tuple[int, int]:
+    """(fewest, most) of `--nnodes`: `N` or `MIN:MAX`."""
+    try:
+        low, _, high = text.partition(":")
+        fewest, most = int(low), int(high or low)
+    except ValueError:
+        raise UsageError(f"--nnodes: expected N or MIN:MAX, got {text!r}") from None
+    if not 1 <= fewest <= most:
+        raise UsageError(f"--nnodes: expected 1 ≤ MIN ≤ MAX, got {text!r}")
+    return fewest, most

@@ -1,0 +1,156 @@
+"""A torchrun command line as a job: what ours does itself, and what is left to torch's own agent."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from distlaunch.dropin.flags import Flags, node_range, parse_std
+from distlaunch.errors import UsageError
+from distlaunch.job.spec import (
+    JobSpec,
+    Logs,
+    NodeSpec,
+    Program,
+    Restarts,
+    Timeouts,
+    TorchrunLogs,
+)
+
+FOREVER_S = 1e9
+"""torchrun's --max-restarts counts over the whole run."""
+_RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+UNUSED = {
+    "start_method": "workers are started by fork and exec",
+    "event_log_handler": "events.jsonl in the log folder has all events",
+    "monitor_interval": "exits are seen at once",
+    "local_addr": "the address is that of --master-addr",
+    "duplicate_stdout_filters": "filter the log files instead",
+    "duplicate_stderr_filters": "filter the log files instead",
+    "signals_to_handle": "SIGINT, SIGTERM, SIGHUP and SIGQUIT always end the job",
+    "rdzv_conf": "distlaunch assigns the ranks itself",
+}
+"""Flags that are accepted and have no meaning here, and why."""
+
+
+class Here(NamedTuple):
+    """What the command line is read against."""
+
+    folder: str
+    hostname: str
+    python: str
+    temporary: str
+    gpus: int
+    cpus: int
+    environ: Mapping[str, str]
+
+
+def left_to_torch(flags: Flags) -> str:
+    """Why torch's own elastic agent has to do it, or nothing."""
+    fewest, most = node_range(flags.nnodes)
+    if flags.standalone:
+        return ""
+    if flags.rdzv_backend != "static":
+        return f"--rdzv-backend {flags.rdzv_backend}"
+    if fewest != most:
+        return f"--nnodes {flags.nnodes}"
+    return ""
+
+
+def notices(flags: Flags) -> list[str]:
+    """One line for each flag that was given and has no meaning here. Raises `UsageError` for refused ones."""
+    if flags.logs_specs is not None:
+        raise UsageError(f"--logs-specs {flags.logs_specs}: a plug-in of torch's agent; use torchrun for it")
+    if flags.no_python and flags.module:
+        raise UsageError("--no-python and --module do not go together")
+    if flags.run_path and (flags.module or flags.no_python):
+        raise UsageError("--run-path does not go together with --module or --no-python")
+    return [
+        f"--{field.replace('_', '-')} has no effect: {why}"
+        for field, why in UNUSED.items()
+        if field in flags.given
+    ]
+
+
+def job_of(flags: Flags, here: Here) -> JobSpec:
+    """The job of one node, which may be one of several that are started by hand."""
+    alone = flags.standalone or node_range(flags.nnodes)[1] == 1
+    named_port = not flags.standalone and bool({"master_port", "rdzv_endpoint"} & flags.given)
+    host, port = _endpoint(flags)
+    return JobSpec(
+        name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
+        nodes=(NodeSpec(here.hostname, procs=procs_of(flags.nproc_per_node, here), path="--nproc-per-node"),),
+        program=_program(flags),
+        workdir=here.folder,
+        logs=_logs(flags, here),
+        master_host=None if alone and not named_port else host,
+        master_port=port if named_port or not alone else None,
+        rendezvous_id=None if flags.standalone else flags.rdzv_id,
+        args=_args(flags),
+        placeholders=False,
+        python=here.environ.get("PYTHON_EXEC") or here.python,
+        timeouts=Timeouts(stop_s=float(flags.shutdown_timeout)),
+        restarts=Restarts(flags.max_restarts, 0.0, FOREVER_S),
+        role=flags.role,
+        one_device=flags.virtual_local_rank,
+        source="the command line",
+    )
+
+
+def procs_of(text: str, here: Here) -> int:
+    """Workers on this node, of `--nproc-per-node`. Raises `UsageError`."""
+    match text:
+        case "cpu":
+            return here.cpus
+        case "auto":
+            return here.gpus or here.cpus
+        case "gpu" if here.gpus:
+            return here.gpus
+        case "gpu":
+            raise UsageError("--nproc-per-node gpu: there is no GPU here")
+        case "xpu":
+            raise UsageError("--nproc-per-node xpu: give their number")
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got {text!r}")
+    return int(text)
+
+
+def _endpoint(flags: Flags) -> tuple[str, int]:
+    """Precedence as torch has it: --rdzv-endpoint wins over --master-addr and --master-port."""
+    if not flags.rdzv_endpoint:
+        return flags.master_addr, flags.master_port
+    host, colon, port = flags.rdzv_endpoint.rpartition(":")
+    if colon and port.isdigit():
+        return host.strip("[]"), int(port)
+    return flags.rdzv_endpoint, flags.master_port
+
+
+def _program(flags: Flags) -> Program:
+    if flags.module:
+        return Program("module", (flags.script,))
+    if flags.no_python:
+        return Program("command", (flags.script,))
+    if flags.run_path:
+        return Program("script", ("-c",))
+    return Program("script", (flags.script,))
+
+
+def _args(flags: Flags) -> tuple[str, ...]:
+    return (_RUN_PATH, flags.script, *flags.args) if flags.run_path else flags.args
+
+
+def _logs(flags: Flags, here: Here) -> Logs:
+    streams = TorchrunLogs(
+        redirects=parse_std("redirects", flags.redirects),
+        tee=parse_std("tee", flags.tee),
+        prefix=flags.log_line_prefix_template or TorchrunLogs().prefix,
+        local_ranks=_ranks(flags.local_ranks_filter),
+    )
+    folder = flags.log_dir or here.temporary
+    kept = flags.log_dir or streams.redirects or streams.tee
+    return Logs(folder, temporary=not kept, torchrun=streams)
+
+
+def _ranks(text: str) -> frozenset[int]:
+    try:
+        return frozenset(int(rank) for rank in text.split(",") if rank.strip())
+    except ValueError:
+        raise UsageError(f"--local-ranks-filter: expected ranks such as 0,2, got {text!r}") from None

@@ -1,0 +1,74 @@
+"""Where each rank's output goes: the console, with or without a prefix, and a file."""
+
+from string import Template
+from typing import NamedTuple
+
+from distlaunch.job.spec import Std, TorchrunLogs
+from distlaunch.plan.layout import LaunchPlan, NodePlan
+
+STREAMS = ("stdout", "stderr")
+
+
+class Route(NamedTuple):
+    """One stream of one rank: `prefix` None = bytes as they come; `file` is below the run folder."""
+
+    shown: bool
+    prefix: str | None
+    file: str | None
+
+
+def routes(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Route]:
+    """(rank, 0 stdout | 1 stderr) → its route, for the generation that `plan` is for."""
+    logs = plan.spec.logs
+    if logs.torchrun:
+        return {
+            (node.first_rank + local, stream): _torchrun_route(
+                logs.torchrun, plan, node, local, stream, generation
+            )
+            for node in plan.nodes
+            for local in range(node.procs)
+            for stream in range(2)
+        }
+    shown = shown_ranks(plan)
+    return {
+        (rank, stream): Route(
+            rank in shown, f"[{node.tag(rank)}] ", log_file(generation, node.file_stem(rank), stream)
+        )
+        for node in plan.nodes
+        for rank in node.ranks
+        for stream in range(2)
+    }
+
+
+def shown_ranks(plan: LaunchPlan) -> range | tuple[int, ...]:
+    """The ranks whose output the console shows."""
+    shown = plan.spec.logs.console
+    if isinstance(shown, str):
+        return {"all": range(plan.world_size), "rank0": range(1), "none": range(0)}[shown]
+    return shown
+
+
+def log_file(generation: int, stem: str, stream: int) -> str:
+    """The file of a rank's stream in the run folder, made of integers alone but for `rank` or `agent`."""
+    name = f"{stem}.{('out', 'err')[stream]}"
+    return f"generation{generation}/{name}" if generation else name
+
+
+def _torchrun_route(
+    logs: TorchrunLogs, plan: LaunchPlan, node: NodePlan, local_rank: int, stream: int, generation: int
+) -> Route:
+    """As torchrun has it: redirected = only to the file; tee = to both, with a prefix; else the console."""
+    tee, redirected = (_has(std, local_rank, stream) for std in (logs.tee, logs.redirects))
+    wanted = not logs.local_ranks or local_rank in logs.local_ranks
+    file = f"attempt_{generation}/{local_rank}/{STREAMS[stream]}.log" if tee or redirected else None
+    prefix = _prefix(logs.prefix, plan.spec.role, local_rank, node.first_rank + local_rank) if tee else None
+    return Route(wanted and (tee or not redirected), prefix, file)
+
+
+def _has(std: Std, local_rank: int, stream: int) -> bool:
+    chosen = std if isinstance(std, int) else std.get(local_rank, 0)
+    return bool(chosen & (1, 2)[stream])
+
+
+def _prefix(template: str, role: str, local_rank: int, rank: int) -> str:
+    return Template(template).safe_substitute(role_name=role, local_rank=local_rank, rank=rank)
