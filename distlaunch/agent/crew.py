@@ -44,6 +44,7 @@ class Crew:
             raise wire.ProtocolError("a generation may not start before the one before it has ended")
         self._generation = command["generation"]
         command["env"]["DISTLAUNCH_AGENT"] = cookies.agent_cookie(self._node)
+        command["env"].update(dict.fromkeys(command["temporary"], scratch.inner(self._folder)))
         self._workers, self._joins = [], None
         self._store_port = command["watch_port"] if command["hosts_store"] else None
         self._oom_kills = memory.oom_kills()

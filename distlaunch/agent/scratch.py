@@ -15,8 +15,17 @@ def make(folder: str) -> None:
         os.mkdir(folder, 0o700)
 
 
+def inner(folder: str) -> str:
+    """Where workers may make files and folders that are deleted with `folder`."""
+    return os.path.join(folder, "inner")
+
+
 def remove(folder: str) -> None:
     """Delete the folder and its files, if it is there."""
+    if os.path.isdir(inner(folder)):
+        import shutil  # only jobs with torch's agents leave folders
+
+        shutil.rmtree(inner(folder), ignore_errors=True)
     try:
         for name in os.listdir(folder):
             os.unlink(os.path.join(folder, name))

@@ -17,9 +17,10 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     ping     {}                                heartbeat; renews the agent's lease
     hold     {port | null}                     hold the rendezvous port, null = one of the agent's choice
     route    {address}                         find the interface that leads there
-    start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight, env,
-              binding: {how, gpus, cpus} | null,
+    start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight,
+              temporary, env, binding: {how, gpus, cpus} | null,
               workers: [{local_rank, argv, cwd, env, defaults, one_device}]}
+                                               temporary: variables that name a folder the agent deletes
                                                how: node, socket, exclusive or core-complex, for that many
                                                gpus; cores: an equal share each; listed: cpus[local_rank]
     stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep

@@ -21,6 +21,9 @@ def _report_on(target: str, overrides: Sequence[str]) -> PortReport:
     if os.path.exists(target) or target.endswith((".yaml", ".yml")):
         # Ports do not depend on GPUs: don't ask for their number where the file leaves it open.
         spec = load_job(target, overrides)
+        if spec.ranking == "etcd-v2":
+            text = "its endpoint is your etcd server's, not a port that distlaunch holds: nothing to check"
+            raise UsageError(f"{target}: {text}")
         known = spec._replace(
             nodes=tuple(n._replace(gpus=n.gpus or 0, procs=n.procs or 1) for n in spec.nodes)
         )

@@ -20,7 +20,17 @@ def _table(*columns: str) -> Table:
 
 
 def print_plan_table(plan: LaunchPlan) -> None:
-    """One row per worker: node, local rank, rank, device, the wish for its CPUs if there is one, address."""
+    """One row per worker: node, local rank, rank, device, address; with torch's agents, one per node."""
+    heading, table = _agents_table(plan) if plan.spec.torch_agents else _ranks_table(plan)
+    console = Console(highlight=False)
+    with console.capture() as printed:
+        console.print(Text(escape(heading)))
+        console.print(table)
+    print_text(printed.get())
+
+
+def _ranks_table(plan: LaunchPlan) -> tuple[str, Table]:
+    """With the wish for the ranks' CPUs, if there is one."""
     port = plan.master_port or "a free port"
     heading = f"{plan.spec.name}: {plan.world_size} ranks on {len(plan.nodes)} nodes, {plan.backend}"
     binding = plan.spec.binding
@@ -33,11 +43,25 @@ def print_plan_table(plan: LaunchPlan) -> None:
             wish = [binding.wish(local_rank)] if binding else []
             row = (node.label, str(local_rank), str(rank), node.device(local_rank), *wish, address)
             table.add_row(*(Text(escape(cell)) for cell in row))
-    console = Console(highlight=False)
-    with console.capture() as printed:
-        console.print(Text(escape(heading)))
-        console.print(table)
-    print_text(printed.get())
+    return heading, table
+
+
+def _agents_table(plan: LaunchPlan) -> tuple[str, Table]:
+    spec = plan.spec
+    most, fewest = len(spec.nodes), spec.fewest
+    nodes = f"{most} nodes" if fewest == most else f"{fewest} to {most} nodes"
+    ranks = f"{'up to ' if fewest < most else ''}{plan.world_size} ranks"
+    heading = f"{spec.name}: torch's elastic agents on {nodes}, {ranks} numbered by torch, {plan.backend}"
+    table = _table("node", "ranks", "devices", "rendezvous")
+    where = f"{plan.master_addr}, {plan.master_port or 'a free port'}"
+    for node in plan.nodes:
+        devices = sorted(
+            {node.device(local_rank).partition(":")[0] for local_rank in range(node.agent_procs)}
+        )
+        meeting = f"{spec.ranking} at {where}" if node.node_rank == 0 else ""
+        row = (node.label, str(node.agent_procs), ", ".join(devices), meeting)
+        table.add_row(*(Text(escape(cell)) for cell in row))
+    return heading, table
 
 
 def print_port_report(report: PortReport) -> None:

@@ -11,7 +11,8 @@ from distlaunch.dropin.torchrun import endpoint_of, notices, ranks_of
 from distlaunch.errors import UsageError
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import host_error
-from distlaunch.plan.layout import PLACEHOLDERS, is_loopback
+from distlaunch.job.placeholders import PLACEHOLDERS
+from distlaunch.plan.layout import is_loopback
 
 SOURCE = "the command line"
 LISTED_HOSTS = 16

@@ -8,7 +8,7 @@ from distlaunch.errors import UsageError
 from distlaunch.job.build import Surroundings, build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.job.fields import JOB
-from distlaunch.plan.layout import literal
+from distlaunch.job.placeholders import literal
 
 Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100

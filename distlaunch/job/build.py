@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from distlaunch.contract import RESERVED
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, describe
+from distlaunch.job.engines import check_torch_agents
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
 from distlaunch.job.spec import (
@@ -85,6 +86,7 @@ class _Builder:
             self.problem("hostfile", "give nodes or hostfile, not both")
         self._endpoint()
         self._check_binding()
+        check_torch_agents(self.checked, self.problem)
         self._check_env("env", self.checked.get("env"))
         for path, node in self._listed():
             self._hosts(path, node)
@@ -139,7 +141,9 @@ class _Builder:
             backend=checked.get("backend", "auto"),
             master_host=host,
             master_port=port,
+            ranking=rendezvous.get("backend", "static"),
             rendezvous_id=rendezvous.get("id"),
+            rendezvous_conf=rendezvous.get("conf", {}),
             args=checked.get("args", ()),
             env=self._env(checked.get("env")),
             python=self._program_path(checked.get("python")),
@@ -253,7 +257,7 @@ class _Builder:
     def _check_master(self, spec: JobSpec) -> None:
         others = {name for node in spec.nodes[1:] for name in (node.label, node.address) if name}
         first = {spec.nodes[0].label, spec.nodes[0].address} if spec.nodes else set()
-        if spec.master_host in others - first:
+        if spec.ranking != "etcd-v2" and spec.master_host in others - first:
             place = "rendezvous.endpoint" if "rendezvous.endpoint" in self.places else "master_addr"
             self.problem(
                 place,

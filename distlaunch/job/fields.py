@@ -22,6 +22,7 @@ from distlaunch.job.types import (
 AUTO = Choice(("auto",))
 PORT = Integer(1, 65535)
 ENV = MapOf(Word(), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
+CONF = MapOf(Word(), r"[A-Za-z_]\w*", "a setting's name")
 SOME_TEXT = Text("a string that is not empty", r"[^\0]+")
 LINE = Text("a line that is not empty", r"[^\0\n]+")
 _CPUS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
@@ -59,12 +60,24 @@ NODE = Record(
 RENDEZVOUS = Record(
     {
         "endpoint": Field(
-            SOME_TEXT, "host:port of rank 0's store.", "the first node, a free port that distlaunch holds"
+            SOME_TEXT,
+            "host:port of rank 0's store; with etcd-v2, of your etcd server.",
+            "the first node, a free port that distlaunch holds",
         ),
-        "backend": Field(Choice(("static",)), "Who assigns ranks: static = distlaunch.", "static"),
+        "backend": Field(
+            Choice(("static", "c10d", "etcd-v2")),
+            "Who assigns ranks: static = distlaunch; c10d, etcd-v2 = torch's elastic agents.",
+            "static",
+        ),
+        "conf": Field(CONF, "More of torch's --rdzv-conf, such as last_call_timeout, for c10d and etcd-v2."),
         "id": Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's id"),
     },
-    foreign={"rdzv_endpoint": "endpoint", "rdzv_backend": "backend", "rdzv_id": "id"},
+    foreign={
+        "rdzv_endpoint": "endpoint",
+        "rdzv_backend": "backend",
+        "rdzv_id": "id",
+        "rdzv_conf": "conf",
+    },
 )
 
 TIMEOUTS = Record(
@@ -224,6 +237,7 @@ JOB = Record(
         "rdzv_endpoint": "rendezvous.endpoint",
         "rdzv_backend": "rendezvous.backend",
         "rdzv_id": "rendezvous.id",
+        "rdzv_conf": "rendezvous.conf",
         "entrypoint": "script",
         "program": "script",
         "training_script": "script",

@@ -39,6 +39,8 @@ class EnvValue(NamedTuple):
 
 Env = Mapping[str, EnvValue]
 NO_ENV: Env = MappingProxyType({})
+Ranking = Literal["static", "c10d", "etcd-v2"]
+"""Who assigns ranks: distlaunch, or torch's elastic agents by a store of that kind."""
 
 
 class Program(NamedTuple):
@@ -143,7 +145,9 @@ class JobSpec(NamedTuple):
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     master_host: str | None = None
     master_port: int | None = None
+    ranking: Ranking = "static"
     rendezvous_id: str | None = None
+    rendezvous_conf: Mapping[str, str] = MappingProxyType({})
     args: tuple[str, ...] = ()
     placeholders: bool = True
     env: Env = NO_ENV
@@ -170,6 +174,16 @@ class JobSpec(NamedTuple):
     def one_machine(self) -> bool:
         """Whether every worker will always run on the same machine."""
         return len(self.pool) == 1 or all(node.local for node in self.pool)
+
+    @property
+    def torch_agents(self) -> bool:
+        """Whether torch's elastic agents, one on each node, start the workers, and start them again."""
+        return self.ranking != "static"
+
+    @property
+    def takes_nodes_back(self) -> bool:
+        """Whether a node that was lost can be used again."""
+        return self.restarts.most > 0 or (self.torch_agents and self.elastic)
 
     @property
     def fewest(self) -> int:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from distlaunch.agent.wire import Message
 from distlaunch.contract import Rendezvous
-from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, WorkerPlan, common_contract, workers
+from distlaunch.plan.engine import workers
+from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, WorkerPlan, common_contract
 from distlaunch.supervisor.actions import (
     Close,
     Dump,
@@ -39,8 +40,8 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
 def planned_workers(plan: LaunchPlan) -> dict[int, list[WorkerPlan]]:
     """Node index → its workers, with the port that `run` would pick shown as torch's default."""
     meeting = meeting_of(plan, plan.spec.name, plan.master_port or DEFAULT_PORT)
-    interface = "lo" if plan.spec.one_machine else None
-    return {node.node_rank: workers(plan, node, meeting, interface) for node in plan.nodes}
+    way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
+    return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
 
 
 def message_for(action: AgentAction, state: State, run_id: str) -> Message:
@@ -69,9 +70,10 @@ def running_workers(state: State, run_id: str) -> dict[int, list[WorkerPlan]]:
     assert state.plan is not None
     assert state.port is not None
     meeting = meeting_of(state.plan, run_id, state.port, state.restart_count)
+    plan, nodes = state.plan, state.nodes
     return {
-        node.node_rank: workers(state.plan, node, meeting, state.nodes[node.node].interface)
-        for node in state.plan.nodes
+        part.node_rank: workers(plan, part, meeting, nodes[part.node].interface, nodes[part.node].source)
+        for part in plan.nodes
     }
 
 
@@ -81,6 +83,7 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
     planned = running_workers(state, run_id)[part.node_rank]
     shared = common_contract(planned)
     binding = state.spec.binding
+    one_device = state.spec.one_device and not state.spec.torch_agents  # whose flag does it
     return {
         "op": "start",
         "generation": state.generation,
@@ -89,14 +92,16 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
         "lease_s": state.spec.timeouts.lease_s,
         "stall_s": state.spec.timeouts.stall_s,
         "watch_port": state.port,
-        "hosts_store": part.node_rank == 0,
-        "flight": state.plan is not None and state.plan.backend == "nccl",
+        "hosts_store": part.node_rank == 0 and state.spec.ranking != "etcd-v2",
+        "flight": state.plan is not None and state.plan.backend == "nccl" and not state.spec.torch_agents,
         "binding": binding and {**binding._asdict(), "gpus": part.gpus},
+        # torch's agent never deletes its folders: they go into ours, which is deleted.
+        "temporary": ["PET_LOG_DIR"] if state.spec.torch_agents else [],
         # What all workers of the node have in common travels once.
         "env": {name: value.text for name, value in planned[0].env.items()}
         | shared
         | {"DISTLAUNCH_RUN_ID": run_id},
-        "workers": [_worker(worker, shared, state.spec.one_device) for worker in planned],
+        "workers": [_worker(worker, shared, one_device) for worker in planned],
     }
 
 

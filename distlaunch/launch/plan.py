@@ -5,7 +5,8 @@ import sys
 from distlaunch.agent.probes.gpus import gpu_count
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.master import ssh_addresses
-from distlaunch.plan.layout import Facts, LaunchPlan, make_plan
+from distlaunch.plan.engine import make_plan
+from distlaunch.plan.layout import Facts, LaunchPlan
 
 
 def plan_without_nodes(spec: JobSpec) -> LaunchPlan:

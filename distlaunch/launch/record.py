@@ -26,6 +26,7 @@ class Record:
     def __init__(self, folder: RunFolder, console: Console, quiet: bool = False) -> None:
         self._folder, self._console, self._quiet = folder, console, quiet
         self._planned = -1
+        self._members: tuple[int, ...] = ()
         self._warned = False
         self._flights: set[int] = set()
         self._routes: dict[int, dict[tuple[int, int], Route]] = {}
@@ -34,6 +35,9 @@ class Record:
     def event(self, event: Event, state: State) -> None:
         """Write an event down, and the plan once there is one."""
         fresh = state.generation > self._planned
+        if state.spec.torch_agents and state.plan and len(state.members) > len(self._members):
+            self._members = state.members
+            self._routes[state.generation] = routes(state.plan, state.generation)
         if state.plan and isinstance(event, FIRST_SIGNS_OF_WORKERS) and fresh:
             # Not before the workers are on their way: they need no plan.
             self._planned = state.generation

@@ -104,7 +104,9 @@ def _hello(node: int, fields: _Fields, clock: Clock) -> Event:
 def _route(node: int, fields: _Fields, clock: Clock) -> Event:
     if fields.anything("error"):
         return events.RouteFailed(node, fields.text("error"))
-    return events.RouteFound(node, fields.text("address"), fields.optional_text("interface"))
+    return events.RouteFound(
+        node, fields.text("address"), fields.optional_text("interface"), fields.optional_text("source")
+    )
 
 
 def _exited(node: int, fields: _Fields, clock: Clock) -> Event:

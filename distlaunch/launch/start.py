@@ -28,7 +28,7 @@ def start_run(spec: JobSpec) -> Start:
     began = time.monotonic()
     run_id = new_run_id(spec.name)
     try:
-        folder = RunFolder(spec.logs.folder, run_id)
+        folder = RunFolder(spec.logs.folder, run_id, "agent" if spec.torch_agents else "rank")
     except OSError as error:
         raise DistlaunchError(f"can't make the run folder in {spec.logs.folder}: {error.strerror}") from None
     if len(spec.pool) > MANY_NODES:

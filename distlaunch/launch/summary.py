@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from distlaunch.supervisor.ending import listed
+from distlaunch.supervisor.root_cause import root_cause_line, root_cause_lines
 from distlaunch.supervisor.state import NodePhase, State, WorkerPhase, WorkerState, status_words
 from distlaunch.supervisor.stories import Ending, advice
 
@@ -29,8 +31,8 @@ class Summary(NamedTuple):
         """For people."""
         cause = self.state.cause
         if cause is None:
-            ranks, nodes = len(self.state.workers), len(self.state.members)
-            what = f"{_count(ranks, 'rank')} on {_count(nodes, 'node')}"
+            workers, nodes = self.state.counted(len(self.state.workers)), len(self.state.members)
+            what = f"{workers} on {_count(nodes, 'node')}"
             after = f" after {_count(self.state.generation, 'restart')}" if self.state.generation else ""
             return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"]
         lines = [*_unusable_nodes(self.state), *self._cause_lines(), *self.lagging, *self._others()]
@@ -45,24 +47,32 @@ class Summary(NamedTuple):
         return {
             "exit_status": self.state.outcome,
             "cause": cause
-            and {"text": cause.text, "rank": cause.rank, "node": _label(self.state, cause.node)},
+            and {"text": cause.text, "rank": self._rank(cause.rank), "node": _label(self.state, cause.node)},
             "hint": self.advice or None,
             "lagging": list(self.lagging),
             "restarts": [
-                {"why": restart.why.value, "cause": restart.cause.text, "rank": restart.cause.rank}
+                {
+                    "why": restart.why.value,
+                    "cause": restart.cause.text,
+                    "rank": self._rank(restart.cause.rank),
+                }
                 for restart in self.state.restarts
             ],
             "seconds": round(self.seconds, 3),
-            "world_size": len(self.state.workers),
+            "world_size": self.state.plan.world_size if self.state.plan else 0,
             "workers": [self._worker(worker) for worker in self.state.workers],
             "nodes": [_node_document(self.state, index) for index in range(len(self.state.nodes))],
             "folder": self.folder,
         }
 
+    def _rank(self, rank: int | None) -> int | None:
+        """A worker's rank, unless it is a torch agent, which has none."""
+        return None if self.state.spec.torch_agents else rank
+
     def _worker(self, worker: WorkerState) -> dict[str, Any]:
         assert self.state.plan is not None
         return {
-            "rank": worker.rank,
+            "rank": self._rank(worker.rank),
             "node": self.state.plan.node_of(worker.rank).label,
             "phase": worker.phase.value,
             "status": worker.status,
@@ -78,11 +88,21 @@ class Summary(NamedTuple):
         if cause.rank is None:
             return [cause.text]
         worker = self.state.workers[cause.rank]
-        words = _record_words(worker.error_record) or self.last_words.get(cause.rank, "").splitlines()
+        words = self._recorded_lines(worker) or self._last_lines(cause.rank)
         left_out = len(words) - MAX_LINES
         shown = [f"({left_out} lines before these)", *words[-MAX_LINES:]] if left_out > 0 else words
         hint = self.advice
         return [cause.text, *(f"  | {line}" for line in shown), *([f"hint: {hint}"] if hint else [])]
+
+    def _recorded_lines(self, worker: WorkerState) -> list[str]:
+        words = _record_words(worker.error_record)
+        if words and self.state.spec.torch_agents:
+            words.append(root_cause_line(self.last_words.get(worker.rank, "")))
+        return words
+
+    def _last_lines(self, rank: int) -> list[str]:
+        words = self.last_words.get(rank, "")
+        return root_cause_lines(words) if self.state.spec.torch_agents else words.splitlines()
 
     @property
     def advice(self) -> str:
@@ -101,7 +121,13 @@ class Summary(NamedTuple):
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
                 groups.setdefault(self._fate(worker), []).append(worker.rank)
-        return [f"{_rank_list(ranks)}: {fate}" for fate, ranks in groups.items()]
+        named = self._agent_list if self.state.spec.torch_agents else _rank_list
+        return [f"{named(ranks)}: {fate}" for fate, ranks in groups.items()]
+
+    def _agent_list(self, numbers: Sequence[int]) -> str:
+        assert self.state.plan is not None
+        names = listed([self.state.plan.node_of(number).label for number in numbers])
+        return f"torch's agent{'s' if len(numbers) > 1 else ''} on {names}"
 
     def _fate(self, worker: WorkerState) -> str:
         """How a rank other than the first ended, in words that are equal for equal ends."""
@@ -118,7 +144,7 @@ class Summary(NamedTuple):
 
     def _same_traceback(self, rank: int) -> bool:
         cause = self.state.cause
-        if cause is None or cause.rank is None:
+        if cause is None or cause.rank is None or self.state.spec.torch_agents:
             return False
         mine, first = (traceback_key(self.last_words.get(r, "")) for r in (rank, cause.rank))
         return bool(mine) and mine == first

@@ -1,5 +1,6 @@
 """A plan as plain data, for JSON."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from distlaunch.job.spec import Binding, Env
@@ -8,6 +9,8 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan
 
 def plan_document(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> dict[str, Any]:
     """The plan; `nodes` maps node index → its workers. Inherited values are null: they may be secrets."""
+    if plan.spec.torch_agents:
+        return _elastic_document(plan, nodes)
     return {
         "name": plan.spec.name,
         "world_size": plan.world_size,
@@ -25,15 +28,42 @@ def _binding(binding: Binding | None) -> dict[str, Any]:
     return {"numa_binding": None, "cpu_binding": None} | ({binding.key: wish} if binding else {})
 
 
+def _elastic_document(plan: LaunchPlan, nodes: Mapping[int, list[WorkerPlan]]) -> dict[str, Any]:
+    """As above, but each node has a torch agent, which starts `procs` ranks; the world may be smaller."""
+    return {
+        "name": plan.spec.name,
+        "rendezvous": {
+            "backend": plan.spec.ranking,
+            "host": plan.master_addr,
+            "port": plan.master_port,
+            "min_nodes": plan.spec.fewest,
+            "max_nodes": len(plan.spec.nodes),
+        },
+        "world_size": plan.world_size,
+        "backend": plan.backend,
+        "nodes": [_agent(node, *nodes[node.node_rank]) for node in plan.nodes],
+    }
+
+
+def _agent(node: NodePlan, agent: WorkerPlan) -> dict[str, Any]:
+    return {**_place(node), "procs": node.agent_procs, "agent": _process(agent)}
+
+
 def _node(node: NodePlan, workers: list[WorkerPlan]) -> dict[str, Any]:
     return {
         "node_rank": node.node_rank,
+        **_place(node),
+        "workers": [_worker(node, worker) for worker in workers],
+    }
+
+
+def _place(node: NodePlan) -> dict[str, Any]:
+    return {
         "name": node.label,
         "transport": "local" if node.reach.host is None else "ssh",
         "gpus": node.gpus,
         "python": node.python,
         "workdir": node.workdir,
-        "workers": [_worker(node, worker) for worker in workers],
     }
 
 
@@ -42,6 +72,12 @@ def _worker(node: NodePlan, worker: WorkerPlan) -> dict[str, Any]:
         "rank": worker.rank,
         "local_rank": worker.local_rank,
         "device": node.device(worker.local_rank),
+        **_process(worker),
+    }
+
+
+def _process(worker: WorkerPlan) -> dict[str, Any]:
+    return {
         "argv": list(worker.argv),
         "env": {**_env(worker.env), **worker.contract},
         "defaults": dict(worker.defaults),

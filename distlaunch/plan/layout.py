@@ -1,10 +1,10 @@
 """Assigns ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch import contract
+from distlaunch.job.placeholders import fill
 from distlaunch.job.spec import Address, Env, JobSpec
 
 MAX_PROCS = 4096
@@ -21,7 +21,11 @@ class Facts(NamedTuple):
 
 
 class NodePlan(NamedTuple):
-    """One node's part: workers `first_rank` … `first_rank + procs - 1`. `node` is its index in the pool."""
+    """One node's part: workers `first_rank` … `first_rank + procs - 1`. `node` is its index in the pool.
+
+    With torch's elastic agents there is one "worker", the agent, whose rank is a mere number, and it starts
+    `agent_procs` ranks that torch numbers.
+    """
 
     node: int
     node_rank: int
@@ -33,11 +37,20 @@ class NodePlan(NamedTuple):
     python: str
     workdir: str
     env: Env
+    agent_procs: int = 0
 
     @property
     def ranks(self) -> range:
         """The ranks on this node."""
         return range(self.first_rank, self.first_rank + self.procs)
+
+    def tag(self, rank: int) -> str:
+        """What the output of one of `ranks` is marked with."""
+        return self.label if self.agent_procs else f"{self.label}:{rank}"
+
+    def file_stem(self, rank: int) -> str:
+        """What the log files of one of `ranks` are named after."""
+        return f"{'agent' if self.agent_procs else 'rank'}{rank}"
 
     def device(self, local_rank: int) -> str:
         """The device that a script takes by LOCAL_RANK."""
@@ -45,7 +58,10 @@ class NodePlan(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """All that `run` starts and `dry-run` prints; `master_port` None = picked and held at the start."""
+    """All that `run` starts and `dry-run` prints; `master_port` None = picked and held at the start.
+
+    With torch's elastic agents, `master_addr` and `master_port` are those of their rendezvous.
+    """
 
     spec: JobSpec
     nodes: tuple[NodePlan, ...]
@@ -65,7 +81,7 @@ class LaunchPlan(NamedTuple):
     @property
     def one_machine(self) -> bool:
         """Whether all workers run on the same machine."""
-        return len(self.nodes) == 1 or all(node.reach.host is None for node in self.nodes)
+        return _together(self.spec, self.nodes)
 
 
 class WorkerPlan(NamedTuple):
@@ -92,8 +108,8 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     nodes: list[NodePlan] = []
     for index, fact in facts.items():
         first_rank = nodes[-1].ranks.stop if nodes else 0
-        nodes.append(_node_plan(spec, fact, index, len(nodes), first_rank))
-    backend = _backend(spec, nodes)
+        nodes.append(node_plan(spec, fact, index, len(nodes), first_rank))
+    backend = choose_backend(spec, nodes)
     return LaunchPlan(
         spec=spec,
         nodes=tuple(nodes),
@@ -104,7 +120,15 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     )
 
 
-def _node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: int, first_rank: int) -> NodePlan:
+def _together(spec: JobSpec, nodes: Sequence[NodePlan]) -> bool:
+    """Whether all run on the same machine; torch's elastic agents may be joined by others later."""
+    if spec.torch_agents:
+        return spec.one_machine
+    return len(nodes) == 1 or all(node.reach.host is None for node in nodes)
+
+
+def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: int, first_rank: int) -> NodePlan:
+    """What one node does. Raises `JobError` when that is not known, or can't be."""
     node = spec.pool[index]
     gpus = node.gpus if node.gpus is not None else fact.gpus
     if gpus is None:
@@ -143,7 +167,8 @@ def _check_binding(spec: JobSpec, label: str, procs: int) -> None:
         )
 
 
-def _backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> str:
+def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> str:
+    """What torch.distributed will use on these nodes. Raises `JobError` when the one asked for can't be."""
     short = [node for node in nodes if node.gpus < node.procs]
     if spec.backend == "nccl" and short:
         node = short[0]
@@ -160,8 +185,8 @@ def _backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> str:
 def _master_addr(spec: JobSpec, nodes: Sequence[NodePlan], master_address: str | None) -> str:
     first = spec.pool[nodes[0].node]
     # An endpoint in the job file names the first node; another that takes its place has its own address.
-    named = spec.master_host if nodes[0].node == 0 else None
-    if len(nodes) == 1 or all(node.reach.host is None for node in nodes):
+    named = spec.master_host if nodes[0].node == 0 or spec.ranking == "etcd-v2" else None
+    if _together(spec, nodes):
         return named or "127.0.0.1"
     chosen = named or first.address or master_address or first.label
     if is_loopback(chosen):
@@ -234,43 +259,3 @@ def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[
             return (node.python, "-u", "-m", program.words[0], *args)
         case "command":
             return (program.words[0], *args)
-
-
-PLACEHOLDERS = (
-    "rank",
-    "local_rank",
-    "node_rank",
-    "world_size",
-    "local_world_size",
-    "master_addr",
-    "master_port",
-)
-_PLACEHOLDER = re.compile(r"(\{?)\{(" + "|".join(PLACEHOLDERS) + r")\}(\}?)")
-
-
-def fill(argument: str, values: Mapping[str, str]) -> str:
-    """`argument` with the {rank} and so on for which there are values; {{rank}} becomes {rank}."""
-
-    def filled(found: re.Match[str]) -> str:
-        left, name, right = found.groups()
-        if left and right:
-            return "{" + name + "}"
-        return left + values.get(name.upper(), "{" + name + "}") + right
-
-    return _PLACEHOLDER.sub(filled, argument)
-
-
-def literal(argument: str) -> str:
-    """What `fill` makes `argument` of, whatever it holds."""
-    return re.sub(r"\{(?:" + "|".join(PLACEHOLDERS) + r")\}", r"{\g<0>}", argument)
-
-
-def placeholders_in(arguments: Iterable[str]) -> list[str]:
-    """The names that `fill` would fill in, in the order of PLACEHOLDERS."""
-    found = {
-        name
-        for argument in arguments
-        for left, name, right in _PLACEHOLDER.findall(argument)
-        if not (left and right)
-    }
-    return [name for name in PLACEHOLDERS if name in found]

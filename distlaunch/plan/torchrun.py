@@ -2,16 +2,22 @@
 
 from shlex import quote
 
+from distlaunch.contract import Rendezvous
+from distlaunch.job.placeholders import fill, placeholders_in
 from distlaunch.job.spec import Binding, JobSpec
-from distlaunch.plan.layout import LaunchPlan, NodePlan, fill, placeholders_in
+from distlaunch.plan import elastic
+from distlaunch.plan.layout import LaunchPlan, NodePlan
 from distlaunch.plan.shell import job_exports
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:
     """The equivalent torchrun lines, with comments where torchrun has no equal."""
+    spec = plan.spec
+    run_id = spec.rendezvous_id or spec.name
+    meeting = Rendezvous(plan.master_addr, port, run_id, plan.backend, max_restarts=spec.restarts.most)
     lines = []
     for node in plan.nodes:
-        lines += [f"# node {node.label}", _line(plan, node, port), ""]
+        lines += [f"# node {node.label}", _line(plan, node, meeting), ""]
     return "\n".join([*_remarks(plan), *lines])
 
 
@@ -26,24 +32,29 @@ def _remarks(plan: LaunchPlan) -> list[str]:
     return remarks
 
 
-def _line(plan: LaunchPlan, node: NodePlan, port: int) -> str:
+def _line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
     spec = plan.spec
-    flags = [
-        f"--nnodes={len(plan.nodes)}",
-        f"--node-rank={node.node_rank}",
-        f"--nproc-per-node={node.procs}",
-        f"--master-addr={plan.master_addr}",
-        f"--master-port={port}",
-        *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
-        *_conduct(spec),
-        *_numa_flag(spec.binding),
-        *{"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind],
-    ]
+    flags = elastic.torch_flags(plan, node, meeting) if spec.torch_agents else _static(plan, node, meeting)
     arguments = [fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args)]
     exports = job_exports(node.env)
     export = f"export {' '.join(exports)} && " if exports else ""
     words = " ".join(map(quote, [*_torchrun(plan, node), *flags, spec.program.words[0], *arguments]))
     return f"(cd {quote(node.workdir)} && {export}exec {words})"
+
+
+def _static(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
+    spec = plan.spec
+    return [
+        f"--nnodes={len(plan.nodes)}",
+        f"--node-rank={node.node_rank}",
+        f"--nproc-per-node={node.procs}",
+        f"--master-addr={plan.master_addr}",
+        f"--master-port={meeting.master_port}",
+        *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
+        *_conduct(spec),
+        *_numa_flag(spec.binding),
+        *{"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind],
+    ]
 
 
 def _numa_flag(binding: Binding | None) -> list[str]:

@@ -6,8 +6,15 @@ from distlaunch.supervisor.ending import all_closed, end_job, listed
 from distlaunch.supervisor.events import AgentUp, OrphansKilled, Reaped
 from distlaunch.supervisor.members import choose_members, complete
 from distlaunch.supervisor.preparing import prepare
-from distlaunch.supervisor.restarting import RECONNECT_MAX_S, advance, grow, reconnect_later
+from distlaunch.supervisor.restarting import (
+    RECONNECT_MAX_S,
+    RECONNECT_S,
+    advance,
+    grow,
+    reconnect_later,
+)
 from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step
+from distlaunch.supervisor.torch_agents import take_in
 from distlaunch.transport.failure import LinkFailure
 
 MAX_ATTEMPTS = 6
@@ -42,7 +49,13 @@ def _joined_the_pool(state: State, node: int, now: float) -> Step:
         return all_connected(state, now)
     if state.phase is Phase.RESTARTING:
         return advance(state, now)
-    if state.phase not in (Phase.PREPARING, Phase.RUNNING) or complete(state) or node in state.members:
+    if state.phase in (Phase.PREPARING, Phase.RUNNING):
+        return (take_in if state.spec.torch_agents else _is_back)(state, node, now)
+    return state, ()
+
+
+def _is_back(state: State, node: int, now: float) -> Step:
+    if complete(state) or node in state.members:
         return state, ()
     if state.spec.grow == "now":
         return grow(state, node, now)
@@ -116,10 +129,12 @@ def _too_few(state: State, now: float) -> Step:
 
 def _with_another_try(state: State, now: float) -> State:
     """The job starts without some nodes: those that may come later are tried again."""
+    # Torch's agents take a node in at once, so it is worth trying soon, and ever more slowly.
+    wait_s = RECONNECT_S if state.spec.torch_agents else RECONNECT_MAX_S
     for index, node in enumerate(state.nodes):
         if node.phase is NodePhase.UNUSABLE and node.failure and node.failure.may_pass:
             state = state.with_node(
-                index, phase=NodePhase.RETRYING, retry_at=now + RECONNECT_MAX_S, lost=True, attempts=2
+                index, phase=NodePhase.RETRYING, retry_at=now + wait_s, lost=True, attempts=2
             )
     return state
 

@@ -87,7 +87,9 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
     if rank is None:
         return state, ()
     stream = "stderr" if event.stream else "stdout"
-    return state, (Notice("warning", f"{event.size} bytes of rank {rank}'s {stream} were lost on its node"),)
+    return state, (
+        Notice("warning", f"{event.size} bytes of {state.called(rank)}'s {stream} were lost on its node"),
+    )
 
 
 def all_closed(state: State, now: float) -> Step:

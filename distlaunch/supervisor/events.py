@@ -52,11 +52,15 @@ class PortRefused(NamedTuple):
 
 
 class RouteFound(NamedTuple):
-    """How `node` reaches MASTER_ADDR: the address it resolved to and the interface that leads there."""
+    """How `node` reaches MASTER_ADDR: the address it resolved to and the interface that leads there.
+
+    `source` is the node's own address on that way.
+    """
 
     node: int
     address: str
     interface: str | None
+    source: str | None = None
 
 
 class RouteFailed(NamedTuple):

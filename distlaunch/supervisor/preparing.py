@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from distlaunch.errors import Exit, JobError
-from distlaunch.plan.layout import Facts, LaunchPlan, make_plan
-from distlaunch.supervisor.actions import FindRoute, GiveUp, HoldPort, StartWorkers
+from distlaunch.plan.engine import make_plan
+from distlaunch.plan.layout import Facts, LaunchPlan
+from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFailed, RouteFound
-from distlaunch.supervisor.state import Cause, Phase, State, Step, Watch, WorkerState
+from distlaunch.supervisor.state import Cause, Phase, State, Step, Watch, WorkerPhase, WorkerState
 
 JOIN_NOTICE_S = 15.0
 """Seconds after the start until the ranks that have not joined are named."""
@@ -24,18 +25,31 @@ def prepare(state: State, members: Sequence[int], now: float) -> Step:
     state = state._replace(
         phase=Phase.PREPARING,
         plan=plan,
-        workers=tuple(WorkerState(rank) for rank in range(plan.world_size)),
+        workers=tuple(WorkerState(rank) for node in plan.nodes for rank in node.ranks),
         deadline=now + state.spec.timeouts.connect_s,
     )
-    first, *others = members
-    hold = HoldPort(first, plan.master_port)
+    state, hold = _hold_port(state, plan, members[0])
     if plan.one_machine:
-        return _all_ready(state, members, "lo" if state.spec.one_machine else None), (hold,)
+        state = _all_ready(state, members, "lo" if state.spec.one_machine else None)
+        state, started = start_when_prepared(state, now)
+        return state, (*hold, *started)
     if moved:
         for index in members:
-            state = state.with_node(index, ready=False, interface=None)
-    unsure = [index for index in others if not state.nodes[index].ready]
-    return state, (hold, *(FindRoute(index, plan.master_addr) for index in unsure))
+            state = state.with_node(index, ready=False, interface=None, source=None)
+    asked = [index for index in _first_asked(state, members) if not state.nodes[index].ready]
+    return state, (*hold, *(FindRoute(index, plan.master_addr) for index in asked))
+
+
+def _hold_port(state: State, plan: LaunchPlan, first: int) -> Step:
+    if state.spec.ranking == "etcd-v2":  # the user's server has it
+        return state._replace(port=plan.master_port), ()
+    return state, (HoldPort(first, plan.master_port),)
+
+
+def _first_asked(state: State, members: Sequence[int]) -> Sequence[int]:
+    """Who is asked for its way to MASTER_ADDR at once; the first, if it is there, not before the others."""
+    alone = len(members) == 1
+    return members if alone or state.spec.ranking == "etcd-v2" else members[1:]
 
 
 def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
@@ -48,7 +62,7 @@ def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
 
 def _all_ready(state: State, members: Sequence[int], interface: str | None) -> State:
     for index in members:
-        state = state.with_node(index, ready=True, interface=interface)
+        state = state.with_node(index, ready=True, interface=interface, source="127.0.0.1")
     return state
 
 
@@ -56,7 +70,7 @@ def on_port_held(event: PortHeld, state: State, now: float) -> Step:
     """The first node has the port."""
     if event.node not in state.members[:1]:
         return state, ()  # nobody asked it
-    return _all_prepared(state._replace(port=event.port), now)
+    return start_when_prepared(state._replace(port=event.port), now)
 
 
 def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
@@ -87,34 +101,54 @@ def _owner_words(owner: object) -> str:
 
 def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     """A node knows its way to the master."""
-    if event.node not in state.members:
+    if event.node not in state.members or state.nodes[event.node].ready:
         return state, ()
-    state = state.with_node(event.node, ready=True, interface=event.interface)
+    state = state.with_node(event.node, ready=True, interface=event.interface, source=event.source)
     first = state.members[0]
-    if event.node != first and state.nodes[first].interface is None and not state.nodes[first].ready:
+    its_own = state.spec.ranking != "etcd-v2"
+    if (
+        its_own
+        and event.node != first
+        and state.nodes[first].interface is None
+        and not state.nodes[first].ready
+    ):
         # The master's interface is the one that carries the address by which the others reach it.
         return state.with_node(first, interface=""), (FindRoute(first, event.address),)
-    return _all_prepared(state, now)
+    return start_when_prepared(state, now)
 
 
 def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
     """A node knows no way to the master: end, saying what to set."""
-    if state.plan is None or event.node not in state.members:
+    running = state.phase is Phase.RUNNING
+    if state.plan is None or event.node not in state.members or (running and state.nodes[event.node].ready):
         return state, ()
     first = state.members[0]
-    if event.node == first:
-        return _all_prepared(state.with_node(first, ready=True, interface=None), now)
-    text = (
-        f"{state.label(event.node)} can't reach MASTER_ADDR {state.plan.master_addr}: {event.error}; "
-        f"set {state.spec.pool[first].path}.address to what the other nodes call {state.label(first)}"
-    )
+    if event.node == first and state.spec.ranking != "etcd-v2":
+        return start_when_prepared(state.with_node(first, ready=True, interface=None), now)
+    text = _no_route_words(state, state.plan.master_addr, event)
+    if running:  # the others go on without it
+        return state, (Notice("warning", text),)
     return end_job(state, Cause(text, Exit.USAGE, now, node=event.node), now)
 
 
-def _all_prepared(state: State, now: float) -> Step:
+def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
+    node, first = state.label(event.node), state.members[0]
+    if state.spec.ranking == "etcd-v2":
+        return f"{node} can't reach etcd at {master}: {event.error}"
+    return (
+        f"{node} can't reach MASTER_ADDR {master}: {event.error}; "
+        f"set {state.spec.pool[first].path}.address to what the other nodes call {state.label(first)}"
+    )
+
+
+def start_when_prepared(state: State, now: float) -> Step:
+    """Start the workers once all is prepared for them; torch's agents also on nodes that come later."""
+    if state.phase is Phase.RUNNING:
+        return _start(state, [node for node in _here(state) if _waits(state, node)])
     if state.phase is not Phase.PREPARING or state.port is None:
         return state, ()
-    if not all(state.nodes[index].ready for index in state.members):
+    here = _here(state)
+    if not all(state.nodes[index].ready for index in here):
         return state, ()
     state = state._replace(
         phase=Phase.RUNNING,
@@ -122,9 +156,25 @@ def _all_prepared(state: State, now: float) -> Step:
         started_at=now,
         watch=Watch(join_by=now + state.spec.timeouts.join_s, join_notice_at=now + JOIN_NOTICE_S),
     )
-    for index in state.members:
+    return _start(state, here)
+
+
+def _here(state: State) -> list[int]:
+    """The members but for those that torch's agents go on without."""
+    return [index for index in state.members if not (state.nodes[index].lost or state.nodes[index].leaving)]
+
+
+def _waits(state: State, node: int) -> bool:
+    this, planned = state.nodes[node], state.workers[state.members.index(node)].phase is WorkerPhase.PLANNED
+    return state.spec.torch_agents and planned and this.ready and this.clean
+
+
+def _start(state: State, nodes: Sequence[int]) -> Step:
+    actions: list[Action] = []
+    for index in nodes:
         state = state.with_node(index, clean=False)
-    return state, tuple(StartWorkers(index) for index in state.members)
+        actions.append(StartWorkers(index))
+    return state, tuple(actions)
 
 
 def _owes_an_answer(state: State, node: int) -> bool:

@@ -74,7 +74,8 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
         return state, ()
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
     cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
-    if state.spec.master_port is not None or len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
+    fixed = state.spec.master_port is not None or state.spec.torch_agents
+    if fixed or len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
         return end_job(state, cause, now)
     return _restart(state, Why.PORT, cause, "restarting with another", now)
 
@@ -190,7 +191,7 @@ def reconnect_later(state: State, node: int, now: float) -> State:
     """Have a node connected again, ever more slowly, where the job could use it and that can help."""
     this = state.nodes[node]
     hopeless = this.failure is not None and not this.failure.may_pass
-    if state.spec.restarts.most == 0 or hopeless or state.phase in (Phase.STOPPING, Phase.CONNECTING):
+    if not state.spec.takes_nodes_back or hopeless or state.phase in (Phase.STOPPING, Phase.CONNECTING):
         phase = NodePhase.LOST if this.lost else NodePhase.UNUSABLE
         return state.with_node(node, phase=phase, retry_at=None, answer_by=None)
     spread = 0.75 + 0.5 * ((state.chance + (node + 1) * 0.618034 + this.attempts * 0.414214) % 1.0)

@@ -3,7 +3,7 @@
 import errno
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor import watching
+from distlaunch.supervisor import torch_agents, watching
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.ending import all_closed, end_job, with_time_to_drain
 from distlaunch.supervisor.events import (
@@ -42,7 +42,7 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
     state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED, at=now)
     # As a shell has it: 127 for what is not there, 126 for what can't be run.
     status = 127 if event.errno == errno.ENOENT else 126
-    text = f"rank {rank} ({state.label(event.node)}) could not be started: {event.text}"
+    text = f"{state.named(rank)} could not be started: {event.text}"
     return end_job(state, Cause(text, status, now, rank, event.node), now)
 
 
@@ -63,17 +63,21 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
     )
     if event.status != 0:
         return _rank_failed(state, rank, event, now)
-    if state.phase is Phase.RUNNING and all(worker.status == 0 for worker in state.workers):
-        return end_job(state, None, now)
-    return state, ()
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    if state.spec.torch_agents:
+        return torch_agents.finish(state, now)
+    return end_job(state, None, now) if all(worker.status == 0 for worker in state.workers) else (state, ())
 
 
 def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
     ending = Ending(event.status, event.oom_kills, event.shm)
-    text = f"rank {rank} ({state.label(event.node)}) failed first: {facts(ending)}"
+    text = f"{state.named(rank)} failed first: {facts(ending)}"
     cause = Cause(text, exit_status_of(event.status), event.at, rank, event.node)
     if state.watch.stall_act_at is not None:
         return watching.stall_act_due(state, now)  # it died of the dump of its stacks
+    if state.phase is Phase.RUNNING and state.spec.torch_agents:
+        return torch_agents.agent_failed(state, rank, cause, event.error_record, now)
     if state.phase is Phase.RUNNING:
         return generation_failed(state, cause, now)
     known = state.cause
@@ -105,6 +109,8 @@ def node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step
     fenced = _fence_words(state, node, now)
     if state.phase is Phase.CONNECTING:
         return end_job(state, cause, now)
+    if state.spec.torch_agents and node in state.members:
+        return torch_agents.go_on(state, now) if leaving else torch_agents.node_gone(state, node, cause, now)
     if state.phase is not Phase.RESTARTING and node in state.members:
         state, actions = generation_failed(state, cause, now)
         return state, (*actions, *fenced)
@@ -132,6 +138,8 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     cause = Cause(text, Exit.NODE_LOST, now, node=event.node)
     if state.phase is Phase.CONNECTING:
         return end_job(state, cause, now)
+    if state.spec.torch_agents and event.node in state.members:
+        return torch_agents.node_gone(state, event.node, cause, now)
     if state.phase is not Phase.RESTARTING and event.node in state.members:
         return generation_failed(state, cause, now)
     return state, (Notice("warning", text),)

@@ -44,7 +44,8 @@ class NodeState(NamedTuple):
 
     `ready` once its part of the preparations is done; `clean` while no worker of ours can be there, and
     `fence_at` is when a lost node is taken to be clean without having said so. `answer_by` is when a node
-    that is being connected is given up, `address` how ssh reaches it.
+    that is being connected is given up, `address` how ssh reaches it, `source` its own address on the way
+    to the first.
     """
 
     phase: NodePhase = NodePhase.CONNECTING
@@ -55,6 +56,7 @@ class NodeState(NamedTuple):
     failure: LinkFailure | None = None
     address: str | None = None
     interface: str | None = None
+    source: str | None = None
     ready: bool = False
     clean: bool = True
     fence_at: float | None = None
@@ -212,6 +214,25 @@ class State(NamedTuple):
     def restart_count(self) -> int:
         """TORCHELASTIC_RESTART_COUNT: earlier generations, but for those that only lost their port."""
         return sum(restart.why is not Why.PORT for restart in self.restarts)
+
+    def called(self, rank: int) -> str:
+        """A worker for people, in short: `rank 3`, or `torch's agent on gpu-b`."""
+        return f"torch's agent on {self._home(rank)}" if self.spec.torch_agents else f"rank {rank}"
+
+    def named(self, rank: int, more: str = "") -> str:
+        """A worker for people, with where it is, and `more`: `rank 3 (gpu-b, pid 812)`."""
+        known = [more] if self.spec.torch_agents else [self._home(rank), more]
+        inside = ", ".join(filter(None, known))
+        return f"{self.called(rank)} ({inside})" if inside else self.called(rank)
+
+    def _home(self, rank: int) -> str:
+        assert self.plan is not None
+        return self.plan.node_of(rank).label
+
+    def counted(self, number: int) -> str:
+        """So many workers for people: `3 ranks`, or `3 torch agents`."""
+        noun = "torch agent" if self.spec.torch_agents else "rank"
+        return f"{number} {noun}" + ("s" if number != 1 else "")
 
     def rank_of(self, node: int, local_rank: int) -> int | None:
         """The rank of a worker, or None when the plan has no such worker."""

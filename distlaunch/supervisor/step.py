@@ -129,8 +129,8 @@ _WITH_WORKERS = frozenset({Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
 _PHASES: Mapping[type, frozenset[Phase]] = {
     PortHeld: frozenset({Phase.PREPARING}),
     PortRefused: frozenset({Phase.PREPARING}),
-    RouteFound: frozenset({Phase.PREPARING}),
-    RouteFailed: frozenset({Phase.PREPARING}),
+    RouteFound: frozenset({Phase.PREPARING, Phase.RUNNING}),
+    RouteFailed: frozenset({Phase.PREPARING, Phase.RUNNING}),
     WorkerStarted: _WITH_WORKERS,
     WorkerUnstarted: _WITH_WORKERS,
     WorkerExited: _WITH_WORKERS,

@@ -39,8 +39,9 @@ def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     assert state.plan is not None
     took_s = now - (state.started_at or now)
     where = f"{state.plan.master_addr}:{state.port}"
-    ranks = f"all {len(state.workers)} ranks" if len(state.workers) > 1 else "the rank"
-    text = f"{ranks} joined the rendezvous at {where} in {took_s:.1f} s"
+    counted = state.counted(len(state.workers))
+    who = f"all {counted}" if len(state.workers) > 1 else f"the {counted.removeprefix('1 ')}"
+    text = f"{who} joined the rendezvous at {where} in {took_s:.1f} s"
     return state.watching(join_by=None, join_notice_at=None), (Notice("info", text),)
 
 
@@ -76,20 +77,21 @@ def _missing_words(state: State) -> str:
 
     A job of which no rank has joined, or tries to, does not use the rendezvous.
     """
-    missing = [worker for worker in state.workers if not worker.joined]
-    begun = len(missing) < len(state.workers) or any(worker.trying for worker in missing)
+    here = [worker for worker in state.workers if worker.phase is not WorkerPhase.LOST]
+    missing = [worker for worker in here if not worker.joined]
+    begun = len(missing) < len(here) or any(worker.trying for worker in missing)
     if not missing or not begun:
         return ""
     names = listed([_named(state, worker) for worker in missing])
-    return f"{len(state.workers) - len(missing)}/{len(state.workers)} ranks joined; waiting for {names}"
+    return f"{len(here) - len(missing)}/{state.counted(len(here))} joined; waiting for {names}"
 
 
 def _named(state: State, worker: WorkerState) -> str:
-    assert state.plan is not None
-    where = f"rank {worker.rank} ({state.plan.node_of(worker.rank).label}"
     if worker.status is not None:
-        return f"{where}: ended with {status_words(worker.status)} without joining)"
-    return f"{where}, pid {worker.pid}: {worker.doing})" if worker.doing else f"{where}, pid {worker.pid})"
+        ended = f"{state.named(worker.rank)[:-1]}: ended with {status_words(worker.status)}"
+        return f"{ended} without joining)"
+    doing = f": {worker.doing}" if worker.doing else ""
+    return state.named(worker.rank, f"pid {worker.pid}{doing}")
 
 
 # Standing still
@@ -128,19 +130,26 @@ def stall_act_due(state: State, now: float) -> Step:
 def _stall_cause(state: State, now: float) -> Cause:
     first = next((worker.rank for worker in state.workers if worker.standing), None)
     node = state.plan.node_of(first).node if state.plan and first is not None else None
-    where = f" ({state.label(node)})" if node is not None else ""
-    text = f"stalled: rank {first}{where} stood for {span_words(state.spec.timeouts.stall_s)}"
+    who = state.named(first) if first is not None else "no rank"
+    text = f"stalled: {who} stood for {span_words(state.spec.timeouts.stall_s)}"
     return Cause(text, Exit.TIMEOUT, now, first, node)
 
 
 def _stall_words(state: State) -> str:
     standing = [worker for worker in state.workers if worker.standing]
-    running = [w.rank for w in state.workers if w.phase is WorkerPhase.RUNNING and not w.standing]
     names = listed([_named(state, worker) for worker in standing])
-    ranks = f"rank {running[0]} runs" if len(running) == 1 else f"ranks {listed(list(map(str, running)))} run"
-    others = ranks if running else "no rank runs"
     what = f"no output, no CPU and no GPU use for {span_words(state.spec.timeouts.stall_s)}"
-    return f"standing: {names}: {what}; {others}"
+    return f"standing: {names}: {what}; {_others_words(state)}"
+
+
+def _others_words(state: State) -> str:
+    running = [w.rank for w in state.workers if w.phase is WorkerPhase.RUNNING and not w.standing]
+    if not running:
+        return f"no {'torch agent' if state.spec.torch_agents else 'rank'} runs"
+    if len(running) == 1:
+        return f"{state.called(running[0])} runs"
+    numbers = listed([str(rank) for rank in running])
+    return f"{state.counted(len(running))} run" if state.spec.torch_agents else f"ranks {numbers} run"
 
 
 def _dumps(state: State, abort: bool) -> list[Action]:
@@ -158,4 +167,4 @@ def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
     frames = [line.strip() for line in event.text.splitlines() if line.startswith("    ")] or [event.text]
     if rank is None:
         return state, ()
-    return state, (Notice("info", f"rank {rank} stands in: {' < '.join(frames[:3])}"),)
+    return state, (Notice("info", f"{state.called(rank)} stands in: {' < '.join(frames[:3])}"),)

@@ -14,6 +14,7 @@ EXPECTED = {
     "basics/all_reduce.yaml": "all_reduce: ok, 4 ranks",
     "basics/init_method.yaml": "init_method: ok",
     "basics/send_recv.yaml": "send_recv: ok",
+    "hosts/c10d.yaml": "all_reduce: ok, 4 ranks",
     "hosts/simulated.yaml": "all_reduce: ok, 4 ranks",
     "migrate/local_rank_flag.yaml": "local_rank_flag: ok",
     "migrate/own_spawn.yaml": "own_spawn: ok, 2 nodes with 2 processes each",

@@ -19,8 +19,9 @@ from distlaunch.dropin.words import shell_words
 from distlaunch.errors import DistlaunchError, JobError, Problem, UsageError
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import parse_hostfile
+from distlaunch.job.placeholders import PLACEHOLDERS, fill, literal
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.plan.layout import PLACEHOLDERS, Facts, fill, literal, make_plan
+from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.plan.torchrun import torchrun_text
 from distlaunch.rim.job_file import parse
 from tests.unit.samples import FOLDER, bounded, process_text, spec_of
@@ -246,7 +247,7 @@ def test_a_binding_is_a_key_or_a_line_to_come() -> None:
         ("torchrun --nnodes=$N x.py", "--nnodes: expected N or MIN:MAX, got '$N'"),
         ("torchrun --nproc-per-node xpu x.py", "give their number"),
         ("torchrun --nproc-per-node 0 x.py", "expected a number"),
-        ("torchrun --max-restarts=-1 x.py", "the command line: restarts.max: expected an integer from 0"),
+        ("torchrun --max-restarts=-1 x.py", "--max-restarts: expected a number ≥ 0"),
         ("torchrun --master-port 70000 x.py", "the command line: master_port: expected an integer from 1"),
         ("torchrun --master-addr $M --nnodes 2 x.py", '"$M" is no host name'),
         ("torchrun --nnodes 99999 x.py", "counts down or too far"),

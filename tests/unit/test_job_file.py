@@ -71,7 +71,12 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     ),
     "backend": ("backend: gloo", "backend", "gloo"),
     "rendezvous.endpoint": ("rendezvous: {endpoint: 'm:29500'}", "master_port", 29500),
-    "rendezvous.backend": ("rendezvous: {backend: static}", "rendezvous_id", None),
+    "rendezvous.backend": ("rendezvous: {backend: c10d}", "ranking", "c10d"),
+    "rendezvous.conf": (
+        "rendezvous: {backend: c10d, conf: {read_timeout: 9}}",
+        "rendezvous_conf",
+        {"read_timeout": "9"},
+    ),
     "rendezvous.id": ("rendezvous: {id: my-job}", "rendezvous_id", "my-job"),
     "master_addr": ("master_addr: 10.0.0.1", "master_host", "10.0.0.1"),
     "master_port": ("master_port: 29501", "master_port", 29501),

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import signal
+from typing import Self
 
 import pytest
 
@@ -71,7 +72,7 @@ class Job(History):
         self.silent: set[int] = set()
         self._began = dict.fromkeys(range(len(self.state.nodes)), 0)
 
-    def started(self) -> "Job":
+    def started(self) -> Self:
         """The first generation runs."""
         self.obey(self.actions)
         assert self.state.phase is Phase.RUNNING
