@@ -40,6 +40,7 @@ class Rendezvous(NamedTuple):
     restart_count: int = 0
     max_restarts: int = 0
     role: str = "default"
+    agent_store: bool = False
 
 
 def shared_environment(meeting: Rendezvous, world_size: int, nodes: int) -> dict[str, str]:
@@ -54,8 +55,8 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int) -> dict
         "TORCHELASTIC_RESTART_COUNT": str(meeting.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(meeting.max_restarts),
         "TORCHELASTIC_RUN_ID": meeting.run_id,
-        # True would make rank 0 a client of a store that torchrun's agent hosts; nobody would listen.
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        # True makes rank 0 a client too, of a store that the launcher hosts, which ours does not.
+        "TORCHELASTIC_USE_AGENT_STORE": str(meeting.agent_store),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "DISTLAUNCH_BACKEND": meeting.backend,
     }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from distlaunch.dropin.flags import FLAGS, Flags, parse_flags
 from distlaunch.dropin.torchrun import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
+from distlaunch.job.spec import Restarts
 
 USAGE = """\
 usage: distlaunch torchrun [flags] SCRIPT [the script's arguments]
@@ -46,8 +47,12 @@ def _run(flags: Flags) -> int:
     for line in notices(flags):
         _say(line)
     spec = job_of(flags, here())
-    from distlaunch.launch.run import run_job  # after the command line is understood
+    from distlaunch.launch.run import run_by_hand, run_job  # after the command line is understood
 
+    if spec.by_hand:
+        if flags.max_restarts:
+            _say("--max-restarts has no effect with nodes started by hand: see --rdzv-backend c10d")
+        return run_by_hand(spec._replace(restarts=Restarts()), _say)
     return run_job(spec, quiet=True).state.outcome
 
 

@@ -8,6 +8,7 @@ from distlaunch.dropin.flags import Flags, node_range, parse_std
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import (
     Binding,
+    ByHand,
     JobSpec,
     Logs,
     NodeSpec,
@@ -94,8 +95,16 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
         role=flags.role,
         one_device=flags.virtual_local_rank,
         binding=Binding(flags.numa_binding) if flags.numa_binding else None,
+        by_hand=None if alone else _by_hand(flags, host, port),
         source="the command line",
     )
+
+
+def _by_hand(flags: Flags, host: str, port: int) -> ByHand:
+    nodes = node_range(flags.nnodes)[1]
+    if not 0 <= flags.node_rank < nodes:
+        raise UsageError(f"--node-rank {flags.node_rank}: expected 0 to {nodes - 1}, with --nnodes {nodes}")
+    return ByHand(host, port, flags.node_rank, nodes)
 
 
 def procs_of(text: str, here: Here) -> int:

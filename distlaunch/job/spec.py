@@ -130,6 +130,25 @@ class Logs(NamedTuple):
     torchrun: TorchrunLogs | None = None
 
 
+class ByHand(NamedTuple):
+    """This node's place among nodes whose launchers were started by hand, and where their store is.
+
+    `sizes` are the numbers of workers of all nodes, once they have met; `wait_s` is for that.
+    """
+
+    host: str
+    port: int
+    node_rank: int
+    nodes: int
+    wait_s: float = 600.0
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of this node's first worker."""
+        return sum(self.sizes[: self.node_rank])
+
+
 class JobSpec(NamedTuple):
     """A whole job. Paths are absolute; `places` maps a path in the file to where it stands.
 
@@ -158,6 +177,7 @@ class JobSpec(NamedTuple):
     min_nodes: int | None = None
     grow: Literal["restart", "now"] = "restart"
     on_stall: Literal["notice", "restart", "stop"] = "notice"
+    by_hand: ByHand | None = None
     role: str = "default"
     one_device: bool = False
     binding: Binding | None = None
@@ -173,7 +193,7 @@ class JobSpec(NamedTuple):
     @property
     def one_machine(self) -> bool:
         """Whether every worker will always run on the same machine."""
-        return len(self.pool) == 1 or all(node.local for node in self.pool)
+        return not self.by_hand and (len(self.pool) == 1 or all(node.local for node in self.pool))
 
     @property
     def torch_agents(self) -> bool:

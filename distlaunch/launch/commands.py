@@ -34,6 +34,7 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
         restart_count=restart_count,
         max_restarts=plan.spec.restarts.most,
         role=plan.spec.role,
+        agent_store=plan.spec.by_hand is not None,
     )
 
 
@@ -92,7 +93,7 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
         "lease_s": state.spec.timeouts.lease_s,
         "stall_s": state.spec.timeouts.stall_s,
         "watch_port": state.port,
-        "hosts_store": part.node_rank == 0 and state.spec.ranking != "etcd-v2",
+        "hosts_store": part.node_rank == 0 and state.spec.ranking != "etcd-v2" and not state.spec.by_hand,
         "flight": state.plan is not None and state.plan.backend == "nccl" and not state.spec.torch_agents,
         "binding": binding and {**binding._asdict(), "gpus": part.gpus},
         # torch's agent never deletes its folders: they go into ours, which is deleted.

@@ -86,10 +86,11 @@ class Links:
         link = self._links.pop(node, None)
         if link:
             for fd in link.descriptors:
-                self._unwatch(fd)
+                self.unwatch(fd)
         return link
 
-    def _unwatch(self, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
+        """Don't wait for `fd` any more."""
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
 
@@ -98,7 +99,7 @@ class Links:
         if link.has_unsent and not watched:
             self.watch(link.stdin, lambda: self._write(link), selectors.EVENT_WRITE)
         elif watched and not link.has_unsent:
-            self._unwatch(link.stdin)
+            self.unwatch(link.stdin)
 
     def _write(self, link: Link) -> None:
         link.flush()
@@ -106,7 +107,7 @@ class Links:
 
     def _listen(self, link: Link) -> None:
         if not link.listen():
-            self._unwatch(link.stderr)
+            self.unwatch(link.stderr)
 
     def _receive(self, node: int, link: Link) -> None:
         try:
@@ -119,7 +120,7 @@ class Links:
         self._watch_writing(link)
         if link.at_end:
             # Its last words may still be on the way: they are complete when the process has ended.
-            self._unwatch(link.stdout)
+            self.unwatch(link.stdout)
             self.watch(link.exit_descriptor(), lambda: self._end(node, link))
 
     def _end(self, node: int, link: Link) -> None:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from distlaunch.agent import wire
 from distlaunch.job.spec import JobSpec
@@ -15,18 +16,26 @@ from distlaunch.plan.layout import LaunchPlan
 from distlaunch.rim.link import Link
 from distlaunch.rim.signals import Signals
 from distlaunch.supervisor import actions, events
-from distlaunch.supervisor.state import NodePhase, State
+from distlaunch.supervisor.state import NodePhase, Phase, State
 from distlaunch.supervisor.step import begin, step
+
+if TYPE_CHECKING:
+    from distlaunch.launch.peers.meeting import Peers
 
 
 class Loop:
     """Runs one job to its end."""
 
-    def __init__(self, spec: JobSpec, run_id: str, record: Record, signals: Signals) -> None:
+    def __init__(
+        self, spec: JobSpec, run_id: str, record: Record, signals: Signals, peers: "Peers | None" = None
+    ) -> None:
+        self._peers = peers
         self._spec, self._run_id, self._record, self._signals = spec, run_id, record, signals
         self._opened: dict[int, Link] = {}
         self._links = Links(self._take, lambda node, failure: self._feed(events.LinkEnded(node, failure)))
         self._links.watch(signals.fd, self._on_signals)
+        if peers:
+            self._links.watch(peers.fd, self._on_peers)
         self._heard: dict[int, float] = {}
         self._flow_told = 0.0
         self._clock_offsets: dict[int, float] = {}
@@ -79,6 +88,9 @@ class Loop:
             self._plans[self.state.generation] = self.state.plan
         self._record.event(event, self.state)
         self._execute(todo)
+        if self._peers and self.state.phase is Phase.STOPPING:
+            cause = self.state.cause
+            self._peers.tell(self.state.outcome, cause.text if cause else "")
 
     def _execute(self, todo: tuple[actions.Action, ...]) -> None:
         for action in todo:
@@ -148,6 +160,11 @@ class Loop:
         """The smallest difference seen is the one with the least delay on the way."""
         offset = time.monotonic() - node_time
         self._clock_offsets[node] = min(offset, self._clock_offsets.get(node, offset))
+
+    def _on_peers(self) -> None:
+        if self._peers and (ended := self._peers.heard()):
+            self._links.unwatch(self._peers.fd)
+            self._feed(events.PeerFailed(*ended))
 
     def _on_signals(self) -> None:
         for signum in self._signals.received():

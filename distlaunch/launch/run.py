@@ -1,5 +1,7 @@
 """Runs a job from spec to summary."""
 
+from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
@@ -8,6 +10,31 @@ from distlaunch.rim.signals import Signals
 
 if TYPE_CHECKING:
     from distlaunch.launch.summary import Summary
+
+
+def run_by_hand(spec: JobSpec, tell: Callable[[str], object]) -> int:
+    """Run this node's part of a job whose launchers were started by hand; the exit status of the whole.
+
+    `tell` gets what there is to say meanwhile. Raises `DistlaunchError`.
+    """
+    from distlaunch.launch.opening import ahead
+    from distlaunch.launch.peers.meeting import Peers
+    from distlaunch.launch.supervise import supervise
+
+    assert spec.by_hand is not None
+    with Signals() as signals, closing(Peers(spec, spec.by_hand)) as peers:
+        early = ahead.take()  # its lease may end while the others are waited for
+        if early:
+            early.discard()
+        sizes = tuple(peers.meet(signals, tell))
+        spec = spec._replace(by_hand=spec.by_hand._replace(sizes=sizes))
+        status = supervise(start_run(spec), signals, peers, as_json=False, quiet=True).state.outcome
+        if status:
+            return status
+        ended = peers.wait_for_all(signals)
+        if ended:
+            tell(f"node {ended.node} failed: {ended.text}")
+        return ended.status if ended else status
 
 
 def run_job(spec: JobSpec, *, as_json: bool = False, quiet: bool = False) -> "Summary":

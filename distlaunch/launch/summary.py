@@ -87,7 +87,7 @@ class Summary(NamedTuple):
             return []  # told a moment ago, and nothing has been printed since
         if cause.rank is None:
             return [cause.text]
-        worker = self.state.workers[cause.rank]
+        worker = self.state.worker(cause.rank)
         words = self._recorded_lines(worker) or self._last_lines(cause.rank)
         left_out = len(words) - MAX_LINES
         shown = [f"({left_out} lines before these)", *words[-MAX_LINES:]] if left_out > 0 else words
@@ -110,7 +110,7 @@ class Summary(NamedTuple):
         cause = self.state.cause
         if cause is None or cause.rank is None:
             return ""
-        worker = self.state.workers[cause.rank]
+        worker = self.state.worker(cause.rank)
         if worker.status is None:
             return ""
         words = "\n".join(_record_words(worker.error_record)) + self.last_words.get(cause.rank, "")

@@ -3,6 +3,7 @@
 import gc
 import signal
 import time
+from typing import TYPE_CHECKING
 
 from distlaunch.launch.loop import Loop
 from distlaunch.launch.master import ssh_addresses
@@ -12,14 +13,19 @@ from distlaunch.launch.summary import Summary
 from distlaunch.rim.console import Console
 from distlaunch.rim.signals import Signals
 
+if TYPE_CHECKING:
+    from distlaunch.launch.peers.meeting import Peers
 
-def supervise(start: Start, signals: Signals, *, as_json: bool, quiet: bool) -> Summary:
+
+def supervise(
+    start: Start, signals: Signals, peers: "Peers | None" = None, *, as_json: bool, quiet: bool
+) -> Summary:
     """Run the supervisor over the links of `start`, and tell how it ended."""
     gc.freeze()  # off since the start of the program: what was imported stays, what a long run makes may not
     gc.enable()
     console = Console(lambda: signals.raise_from_thread(signal.SIGPIPE), output_fd=2 if as_json else 1)
     record = Record(start.folder, console, quiet)
-    loop = Loop(start.spec, start.run_id, record, signals)
+    loop = Loop(start.spec, start.run_id, record, signals, peers)
     state = loop.run(start.links, lambda: ssh_addresses(start.spec))
     record.finish()
     words = {rank: data.decode(errors="replace") for rank, data in record.last_words.items()}

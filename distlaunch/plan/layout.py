@@ -70,6 +70,11 @@ class LaunchPlan(NamedTuple):
     master_addr: str
     master_port: int | None
 
+    @property
+    def group_world_size(self) -> int:
+        """All nodes, those included that have launchers of their own."""
+        return self.spec.by_hand.nodes if self.spec.by_hand else len(self.nodes)
+
     def node_of(self, rank: int) -> NodePlan:
         """The node on which `rank` runs."""
         return next(node for node in self.nodes if rank in node.ranks)
@@ -107,22 +112,30 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     """
     nodes: list[NodePlan] = []
     for index, fact in facts.items():
-        first_rank = nodes[-1].ranks.stop if nodes else 0
-        nodes.append(node_plan(spec, fact, index, len(nodes), first_rank))
+        first_rank = nodes[-1].ranks.stop if nodes else _first_rank(spec)
+        nodes.append(node_plan(spec, fact, index, _first_node(spec) + len(nodes), first_rank))
     backend = choose_backend(spec, nodes)
     return LaunchPlan(
         spec=spec,
         nodes=tuple(nodes),
-        world_size=nodes[-1].ranks.stop,
+        world_size=sum(spec.by_hand.sizes) if spec.by_hand else nodes[-1].ranks.stop,
         backend=backend,
         master_addr=_master_addr(spec, nodes, master_address),
         master_port=spec.master_port,
     )
 
 
+def _first_rank(spec: JobSpec) -> int:
+    return spec.by_hand.first_rank if spec.by_hand else 0
+
+
+def _first_node(spec: JobSpec) -> int:
+    return spec.by_hand.node_rank if spec.by_hand else 0
+
+
 def _together(spec: JobSpec, nodes: Sequence[NodePlan]) -> bool:
     """Whether all run on the same machine; torch's elastic agents may be joined by others later."""
-    if spec.torch_agents:
+    if spec.torch_agents or spec.by_hand:
         return spec.one_machine
     return len(nodes) == 1 or all(node.reach.host is None for node in nodes)
 
@@ -189,7 +202,7 @@ def _master_addr(spec: JobSpec, nodes: Sequence[NodePlan], master_address: str |
     if _together(spec, nodes):
         return named or "127.0.0.1"
     chosen = named or first.address or master_address or first.label
-    if is_loopback(chosen):
+    if is_loopback(chosen) and not spec.by_hand:
         path = next((p for p in ("rendezvous.endpoint", "master_addr") if p in spec.places), first.path)
         raise spec.error(
             path,
@@ -228,7 +241,7 @@ def _worker(
         local_world_size=node.procs,
         node_rank=node.node_rank,
     )
-    shared = contract.shared_environment(meeting, plan.world_size, len(plan.nodes))
+    shared = contract.shared_environment(meeting, plan.world_size, plan.group_world_size)
     own = contract.own_environment(position, plan.spec.one_device)
     return WorkerPlan(
         rank=position.rank,

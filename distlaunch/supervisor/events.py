@@ -177,6 +177,14 @@ class Stuck(NamedTuple):
     processes: tuple[Mapping[str, Any], ...]
 
 
+class PeerFailed(NamedTuple):
+    """A node with a launcher of its own has failed: its rank, and the status of its launcher."""
+
+    node: int
+    status: int
+    text: str
+
+
 class Interrupted(NamedTuple):
     """The user or the system wants the job to end."""
 
@@ -209,6 +217,7 @@ Event = (
     | Reaped
     | OrphansKilled
     | Stuck
+    | PeerFailed
     | Interrupted
     | Ticked
 )

@@ -41,7 +41,7 @@ def prepare(state: State, members: Sequence[int], now: float) -> Step:
 
 
 def _hold_port(state: State, plan: LaunchPlan, first: int) -> Step:
-    if state.spec.ranking == "etcd-v2":  # the user's server has it
+    if state.spec.ranking == "etcd-v2" or state.spec.by_hand:  # the user's server has it, or the first keeper
         return state._replace(port=plan.master_port), ()
     return state, (HoldPort(first, plan.master_port),)
 

@@ -8,6 +8,7 @@ from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.ending import all_closed, end_job, with_time_to_drain
 from distlaunch.supervisor.events import (
     AgentLeaving,
+    PeerFailed,
     WorkerExited,
     WorkerStarted,
     WorkerUnstarted,
@@ -49,7 +50,7 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
 def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
     """A worker has ended: go on, succeed when all have, or fail with the first."""
     rank = state.rank_of(event.node, event.local_rank)
-    if rank is None or state.workers[rank].phase is WorkerPhase.EXITED:
+    if rank is None or state.worker(rank).phase is WorkerPhase.EXITED:
         return state, ()
     state = state.with_worker(
         rank,
@@ -93,6 +94,13 @@ def _with_cause(state: State, cause: Cause) -> State:
         return state
     *earlier, last = state.restarts
     return state._replace(restarts=(*earlier, last._replace(cause=cause)))
+
+
+def on_peer_failed(event: PeerFailed, state: State, now: float) -> Step:
+    """Another node, whose launcher was started by hand, has failed: so has the job."""
+    if state.phase is Phase.STOPPING:
+        return state, ()
+    return end_job(state, Cause(f"node {event.node} failed: {event.text}", event.status, now), now)
 
 
 def node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step:

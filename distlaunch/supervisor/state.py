@@ -150,7 +150,7 @@ class Restart(NamedTuple):
 
 
 class State(NamedTuple):
-    """The whole job. `workers[rank]` is there once the plan is; `deadline` is that of the phase.
+    """The whole job. `workers`, in rank order, are there once the plan is; `deadline` is that of the phase.
 
     `nodes` are the pool's; those that take part in the generation are the plan's. `cause` is why the
     generation, or the job, is being ended. `chance` (0 to 1) spreads what many runs would do at once.
@@ -251,10 +251,20 @@ class State(NamedTuple):
         nodes[node] = nodes[node]._replace(**changes)
         return self._replace(nodes=tuple(nodes))
 
+    @property
+    def first_rank(self) -> int:
+        """The first of our ranks: others come before it where launchers were started by hand."""
+        return self.workers[0].rank if self.workers else 0
+
+    def worker(self, rank: int) -> WorkerState:
+        """The worker of that rank."""
+        return self.workers[rank - self.first_rank]
+
     def with_worker(self, rank: int, **changes: Any) -> "State":
         """This state with one worker changed."""
         workers = list(self.workers)
-        workers[rank] = workers[rank]._replace(**changes)
+        index = rank - self.first_rank
+        workers[index] = workers[index]._replace(**changes)
         return self._replace(workers=tuple(workers))
 
 

@@ -16,6 +16,7 @@ from distlaunch.supervisor.events import (
     OrphansKilled,
     OutputFlows,
     OutputLost,
+    PeerFailed,
     PortHeld,
     PortRefused,
     PortUsurped,
@@ -120,6 +121,7 @@ _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
     OutputFlows: ending.on_output_flows,
     OutputLost: ending.on_output_lost,
     Stuck: ending.on_stuck,
+    PeerFailed: running.on_peer_failed,
     Interrupted: ending.on_interrupted,
     Ticked: _on_ticked,
 }

@@ -1,0 +1,138 @@
+"""The command's end of the keeper: meeting the other nodes, hearing of them, telling them of our end."""
+
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distlaunch.errors import DistlaunchError, Exit
+from distlaunch.job.spec import ByHand, JobSpec
+from distlaunch.rim.signals import Signals
+
+BARRIER_S = 300.0
+"""A node that has ended well waits so long for the others, as torchrun's exit barrier does."""
+END_S = 5.0
+
+
+class PeerEnded(NamedTuple):
+    """How another node ended: a status other than 0."""
+
+    node: int
+    status: int
+    text: str
+
+
+class MeetingError(DistlaunchError):
+    """The nodes did not meet."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.exit_status = Exit(status) if status in set(Exit) else Exit.FAILED
+
+
+class Peers:
+    """The other nodes, by way of the keeper."""
+
+    def __init__(self, spec: JobSpec, by_hand: ByHand) -> None:
+        keeper = Path(__file__).with_name("keeper.py")
+        procs = spec.nodes[0].procs or 1
+        numbers = (by_hand.port, by_hand.node_rank, by_hand.nodes, procs, by_hand.wait_s)
+        argv = [str(spec.python), str(keeper), by_hand.host, *map(str, numbers)]
+        pipe = subprocess.PIPE
+        self._python = argv[0]
+        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        assert self._process.stdout is not None
+        self.fd = self._process.stdout.fileno()
+        os.set_blocking(self.fd, False)
+        self._buffer = b""
+        self._told = self._over = False
+
+    def meet(self, signals: Signals, tell: Callable[[str], object]) -> list[int]:
+        """Wait for all nodes; their numbers of workers. Raises `MeetingError`."""
+        while True:
+            self._wait(signals, None)
+            for message in self._messages():
+                if "sizes" in message:
+                    sizes: list[int] = message["sizes"]
+                    return sizes
+                if "waiting" in message:
+                    tell(f"waiting for node {', '.join(map(str, message['waiting']))}")
+                if "ended" in message:
+                    ended = _ended(message)
+                    raise MeetingError(f"node {ended.node}: {ended.text}", ended.status)
+
+    def heard(self) -> PeerEnded | None:
+        """What has come: the failure of another node, if there is one."""
+        return next((_ended(message) for message in self._messages() if "ended" in message), None)
+
+    def tell(self, status: int, text: str) -> None:
+        """Tell the other nodes how it ended here; once."""
+        if not self._told and self._process.stdin:
+            self._told = True
+            try:
+                self._process.stdin.write(json.dumps({"status": status, "text": text}).encode() + b"\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                pass  # the keeper has ended: its last words say why
+
+    def wait_for_all(self, signals: Signals) -> PeerEnded | None:
+        """After a good end here: wait for the others' ends, at most BARRIER_S; a failure among them."""
+        deadline = time.monotonic() + BARRIER_S
+        while not self._over and time.monotonic() < deadline:
+            try:
+                self._wait(signals, deadline)
+                for message in self._messages():
+                    if "ended" in message:
+                        return _ended(message)
+            except MeetingError as failure:
+                return PeerEnded(-1, failure.exit_status, str(failure))
+        if self._over:
+            return None
+        return PeerEnded(-1, Exit.TIMEOUT, f"other nodes still run {BARRIER_S:g} s after this one's end")
+
+    def close(self) -> None:
+        """Let the keeper end: the first node's store outlives a failure for moments."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe:
+                pipe.close()
+
+    def _wait(self, signals: Signals, deadline: float | None) -> None:
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([self.fd, signals.fd], [], [], left_s)
+        if signals.fd in ready:
+            signum = signals.received()[0]
+            raise MeetingError(f"stopped by signal {signum}", 128 + signum)
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return
+        self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for message in map(json.loads, lines):
+            self._over = self._over or "over" in message  # it may come while our own end is under way
+            yield message
+        if not data and not self._over:
+            yield {"ended": {"node": -1, "status": Exit.FAILED, "text": self._last_words()}}
+
+    def _last_words(self) -> str:
+        words = self._process.stderr.read().decode(errors="replace") if self._process.stderr else ""
+        last = words.strip().splitlines()[-1:] or ["it ended"]
+        return f"the keeper of the nodes' store, run by {self._python}: {last[0]}"
+
+
+def _ended(message: dict[str, Any]) -> PeerEnded:
+    ended = message["ended"]
+    return PeerEnded(ended["node"], ended["status"], ended["text"])

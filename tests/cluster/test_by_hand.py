@@ -1,0 +1,144 @@
+"""`distlaunch torchrun` started by hand on each of two hosts, static: they meet, and end together."""
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Bed
+from tests.harness import PATIENCE_S, kill, wait_gone, write_job
+
+PORT = "29522"
+SLEEPER = """
+    import os, signal
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    os.write(1, f"ready {os.getpid()} {' '.join(os.environ[name] for name in names)}\\n".encode())
+    signal.pause()
+"""
+TRAINS = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    x = torch.full((1,), dist.get_rank() + 1.0)
+    dist.all_reduce(x)
+    print(f"sum {x.item():g}", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+class Launcher:
+    """One launcher, on one host."""
+
+    def __init__(self, bed: Bed, number: int, procs: int, folder: Path, *flags: str) -> None:
+        where = [f"--master-addr={bed.hosts['host1'].address}", f"--master-port={PORT}"]
+        shape = ["--nnodes=2", f"--node-rank={number}", f"--nproc-per-node={procs}"]
+        words = [sys.executable, "-m", "distlaunch.torchrun", *shape, *where, *flags, "worker.py"]
+        self.process = subprocess.Popen(
+            bed.argv("exec", f"host{number + 1}", "--", *words),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+
+    def ready(self, count: int) -> dict[int, list[str]]:
+        """pid → what each of so many workers said."""
+        assert self.process.stdout is not None
+        lines = [self.process.stdout.readline().decode().split() for _ in range(count)]
+        assert all(line[:1] == ["ready"] for line in lines), lines
+        return {int(line[1]): line[2:] for line in lines}
+
+    def end(self, within_s: float = PATIENCE_S) -> tuple[int, str, str]:
+        """The status, and what it said."""
+        out, err = self.process.communicate(timeout=within_s)
+        return self.process.returncode, out.decode(), err.decode()
+
+
+@contextlib.contextmanager
+def launchers(bed: Bed, folder: Path, worker: str, *procs: int) -> Iterator[list[Launcher]]:
+    """Launchers with so many workers each, on host1, host2 …, ended with the block."""
+    write_job(folder, worker)
+    started = [Launcher(bed, number, count, folder) for number, count in enumerate(procs)]
+    try:
+        yield started
+    finally:
+        for launcher in started:
+            launcher.process.kill()
+            launcher.process.communicate()
+
+
+def test_unequal_nodes_meet_and_train(bed: Bed, tmp_path: Path) -> None:
+    with launchers(bed, tmp_path, TRAINS, 2, 1) as (first, second):
+        assert [launcher.end()[:2] for launcher in (first, second)] == [
+            (0, "sum 6\nsum 6\n"),
+            (0, "sum 6\n"),
+        ]
+
+
+def test_ranks_are_numbered_over_all_nodes(bed: Bed, tmp_path: Path) -> None:
+    with launchers(bed, tmp_path, SLEEPER, 2, 1) as (first, second):
+        said = sorted([*first.ready(2).values(), *second.ready(1).values()])
+        assert said == [list("003022"), list("113022"), list("203121")]
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_rank_dies_and_the_other_node_ends_too(bed: Bed, tmp_path: Path, dies: int) -> None:
+    with launchers(bed, tmp_path, SLEEPER, 1, 1) as both:
+        pids = [next(iter(launcher.ready(1))) for launcher in both]
+        kill(pids[dies])
+        began = time.monotonic()
+        wait_gone(pids, 5.0)
+        (status, _, err), (others, _, others_err) = (both[i].end() for i in (dies, 1 - dies))
+        assert time.monotonic() - began < 10.0
+        assert (status, others) == (137, 137)
+        assert f"rank {dies} (host{dies + 1}) failed first: killed by signal 9" in err
+        assert f"node {dies} failed: rank {dies} (host{dies + 1}) failed first" in others_err
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_launcher_is_killed_and_the_other_node_ends_too(bed: Bed, tmp_path: Path, dies: int) -> None:
+    with launchers(bed, tmp_path, SLEEPER, 1, 1) as both:
+        pids = [next(iter(launcher.ready(1))) for launcher in both]
+        kill(both[dies].process.pid)
+        wait_gone(pids, 12.0)
+        status, _, err = both[1 - dies].end()
+        assert status in (70, 71)
+        assert f"node {dies} failed: " in err
+
+
+def test_an_interrupt_of_one_ends_both(bed: Bed, tmp_path: Path) -> None:
+    with launchers(bed, tmp_path, SLEEPER, 1, 1) as (first, second):
+        pids = [*first.ready(1), *second.ready(1)]
+        kill(first.process.pid, signal.SIGTERM)
+        wait_gone(pids, 5.0)
+        assert first.end()[0] == 143
+        status, _, err = second.end()
+        assert status == 143
+        assert "node 0 failed: stopped by SIGTERM" in err
+
+
+def test_a_port_that_is_taken_is_told_at_once(bed: Bed, tmp_path: Path) -> None:
+    listens = f"import socket, signal; s = socket.create_server(('0.0.0.0', {PORT})); print(); signal.pause()"
+    thief = subprocess.Popen(
+        bed.argv("exec", "host1", "--", sys.executable, "-c", f"{listens}"),
+        stdout=subprocess.PIPE,
+        env={"PYTHONUNBUFFERED": "1"},
+        bufsize=0,
+    )
+    assert thief.stdout is not None
+    try:
+        thief.stdout.readline()
+        with launchers(bed, tmp_path, SLEEPER, 1) as (first,):
+            status, _, err = first.end()
+        assert status == 75, err
+        assert re.search(rf"node 0: no store at \S+:{PORT}: ", err)
+    finally:
+        thief.kill()
+        thief.wait()
+        thief.stdout.close()
