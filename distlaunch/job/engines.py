@@ -41,7 +41,7 @@ def _impossible(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _unfillable(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("command", "args"):
         for i, word in enumerate(job.get(key) or ()):
-            for name in placeholders_in([word]):
+            for name in placeholders_in([word] if word else []):  # one that is no word is noted already
                 told = f"the script reads {name.upper()} itself"
                 yield f"{key}[{i}]", f"{{{name}}} is decided by torch's elastic agents: {told}"
 

@@ -293,6 +293,11 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
             id="later",
         ),
         pytest.param(
+            'script: x\nargs: ["a\\0b"]\nrendezvous: {backend: c10d}',
+            "2:8: args[0]: expected a string",
+            id="no word for torch's agents",
+        ),
+        pytest.param(
             "script: x\nnuma_binding: core_complex",
             '2:15: numa_binding: expected "node" or "socket" or "exclusive" or "core-complex", '
             'got "core_complex"; did you mean "core-complex"?',
