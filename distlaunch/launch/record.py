@@ -1,5 +1,7 @@
 """What is kept and shown of a run: its events, its output, the last words of each rank."""
 
+import json
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 from distlaunch.launch.commands import running_workers
 from distlaunch.launch.summary import Summary
 from distlaunch.plan.document import plan_document
+from distlaunch.plan.layout import LaunchPlan
 from distlaunch.plan.output import Route, routes
 from distlaunch.rim.console import Console
 from distlaunch.rim.run_folder import RunFolder
@@ -40,16 +43,29 @@ class Record:
             self._routes[state.generation] = routes(state.plan, state.generation)
         if state.plan and isinstance(event, FIRST_SIGNS_OF_WORKERS) and fresh:
             # Not before the workers are on their way: they need no plan.
-            self._planned = state.generation
-            self.last_words.clear()
-            self._routes[state.generation] = routes(state.plan, state.generation)
-            plan = plan_document(state.plan, running_workers(state, self._folder.run_id))
-            self._folder.write_plan(plan, state.generation)
+            self._begin_generation(state, state.plan)
+        self._keep_file(event, state)
+        self._folder.record(type(event).__name__, _plain(event))
+
+    def _begin_generation(self, state: State, plan: LaunchPlan) -> None:
+        self._planned = state.generation
+        self.last_words.clear()
+        streams = self._routes[state.generation] = routes(plan, state.generation)
+        document = plan_document(plan, running_workers(state, self._folder.run_id))
+        self._folder.write_plan(document, state.generation)
+        for route in streams.values() if state.spec.logs.torchrun else ():
+            if route.file:
+                self._folder.append(route.file, b"")  # as torchrun: also for a stream that says nothing
+
+    def _keep_file(self, event: Event, state: State) -> None:
+        """What an event brings that people look for in a file of its own."""
         if isinstance(event, StackDumped):
             rank = state.rank_of(event.node, event.local_rank)
             if rank is not None:
                 self._folder.write_stack(rank, event.text, state.generation)
-        self._folder.record(type(event).__name__, _plain(event))
+        elif isinstance(event, WorkerExited) and event.error_record and state.spec.logs.torchrun:
+            name = f"attempt_{state.generation}/{event.local_rank}/error.json"
+            self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
 
     def output(self, rank: int, stream: int, data: bytes, generation: int) -> None:
         """Keep and show what a rank printed."""
@@ -103,6 +119,12 @@ class Record:
         if failed or not self._quiet:
             for line in summary.lines():
                 self._console.say(f"distlaunch: {line}")
+
+
+def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An error record in the form that torch's @record writes."""
+    extra = {"py_callstack": record.get("callstack", "")}
+    return {"message": {"message": record.get("message", ""), "extraInfo": extra}}
 
 
 def _plain(value: Any) -> Any:
