@@ -8,6 +8,7 @@ import typer
 
 from distlaunch import __version__
 from distlaunch.cli.output import print_json
+from distlaunch.cli.words import say
 from distlaunch.errors import DistlaunchError, Exit
 
 app = typer.Typer(
@@ -43,18 +44,9 @@ def run_app() -> int:
     except SystemExit as end:  # how Typer ends, always with a number
         return end.code if isinstance(end.code, int) else Exit.OK
     except DistlaunchError as error:
-        _print_error(str(error))
+        say(str(error))
         return error.exit_status
     return Exit.OK
-
-
-def _print_error(text: str) -> None:
-    if sys.stderr.isatty():
-        from distlaunch.rim.console import escape
-
-        text = escape(text)  # it quotes the job file
-    for line in text.splitlines():
-        print(f"distlaunch: {line}", file=sys.stderr)
 
 
 def _show_version(wanted: bool) -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from distlaunch.cli.words import say
 from distlaunch.dropin.flags import FLAGS, Flags, parse_flags
 from distlaunch.dropin.torchrun import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
@@ -30,8 +31,7 @@ def run_torchrun(words: Sequence[str]) -> int:
             _hand_over(why, words)
         return _run(flags)
     except DistlaunchError as error:
-        for line in str(error).splitlines():
-            _say(line)
+        say(str(error))
         return error.exit_status
 
 
@@ -45,14 +45,14 @@ def _help() -> int:
 
 def _run(flags: Flags) -> int:
     for line in notices(flags):
-        _say(line)
+        say(line)
     spec = job_of(flags, here())
     from distlaunch.launch.run import run_by_hand, run_job  # after the command line is understood
 
     if spec.by_hand:
         if flags.max_restarts:
-            _say("--max-restarts has no effect with nodes started by hand: see --rdzv-backend c10d")
-        return run_by_hand(spec._replace(restarts=Restarts()), _say)
+            say("--max-restarts has no effect with nodes started by hand: see --rdzv-backend c10d")
+        return run_by_hand(spec._replace(restarts=Restarts()), say)
     return run_job(spec, quiet=True).state.outcome
 
 
@@ -74,7 +74,7 @@ def here() -> Here:
 def _hand_over(why: str, words: Sequence[str]) -> None:
     """Become torch's own elastic agent."""
     python = os.environ.get("PYTHON_EXEC") or sys.executable
-    _say(f"{why} is the work of torch's own elastic agent: {python} -m torch.distributed.run takes over")
+    say(f"{why} is the work of torch's own elastic agent: {python} -m torch.distributed.run takes over")
     from distlaunch.launch.opening import ahead
 
     early = ahead.take()
@@ -84,7 +84,3 @@ def _hand_over(why: str, words: Sequence[str]) -> None:
     os.execv(  # noqa: S606 — there is no shell, as wanted
         python, [python, "-m", "torch.distributed.run", *words]
     )
-
-
-def _say(line: str) -> None:
-    print(f"distlaunch: {line}", file=sys.stderr)

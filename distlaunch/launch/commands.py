@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from distlaunch.agent.wire import Message
 from distlaunch.contract import Rendezvous
 from distlaunch.plan.engine import workers
-from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, WorkerPlan, common_contract
+from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, WorkerPlan, common_contract
 from distlaunch.supervisor.actions import (
     Close,
     Dump,
@@ -69,19 +69,21 @@ _OPS: Mapping[type, str] = {
 def running_workers(state: State, run_id: str) -> dict[int, list[WorkerPlan]]:
     """Node rank → its workers, as they are started in the current generation."""
     assert state.plan is not None
+    return {part.node_rank: _workers_of(state, part, run_id) for part in state.plan.nodes}
+
+
+def _workers_of(state: State, part: NodePlan, run_id: str) -> list[WorkerPlan]:
+    assert state.plan is not None
     assert state.port is not None
     meeting = meeting_of(state.plan, run_id, state.port, state.restart_count)
-    plan, nodes = state.plan, state.nodes
-    return {
-        part.node_rank: workers(plan, part, meeting, nodes[part.node].interface, nodes[part.node].source)
-        for part in plan.nodes
-    }
+    node = state.nodes[part.node]
+    return workers(state.plan, part, meeting, node.interface, node.source)
 
 
 def _start_message(state: State, node: int, run_id: str) -> Message:
     part = state.plan.part_of(node) if state.plan else None
     assert part is not None
-    planned = running_workers(state, run_id)[part.node_rank]
+    planned = _workers_of(state, part, run_id)
     shared = common_contract(planned)
     binding = state.spec.binding
     one_device = state.spec.one_device and not state.spec.torch_agents  # whose flag does it

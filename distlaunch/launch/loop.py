@@ -12,7 +12,7 @@ from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.launch.record import Record
 from distlaunch.launch.reports import event_of, node_time
-from distlaunch.plan.layout import LaunchPlan
+from distlaunch.plan.layout import LaunchPlan, NodePlan
 from distlaunch.rim.link import Link
 from distlaunch.rim.signals import Signals
 from distlaunch.supervisor import actions, events
@@ -134,21 +134,23 @@ class Loop:
 
     def _take_output(self, node: int, frame: wire.Frame) -> None:
         local_rank, stream = divmod(frame.channel, 2)
-        # What a worker of an earlier generation printed may still be on the way.
-        plan = self._plans.get(frame.generation)
-        part = plan.part_of(node) if plan else None
+        part = self._part_of(node, frame.generation)
         if part is None or local_rank >= part.procs:
             raise wire.ProtocolError(f"output of a local rank {local_rank} that does not exist")
         self._record.output(part.first_rank + local_rank, stream, frame.payload, frame.generation)
         self._tell_of_flow(node)
 
     def _take_flight(self, node: int, frame: wire.Frame) -> None:
-        plan = self._plans.get(frame.generation)
-        part = plan.part_of(node) if plan else None
+        part = self._part_of(node, frame.generation)
         if part is None or frame.channel not in part.ranks:
             raise wire.ProtocolError(f"a flight record of rank {frame.channel}, which is not there")
         self._record.flight(frame.channel, frame.payload, frame.generation)
         self._tell_of_flow(node)
+
+    def _part_of(self, node: int, generation: int) -> NodePlan | None:
+        """What the node did in a generation, of which something may come late."""
+        plan = self._plans.get(generation)
+        return plan.part_of(node) if plan else None
 
     def _tell_of_flow(self, node: int) -> None:
         now = time.monotonic()

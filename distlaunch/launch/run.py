@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import start_run
 from distlaunch.rim.signals import Signals
@@ -26,9 +27,13 @@ def run_by_hand(spec: JobSpec, tell: Callable[[str], object]) -> int:
         early = ahead.take()  # its lease may end while the others are waited for
         if early:
             early.discard()
-        sizes = tuple(peers.meet(signals, tell))
-        spec = spec._replace(by_hand=spec.by_hand._replace(sizes=sizes))
-        status = supervise(start_run(spec), signals, peers, as_json=False, quiet=True).state.outcome
+        try:
+            sizes = tuple(peers.meet(signals, tell))
+            spec = spec._replace(by_hand=spec.by_hand._replace(sizes=sizes))
+            status = supervise(start_run(spec), signals, peers, as_json=False, quiet=True).state.outcome
+        except DistlaunchError as error:
+            peers.tell(error.exit_status, str(error))
+            raise
         if status:
             return status
         ended = peers.wait_for_all(signals)

@@ -84,12 +84,22 @@ def torch_flags(
         f"--rdzv-id={meeting.run_id}",
         f"--rdzv-conf={_conf(spec, node)}",
         f"--max-restarts={meeting.max_restarts}",
-        *([f"--role={spec.role}"] if spec.role != "default" else []),
-        *(["--virtual-local-rank"] if spec.one_device else []),
+        *workers_flags(spec),
         # torch would use the host's own name, which the others, or the host itself, may not resolve.
         *([f"--local-addr={source}"] if source else []),
-        *{"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind],
+        *program_flag(spec),
     ]
+
+
+def workers_flags(spec: JobSpec) -> list[str]:
+    """torchrun's flags for what all workers have otherwise than by default."""
+    role = [f"--role={spec.role}"] if spec.role != "default" else []
+    return [*role, *(["--virtual-local-rank"] if spec.one_device else [])]
+
+
+def program_flag(spec: JobSpec) -> list[str]:
+    """torchrun's flag for a program that is no script."""
+    return {"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind]
 
 
 def _endpoint(plan: LaunchPlan, node: NodePlan, meeting: contract.Rendezvous, source: str | None) -> str:

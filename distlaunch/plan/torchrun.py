@@ -53,7 +53,7 @@ def _static(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
         *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
         *_conduct(spec),
         *_numa_flag(spec.binding),
-        *{"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind],
+        *elastic.program_flag(spec),
     ]
 
 
@@ -65,9 +65,8 @@ def _conduct(spec: JobSpec) -> list[str]:
     """Flags of what the job wants otherwise than torchrun does."""
     return [
         *([f"--max-restarts={spec.restarts.most}"] if spec.restarts.most else []),
-        *([f"--role={spec.role}"] if spec.role != "default" else []),
+        *elastic.workers_flags(spec),
         *([f"--shutdown-timeout={spec.timeouts.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
-        *(["--virtual-local-rank"] if spec.one_device else []),
     ]
 
 

@@ -76,7 +76,7 @@ def not_connected(state: State, node: int, failure: LinkFailure, now: float) -> 
         return _not_back(state, node, failure, now)
     in_time = this.answer_by is not None and now < this.answer_by
     if in_time and failure.worth_retrying and this.attempts < MAX_ATTEMPTS:
-        retry_at = now + RETRY_S * 2 ** (this.attempts - 1) * _jitter(state, node, this.attempts)
+        retry_at = now + RETRY_S * 2 ** (this.attempts - 1) * (0.5 + state.chance_of(node, this.attempts))
         return state.with_node(node, phase=NodePhase.RETRYING, retry_at=retry_at, failure=failure), ()
     return _unusable(state, node, failure, now)
 
@@ -96,11 +96,6 @@ def _unusable(state: State, node: int, failure: LinkFailure, now: float) -> Step
     said = Notice("error", f"{state.label(node)}: {failure.kind.value}")
     state, actions = all_connected(state, now)
     return state, (said, *actions)
-
-
-def _jitter(state: State, node: int, attempt: int) -> float:
-    """0.5 to 1.5, spread over nodes by the golden ratio: nodes dropped together don't come back together."""
-    return 0.5 + (state.chance + (node + 1) * 0.618034 + attempt * 0.414214) % 1.0
 
 
 def all_connected(state: State, now: float) -> Step:

@@ -180,10 +180,10 @@ def lose_node(state: State, node: int, failure: LinkFailure, now: float) -> Stat
         attempts=this.attempts if this.lost else 1,
         ready=False,
     )
-    for worker in state.workers:
-        mine = state.plan is not None and state.plan.node_of(worker.rank).node == node
-        if mine and worker.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING):
-            state = state.with_worker(worker.rank, phase=WorkerPhase.LOST, at=now)
+    part = state.plan.part_of(node) if state.plan else None
+    for rank in part.ranks if part else ():
+        if state.worker(rank).phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING):
+            state = state.with_worker(rank, phase=WorkerPhase.LOST, at=now)
     return reconnect_later(state, node, now)
 
 
@@ -194,7 +194,7 @@ def reconnect_later(state: State, node: int, now: float) -> State:
     if not state.spec.takes_nodes_back or hopeless or state.phase in (Phase.STOPPING, Phase.CONNECTING):
         phase = NodePhase.LOST if this.lost else NodePhase.UNUSABLE
         return state.with_node(node, phase=phase, retry_at=None, answer_by=None)
-    spread = 0.75 + 0.5 * ((state.chance + (node + 1) * 0.618034 + this.attempts * 0.414214) % 1.0)
+    spread = 0.75 + 0.5 * state.chance_of(node, this.attempts)
     wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempts - 1, 30)) * spread
     return state.with_node(node, phase=NodePhase.RETRYING, retry_at=now + wait_s, answer_by=None, lost=True)
 

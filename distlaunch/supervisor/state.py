@@ -201,6 +201,10 @@ class State(NamedTuple):
         """Whether the job's own time limit has passed."""
         return self._job_deadline is not None and now >= self._job_deadline
 
+    def chance_of(self, node: int, attempt: int) -> float:
+        """0 to 1, spread by the golden ratio: nodes that are dropped together don't come back together."""
+        return (self.chance + (node + 1) * 0.618034 + attempt * 0.414214) % 1.0
+
     def label(self, node: int) -> str:
         """What the user calls the node."""
         return self.spec.pool[node].label

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Bed
-from tests.harness import PATIENCE_S, kill, wait_gone, write_job
+from tests.harness import PATIENCE_S, children_of, kill, wait_gone, write_job
 
 PORT = "29522"
 SLEEPER = """
@@ -34,12 +35,12 @@ TRAINS = """
 class Launcher:
     """One launcher, on one host."""
 
-    def __init__(self, bed: Bed, number: int, procs: int, folder: Path, *flags: str) -> None:
+    def __init__(self, bed: Bed, number: int, procs: int, folder: Path, host: int | None = None) -> None:
         where = [f"--master-addr={bed.hosts['host1'].address}", f"--master-port={PORT}"]
         shape = ["--nnodes=2", f"--node-rank={number}", f"--nproc-per-node={procs}"]
-        words = [sys.executable, "-m", "distlaunch.torchrun", *shape, *where, *flags, "worker.py"]
+        words = [sys.executable, "-m", "distlaunch.torchrun", *shape, *where, "worker.py"]
         self.process = subprocess.Popen(
-            bed.argv("exec", f"host{number + 1}", "--", *words),
+            bed.argv("exec", f"host{(number if host is None else host) + 1}", "--", *words),
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -50,14 +51,32 @@ class Launcher:
     def ready(self, count: int) -> dict[int, list[str]]:
         """pid → what each of so many workers said."""
         assert self.process.stdout is not None
-        lines = [self.process.stdout.readline().decode().split() for _ in range(count)]
-        assert all(line[:1] == ["ready"] for line in lines), lines
+        lines = []
+        for _ in range(count):
+            assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], "no word from the workers"
+            lines.append(self.process.stdout.readline().decode().split())
+        assert all(line[:1] == ["ready"] for line in lines), (lines, self.end())
         return {int(line[1]): line[2:] for line in lines}
 
     def end(self, within_s: float = PATIENCE_S) -> tuple[int, str, str]:
         """The status, and what it said."""
         out, err = self.process.communicate(timeout=within_s)
         return self.process.returncode, out.decode(), err.decode()
+
+
+def serving(launcher: int) -> int:
+    """The keeper of the store below a launcher, once it listens."""
+    listens = re.compile(rf":{int(PORT):04X} 0+:0000 0A ")
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for child in children_of(launcher):
+            with contextlib.suppress(OSError):  # another child of it that has just ended
+                if any(
+                    listens.search(Path(f"/proc/{child}/net/{name}").read_text()) for name in ("tcp", "tcp6")
+                ):
+                    return child
+        time.sleep(0.05)
+    raise AssertionError("no store was served")
 
 
 @contextlib.contextmanager
@@ -123,7 +142,46 @@ def test_an_interrupt_of_one_ends_both(bed: Bed, tmp_path: Path) -> None:
         assert "node 0 failed: stopped by SIGTERM" in err
 
 
-def test_a_port_that_is_taken_is_told_at_once(bed: Bed, tmp_path: Path) -> None:
+def test_killed_launchers_can_be_started_again_at_once(bed: Bed, tmp_path: Path) -> None:
+    for _ in range(2):
+        with launchers(bed, tmp_path, SLEEPER, 1, 1) as both:
+            for launcher in both:
+                launcher.ready(1)
+
+
+def test_a_launcher_killed_while_it_waits_leaves_nothing_that_is_in_the_way(bed: Bed, tmp_path: Path) -> None:
+    with launchers(bed, tmp_path, SLEEPER, 1) as (first,):
+        keeper = serving(first.process.pid)
+    with launchers(bed, tmp_path, SLEEPER, 1, 1) as both:  # the first one's store may be there still
+        wait_gone([keeper], PATIENCE_S)
+        for launcher in both:
+            launcher.ready(1)
+
+
+def test_two_nodes_of_one_rank_are_told(bed: Bed, tmp_path: Path) -> None:
+    with launchers(bed, tmp_path, SLEEPER, 1, 1) as (first, second):
+        for launcher in (first, second):
+            launcher.ready(1)
+        third = Launcher(bed, 1, 1, tmp_path, host=2)
+        status, _, err = third.end()
+        assert status == 2
+        assert re.search(r"node 1: another launcher has come as node 1", err)
+        assert first.process.poll() is second.process.poll() is None
+
+
+def test_a_first_node_that_does_not_come_is_told(bed: Bed, tmp_path: Path) -> None:
+    write_job(tmp_path, SLEEPER)
+    waiting = Launcher(bed, 1, 1, tmp_path)
+    assert waiting.process.stderr is not None
+    try:
+        line = waiting.process.stderr.readline().decode()
+        assert re.search(rf"waiting for node 0 \(\S+:{PORT}: Connection refused\)", line)
+    finally:
+        kill(waiting.process.pid, signal.SIGTERM)
+        assert waiting.end()[0] == 143
+
+
+def test_a_port_that_is_taken_is_told(bed: Bed, tmp_path: Path) -> None:
     listens = f"import socket, signal; s = socket.create_server(('0.0.0.0', {PORT})); print(); signal.pause()"
     thief = subprocess.Popen(
         bed.argv("exec", "host1", "--", sys.executable, "-c", f"{listens}"),

@@ -3,15 +3,17 @@
 The first keeper serves the TCPStore at MASTER_PORT, as the agent of torchrun does; others are clients.
 
 argv: host, port, node rank, nodes, workers here, seconds to wait for all. On stdout, lines of JSON:
-    {"waiting": [node ranks]}   now and then, until all are there
-    {"sizes": [workers]}        of each node: all are there
+    {"waiting": [node ranks], "why"}   now and then, until all are there
+    {"sizes": [workers]}               of each node: all are there
     {"ended": {"node", "status", "text"}}   another node has failed, or is lost
-    {"over": true}              all nodes have ended well
+    {"over": true}                     all nodes have ended well
 On stdin, once, how this node ended: {"status", "text"}.
 """
 
 import json
+import os
 import select
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -20,7 +22,8 @@ from typing import Any
 BEAT_S = 0.2
 LOST_S = 15.0
 """Seconds without a beat after which a node is lost."""
-TELL_S = 15.0
+TELL_S = 5.0
+"""Seconds of waiting before the command is told; after that at every doubling."""
 LINGER_S = 3.0
 """Seconds that the store outlives a failure, so that the others hear of it."""
 LOST_STATUS = 71
@@ -31,25 +34,47 @@ def say(**message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
+class StaleError(Exception):
+    """The store is that of another job, or of one that has ended, or two nodes have the same rank."""
+
+
+class Patience:
+    """How long something has been waited for, and when to tell of it."""
+
+    def __init__(self, wait_s: float) -> None:
+        self.began = time.monotonic()
+        self.wait_s, self.tell_s = wait_s, TELL_S
+
+    def over(self) -> bool:
+        """Whether that was all."""
+        return time.monotonic() - self.began > self.wait_s
+
+    def worth_a_word(self) -> bool:
+        """True at TELL_S, and at every doubling."""
+        if time.monotonic() - self.began < self.tell_s:
+            return False
+        self.tell_s *= 2
+        return True
+
+
 class Keeper:
     """One node's end of the store."""
 
     def __init__(self, store: Any, rank: int, nodes: int) -> None:
         self.store, self.rank, self.nodes = store, rank, nodes
         self.beats: dict[int, tuple[int, float]] = dict.fromkeys(range(nodes), (0, time.monotonic()))
-        self.done = False
+        self.done = self.failed_here = False
 
     def meet(self, workers: int, wait_s: float) -> "list[int] | None":
         """Wait for all nodes; how many workers each has."""
         self.store.set(f"size{self.rank}", str(workers))
-        began = told = time.monotonic()
+        patience = Patience(wait_s)
         while missing := [rank for rank in range(self.nodes) if not self.store.check([f"size{rank}"])]:
-            now = time.monotonic()
-            if now - began > wait_s:
-                say(ended={"node": missing[0], "status": 124, "text": f"nodes {missing} did not come"})
+            if self.tell_failure():
                 return None
-            if now - told > TELL_S:
-                told = now
+            if patience.over():
+                self.fail({"node": missing[0], "status": 124, "text": f"nodes {missing} did not come"})
+            elif patience.worth_a_word():
                 say(waiting=missing)
             self.listen(BEAT_S)
         return [int(self.store.get(f"size{rank}")) for rank in range(self.nodes)]
@@ -58,10 +83,7 @@ class Keeper:
         """Tell the command of the others, and the others of the command, until all is over."""
         while True:
             self.store.add(f"beat{self.rank}", 1)
-            if self.store.check(["failed"]):
-                ended = json.loads(self.store.get("failed"))
-                if ended["node"] != self.rank:
-                    say(ended=ended)
+            if self.tell_failure():
                 return
             if all(self.store.check([f"done{rank}"]) for rank in range(self.nodes)):
                 say(over=True)
@@ -69,6 +91,14 @@ class Keeper:
             if (lost := self.lost()) is not None:
                 self.fail({"node": lost, "status": LOST_STATUS, "text": "nothing was heard from it"})
             self.listen(BEAT_S)
+
+    def tell_failure(self) -> bool:
+        """Whether a node has failed; the command is told, unless it was the one that said so."""
+        if not self.store.check(["failed"]):
+            return False
+        if not self.failed_here:
+            say(ended=json.loads(self.store.get("failed")))
+        return True
 
     def linger(self) -> None:
         """Serve the store until all have seen the end, or for moments."""
@@ -100,6 +130,7 @@ class Keeper:
         ended = json.loads(line) if line else {"status": 70, "text": "its launcher was killed"}
         self.done = True
         if ended["status"]:
+            self.failed_here = True
             self.fail({"node": self.rank, **ended})
         else:
             self.store.set(f"done{self.rank}", "")
@@ -109,24 +140,75 @@ class Keeper:
         self.store.compare_set("failed", "", json.dumps(ended))
 
 
+def reach(host: str, port: int, wait_s: float) -> None:
+    """Wait until somebody listens there, and tell of it now and then. Raises `OSError` after `wait_s`."""
+    patience = Patience(wait_s)
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=LINGER_S).close()
+            return
+        except OSError as error:
+            if patience.over():
+                raise
+            if patience.worth_a_word():
+                say(waiting=[0], why=f" ({host}:{port}: {error.strerror or error})")
+        pause()
+
+
+def pause() -> None:
+    """Let a moment pass before the next try; end if the command has ended."""
+    if select.select([sys.stdin], [], [], BEAT_S)[0]:
+        raise SystemExit
+
+
+def attach(host: str, port: int, rank: int, wait_s: float) -> Any:
+    """A connection to the store of this job. Raises `OSError`, `DistError`, `StaleError`.
+
+    A store of launchers that were just killed lives for moments: its port is still taken, and a node
+    that comes to it finds that it was there before, or that a node has failed.
+    """
+    from torch.distributed import DistError, PrefixStore, TCPStore
+
+    patience = Patience(2 * LINGER_S)
+    while True:
+        if rank:
+            reach(host, port, wait_s)
+        try:
+            store = TCPStore(host, port, None, rank == 0, timedelta(seconds=wait_s), wait_for_workers=False)
+            store = PrefixStore("distlaunch/", store)
+            twice = store.add(f"came{rank}", 1) > 1
+            if not twice and not store.check(["failed"]):
+                return store
+            why = f"another launcher has come as node {rank}" if twice else "another node has failed before"
+            problem: Exception = StaleError(f"{why}, says the store at {host}:{port}")
+        except (DistError, OSError) as error:
+            problem = error
+        if patience.over():
+            raise problem
+        pause()
+
+
 def main() -> None:
     """Keep until the end; status 75 when the port is taken."""
     host, port, rank, nodes, workers, wait_s = sys.argv[1], *map(int, sys.argv[2:6]), float(sys.argv[6])
-    from torch.distributed import DistError, PrefixStore, TCPStore
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
+    from torch.distributed import DistError
 
     try:
-        store = TCPStore(host, port, None, rank == 0, timedelta(seconds=wait_s), wait_for_workers=False)
+        keeper = Keeper(attach(host, port, rank, wait_s), rank, nodes)
+    except StaleError as error:
+        say(ended={"node": rank, "status": 2, "text": str(error)})
+        return
     except (DistError, OSError) as error:
         text = f"no store at {host}:{port}: {str(error).splitlines()[0]}"
         say(ended={"node": 0, "status": 75 if rank == 0 else 69, "text": text})
         return
-    keeper = Keeper(PrefixStore("distlaunch/", store), rank, nodes)
     try:
         sizes = keeper.meet(workers, wait_s)
         if sizes:
             say(sizes=sizes)
             keeper.watch()
-            keeper.linger()
+        keeper.linger()
     except (DistError, OSError):
         say(ended={"node": 0, "status": LOST_STATUS, "text": "its store is gone"})
 

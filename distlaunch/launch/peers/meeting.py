@@ -4,6 +4,7 @@ import json
 import os
 import select
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,7 +45,11 @@ class Peers:
         argv = [str(spec.python), str(keeper), by_hand.host, *map(str, numbers)]
         pipe = subprocess.PIPE
         self._python = argv[0]
-        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        # A pipe that nobody reads would fill and stop the keeper.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
+        )
         assert self._process.stdout is not None
         self.fd = self._process.stdout.fileno()
         os.set_blocking(self.fd, False)
@@ -60,7 +65,9 @@ class Peers:
                     sizes: list[int] = message["sizes"]
                     return sizes
                 if "waiting" in message:
-                    tell(f"waiting for node {', '.join(map(str, message['waiting']))}")
+                    tell(
+                        f"waiting for node {', '.join(map(str, message['waiting']))}{message.get('why', '')}"
+                    )
                 if "ended" in message:
                     ended = _ended(message)
                     raise MeetingError(f"node {ended.node}: {ended.text}", ended.status)
@@ -103,9 +110,9 @@ class Peers:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe:
-                pipe.close()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._errors.close()
 
     def _wait(self, signals: Signals, deadline: float | None) -> None:
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -128,7 +135,8 @@ class Peers:
             yield {"ended": {"node": -1, "status": Exit.FAILED, "text": self._last_words()}}
 
     def _last_words(self) -> str:
-        words = self._process.stderr.read().decode(errors="replace") if self._process.stderr else ""
+        self._errors.seek(0)
+        words = self._errors.read().decode(errors="replace")
         last = words.strip().splitlines()[-1:] or ["it ended"]
         return f"the keeper of the nodes' store, run by {self._python}: {last[0]}"
 
