@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,15 @@ import pytest
 
 from tests.cluster.hosts import Bed, Site, bed_of, why_not
 from tests.harness import children_of
+
+
+def pytest_configure() -> None:
+    """Ctrl-C and SIGTERM end the tests in order: what they have set up is taken down.
+
+    A shell starts what it puts in the background with SIGINT ignored, and all its children inherit that.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 def _descriptors() -> set[str]:
