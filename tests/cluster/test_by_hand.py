@@ -131,6 +131,20 @@ def test_a_launcher_is_killed_and_the_other_node_ends_too(bed: Bed, tmp_path: Pa
         assert f"node {dies} failed: " in err
 
 
+def test_a_host_is_cut_off_and_both_nodes_end(bed: Bed, tmp_path: Path) -> None:
+    with launchers(bed, tmp_path, SLEEPER, 1, 1) as both:
+        pids = [next(iter(launcher.ready(1))) for launcher in both]
+        bed.call("cut", "host2")
+        try:
+            wait_gone(pids, 25.0)
+            (status, _, err), (others, _, others_err) = (launcher.end() for launcher in both)
+        finally:
+            bed.call("heal", "host2")
+        assert (status, others) == (71, 71)
+        assert "node 1 failed: nothing was heard from it" in err
+        assert "node 0 failed: nothing was heard from it" in others_err
+
+
 def test_an_interrupt_of_one_ends_both(bed: Bed, tmp_path: Path) -> None:
     with launchers(bed, tmp_path, SLEEPER, 1, 1) as (first, second):
         pids = [*first.ready(1), *second.ready(1)]

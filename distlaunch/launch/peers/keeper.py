@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -64,6 +65,8 @@ class Keeper:
         self.store, self.rank, self.nodes = store, rank, nodes
         self.beats: dict[int, tuple[int, float]] = dict.fromkeys(range(nodes), (0, time.monotonic()))
         self.done = self.failed_here = False
+        self.turned = time.monotonic()
+        threading.Thread(target=self.watch_the_store, daemon=True).start()
 
     def meet(self, workers: int, wait_s: float) -> "list[int] | None":
         """Wait for all nodes; how many workers each has."""
@@ -91,6 +94,13 @@ class Keeper:
             if (lost := self.lost()) is not None:
                 self.fail({"node": lost, "status": LOST_STATUS, "text": "nothing was heard from it"})
             self.listen(BEAT_S)
+
+    def watch_the_store(self) -> None:
+        """End when the store's host has gone silent: the store's client waits for an answer without limit."""
+        while time.monotonic() - self.turned < LOST_S:
+            time.sleep(BEAT_S)
+        say(ended={"node": 0, "status": LOST_STATUS, "text": "nothing was heard from it"})
+        os._exit(0)
 
     def tell_failure(self) -> bool:
         """Whether a node has failed; the command is told, unless it was the one that said so."""
@@ -121,6 +131,7 @@ class Keeper:
 
     def listen(self, wait_s: float) -> None:
         """Wait for the command's word; its end without one is a failure."""
+        self.turned = time.monotonic()
         if self.done:
             time.sleep(wait_s)
             return
@@ -174,7 +185,7 @@ def attach(host: str, port: int, rank: int, wait_s: float) -> Any:
         if rank:
             reach(host, port, wait_s)
         try:
-            store = TCPStore(host, port, None, rank == 0, timedelta(seconds=wait_s), wait_for_workers=False)
+            store = TCPStore(host, port, None, rank == 0, timedelta(seconds=LOST_S), wait_for_workers=False)
             store = PrefixStore("distlaunch/", store)
             twice = store.add(f"came{rank}", 1) > 1
             if not twice and not store.check(["failed"]):
