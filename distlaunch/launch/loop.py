@@ -136,20 +136,20 @@ class Loop:
         local_rank, stream = divmod(frame.channel, 2)
         part = self._part_of(node, frame.generation)
         if part is None or local_rank >= part.procs:
-            raise wire.ProtocolError(f"output of a local rank {local_rank} that does not exist")
+            raise wire.ProtocolError(f"output of a local rank {local_rank} that does not run")
         self._record.output(part.first_rank + local_rank, stream, frame.payload, frame.generation)
         self._tell_of_flow(node)
 
     def _take_flight(self, node: int, frame: wire.Frame) -> None:
         part = self._part_of(node, frame.generation)
         if part is None or frame.channel not in part.ranks:
-            raise wire.ProtocolError(f"a flight record of rank {frame.channel}, which is not there")
+            raise wire.ProtocolError(f"a flight record of rank {frame.channel}, which does not run")
         self._record.flight(frame.channel, frame.payload, frame.generation)
         self._tell_of_flow(node)
 
     def _part_of(self, node: int, generation: int) -> NodePlan | None:
-        """What the node did in a generation, of which something may come late."""
-        plan = self._plans.get(generation)
+        """What the node did in a generation that has started, of which something may come late."""
+        plan = self._plans.get(generation) if self._record.has_begun(generation) else None
         return plan.part_of(node) if plan else None
 
     def _tell_of_flow(self, node: int) -> None:

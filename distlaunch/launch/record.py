@@ -67,6 +67,10 @@ class Record:
             name = f"attempt_{state.generation}/{event.local_rank}/error.json"
             self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
 
+    def has_begun(self, generation: int) -> bool:
+        """Whether workers of this generation are or were on their way."""
+        return generation in self._routes
+
     def output(self, rank: int, stream: int, data: bytes, generation: int) -> None:
         """Keep and show what a rank printed."""
         if stream == 1 and generation >= self._planned:

@@ -519,14 +519,14 @@ class Met(NamedTuple):
         return f"{self.name}: status {self.status}, strange files {strange}, {self.told[-600:]}"
 
 
-def meet(site: Site, number: int, name: str) -> Met:
-    """Run a job on a good host and one with this hostile agent."""
+def meet(site: Site, number: int, name: str, good: tuple[str, ...] = ("host1",)) -> Met:
+    """Run a job on good hosts and one with this hostile agent."""
     op, words = LIES[name]
     folder = site.folder / str(number)
     folder.mkdir()
     liar = {"host": "host2", "python": python_that_lies(folder / "python", op, words), "gpus": "auto"}
     keys = {
-        "nodes": [{"host": "host1", "gpus": 0}, liar],
+        "nodes": [*({"host": name, "gpus": 0} for name in good), liar],
         "command": ["true"],
         "ssh": {"config": str(site.ssh_config)},
         "timeouts": {"connect": "5s"},
@@ -557,6 +557,15 @@ def test_hostile_agents(site: Site, figures: Figures) -> None:
     figures(f"most memory ({fattest.name})", fattest.memory_mib, at_most=CONTROLLER_MIB, unit="MiB")
     longest = max(met, key=lambda each: each.longest)
     figures(f"the longest line told ({longest.name})", longest.longest, at_most=LINE_BYTES, unit="bytes")
+
+
+@with_hosts
+@pytest.mark.fault(72, "an agent prints before any worker has started", promise="10")
+def test_output_before_the_start(site: Site, figures: Figures) -> None:
+    met = meet(site, 0, "a flood of output", good=())
+    assert not met.complaint
+    assert "output of a local rank 0 that does not run" in met.told
+    figures("the command ended", met.took_s, at_most=CONNECT_S)
 
 
 def listening(host: Host) -> set[tuple[str, str]]:
