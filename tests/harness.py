@@ -194,7 +194,8 @@ def children_of(pid: int) -> list[int]:
     """PIDs of the live children of a process."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 
