@@ -35,9 +35,11 @@ TRAINS = """
 class Launcher:
     """One launcher, on one host."""
 
-    def __init__(self, bed: Bed, number: int, procs: int, folder: Path, host: int | None = None) -> None:
+    def __init__(
+        self, bed: Bed, number: int, procs: int, folder: Path, host: int | None = None, nodes: int = 2
+    ) -> None:
         where = [f"--master-addr={bed.hosts['host1'].address}", f"--master-port={PORT}"]
-        shape = ["--nnodes=2", f"--node-rank={number}", f"--nproc-per-node={procs}"]
+        shape = [f"--nnodes={nodes}", f"--node-rank={number}", f"--nproc-per-node={procs}"]
         words = [sys.executable, "-m", "distlaunch.torchrun", *shape, *where, "worker.py"]
         self.process = subprocess.Popen(
             bed.argv("exec", f"host{(number if host is None else host) + 1}", "--", *words),
@@ -193,6 +195,22 @@ def test_a_first_node_that_does_not_come_is_told(bed: Bed, tmp_path: Path) -> No
     finally:
         kill(waiting.process.pid, signal.SIGTERM)
         assert waiting.end()[0] == 143
+
+
+def test_a_node_that_comes_late_finds_the_others_alive(bed: Bed, tmp_path: Path) -> None:
+    write_job(tmp_path, SLEEPER)
+    with contextlib.ExitStack() as stack:
+        three: list[Launcher] = []
+        for number in range(3):
+            if number == 2:  # said after 5, 10 and 20 s: longer than a silent node is given
+                for _ in range(3):
+                    assert three[0].process.stderr is not None
+                    assert b"waiting for node 2" in three[0].process.stderr.readline()
+            three.append(Launcher(bed, number, 1, tmp_path, nodes=3))
+            stack.callback(three[-1].process.communicate)
+            stack.callback(three[-1].process.kill)
+        for launcher in three:
+            launcher.ready(1)
 
 
 def test_a_port_that_is_taken_is_told(bed: Bed, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class Keeper:
 
     def __init__(self, store: Any, rank: int, nodes: int) -> None:
         self.store, self.rank, self.nodes = store, rank, nodes
-        self.beats: dict[int, tuple[int, float]] = dict.fromkeys(range(nodes), (0, time.monotonic()))
+        self.beats: dict[int, tuple[int, float]] = {}
         self.done = self.failed_here = False
         self.turned = time.monotonic()
         threading.Thread(target=self.watch_the_store, daemon=True).start()
@@ -84,6 +84,7 @@ class Keeper:
 
     def watch(self) -> None:
         """Tell the command of the others, and the others of the command, until all is over."""
+        self.beats = dict.fromkeys(range(self.nodes), (0, time.monotonic()))  # not before: they may meet late
         while True:
             self.store.add(f"beat{self.rank}", 1)
             if self.tell_failure():
@@ -113,9 +114,9 @@ class Keeper:
     def linger(self) -> None:
         """Serve the store until all have seen the end, or for moments."""
         self.store.set(f"seen{self.rank}", "")
-        deadline = time.monotonic() + LINGER_S
+        patience = Patience(LINGER_S)
         everyone = [f"seen{rank}" for rank in range(self.nodes)]
-        while self.rank == 0 and not self.store.check(everyone) and time.monotonic() < deadline:
+        while self.rank == 0 and not self.store.check(everyone) and not patience.over():
             time.sleep(BEAT_S)
 
     def lost(self) -> "int | None":
@@ -180,10 +181,10 @@ def attach(host: str, port: int, rank: int, wait_s: float) -> Any:
     """
     from torch.distributed import DistError, PrefixStore, TCPStore
 
+    if rank:
+        reach(host, port, wait_s)
     patience = Patience(2 * LINGER_S)
     while True:
-        if rank:
-            reach(host, port, wait_s)
         try:
             store = TCPStore(host, port, None, rank == 0, timedelta(seconds=LOST_S), wait_for_workers=False)
             store = PrefixStore("distlaunch/", store)
@@ -197,6 +198,8 @@ def attach(host: str, port: int, rank: int, wait_s: float) -> Any:
         if patience.over():
             raise problem
         pause()
+        if rank:
+            reach(host, port, wait_s)
 
 
 def main() -> None:
