@@ -66,15 +66,29 @@ class Launcher:
         return self.process.returncode, out.decode(), err.decode()
 
 
+LISTENS = re.compile(rf":{int(PORT):04X} 0+:0000 0A ")
+"""A line of /proc/net/tcp."""
+
+
+@pytest.fixture(autouse=True)
+def no_store_is_left(bed: Bed) -> Iterator[None]:
+    """The port is free again after each test: a store outlives its launcher for moments only."""
+    yield
+    tables = bed.argv("exec", "host1", "--", "cat", "/proc/net/tcp", "/proc/net/tcp6")
+    deadline = time.monotonic() + PATIENCE_S
+    while LISTENS.search(subprocess.run(tables, capture_output=True, text=True, check=True).stdout):
+        assert time.monotonic() < deadline, "a store is still served"
+        time.sleep(0.05)
+
+
 def serving(launcher: int) -> int:
     """The keeper of the store below a launcher, once it listens."""
-    listens = re.compile(rf":{int(PORT):04X} 0+:0000 0A ")
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for child in children_of(launcher):
             with contextlib.suppress(OSError):  # another child of it that has just ended
                 if any(
-                    listens.search(Path(f"/proc/{child}/net/{name}").read_text()) for name in ("tcp", "tcp6")
+                    LISTENS.search(Path(f"/proc/{child}/net/{name}").read_text()) for name in ("tcp", "tcp6")
                 ):
                     return child
         time.sleep(0.05)
@@ -223,7 +237,7 @@ def test_a_port_that_is_taken_is_told(bed: Bed, tmp_path: Path) -> None:
     )
     assert thief.stdout is not None
     try:
-        thief.stdout.readline()
+        assert thief.stdout.readline() == b"\n", "it did not get the port"
         with launchers(bed, tmp_path, SLEEPER, 1) as (first,):
             status, _, err = first.end()
         assert status == 75, err

@@ -72,7 +72,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the table, and keep it."""
+    """Keep the table, and print it, but not between failures and whoever reads them."""
     if not _rows:
         return
     text = report.table(_rows)
@@ -80,4 +80,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     (report.FOLDER / "faults.md").write_text(text)
     (report.FOLDER / "faults.json").write_text(json.dumps([row._asdict() for row in _rows], indent=1))
     terminalreporter.section("fault catalogue")
-    terminalreporter.write(text)
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"{len(_rows)} rows in {report.FOLDER / 'faults.md'}")
+    else:
+        terminalreporter.write(text)
