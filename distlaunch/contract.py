@@ -21,6 +21,10 @@ OMP_NUM_THREADS is not among them: torchrun gives a default only where there is 
 """
 
 
+HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""torchrun's default of --signals-to-handle."""
+
+
 class Position(NamedTuple):
     """Where one worker stands in the job."""
 
@@ -41,6 +45,7 @@ class Rendezvous(NamedTuple):
     max_restarts: int = 0
     role: str = "default"
     agent_store: bool = False
+    signals: str = HANDLED_SIGNALS
 
 
 def shared_environment(meeting: Rendezvous, world_size: int, nodes: int) -> dict[str, str]:
@@ -57,7 +62,7 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int) -> dict
         "TORCHELASTIC_RUN_ID": meeting.run_id,
         # True makes rank 0 a client too, of a store that the launcher hosts, which ours does not.
         "TORCHELASTIC_USE_AGENT_STORE": str(meeting.agent_store),
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": meeting.signals,
         "DISTLAUNCH_BACKEND": meeting.backend,
     }
 

@@ -204,8 +204,8 @@ class Crew:
 
     # The rest of a generation: SIGTERM, grace, sweep.
 
-    def stop(self, grace_s: float) -> None:
-        """End the generation: SIGTERM, SIGKILL after `grace_s`, then sweep. Again: sooner, never later."""
+    def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
+        """End the generation: `signum`, SIGKILL after `grace_s`, then sweep. Again: sooner, never later."""
         if self.swept:
             self._report_swept()
         elif grace_s <= 0 or not self._running():
@@ -214,12 +214,12 @@ class Crew:
             self._poller.within(grace_s, "grace", self.sweep)
             if not self._stopping:
                 self._stopping = True
-                self._terminate()
+                self._terminate(signum)
 
-    def _terminate(self) -> None:
+    def _terminate(self, signum: int) -> None:
         for worker in self._workers:
-            worker.signal(signal.SIGTERM)
-            worker.signal(signal.SIGCONT)  # to a stopped process SIGTERM stays pending
+            worker.signal(signum)
+            worker.signal(signal.SIGCONT)  # to a stopped process all but SIGKILL stays pending
 
     def sweep(self) -> None:
         """End every descendant now, and report when none is left."""

@@ -273,4 +273,4 @@ class Agent:
 
     def _on_close(self, command: "Message") -> None:
         self._leaving = True
-        self._crew.stop(command["grace_s"])
+        self._crew.stop(command["grace_s"], command["signum"])

@@ -19,16 +19,17 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     route    {address}                         find the interface that leads there
     start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight,
               temporary, env, binding: {how, gpus, cpus} | null,
-              workers: [{local_rank, argv, cwd, env, defaults, one_device}]}
+              workers: [{local_rank, argv, cwd, env, defaults, one_device, stdin}]}
                                                temporary: variables that name a folder the agent deletes
                                                how: node, socket, exclusive or core-complex, for that many
                                                gpus; cores: an equal share each; listed: cpus[local_rank]
+                                               stdin: a file's path, /dev/null where it can't be opened
     stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep
     dump     {local_ranks, abort}              report the Python stacks of these workers
     reap     {run_id}                          end what an earlier agent of the run has left on the node
     listen   {port | null, token}              answer connections with the token
     dial     {host, port, timeout_s, token}    connect to every address of host
-    close    {grace_s}                         SIGTERM, SIGKILL after the grace, sweep, flush, exit
+    close    {grace_s, signum}                 that signal, SIGKILL after the grace, sweep, flush, exit
 
 Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
 

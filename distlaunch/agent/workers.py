@@ -1,8 +1,8 @@
 """Spawns workers and describes how they ended.
 
 A worker is started by fork and exec in a session of its own, with signals at their defaults, stdin
-from /dev/null and both outputs in pipes. The exec is confirmed through a pipe that exec closes, so
-that "no such file" is told from "the program ended with 127".
+from /dev/null or the file that the job names, and both outputs in pipes. The exec is confirmed
+through a pipe that exec closes, so that "no such file" is told from "the program ended with 127".
 """
 
 import errno
@@ -142,7 +142,7 @@ def _become_worker(
         sweep.die_with_parent(signal.SIGKILL, agent)
         _reset_signals()
         _bind(spec)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(_input(spec["stdin"]), 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
         stage = "workdir"
@@ -157,6 +157,17 @@ def _become_worker(
         os.write(confirm, ("%s %d" % (stage, errno.EINVAL)).encode())
     finally:
         os._exit(127)
+
+
+def _input(path: str) -> int:
+    """A worker's stdin. It may be gone, or a terminal of another user's: then there is none."""
+    try:
+        # A pipe whose writers have left would have to be waited for.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return os.open(os.devnull, os.O_RDONLY)
+    os.set_blocking(fd, True)
+    return fd
 
 
 def _bind(spec: "Message") -> None:

@@ -68,7 +68,13 @@ def here() -> Here:
         gpus=gpu_count(),
         cpus=len(os.sched_getaffinity(0)),
         environ=os.environ,
+        stdin=_stdin(),
     )
+
+
+def _stdin() -> str:
+    """Where this machine's workers find the stdin of this process."""
+    return f"/proc/{os.getpid()}/fd/0" if sys.stdin else os.devnull
 
 
 def _hand_over(why: str, words: Sequence[str]) -> None:

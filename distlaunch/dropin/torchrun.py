@@ -1,6 +1,7 @@
 """A torchrun command line as a job: what ours does itself, and what is left to torch's own agent."""
 
 import os.path
+import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -28,7 +29,6 @@ UNUSED = {
     "local_addr": "the address is that of --master-addr",
     "duplicate_stdout_filters": "filter the log files instead",
     "duplicate_stderr_filters": "filter the log files instead",
-    "signals_to_handle": "SIGINT, SIGTERM, SIGHUP and SIGQUIT always end the job",
     "rdzv_conf": "distlaunch assigns the ranks itself",
 }
 """Flags that are accepted and have no meaning here, and why."""
@@ -44,6 +44,7 @@ class Here(NamedTuple):
     gpus: int
     cpus: int
     environ: Mapping[str, str]
+    stdin: str = "/dev/null"
 
 
 def left_to_torch(flags: Flags) -> str:
@@ -96,6 +97,8 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
         one_device=flags.virtual_local_rank,
         binding=Binding(flags.numa_binding) if flags.numa_binding else None,
         by_hand=None if alone else _by_hand(flags, host, port),
+        stdin=here.stdin,
+        signals=_signals(flags.signals_to_handle),
         source="the command line",
     )
 
@@ -147,6 +150,14 @@ def _stop_s(flags: Flags, here: Here) -> float:
     if not text.isdecimal():
         raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected a number ≥ 0, got {text!r}")
     return float(min(int(text), FOREVER_S))
+
+
+def _signals(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
+            raise UsageError(f"--signals-to-handle: expected names such as SIGTERM,SIGUSR1, got {name!r}")
+    return tuple(signal.Signals[name].name for name in names)  # SIGIO is SIGPOLL, too
 
 
 def _program(flags: Flags) -> Program:

@@ -152,7 +152,8 @@ class ByHand(NamedTuple):
 class JobSpec(NamedTuple):
     """A whole job. Paths are absolute; `places` maps a path in the file to where it stands.
 
-    With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
+    With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0. `stdin` is the workers' file.
+    `signals` are the names of those that end the job and reach the workers as they are, not as SIGTERM.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed.
     """
 
@@ -181,6 +182,8 @@ class JobSpec(NamedTuple):
     role: str = "default"
     one_device: bool = False
     binding: Binding | None = None
+    stdin: str = "/dev/null"
+    signals: tuple[str, ...] = ()
     ssh: SshOptions = SshOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     source: str = "job"

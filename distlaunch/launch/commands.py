@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from distlaunch.agent.wire import Message
-from distlaunch.contract import Rendezvous
+from distlaunch.contract import HANDLED_SIGNALS, Rendezvous
 from distlaunch.plan.engine import workers
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, WorkerPlan, common_contract
 from distlaunch.supervisor.actions import (
@@ -35,6 +35,7 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
         max_restarts=plan.spec.restarts.most,
         role=plan.spec.role,
         agent_store=plan.spec.by_hand is not None,
+        signals=",".join(plan.spec.signals) or HANDLED_SIGNALS,
     )
 
 
@@ -104,16 +105,18 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
         "env": {name: value.text for name, value in planned[0].env.items()}
         | shared
         | {"DISTLAUNCH_RUN_ID": run_id},
-        "workers": [_worker(worker, shared, one_device) for worker in planned],
+        "workers": [
+            {**_worker(worker, shared), "one_device": one_device, "stdin": state.spec.stdin}
+            for worker in planned
+        ],
     }
 
 
-def _worker(worker: WorkerPlan, shared: Mapping[str, str], one_device: bool) -> Message:
+def _worker(worker: WorkerPlan, shared: Mapping[str, str]) -> Message:
     return {
         "local_rank": worker.local_rank,
         "argv": worker.argv,
         "cwd": worker.cwd,
         "env": {name: value for name, value in worker.contract.items() if name not in shared},
         "defaults": worker.defaults,
-        "one_device": one_device,
     }

@@ -23,7 +23,7 @@ def run_by_hand(spec: JobSpec, tell: Callable[[str], object]) -> int:
     from distlaunch.launch.supervise import supervise
 
     assert spec.by_hand is not None
-    with Signals() as signals, closing(Peers(spec, spec.by_hand)) as peers:
+    with Signals(spec.signals) as signals, closing(Peers(spec, spec.by_hand)) as peers:
         early = ahead.take()  # its lease may end while the others are waited for
         if early:
             early.discard()
@@ -44,7 +44,7 @@ def run_by_hand(spec: JobSpec, tell: Callable[[str], object]) -> int:
 
 def run_job(spec: JobSpec, *, as_json: bool = False, quiet: bool = False) -> "Summary":
     """Run `spec`; ranks' output goes to the console and the run folder. Raises `DistlaunchError`."""
-    with Signals() as signals:  # from here on a Ctrl-C finds a supervisor that ends what was started
+    with Signals(spec.signals) as signals:  # from here on a Ctrl-C finds a supervisor
         start = start_run(spec)
         # Imported only now: agents boot for 20 ms or more, and the supervisor takes 10 to import.
         from distlaunch.launch.supervise import supervise

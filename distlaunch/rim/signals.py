@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,9 +11,13 @@ _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class Signals:
-    """Turns signals into bytes on a pipe while it is entered; SIGHUP stays ignored under nohup."""
+    """Turns signals into bytes on a pipe while it is entered; SIGHUP stays ignored under nohup.
 
-    def __init__(self) -> None:
+    `more` are the names of signals beside those that always end a job.
+    """
+
+    def __init__(self, more: Iterable[str] = ()) -> None:
+        self._watched = {*_WATCHED, *(signal.Signals[name] for name in more)}
         self.fd, self._write = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write, False)
@@ -20,7 +25,7 @@ class Signals:
 
     def __enter__(self) -> Self:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for signum in _WATCHED:
+        for signum in self._watched:
             if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
                 continue
             self._before[signum] = signal.signal(signum, lambda *_: None)

@@ -1,5 +1,6 @@
 """What the supervisor wants done: executed by the loop, in order, without further decisions."""
 
+import signal
 from typing import Literal, NamedTuple
 
 
@@ -51,10 +52,11 @@ class Reap(NamedTuple):
 
 
 class Close(NamedTuple):
-    """End the node's workers (SIGTERM, SIGKILL after `grace_s`), sweep, and let the agent leave."""
+    """End the node's workers (`signum`, SIGKILL after `grace_s`), sweep, and let the agent leave."""
 
     node: int
     grace_s: float
+    signum: int = signal.SIGTERM
 
 
 class Drop(NamedTuple):

@@ -14,8 +14,11 @@ MAX_NAMED = 8
 """Ranks or nodes named in one line."""
 
 
-def end_job(state: State, cause: Cause | None, now: float) -> Step:
-    """Begin to end the job everywhere; `cause` None is success. A job that is ending keeps its cause."""
+def end_job(state: State, cause: Cause | None, now: float, signum: int = signal.SIGTERM) -> Step:
+    """Begin to end the job everywhere, its workers by `signum`; `cause` None is success.
+
+    A job that is ending keeps its cause.
+    """
     if state.phase is Phase.STOPPING:
         return state, ()
     grace_s = state.spec.timeouts.stop_s if cause else 0.0
@@ -27,16 +30,16 @@ def end_job(state: State, cause: Cause | None, now: float) -> Step:
         ended_at=now,
     )
     said = (Notice("error", cause.text),) if cause else ()
-    state, closing = _close_all(state, grace_s)
+    state, closing = _close_all(state, grace_s, signum)
     state, finished = all_closed(state, now)
     return state, (*said, *closing, *finished)
 
 
-def _close_all(state: State, grace_s: float) -> Step:
+def _close_all(state: State, grace_s: float, signum: int = signal.SIGTERM) -> Step:
     actions: list[Action] = []
     for i, node in enumerate(state.nodes):
         if node.phase in (NodePhase.UP, NodePhase.SWEPT):
-            actions.append(Close(i, grace_s))
+            actions.append(Close(i, grace_s, signum))
         elif not node.phase.over:
             actions.append(Drop(i))
             phase = NodePhase.LOST if node.lost else NodePhase.UNUSABLE
@@ -101,7 +104,9 @@ def all_closed(state: State, now: float) -> Step:
 
 def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     """Stop gracefully at the first signal, kill at the second, leave at the third."""
-    if event.signum == signal.SIGTSTP:
+    name = signal.Signals(event.signum).name
+    passed_on = name in state.spec.signals
+    if event.signum == signal.SIGTSTP and not passed_on:
         # Silent for longer than the lease, we would be taken for dead, and the job would end.
         text = "a run can't be suspended: start it with nohup, or in tmux, to leave the terminal"
         return state, (Notice("warning", text),)
@@ -110,8 +115,8 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
         return state, ()  # a terminal that closes sends SIGHUP and breaks both streams: that is one wish
     state = state._replace(interrupts=state.interrupts + insists)
     if state.phase is not Phase.STOPPING:
-        name = signal.Signals(event.signum).name
-        return end_job(state, Cause(f"stopped by {name}", 128 + event.signum, now), now)
+        cause = Cause(f"stopped by {name}", 128 + event.signum, now)
+        return end_job(state, cause, now, event.signum if passed_on else signal.SIGTERM)
     if state.interrupts == 1:
         return state, (Notice("info", "already stopping; once more to kill at once"),)
     if state.interrupts == 2:

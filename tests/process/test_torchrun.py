@@ -18,6 +18,7 @@ Left out:
 import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -88,7 +89,6 @@ MAY_DIFFER = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "ours alone, with GPUs: the flight recorder tells who missed a collective",
     "TORCHELASTIC_USE_AGENT_STORE": "our launcher hosts no store: rank 0 does",
     "TORCHELASTIC_ERROR_FILE": "another private file",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": "ours always handles the same four",
 }
 
 
@@ -106,18 +106,23 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return kept | ours | more
 
 
-def launch(launcher: list[str], folder: Path, *words: str, stdin: str = "", **environ: str) -> Done:
-    """Run a launcher in `folder` to its end."""
+def fed(launcher: list[str], folder: Path, *words: str, stdin: int, environ: dict[str, str]) -> Done:
+    """Run a launcher in `folder` to its end; `stdin` is a descriptor."""
     return subprocess.run(
         [*launcher, *words],
         cwd=folder,
-        env=environment(folder, **environ),
-        input=stdin,
+        env=environ,
+        stdin=stdin,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
+
+
+def launch(launcher: list[str], folder: Path, *words: str, **environ: str) -> Done:
+    """Run a launcher in `folder` to its end, with these variables."""
+    return fed(launcher, folder, *words, stdin=subprocess.DEVNULL, environ=environment(folder, **environ))
 
 
 def ours(folder: Path, *words: str, **environ: str) -> Done:
@@ -407,10 +412,56 @@ def test_the_interpreter_of_the_variable_is_used(tmp_path: Path) -> None:
     assert ours(tmp_path, "worker.py", PYTHON_EXEC=str(python)).stdout == f"{python}\n"
 
 
-def test_stdin_is_empty(tmp_path: Path) -> None:
-    """torchrun's workers share the caller's stdin, and fight for it."""
+@pytest.mark.parametrize("launcher", BOTH)
+def test_workers_share_the_callers_stdin(launcher: list[str], tmp_path: Path) -> None:
+    """Its writer has left before a worker opens it, so that nobody may wait for one."""
     script(tmp_path, "import sys; print(repr(sys.stdin.read()))")
-    assert launch(OURS, tmp_path, "worker.py", stdin="typed").stdout == "''\n"
+    read, write = os.pipe()
+    os.write(write, b"typed")
+    os.close(write)
+    with os.fdopen(read):
+        done = fed(launcher, tmp_path, "worker.py", stdin=read, environ=environment(tmp_path))
+    assert done.stdout == "'typed'\n"
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+def test_the_debugger_works_in_a_terminal(launcher: list[str], tmp_path: Path) -> None:
+    script(tmp_path, "secret = 6 * 7\nbreakpoint()\nprint('went on')")
+    ours_end, launchers_end = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [*launcher, "worker.py"],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdin=launchers_end,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        os.write(ours_end, b"secret\n")
+        said = b""
+        while b"42\n(Pdb) " not in said:  # a prompt comes without a line's end
+            piece = os.read(process.stdout.fileno(), 4096)
+            assert piece, said
+            said += piece
+        os.write(ours_end, b"continue\n")
+        assert process.communicate(timeout=PATIENCE_S)[0].endswith(b"went on\n")
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(ours_end)
+        os.close(launchers_end)
+
+
+@pytest.mark.parametrize("kind", ["closed", "socket"])
+def test_a_stdin_that_is_none_is_empty(kind: str, tmp_path: Path) -> None:
+    script(tmp_path, "import sys; print(repr(sys.stdin.read()))")
+    launcher = ["sh", "-c", 'exec "$@" <&-', "sh", *OURS] if kind == "closed" else OURS
+    one, other = socket.socketpair()
+    with one, other:
+        done = fed(launcher, tmp_path, "worker.py", stdin=one.fileno(), environ=environment(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "''\n"), done.stderr
 
 
 def test_python_m_works_too(tmp_path: Path) -> None:
@@ -609,11 +660,50 @@ def test_a_signal_to_the_launcher(tmp_path: Path, signum: int, status: int) -> N
         run.process.send_signal(signum)
         assert run.wait() == status
     wait_gone(list(pids.values()), 1.0)
-    first, again, *_, last = run.stderr.splitlines()
-    assert first == again == f"distlaunch: stopped by {signal.Signals(signum).name}"  # then the summary
+    first, *_, others, last = our_lines(run)
+    assert first == f"distlaunch: stopped by {signal.Signals(signum).name}"
+    assert others == "distlaunch: ranks 0-1: stopped by distlaunch"
     assert f"exit status {status}" in last
-    assert "Traceback" not in run.stderr
-    assert len(run.stderr.splitlines()) <= 4
+    workers_own = "KeyboardInterrupt" in run.stderr
+    assert workers_own == (signum == signal.SIGINT)
+    assert workers_own or len(run.stderr.splitlines()) == 3
+
+
+CATCHES = """
+    import os, signal, sys
+    def leave(signum, frame):
+        os.write(1, f"got {signal.Signals(signum).name}\\n".encode())
+        sys.exit(0)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):
+        signal.signal(getattr(signal, name), leave)
+    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_signals_reach_the_workers(launcher: list[str], name: str, tmp_path: Path) -> None:
+    """The launcher's signal is what workers get, SIGUSR1 only because it is asked for."""
+    script(tmp_path, CATCHES)
+    listed = "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1"
+    with going(launcher, tmp_path, "--nproc-per-node=2", listed, "worker.py") as run:
+        run.wait_ready(2)
+        run.process.send_signal(signal.Signals[name])
+        status = run.wait()
+        assert run.stdout.count(f"got {name}\n") == 2
+    if launcher is OURS:
+        assert status == 128 + signal.Signals[name]
+
+
+def test_a_signal_that_is_not_listed_reaches_the_workers_as_sigterm(tmp_path: Path) -> None:
+    script(tmp_path, CATCHES)
+    with going(OURS, tmp_path, "--signals-to-handle=SIGUSR1", "worker.py") as run:
+        run.wait_ready(1)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert run.stdout.endswith("got SIGTERM\n")
 
 
 def test_stubborn_workers_have_the_shutdown_timeout(tmp_path: Path) -> None:
