@@ -39,6 +39,7 @@ class EnvValue(NamedTuple):
 
 Env = Mapping[str, EnvValue]
 NO_ENV: Env = MappingProxyType({})
+Backend = Literal["nccl", "gloo"]
 Ranking = Literal["static", "c10d", "etcd-v2"]
 """Who assigns ranks: distlaunch, or torch's elastic agents by a store of that kind."""
 
@@ -162,7 +163,7 @@ class JobSpec(NamedTuple):
     program: Program
     workdir: str
     logs: Logs
-    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    backend: Backend | Literal["auto"] = "auto"
     master_host: str | None = None
     master_port: int | None = None
     ranking: Ranking = "static"

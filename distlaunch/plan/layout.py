@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from distlaunch import contract
 from distlaunch.job.placeholders import fill
-from distlaunch.job.spec import Address, Env, JobSpec
+from distlaunch.job.spec import Address, Backend, Env, JobSpec
 
 MAX_PROCS = 4096
 """Workers per node: the protocol has room for 32768."""
@@ -66,7 +66,7 @@ class LaunchPlan(NamedTuple):
     spec: JobSpec
     nodes: tuple[NodePlan, ...]
     world_size: int
-    backend: str
+    backend: Backend
     master_addr: str
     master_port: int | None
 
@@ -180,7 +180,7 @@ def _check_binding(spec: JobSpec, label: str, procs: int) -> None:
         )
 
 
-def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> str:
+def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     """What torch.distributed will use on these nodes. Raises `JobError` when the one asked for can't be."""
     short = [node for node in nodes if node.gpus < node.procs]
     if spec.backend == "nccl" and short:

@@ -4,7 +4,7 @@ from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Connect, GiveUp, Notice, Reap
 from distlaunch.supervisor.ending import all_closed, end_job, listed
 from distlaunch.supervisor.events import AgentUp, OrphansKilled, Reaped
-from distlaunch.supervisor.members import choose_members, complete
+from distlaunch.supervisor.members import choose_members, complete, misfit_notices
 from distlaunch.supervisor.preparing import prepare
 from distlaunch.supervisor.restarting import (
     RECONNECT_MAX_S,
@@ -47,8 +47,12 @@ def on_reaped(event: Reaped, state: State, now: float) -> Step:
 def _joined_the_pool(state: State, node: int, now: float) -> Step:
     if state.phase is Phase.CONNECTING:
         return all_connected(state, now)
+    said = misfit_notices(state, node)
     if state.phase is Phase.RESTARTING:
-        return advance(state, now)
+        state, actions = advance(state, now)
+        return state, (*said, *actions)
+    if said:
+        return state, said
     if state.phase in (Phase.PREPARING, Phase.RUNNING):
         return (take_in if state.spec.torch_agents else _is_back)(state, node, now)
     return state, ()
@@ -109,6 +113,7 @@ def all_connected(state: State, now: float) -> Step:
         return _too_few(state, now)
     missing = [i for i in range(len(state.spec.nodes)) if i not in found]
     state, actions = prepare(_with_another_try(state, now), found, now)
+    actions = (*misfit_notices(state, *range(len(state.spec.nodes), len(state.nodes))), *actions)
     if not missing:
         return state, actions
     text = f"without {listed([state.label(i) for i in missing])}: starting on {len(found)} nodes"

@@ -25,6 +25,7 @@ def prepare(state: State, members: Sequence[int], now: float) -> Step:
     state = state._replace(
         phase=Phase.PREPARING,
         plan=plan,
+        spec=state.spec._replace(backend=plan.backend),  # what was chosen first holds for the whole run
         workers=tuple(WorkerState(rank) for node in plan.nodes for rank in node.ranks),
         deadline=now + state.spec.timeouts.connect_s,
     )

@@ -70,6 +70,7 @@ class Job(History):
         super().__init__(text or text_of())
         self.state = self.state._replace(chance=chance)
         self.silent: set[int] = set()
+        self.gpus: dict[int, int] = {}
         self._began = dict.fromkeys(range(len(self.state.nodes)), 0)
 
     def started(self) -> Self:
@@ -123,7 +124,7 @@ class Job(History):
         match action:
             case Connect():
                 self._began[node] = 0
-                answer = [up(node)]
+                answer = [up(node, self.gpus.get(node, 0))]
             case HoldPort():
                 answer = [PortHeld(node, 29400 + self.state.generation)]
             case FindRoute():
@@ -300,12 +301,49 @@ def test_a_lost_node_whose_host_key_has_changed_is_not_tried_again() -> None:
     assert not job.feed(Ticked(), after=100.0).of(Connect)
 
 
-def test_new_nodes_that_make_the_plan_impossible_end_the_job() -> None:
+# Nodes that don't fit
+
+
+WITH_GPUS = text_of("[a, b]", "spares: [c, d]").replace("gpus_per_node: 0\n", "").replace("gloo", "auto")
+NO_GPU = "can't take part: job.yaml:2:10: backend: nccl needs a GPU for each worker, but {} has 0 for 2"
+
+
+def test_a_spare_that_does_not_fit_is_told_at_the_start_and_passed_over() -> None:
+    job = Job(WITH_GPUS)
+    job.gpus = {0: 2, 1: 2, 3: 2}
+    job.started()
+    assert [words.partition(";")[0] for words in texts(job.actions, "warning")] == [f"c {NO_GPU.format('c')}"]
+    job.lose(1, clean=True)
+    job.feed(unreachable(1))
+    job.go_on()
+    assert job.state.members == (0, 3)
+
+
+def test_a_node_that_returns_without_its_gpus_is_told_and_not_taken_in() -> None:
+    job = Job(WITH_GPUS.replace("spares: [c, d]", "min_nodes: 1\nelastic: {grow: now}"))
+    job.gpus = {0: 2, 1: 2}
+    job.started().lose(1, clean=True)
+    job.go_on()
+    job.gpus.pop(1)
+    before = len(job.actions)
+    job.come_back(1)
+    said = texts(Actions(job.actions[before:]), "warning")
+    assert [words.partition(";")[0] for words in said] == [f"b {NO_GPU.format('b')}"]
+    assert job.state.phase is Phase.RUNNING
+    job.fail()
+    job.go_on()
+    assert job.state.plan
+    assert (job.state.members, job.state.plan.backend) == ((0,), "nccl")
+
+
+def test_without_a_node_that_fits_the_job_ends() -> None:
     job = Job(text_of("[{host: a, gpus: 2}]", "spares: [{host: b, gpus: 0}]").replace("gloo", "nccl"))
-    actions = job.started().lose(0, clean=True)
-    assert any("nccl needs a GPU" in words for words in texts(actions, "error"))
-    assert job.state.phase is Phase.DONE
-    assert job.state.outcome == Exit.USAGE
+    job.started().lose(0, clean=True)
+    words = texts(job.go_on(), "error")
+    assert words == [
+        "a was lost: Connection reset by peer; 0 of at least 1 nodes are left after waiting 5 min for others"
+    ]
+    assert job.state.outcome == Exit.NODE_LOST
 
 
 # Nodes that are lost
