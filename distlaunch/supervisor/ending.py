@@ -4,12 +4,14 @@ import signal
 
 from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
 from distlaunch.supervisor.events import Interrupted, OutputFlows, OutputLost, Stuck, Swept
-from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step, Watch
+from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step, Watch, WorkerPhase, WorkerState
 
 STOP_MARGIN_S = 14.0
 """Seconds beyond the grace until a node that does not confirm its clean-up is given up: all is over at 15."""
 DRAIN_S = 30.0
 """Seconds without output after which a clean node is not waited for any longer."""
+STOP_NOTICE_S = 3.0
+"""Seconds after which it is told who has not ended yet, where the grace is longer."""
 MAX_NAMED = 8
 """Ranks or nodes named in one line."""
 
@@ -26,13 +28,35 @@ def end_job(state: State, cause: Cause | None, now: float, signum: int = signal.
         phase=Phase.STOPPING,
         cause=cause,
         deadline=now + grace_s + STOP_MARGIN_S,
-        watch=Watch(),
+        watch=stop_watch(grace_s, now),
         ended_at=now,
     )
     said = (Notice("error", cause.text),) if cause else ()
     state, closing = _close_all(state, grace_s, signum)
     state, finished = all_closed(state, now)
     return state, (*said, *closing, *finished)
+
+
+def stop_watch(grace_s: float, now: float) -> Watch:
+    """What is watched from the moment that workers are told to end."""
+    return Watch(stop_notice_at=now + STOP_NOTICE_S) if grace_s > STOP_NOTICE_S else Watch()
+
+
+def stop_notice_due(state: State, now: float) -> Step:
+    """Say who has not ended yet, and how long that is waited for."""
+    state = state.watching(stop_notice_at=None)
+    slow = _still_running(state)
+    left_s = (state.deadline or 0.0) - STOP_MARGIN_S - now
+    if not slow or left_s <= 0.0:
+        return state, ()
+    names = listed([state.named(worker.rank, f"pid {worker.pid}") for worker in slow])
+    return state, (Notice("warning", f"waiting for {names} to end; SIGKILL follows in {left_s:.0f} s"),)
+
+
+def _still_running(state: State) -> list[WorkerState]:
+    parts = state.plan.nodes if state.plan else ()
+    ranks = [rank for part in parts if not state.nodes[part.node].clean for rank in part.ranks]
+    return [worker for worker in map(state.worker, ranks) if worker.phase is WorkerPhase.RUNNING]
 
 
 def _close_all(state: State, grace_s: float, signum: int = signal.SIGTERM) -> Step:
@@ -120,7 +144,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if state.interrupts == 1:
         return state, (Notice("info", "already stopping; once more to kill at once"),)
     if state.interrupts == 2:
-        state, closing = _close_all(state, 0.0)
+        state, closing = _close_all(state._replace(watch=Watch()), 0.0)
         return state, (Notice("info", "killing the workers; once more to leave at once"), *closing)
     return state._replace(phase=Phase.DONE), (
         Notice("warning", "left; the agents finish the clean-up"),

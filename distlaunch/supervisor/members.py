@@ -22,6 +22,8 @@ def misfit(state: State, index: int) -> str:
     """Why a node that is there can't take part in a job that has begun, or nothing: it may lack GPUs."""
     if state.plan is None or state.spec.torch_agents:
         return ""
+    if state.nodes[index].unfit:
+        return state.nodes[index].unfit
     try:
         part = node_plan(state.spec, state.nodes[index].facts or Facts(""), index, 0, 0)
         choose_backend(state.spec, [part])

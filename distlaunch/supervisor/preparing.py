@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.engine import make_plan
 from distlaunch.plan.layout import Facts, LaunchPlan
-from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
+from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, StartWorkers
 from distlaunch.supervisor.ending import end_job, listed
-from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFailed, RouteFound
+from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFound
 from distlaunch.supervisor.state import Cause, Phase, State, Step, Watch, WorkerPhase, WorkerState
 
 JOIN_NOTICE_S = 15.0
@@ -116,30 +116,6 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
         # The master's interface is the one that carries the address by which the others reach it.
         return state.with_node(first, interface=""), (FindRoute(first, event.address),)
     return start_when_prepared(state, now)
-
-
-def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
-    """A node knows no way to the master: end, saying what to set."""
-    running = state.phase is Phase.RUNNING
-    if state.plan is None or event.node not in state.members or (running and state.nodes[event.node].ready):
-        return state, ()
-    first = state.members[0]
-    if event.node == first and state.spec.ranking != "etcd-v2":
-        return start_when_prepared(state.with_node(first, ready=True, interface=None), now)
-    text = _no_route_words(state, state.plan.master_addr, event)
-    if running:  # the others go on without it
-        return state, (Notice("warning", text),)
-    return end_job(state, Cause(text, Exit.USAGE, now, node=event.node), now)
-
-
-def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
-    node, first = state.label(event.node), state.members[0]
-    if state.spec.ranking == "etcd-v2":
-        return f"{node} can't reach etcd at {master}: {event.error}"
-    return (
-        f"{node} can't reach MASTER_ADDR {master}: {event.error}; "
-        f"set {state.spec.pool[first].path}.address to what the other nodes call {state.label(first)}"
-    )
 
 
 def start_when_prepared(state: State, now: float) -> Step:

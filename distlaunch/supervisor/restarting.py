@@ -2,10 +2,10 @@
 
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
-from distlaunch.supervisor.ending import STOP_MARGIN_S, end_job
-from distlaunch.supervisor.events import PortUsurped
+from distlaunch.supervisor.ending import STOP_MARGIN_S, end_job, stop_watch
+from distlaunch.supervisor.events import PortUsurped, RouteFailed
 from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
-from distlaunch.supervisor.preparing import holders_words, prepare
+from distlaunch.supervisor.preparing import holders_words, prepare, start_when_prepared
 from distlaunch.supervisor.state import (
     Cause,
     NodePhase,
@@ -13,7 +13,6 @@ from distlaunch.supervisor.state import (
     Restart,
     State,
     Step,
-    Watch,
     Why,
     WorkerPhase,
     span_words,
@@ -80,6 +79,32 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
     return _restart(state, Why.PORT, cause, "restarting with another", now)
 
 
+def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
+    """A node knows no way to the master: go on without it where others do, else end, saying what to set."""
+    if state.plan is None or event.node not in state.members or state.nodes[event.node].ready:
+        return state, ()  # nobody asked it
+    first = state.members[0]
+    if event.node == first and state.spec.ranking != "etcd-v2":
+        return start_when_prepared(state.with_node(first, ready=True, interface=None), now)
+    text = _no_route_words(state, state.plan.master_addr, event)
+    if state.phase is Phase.RUNNING:  # the others go on without it
+        return state, (Notice("warning", text),)
+    cause = Cause(text, Exit.USAGE, now, node=event.node)
+    if state.generation and state.nodes[first].ready:
+        return generation_failed(state.with_node(event.node, unfit=text), cause, now)
+    return end_job(state, cause, now)
+
+
+def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
+    node, first = state.label(event.node), state.members[0]
+    if state.spec.ranking == "etcd-v2":
+        return f"{node} can't reach etcd at {master}: {event.error}"
+    return (
+        f"{node} can't reach MASTER_ADDR {master}: {event.error}; "
+        f"set {state.spec.pool[first].path}.address to what the other nodes call {state.label(first)}"
+    )
+
+
 def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:
     lived_s = now - state.started_at if state.started_at and state.phase is Phase.RUNNING else 0.0
     delay_s = _backoff_s(state, lived_s) if why is Why.FAILURE else 0.0
@@ -92,7 +117,7 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
         restart_at=now + delay_s,
         rejoin_by=now + state.spec.timeouts.rejoin_s,
         deadline=now + grace_s + STOP_MARGIN_S,
-        watch=Watch(),
+        watch=stop_watch(grace_s, now),
     )
     said = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
     stops = [
@@ -179,6 +204,7 @@ def lose_node(state: State, node: int, failure: LinkFailure, now: float) -> Stat
         fence_at=None if clean else this.fence_at or fence_at,
         attempts=this.attempts if this.lost else 1,
         ready=False,
+        unfit="",
     )
     part = state.plan.part_of(node) if state.plan else None
     for rank in part.ranks if part else ():

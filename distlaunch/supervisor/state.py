@@ -45,7 +45,7 @@ class NodeState(NamedTuple):
     `ready` once its part of the preparations is done; `clean` while no worker of ours can be there, and
     `fence_at` is when a lost node is taken to be clean without having said so. `answer_by` is when a node
     that is being connected is given up, `address` how ssh reaches it, `source` its own address on the way
-    to the first.
+    to the first. `unfit` says why it can't take part, until it is lost and returns.
     """
 
     phase: NodePhase = NodePhase.CONNECTING
@@ -62,6 +62,7 @@ class NodeState(NamedTuple):
     fence_at: float | None = None
     lost: bool = False
     leaving: bool = False
+    unfit: str = ""
     leftovers: int = 0
 
     @property
@@ -118,18 +119,19 @@ class Cause(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """What is watched while workers run, and when something is to be said or done about it."""
+    """What is watched while workers run or end, and when something is to be said or done about it."""
 
     join_by: float | None = None
     join_notice_at: float | None = None
     stall_notice_at: float | None = None
     stall_act_at: float | None = None
+    stop_notice_at: float | None = None
     stall_told: bool = False
 
     @property
     def times(self) -> tuple[float | None, ...]:
         """All that may come due."""
-        return self[:4]
+        return self[:5]
 
 
 class Why(Enum):

@@ -96,6 +96,7 @@ _WATCHES = (
     watching.join_notice_due,
     watching.stall_notice_due,
     watching.stall_act_due,
+    ending.stop_notice_due,
 )
 """What is done when each of `Watch.times` comes."""
 
@@ -107,7 +108,7 @@ _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
     PortRefused: preparing.on_port_refused,
     PortUsurped: restarting.on_port_usurped,
     RouteFound: preparing.on_route_found,
-    RouteFailed: preparing.on_route_failed,
+    RouteFailed: restarting.on_route_failed,
     WorkerStarted: running.on_worker_started,
     WorkerUnstarted: running.on_worker_unstarted,
     WorkerExited: running.on_worker_exited,

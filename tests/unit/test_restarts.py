@@ -254,7 +254,6 @@ def test_a_generation_that_never_ran_has_not_worked() -> None:
 
 NEVER = [
     pytest.param("preparing", PortRefused(0, "taken", ()), Exit.PORT_TAKEN, id="no port"),
-    pytest.param("preparing", RouteFailed(1, "no route"), Exit.USAGE, id="no route"),
     pytest.param("running", WorkerUnstarted(1, 0, "exec", errno.ENOENT, "x"), 127, id="no program"),
     pytest.param("running", WorkerUnstarted(1, 0, "exec", errno.EACCES, "x"), 126, id="not executable"),
 ]
@@ -278,6 +277,23 @@ def test_what_a_restart_can_not_mend_ends_the_job(
     assert job.state.phase is Phase.DONE
     assert job.state.outcome == status
     assert len(job.state.restarts) == generation
+
+
+def test_a_node_that_knows_no_way_at_the_start_ends_the_job() -> None:
+    job = Job()
+    job.silent = {0}
+    job.obey(job.actions)
+    job.silent = {1}
+    job.obey(job.feed(up(0), RouteFailed(1, "no route")))
+    assert job.blamed == (Exit.USAGE, None, 1)
+    assert job.state.restarts == ()
+
+
+def test_a_node_that_knows_its_way_is_not_heard_when_it_loses_it_unasked() -> None:
+    job = Job().started()
+    job.silent = {0}  # it holds no port
+    job.obey(job.feed(exited(1, 0, 7, job.now), Swept(0, 0, 0)))
+    assert job.feed(RouteFailed(1, "no route")) == []
 
 
 @pytest.mark.parametrize("kind", [Kind.HOST_KEY, Kind.AUTHENTICATION, Kind.NO_PYTHON, Kind.BAD_OPTION])
@@ -334,6 +350,22 @@ def test_a_node_that_returns_without_its_gpus_is_told_and_not_taken_in() -> None
     job.go_on()
     assert job.state.plan
     assert (job.state.members, job.state.plan.backend) == ((0,), "nccl")
+
+
+def test_a_spare_without_a_way_to_the_master_is_passed_over_until_it_returns() -> None:
+    job = Job(text_of("[a, b]", "spares: [c, d]")).started()
+    job.silent.add(2)  # it does not find its way
+    job.lose(1, clean=True)
+    assert (job.state.members, job.state.phase) == ((0, 2), Phase.PREPARING)
+    said = texts(job.obey(job.feed(RouteFailed(2, "no route"))), "warning")
+    assert said[0].startswith(f"c can't reach MASTER_ADDR {MASTER}: no route; set nodes[0].address")
+    job.go_on()
+    assert job.state.members == (0, 3)
+    job.lose(2, clean=True, away=False)
+    job.lose(3, clean=True)
+    job.come_back(2)
+    job.go_on()
+    assert job.state.members == (0, 2)
 
 
 def test_without_a_node_that_fits_the_job_ends() -> None:
@@ -458,6 +490,8 @@ def test_a_node_that_does_not_confirm_in_time_is_dropped_and_fenced() -> None:
     failed_at = job.now
     job.silent.add(1)
     job.fail()
+    (waiting,) = texts(job.tick(), "warning")
+    assert waiting == "waiting for rank 2 (b, pid 100), rank 3 (b, pid 101) to end; SIGKILL follows in 7 s"
     actions = job.tick()
     assert job.now == failed_at + STOP_S + STOP_MARGIN_S
     assert texts(actions, "warning") == ["b did not confirm its clean-up: fenced"]
@@ -809,6 +843,7 @@ def test_the_jobs_time_limit_holds_while_restarting(silent: set[int]) -> None:
     job.silent = set(silent)
     job.fail()
     assert job.state.phase is Phase.RESTARTING
+    job.tick()  # who has not ended is named
     assert texts(job.tick(), "error") == ["the job's time limit of 20 s has passed"]
     assert job.now == 1020.0
     assert job.blamed == (Exit.TIMEOUT, None, None)

@@ -602,6 +602,22 @@ def test_a_node_that_ends_without_confirming_its_clean_up_is_told_and_changes_no
     assert job.blamed == (7, 0, 0)
 
 
+def test_workers_that_take_long_to_end_are_named_once() -> None:
+    job = History().to_running()
+    job.feed(exited(0, 0, 7, job.now), exited(1, 0, -15, job.now))
+    (waiting,) = texts(job.tick())
+    assert waiting == "waiting for rank 1 (a, pid 101), rank 3 (b, pid 101) to end; SIGKILL follows in 7 s"
+    assert job.now == 1003.0
+    job.close()
+    assert len(job.actions.of(Notice)) == 2  # that, and the cause
+
+
+def test_nobody_waits_for_workers_that_are_killed() -> None:
+    job = History().to_running()
+    job.feed(Interrupted(signal.SIGTERM), Interrupted(signal.SIGTERM), Interrupted(signal.SIGTERM))
+    assert texts(job.tick()) == []
+
+
 def test_nodes_that_do_not_confirm_are_given_up_after_grace_and_margin() -> None:
     job = History().to_stopping()
     job.feed(Swept(0, 0, 0), lost(0), after=1.0)
@@ -699,8 +715,10 @@ def test_the_jobs_time_limit_holds_in_every_phase(phase: str) -> None:
 
 def test_a_job_that_is_ending_has_no_time_limit_but_that_of_its_end() -> None:
     job = History(TWO.replace("stop: 10s", "stop: 10s, job: 20s")).to_stopping()
-    assert job.state.next_deadline == job.now + STOP_S + STOP_MARGIN_S
-    job.feed(Ticked(), after=21.0)
+    ends_at = job.now + STOP_S + STOP_MARGIN_S
+    job.tick()  # who has not ended is named
+    assert job.state.next_deadline == ends_at
+    job.feed(Ticked(), after=18.0)
     assert job.blamed == (7, 0, 0)
 
 
