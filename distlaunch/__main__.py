@@ -14,7 +14,7 @@ def main() -> None:
         if sys.argv[1:2] in (["run"], ["torchrun"]):
             from distlaunch.launch.opening import ahead
 
-            ahead.start()
+            ahead.start(shares_stdio=sys.argv[1] == "torchrun")
         status = _run_command()
     except KeyboardInterrupt:
         status = 130  # while importing or parsing: nothing was started yet

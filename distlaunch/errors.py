@@ -31,7 +31,7 @@ class Exit(IntEnum):
 class DistlaunchError(Exception):
     """Base of all errors that are the user's or the world's, not a bug."""
 
-    exit_status = Exit.FAILED
+    exit_status: int = Exit.FAILED
 
 
 class UsageError(DistlaunchError):

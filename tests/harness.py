@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+PRESS_S = 0.15
+"""Between two presses of Ctrl-C: what comes within a tenth of a second is one wish."""
 PATIENCE_S = 60.0
 """No test waits longer than this for anything; only a hang gets there."""
 
@@ -197,6 +199,11 @@ def children_of(pid: int) -> list[int]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
             found += [int(child) for child in (task / "children").read_text().split()]
     return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    """PIDs of all live processes below one."""
+    return [below for child in children_of(pid) for below in (child, *descendants_of(child))]
 
 
 def wait_gone(pids: Sequence[int], within_s: float) -> float:

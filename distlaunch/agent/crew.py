@@ -92,7 +92,8 @@ class Crew:
         self._workers.append(worker)
         self._poller.watch(worker.exec_pipe, lambda: self._confirm(worker))
         for stream, fd in enumerate(worker.streams):
-            self._watch_stream(worker, stream, fd)
+            if fd >= 0:
+                self._watch_stream(worker, stream, fd)
 
     def _watch_stream(self, worker: "workers.Worker", stream: int, fd: int) -> None:
         self._poller.watch(fd, lambda: self._pump(worker, stream, fd))

@@ -19,11 +19,11 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     route    {address}                         find the interface that leads there
     start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight,
               temporary, env, binding: {how, gpus, cpus} | null,
-              workers: [{local_rank, argv, cwd, env, defaults, one_device, stdin}]}
+              workers: [{local_rank, argv, cwd, env, defaults, one_device, shares}]}
                                                temporary: variables that name a folder the agent deletes
                                                how: node, socket, exclusive or core-complex, for that many
                                                gpus; cores: an equal share each; listed: cpus[local_rank]
-                                               stdin: a file's path, /dev/null where it can't be opened
+                                               shares: 0 and 1, where those are the command's own
     stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep
     dump     {local_ranks, abort}              report the Python stacks of these workers
     reap     {run_id}                          end what an earlier agent of the run has left on the node
@@ -85,6 +85,8 @@ CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
 """Exit statuses on the node: told to close; left by itself; the agent was killed and the guardian has swept;
 processes resisted the sweep. After all but the last the node is clean."""
 
+SHARED_VARIABLE = "DISTLAUNCH_SHARED"
+"""Copies of the command's own stdin and stdout for an agent on its machine, `5,6`; empty for others."""
 LEASE_S = 30.0
 """Seconds without a sign of life after which either side takes the other for lost."""
 MAX_OUTPUT = 1 << 16

@@ -1,7 +1,7 @@
 """Spawns workers and describes how they ended.
 
 A worker is started by fork and exec in a session of its own, with signals at their defaults, stdin
-from /dev/null or the file that the job names, and both outputs in pipes. The exec is confirmed
+from /dev/null and both outputs in pipes, but for what it shares with the command. The exec is confirmed
 through a pipe that exec closes, so that "no such file" is told from "the program ended with 127".
 """
 
@@ -14,6 +14,7 @@ import stat
 
 from distlaunch.agent import sweep
 from distlaunch.agent.probes import gpus
+from distlaunch.agent.wire import SHARED_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ MAX_ERROR_RECORD = 1 << 18
 class Worker:
     """One spawned worker: its local rank, PID, pipes (descriptors) and where its error record goes.
 
+    `streams` are the pipes of stdout and stderr, -1 where there is none, or none any more.
     `printed` counts the bytes of its output, `device` is its GPU's number here, `python` its program.
     """
 
@@ -113,28 +115,31 @@ def spawn(spec: "Message", error_file: str) -> Worker:
     """
     env = environment(spec)
     env["TORCHELASTIC_ERROR_FILE"] = error_file
-    out, err, confirm = os.pipe(), os.pipe(), os.pipe()
+    shared = {fd: _shared[fd] for fd in spec["shares"] if fd in _shared}
+    pipes = {fd: os.pipe() for fd in (1, 2) if fd not in shared}
+    confirm = os.pipe()
     agent = os.getpid()
     # Until the child has reset its handlers, a signal to it would be swallowed by ours.
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
-            _become_worker(spec, env, out[1], err[1], confirm[1], agent)
+            ends = {fd: write for fd, (_, write) in pipes.items()}
+            _become_worker(spec, env, {**shared, **ends}, confirm[1], agent)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    for _, end in (out, err, confirm):
-        os.close(end)
-    for end in (out[0], err[0], confirm[0]):
-        os.set_blocking(end, False)
-    worker = Worker(spec["local_rank"], pid, [out[0], err[0]], confirm[0], error_file)
+    for read, write in (*pipes.values(), confirm):
+        os.close(write)
+        os.set_blocking(read, False)
+    streams = [pipes[fd][0] if fd in pipes else -1 for fd in (1, 2)]
+    worker = Worker(spec["local_rank"], pid, streams, confirm[0], error_file)
     worker.device = gpus.device_of(worker.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
     worker.python = spec["argv"][0]
     return worker
 
 
 def _become_worker(
-    spec: "Message", env: "Dict[str, str]", out: int, err: int, confirm: int, agent: int
+    spec: "Message", env: "Dict[str, str]", stdio: "Dict[int, int]", confirm: int, agent: int
 ) -> None:
     stage = "setup"
     try:
@@ -142,9 +147,9 @@ def _become_worker(
         sweep.die_with_parent(signal.SIGKILL, agent)
         _reset_signals()
         _bind(spec)
-        os.dup2(_input(spec["stdin"]), 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for fd, end in stdio.items():
+            os.dup2(end, fd)
         stage = "workdir"
         os.chdir(spec["cwd"])
         env["PWD"] = spec["cwd"]
@@ -157,17 +162,6 @@ def _become_worker(
         os.write(confirm, ("%s %d" % (stage, errno.EINVAL)).encode())
     finally:
         os._exit(127)
-
-
-def _input(path: str) -> int:
-    """A worker's stdin. It may be gone, or a terminal of another user's: then there is none."""
-    try:
-        # A pipe whose writers have left would have to be waited for.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:
-        return os.open(os.devnull, os.O_RDONLY)
-    os.set_blocking(fd, True)
-    return fd
 
 
 def _bind(spec: "Message") -> None:
@@ -227,6 +221,7 @@ def exit_status(status: int) -> int:
 
 
 _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+_shared = dict(enumerate(map(int, filter(None, os.environ.pop(SHARED_VARIABLE, "").split(",")))))
 
 
 def make_room(workers: int) -> None:

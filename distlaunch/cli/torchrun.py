@@ -61,20 +61,21 @@ def here() -> Here:
     from distlaunch.agent.probes.gpus import gpu_count
 
     return Here(
-        folder=os.getcwd(),
+        folder=_folder(),
         hostname=os.uname().nodename or "localhost",
         python=sys.executable,
         temporary=os.environ.get("TMPDIR") or "/tmp",  # noqa: S108 — the run folder in it is new, and private
         gpus=gpu_count(),
         cpus=len(os.sched_getaffinity(0)),
         environ=os.environ,
-        stdin=_stdin(),
     )
 
 
-def _stdin() -> str:
-    """Where this machine's workers find the stdin of this process."""
-    return f"/proc/{os.getpid()}/fd/0" if sys.stdin else os.devnull
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise DistlaunchError(f"the working directory is gone: {error.strerror}") from None
 
 
 def _hand_over(why: str, words: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ What follows the script is the script's: argparse's prefix matching eats some of
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+from distlaunch.contract import HANDLED_SIGNALS
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import NumaMode
 
@@ -58,7 +59,7 @@ class Flags(NamedTuple):
     local_addr: str | None = None
     logs_specs: str | None = None
     numa_binding: NumaMode | None = None
-    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    signals_to_handle: str = HANDLED_SIGNALS
     shutdown_timeout: int = 30
     virtual_local_rank: bool = False
     print_completion: str | None = None

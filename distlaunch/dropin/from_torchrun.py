@@ -9,7 +9,6 @@ from distlaunch.dropin.flags import FLAGS, Flags, node_range, parse_std
 from distlaunch.dropin.job_text import Data, Draft, Note, args_of, as_path, check_draft, flow_text, joined
 from distlaunch.dropin.torchrun import endpoint_of, notices, ranks_of
 from distlaunch.errors import UsageError
-from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import host_error
 from distlaunch.job.placeholders import PLACEHOLDERS
 from distlaunch.plan.layout import is_loopback
@@ -155,6 +154,7 @@ def _conduct(setting: Setting) -> Draft:
     given: dict[str, Data] = {
         "restarts": {"max": flags.max_restarts} if flags.max_restarts else None,
         "timeouts": {"stop": f"{flags.shutdown_timeout}s"} if "shutdown_timeout" in flags.given else None,
+        "numa_binding": flags.numa_binding,
         "role": flags.role if flags.role != "default" else None,
         "virtual_local_rank": flags.virtual_local_rank or None,
     }
@@ -166,18 +166,11 @@ def _conduct(setting: Setting) -> Draft:
         notes.append(
             Note("a node that is lost or returns is a restart too: at most 3 in an hour", "restarts")
         )
+    if "signals_to_handle" in flags.given:
+        text = "--signals-to-handle has no equal: SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, by SIGTERM"
+        notes.append(Note(text))
     keys = {key: value for key, value in given.items() if value is not None}
-    return joined([Draft(keys, tuple(notes)), _binding(flags)])
-
-
-def _binding(flags: Flags) -> Draft:
-    if flags.numa_binding is None:
-        return Draft()
-    if "numa_binding" in JOB.fields:
-        return Draft({"numa_binding": flags.numa_binding})
-    note = "this version of distlaunch does not bind workers to CPUs; a later one:"
-    line = f"numa_binding: {flags.numa_binding}"
-    return Draft(notes=(Note(note, "numa_binding"), Note(line, "numa_binding")))
+    return Draft(keys, tuple(notes))
 
 
 def _env(setting: Setting) -> Draft:

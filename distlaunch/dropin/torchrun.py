@@ -8,6 +8,7 @@ from typing import NamedTuple
 from distlaunch.dropin.flags import Flags, node_range, parse_std
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import (
+    FOREVER_S,
     Binding,
     ByHand,
     JobSpec,
@@ -19,8 +20,9 @@ from distlaunch.job.spec import (
     TorchrunLogs,
 )
 
-FOREVER_S = 1e9
-"""torchrun's --max-restarts counts over the whole run."""
+LEASE_S = 86400.0
+"""Agent and command are on one machine and see each other's end; a job that is suspended may go on."""
+_UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 UNUSED = {
     "start_method": "workers are started by fork and exec",
@@ -44,7 +46,6 @@ class Here(NamedTuple):
     gpus: int
     cpus: int
     environ: Mapping[str, str]
-    stdin: str = "/dev/null"
 
 
 def left_to_torch(flags: Flags) -> str:
@@ -67,11 +68,13 @@ def notices(flags: Flags) -> list[str]:
         raise UsageError("--print-completion: there is none for distlaunch torchrun")
     if flags.no_python and flags.module and not flags.run_path:
         raise UsageError("--no-python and --module do not go together")
-    return [
+    unused = [
         f"--{field.replace('_', '-')} has no effect: {why}"
         for field, why in UNUSED.items()
         if field in flags.given
     ]
+    unknown = [name for name, known in _signals(flags).items() if name and not known]
+    return [*unused, *(f"--signals-to-handle: {name} can't be handled, and is left out" for name in unknown)]
 
 
 def job_of(flags: Flags, here: Here) -> JobSpec:
@@ -91,14 +94,14 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
         args=_args(flags),
         placeholders=False,
         python=here.environ.get("PYTHON_EXEC") or here.python,
-        timeouts=Timeouts(stop_s=_stop_s(flags, here)),
+        timeouts=Timeouts(stop_s=_stop_s(flags, here), lease_s=LEASE_S),
         restarts=Restarts(flags.max_restarts, 0.0, FOREVER_S),
         role=flags.role,
         one_device=flags.virtual_local_rank,
         binding=Binding(flags.numa_binding) if flags.numa_binding else None,
         by_hand=None if alone else _by_hand(flags, host, port),
-        stdin=here.stdin,
-        signals=_signals(flags.signals_to_handle),
+        shares_stdio=True,
+        signals=tuple(filter(None, _signals(flags).values())),
         source="the command line",
     )
 
@@ -152,12 +155,11 @@ def _stop_s(flags: Flags, here: Here) -> float:
     return float(min(int(text), FOREVER_S))
 
 
-def _signals(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
-            raise UsageError(f"--signals-to-handle: expected names such as SIGTERM,SIGUSR1, got {name!r}")
-    return tuple(signal.Signals[name].name for name in names)  # SIGIO is SIGPOLL, too
+def _signals(flags: Flags) -> dict[str, str]:
+    """Each name that `--signals-to-handle` gives, and the system's own; "" for what can't be handled."""
+    names = [name.strip() for name in flags.signals_to_handle.split(",")]
+    known = {name: number.name for name, number in signal.Signals.__members__.items()}  # SIGPOLL is SIGIO
+    return {name: known.get(name, "") if name not in _UNHANDLED else "" for name in names}
 
 
 def _program(flags: Flags) -> Program:

@@ -98,6 +98,10 @@ class Timeouts(NamedTuple):
     stall_s: float = 600.0
 
 
+FOREVER_S = 1e9
+"""A window that never ends: torchrun's --max-restarts counts over the whole run."""
+
+
 class Restarts(NamedTuple):
     """At most `most` restarts in any `window_s` seconds; `backoff_s` is the first wait, doubled each time."""
 
@@ -153,7 +157,8 @@ class ByHand(NamedTuple):
 class JobSpec(NamedTuple):
     """A whole job. Paths are absolute; `places` maps a path in the file to where it stands.
 
-    With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0. `stdin` is the workers' file.
+    With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0. With `shares_stdio` they have our
+    stdin and, where nothing is to be done with what they print, our stdout.
     `signals` are the names of those that end the job and reach the workers as they are, not as SIGTERM.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed.
     """
@@ -183,7 +188,7 @@ class JobSpec(NamedTuple):
     role: str = "default"
     one_device: bool = False
     binding: Binding | None = None
-    stdin: str = "/dev/null"
+    shares_stdio: bool = False
     signals: tuple[str, ...] = ()
     ssh: SshOptions = SshOptions()
     places: Mapping[str, Place] = MappingProxyType({})

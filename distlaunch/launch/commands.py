@@ -6,6 +6,7 @@ from distlaunch.agent.wire import Message
 from distlaunch.contract import HANDLED_SIGNALS, Rendezvous
 from distlaunch.plan.engine import workers
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, WorkerPlan, common_contract
+from distlaunch.plan.output import routes
 from distlaunch.supervisor.actions import (
     Close,
     Dump,
@@ -82,11 +83,13 @@ def _workers_of(state: State, part: NodePlan, run_id: str) -> list[WorkerPlan]:
 
 
 def _start_message(state: State, node: int, run_id: str) -> Message:
-    part = state.plan.part_of(node) if state.plan else None
+    assert state.plan is not None
+    part = state.plan.part_of(node)
     assert part is not None
     planned = _workers_of(state, part, run_id)
     shared = common_contract(planned)
     binding = state.spec.binding
+    shares = _shared_descriptors(state.plan, part, state.generation)
     one_device = state.spec.one_device and not state.spec.torch_agents  # whose flag does it
     return {
         "op": "start",
@@ -97,7 +100,7 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
         "stall_s": state.spec.timeouts.stall_s,
         "watch_port": state.port,
         "hosts_store": part.node_rank == 0 and state.spec.ranking != "etcd-v2" and not state.spec.by_hand,
-        "flight": state.plan is not None and state.plan.backend == "nccl" and not state.spec.torch_agents,
+        "flight": state.plan.backend == "nccl" and not state.spec.torch_agents,
         "binding": binding and {**binding._asdict(), "gpus": part.gpus},
         # torch's agent never deletes its folders: they go into ours, which is deleted.
         "temporary": ["PET_LOG_DIR"] if state.spec.torch_agents else [],
@@ -106,10 +109,18 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
         | shared
         | {"DISTLAUNCH_RUN_ID": run_id},
         "workers": [
-            {**_worker(worker, shared), "one_device": one_device, "stdin": state.spec.stdin}
+            {**_worker(worker, shared), "one_device": one_device, "shares": shares[worker.rank]}
             for worker in planned
         ],
     }
+
+
+def _shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Mapping[int, list[int]]:
+    """Rank → which of stdin (0) and stdout (1) are the command's own."""
+    if not plan.spec.shares_stdio:
+        return {rank: [] for rank in part.ranks}
+    streams = routes(plan, generation)
+    return {rank: [0, 1] if streams[rank, 0].direct else [0] for rank in part.ranks}
 
 
 def _worker(worker: WorkerPlan, shared: Mapping[str, str]) -> Message:

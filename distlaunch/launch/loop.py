@@ -166,7 +166,7 @@ class Loop:
     def _on_peers(self) -> None:
         if self._peers and (ended := self._peers.heard()):
             self._links.unwatch(self._peers.fd)
-            self._feed(events.PeerFailed(*ended))
+            self._feed(events.PeerFailed(ended.status, ended.words))
 
     def _on_signals(self) -> None:
         for signum in self._signals.received():

@@ -23,9 +23,9 @@ class Ahead:
     def __init__(self) -> None:
         self._link: Link | None = None
 
-    def start(self) -> None:
+    def start(self, shares_stdio: bool) -> None:
         """Start it, as the first node's."""
-        self._link = _open(_HERE, None, SshOptions(), 0)
+        self._link = _open(_HERE, None, SshOptions(), 0, shares_stdio)
 
     def take(self) -> Link | None:
         """The link, once."""
@@ -39,7 +39,7 @@ ahead = Ahead()
 def open_link(spec: JobSpec, index: int) -> Link:
     """Start the transport to node `index`; its agent will say hello."""
     node = spec.pool[index]
-    return _open(node.reach, node.python or spec.python, spec.ssh, index)
+    return _open(node.reach, node.python or spec.python, spec.ssh, index, spec.shares_stdio)
 
 
 def open_links(spec: JobSpec) -> dict[int, Link]:
@@ -54,7 +54,9 @@ def open_links(spec: JobSpec) -> dict[int, Link]:
     return links | {index: open_link(spec, index) for index in range(len(links), len(spec.pool))}
 
 
-def _open(reach: Address, named_python: str | None, ssh: SshOptions, index: int) -> Link:
+def _open(
+    reach: Address, named_python: str | None, ssh: SshOptions, index: int, shares: bool = False
+) -> Link:
     local = reach.host is None
     interpreters = [named_python] if named_python else [sys.executable, "python3"]
     nonce = os.urandom(16).hex()
@@ -64,6 +66,6 @@ def _open(reach: Address, named_python: str | None, ssh: SshOptions, index: int)
 
     argv = argv_of(reach, ssh)
     try:
-        return Link(argv, candidates_text(interpreters), boot, nonce, quiet=local)
+        return Link(argv, candidates_text(interpreters), boot, nonce, local, (0, 1) if shares else ())
     except OSError as error:
         raise DistlaunchError(f"can't start {argv[0]}: {error.strerror}") from None

@@ -34,7 +34,6 @@ class Record:
         self._flights: set[int] = set()
         self._routes: dict[int, dict[tuple[int, int], Route]] = {}
         self.last_words: dict[int, bytes] = {}
-        self.told = ""
 
     def event(self, event: Event, state: State) -> None:
         """Write an event down, and the plan once there is one."""
@@ -83,7 +82,6 @@ class Record:
             self._warned = True
             self._console.say(f"distlaunch: can't write to {self._folder.path}: output is being lost", 33)
         if route.shown:
-            self.told = ""
             self._console.output(rank, stream, data, route.prefix)
 
     def flight(self, rank: int, data: bytes, generation: int) -> None:
@@ -104,7 +102,6 @@ class Record:
         """Tell the user."""
         self._folder.record("Notice", {"level": notice.level, "text": notice.text})
         if notice.level != "info" or not self._quiet:
-            self.told = notice.text
             for line in notice.text.splitlines():
                 self._console.say(f"distlaunch: {line}", _COLOURS[notice.level])
 
@@ -125,7 +122,8 @@ class Record:
         failed = summary.state.cause is not None
         if failed or not self._quiet:
             for line in summary.lines():
-                self._console.say(f"distlaunch: {line}")
+                if f"distlaunch: {line}" != self._console.last_said:  # the cause may stand right above
+                    self._console.say(f"distlaunch: {line}")
 
 
 def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -23,12 +23,12 @@ def run_by_hand(spec: JobSpec, tell: Callable[[str], object]) -> int:
     from distlaunch.launch.supervise import supervise
 
     assert spec.by_hand is not None
-    with Signals(spec.signals) as signals, closing(Peers(spec, spec.by_hand)) as peers:
+    with Signals(spec.signals) as signals, closing(Peers(spec, spec.by_hand, tell)) as peers:
         early = ahead.take()  # its lease may end while the others are waited for
         if early:
             early.discard()
         try:
-            sizes = tuple(peers.meet(signals, tell))
+            sizes = tuple(peers.meet(signals))
             spec = spec._replace(by_hand=spec.by_hand._replace(sizes=sizes))
             status = supervise(start_run(spec), signals, peers, as_json=False, quiet=True).state.outcome
         except DistlaunchError as error:
@@ -38,7 +38,7 @@ def run_by_hand(spec: JobSpec, tell: Callable[[str], object]) -> int:
             return status
         ended = peers.wait_for_all(signals)
         if ended:
-            tell(f"node {ended.node} failed: {ended.text}")
+            tell(ended.words)
         return ended.status if ended else status
 
 

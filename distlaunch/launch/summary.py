@@ -14,17 +14,13 @@ MAX_LINES = 24
 
 
 class Summary(NamedTuple):
-    """What is known at the end. `last_words` are each rank's; `lagging` says who missed a collective.
-
-    `told` is the last thing on the console, where that was a line of ours.
-    """
+    """What is known at the end. `last_words` are each rank's; `lagging` says who missed a collective."""
 
     state: State
     folder: str
     last_words: Mapping[int, str]
     seconds: float
     lagging: Sequence[str] = ()
-    told: str = ""
 
     @property
     def temporary(self) -> bool:
@@ -88,16 +84,15 @@ class Summary(NamedTuple):
     def _cause_lines(self) -> list[str]:
         cause = self.state.cause
         if cause is None or self.state.started_at is None:
-            return []
-        heading = [cause.text] if cause.text != self.told else []  # else it stands right above
+            return []  # told a moment ago, and nothing has been printed since
         if cause.rank is None:
-            return heading
+            return [cause.text]
         worker = self.state.worker(cause.rank)
         words = self._recorded_lines(worker) or self._last_lines(cause.rank)
         left_out = len(words) - MAX_LINES
         shown = [f"({left_out} lines before these)", *words[-MAX_LINES:]] if left_out > 0 else words
         hint = self.advice
-        return [*heading, *(f"  | {line}" for line in shown), *([f"hint: {hint}"] if hint else [])]
+        return [cause.text, *(f"  | {line}" for line in shown), *([f"hint: {hint}"] if hint else [])]
 
     def _recorded_lines(self, worker: WorkerState) -> list[str]:
         words = _record_words(worker.error_record)

@@ -3,8 +3,10 @@
 import gc
 import signal
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from distlaunch.job.spec import JobSpec
 from distlaunch.launch.loop import Loop
 from distlaunch.launch.master import ssh_addresses
 from distlaunch.launch.record import Record
@@ -15,6 +17,19 @@ from distlaunch.rim.signals import Signals
 
 if TYPE_CHECKING:
     from distlaunch.launch.peers.meeting import Peers
+
+
+PATIENCE_S = 5.0
+
+
+def _patience(spec: JobSpec, signals: Signals) -> Callable[[float], bool]:
+    """Whether a reader of our output that has taken nothing for so long is waited for when all is over.
+
+    Where there may be no log files, as under torchrun, it is, until a signal comes.
+    """
+    if spec.logs.torchrun:
+        return lambda silent_s: not signals.received()
+    return lambda silent_s: silent_s < PATIENCE_S
 
 
 def supervise(
@@ -30,7 +45,7 @@ def supervise(
     record.finish()
     words = {rank: data.decode(errors="replace") for rank, data in record.last_words.items()}
     seconds = time.monotonic() - start.began
-    summary = Summary(state, start.folder.path, words, seconds, record.lagging(state), record.told)
+    summary = Summary(state, start.folder.path, words, seconds, record.lagging(state))
     record.summarise(summary)
-    console.close()
+    console.close(_patience(start.spec, signals))
     return summary

@@ -16,6 +16,11 @@ class Route(NamedTuple):
     prefix: str | None
     file: str | None
 
+    @property
+    def direct(self) -> bool:
+        """Whether it goes to the console alone, as it is."""
+        return self.shown and self.prefix is None and self.file is None
+
 
 def routes(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Route]:
     """(rank, 0 stdout | 1 stderr) → its route, for the generation that `plan` is for."""

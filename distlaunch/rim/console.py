@@ -36,6 +36,9 @@ class Console:
         self._progress_shown: dict[tuple[int, int], float] = {}
         self._partial: dict[tuple[int, int], bytes] = {}
         self._prefixes: dict[tuple[int, int], str] = {}
+        self.last_said = ""
+        """Our own words, if nothing was shown after them."""
+        self._in_line = [False, False]
 
     def output(self, rank: int, stream: int, data: bytes, prefix: str | None) -> None:
         """Show what a rank printed, line by line behind `prefix`; the rest of a line waits for its end.
@@ -43,6 +46,8 @@ class Console:
         Without a prefix bytes are shown as they come.
         """
         if prefix is None:
+            self.last_said = ""
+            self._in_line[stream] = not data.endswith(b"\n")
             self._outlets[stream].write(data)
             return
         key = (rank, stream)
@@ -76,20 +81,23 @@ class Console:
 
     def say(self, text: str, colour: int | None = None) -> None:
         """Print distlaunch's own words to stderr."""
+        self.last_said = text
         if self._terminal[1]:
             text = escape(text)
         if colour and wants_colour(self._terminal[1]):
             text = f"\x1b[{colour}m{text}\x1b[0m"
-        self._outlets[1].write(text.encode(errors="backslashreplace") + b"\n")
+        begin = b"\n" if self._in_line[1] else b""  # not in the middle of a worker's line
+        self._in_line[1] = False
+        self._outlets[1].write(begin + text.encode(errors="backslashreplace") + b"\n")
 
-    def close(self, patience_s: float = 5.0) -> None:
-        """Write out what is queued, and say what was not shown."""
+    def close(self, patient: Callable[[float], bool]) -> None:
+        """Write out what is queued, and say what was not shown; for `patient` see `Outlet.close`."""
         output, errors = self._outlets
         if output is not errors:
-            output.close(patience_s)
+            output.close(patient)
         if output.dropped_lines and not output.broken:
             self.say(f"distlaunch: {output.dropped_lines} lines were not shown: the reader was too slow")
-        errors.close(patience_s)
+        errors.close(patient)
 
     def _broken(self, name: str, other: int, error: OSError) -> None:
         """A reader that leaves ends the job, as it ends a pipeline; a full disk does not: the logs go on."""
@@ -100,6 +108,7 @@ class Console:
             self._outlets[other].write(text.encode())
 
     def _lines(self, rank: int, stream: int, whole: bytes) -> None:
+        self.last_said = ""
         prefix = self._prefix(rank, stream)
         if self._terminal[stream]:
             # A progress bar rewrites its line with \r: show where it stands.

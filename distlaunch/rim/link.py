@@ -22,21 +22,35 @@ class Link:
     """The process that reaches a node. Its descriptors never block; the owner waits on them.
 
     `opening` is sent when the node's shell answers; `boot` is made, and sent, while an interpreter starts
-    there. A `quiet` shell, one that reads no rc file, gets both at once.
+    there. A `quiet` shell, one that reads no rc file, gets both at once. The agent finds copies of the
+    `shared` descriptors, for its workers, where `wire.SHARED_VARIABLE` says.
     """
 
     def __init__(
-        self, argv: Sequence[str], opening: bytes, boot: Callable[[], bytes], nonce: str, quiet: bool
+        self,
+        argv: Sequence[str],
+        opening: bytes,
+        boot: Callable[[], bytes],
+        nonce: str,
+        quiet: bool,
+        shared: Sequence[int] = (),
     ) -> None:
-        # A session of its own: the terminal's Ctrl-C is for us to interpret, not for ssh.
-        self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        copies = [os.dup(fd) for fd in shared]
+        try:
+            # A session of its own: the terminal's Ctrl-C is for us to interpret, not for ssh.
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+                pass_fds=copies,
+                env={**os.environ, wire.SHARED_VARIABLE: ",".join(map(str, copies))},
+            )
+        finally:
+            for fd in copies:
+                os.close(fd)
         self.stdin, self.stdout, self.stderr = (
             pipe.fileno()
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)

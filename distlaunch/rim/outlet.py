@@ -2,11 +2,14 @@
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
 CAPACITY = 8 << 20
 """Bytes that may wait for a slow reader; beyond it whole lines are dropped and counted."""
+LOOK_S = 0.1
+"""How often it is asked, at the end, whether a reader that takes nothing is waited for."""
 
 
 class Outlet:
@@ -17,6 +20,7 @@ class Outlet:
         self._on_broken = on_broken
         self._queue: deque[bytes] = deque()
         self._waiting = 0
+        self._unsent = memoryview(b"")
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -36,16 +40,25 @@ class Outlet:
             self._thread = threading.Thread(target=self._run, daemon=True, name=f"outlet-{self._fd}")
             self._thread.start()
 
-    def close(self, patience_s: float) -> None:
-        """Write out what is queued, for as long as the reader takes something every `patience_s` seconds."""
+    def close(self, patient: Callable[[float], bool]) -> None:
+        """Write out what is queued while `patient`, which is told how long the reader has taken nothing.
+
+        What is then left is counted as dropped.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            since = time.monotonic()
             while self._waiting and not self.broken:
-                if not self._changed.wait(patience_s):
+                before = self._waiting
+                self._changed.wait(LOOK_S)
+                since = since if self._waiting == before else time.monotonic()
+                if not patient(time.monotonic() - since):
+                    left = b"".join((self._unsent, *self._queue))
+                    self.dropped_lines += left.count(b"\n") + (not left.endswith(b"\n"))
                     return
         if self._thread:
-            self._thread.join(patience_s)
+            self._thread.join()
 
     def _run(self) -> None:
         while True:
@@ -53,23 +66,22 @@ class Outlet:
                 self._changed.wait_for(lambda: self._queue or self._closing)
                 if not self._queue:
                     return
-                data = b"".join(self._queue)
+                self._unsent = memoryview(b"".join(self._queue))
                 self._queue.clear()
-            self._write_all(data)
+            self._write_all()
 
-    def _write_all(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
+    def _write_all(self) -> None:
+        while self._unsent:
             try:
-                sent = os.write(self._fd, view[: 1 << 16])
+                sent = os.write(self._fd, self._unsent[: 1 << 16])
             except BlockingIOError:
                 _wait_writable(self._fd)  # whoever shares the terminal made it non-blocking
                 continue
             except OSError as error:
                 self._break(error)
                 return
-            view = view[sent:]
             with self._changed:
+                self._unsent = self._unsent[sent:]
                 self._waiting -= sent
                 self._changed.notify_all()
 

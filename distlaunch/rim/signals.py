@@ -46,5 +46,8 @@ class Signals:
             os.write(self._write, bytes([signum]))
 
     def received(self) -> bytes:
-        """The numbers of the signals that came."""
-        return os.read(self.fd, 4096)
+        """The numbers of the signals that came and were not asked for before."""
+        try:
+            return os.read(self.fd, 4096)
+        except BlockingIOError:
+            return b""

@@ -1,10 +1,10 @@
 """Reaching the nodes: at the start all together, and later those that were lost, until they return."""
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import Action, Connect, GiveUp, Notice, Reap
+from distlaunch.supervisor.actions import Action, Connect, Drop, GiveUp, Notice, Reap
 from distlaunch.supervisor.ending import all_closed, end_job, listed
 from distlaunch.supervisor.events import AgentUp, OrphansKilled, Reaped
-from distlaunch.supervisor.members import choose_members, complete, misfit_notices
+from distlaunch.supervisor.members import choose_members, complete, misfit
 from distlaunch.supervisor.preparing import prepare
 from distlaunch.supervisor.restarting import (
     RECONNECT_MAX_S,
@@ -40,22 +40,39 @@ def on_reaped(event: Reaped, state: State, now: float) -> Step:
     node = state.nodes[event.node]
     if node.phase is not NodePhase.UP or not node.lost:
         return state, ()
-    state = state.with_node(event.node, clean=True, fence_at=None, lost=False, attempts=1)
+    state = state.with_node(event.node, clean=True, fence_at=None, lost=False)
     return _joined_the_pool(state, event.node, now)
 
 
 def _joined_the_pool(state: State, node: int, now: float) -> Step:
+    if state.phase in (Phase.STOPPING, Phase.DONE):
+        return state, ()
+    why = misfit(state, node)
     if state.phase is Phase.CONNECTING:
-        return all_connected(state, now)
-    said = misfit_notices(state, node)
-    if state.phase is Phase.RESTARTING:
-        state, actions = advance(state, now)
+        said = _misfit_notice(state, node, why)
+        state, actions = all_connected(state.with_node(node, unfit=why), now)
         return state, (*said, *actions)
-    if said:
-        return state, said
-    if state.phase in (Phase.PREPARING, Phase.RUNNING):
-        return (take_in if state.spec.torch_agents else _is_back)(state, node, now)
-    return state, ()
+    if why:
+        return _let_go(state, node, why, now)
+    state = state.with_node(node, unfit="", attempts=1)
+    if state.phase is Phase.RESTARTING:
+        return advance(state, now)
+    return (take_in if state.spec.torch_agents else _is_back)(state, node, now)
+
+
+def _misfit_notice(state: State, node: int, why: str) -> tuple[Notice, ...]:
+    """What there is to say of a node that can't take part, once."""
+    known = state.nodes[node].unfit == why
+    return () if known else (Notice("warning", f"{state.label(node)} can't take part: {why}"),)
+
+
+def _let_go(state: State, node: int, why: str, now: float) -> Step:
+    """A node can't take part as it is: look at it again later, for its GPUs may come."""
+    said = _misfit_notice(state, node, why)
+    attempts = max(2, state.nodes[node].attempts)
+    state = state.with_node(node, unfit=why, lost=True, ready=False, attempts=attempts)
+    state, actions = advance(reconnect_later(state, node, now), now)
+    return state, (*said, Drop(node), *actions)
 
 
 def _is_back(state: State, node: int, now: float) -> Step:
@@ -113,11 +130,23 @@ def all_connected(state: State, now: float) -> Step:
         return _too_few(state, now)
     missing = [i for i in range(len(state.spec.nodes)) if i not in found]
     state, actions = prepare(_with_another_try(state, now), found, now)
-    actions = (*misfit_notices(state, *range(len(state.spec.nodes), len(state.nodes))), *actions)
+    state, let_go = _let_misfits_go(state, now)
+    actions = (*actions, *let_go)
     if not missing:
         return state, actions
     text = f"without {listed([state.label(i) for i in missing])}: starting on {len(found)} nodes"
     return state, (Notice("warning", text), *actions)
+
+
+def _let_misfits_go(state: State, now: float) -> Step:
+    """Now that there is a plan: which of the spares can't stand in."""
+    actions: tuple[Action, ...] = ()
+    for index, node in enumerate(state.nodes):
+        idle = node.phase is NodePhase.UP and index not in state.members
+        if idle and state.phase is not Phase.STOPPING and (why := misfit(state, index)):
+            state, more = _let_go(state, index, why, now)
+            actions += more
+    return state, actions
 
 
 def _too_few(state: State, now: float) -> Step:

@@ -12,6 +12,9 @@ DRAIN_S = 30.0
 """Seconds without output after which a clean node is not waited for any longer."""
 STOP_NOTICE_S = 3.0
 """Seconds after which it is told who has not ended yet, where the grace is longer."""
+ONE_WISH_S = 0.1
+"""Seconds within which several signals are one wish: wrappers pass on what the terminal has sent to all."""
+NO_SUSPENDING = "a run can't be suspended: start it with nohup, or in tmux, to leave the terminal"
 MAX_NAMED = 8
 """Ranks or nodes named in one line."""
 
@@ -83,9 +86,8 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
         return state, ()
     state = with_time_to_drain(state.with_node(event.node, phase=NodePhase.SWEPT), now)
     if event.leftovers and state.cause is None:
-        text = (
-            f"{state.label(event.node)}: {event.leftovers} processes outlived their workers and were killed"
-        )
+        processes = "1 process" if event.leftovers == 1 else f"{event.leftovers} processes"
+        text = f"{state.label(event.node)}: {processes} outlived their workers and were killed"
         return state, (Notice("warning", text),)
     return state, ()
 
@@ -128,19 +130,23 @@ def all_closed(state: State, now: float) -> Step:
 
 def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     """Stop gracefully at the first signal, kill at the second, leave at the third."""
-    name = signal.Signals(event.signum).name
-    passed_on = name in state.spec.signals
-    if event.signum == signal.SIGTSTP and not passed_on:
+    if event.signum == signal.SIGTSTP:
         # Silent for longer than the lease, we would be taken for dead, and the job would end.
-        text = "a run can't be suspended: start it with nohup, or in tmux, to leave the terminal"
-        return state, (Notice("warning", text),)
+        return state, (Notice("warning", NO_SUSPENDING),)
     insists = event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
-    if state.phase is Phase.STOPPING and not insists:
-        return state, ()  # a terminal that closes sends SIGHUP and breaks both streams: that is one wish
-    state = state._replace(interrupts=state.interrupts + insists)
+    if insists and state.interrupted_at is not None and now - state.interrupted_at < ONE_WISH_S:
+        return state, ()
+    if insists:
+        state = state._replace(interrupts=state.interrupts + 1, interrupted_at=now)
     if state.phase is not Phase.STOPPING:
-        cause = Cause(f"stopped by {name}", 128 + event.signum, now)
-        return end_job(state, cause, now, event.signum if passed_on else signal.SIGTERM)
+        name = signal.Signals(event.signum).name
+        passed_on = event.signum if name in state.spec.signals else signal.SIGTERM
+        return end_job(state, Cause(f"stopped by {name}", 128 + event.signum, now), now, passed_on)
+    # A terminal that closes sends SIGHUP and breaks both streams: that is one wish.
+    return _interrupted_again(state) if insists else (state, ())
+
+
+def _interrupted_again(state: State) -> Step:
     if state.interrupts == 1:
         return state, (Notice("info", "already stopping; once more to kill at once"),)
     if state.interrupts == 2:

@@ -178,9 +178,8 @@ class Stuck(NamedTuple):
 
 
 class PeerFailed(NamedTuple):
-    """A node with a launcher of its own has failed: its rank, and the status of its launcher."""
+    """A node with a launcher of its own has failed: the status of that launcher, and which it is."""
 
-    node: int
     status: int
     text: str
 

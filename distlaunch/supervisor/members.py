@@ -1,8 +1,7 @@
 """Who takes part in the next generation."""
 
 from distlaunch.errors import JobError
-from distlaunch.plan.layout import Facts, choose_backend, node_plan
-from distlaunch.supervisor.actions import Notice
+from distlaunch.plan.layout import Facts, node_plan
 from distlaunch.supervisor.state import NodePhase, NodeState, State
 
 
@@ -12,34 +11,26 @@ def choose_members(state: State) -> tuple[int, ...]:
     Those that were there keep their order, so that rank 0 keeps its host while that is there; then come
     nodes of the job that are new or have returned, then spares, up to the number that the job asks for.
     """
-    fit = [index for index, node in enumerate(state.nodes) if node.usable and not misfit(state, index)]
-    stayed = [index for index in state.members if index in fit]
-    others = [index for index in fit if index not in stayed]
+    stayed = [index for index in state.members if state.nodes[index].usable]
+    others = [index for index, node in enumerate(state.nodes) if node.usable and index not in stayed]
     return tuple([*stayed, *others][: len(state.spec.nodes)])
 
 
 def misfit(state: State, index: int) -> str:
-    """Why a node that is there can't take part in a job that has begun, or nothing: it may lack GPUs."""
-    if state.plan is None or state.spec.torch_agents:
+    """Why a node that is there can't take part, or nothing: it may lack GPUs.
+
+    A job can't begin without the nodes that it lists; of those it is the plan that says it.
+    """
+    known = state.plan.backend if state.plan else state.spec.backend
+    if state.spec.torch_agents or (state.plan is None and index < len(state.spec.nodes)):
         return ""
-    if state.nodes[index].unfit:
-        return state.nodes[index].unfit
     try:
         part = node_plan(state.spec, state.nodes[index].facts or Facts(""), index, 0, 0)
-        choose_backend(state.spec, [part])
     except JobError as error:
         return str(error)
+    if known == "nccl" and part.gpus < part.procs:
+        return f"it has {part.gpus} GPUs for {part.procs} workers, and the job runs with nccl"
     return ""
-
-
-def misfit_notices(state: State, *indices: int) -> tuple[Notice, ...]:
-    """A line for each of these nodes that can't take part."""
-    reasons = {index: misfit(state, index) for index in indices if state.nodes[index].usable}
-    return tuple(
-        Notice("warning", f"{state.label(index)} can't take part: {why}")
-        for index, why in reasons.items()
-        if why
-    )
 
 
 def complete(state: State) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from distlaunch.errors import Exit, JobError
+from distlaunch.job.spec import JobSpec
 from distlaunch.plan.engine import make_plan
 from distlaunch.plan.layout import Facts, LaunchPlan
 from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, StartWorkers
@@ -18,14 +19,13 @@ def prepare(state: State, members: Sequence[int], now: float) -> Step:
     """All agents are there: make the plan, hold the port, find the interfaces."""
     facts = {index: state.nodes[index].facts or Facts("") for index in members}
     try:
-        plan = make_plan(state.spec, facts, state.nodes[members[0]].address)
+        plan = make_plan(_with_its_backend(state), facts, state.nodes[members[0]].address)
     except JobError as error:
         return end_job(state, Cause(str(error), error.exit_status, now), now)
     moved = _has_moved(state, plan, members[0])
     state = state._replace(
         phase=Phase.PREPARING,
         plan=plan,
-        spec=state.spec._replace(backend=plan.backend),  # what was chosen first holds for the whole run
         workers=tuple(WorkerState(rank) for node in plan.nodes for rank in node.ranks),
         deadline=now + state.spec.timeouts.connect_s,
     )
@@ -39,6 +39,11 @@ def prepare(state: State, members: Sequence[int], now: float) -> Step:
             state = state.with_node(index, ready=False, interface=None, source=None)
     asked = [index for index in _first_asked(state, members) if not state.nodes[index].ready]
     return state, (*hold, *(FindRoute(index, plan.master_addr) for index in asked))
+
+
+def _with_its_backend(state: State) -> JobSpec:
+    """What was chosen for the first generation holds for the whole run."""
+    return state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
 
 
 def _hold_port(state: State, plan: LaunchPlan, first: int) -> Step:

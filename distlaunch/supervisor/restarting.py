@@ -1,6 +1,7 @@
 """Between two generations: the old one is ended everywhere, and known to be, before the new one starts."""
 
 from distlaunch.errors import Exit
+from distlaunch.job.spec import FOREVER_S
 from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
 from distlaunch.supervisor.ending import STOP_MARGIN_S, end_job, stop_watch
 from distlaunch.supervisor.events import PortUsurped, RouteFailed
@@ -39,7 +40,8 @@ def generation_failed(state: State, cause: Cause, now: float) -> Step:
     recent = _recent(state, Why.FAILURE, now)
     if len(recent) >= limit.most:
         times = "once" if limit.most == 1 else f"{limit.most} times"
-        used_up = f"; restarted {times} in the last {span_words(limit.window_s)}, so not again"
+        when = "" if limit.window_s == FOREVER_S else f" in the last {span_words(limit.window_s)}"
+        used_up = f"; restarted {times}{when}, so not again"
         return end_job(state, cause._replace(text=cause.text + used_up), now)
     return _restart(state, Why.FAILURE, cause, f"restart {len(recent) + 1} of {limit.most}", now)
 
@@ -186,6 +188,8 @@ def _nobody_came(state: State, found: int, now: float) -> Step:
     waited = "" if hope_is_left(state) else ", and no other can come"
     if state.rejoin_by is None:
         waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} for others"
+    for index, node in enumerate(state.nodes):
+        waited += f"; {state.label(index)} can't take part: {node.unfit}" if node.unfit else ""
     text = f"{state.cause.text}; {found} of at least {state.spec.fewest} nodes are left{waited}"
     return end_job(state, state.cause._replace(text=text), now)
 

@@ -100,7 +100,7 @@ def on_peer_failed(event: PeerFailed, state: State, now: float) -> Step:
     """Another node, whose launcher was started by hand, has failed: so has the job."""
     if state.phase is Phase.STOPPING:
         return state, ()
-    return end_job(state, Cause(f"node {event.node} failed: {event.text}", event.status, now), now)
+    return end_job(state, Cause(event.text, event.status, now), now)
 
 
 def node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step:

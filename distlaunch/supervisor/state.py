@@ -45,7 +45,7 @@ class NodeState(NamedTuple):
     `ready` once its part of the preparations is done; `clean` while no worker of ours can be there, and
     `fence_at` is when a lost node is taken to be clean without having said so. `answer_by` is when a node
     that is being connected is given up, `address` how ssh reaches it, `source` its own address on the way
-    to the first. `unfit` says why it can't take part, until it is lost and returns.
+    to the first. `unfit` says why it can't take part, until it is lost and returns fit.
     """
 
     phase: NodePhase = NodePhase.CONNECTING
@@ -73,7 +73,7 @@ class NodeState(NamedTuple):
     @property
     def usable(self) -> bool:
         """Whether workers can be started there; a node that returned is `lost` until it is reaped."""
-        return self.phase is NodePhase.UP and self.clean and not (self.leaving or self.lost)
+        return self.phase is NodePhase.UP and self.clean and not (self.leaving or self.lost or self.unfit)
 
 
 class WorkerPhase(Enum):
@@ -175,6 +175,7 @@ class State(NamedTuple):
     restart_at: float | None = None
     rejoin_by: float | None = None
     interrupts: int = 0
+    interrupted_at: float | None = None
     ended_at: float | None = None
 
     @property

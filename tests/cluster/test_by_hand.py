@@ -172,6 +172,27 @@ def test_an_interrupt_of_one_ends_both(bed: Bed, tmp_path: Path) -> None:
         assert "node 0 failed: stopped by SIGTERM" in err
 
 
+def test_a_node_that_is_stopped_while_it_waits_for_the_others_ends_them(bed: Bed, tmp_path: Path) -> None:
+    """Its own ranks had ended well. Ctrl-Z is answered, and ends nothing."""
+    ends_first = SLEEPER.replace("signal.pause()", "os.environ['GROUP_RANK'] == '1' and signal.pause()")
+    with launchers(bed, tmp_path, ends_first, 1, 1) as (first, second):
+        (ended,), (pid,) = first.ready(1), second.ready(1)
+        wait_gone([ended], PATIENCE_S)
+        assert first.process.stderr is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while len(children_of(first.process.pid)) > 1:  # its agent ends; the keeper stays
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        kill(first.process.pid, signal.SIGTSTP)
+        assert b"can't be suspended" in first.process.stderr.readline()
+        kill(first.process.pid, signal.SIGQUIT)
+        wait_gone([pid], 5.0)
+        assert first.end()[:2] == (131, "")
+        status, _, err = second.end()
+        assert status == 131
+        assert "node 0 failed: stopped by SIGQUIT" in err
+
+
 def test_killed_launchers_can_be_started_again_at_once(bed: Bed, tmp_path: Path) -> None:
     for _ in range(2):
         with launchers(bed, tmp_path, SLEEPER, 1, 1) as both:

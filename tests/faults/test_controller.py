@@ -32,7 +32,7 @@ from tests.faults.scenes import (
     stop_after,
     worker,
 )
-from tests.harness import PATIENCE_S, Run, agents_of, children_of, kill, running, write_job
+from tests.harness import PATIENCE_S, PRESS_S, Run, agents_of, children_of, kill, running, write_job
 
 LOST, INTERRUPTED = 71, 130
 
@@ -104,8 +104,9 @@ class Brought(NamedTuple):
     answer: str = "stopped by SIGINT"
 
     def press(self, times: int) -> None:
-        """Press Ctrl-C so many times, each after the answer to the last: the kernel joins faster ones."""
-        for answer in (self.answer, "killing the workers", "left;")[:times]:
+        """Press Ctrl-C so many times, each after the answer to the last, as fast as people do."""
+        for number, answer in enumerate((self.answer, "killing the workers", "left;")[:times]):
+            time.sleep(PRESS_S if number else 0.0)
             self.run.process.send_signal(signal.SIGINT)
             self.run.wait_for(answer)
 

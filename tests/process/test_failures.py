@@ -5,11 +5,13 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.harness import (
+    PRESS_S,
     agents_of,
     children_of,
     distlaunch,
@@ -127,6 +129,23 @@ def test_grandchildren_and_daemons_are_swept(tmp_path: Path) -> None:
         assert run.holders() == []
 
 
+def test_the_cause_is_told_once_where_nothing_comes_between(tmp_path: Path) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, "raise SystemExit(3)", "gpus_per_node: 0")))
+    assert done.stderr.count("rank 0 (node0) failed first: exit status 3") == 1
+
+
+def test_the_cause_stands_above_its_last_words(tmp_path: Path) -> None:
+    """A line that lacked its end is shown after the cause was told."""
+    worker = "import sys; print('half', end='', flush=True); sys.exit('boom')"
+    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
+    lines = done.stderr.splitlines()
+    cause = "distlaunch: rank 0 (node0) failed first: exit status 1"
+    assert lines.count(cause) == 2
+    assert "distlaunch:   | boom" in lines
+    assert lines[lines.index("distlaunch:   | boom") - 1] == cause
+    assert done.stdout == "[node0:0] half\n"
+
+
 def test_a_daemon_left_by_success_is_killed_with_a_warning(tmp_path: Path) -> None:
     worker = """
         import os, signal, subprocess, sys
@@ -138,7 +157,7 @@ def test_a_daemon_left_by_success_is_killed_with_a_warning(tmp_path: Path) -> No
     with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
         assert run.wait() == 0
         wait_gone([run.worker_pids()[9]], 0.0)
-        assert "1 processes outlived their workers and were killed" in run.stderr
+        assert "1 process outlived their workers and were killed" in run.stderr
 
 
 def test_an_exit_is_reported_although_a_grandchild_keeps_the_output_open(tmp_path: Path) -> None:
@@ -236,6 +255,7 @@ def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         run.wait_ready(4)
         run.process.send_signal(signal.SIGINT)
         run.wait_for("stopped by SIGINT")
+        time.sleep(PRESS_S)
         run.process.send_signal(signal.SIGINT)
         wait_gone(list(run.worker_pids().values()), 2.0)
         assert run.wait() == 130
@@ -252,6 +272,7 @@ def test_a_third_interrupt_returns_at_once_and_the_agents_finish(tmp_path: Path)
         for text in ("stopped by SIGINT", "killing the workers", "left;"):
             run.process.send_signal(signal.SIGINT)
             run.wait_for(text)
+            time.sleep(PRESS_S)
         assert run.wait(within_s=5.0) == 130
         # Their guardians wake them: a stopped agent would never see that it is over.
         wait_gone([*run.worker_pids().values(), *agents], 5.0)

@@ -33,7 +33,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import PATIENCE_S, ROOT, Going, distlaunch_argv, wait_gone
+from tests.harness import PATIENCE_S, ROOT, Going, descendants_of, distlaunch_argv, wait_gone
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -412,16 +412,32 @@ def test_the_interpreter_of_the_variable_is_used(tmp_path: Path) -> None:
     assert ours(tmp_path, "worker.py", PYTHON_EXEC=str(python)).stdout == f"{python}\n"
 
 
-@pytest.mark.parametrize("launcher", BOTH)
-def test_workers_share_the_callers_stdin(launcher: list[str], tmp_path: Path) -> None:
-    """Its writer has left before a worker opens it, so that nobody may wait for one."""
-    script(tmp_path, "import sys; print(repr(sys.stdin.read()))")
-    read, write = os.pipe()
+@contextlib.contextmanager
+def typed(kind: str, folder: Path) -> Iterator[int]:
+    """A descriptor with `typed` to read and then its end, by now nobody's to write to."""
+    if kind == "file":
+        (folder / "input").write_text("read before\ntyped")
+        with (folder / "input").open("rb", buffering=0) as file:
+            file.readline()
+            yield file.fileno()
+        return
+    read, write = os.pipe() if kind == "pipe" else (end.detach() for end in socket.socketpair())
     os.write(write, b"typed")
     os.close(write)
-    with os.fdopen(read):
-        done = fed(launcher, tmp_path, "worker.py", stdin=read, environ=environment(tmp_path))
-    assert done.stdout == "'typed'\n"
+    with os.fdopen(read, "rb"):
+        yield read
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
+@pytest.mark.parametrize("launcher", BOTH)
+def test_workers_share_the_callers_stdin(launcher: list[str], kind: str, tmp_path: Path) -> None:
+    """The very same: who reads a part takes it from the others, and from the next restart."""
+    script(tmp_path, "import os, sys; print(repr(sys.stdin.read()))")
+    with typed(kind, tmp_path) as stdin:
+        done = fed(
+            launcher, tmp_path, "--nproc-per-node=2", "worker.py", stdin=stdin, environ=environment(tmp_path)
+        )
+    assert sorted(done.stdout.splitlines()) == ["''", "'typed'"], done.stderr
 
 
 @pytest.mark.parametrize("launcher", BOTH)
@@ -454,14 +470,116 @@ def test_the_debugger_works_in_a_terminal(launcher: list[str], tmp_path: Path) -
         os.close(launchers_end)
 
 
-@pytest.mark.parametrize("kind", ["closed", "socket"])
-def test_a_stdin_that_is_none_is_empty(kind: str, tmp_path: Path) -> None:
+def test_without_stdin_there_is_nothing_to_read(tmp_path: Path) -> None:
     script(tmp_path, "import sys; print(repr(sys.stdin.read()))")
-    launcher = ["sh", "-c", 'exec "$@" <&-', "sh", *OURS] if kind == "closed" else OURS
-    one, other = socket.socketpair()
-    with one, other:
-        done = fed(launcher, tmp_path, "worker.py", stdin=one.fileno(), environ=environment(tmp_path))
+    done = launch(["sh", "-c", 'exec "$@" <&-', "sh", *OURS], tmp_path, "worker.py")
     assert (done.returncode, done.stdout) == (0, "''\n"), done.stderr
+
+
+SAYS = """
+    import os, sys
+    for fd in range(3):
+        os.write(2, b"%d" % os.isatty(fd))
+    for number in range(20000):
+        os.write(1, b"rank %s line %d %s\\n" % (os.environ["RANK"].encode(), number, b"." * 80))
+"""
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+def test_what_workers_print_is_whole_for_a_slow_reader(launcher: list[str], tmp_path: Path) -> None:
+    """Lines that were written at once are not torn, and none is lost: nothing else keeps them."""
+    script(tmp_path, SAYS)
+    argv = [*launcher, "--nproc-per-node=2", "worker.py"]
+    with subprocess.Popen(
+        argv, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        # Nobody reads until a worker can't write any more, and for longer than the end waits for readers.
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(7.0)
+        lines = process.stdout.read().decode().splitlines()
+        assert process.wait(PATIENCE_S) == 0
+    told = [re.fullmatch(r"rank ([01]) line (\d+) \.{80}", line) for line in lines]
+    assert all(told)
+    for rank in "01":
+        assert [int(line[2]) for line in told if line and line[1] == rank] == list(range(20000))
+
+
+def test_what_workers_say_on_stderr_waits_for_a_slow_reader(tmp_path: Path) -> None:
+    script(tmp_path, SAYS.replace("os.write(1,", "os.write(2,"))
+    with subprocess.Popen(
+        [*OURS, "worker.py"], cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(7.0)
+        assert process.stderr.read().count(b" line ") == 20000
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_an_interrupt_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
+    ends = "import os; os.write(2, b'.' * 1000000); os.write(1, b'ready 0 %d\\n' % os.getpid())"
+    script(tmp_path, ends)
+    with subprocess.Popen(
+        [*OURS, "worker.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        wait_gone(descendants_of(process.pid), PATIENCE_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10.0) in (0, 130)
+
+
+@pytest.mark.parametrize(("launcher", "terminals"), [(TORCHRUN, "111"), (OURS, "110")])
+def test_workers_see_the_terminal(launcher: list[str], terminals: str, tmp_path: Path) -> None:
+    """But for stderr, whose last words are the cause of a failure."""
+    script(tmp_path, "import os; print(*map(os.isatty, range(3)))")
+    ours_end, launchers_end = pty.openpty()
+    process = subprocess.Popen(
+        [*launcher, "worker.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdin=launchers_end,
+        stdout=launchers_end,
+        stderr=launchers_end,
+    )
+    os.close(launchers_end)
+    said = b""
+    with os.fdopen(ours_end, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # EIO is its end
+        while piece := terminal.read(4096):
+            said += piece
+    assert process.wait(PATIENCE_S) == 0
+    assert " ".join(str(flag == "1") for flag in terminals).encode() in said
+
+
+def test_a_job_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    """As a batch system suspends jobs: all of it stops, for longer than the guardian looks away."""
+    script(tmp_path, CATCHES)
+    with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:
+        run.wait_ready(2)
+        family = [run.process.pid, *descendants_of(run.process.pid)]
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(6.0)
+        for pid in family:
+            os.kill(pid, signal.SIGCONT)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert run.stdout.count("got SIGINT") == 2
+
+
+def test_a_working_directory_that_is_gone_is_told(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    argv = ["sh", "-c", 'cd gone && rmdir ../gone && exec "$@"', "sh", *OURS]
+    done = launch(argv, tmp_path, "/worker.py")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        1,
+        ["distlaunch: the working directory is gone: No such file or directory"],
+    )
 
 
 def test_python_m_works_too(tmp_path: Path) -> None:
@@ -664,6 +782,7 @@ def test_a_signal_to_the_launcher(tmp_path: Path, signum: int, status: int) -> N
     assert first == f"distlaunch: stopped by {signal.Signals(signum).name}"
     assert others == "distlaunch: ranks 0-1: stopped by distlaunch"
     assert f"exit status {status}" in last
+    assert "/distlaunch/" not in run.stderr  # no traceback of ours
     workers_own = "KeyboardInterrupt" in run.stderr
     assert workers_own == (signum == signal.SIGINT)
     assert workers_own or len(run.stderr.splitlines()) == 3

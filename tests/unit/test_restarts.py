@@ -321,21 +321,38 @@ def test_a_lost_node_whose_host_key_has_changed_is_not_tried_again() -> None:
 
 
 WITH_GPUS = text_of("[a, b]", "spares: [c, d]").replace("gpus_per_node: 0\n", "").replace("gloo", "auto")
-NO_GPU = "can't take part: job.yaml:2:10: backend: nccl needs a GPU for each worker, but {} has 0 for 2"
+NO_GPU = "can't take part: it has 0 GPUs for 2 workers, and the job runs with nccl"
 
 
-def test_a_spare_that_does_not_fit_is_told_at_the_start_and_passed_over() -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_spare_that_does_not_fit_is_told_at_the_start_and_passed_over(early: bool) -> None:
+    """It may be there before the job's own nodes have told what they have."""
     job = Job(WITH_GPUS)
     job.gpus = {0: 2, 1: 2, 3: 2}
-    job.started()
-    assert [words.partition(";")[0] for words in texts(job.actions, "warning")] == [f"c {NO_GPU.format('c')}"]
+    if early:
+        job.obey(Actions([Connect(2), Connect(3)]))
+        job.obey(Actions([Connect(0), Connect(1)]))
+    else:
+        job.started()
+    assert texts(job.actions, "warning") == [f"c {NO_GPU}"]
+    assert Drop(2) in job.actions
     job.lose(1, clean=True)
     job.feed(unreachable(1))
     job.go_on()
     assert job.state.members == (0, 3)
+    assert texts(job.actions, "warning").count(f"c {NO_GPU}") == 1  # though it was looked at again
 
 
-def test_a_node_that_returns_without_its_gpus_is_told_and_not_taken_in() -> None:
+def test_a_spare_that_does_not_fit_a_named_backend_is_passed_over_at_the_first_start() -> None:
+    job = Job(WITH_GPUS.replace("auto", "nccl"))
+    job.gpus = {0: 2, 3: 2}
+    job.obey(Actions([Connect(2), Connect(3), Connect(0)]))
+    job.obey(job.feed(unreachable(1, Kind.HOST_KEY)))
+    assert (job.state.members, job.state.phase) == ((0, 3), Phase.RUNNING)
+    assert f"c {NO_GPU}" in texts(job.actions, "warning")
+
+
+def test_a_node_that_returns_before_its_gpus_is_told_once_and_taken_in_with_them() -> None:
     job = Job(WITH_GPUS.replace("spares: [c, d]", "min_nodes: 1\nelastic: {grow: now}"))
     job.gpus = {0: 2, 1: 2}
     job.started().lose(1, clean=True)
@@ -343,13 +360,40 @@ def test_a_node_that_returns_without_its_gpus_is_told_and_not_taken_in() -> None
     job.gpus.pop(1)
     before = len(job.actions)
     job.come_back(1)
-    said = texts(Actions(job.actions[before:]), "warning")
-    assert [words.partition(";")[0] for words in said] == [f"b {NO_GPU.format('b')}"]
-    assert job.state.phase is Phase.RUNNING
+    for _ in range(9):
+        job.obey(job.tick())
+    assert texts(Actions(job.actions[before:]), "warning") == [f"b {NO_GPU}"]
     job.fail()
     job.go_on()
     assert job.state.plan
     assert (job.state.members, job.state.plan.backend) == ((0,), "nccl")
+    job.gpus[1] = 2
+    while len(job.state.members) == 1:
+        job.obey(job.tick())
+    assert job.state.members == (0, 1)
+    assert job.state.nodes[1].unfit == ""
+
+
+def test_a_node_that_is_needed_has_time_for_its_gpus_to_come() -> None:
+    job = Job(WITH_GPUS.replace("spares: [c, d]", "on_stall: stop"))
+    job.gpus = {0: 2, 1: 2}
+    job.started()
+    job.gpus.pop(1)
+    job.lose(1, clean=True, away=False)
+    for _ in range(9):
+        job.obey(job.tick())
+    assert job.state.phase is Phase.RESTARTING
+    job.gpus[1] = 2
+    job.go_on()
+    assert job.state.members == (0, 1)
+
+
+def test_what_comes_while_the_job_ends_is_not_judged() -> None:
+    job = Job(WITH_GPUS).started()
+    job.feed(Interrupted(signal.SIGTERM))
+    before = len(job.actions)
+    job.feed(Reaped(1, 0), up(2))
+    assert texts(Actions(job.actions[before:])) == []
 
 
 def test_a_spare_without_a_way_to_the_master_is_passed_over_until_it_returns() -> None:
@@ -371,10 +415,12 @@ def test_a_spare_without_a_way_to_the_master_is_passed_over_until_it_returns() -
 def test_without_a_node_that_fits_the_job_ends() -> None:
     job = Job(text_of("[{host: a, gpus: 2}]", "spares: [{host: b, gpus: 0}]").replace("gloo", "nccl"))
     job.started().lose(0, clean=True)
-    words = texts(job.go_on(), "error")
-    assert words == [
+    while job.state.phase is Phase.RESTARTING:
+        job.obey(job.tick())
+    left = (
         "a was lost: Connection reset by peer; 0 of at least 1 nodes are left after waiting 5 min for others"
-    ]
+    )
+    assert texts(job.actions, "error") == [f"{left}; b {NO_GPU}"]
     assert job.state.outcome == Exit.NODE_LOST
 
 
@@ -781,9 +827,9 @@ def test_one_signal_while_restarting_ends_the_job_gracefully() -> None:
 
 def test_two_signals_while_restarting_kill_and_three_leave() -> None:
     job = restarting()
-    job.feed(Interrupted(signal.SIGINT))
-    assert wanted(job.feed(Interrupted(signal.SIGINT))) == [Close(0, 0.0), Close(1, 0.0)]
-    assert wanted(job.feed(Interrupted(signal.SIGINT))) == [Finish()]
+    job.feed(Interrupted(signal.SIGINT), after=1.0)
+    assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == [Close(0, 0.0), Close(1, 0.0)]
+    assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == [Finish()]
     assert job.feed(Swept(0, 0, 0), Swept(1, 0, 0), Ticked()) == []
 
 

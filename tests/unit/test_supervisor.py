@@ -614,8 +614,9 @@ def test_workers_that_take_long_to_end_are_named_once() -> None:
 
 def test_nobody_waits_for_workers_that_are_killed() -> None:
     job = History().to_running()
-    job.feed(Interrupted(signal.SIGTERM), Interrupted(signal.SIGTERM), Interrupted(signal.SIGTERM))
-    assert texts(job.tick()) == []
+    job.feed(Interrupted(signal.SIGTERM))
+    job.feed(Interrupted(signal.SIGTERM), after=1.0)
+    assert not any("waiting" in text for text in texts(job.tick()))
 
 
 def test_nodes_that_do_not_confirm_are_given_up_after_grace_and_margin() -> None:
@@ -669,9 +670,9 @@ def test_one_signal_ends_the_job_gracefully_in_every_phase(phase: str, signum: s
 @pytest.mark.parametrize("phase", ["preparing", "running"])
 def test_two_signals_kill_and_three_leave(phase: str) -> None:
     job = job_in(phase)
-    job.feed(Interrupted(signal.SIGINT))
-    assert wanted(job.feed(Interrupted(signal.SIGTERM))) == [Close(0, 0.0), Close(1, 0.0)]
-    assert job.feed(Interrupted(signal.SIGINT)) == [
+    job.feed(Interrupted(signal.SIGINT), after=1.0)
+    assert wanted(job.feed(Interrupted(signal.SIGTERM), after=1.0)) == [Close(0, 0.0), Close(1, 0.0)]
+    assert job.feed(Interrupted(signal.SIGINT), after=1.0) == [
         Notice("warning", "left; the agents finish the clean-up"),
         Finish(),
     ]
@@ -679,18 +680,34 @@ def test_two_signals_kill_and_three_leave(phase: str) -> None:
     assert job.feed(Interrupted(signal.SIGINT), Swept(0, 0, 0), lost(0), Ticked()) == []
 
 
+def test_signals_that_come_at_once_are_one_wish() -> None:
+    job = job_in("running")
+    job.feed(Interrupted(signal.SIGINT))
+    assert job.feed(Interrupted(signal.SIGINT), after=0.02) == []
+    assert job.feed(Interrupted(signal.SIGTERM), after=0.07) == []
+    assert wanted(job.feed(Interrupted(signal.SIGINT), after=0.02)) == [Close(0, 0.0), Close(1, 0.0)]
+
+
+@pytest.mark.parametrize(("name", "reaches"), [("SIGUSR1", "SIGUSR1"), ("SIGINT", "SIGTERM")])
+def test_signals_that_are_named_reach_the_workers_as_they_are(name: str, reaches: str) -> None:
+    job = job_in("running")
+    job.state = job.state._replace(spec=job.state.spec._replace(signals=("SIGUSR1", "SIGTERM")))
+    actions = job.feed(Interrupted(signal.Signals[name]))
+    assert wanted(actions) == [Close(node, STOP_S, signal.Signals[reaches]) for node in range(2)]
+
+
 def test_a_signal_while_the_job_ends_by_itself_changes_no_status() -> None:
     job = History().to_stopping()
-    assert wanted(job.feed(Interrupted(signal.SIGINT))) == []
-    assert wanted(job.feed(Interrupted(signal.SIGINT))) == [Close(0, 0.0), Close(1, 0.0)]
-    assert wanted(job.feed(Interrupted(signal.SIGINT))) == [Finish()]
+    assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == []
+    assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == [Close(0, 0.0), Close(1, 0.0)]
+    assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == [Finish()]
     assert job.blamed == (7, 0, 0)
 
 
 def test_a_signal_while_a_retry_waits_ends_the_job() -> None:
     job = History(f"{JOB}nodes: [a]")
     job.feed(lost(0, "Connection closed", Kind.DROPPED))
-    assert wanted(job.feed(Interrupted(signal.SIGINT))) == [Drop(0), Finish()]
+    assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == [Drop(0), Finish()]
 
 
 def test_a_node_that_connects_after_the_signal_is_not_used() -> None:

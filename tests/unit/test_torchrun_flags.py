@@ -441,6 +441,23 @@ def test_notices() -> None:
             assert notices(parsed("s.py", **{f"PET_{field.upper()}": sample(flag)[0]})) == [line]
 
 
+@pytest.mark.parametrize(
+    ("text", "used", "left_out"),
+    [
+        ("SIGUSR1", ("SIGUSR1",), []),
+        (" SIGTERM , SIGPOLL,", ("SIGTERM", "SIGIO"), []),  # one number, two names
+        ("SIGTERM,SIGBREAK,15", ("SIGTERM",), ["SIGBREAK", "15"]),
+        ("SIGKILL,SIGSTOP,SIGTSTP,SIGINT", ("SIGINT",), ["SIGKILL", "SIGSTOP", "SIGTSTP"]),
+        ("", (), []),
+    ],
+)
+def test_signals_to_handle(text: str, used: tuple[str, ...], left_out: list[str]) -> None:
+    flags = parsed(f"--signals-to-handle={text}", "s.py")
+    assert job_of(flags, here_with()).signals == used
+    lines = [f"--signals-to-handle: {name} can't be handled, and is left out" for name in left_out]
+    assert notices(flags) == lines
+
+
 # The flags are torch's, and the document has them all
 
 

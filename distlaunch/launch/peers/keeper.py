@@ -7,7 +7,7 @@ argv: host, port, node rank, nodes, workers here, seconds to wait for all. On st
     {"sizes": [workers]}               of each node: all are there
     {"ended": {"node", "status", "text"}}   another node has failed, or is lost
     {"over": true}                     all nodes have ended well
-On stdin, once, how this node ended: {"status", "text"}.
+On stdin, how this node ended: {"status", "text"}; again when it is stopped while it waits for the others.
 """
 
 import json
@@ -64,7 +64,7 @@ class Keeper:
     def __init__(self, store: Any, rank: int, nodes: int) -> None:
         self.store, self.rank, self.nodes = store, rank, nodes
         self.beats: dict[int, tuple[int, float]] = {}
-        self.done = self.failed_here = False
+        self.done = self.failed_here = self.left = False
         self.turned = time.monotonic()
         threading.Thread(target=self.watch_the_store, daemon=True).start()
 
@@ -131,14 +131,17 @@ class Keeper:
         return None
 
     def listen(self, wait_s: float) -> None:
-        """Wait for the command's word; its end without one is a failure."""
+        """Wait for the command's word; its end without one is a failure. A good end may turn bad."""
         self.turned = time.monotonic()
-        if self.done:
+        if self.left:
             time.sleep(wait_s)
             return
         if not select.select([sys.stdin], [], [], wait_s)[0]:
             return
         line = sys.stdin.readline()
+        self.left = not line
+        if self.left and self.done:
+            return
         ended = json.loads(line) if line else {"status": 70, "text": "its launcher was killed"}
         self.done = True
         if ended["status"]:

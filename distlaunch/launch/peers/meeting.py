@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import subprocess
 import tempfile
 import time
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import ByHand, JobSpec
 from distlaunch.rim.signals import Signals
+from distlaunch.supervisor.ending import NO_SUSPENDING
 
 BARRIER_S = 300.0
 """A node that has ended well waits so long for the others, as torchrun's exit barrier does."""
@@ -20,25 +22,31 @@ END_S = 5.0
 
 
 class PeerEnded(NamedTuple):
-    """How another node ended: a status other than 0."""
+    """How another node ended: a status other than 0. `node` is negative where it is not known which."""
 
     node: int
     status: int
     text: str
 
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"node {self.node} failed: {self.text}" if self.node >= 0 else self.text
+
 
 class MeetingError(DistlaunchError):
-    """The nodes did not meet."""
+    """The nodes did not meet, or did not stay together."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
-        self.exit_status = Exit(status) if status in set(Exit) else Exit.FAILED
+        self.exit_status = status
 
 
 class Peers:
-    """The other nodes, by way of the keeper."""
+    """The other nodes, by way of the keeper. `say` gets what there is to say."""
 
-    def __init__(self, spec: JobSpec, by_hand: ByHand) -> None:
+    def __init__(self, spec: JobSpec, by_hand: ByHand, say: Callable[[str], object]) -> None:
+        self._say = say
         keeper = Path(__file__).with_name("keeper.py")
         procs = spec.nodes[0].procs or 1
         numbers = (by_hand.port, by_hand.node_rank, by_hand.nodes, procs, by_hand.wait_s)
@@ -56,7 +64,7 @@ class Peers:
         self._buffer = b""
         self._told = self._over = False
 
-    def meet(self, signals: Signals, tell: Callable[[str], object]) -> list[int]:
+    def meet(self, signals: Signals) -> list[int]:
         """Wait for all nodes; their numbers of workers. Raises `MeetingError`."""
         while True:
             self._wait(signals, None)
@@ -65,9 +73,8 @@ class Peers:
                     sizes: list[int] = message["sizes"]
                     return sizes
                 if "waiting" in message:
-                    tell(
-                        f"waiting for node {', '.join(map(str, message['waiting']))}{message.get('why', '')}"
-                    )
+                    missing = ", ".join(map(str, message["waiting"]))
+                    self._say(f"waiting for node {missing}{message.get('why', '')}")
                 if "ended" in message:
                     ended = _ended(message)
                     raise MeetingError(f"node {ended.node}: {ended.text}", ended.status)
@@ -78,16 +85,23 @@ class Peers:
 
     def tell(self, status: int, text: str) -> None:
         """Tell the other nodes how it ended here; once."""
-        if not self._told and self._process.stdin:
+        if not self._told:
             self._told = True
-            try:
-                self._process.stdin.write(json.dumps({"status": status, "text": text}).encode() + b"\n")
-                self._process.stdin.flush()
-            except BrokenPipeError:
-                pass  # the keeper has ended: its last words say why
+            self._write(status, text)
+
+    def _write(self, status: int, text: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"status": status, "text": text}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the keeper has ended: its last words say why
 
     def wait_for_all(self, signals: Signals) -> PeerEnded | None:
-        """After a good end here: wait for the others' ends, at most BARRIER_S; a failure among them."""
+        """After a good end here: wait for the others' ends, at most BARRIER_S; a failure among them.
+
+        Raises `MeetingError` when this node is stopped meanwhile.
+        """
         deadline = time.monotonic() + BARRIER_S
         while not self._over and time.monotonic() < deadline:
             try:
@@ -95,8 +109,9 @@ class Peers:
                 for message in self._messages():
                     if "ended" in message:
                         return _ended(message)
-            except MeetingError as failure:
-                return PeerEnded(-1, failure.exit_status, str(failure))
+            except MeetingError as stopped:
+                self._write(stopped.exit_status, str(stopped))  # for the others it was well until now
+                raise
         if self._over:
             return None
         return PeerEnded(-1, Exit.TIMEOUT, f"other nodes still run {BARRIER_S:g} s after this one's end")
@@ -117,9 +132,11 @@ class Peers:
     def _wait(self, signals: Signals, deadline: float | None) -> None:
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready, _, _ = select.select([self.fd, signals.fd], [], [], left_s)
-        if signals.fd in ready:
-            signum = signals.received()[0]
-            raise MeetingError(f"stopped by signal {signum}", 128 + signum)
+        for signum in signals.received() if signals.fd in ready else b"":
+            name = signal.Signals(signum).name
+            if signum != signal.SIGTSTP:
+                raise MeetingError(f"stopped by {name}", 128 + signum)
+            self._say(NO_SUSPENDING)
 
     def _messages(self) -> Iterator[dict[str, Any]]:
         try:
