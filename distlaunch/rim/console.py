@@ -88,15 +88,16 @@ class Console:
             text = f"\x1b[{colour}m{text}\x1b[0m"
         begin = b"\n" if self._in_line[1] else b""  # not in the middle of a worker's line
         self._in_line[1] = False
-        self._outlets[1].write(begin + text.encode(errors="backslashreplace") + b"\n")
+        self._outlets[1].write(begin + text.encode(errors="backslashreplace") + b"\n", ours=True)
 
     def close(self, patient: Callable[[float], bool]) -> None:
         """Write out what is queued, and say what was not shown; for `patient` see `Outlet.close`."""
         output, errors = self._outlets
         if output is not errors:
             output.close(patient)
-        if output.dropped_lines and not output.broken:
-            self.say(f"distlaunch: {output.dropped_lines} lines were not shown: the reader was too slow")
+        dropped = sum(outlet.dropped_lines for outlet in {output, errors} if not outlet.broken)
+        if dropped:
+            self.say(f"distlaunch: {dropped} lines were not shown: the reader was too slow")
         errors.close(patient)
 
     def _broken(self, name: str, other: int, error: OSError) -> None:

@@ -27,10 +27,10 @@ class Outlet:
         self.dropped_lines = 0
         self.broken = False
 
-    def write(self, data: bytes) -> None:
-        """Queue whole lines, or drop them when the reader is too far behind."""
+    def write(self, data: bytes, ours: bool = False) -> None:
+        """Queue whole lines, or drop them when the reader is too far behind, but for `ours`: they are few."""
         with self._changed:
-            if self.broken or self._waiting + len(data) > CAPACITY:
+            if self.broken or (self._waiting + len(data) > CAPACITY and not ours):
                 self.dropped_lines += data.count(b"\n")
                 return
             self._queue.append(data)

@@ -517,6 +517,27 @@ def test_what_workers_say_on_stderr_waits_for_a_slow_reader(tmp_path: Path) -> N
         assert process.wait(PATIENCE_S) == 0
 
 
+def test_lines_on_stderr_that_are_not_shown_are_counted(tmp_path: Path) -> None:
+    """More of them wait for a reader than are kept in memory."""
+    says = SAYS.replace("os.write(1,", "os.write(2,").replace("20000", "150000")
+    script(tmp_path, f"import os; os.write(1, b'%d\\n' % os.getpid())\n{textwrap.dedent(says)}")
+    with subprocess.Popen(
+        [*OURS, "worker.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        wait_gone([int(process.stdout.readline())], PATIENCE_S)
+        said = process.stderr.read().decode()
+        assert process.wait(PATIENCE_S) == 0
+    told = re.search(r"distlaunch: (\d+) lines were not shown: the reader was too slow\n", said)
+    assert told
+    assert int(told[1]) + said.count(" line ") == 150000
+
+
 def test_an_interrupt_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
     ends = "import os; os.write(2, b'.' * 1000000); os.write(1, b'ready 0 %d\\n' % os.getpid())"
     script(tmp_path, ends)
