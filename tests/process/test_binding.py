@@ -131,6 +131,7 @@ def test_a_refusal_of_the_kernel_is_told(tmp_path: Path) -> None:
         "argv": ["/bin/true"],
         "cwd": "/",
         "env": {},
+        "shares": [],
         "cpus": "8000-8001",
     }
     worker = workers.spawn(spec, str(tmp_path / "error.json"))
