@@ -25,11 +25,10 @@ PATIENCE_S = 5.0
 def _patience(spec: JobSpec, signals: Signals) -> Callable[[float], bool]:
     """Whether a reader of our output that has taken nothing for so long is waited for when all is over.
 
-    Where there may be no log files, as under torchrun, it is, until a signal comes.
+    Where there may be no log files, as under torchrun, it is, unless a signal has come.
     """
-    if spec.logs.torchrun:
-        return lambda silent_s: not signals.received()
-    return lambda silent_s: silent_s < PATIENCE_S
+    needed = spec.logs.torchrun is not None
+    return lambda silent_s: silent_s < PATIENCE_S or (needed and not signals.any())
 
 
 def supervise(

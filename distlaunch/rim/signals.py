@@ -21,6 +21,7 @@ class Signals:
         self.fd, self._write = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write, False)
+        self._any = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -48,6 +49,12 @@ class Signals:
     def received(self) -> bytes:
         """The numbers of the signals that came and were not asked for before."""
         try:
-            return os.read(self.fd, 4096)
+            numbers = os.read(self.fd, 4096)
         except BlockingIOError:
             return b""
+        self._any = True
+        return numbers
+
+    def any(self) -> bool:
+        """Whether a signal has ever come."""
+        return self._any or bool(self.received())
