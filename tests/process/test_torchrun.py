@@ -20,6 +20,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -916,6 +917,20 @@ ACCELERATE = {
 }
 
 
+TORCHS_ABORT = "terminate called without an active exception"
+"""A worker that has used gloo, under torch 2.13, aborts now and then at its end, whoever started it."""
+
+
+def launch_past_aborts(launcher: list[str], folder: Path, *words: str, **environ: str) -> Done:
+    """As `launch`, again where torch's workers have aborted; thrice is no accident."""
+    for _ in range(2):
+        done = launch(launcher, folder, *words, **environ)
+        if not (done.returncode and TORCHS_ABORT in done.stderr):
+            return done
+        shutil.rmtree(folder / "logs")
+    return launch(launcher, folder, *words, **environ)
+
+
 @pytest.mark.parametrize("words", ACCELERATE.values(), ids=ACCELERATE)
 def test_accelerates_own_tests(tmp_path: Path, words: list[str]) -> None:
     """test_ops takes the CPU only from a state that was made for it before."""
@@ -930,7 +945,7 @@ def test_accelerates_own_tests(tmp_path: Path, words: list[str]) -> None:
     for name, launcher in zip(("torchrun", "ours"), BOTH, strict=True):
         script(tmp_path / name, text)
         flags = ("--nproc-per-node=2", "--redirects=1", "--log-dir=logs")
-        done = launch(launcher, tmp_path / name, *flags, *words, ACCELERATE_USE_CPU="true")
+        done = launch_past_aborts(launcher, tmp_path / name, *flags, *words, ACCELERATE_USE_CPU="true")
         assert done.returncode == 0, done.stderr
         kept[name] = {(path, said) for path, said in logs_of(tmp_path / name) if said}
     assert kept["ours"] == kept["torchrun"]
