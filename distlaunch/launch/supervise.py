@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 PATIENCE_S = 5.0
+"""Seconds for a reader to take something, at the end of a run whose log files have all."""
 
 
 def _patience(spec: JobSpec, signals: Signals) -> Callable[[float], bool]:

@@ -35,22 +35,7 @@ class Link:
         quiet: bool,
         shared: Sequence[int] = (),
     ) -> None:
-        copies = [os.dup(fd) for fd in shared]
-        try:
-            # A session of its own: the terminal's Ctrl-C is for us to interpret, not for ssh.
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-                pass_fds=copies,
-                env={**os.environ, wire.SHARED_VARIABLE: ",".join(map(str, copies))},
-            )
-        finally:
-            for fd in copies:
-                os.close(fd)
+        self._process = _start(argv, shared)
         self.stdin, self.stdout, self.stderr = (
             pipe.fileno()
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
@@ -196,3 +181,22 @@ class Link:
             self._process.wait()  # killed, or seen to have ended
         else:
             self._process.poll()  # a guardian that still sweeps is reaped by init after us
+
+
+def _start(argv: Sequence[str], shared: Sequence[int]) -> subprocess.Popen[bytes]:
+    copies = [os.dup(fd) for fd in shared]
+    try:
+        # A session of its own: the terminal's Ctrl-C is for us to interpret, not for ssh.
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            pass_fds=copies,
+            env={**os.environ, wire.SHARED_VARIABLE: ",".join(map(str, copies))},
+        )
+    finally:
+        for fd in copies:
+            os.close(fd)

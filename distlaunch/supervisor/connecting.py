@@ -2,7 +2,7 @@
 
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Connect, Drop, GiveUp, Notice, Reap
-from distlaunch.supervisor.ending import all_closed, end_job, listed
+from distlaunch.supervisor.ending import all_closed, end_job, listed, processes_words
 from distlaunch.supervisor.events import AgentUp, OrphansKilled, Reaped
 from distlaunch.supervisor.members import choose_members, complete, misfit
 from distlaunch.supervisor.preparing import prepare
@@ -85,7 +85,7 @@ def _is_back(state: State, node: int, now: float) -> Step:
 
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
     """Something had been left there by an agent that was killed with its guardian."""
-    count = f"{event.processes} process{'es' if event.processes != 1 else ''}"
+    count = processes_words(event.processes)
     text = f"{state.label(event.node)}: {count} had been left by an agent that is dead: killed"
     return state, (Notice("warning", text),)
 

@@ -86,8 +86,8 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
         return state, ()
     state = with_time_to_drain(state.with_node(event.node, phase=NodePhase.SWEPT), now)
     if event.leftovers and state.cause is None:
-        processes = "1 process" if event.leftovers == 1 else f"{event.leftovers} processes"
-        text = f"{state.label(event.node)}: {processes} outlived their workers and were killed"
+        count = processes_words(event.leftovers)
+        text = f"{state.label(event.node)}: {count} outlived their workers and were killed"
         return state, (Notice("warning", text),)
     return state, ()
 
@@ -169,6 +169,11 @@ def stop_overdue(state: State, now: float) -> Step:
             state = state.with_node(i, phase=NodePhase.CLOSED if clean else NodePhase.LOST)
     state, actions = all_closed(state, now)
     return state, (*said, *actions)
+
+
+def processes_words(number: int) -> str:
+    """So many processes for people."""
+    return f"{number} process{'es' if number != 1 else ''}"
 
 
 def listed(names: list[str]) -> str:

@@ -518,17 +518,19 @@ def test_what_workers_say_on_stderr_waits_for_a_slow_reader(tmp_path: Path) -> N
         assert process.wait(PATIENCE_S) == 0
 
 
+def unread(folder: Path) -> subprocess.Popen[bytes]:
+    """Our launcher, whose output is read by nobody but the test."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [*OURS, "worker.py"], cwd=folder, env=environment(folder), stdout=pipe, stderr=pipe
+    )
+
+
 def test_lines_on_stderr_that_are_not_shown_are_counted(tmp_path: Path) -> None:
     """More of them wait for a reader than are kept in memory."""
     says = SAYS.replace("os.write(1,", "os.write(2,").replace("20000", "150000")
     script(tmp_path, f"import os; os.write(1, b'%d\\n' % os.getpid())\n{textwrap.dedent(says)}")
-    with subprocess.Popen(
-        [*OURS, "worker.py"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    with unread(tmp_path) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         wait_gone([int(process.stdout.readline())], PATIENCE_S)
@@ -542,13 +544,7 @@ def test_lines_on_stderr_that_are_not_shown_are_counted(tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
     ends = "import os; os.write(2, b'.' * 1000000); os.write(1, b'ready 0 %d\\n' % os.getpid())"
     script(tmp_path, ends)
-    with subprocess.Popen(
-        [*OURS, "worker.py"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    with unread(tmp_path) as process:
         assert process.stdout is not None
         process.stdout.readline()
         wait_gone(descendants_of(process.pid), PATIENCE_S)
