@@ -27,7 +27,7 @@ TRAINS = """
     dist.init_process_group("gloo")
     x = torch.full((1,), dist.get_rank() + 1.0)
     dist.all_reduce(x)
-    print(f"sum {x.item():g}", flush=True)
+    print(f"sum {x.item():g}\\n", end="")  # one write, also under python -u: ranks share a pipe
     dist.destroy_process_group()
 """
 

@@ -433,7 +433,7 @@ def typed(kind: str, folder: Path) -> Iterator[int]:
 @pytest.mark.parametrize("launcher", BOTH)
 def test_workers_share_the_callers_stdin(launcher: list[str], kind: str, tmp_path: Path) -> None:
     """The very same: who reads a part takes it from the others, and from the next restart."""
-    script(tmp_path, "import os, sys; print(repr(sys.stdin.read()))")
+    script(tmp_path, "import os, sys; os.write(1, b'%r\\n' % sys.stdin.read())")
     with typed(kind, tmp_path) as stdin:
         done = fed(
             launcher, tmp_path, "--nproc-per-node=2", "worker.py", stdin=stdin, environ=environment(tmp_path)
@@ -654,7 +654,7 @@ def test_restarts_are_counted(tmp_path: Path) -> None:
     text = """
         import os, sys
         count, most = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]
-        print("attempt", count, "of", most)
+        print(f"attempt {count} of {most}\\n", end="")  # one write: a rank may be stopped after it
         sys.exit(count != "2")
     """
     scripts(tmp_path, text)
@@ -850,7 +850,7 @@ def test_stubborn_workers_have_the_shutdown_timeout(tmp_path: Path) -> None:
         began = time.monotonic()
         run.process.terminate()
         assert run.wait() == 143
-        assert 3 <= time.monotonic() - began <= 4
+        assert 3 <= time.monotonic() - began < 15  # the default is 30
     wait_gone(list(pids.values()), 0.0)
 
 
@@ -862,7 +862,7 @@ def test_the_shutdown_timeout_holds_after_a_failure_too(tmp_path: Path) -> None:
         began = time.monotonic()
         os.kill(pids[0], signal.SIGKILL)
         assert run.wait() == 137
-        assert 1 <= time.monotonic() - began <= 2
+        assert 1 <= time.monotonic() - began < 15
     wait_gone(list(pids.values()), 0.0)
 
 
