@@ -844,14 +844,18 @@ def test_a_signal_that_is_not_listed_reaches_the_workers_as_sigterm(tmp_path: Pa
 
 
 def test_stubborn_workers_have_the_shutdown_timeout(tmp_path: Path) -> None:
+    """Within a second of it; what else the machine does may spoil one try, not each of three."""
     script(tmp_path, STUBBORN)
-    with going(OURS, tmp_path, "--nproc-per-node=2", "--shutdown-timeout=3", "worker.py") as run:
-        pids = run.wait_ready(2)
-        began = time.monotonic()
-        run.process.terminate()
-        assert run.wait() == 143
-        assert 3 <= time.monotonic() - began < 15  # the default is 30
-    wait_gone(list(pids.values()), 0.0)
+    took: list[float] = []
+    while not took or (took[-1] > 4 and len(took) < 3):
+        with going(OURS, tmp_path, "--nproc-per-node=2", "--shutdown-timeout=3", "worker.py") as run:
+            pids = run.wait_ready(2)
+            began = time.monotonic()
+            run.process.terminate()
+            assert run.wait() == 143
+            took.append(time.monotonic() - began)
+        wait_gone(list(pids.values()), 0.0)
+    assert 3 <= min(took) <= 4, took
 
 
 def test_the_shutdown_timeout_holds_after_a_failure_too(tmp_path: Path) -> None:
