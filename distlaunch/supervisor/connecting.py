@@ -15,7 +15,7 @@ from distlaunch.supervisor.restarting import (
 )
 from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step
 from distlaunch.supervisor.torch_agents import take_in
-from distlaunch.transport.failure import LinkFailure
+from distlaunch.transport.failure import Kind, LinkFailure
 
 MAX_ATTEMPTS = 6
 RETRY_S = 0.4
@@ -99,6 +99,8 @@ def not_connected(state: State, node: int, failure: LinkFailure, now: float) -> 
     if in_time and failure.worth_retrying and this.attempts < MAX_ATTEMPTS:
         retry_at = now + RETRY_S * 2 ** (this.attempts - 1) * (0.5 + state.chance_of(node, this.attempts))
         return state.with_node(node, phase=NodePhase.RETRYING, retry_at=retry_at, failure=failure), ()
+    if not in_time and this.failure and failure.kind is Kind.SILENT:
+        failure = this.failure  # a try that was cut short knows less than the one before
     return _unusable(state, node, failure, now)
 
 

@@ -309,6 +309,14 @@ def test_who_has_not_answered_at_the_deadline_is_given_up_and_named() -> None:
     assert job.blamed[0] == Exit.UNREACHABLE
 
 
+def test_a_try_that_time_cuts_short_says_less_than_the_one_before_it() -> None:
+    job = History(f"{JOB}nodes: [a]")
+    job.feed(lost(0, "Connection closed", Kind.DROPPED), after=CONNECT_S - 1.0)
+    assert job.feed(Ticked(), after=0.9) == [Connect(0)]
+    assert wanted(job.feed(Ticked(), after=0.1)) == [GiveUp(0, f"no agent after {CONNECT_S:g} s")]
+    assert texts(job.feed(lost(0, "", Kind.SILENT)))[0] == "a: dropped by the server"
+
+
 def test_a_link_that_ends_before_all_are_connected_ends_the_job() -> None:
     job = History()
     job.feed(up(0))
