@@ -13,15 +13,34 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESS_S = 0.15
 """Between two presses of Ctrl-C: what comes within a tenth of a second is one wish."""
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 """No test waits longer than this for anything; only a hang gets there."""
+
+
+class LateError(AssertionError):
+    """What had to happen did happen, but after its limit; what never happens is no `LateError`.
+
+    The machine may have stood still, so such a test is tried again, twice at most (tests/conftest.py).
+    """
+
+
+def on_time(what: str, took_s: float, at_most: float) -> None:
+    """`LateError` if something took longer than it may."""
+    if took_s > at_most:
+        raise LateError(f"{what}: {took_s:.3f} s, over the limit of {at_most:g} s")
+
+
+def nothing_was_dropped(stderr: str) -> None:
+    """`LateError` if the disk of the logs was, so that a run had to drop output, as it told."""
+    if told := re.search(r"\d+ bytes could not be written to", stderr):
+        raise LateError(told[0])
 
 
 def distlaunch_argv(*arguments: str) -> list[str]:
@@ -101,9 +120,13 @@ class Going:
 
     def wait_for(self, text: str, times: int = 1, within_s: float = PATIENCE_S) -> None:
         """Wait until `text` has been printed so many times, on either stream."""
+        self.wait_until(lambda: (self.out + self.err).count(text.encode()) >= times, repr(text), within_s)
+
+    def wait_until(self, holds: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
+        """Wait until something holds of what has been printed."""
         deadline = time.monotonic() + within_s
-        while (self.out + self.err).count(text.encode()) < times:
-            assert self._read(deadline), f"ended without {text!r}: {self.err.decode()}{self.out.decode()}"
+        while not holds():
+            assert self._read(deadline), f"ended without {what}: {self.err.decode()}{self.out.decode()}"
 
     def wait_ready(self, count: int, within_s: float = PATIENCE_S) -> dict[int, int]:
         """rank → pid, once so many workers have printed a whole line ``ready RANK PID``."""
@@ -195,9 +218,10 @@ def agents_of(pid: int) -> list[int]:
 def children_of(pid: int) -> list[int]:
     """PIDs of the live children of a process."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found += [int(child) for child in (task / "children").read_text().split()]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has just ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # or one thread of it
+                found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 
@@ -207,21 +231,28 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def wait_gone(pids: Sequence[int], within_s: float) -> float:
-    """Wait until all these processes have ended; the seconds it took. Fails after `within_s`."""
+    """Wait until all these processes have ended; the seconds it took. `LateError` after `within_s`."""
     began = time.monotonic()
-    for pid in pids:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            left_ms = max(0.0, began + within_s - time.monotonic()) * 1000
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            assert poll.poll(left_ms), f"process {pid} is still there after {within_s} s"
-        finally:
-            os.close(pidfd)
-    return time.monotonic() - began
+    with contextlib.ExitStack() as stack:
+        pidfds = {}
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                pidfds[pid] = os.pidfd_open(pid)
+                stack.callback(os.close, pidfds[pid])
+        late = [pid for pid, pidfd in pidfds.items() if not ended(pidfd, began + within_s)]
+        for pid in late:
+            assert ended(pidfds[pid], began + within_s + PATIENCE_S), f"process {pid} is still there"
+    took_s = time.monotonic() - began
+    if late:
+        raise LateError(f"processes {late} were gone after {took_s:.3f} s, not {within_s:g} s")
+    return took_s
+
+
+def ended(pidfd: int, until: float) -> bool:
+    """Whether a process ends `until` then (monotonic seconds)."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
 
 
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:

@@ -16,7 +16,7 @@ from tests.cluster.hosts import Ended, Node, Site, find
 from tests.harness import PATIENCE_S
 
 UNREACHABLE, NODE_LOST = 69, 71
-SHORT = ("--set", "timeouts.connect=4s")
+SHORT = ("--set", "timeouts.connect=10s")
 
 
 def assert_refused(site: Site, ended: Ended, expected: dict[str, tuple[str, str]]) -> None:

@@ -54,5 +54,6 @@ def assert_continues(epochs: list[Epoch]) -> None:
     first_loss = epochs[0][1]
     for turn in turns:
         (number, loss, _), (before, earlier, _) = epochs[turn], epochs[turn - 1]
-        assert number in (before, before + 1), "it went on where it was"
+        # A restart may come between an epoch's snapshot and the line that tells of it.
+        assert before <= number <= before + 2, "it went on where it was"
         assert loss < min(first_loss * 0.9, earlier * 1.5 + 0.05), "and not from the beginning"

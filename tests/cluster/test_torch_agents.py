@@ -63,7 +63,7 @@ def job_of(site: Site, names: list[str], rendezvous: str) -> Path:
     job.write_text(
         f"script: sizes.py\nnodes: [{nodes}]\nmin_nodes: 2\ngpus_per_node: 0\n"
         f"rendezvous: {{{rendezvous}, conf: {{{HASTE}}}}}\nrestarts: {{max: 9}}\n"
-        f"timeouts: {{connect: 5s, lease: 4s, stop: 2s}}\nssh: {{config: {site.ssh_config}}}\n"
+        f"timeouts: {{connect: 10s, lease: 4s, stop: 2s}}\nssh: {{config: {site.ssh_config}}}\n"
     )
     return job
 

@@ -17,6 +17,7 @@ from tests.harness import (
     cookie_holders,
     distlaunch,
     kill,
+    nothing_was_dropped,
     running,
     wait_gone,
     write_job,
@@ -95,6 +96,7 @@ def test_files_are_byte_exact(tmp_path: Path, nodes: str) -> None:
 
     with running(write_job(tmp_path, worker, nodes + "logs: {console: none}")) as run:
         assert run.wait() == 0, run.stderr
+        nothing_was_dropped(run.stderr)
         for rank in range(RANKS):
             make = random.Random(rank).randbytes
             for name in ("out", "err"):

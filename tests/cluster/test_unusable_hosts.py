@@ -61,6 +61,6 @@ def test_all_that_cannot_be_used_are_told_at_once(site: Site) -> None:
 
 def test_a_server_that_keeps_hanging_up_is_named_so_when_time_is_over(site: Site) -> None:
     port = site.server("host2", HANGING_UP)
-    ended = site.run(["host1", site.name("full", "host2", port)], "--set", "timeouts.connect=2s")
+    ended = site.run(["host1", site.name("full", "host2", port)], "--set", "timeouts.connect=8s")
     assert_refused(site, ended, {"full": ("dropped by the server", "kex_exchange_identification: ")})
     assert [event["node"] for event in ended.events("LinkEnded")].count(1) > 1, "it was not tried again"

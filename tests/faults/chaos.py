@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tests.cluster.hosts import Bed, bed_of, parent_of
 from tests.faults.report import FOLDER
-from tests.harness import Run, children_of, wait_gone, write_job
+from tests.harness import Run, children_of, on_time, wait_gone, write_job
 
 STOP_S, LEASE_S = 2.0, 6.0
 HOSTS, PROCS = 4, 2
@@ -155,7 +155,7 @@ def strike(bed: Bed, folder: Path, plan: Plan) -> Outcome:
             bed.call("heal", f"host{plan.victim % HOSTS + 1}")
         clean_s = _clean(run, bed, processes, ended_at or hit_at)
         assert listening(bed) == ports, "a port is left"
-        assert "Traceback" not in run.stderr, run.stderr
+        assert "Traceback" not in run.stderr or status == -signal.SIGINT, run.stderr  # Python's own
         assert status in _statuses(plan, ended_at is not None), (status, run.stderr)
         return Outcome(clean_s, status, peak_kb)
     finally:
@@ -193,7 +193,7 @@ def _peak_kb(run: Run) -> int:
 def _clean(run: Run, bed: Bed, before: set[int], since: float) -> float:
     """Wait until nothing of the run is left on any host; the seconds since `since`."""
     deadline = time.monotonic() + CUT_LIMIT_S
-    holders = run.holders if (run.folder / "runs").exists() else list[int]
+    holders = run.holders if any(run.folder.glob("runs/*")) else list[int]
     while left := sorted(bed.processes() - before | set(holders())):
         wait_gone(left, max(0.0, deadline - time.monotonic()))
     return time.monotonic() - since
@@ -247,9 +247,7 @@ def series(bed: Bed, folder: Path, kills: int, seed: int, tell: Callable[[str], 
             error.add_note(f"kill {number} of seed {seed}: {plan}")
             raise
         limit_s = CUT_LIMIT_S if plan.kind == "network" else LIMIT_S
-        assert outcome.clean_s <= limit_s, (
-            f"kill {number} of seed {seed}: {plan} took {outcome.clean_s:.2f} s"
-        )
+        on_time(f"kill {number} of seed {seed}: {plan}", outcome.clean_s, limit_s)
         assert outcome.peak_kb <= MEMORY_KB, f"kill {number} of seed {seed}: {outcome.peak_kb} KiB"
         tally.add(plan, outcome)
         tell(f"{number:>4} {plan.kind}, {plan.moment}/{RANKS} ready: clean after {outcome.clean_s:.2f} s")

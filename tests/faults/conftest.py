@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults import report
 from tests.faults.report import Row
+from tests.harness import LateError
 
 _rows: list[Row] = []
 
@@ -44,7 +45,9 @@ class Figures:
     def __call__(self, what: str, value: float, at_most: float | None = None, unit: str = "s") -> None:
         """Note that `what` was measured as `value`; fails when it is more than `at_most`."""
         self.rows.append(Row(self._fault, self._name, self._promise, what, value, at_most, unit))
-        assert at_most is None or value <= at_most, f"{what}: {value:g} {unit}, over the limit of {at_most:g}"
+        if at_most is not None and value > at_most:
+            error = LateError if unit in ("s", "ms") else AssertionError
+            raise error(f"{what}: {value:g} {unit}, over the limit of {at_most:g}")
 
 
 @pytest.fixture
@@ -56,18 +59,21 @@ def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     noted = Figures(number, name, str(marker.kwargs.get("promise", "")))
     yield noted
     assert noted.rows, "a test of the catalogue notes a figure"
-    failed = request.node.stash.get(_FAILED, False)
-    _rows.extend(row._replace(outcome="FAILED" if failed else "kept") for row in noted.rows)
+    outcome = request.node.stash.get(_OUTCOME, "kept")
+    _rows.extend(row._replace(outcome=outcome) for row in noted.rows)
 
 
-_FAILED = pytest.StashKey[bool]()
+_OUTCOME = pytest.StashKey[str]()
+"""What a test came to: kept, FAILED, or late: then it is tried again, and has rows for each try."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     made = yield
     if call.when == "call":
-        item.stash[_FAILED] = made.failed  # type: ignore[attr-defined]
+        late = call.excinfo is not None and call.excinfo.errisinstance(LateError)
+        failed = call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception)
+        item.stash[_OUTCOME] = "late" if late else "FAILED" if failed else "kept"
     return made
 
 

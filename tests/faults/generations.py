@@ -34,7 +34,7 @@ def earlier():
     found = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            environ = open(f"/proc/{pid}/environ").read()
+            environ = open(f"/proc/{pid}/environ", errors="replace").read()
         except OSError:
             continue
         found += run in environ and own not in environ

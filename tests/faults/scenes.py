@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tests.cluster.hosts import Bed, parent_of
 from tests.faults.conftest import Figures
-from tests.harness import PATIENCE_S, Run, children_of
+from tests.harness import PATIENCE_S, LateError, Run, children_of, ended
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 ONE = "gpus_per_node: 0\n"
@@ -79,19 +79,24 @@ class Held:
     def wait_ends(self, pids: Iterable[int], until: float) -> None:
         """Wait for the ends of those of `pids` that are held, at most `until` (monotonic seconds)."""
         for pid in pids:
-            if pid in self._pidfds:
-                assert self._poll(pid, select.POLLIN, until), f"process {pid} is still there"
+            if pid in self._pidfds and not ended(self._pidfds[pid], until):
+                assert ended(self._pidfds[pid], until + PATIENCE_S), f"process {pid} is still there"
+                raise LateError(f"process {pid} was still there")
 
     def wait_reaped(self, until: float) -> None:
         """A zombie is no clean end. The kernel announces the reaping since 6.9; before, a look must do."""
         for pid in self._pidfds:
-            if Path(f"/proc/{pid}").exists() and not self._poll(pid, 0, until):
-                assert not Path(f"/proc/{pid}").exists(), f"process {pid} is a zombie"
+            if not self._reaped(pid, until):
+                assert self._reaped(pid, until + PATIENCE_S), f"process {pid} is a zombie"
+                raise LateError(f"process {pid} was a zombie")
 
-    def _poll(self, pid: int, events: int, until: float) -> bool:
+    def _reaped(self, pid: int, until: float) -> bool:
+        there = Path(f"/proc/{pid}")
+        if not there.exists():
+            return True
         poll = select.poll()
-        poll.register(self._pidfds[pid], events)
-        return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
+        poll.register(self._pidfds[pid], 0)
+        return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000)) or not there.exists()
 
     def close(self) -> None:
         """Let go of them."""

@@ -32,7 +32,17 @@ from tests.faults.scenes import (
     stop_after,
     worker,
 )
-from tests.harness import PATIENCE_S, PRESS_S, Run, agents_of, children_of, kill, running, write_job
+from tests.harness import (
+    PATIENCE_S,
+    PRESS_S,
+    Run,
+    agents_of,
+    children_of,
+    kill,
+    nothing_was_dropped,
+    running,
+    write_job,
+)
 
 LOST, INTERRUPTED = 71, 130
 
@@ -283,5 +293,6 @@ def test_window_changes(tmp_path: Path, figures: Figures) -> None:
             kill(agent, signal.SIGWINCH)
         open_gate(tmp_path / "gate")
         assert run.wait() == 0, run.stderr
+        nothing_was_dropped(run.stderr)
         kept = (run.run_folder() / "rank0.out").read_text().count("x" * 99 + "\n")
         figures("lines lost", 100_000 - kept, at_most=0, unit="lines")

@@ -171,8 +171,10 @@ def test_the_standing_rank_is_named_and_ended(tmp_path: Path, figures: Figures) 
         run.wait_for("rank 1 stands in: ")
         figures("its stack told", time.monotonic() - began, at_most=told_s + DUMP_S)
         assert run.wait() == 0, run.stderr
-        words = f"rank 1 (node1, pid {pid}): no output, no CPU and no GPU use for 2 s; rank 0 runs"
-        assert f"standing: {words}" in run.stderr
+        words = (
+            rf"rank 1 \(node1, pid {pid}(: has not imported torch yet)?\): no output, no CPU and no GPU use"
+        )
+        assert re.search(rf"standing: {words} for 2 s; rank 0 runs", run.stderr)
         assert re.search(r"stands in: wait \(worker.py:\d+\) < wait_for_nobody \(worker.py:\d+\)", run.stderr)
         assert "stalled: rank 1 (node1) stood for 2 s; restart 1 of 1" in run.stderr
         assert "finished" in run.stderr

@@ -31,7 +31,16 @@ from tests.faults.scenes import (
     stop_after,
     worker,
 )
-from tests.harness import PATIENCE_S, Run, distlaunch_argv, kill, running, wait_gone, write_job
+from tests.harness import (
+    PATIENCE_S,
+    Run,
+    distlaunch_argv,
+    kill,
+    nothing_was_dropped,
+    running,
+    wait_gone,
+    write_job,
+)
 
 MIB = 1 << 20
 
@@ -91,6 +100,7 @@ def test_stalled_reader(tmp_path: Path, gate: Path, figures: Figures) -> None:
         open_gate(gate)
         run.process.stdout = stalled
         ends(run, figures, Ending(0, "lines were not shown: the reader was too slow", 10.0), time.monotonic())
+        nothing_was_dropped(run.stderr)
         kept = (run.run_folder() / "rank0.out").stat().st_size
         figures("bytes lost from the log", 64 * MIB + len(f"ready 0 {pids[0]}\n") - kept, 0, "bytes")
 
@@ -129,7 +139,7 @@ def test_one_slow_node(tmp_path: Path, bed: Bed, figures: Figures) -> None:
     """Its output would need a minute to arrive; the job is then ended while most of it waits."""
     prints = worker("""
         open("gate" + os.environ["RANK"]).read()
-        for _ in range(4096): print("x" * 1023)
+        for _ in range(3072): print("x" * 1023)
         os.close(os.open("done" + os.environ["RANK"], os.O_WRONLY))
         print("rank", os.environ["RANK"], "has printed all", flush=True)
         signal.pause()
@@ -145,7 +155,7 @@ def test_one_slow_node(tmp_path: Path, bed: Bed, figures: Figures) -> None:
                 open_gate(tmp_path / f"gate{rank}")
             for rank in (1, 2):
                 (tmp_path / f"done{rank}").read_bytes()
-            figures("the slow node's ranks printed 4 MiB each", time.monotonic() - began, at_most=5.0)
+            figures("the slow node's ranks printed 3 MiB each", time.monotonic() - began, at_most=5.0)
             for rank in (0, 3):
                 (tmp_path / f"done{rank}").read_bytes()
             for rank in (0, 3):
@@ -158,7 +168,8 @@ def test_one_slow_node(tmp_path: Path, bed: Bed, figures: Figures) -> None:
                 ranks.wait_ends(ranks.pids, began + PATIENCE_S)
                 figures("all ranks gone", time.monotonic() - began, at_most=2.0)
         assert run.wait() == 137, run.stderr
-        lost = 4 * MIB - (run.run_folder() / "rank1.out").read_bytes().count(b"x" * 1023 + b"\n") * 1024
+        nothing_was_dropped(run.stderr)
+        lost = 3 * MIB - (run.run_folder() / "rank1.out").read_bytes().count(b"x" * 1023 + b"\n") * 1024
         figures("bytes lost of the slow node", lost, at_most=0, unit="bytes")
         assert_no_traceback(run.stderr)
 
@@ -206,6 +217,7 @@ def test_endless_line(tmp_path: Path, gate: Path, figures: Figures, pace: Pace) 
         memory_figures(run, pid, figures)
         open_gate(gate)
         ends(run, figures, Ending(0, "1 rank on 1 node finished", 10.0), time.monotonic())
+        nothing_was_dropped(run.stderr)
         log = run.run_folder() / "rank0.out"
         figures("bytes lost", blocks * MIB - log.stat().st_size, at_most=0, unit="bytes")
         assert f"digest {digest_of(log)}" in run.stderr

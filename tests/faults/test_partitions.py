@@ -76,17 +76,23 @@ print("in all", counted)
 
 @pytest.mark.fault(48, "a blip: a third of the lease long, 10 s by default", promise="5")
 def test_blip(site: Site, pace: Pace, figures: Figures) -> None:
+    # What ssh bears is whole seconds a third of the lease: of a short one little is left for slow machines.
+    if pace.lease_s < 12.0:
+        pace = Pace(pace.stop_s, 12.0, pace.keys | {"lease": "12s"})
     with running(there(site, HOSTS[:2], COUNTS, pace)) as run:
+
+        def heard() -> int:
+            return run.stdout.count("host2:1] still")
+
         starts(run, 0, 2)
         site.cut("host2")
         blip_s = pace.lease_s / 3
         time.sleep(blip_s)  # the fault itself
-        run.wait_for("host1:0] still", times=int(blip_s * 25))
-        heard = run.stdout.count("host2:1] still")
-        assert heard < blip_s * 25, "it was not cut off"
+        run.wait_until(lambda: run.stdout.count("host1:0] still") > heard() + blip_s * 12, "a rank behind")
+        before = heard()
         began = time.monotonic()
         site.bed.call("heal", "host2")
-        run.wait_for("host2:1] still", times=heard + int(blip_s * 25))
+        run.wait_for("host2:1] still", times=before + int(blip_s * 25))
         figures("heard again after", time.monotonic() - began, at_most=pace.lease_s)
         (site.folder / "enough").touch()
         assert run.wait() == 0, run.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT, distlaunch
+from tests.harness import PATIENCE_S, ROOT, distlaunch
 
 CONFIGS = ROOT / "configs"
 EXPECTED = {
@@ -71,6 +71,6 @@ def test_one_process_loads_one_shard_of_the_checkpoint(tmp_path: Path) -> None:
     ):
         name, *options = script
         argv = [sys.executable, f"{ROOT}/scripts/training/{name}", "--dir", str(checkpoint), *options]
-        read = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        read = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert read.returncode == 0, read.stderr
         assert words in read.stdout

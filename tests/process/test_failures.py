@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.harness import (
+    PATIENCE_S,
     PRESS_S,
     agents_of,
     children_of,
     distlaunch,
     distlaunch_argv,
     kill,
+    nothing_was_dropped,
     running,
     wait_gone,
     write_job,
@@ -307,6 +309,7 @@ def test_a_reader_that_stalls_does_not_slow_the_job(tmp_path: Path) -> None:
         run.wait_for("written")
         run.process.stdout = stalled
         assert run.wait() == 0
+        nothing_was_dropped(run.stderr)
         assert (run.run_folder() / "rank0.out").stat().st_size == 300000 * 100
 
 
@@ -426,7 +429,7 @@ def test_a_closed_standard_stream_is_no_trouble(tmp_path: Path, closed: int) -> 
     job = write_job(tmp_path, "import sys; print('out'); print('err', file=sys.stderr)", "gpus_per_node: 0")
     command = shlex.join(distlaunch_argv("run", str(job)))
     shell = ["/bin/sh", "-c", f"{command} {closed}>&-"]
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ("" if closed == 1 else "[node0:0] out\n")
     assert ("[node0:0] err\n" in done.stderr) == (closed != 2)
@@ -463,7 +466,9 @@ def test_a_full_disk_behind_stdout_does_not_end_the_job(tmp_path: Path) -> None:
     job = write_job(tmp_path, "print('x' * 100)", "gpus_per_node: 0")
     with Path("/dev/full").open("w") as full:
         argv = distlaunch_argv("run", str(job))
-        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False
+        )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("can't write to stdout: No space left on device; the job goes on") == 1
 
@@ -481,7 +486,7 @@ def test_a_worker_may_have_many_siblings(tmp_path: Path) -> None:
     worker = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 60")
     limited = ["/bin/sh", "-c", f"ulimit -Sn 128; exec {shlex.join(distlaunch_argv('run', str(job)))}"]
-    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert {line.split()[1] for line in done.stdout.splitlines()} == {"128"}
 
@@ -490,6 +495,6 @@ def test_many_nodes_need_no_higher_limit_of_the_caller(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", "command: ['true']\nnodes: 40\ngpus_per_node: 0\nlogs: {console: none}")
     job.write_text(job.read_text().replace("script: worker.py\n", ""))
     limited = ["/bin/sh", "-c", f"ulimit -Sn 100; exec {shlex.join(distlaunch_argv('run', str(job)))}"]
-    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert "40 ranks on 40 nodes finished" in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import distlaunch, on_a_terminal, running, write_job
+from tests.harness import distlaunch, nothing_was_dropped, on_a_terminal, running, write_job
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 
@@ -79,6 +79,7 @@ def test_a_flood_arrives_whole(tmp_path: Path) -> None:
     )
     with running(job) as run:
         assert run.wait() == 0
+        nothing_was_dropped(run.stderr)
         for rank in range(2):
             assert (run.run_folder() / f"rank{rank}.out").read_text() == f"{line}\n" * 50000
         assert run.stdout == ""

@@ -72,12 +72,15 @@ def test_the_root_cause_of_a_failing_rank_is_told(tmp_path: Path, env: Path, arg
         assert run.wait() == 1
         wait_gone(list(pids.values()), 0.5)
         assert run.holders() == []
-        told = run.stderr.rpartition("distlaunch: torch's agent on node1 failed first: exit status 1\n")[2]
+        # torch numbers agents of one address by their PIDs.
+        (node,) = map(int, re.findall(r"\[node(\d)\] ready 3 ", run.stdout))
+        first = f"distlaunch: torch's agent on node{node} failed first: exit status 1\n"
+        told = run.stderr.rpartition(first)[2]
         assert "distlaunch:   | ValueError: rank 3 is sad\n" in told
         assert re.search(rf"\| root cause: rank 3 \(local rank 1, pid {pids[3]}\): exit status 1\n", told)
         assert "launch_agent" not in told, "torch's own traceback"
-        assert "torch's agent on node0: stopped by distlaunch" in told
-        (ended,) = [e for e in run.events("WorkerExited") if e["node"] == 1]
+        assert f"torch's agent on node{1 - node}: stopped by distlaunch" in told
+        (ended,) = [e for e in run.events("WorkerExited") if e["node"] == node]
         record = ended["error_record"]
         assert (record["message"] if record else None) == ("ValueError: rank 3 is sad" if arguments else None)
     assert list(env.iterdir()) == []

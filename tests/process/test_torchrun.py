@@ -19,11 +19,10 @@ import contextlib
 import json
 import os
 import pty
+import random
 import re
-import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import textwrap
@@ -34,7 +33,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import PATIENCE_S, ROOT, Going, descendants_of, distlaunch_argv, wait_gone
+from tests.harness import PATIENCE_S, ROOT, Going, descendants_of, distlaunch_argv, on_time, wait_gone
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -166,9 +165,11 @@ def scripts(folder: Path, text: str) -> None:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port that was free a moment ago, and that the kernel gives to nobody who asks for any."""
+    for port in random.sample(range(20000, 30000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 def our_lines(run: Done | Going) -> list[str]:
@@ -533,7 +534,8 @@ def test_lines_on_stderr_that_are_not_shown_are_counted(tmp_path: Path) -> None:
     with unread(tmp_path) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        wait_gone([int(process.stdout.readline())], PATIENCE_S)
+        process.stdout.readline()
+        wait_gone(descendants_of(process.pid), PATIENCE_S)  # the agent too: the launcher has it all
         said = process.stderr.read().decode()
         assert process.wait(PATIENCE_S) == 0
     told = re.search(r"distlaunch: (\d+) lines were not shown: the reader was too slow\n", said)
@@ -813,6 +815,7 @@ CATCHES = """
         sys.exit(0)
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):
         signal.signal(getattr(signal, name), leave)
+    signal.sigtimedwait([], 0.5)  # torchrun passes signals on only once it has started all its workers
     os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
     while True:
         signal.pause()
@@ -844,18 +847,16 @@ def test_a_signal_that_is_not_listed_reaches_the_workers_as_sigterm(tmp_path: Pa
 
 
 def test_stubborn_workers_have_the_shutdown_timeout(tmp_path: Path) -> None:
-    """Within a second of it; what else the machine does may spoil one try, not each of three."""
     script(tmp_path, STUBBORN)
-    took: list[float] = []
-    while not took or (took[-1] > 4 and len(took) < 3):
-        with going(OURS, tmp_path, "--nproc-per-node=2", "--shutdown-timeout=3", "worker.py") as run:
-            pids = run.wait_ready(2)
-            began = time.monotonic()
-            run.process.terminate()
-            assert run.wait() == 143
-            took.append(time.monotonic() - began)
-        wait_gone(list(pids.values()), 0.0)
-    assert 3 <= min(took) <= 4, took
+    with going(OURS, tmp_path, "--nproc-per-node=2", "--shutdown-timeout=3", "worker.py") as run:
+        pids = run.wait_ready(2)
+        began = time.monotonic()
+        run.process.terminate()
+        assert run.wait() == 143
+        took_s = time.monotonic() - began
+    wait_gone(list(pids.values()), 0.0)
+    assert took_s >= 3
+    on_time("all ended", took_s, 4.0)
 
 
 def test_the_shutdown_timeout_holds_after_a_failure_too(tmp_path: Path) -> None:
@@ -901,34 +902,17 @@ def seconds(launcher: list[str], folder: Path) -> float:
 
 
 def test_it_starts_ten_times_faster_than_torchrun(tmp_path: Path, record_property: Any) -> None:
-    """In pairs; what else the machine does may spoil a set of three, not each of three sets."""
-    for _ in range(3):
-        pairs = [(seconds(TORCHRUN, tmp_path), seconds(OURS, tmp_path)) for _ in range(3)]
-        theirs, mine = (statistics.median(column) for column in zip(*pairs, strict=True))
-        record_property("seconds", [theirs, mine])
-        if theirs >= 10 * mine:
-            return
-    pytest.fail(f"torchrun took {theirs:.2f} s, distlaunch {mine:.2f} s")
+    """In pairs, of which the best of each counts: what else the machine does only adds to it."""
+    pairs = [(seconds(TORCHRUN, tmp_path), seconds(OURS, tmp_path)) for _ in range(5)]
+    theirs, mine = (min(column) for column in zip(*pairs, strict=True))
+    record_property("seconds", [theirs, mine])
+    on_time(f"a tenth of torchrun's {theirs:.3f} s", mine, theirs / 10)
 
 
 ACCELERATE = {
     "test_ops": ["worker.py"],
     "test_sync": ["-m", "accelerate.test_utils.scripts.test_sync"],
 }
-
-
-TORCHS_ABORT = "terminate called without an active exception"
-"""A worker that has used gloo, under torch 2.13, aborts now and then at its end, whoever started it."""
-
-
-def launch_past_aborts(launcher: list[str], folder: Path, *words: str, **environ: str) -> Done:
-    """As `launch`, again where torch's workers have aborted; thrice is no accident."""
-    for _ in range(2):
-        done = launch(launcher, folder, *words, **environ)
-        if not (done.returncode and TORCHS_ABORT in done.stderr):
-            return done
-        shutil.rmtree(folder / "logs")
-    return launch(launcher, folder, *words, **environ)
 
 
 @pytest.mark.parametrize("words", ACCELERATE.values(), ids=ACCELERATE)
@@ -945,7 +929,7 @@ def test_accelerates_own_tests(tmp_path: Path, words: list[str]) -> None:
     for name, launcher in zip(("torchrun", "ours"), BOTH, strict=True):
         script(tmp_path / name, text)
         flags = ("--nproc-per-node=2", "--redirects=1", "--log-dir=logs")
-        done = launch_past_aborts(launcher, tmp_path / name, *flags, *words, ACCELERATE_USE_CPU="true")
+        done = launch(launcher, tmp_path / name, *flags, *words, ACCELERATE_USE_CPU="true")
         assert done.returncode == 0, done.stderr
         kept[name] = {(path, said) for path, said in logs_of(tmp_path / name) if said}
     assert kept["ours"] == kept["torchrun"]
