@@ -155,9 +155,26 @@ def test_a_host_is_cut_off_and_both_nodes_end(bed: Bed, tmp_path: Path) -> None:
             (status, _, err), (others, _, others_err) = (launcher.end() for launcher in both)
         finally:
             bed.call("heal", "host2")
-        assert (status, others) == (71, 71)
+        assert (status, others) == (71, 71), (err, others_err)
         assert "node 1 failed: nothing was heard from it" in err
         assert "node 0 failed: nothing was heard from it" in others_err
+
+
+def test_a_keeper_that_is_killed_is_told(bed: Bed, tmp_path: Path) -> None:
+    with launchers(bed, tmp_path, SLEEPER, 1, 1) as both:
+        pids = [next(iter(launcher.ready(1))) for launcher in both]
+        second = both[1]
+        (keeper,) = [
+            child
+            for child in children_of(second.process.pid)
+            if b"keeper.py" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
+        kill(keeper)
+        status, _, err = second.end()
+        wait_gone(pids[1:], 0.0)
+        assert status == 1
+        assert "the keeper of the nodes' store" in err
+        assert "Traceback" not in err
 
 
 def test_an_interrupt_of_one_ends_both(bed: Bed, tmp_path: Path) -> None:

@@ -79,9 +79,13 @@ class Held:
     def wait_ends(self, pids: Iterable[int], until: float) -> None:
         """Wait for the ends of those of `pids` that are held, at most `until` (monotonic seconds)."""
         for pid in pids:
-            if pid in self._pidfds and not ended(self._pidfds[pid], until):
-                assert ended(self._pidfds[pid], until + PATIENCE_S), f"process {pid} is still there"
+            if pid in self._pidfds and not self.has_ended(pid, until):
+                assert self.has_ended(pid, until + PATIENCE_S), f"process {pid} is still there"
                 raise LateError(f"process {pid} was still there")
+
+    def has_ended(self, pid: int, until: float) -> bool:
+        """Whether a process that we hold ends `until` then (monotonic seconds)."""
+        return ended(self._pidfds[pid], until)
 
     def wait_reaped(self, until: float) -> None:
         """A zombie is no clean end. The kernel announces the reaping since 6.9; before, a look must do."""

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from tests.cluster.hosts import Bed
 from tests.faults.conftest import Figures
-from tests.harness import kill, running, wait_gone, write_job
+from tests.faults.scenes import held
+from tests.harness import PATIENCE_S, kill, running, wait_gone, write_job
 
 WATCHED_S = 20.0
 """torchrun's other node is watched for so long."""
@@ -65,10 +67,11 @@ def test_torchruns(tmp_path: Path, bed: Bed, figures: Figures) -> None:
         assert b"ready 1" in second.stdout.readline()
         survivor, victim = (int((tmp_path / f"pid.{rank}").read_text()) for rank in (0, 1))
         kill(victim)
-        try:
-            figures("the other node's rank gone", wait_gone([survivor], WATCHED_S))
-        except AssertionError:
-            figures("the other node's rank still computes after", WATCHED_S)
-        finally:
+        with held([survivor]) as processes:
+            began = time.monotonic()
+            gone = processes.has_ended(survivor, began + WATCHED_S)
+            what = "gone" if gone else "still computes after"
+            figures(f"the other node's rank {what}", time.monotonic() - began)
+        if not gone:
             kill(survivor)
-            wait_gone([survivor], 10.0)
+        wait_gone([survivor], PATIENCE_S)

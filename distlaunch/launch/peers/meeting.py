@@ -1,5 +1,6 @@
 """The command's end of the keeper: meeting the other nodes, hearing of them, telling them of our end."""
 
+import contextlib
 import json
 import os
 import select
@@ -56,8 +57,8 @@ class Peers:
         # A pipe that nobody reads would fill and stop the keeper.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
-        )
+            argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True, bufsize=0
+        )  # unbuffered: what a keeper that has ended did not take must not come up again at the close
         assert self._process.stdout is not None
         self.fd = self._process.stdout.fileno()
         os.set_blocking(self.fd, False)
@@ -91,11 +92,8 @@ class Peers:
 
     def _write(self, status: int, text: str) -> None:
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the keeper has ended: its last words say why
             self._process.stdin.write(json.dumps({"status": status, "text": text}).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the keeper has ended: its last words say why
 
     def wait_for_all(self, signals: Signals) -> PeerEnded | None:
         """After a good end here: wait for the others' ends, at most BARRIER_S; a failure among them.
