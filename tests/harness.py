@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,10 @@ class LateError(AssertionError):
     """
 
 
-def on_time(what: str, took_s: float, at_most: float) -> None:
+def on_time(what: str, took: float, at_most: float, unit: str = "s") -> None:
     """`LateError` if something took longer than it may."""
-    if took_s > at_most:
-        raise LateError(f"{what}: {took_s:.3f} s, over the limit of {at_most:g} s")
+    if took > at_most:
+        raise LateError(f"{what}: {took:g} {unit}, over the limit of {at_most:g}")
 
 
 def nothing_was_dropped(stderr: str) -> None:
@@ -130,10 +130,8 @@ class Going:
 
     def wait_ready(self, count: int, within_s: float = PATIENCE_S) -> dict[int, int]:
         """rank → pid, once so many workers have printed a whole line ``ready RANK PID``."""
-        deadline = time.monotonic() + within_s
-        while len(pids := self.worker_pids()) < count:
-            assert self._read(deadline), f"ended early: {self.err.decode()}{self.out.decode()}"
-        return pids
+        self.wait_until(lambda: len(self.worker_pids()) >= count, f"{count} ready workers", within_s)
+        return self.worker_pids()
 
     def wait(self, within_s: float = PATIENCE_S) -> int:
         """Wait for the end; the exit status."""
@@ -233,26 +231,69 @@ def descendants_of(pid: int) -> list[int]:
 def wait_gone(pids: Sequence[int], within_s: float) -> float:
     """Wait until all these processes have ended; the seconds it took. `LateError` after `within_s`."""
     began = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        pidfds = {}
+    with held(pids) as processes:
+        processes.wait_ends(processes.pids, began + within_s)
+    return time.monotonic() - began
+
+
+class Held:
+    """Processes held by pidfd, so that no other process can be taken for one of them."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pidfds: dict[int, int] = {}
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                pidfds[pid] = os.pidfd_open(pid)
-                stack.callback(os.close, pidfds[pid])
-        late = [pid for pid, pidfd in pidfds.items() if not ended(pidfd, began + within_s)]
-        for pid in late:
-            assert ended(pidfds[pid], began + within_s + PATIENCE_S), f"process {pid} is still there"
-    took_s = time.monotonic() - began
-    if late:
-        raise LateError(f"processes {late} were gone after {took_s:.3f} s, not {within_s:g} s")
-    return took_s
+                self._pidfds[pid] = os.pidfd_open(pid)
+
+    @property
+    def pids(self) -> list[int]:
+        """Whom we hold."""
+        return list(self._pidfds)
+
+    def wait_ends(self, pids: Iterable[int], until: float) -> None:
+        """Wait for the ends of those of `pids` that are held, at most `until` (monotonic seconds)."""
+        self._wait(self.has_ended, [pid for pid in pids if pid in self._pidfds], until, "there")
+
+    def wait_reaped(self, until: float) -> None:
+        """A zombie is no clean end."""
+        self._wait(self._is_reaped, self.pids, until, "a zombie")
+
+    def has_ended(self, pid: int, until: float) -> bool:
+        """Whether a process that we hold ends `until` then (monotonic seconds)."""
+        return self._poll(pid, select.POLLIN, until)
+
+    def _is_reaped(self, pid: int, until: float) -> bool:
+        # The kernel announces the reaping since 6.9; before, a look must do.
+        there = Path(f"/proc/{pid}")
+        return not there.exists() or self._poll(pid, 0, until) or not there.exists()
+
+    def _wait(self, over: Callable[[int, float], bool], pids: Sequence[int], until: float, what: str) -> None:
+        late = [pid for pid in pids if not over(pid, until)]
+        left = [pid for pid in late if not over(pid, until + PATIENCE_S)]
+        assert not left, f"processes {left} are still {what}"
+        if late:
+            after_s = time.monotonic() - until
+            raise LateError(f"processes {late} were still {what}, for at most {after_s:.3f} s more")
+
+    def _poll(self, pid: int, events: int, until: float) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfds[pid], events)
+        return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
+
+    def close(self) -> None:
+        """Let go of them."""
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
 
 
-def ended(pidfd: int, until: float) -> bool:
-    """Whether a process ends `until` then (monotonic seconds)."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
+@contextlib.contextmanager
+def held(pids: Iterable[int]) -> Iterator[Held]:
+    """`pids`, held until the end of the block."""
+    processes = Held(pids)
+    try:
+        yield processes
+    finally:
+        processes.close()
 
 
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:

@@ -42,10 +42,12 @@ def test_the_loss_curve_continues_over_the_loss_and_return_of_a_host(tmp_path: P
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
         assert run.holders() == []
-    assert_continues(epochs_of(run.stdout))
+    assert_continues(
+        epochs_of(run.stdout), set(map(int, re.findall(r"resumed from epoch (\d+)", run.stdout)))
+    )
 
 
-def assert_continues(epochs: list[Epoch]) -> None:
+def assert_continues(epochs: list[Epoch], resumed: set[int]) -> None:
     """No epoch is trained twice but the one that a restart interrupted, and the loss does not start anew."""
     sizes = [ranks for _, _, ranks in epochs]
     assert sorted(set(sizes)) == [2, 3]
@@ -56,4 +58,5 @@ def assert_continues(epochs: list[Epoch]) -> None:
         (number, loss, _), (before, earlier, _) = epochs[turn], epochs[turn - 1]
         # A restart may come between an epoch's snapshot and the line that tells of it.
         assert before <= number <= before + 2, "it went on where it was"
+        assert number - 1 in resumed, "and no epoch was left out"
         assert loss < min(first_loss * 0.9, earlier * 1.5 + 0.05), "and not from the beginning"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults import report
 from tests.faults.report import Row
-from tests.harness import LateError
+from tests.harness import LateError, on_time
 
 _rows: list[Row] = []
 
@@ -45,9 +45,9 @@ class Figures:
     def __call__(self, what: str, value: float, at_most: float | None = None, unit: str = "s") -> None:
         """Note that `what` was measured as `value`; fails when it is more than `at_most`."""
         self.rows.append(Row(self._fault, self._name, self._promise, what, value, at_most, unit))
-        if at_most is not None and value > at_most:
-            error = LateError if unit in ("s", "ms") else AssertionError
-            raise error(f"{what}: {value:g} {unit}, over the limit of {at_most:g}")
+        if at_most is not None and unit in ("s", "ms"):
+            on_time(what, value, at_most, unit)
+        assert at_most is None or value <= at_most, f"{what}: {value:g} {unit}, over the limit of {at_most:g}"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import select
 import subprocess
 import sys
 import textwrap
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 from tests.cluster.hosts import Bed, parent_of
 from tests.faults.conftest import Figures
-from tests.harness import PATIENCE_S, LateError, Run, children_of, ended
+from tests.harness import PATIENCE_S, Run, children_of, held
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 ONE = "gpus_per_node: 0\n"
@@ -60,62 +59,6 @@ class Ending(NamedTuple):
     words: str
     within_s: float
     reaped: bool = True
-
-
-class Held:
-    """Processes held by pidfd, so that no other process can be taken for one of them."""
-
-    def __init__(self, pids: Iterable[int]) -> None:
-        self._pidfds: dict[int, int] = {}
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                self._pidfds[pid] = os.pidfd_open(pid)
-
-    @property
-    def pids(self) -> list[int]:
-        """Whom we hold."""
-        return list(self._pidfds)
-
-    def wait_ends(self, pids: Iterable[int], until: float) -> None:
-        """Wait for the ends of those of `pids` that are held, at most `until` (monotonic seconds)."""
-        for pid in pids:
-            if pid in self._pidfds and not self.has_ended(pid, until):
-                assert self.has_ended(pid, until + PATIENCE_S), f"process {pid} is still there"
-                raise LateError(f"process {pid} was still there")
-
-    def has_ended(self, pid: int, until: float) -> bool:
-        """Whether a process that we hold ends `until` then (monotonic seconds)."""
-        return ended(self._pidfds[pid], until)
-
-    def wait_reaped(self, until: float) -> None:
-        """A zombie is no clean end. The kernel announces the reaping since 6.9; before, a look must do."""
-        for pid in self._pidfds:
-            if not self._reaped(pid, until):
-                assert self._reaped(pid, until + PATIENCE_S), f"process {pid} is a zombie"
-                raise LateError(f"process {pid} was a zombie")
-
-    def _reaped(self, pid: int, until: float) -> bool:
-        there = Path(f"/proc/{pid}")
-        if not there.exists():
-            return True
-        poll = select.poll()
-        poll.register(self._pidfds[pid], 0)
-        return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000)) or not there.exists()
-
-    def close(self) -> None:
-        """Let go of them."""
-        for pidfd in self._pidfds.values():
-            os.close(pidfd)
-
-
-@contextlib.contextmanager
-def held(pids: Iterable[int]) -> Iterator[Held]:
-    """`pids`, held until the end of the block."""
-    processes = Held(pids)
-    try:
-        yield processes
-    finally:
-        processes.close()
 
 
 def family(run: Run, ranks: Iterable[int]) -> set[int]:

@@ -11,8 +11,7 @@ import pytest
 
 from tests.cluster.hosts import Bed
 from tests.faults.conftest import Figures
-from tests.faults.scenes import held
-from tests.harness import PATIENCE_S, kill, running, wait_gone, write_job
+from tests.harness import PATIENCE_S, held, kill, running, wait_gone, write_job
 
 WATCHED_S = 20.0
 """torchrun's other node is watched for so long."""

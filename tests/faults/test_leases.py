@@ -73,7 +73,7 @@ def test_a_stopped_agent(site: Site, pace: Pace, figures: Figures) -> None:
         figures("told to be lost", time.monotonic() - began, at_most=silent_s + NOISE_S)
         # Its guardian wakes it. Another generation would wait as long for that as a fence stands.
         figures("then its ranks gone", wait_gone([started[1].pid, agent], PATIENCE_S), at_most=pace.fence_s)
-        wait_gone([started[0].pid], 5.0)
+        wait_gone([started[0].pid], 0.0)
         assert run.wait() == NODE_LOST
         assert "Traceback" not in run.stderr
         assert run.holders() == []

@@ -867,8 +867,10 @@ def test_the_shutdown_timeout_holds_after_a_failure_too(tmp_path: Path) -> None:
         began = time.monotonic()
         os.kill(pids[0], signal.SIGKILL)
         assert run.wait() == 137
-        assert 1 <= time.monotonic() - began < 15
+        took_s = time.monotonic() - began
     wait_gone(list(pids.values()), 0.0)
+    assert took_s >= 1
+    on_time("all ended", took_s, 2.0)
 
 
 def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
