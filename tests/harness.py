@@ -241,7 +241,7 @@ class Held:
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pidfds: dict[int, int] = {}
-        for pid in pids:
+        for pid in set(pids):
             with contextlib.suppress(ProcessLookupError):
                 self._pidfds[pid] = os.pidfd_open(pid)
 
