@@ -124,7 +124,7 @@ class Crew:
         except BlockingIOError:
             return False
         if data:
-            worker.printed += len(data)
+            worker.said(stream, data)
             self._outbox.output(self._generation, 2 * worker.local_rank + stream, data)
         else:
             self._poller.forget(fd)
@@ -149,6 +149,7 @@ class Crew:
         if not worker.started:
             return  # its failure to start is reported already
         if status != 0:
+            self._hear(worker)
             self._look_for_usurper(worker)
         self._outbox.report(
             {
@@ -157,10 +158,16 @@ class Crew:
                 "status": status,
                 "t": time.monotonic(),
                 "error_record": worker.error_record(),
+                "words": worker.words.decode(errors="replace") if status != 0 else "",
                 "oom_kills": memory.oom_kills() - self._oom_kills,
                 "shm": memory.shared_memory(),
             }
         )
+
+    def _hear(self, worker: "workers.Worker") -> None:
+        """Take in what a worker has said on stderr: a pipe's worth, as a grandchild may print without end."""
+        if worker.streams[1] >= 0:
+            self._pump(worker, 1, worker.streams[1])
 
     def _look_for_usurper(self, worker: "workers.Worker") -> None:
         """A rank that failed before it joined may have found its port taken: told before it is blamed."""
@@ -179,7 +186,7 @@ class Crew:
     def _running(self) -> bool:
         return any(worker.running for worker in self._workers)
 
-    # Looking at workers that stand
+    # Looking at workers that are stalled
 
     def dump(self, local_ranks: "List[int]", abort: bool) -> None:
         """Report the stacks of these workers; where no py-spy is there, `abort` has Python print them itself.
@@ -219,6 +226,8 @@ class Crew:
 
     def _terminate(self, signum: int) -> None:
         for worker in self._workers:
+            self._hear(worker)
+            worker.stopping = True
             worker.signal(signum)
             worker.signal(signal.SIGCONT)  # to a stopped process all but SIGKILL stays pending
 

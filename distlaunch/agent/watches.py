@@ -1,4 +1,4 @@
-"""What is watched while workers run: who joins the rendezvous, who stands still. Nothing is asked of them."""
+"""What is watched while workers run: who joins the rendezvous, who stalls. Nothing is asked of them."""
 
 import time
 
@@ -80,7 +80,7 @@ class StallWatch:
         self._poller, self._outbox, self._running, self._stall_s = poller, outbox, running, stall_s
         self._interval_s = min(STALL_INTERVAL_MAX_S, stall_s / STALL_LOOKS)
         self._pulses: "Dict[int, _Pulse]" = {}
-        self._standing: "List[int]" = []
+        self._stalled: "List[int]" = []
         self._gpus: "Optional[gpus.Utilization]" = None
         self._poller.after(self._interval_s, "stalls", self._look)
 
@@ -95,14 +95,14 @@ class StallWatch:
         for worker in self._running():
             pids = [worker.pid, *procfs.descendants(worker.pid, parents)]
             self._feel(worker, _Pulse(activity.cpu_ticks(pids), worker.printed, now), self._gpus)
-        standing = sorted(
+        stalled = sorted(
             worker.local_rank
             for worker in self._running()
             if now - self._pulses[worker.local_rank].alive_at >= self._stall_s
         )
-        if standing != self._standing:
-            self._standing = standing
-            self._outbox.report({"op": "standing", "local_ranks": standing})
+        if stalled != self._stalled:
+            self._stalled = stalled
+            self._outbox.report({"op": "stalled", "local_ranks": stalled})
         self._poller.after(self._interval_s, "stalls", self._look)
 
     def _feel(self, worker: "Worker", pulse: "_Pulse", devices: "gpus.Utilization") -> None:

@@ -41,12 +41,13 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     started   {local_rank, pid, cpus}          the worker's exec has succeeded; cpus: those that `binding`
                                                gave it, as "0-3,8", or null
     unstarted {local_rank, stage, errno, text} stage: scratch, fork, setup, workdir or exec
-    exited    {local_rank, status, t, error_record: {message, callstack} | null, oom_kills, shm: [size, free]}
-                                               status: exit code, or negative signal; oom_kills: by the
+    exited    {local_rank, status, t, error_record: {message, callstack} | null, words, oom_kills,
+              shm: [size, free]}               status: exit code, or negative signal; words: the end of its
+                                               stderr, before it was told to stop; oom_kills: by the
                                                kernel since the start; shm: /dev/shm in bytes
     joined    {local_ranks}                    connected to the rendezvous port
     lagging   {ranks: [[local_rank, trying, words]]}          what those do that have not joined
-    standing  {local_ranks}                    all that neither print nor compute for stall_s
+    stalled   {local_ranks}                    all that neither print nor compute for stall_s
     stack     {local_rank, text}               answers dump
     leaving   {signal}                         the agent was told to stop by a signal, its workers follow
     dropped   {local_rank, stream, bytes}      output lost because the spool was full

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 DESCRIPTORS = 6
 """Open at most per worker, while it is started."""
+MAX_WORDS = 1 << 14
+"""Bytes of a worker's stderr that are reported with its exit."""
 MAX_ERROR_RECORD = 1 << 18
 """Bytes read of a TORCHELASTIC_ERROR_FILE."""
 
@@ -33,6 +35,7 @@ class Worker:
 
     `streams` are the pipes of stdout and stderr, -1 where there is none, or none any more.
     `printed` counts the bytes of its output, `device` is its GPU's number here, `python` its program.
+    `words` are the last bytes of its stderr, up to the moment when it is told to end.
     """
 
     __slots__ = (
@@ -45,7 +48,9 @@ class Worker:
         "python",
         "running",
         "started",
+        "stopping",
         "streams",
+        "words",
     )
 
     def __init__(
@@ -61,6 +66,14 @@ class Worker:
         self.python = ""
         self.running = True
         self.started = False
+        self.stopping = False
+        self.words = b""
+
+    def said(self, stream: int, data: bytes) -> None:
+        """Take note of what it printed."""
+        self.printed += len(data)
+        if stream == 1 and not self.stopping:  # what it says of our own signal is no cause of anything
+            self.words = (self.words + data)[-MAX_WORDS:]
 
     def signal(self, signum: int) -> None:
         """Send to the worker's process group, only while the worker is not reaped (its PID is ours)."""

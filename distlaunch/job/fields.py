@@ -11,6 +11,7 @@ from distlaunch.job.types import (
     Integer,
     ListOf,
     MapOf,
+    OrNone,
     Record,
     Schema,
     Switch,
@@ -84,7 +85,10 @@ TIMEOUTS = Record(
     {
         "connect": Field(Duration(), "Until every node's agent runs.", "30s"),
         "join": Field(
-            Duration(), "Until all ranks have joined the rendezvous, before the missing are named.", "10m"
+            OrNone(Duration()),
+            "Until all ranks have joined the rendezvous, or the job ends and the missing are named. "
+            "The default counts from when the first rank tries, yours from the start; none = no limit.",
+            "10m",
         ),
         "stop": Field(Duration(), "Between SIGTERM and SIGKILL.", "10s"),
         "job": Field(Duration(), "The whole job.", "none"),
@@ -92,7 +96,7 @@ TIMEOUTS = Record(
             Duration(least_s=3), "Silence after which a node is lost, and ends its workers.", "30s"
         ),
         "rejoin": Field(Duration(), "For a lost node to return, when the job can't go on without it.", "5m"),
-        "stall": Field(Duration(), "Without output, CPU and GPU use before a rank is said to stand.", "10m"),
+        "stall": Field(Duration(), "Without output, CPU or GPU use before a rank counts as stalled.", "10m"),
     }
 )
 
@@ -207,7 +211,7 @@ JOB = Record(
         "restarts": Field(RESTARTS, "What happens after a failure: the whole job starts again, or nothing."),
         "elastic": Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
         "on_stall": Field(
-            Choice(("notice", "restart", "stop")), "What to do when ranks stand for timeouts.stall.", "notice"
+            Choice(("notice", "restart", "stop")), "What to do when ranks stall for timeouts.stall.", "notice"
         ),
         "role": Field(LINE, "ROLE_NAME of the workers.", "default"),
         "virtual_local_rank": Field(

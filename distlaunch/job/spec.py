@@ -87,10 +87,10 @@ class NodeSpec(NamedTuple):
 
 
 class Timeouts(NamedTuple):
-    """Seconds; `lease_s` without a sign of life make a node lost, here and there."""
+    """Seconds; `lease_s` without a sign of life make a node lost, here and there; no `join_s` = no limit."""
 
     connect_s: float = 30.0
-    join_s: float = 600.0
+    join_s: float | None = 600.0
     stop_s: float = 10.0
     job_s: float | None = None
     lease_s: float = 30.0
@@ -213,6 +213,11 @@ class JobSpec(NamedTuple):
     def takes_nodes_back(self) -> bool:
         """Whether a node that was lost can be used again."""
         return self.restarts.most > 0 or (self.torch_agents and self.elastic)
+
+    @property
+    def names_join_limit(self) -> bool:
+        """Whether the user has said how long ranks may take to join."""
+        return "timeouts.join" in self.places
 
     @property
     def fewest(self) -> int:

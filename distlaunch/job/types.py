@@ -144,6 +144,31 @@ def _seconds(value: Value) -> float | None:
     return None
 
 
+class OrNone(NamedTuple):
+    """A value of some type, or the word `none`, which becomes None."""
+
+    kind: Type
+
+    @property
+    def name(self) -> str:
+        """What is expected."""
+        return f'{self.kind.name}, or "none"'
+
+    def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        """The value."""
+        if isinstance(value, Scalar) and value.value == "none":
+            return None
+        trial: list[Problem] = []
+        checked = self.kind.check(value, path, trial)
+        if trial:
+            _refuse(self, value, path, problems)
+        return checked
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"anyOf": [self.kind.schema(), {"const": "none"}]}
+
+
 class Switch(NamedTuple):
     """true or false."""
 

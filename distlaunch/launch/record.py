@@ -34,6 +34,8 @@ class Record:
         self._flights: set[int] = set()
         self._routes: dict[int, dict[tuple[int, int], Route]] = {}
         self.last_words: dict[int, bytes] = {}
+        self.printed: dict[int, int] = {}
+        """Lines on each rank's stderr."""
 
     def event(self, event: Event, state: State) -> None:
         """Write an event down, and the plan once there is one."""
@@ -50,6 +52,7 @@ class Record:
     def _begin_generation(self, state: State, plan: LaunchPlan) -> None:
         self._planned = state.generation
         self.last_words.clear()
+        self.printed.clear()
         streams = self._routes[state.generation] = routes(plan, state.generation)
         document = plan_document(plan, running_workers(state, self._folder.run_id))
         self._folder.write_plan(document, state.generation)
@@ -75,6 +78,7 @@ class Record:
         """Keep and show what a rank printed."""
         if stream == 1 and generation >= self._planned:
             self.last_words[rank] = (self.last_words.get(rank, b"") + data)[-LAST_WORDS:]
+            self.printed[rank] = self.printed.get(rank, 0) + data.count(b"\n")
         route = self._routes[generation][rank, stream]
         if route.file:
             self._folder.append(route.file, data)

@@ -17,6 +17,7 @@ MAX_WORDS = 200
 MAX_TEXT = 4096
 """Characters of a line from a node: it is shown to people."""
 MAX_STACK = 1 << 16
+MAX_LAST_WORDS = 1 << 14
 MAX_SECONDS = 1e12
 MAX_NUMBER = 1 << 53
 
@@ -118,6 +119,7 @@ def _exited(node: int, fields: _Fields, clock: Clock) -> Event:
         _error_record(fields.anything("error_record")),
         fields.number("oom_kills"),
         fields.numbers("shm"),
+        fields.text("words", MAX_LAST_WORDS),
     )
 
 
@@ -173,7 +175,7 @@ _EVENTS: Mapping[str, Callable[[int, _Fields, Clock], Event | None]] = {
     "exited": _exited,
     "joined": lambda node, fields, clock: events.RanksJoined(node, fields.numbers("local_ranks")),
     "lagging": _lagging,
-    "standing": lambda node, fields, clock: events.RanksStand(node, fields.numbers("local_ranks")),
+    "stalled": lambda node, fields, clock: events.RanksStalled(node, fields.numbers("local_ranks")),
     "stack": lambda node, fields, clock: events.StackDumped(
         node, fields.number("local_rank"), fields.text("text", MAX_STACK)
     ),

@@ -1,10 +1,11 @@
 """The end of a run, told once: the first cause, its last words, how the others ended, where the logs are."""
 
-import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from distlaunch.supervisor.ending import listed
+from distlaunch.supervisor.peer_errors import traceback_key
 from distlaunch.supervisor.root_cause import root_cause_line, root_cause_lines
 from distlaunch.supervisor.state import NodePhase, State, WorkerPhase, WorkerState, status_words
 from distlaunch.supervisor.stories import Ending, advice
@@ -14,13 +15,17 @@ MAX_LINES = 24
 
 
 class Summary(NamedTuple):
-    """What is known at the end. `last_words` are each rank's; `lagging` says who missed a collective."""
+    """What is known at the end. `last_words` are each rank's, the end of `printed` lines on its stderr.
+
+    `lagging` says who missed a collective.
+    """
 
     state: State
     folder: str
     last_words: Mapping[int, str]
     seconds: float
     lagging: Sequence[str] = ()
+    printed: Mapping[int, int] = MappingProxyType({})
 
     @property
     def temporary(self) -> bool:
@@ -88,9 +93,12 @@ class Summary(NamedTuple):
         if cause.rank is None:
             return [cause.text]
         worker = self.state.worker(cause.rank)
-        words = self._recorded_lines(worker) or self._last_lines(cause.rank)
-        left_out = len(words) - MAX_LINES
-        shown = [f"({left_out} lines before these)", *words[-MAX_LINES:]] if left_out > 0 else words
+        recorded = self._recorded_lines(worker)
+        words = recorded or self._last_lines(cause.rank)
+        whole = len(words) if recorded else max(len(words), self.printed.get(cause.rank, 0))
+        shown = words[-MAX_LINES:]
+        if whole > len(shown):
+            shown = [f"({_count(whole - len(shown), 'earlier line')} not shown)", *shown]
         hint = self.advice
         return [cause.text, *(f"  | {line}" for line in shown), *([f"hint: {hint}"] if hint else [])]
 
@@ -114,7 +122,10 @@ class Summary(NamedTuple):
         if worker.status is None:
             return ""
         words = "\n".join(_record_words(worker.error_record)) + self.last_words.get(cause.rank, "")
-        return advice(Ending(worker.status, worker.oom_kills, worker.shm), words)
+        assert self.state.plan is not None
+        python = self.state.plan.node_of(cause.rank).python
+        ending = Ending(worker.status, worker.oom_kills, worker.shm, cause.peer_gone, python)
+        return "" if "uneven batches" in cause.text else advice(ending, words)
 
     def _others(self) -> list[str]:
         groups: dict[str, list[int]] = {}
@@ -136,11 +147,13 @@ class Summary(NamedTuple):
         if worker.status == 0:
             return "finished"
         if self._same_traceback(worker.rank):
-            return f"failed too, {status_words(worker.status)}, with the same traceback"
+            return "also failed, with the same traceback"
+        if worker.peer_gone:
+            return "also failed, after losing the connection to another rank"
         if worker.stopped:
             return "stopped by distlaunch"
         last = self.last_words.get(worker.rank, "").strip().splitlines()[-1:]
-        return f"failed too, {status_words(worker.status)}" + (f": {last[0][:200]}" if last else "")
+        return f"also failed, {status_words(worker.status)}" + (f": {last[0][:200]}" if last else "")
 
     def _same_traceback(self, rank: int) -> bool:
         cause = self.state.cause
@@ -148,12 +161,6 @@ class Summary(NamedTuple):
             return False
         mine, first = (traceback_key(self.last_words.get(r, "")) for r in (rank, cause.rank))
         return bool(mine) and mine == first
-
-
-def traceback_key(words: str) -> str:
-    """The last traceback in `words`, without what differs from rank to rank; "" if there is none."""
-    _, found, last = words.rpartition("Traceback (most recent call last):")
-    return re.sub(r"\d+", "#", re.sub(r"(?m)^\[\w*rank\d+\]:?\s?", "", last)).strip() if found else ""
 
 
 def _record_words(record: Any) -> list[str]:

@@ -45,7 +45,7 @@ def supervise(
     record.finish()
     words = {rank: data.decode(errors="replace") for rank, data in record.last_words.items()}
     seconds = time.monotonic() - start.began
-    summary = Summary(state, start.folder.path, words, seconds, record.lagging(state))
+    summary = Summary(state, start.folder.path, words, seconds, record.lagging(state), record.printed)
     record.summarise(summary)
     console.close(_patience(start.spec, signals))
     return summary

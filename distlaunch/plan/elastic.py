@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from distlaunch import contract
 from distlaunch.job.placeholders import fill
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.plan import layout
 from distlaunch.plan.layout import Facts, LaunchPlan, NodePlan, WorkerPlan
 
@@ -113,7 +113,8 @@ def _hosts_store(spec: JobSpec, node: NodePlan) -> bool:
 
 
 def _conf(spec: JobSpec, node: NodePlan) -> str:
-    settings = {"join_timeout": f"{max(1, round(spec.timeouts.join_s))}", **spec.rendezvous_conf}
+    join_s = FOREVER_S if spec.timeouts.join_s is None else spec.timeouts.join_s
+    settings = {"join_timeout": f"{max(1, round(join_s))}", **spec.rendezvous_conf}
     if spec.ranking == "c10d":
         settings["is_host"] = str(_hosts_store(spec, node)).lower()
     return ",".join(f"{name}={value}" for name, value in settings.items())

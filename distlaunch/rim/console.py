@@ -33,6 +33,7 @@ class Console:
         output = Outlet(1, lambda error: self._broken("stdout", 1, error)) if output_fd == 1 else errors
         self._outlets = (output, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
+        self._together = _same_file(output_fd, 2)
         self._progress_shown: dict[tuple[int, int], float] = {}
         self._partial: dict[tuple[int, int], bytes] = {}
         self._prefixes: dict[tuple[int, int], str] = {}
@@ -46,7 +47,7 @@ class Console:
         Without a prefix bytes are shown as they come.
         """
         if prefix is None:
-            self.last_said = ""
+            self._came_between(stream)
             self._in_line[stream] = not data.endswith(b"\n")
             self._outlets[stream].write(data)
             return
@@ -108,8 +109,12 @@ class Console:
             text = f"distlaunch: can't write to {name}: {error.strerror}; the job goes on, see its logs\n"
             self._outlets[other].write(text.encode())
 
+    def _came_between(self, stream: int) -> None:
+        if stream == 1 or self._together:
+            self.last_said = ""
+
     def _lines(self, rank: int, stream: int, whole: bytes) -> None:
-        self.last_said = ""
+        self._came_between(stream)
         prefix = self._prefix(rank, stream)
         if self._terminal[stream]:
             # A progress bar rewrites its line with \r: show where it stands.
@@ -124,6 +129,11 @@ class Console:
         if wants_colour(self._terminal[stream]):
             return b"\x1b[%dm%s%s" % (_COLOURS[rank % len(_COLOURS)], text, _RESET)
         return text
+
+
+def _same_file(one: int, other: int) -> bool:
+    """Whether two descriptors lead to the same place, so that what goes to one stands between the other's."""
+    return os.path.sameopenfile(one, other)
 
 
 def escape(text: str) -> str:

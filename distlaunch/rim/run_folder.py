@@ -63,7 +63,7 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def write_stack(self, rank: int, text: str, generation: int = 0) -> None:
-        """Keep where a rank stood."""
+        """Keep where a rank was blocked."""
         self._writer.append(_inside(generation, f"{self._worker}{rank}.stack"), text.encode() + b"\n")
 
     def append_flight(self, rank: int, data: bytes, generation: int = 0) -> None:

@@ -85,8 +85,7 @@ def _is_back(state: State, node: int, now: float) -> Step:
 
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
     """Something had been left there by an agent that was killed with its guardian."""
-    count = processes_words(event.processes)
-    text = f"{state.label(event.node)}: {count} had been left by an agent that is dead: killed"
+    text = f"{state.label(event.node)}: killed {processes_words(event.processes)} left by a dead agent"
     return state, (Notice("warning", text),)
 
 
@@ -154,7 +153,8 @@ def _let_misfits_go(state: State, now: float) -> Step:
 def _too_few(state: State, now: float) -> Step:
     unusable = [i for i, node in enumerate(state.nodes) if node.phase is NodePhase.UNUSABLE]
     names = listed([state.label(i) for i in unusable])
-    text = f"{len(unusable)} of {len(state.nodes)} nodes can't be used ({names}); nothing was started"
+    which = "the only node" if len(state.nodes) == 1 else f"{len(unusable)} of {len(state.nodes)} nodes"
+    text = f"{which} can't be used ({names}); nothing was started"
     return end_job(state, Cause(text, Exit.UNREACHABLE, now, node=unusable[0]), now)
 
 

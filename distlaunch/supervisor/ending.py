@@ -86,8 +86,8 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
         return state, ()
     state = with_time_to_drain(state.with_node(event.node, phase=NodePhase.SWEPT), now)
     if event.leftovers and state.cause is None:
-        count = processes_words(event.leftovers)
-        text = f"{state.label(event.node)}: {count} outlived their workers and were killed"
+        whose = "its worker" if event.leftovers == 1 else "their workers"
+        text = f"{state.label(event.node)}: killed {processes_words(event.leftovers)} that outlived {whose}"
         return state, (Notice("warning", text),)
     return state, ()
 
@@ -141,19 +141,21 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if state.phase is not Phase.STOPPING:
         name = signal.Signals(event.signum).name
         passed_on = event.signum if name in state.spec.signals else signal.SIGTERM
-        return end_job(state, Cause(f"stopped by {name}", 128 + event.signum, now), now, passed_on)
+        # A rank that has failed is the cause, though it was not told yet.
+        cause = state.watch.suspect or Cause(f"stopped by {name}", 128 + event.signum, now)
+        return end_job(state, cause, now, passed_on)
     # A terminal that closes sends SIGHUP and breaks both streams: that is one wish.
     return _interrupted_again(state) if insists else (state, ())
 
 
 def _interrupted_again(state: State) -> Step:
     if state.interrupts == 1:
-        return state, (Notice("info", "already stopping; once more to kill at once"),)
+        return state, (Notice("info", "already stopping; press Ctrl-C again to kill now"),)
     if state.interrupts == 2:
         state, closing = _close_all(state._replace(watch=Watch()), 0.0)
-        return state, (Notice("info", "killing the workers; once more to leave at once"), *closing)
+        return state, (Notice("info", "killing the workers; press Ctrl-C again to exit now"), *closing)
     return state._replace(phase=Phase.DONE), (
-        Notice("warning", "left; the agents finish the clean-up"),
+        Notice("warning", "exited; agents are still cleaning up"),
         Finish(),
     )
 
@@ -164,7 +166,7 @@ def stop_overdue(state: State, now: float) -> Step:
     for i, node in enumerate(state.nodes):
         if not node.phase.over:
             clean = node.phase is NodePhase.SWEPT
-            what = "its output did not arrive whole" if clean else "it did not confirm its clean-up"
+            what = "its output is incomplete" if clean else "it did not confirm its clean-up"
             said += [Drop(i), Notice("warning", f"{state.label(i)}: given up, {what}")]
             state = state.with_node(i, phase=NodePhase.CLOSED if clean else NodePhase.LOST)
     state, actions = all_closed(state, now)

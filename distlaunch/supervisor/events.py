@@ -92,7 +92,8 @@ class WorkerUnstarted(NamedTuple):
 class WorkerExited(NamedTuple):
     """A worker has ended: `status` is its exit code, or the negative signal number.
 
-    `oom_kills` counts those by the kernel on its node since the start; `shm` is (size, free) of /dev/shm.
+    `oom_kills` counts those by the kernel on its node since the start; `shm` is (size, free) of /dev/shm;
+    `words` are the end of its stderr, but for what it said after it was told to stop.
     """
 
     node: int
@@ -102,6 +103,7 @@ class WorkerExited(NamedTuple):
     error_record: Any = None
     oom_kills: int = 0
     shm: tuple[int, ...] = ()
+    words: str = ""
 
 
 class RanksJoined(NamedTuple):
@@ -118,7 +120,7 @@ class RanksLag(NamedTuple):
     seen: tuple[tuple[int, bool, str], ...]
 
 
-class RanksStand(NamedTuple):
+class RanksStalled(NamedTuple):
     """The node's workers that neither print nor compute; the others do, or have ended."""
 
     node: int
@@ -208,7 +210,7 @@ Event = (
     | WorkerExited
     | RanksJoined
     | RanksLag
-    | RanksStand
+    | RanksStalled
     | StackDumped
     | OutputFlows
     | OutputLost

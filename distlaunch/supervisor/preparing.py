@@ -9,10 +9,8 @@ from distlaunch.plan.layout import Facts, LaunchPlan
 from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, StartWorkers
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFound
-from distlaunch.supervisor.state import Cause, Phase, State, Step, Watch, WorkerPhase, WorkerState
-
-JOIN_NOTICE_S = 15.0
-"""Seconds after the start until the ranks that have not joined are named."""
+from distlaunch.supervisor.joining import watch_of
+from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerPhase, WorkerState
 
 
 def prepare(state: State, members: Sequence[int], now: float) -> Step:
@@ -136,7 +134,7 @@ def start_when_prepared(state: State, now: float) -> Step:
         phase=Phase.RUNNING,
         deadline=None,
         started_at=now,
-        watch=Watch(join_by=now + state.spec.timeouts.join_s, join_notice_at=now + JOIN_NOTICE_S),
+        watch=watch_of(state, now),
     )
     return _start(state, here)
 

@@ -39,9 +39,10 @@ def generation_failed(state: State, cause: Cause, now: float) -> Step:
         return end_job(state, cause, now)
     recent = _recent(state, Why.FAILURE, now)
     if len(recent) >= limit.most:
-        times = "once" if limit.most == 1 else f"{limit.most} times"
-        when = "" if limit.window_s == FOREVER_S else f" in the last {span_words(limit.window_s)}"
-        used_up = f"; restarted {times}{when}, so not again"
+        times = {1: "once", 2: "twice"}.get(limit.most, f"{limit.most} times")
+        span = span_words(limit.window_s)
+        when = "" if limit.window_s == FOREVER_S else f" in the last {'hour' if span == '1 h' else span}"
+        used_up = f"; not restarting: already restarted {times}{when}"
         return end_job(state, cause._replace(text=cause.text + used_up), now)
     return _restart(state, Why.FAILURE, cause, f"restart {len(recent) + 1} of {limit.most}", now)
 

@@ -1,9 +1,9 @@
-"""The workers' life: who has started, joined, ended, and who is to blame."""
+"""The workers' life: who has started, who has ended, who was lost with a node."""
 
 import errno
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor import torch_agents, watching
+from distlaunch.supervisor import blame, torch_agents
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.ending import all_closed, end_job, with_time_to_drain
 from distlaunch.supervisor.events import (
@@ -20,10 +20,8 @@ from distlaunch.supervisor.state import (
     State,
     Step,
     WorkerPhase,
-    exit_status_of,
     signal_words,
 )
-from distlaunch.supervisor.stories import Ending, facts
 from distlaunch.transport.failure import LinkFailure
 
 
@@ -63,37 +61,13 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
         stopped=state.phase is not Phase.RUNNING,
     )
     if event.status != 0:
-        return _rank_failed(state, rank, event, now)
+        return blame.rank_failed(state, rank, event, now)
     if state.phase is not Phase.RUNNING:
         return state, ()
     if state.spec.torch_agents:
         return torch_agents.finish(state, now)
-    return end_job(state, None, now) if all(worker.status == 0 for worker in state.workers) else (state, ())
-
-
-def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
-    ending = Ending(event.status, event.oom_kills, event.shm)
-    text = f"{state.named(rank)} failed first: {facts(ending)}"
-    cause = Cause(text, exit_status_of(event.status), event.at, rank, event.node)
-    if state.watch.stall_act_at is not None:
-        return watching.stall_act_due(state, now)  # it died of the dump of its stacks
-    if state.phase is Phase.RUNNING and state.spec.torch_agents:
-        return torch_agents.agent_failed(state, rank, cause, event.error_record, now)
-    if state.phase is Phase.RUNNING:
-        return generation_failed(state, cause, now)
-    known = state.cause
-    if known is not None and known.rank is not None and event.at < known.at:
-        # Its link was slower than that of the rank we heard of first.
-        return _with_cause(state.with_worker(rank, stopped=False), cause), ()
-    return state, ()
-
-
-def _with_cause(state: State, cause: Cause) -> State:
-    state = state._replace(cause=cause)
-    if state.phase is not Phase.RESTARTING:
-        return state
-    *earlier, last = state.restarts
-    return state._replace(restarts=(*earlier, last._replace(cause=cause)))
+    done = all(worker.status == 0 for worker in state.workers)
+    return end_job(state, None, now) if done else blame.when_all_ended(state, now)
 
 
 def on_peer_failed(event: PeerFailed, state: State, now: float) -> Step:
@@ -132,8 +106,8 @@ def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
     fence_at = state.nodes[node].fence_at
     if fence_at is None or state.spec.restarts.most == 0:
         return ()
-    left = f"in {fence_at - now:.0f} s, or when it returns"
-    text = f"{state.label(node)}: nothing starts before its ranks have surely ended: {left}"
+    until = f"until its ranks are certain to have ended (at most {fence_at - now:.0f} s), or until it returns"
+    text = f"{state.label(node)}: waiting {until}"
     return (Notice("info", text),)
 
 

@@ -89,7 +89,8 @@ class WorkerPhase(Enum):
 class WorkerState(NamedTuple):
     """One worker of the current generation; `stopped` = it ended after we told it to; `cpus` as in the event.
 
-    `trying` and `doing` tell what it does before it has `joined`; `standing` that it does nothing at all.
+    `trying` and `doing` tell what it does before it has `joined`; `stalled` that it does nothing at all, and
+    `stack` where, innermost frame first. `peer_gone`: it failed because another rank was gone.
     """
 
     rank: int
@@ -99,39 +100,50 @@ class WorkerState(NamedTuple):
     joined: bool = False
     trying: bool = False
     doing: str = ""
-    standing: bool = False
+    stalled: bool = False
+    stack: tuple[str, ...] = ()
     status: int | None = None
     at: float | None = None
     stopped: bool = False
     error_record: Any = None
     oom_kills: int = 0
     shm: tuple[int, ...] = ()
+    peer_gone: bool = False
 
 
 class Cause(NamedTuple):
-    """Why the job ends other than by success: the first, and the only one that is blamed."""
+    """Why the job ends other than by success: the first, and the only one that is blamed.
+
+    `peer_gone`: the rank only lost its connection to another one, of which nothing worse is known yet.
+    """
 
     text: str
     exit_status: int
     at: float
     rank: int | None = None
     node: int | None = None
+    peer_gone: bool = False
 
 
 class Watch(NamedTuple):
-    """What is watched while workers run or end, and when something is to be said or done about it."""
+    """What is watched while workers run or end, and when something is to be said or done about it.
 
+    `suspect` is blamed at `verdict_at`, unless another rank turns out to have failed by itself.
+    """
+
+    verdict_at: float | None = None
     join_by: float | None = None
     join_notice_at: float | None = None
     stall_notice_at: float | None = None
     stall_act_at: float | None = None
     stop_notice_at: float | None = None
     stall_told: bool = False
+    suspect: Cause | None = None
 
     @property
     def times(self) -> tuple[float | None, ...]:
         """All that may come due."""
-        return self[:5]
+        return self[:6]
 
 
 class Why(Enum):

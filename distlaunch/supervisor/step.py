@@ -5,7 +5,16 @@ from typing import Any
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
-from distlaunch.supervisor import connecting, ending, preparing, restarting, running, watching
+from distlaunch.supervisor import (
+    blame,
+    connecting,
+    ending,
+    joining,
+    preparing,
+    restarting,
+    running,
+    stalling,
+)
 from distlaunch.supervisor.actions import Connect
 from distlaunch.supervisor.events import (
     AgentLeaving,
@@ -22,7 +31,7 @@ from distlaunch.supervisor.events import (
     PortUsurped,
     RanksJoined,
     RanksLag,
-    RanksStand,
+    RanksStalled,
     Reaped,
     RouteFailed,
     RouteFound,
@@ -92,10 +101,11 @@ def _phase_overdue(state: State, now: float) -> Step:
 
 
 _WATCHES = (
-    watching.join_overdue,
-    watching.join_notice_due,
-    watching.stall_notice_due,
-    watching.stall_act_due,
+    blame.verdict_due,
+    joining.join_overdue,
+    joining.join_notice_due,
+    stalling.stall_notice_due,
+    stalling.stall_act_due,
     ending.stop_notice_due,
 )
 """What is done when each of `Watch.times` comes."""
@@ -112,10 +122,10 @@ _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
     WorkerStarted: running.on_worker_started,
     WorkerUnstarted: running.on_worker_unstarted,
     WorkerExited: running.on_worker_exited,
-    RanksJoined: watching.on_ranks_joined,
-    RanksLag: watching.on_ranks_lag,
-    RanksStand: watching.on_ranks_stand,
-    StackDumped: watching.on_stack_dumped,
+    RanksJoined: joining.on_ranks_joined,
+    RanksLag: joining.on_ranks_lag,
+    RanksStalled: stalling.on_ranks_stalled,
+    StackDumped: stalling.on_stack_dumped,
     Swept: _on_swept,
     Reaped: connecting.on_reaped,
     OrphansKilled: connecting.on_orphans_killed,
@@ -139,7 +149,7 @@ _PHASES: Mapping[type, frozenset[Phase]] = {
     WorkerExited: _WITH_WORKERS,
     RanksJoined: frozenset({Phase.RUNNING}),
     RanksLag: frozenset({Phase.RUNNING}),
-    RanksStand: frozenset({Phase.RUNNING}),
+    RanksStalled: frozenset({Phase.RUNNING}),
     PortUsurped: frozenset({Phase.RUNNING}),
 }
 """When an event means something; a node that reports out of turn is not heard."""

@@ -13,11 +13,16 @@ SMALL_SHM = 1 << 30
 
 
 class Ending(NamedTuple):
-    """How a worker ended, and what its node's kernel says: OOM kills since the start, (size, free) of shm."""
+    """How a worker ended, and what its node's kernel says: OOM kills since the start, (size, free) of shm.
+
+    `peer_gone`: it lost its connection to another rank; `python` is its interpreter.
+    """
 
     status: int
     oom_kills: int = 0
     shm: tuple[int, ...] = ()
+    peer_gone: bool = False
+    python: str = "python"
 
 
 def facts(ending: Ending) -> str:
@@ -25,8 +30,9 @@ def facts(ending: Ending) -> str:
     said = status_words(ending.status)
     if ending.status == -signal.SIGKILL:
         if ending.oom_kills > 0:
-            return f"{said}, probably by the OOM killer: {ending.oom_kills} counted there meanwhile"
-        return f"{said}, sent by someone: the kernel counted no OOM kill there"
+            kills = f"{ending.oom_kills} OOM kill{'s' if ending.oom_kills > 1 else ''}"
+            return f"{said}, probably by the OOM killer (the kernel reports {kills} on that node)"
+        return f"{said}, sent by another process (the kernel reports no OOM kill)"
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:
         size, free = ending.shm
         return f"{said}; /dev/shm there has {_size(free)} free of {_size(size)}"
@@ -36,71 +42,87 @@ def facts(ending: Ending) -> str:
 def advice(ending: Ending, words: str) -> str:
     """One line of advice for a known trouble, or nothing."""
     of_status = _BY_STATUS.get(ending.status)
-    if of_status:
-        found = of_status(ending)
-        if found:
-            return found
+    if of_status and (said := of_status(ending)):
+        return said
     if ending.status == -signal.SIGABRT and not words.strip():
         return "a gloo thread that outlives the interpreter aborts so: end with dist.destroy_process_group()"
+    if ending.peer_gone and re.search(_TIMED_OUT, words):
+        return _MISSED
+    if ending.peer_gone:
+        return "no rank reported an error of its own; see what the others printed last in their logs"
     last = "\n".join(words.splitlines()[-LAST_LINES:])
-    return next((text for pattern, text in _BY_WORDS if re.search(pattern, last)), "")
+    found = next((text for pattern, text in _BY_WORDS if re.search(pattern, last)), None)
+    return found(ending) if callable(found) else found or ""
+
+
+def _no_package(ending: Ending) -> str:
+    return f"the workers' Python ({ending.python}) lacks a package: install it there, or set `python:`"
+
+
+def _data_loader(ending: Ending) -> str:
+    if ending.oom_kills > 0:
+        return "the OOM killer ended a DataLoader worker: use fewer num_workers, or smaller batches"
+    return "a DataLoader worker died, often for lack of memory: try fewer num_workers, or smaller batches"
 
 
 def _killed(ending: Ending) -> str:
     if ending.oom_kills > 0:
-        return "less memory: fewer data loader workers, smaller batches, or fewer ranks per node"
-    return "look for a batch system's limit, a `kill`, or a container's limit on that node"
+        return "reduce memory use: fewer DataLoader workers, smaller batches, or fewer ranks per node"
+    return "look for a memory limit of the batch system or container, or a `kill`, on that node"
 
 
 def _bus_error(ending: Ending) -> str:
     if len(ending.shm) == 2 and ending.shm[0] >= SMALL_SHM and ending.shm[1] > ending.shm[0] // 20:
         return "a mapped file may have been truncated, or its disk is full"
-    return "data loaders share tensors in /dev/shm: enlarge it (docker run --shm-size=8g), or num_workers=0"
+    return _SHM
 
+
+_TIMED_OUT = r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout|Timed out waiting \d+ms"
+_MISSED = "a collective timed out: look for a rank that stalled, or that made other collective calls"
+_SHM = "data loaders share tensors in /dev/shm: enlarge it (docker run --shm-size=8g), or set num_workers=0"
 
 _BY_STATUS: dict[int, Callable[[Ending], str]] = {
     -signal.SIGKILL: _killed,
     -signal.SIGBUS: _bus_error,
     -signal.SIGSEGV: lambda _: (
-        "env: {PYTHONFAULTHANDLER: 1} shows where; mixed versions of torch and CUDA are common"
+        "set env: {PYTHONFAULTHANDLER: 1} to see where; mismatched torch and CUDA versions are a common cause"
     ),
-    127: lambda _: "as shells have it, a command was not found: see what the script starts, and PATH in env",
-    126: lambda _: "as shells have it, a file could not be run: see its mode, and the line after #!",
+    127: lambda _: "shells exit so when a command is not found: check what the script starts, and PATH",
+    126: lambda _: "shells exit so when a file can't be executed: check its mode and its #! line",
 }
 
-_BY_WORDS: Sequence[tuple[str, str]] = (
+_BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
+    (r"DataLoader worker .* killed by signal: Bus error", _SHM),
+    (r"DataLoader worker .*(?:killed by signal|exited unexpectedly)", _data_loader),
+    (
+        r"bdb\.BdbQuit",
+        "breakpoint() needs a terminal, which `run` gives no rank: use `distlaunch torchrun` on one node",
+    ),
     (
         r"[Aa]ddress already in use|EADDRINUSE",
-        "leave rendezvous.endpoint out to get a free port; `distlaunch check-port` names who has it",
+        "leave out rendezvous.endpoint to get a free port; `distlaunch check-port` names who holds it",
     ),
     (
         r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError",
-        "the GPU's memory is full: smaller batches; `nvidia-smi` on the node shows what else uses it",
+        "the GPU's memory is full: use smaller batches; `nvidia-smi` on the node shows what else uses it",
     ),
     (
         r"invalid device ordinal",
-        "LOCAL_RANK is beyond the visible GPUs: lower procs_per_node, or see CUDA_VISIBLE_DEVICES",
+        "LOCAL_RANK is beyond the visible GPUs: lower procs_per_node, or check CUDA_VISIBLE_DEVICES",
     ),
     (
-        r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout|Timed out waiting \d+ms",
-        "a collective waited for a rank that never came: look for the rank that stood, or took another path",
+        _TIMED_OUT,
+        _MISSED,
     ),
     (
         r"NCCL (?:error|WARN)|ncclSystemError|ncclUnhandledCudaError|ncclInternalError",
-        "env: {NCCL_DEBUG: INFO} tells more; NCCL_SOCKET_IFNAME must name an interface that the nodes share",
-    ),
-    (
-        r"Connection reset by peer|Connection closed by peer|Broken pipe",
-        "another rank may have ended first: its own last words are in its log",
+        "set env: {NCCL_DEBUG: INFO} to see more; NCCL_SOCKET_IFNAME must name an interface of each node",
     ),
     (
         r"[Nn]o space left on device",
-        "a disk is full: see where the script writes, TMPDIR, and /dev/shm",
+        "a disk is full: check where the script writes, TMPDIR, and /dev/shm",
     ),
-    (
-        r"ModuleNotFoundError|ImportError",
-        "the interpreter of the workers lacks a package: see `python:`, or workdir",
-    ),
+    (r"ModuleNotFoundError|ImportError", _no_package),
 )
 
 

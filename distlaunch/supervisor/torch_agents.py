@@ -20,7 +20,7 @@ def agent_failed(state: State, rank: int, cause: Cause, record: Any, now: float)
     if state.nodes[node].leaving:
         return state.with_worker(rank, phase=WorkerPhase.LOST), ()
     if _finishing(state) and NEVER_IN.search(_message(record)):
-        text = f"{state.label(node)}: its torch agent came when the others had finished"
+        text = f"{state.label(node)}: its torch agent joined too late, when the others had finished"
         state, actions = finish(state.with_worker(rank, phase=WorkerPhase.LOST), now)
         return state, (Notice("info", text), *actions)
     gone = [state.label(part) for part in state.members if state.nodes[part].lost]

@@ -31,7 +31,8 @@ def assert_refused(site: Site, ended: Ended, expected: dict[str, tuple[str, str]
         assert re.search(words, told), told
     nodes = ended.document["nodes"]
     names = ", ".join(node["name"] for node in nodes if node["name"] in expected)
-    count = f"{len(expected)} of {len(nodes)} nodes can't be used ({names}); nothing was started"
+    which = "the only node" if len(nodes) == 1 else f"{len(expected)} of {len(nodes)} nodes"
+    count = f"{which} can't be used ({names}); nothing was started"
     assert f"distlaunch: {count}\n" in ended.stderr
     assert ended.document["cause"]["text"] == count
     assert ended.document["workers"] == [] and site.started() == []

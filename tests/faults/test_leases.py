@@ -26,7 +26,7 @@ from tests.harness import PATIENCE_S, kill, running, wait_gone
 HEARTBEATS = 6
 """In each lease."""
 WITH_DAEMON = f"if RANK == '1': daemon()\n{SLEEPER}"
-LEFT = "1 process had been left by an agent that is dead: killed"
+LEFT = "killed 1 process left by a dead agent"
 
 
 @pytest.mark.fault(22, "agent and guardian are killed at once, then another run starts", promise="12")

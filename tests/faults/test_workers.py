@@ -351,7 +351,7 @@ def test_daemons_left_by_success(tmp_path: Path, gate: Path, figures: Figures) -
     leaves = worker('open("gate").read()', first=SPAWNS.replace("{new_session}", "True"))
     with running(write_job(tmp_path, leaves, ONE)) as run:
         pids = run.wait_ready(4)
-        with clean(run, pids, figures, Ending(0, "3 processes outlived their workers and were killed", 2.0)):
+        with clean(run, pids, figures, Ending(0, "killed 3 processes that outlived their workers", 2.0)):
             open_gate(gate)
 
 

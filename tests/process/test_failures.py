@@ -82,7 +82,7 @@ def test_identical_tracebacks_are_folded(tmp_path: Path) -> None:
         assert run.wait() == 1
         summary = [line for line in run.stderr.splitlines() if line.startswith("distlaunch:")]
         assert sum("RuntimeError: rank" in line for line in summary) == 1, run.stderr
-        assert "failed too, exit status 1, with the same traceback" in run.stderr
+        assert "also failed, with the same traceback" in run.stderr
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_daemon_left_by_success_is_killed_with_a_warning(tmp_path: Path) -> No
     with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
         assert run.wait() == 0
         wait_gone([run.worker_pids()[9]], 0.0)
-        assert "1 process outlived their workers and were killed" in run.stderr
+        assert "killed 1 process that outlived its worker" in run.stderr
 
 
 def test_an_exit_is_reported_although_a_grandchild_keeps_the_output_open(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_third_interrupt_returns_at_once_and_the_agents_finish(tmp_path: Path)
         assert len(agents) == 2
         for agent in agents:
             kill(agent, signal.SIGSTOP)  # so that the second interrupt can't end it
-        for text in ("stopped by SIGINT", "killing the workers", "left;"):
+        for text in ("stopped by SIGINT", "killing the workers", "exited; agents are"):
             run.process.send_signal(signal.SIGINT)
             run.wait_for(text)
             time.sleep(PRESS_S)

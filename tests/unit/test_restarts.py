@@ -197,7 +197,8 @@ def test_a_crash_loop_has_exactly_one_generation_more_than_restarts(most: int) -
     assert generations == most + 1 == job.actions.count_of(StartWorkers(1))
     assert job.blamed == (7, 1, 0)
     assert len(job.actions.of(Finish)) == 1
-    used_up = f"; restarted {'once' if most == 1 else f'{most} times'} in the last 1 h, so not again"
+    times = {1: "once", 2: "twice"}.get(most, f"{most} times")
+    used_up = f"; not restarting: already restarted {times} in the last hour"
     assert texts(job.actions, "error") == [f"rank 1 (a) failed first: exit status 7{used_up if most else ''}"]
 
 
@@ -207,7 +208,9 @@ def test_the_window_forgets_old_failures() -> None:
         job.now += wait_s
         job.fail()
         assert (job.state.phase is Phase.RUNNING) == restarts
-    assert texts(job.actions, "error")[0].endswith("restarted 2 times in the last 100 s, so not again")
+    assert texts(job.actions, "error")[0].endswith(
+        "; not restarting: already restarted twice in the last 100 s"
+    )
 
 
 def wait_for_the_next(job: Job) -> float:
@@ -463,7 +466,7 @@ def test_a_node_that_returns_and_is_reaped_has_no_fence_any_more() -> None:
     job.silent.add(1)
     assert texts(job.feed(gone(1))) == [
         "b was lost: Connection reset by peer; restart 1 of 3",
-        "b: nothing starts before its ranks have surely ended: in 45 s, or when it returns",
+        "b: waiting until its ranks are certain to have ended (at most 45 s), or until it returns",
     ]
     job.feed(Swept(0, 0, 0))
     assert job.tick() == [Connect(1)]

@@ -36,7 +36,7 @@ from distlaunch.supervisor.events import (
     PortRefused,
     RanksJoined,
     RanksLag,
-    RanksStand,
+    RanksStalled,
     RouteFailed,
     RouteFound,
     StackDumped,
@@ -60,8 +60,8 @@ TWO = f"{JOB}nodes: [a, b]"
 CONNECT_S, STOP_S = 30.0, 10.0
 STOP_MARGIN_S, DRAIN_S = 14.0, 30.0  # until a node that does not confirm, or does not deliver, is given up
 MASTER = "10.0.0.1"
-BY_SOMEONE = """rank 2 (b) failed first: killed by signal 9 (SIGKILL), sent by someone: \
-the kernel counted no OOM kill there"""
+BY_SOMEONE = """rank 2 (b) failed first: killed by signal 9 (SIGKILL), sent by another process \
+(the kernel reports no OOM kill)"""
 
 
 class Actions(list[Action]):
@@ -594,9 +594,7 @@ def test_lost_output_and_processes_that_can_not_be_killed_are_told() -> None:
 def test_left_over_processes_of_a_job_that_succeeded_are_told() -> None:
     job = History(f"{JOB}nodes: [a]").to_running()
     job.feed(exited(0, 0, 0, job.now), exited(0, 1, 0, job.now))
-    assert texts(job.feed(Swept(0, 0, 3)), "warning") == [
-        "a: 3 processes outlived their workers and were killed"
-    ]
+    assert texts(job.feed(Swept(0, 0, 3)), "warning") == ["a: killed 3 processes that outlived their workers"]
 
 
 def test_left_over_processes_of_a_job_that_failed_are_no_news() -> None:
@@ -645,7 +643,7 @@ def test_a_clean_node_may_take_longer_to_deliver_its_output_but_not_for_ever() -
     assert job.feed(Ticked(), after=DRAIN_S - 0.1) == []
     actions = job.feed(Ticked(), after=0.1)
     assert wanted(actions) == [Drop(1), Finish()]
-    assert texts(actions, "warning") == ["b: given up, its output did not arrive whole"]
+    assert texts(actions, "warning") == ["b: given up, its output is incomplete"]
 
 
 def test_a_clean_node_has_its_time_when_the_last_other_node_is_lost() -> None:
@@ -681,7 +679,7 @@ def test_two_signals_kill_and_three_leave(phase: str) -> None:
     job.feed(Interrupted(signal.SIGINT), after=1.0)
     assert wanted(job.feed(Interrupted(signal.SIGTERM), after=1.0)) == [Close(0, 0.0), Close(1, 0.0)]
     assert job.feed(Interrupted(signal.SIGINT), after=1.0) == [
-        Notice("warning", "left; the agents finish the clean-up"),
+        Notice("warning", "exited; agents are still cleaning up"),
         Finish(),
     ]
     assert job.blamed == (130, None, None)
@@ -759,7 +757,7 @@ def test_ranks_that_do_not_join_are_named_ever_more_rarely_and_at_last_end_the_j
     *notices, end = told
     assert notices == [15, 30, 60, 120, 240, 480]
     assert {tuple(told[at]) for at in notices} == {(words,)}
-    assert (end, told[end]) == (600, [f"{words}; 10 min are over"])
+    assert (end, told[end]) == (600, [f"{words}; gave up after 10 min (timeouts.join)"])
     job.close()
     assert job.blamed == (Exit.TIMEOUT, None, None)
 
@@ -789,38 +787,243 @@ def test_once_all_have_joined_the_time_to_join_is_over() -> None:
     assert job.state.next_deadline is None
 
 
-def test_a_job_that_does_not_use_the_rendezvous_is_left_alone() -> None:
+def test_a_job_that_does_not_use_the_rendezvous_is_left_alone_but_not_without_a_word() -> None:
     job = History().to_running()
-    while job.state.next_deadline is not None:
+    job.feed(RanksLag(0, ((0, False, "torch imported, busy"), (1, False, "has not imported torch yet"))))
+    (words,) = texts(job.tick(), "info")
+    assert words.startswith(
+        "0/4 ranks joined; waiting for rank 0 (a, pid 100: torch imported, busy), rank 1 ("
+    )
+    assert words.endswith("; ignore this if the script does not use MASTER_ADDR and MASTER_PORT")
+    for _ in range(20):
         assert job.tick() == []
     assert job.state.phase is Phase.RUNNING
 
 
-# Ranks that stand still
+def test_a_lone_rank_that_does_not_use_the_rendezvous_is_no_news() -> None:
+    job = History("script: t.py\nbackend: gloo\ngpus_per_node: 0").to_running()
+    for _ in range(20):
+        assert job.tick() == []
 
 
-def stalled(on_stall: str) -> History:
-    """Rank 1 of four has stood for the time that counts, and it has been told."""
-    job = History(f"{TWO}\non_stall: {on_stall}\nrestarts: {{max: 1}}").to_running()
-    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)))
-    assert job.feed(RanksStand(0, (1,)), after=700.0) == []
+REFUSED = "its connection to the rendezvous is refused"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(RanksLag(0, ((0, False, "torch imported, idle"),)), id="rank 0 is elsewhere"),
+        pytest.param(exited(0, 0, 0, 1000.0), id="rank 0 has ended"),
+    ],
+)
+def test_ranks_that_are_refused_wait_for_rank_0_which_ends_the_job(first: Event) -> None:
+    job = History().to_running()
+    job.feed(first, RanksLag(0, ((1, True, REFUSED),)), RanksLag(1, ((0, True, REFUSED), (1, True, REFUSED))))
+    (words,) = texts(job.tick())
+    assert words.startswith("0/4 ranks joined; waiting for rank 0 (a")
+    assert words.endswith(f"rank 3 (b, pid 101: {REFUSED}); the others wait for rank 0")
+    while job.state.phase is Phase.RUNNING:
+        (said,) = texts(job.tick())
+    assert said == f"{words}; gave up after 10 min (timeouts.join)"
+    assert job.now == 1000.0 + 600.0
+    assert job.blamed == (Exit.TIMEOUT, None, None)
+
+
+def test_the_default_limit_counts_from_when_the_first_rank_tries() -> None:
+    job = History().to_running()
+    job.feed(RanksLag(1, ((0, True, REFUSED),)), after=5000.0)  # the data was prepared before
+    while job.state.phase is Phase.RUNNING:
+        job.tick()
+    assert job.now == 1000.0 + 5000.0 + 600.0
+
+
+def test_a_limit_that_the_file_gives_counts_whatever_the_ranks_look_like() -> None:
+    job = History(f"{JOB.replace('stop: 10s', 'stop: 10s, join: 20s')}nodes: [a, b]").to_running()
+    job.tick()
+    (words,) = texts(job.tick(), "error")
+    assert job.now == 1000.0 + 20.0
+    assert words.startswith("0/4 ranks joined; waiting for rank 0 (a, pid 100), rank 1 (a, pid 101), ")
+    assert words.endswith(
+        "; gave up after 20 s (timeouts.join); "
+        "if the script does not use MASTER_ADDR and MASTER_PORT, set timeouts: {join: none}"
+    )
+    assert job.blamed == (Exit.TIMEOUT, None, None)
+
+
+def test_without_a_limit_nobody_is_waited_for() -> None:
+    job = History(f"{JOB.replace('stop: 10s', 'stop: 10s, join: none')}nodes: [a, b]").to_running()
+    job.feed(RanksLag(1, ((0, True, REFUSED),)))
+    assert job.state.next_deadline is None
+
+
+# Who is blamed: a rank that lost its peer may end before the one that it lost
+
+
+PEER_GONE = """Traceback (most recent call last):
+  File "/t.py", line 9, in <module>
+    dist.all_reduce(t)
+  File "/torch/distributed/distributed_c10d.py", line 3252, in all_reduce
+    work.wait()
+RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:9
+"""
+OWN = 'Traceback (most recent call last):\n  File "/t.py", line 7, in <module>\nValueError: bad\n'
+
+
+def victim(node: int, local_rank: int, at: float, status: int = 1) -> WorkerExited:
+    """A rank that ends because another one was gone."""
+    return WorkerExited(node, local_rank, status, at, words=PEER_GONE)
+
+
+def failed(node: int, local_rank: int, at: float, status: int = 1, words: str = OWN) -> WorkerExited:
+    """A rank that ends with an error of its own."""
+    return WorkerExited(node, local_rank, status, at, words=words)
+
+
+def test_a_rank_that_lost_its_peer_is_not_blamed_before_the_others_had_a_moment() -> None:
+    job = History().to_running()
+    assert job.feed(victim(0, 0, T)) == []
+    assert job.state.next_deadline == T + 1.0
+    (words,) = texts(job.feed(failed(1, 1, T + 0.4), after=0.4), "error")
+    assert words == "rank 3 (b) failed first: exit status 1"
+    assert job.blamed == (1, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("events", "blamed"),
+    [
+        pytest.param(
+            [victim(0, 0, T), failed(0, 1, T + 0.5, 7, "")], (7, 1, 0), id="sys.exit without a word"
+        ),
+        pytest.param([victim(0, 0, T), failed(0, 1, T + 0.5, -9, "")], (137, 1, 0), id="killed"),
+        pytest.param([victim(0, 0, T), lost(1)], (71, None, 1), id="a lost node"),
+        pytest.param(
+            [victim(0, 0, T), AgentLeaving(1, signal.SIGTERM)], (71, None, 1), id="an agent that is stopped"
+        ),
+        pytest.param(
+            [victim(0, 0, T), victim(1, 0, T - 1), failed(1, 1, T + 0.5)], (1, 3, 1), id="two victims before"
+        ),
+        pytest.param([failed(0, 0, T), victim(1, 0, T - 1)], (1, 0, 0), id="a victim that was earlier"),
+        pytest.param(
+            [victim(0, 0, T), Interrupted(signal.SIGINT)], (1, 0, 0), id="nobody waits once the user is there"
+        ),
+        pytest.param(
+            [victim(0, 0, T), Interrupted(signal.SIGINT), failed(1, 0, T + 1, -15)],
+            (1, 2, 1),
+            id="a traceback that was out before the rank was stopped",
+        ),
+        pytest.param(
+            [victim(0, 0, T), Interrupted(signal.SIGINT), failed(1, 0, T + 1, -15, PEER_GONE)],
+            (1, 0, 0),
+            id="another victim that was stopped",
+        ),
+        pytest.param(
+            [victim(0, 0, T), Interrupted(signal.SIGINT), failed(1, 0, T + 1, 3, "")],
+            (1, 0, 0),
+            id="who ends otherwise after it was stopped",
+        ),
+        pytest.param(
+            [victim(0, 0, T), Interrupted(signal.SIGINT), failed(1, 0, T - 1, 3, "")],
+            (3, 2, 1),
+            id="who had ended before it was stopped",
+        ),
+        pytest.param(
+            [victim(0, 0, T), victim(0, 1, T + 0.1), victim(1, 0, T + 0.2), victim(1, 1, T + 0.3)],
+            (1, 0, 0),
+            id="nobody is left to wait for",
+        ),
+        pytest.param(
+            [victim(0, 0, T), failed(0, 1, T + 0.1), failed(1, 0, T)], (1, 2, 1), id="the first by itself"
+        ),
+        pytest.param([failed(0, 0, T, -11, PEER_GONE)], (139, 0, 0), id="no exception ends with SIGSEGV"),
+    ],
+)
+def test_who_failed_by_itself_is_blamed_before_who_lost_a_peer(
+    events: list[Event], blamed: tuple[int, int | None, int | None]
+) -> None:
+    job = History().to_running()
+    job.feed(*events)
+    assert job.state.phase is Phase.STOPPING
+    job.close()
+    assert job.blamed == blamed
+
+
+def test_when_no_other_rank_fails_in_a_second_the_first_that_lost_its_peer_is_blamed() -> None:
+    job = History().to_running()
+    job.feed(victim(0, 0, T), victim(1, 0, T + 0.1), exited(1, 1, 0, T + 0.2))
+    (words,) = texts(job.tick(), "error")
+    assert job.now == T + 1.0
+    assert words == (
+        "rank 0 (a) failed first: exit status 1, after losing its connection to another rank; "
+        "rank 3 had already ended with exit status 0 (uneven batches?)"
+    )
+    assert job.blamed == (1, 0, 0)
+
+
+def test_a_restart_blames_who_failed_by_itself_too() -> None:
+    job = History(f"{TWO}\nrestarts: {{max: 1}}").to_running()
+    assert job.feed(victim(0, 0, T)) == []
+    job.tick()
+    assert job.state.phase is Phase.RESTARTING
+    job.feed(failed(1, 0, T + 1.1, -15))
+    assert [restart.cause.rank for restart in job.state.restarts] == [2]
+
+
+# Ranks that stall
+
+
+def stalled(on_stall: str, limit: str = "10m") -> History:
+    """Rank 1 of four has stalled for the time that counts, which is not told yet."""
+    times = JOB.replace("stop: 10s", f"stop: 10s, stall: {limit}")
+    job = History(f"{times}nodes: [a, b]\non_stall: {on_stall}\nrestarts: {{max: 1}}").to_running()
+    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)), RanksLag(0, ((1, False, "stale words"),)))
+    assert job.feed(RanksStalled(0, (1,)), after=700.0) == []
     return job
 
 
-def test_a_stall_is_told_with_who_stands_and_who_runs_and_stacks_are_dumped() -> None:
+def stack(node: int, local_rank: int, *frames: str) -> StackDumped:
+    """As py-spy prints it."""
+    lines = "".join(f"    {frame}\n" for frame in frames)
+    return StackDumped(
+        node,
+        local_rank,
+        f"Process 7: python\n\nThread 7 (idle): MainThread\n{lines}Thread 8 (idle): x\n    y\n",
+    )
+
+
+def test_a_stall_is_told_with_who_is_stalled_and_who_is_active_and_stacks_are_dumped() -> None:
     job = stalled("notice")
     said = job.tick()
     assert texts(said, "warning") == [
-        "standing: rank 1 (a, pid 101): no output, no CPU and no GPU use for 10 min; ranks 0, 2, 3 run"
+        "stalled: rank 1 (a, pid 101): no output, CPU or GPU use for 10 min; ranks 0, 2, 3 are still active"
     ]
     assert wanted(said) == [Dump(0, (1,), abort=False)]
-    assert texts(job.feed(RanksStand(0, ()))) == ["the ranks that stood go on"]
+    assert texts(job.feed(RanksStalled(0, ()))) == ["stalled ranks resumed"]
     assert job.state.next_deadline is None
+
+
+def test_a_stall_that_spreads_after_it_was_told_is_told_again() -> None:
+    job = stalled("notice")
+    job.tick()
+    assert job.feed(RanksStalled(1, (0, 1)), after=20.0) == []
+    said = job.tick()
+    (words,) = texts(said)
+    assert words.startswith("now stalled: rank 1 (a, pid 101), rank 2 (b, pid 100), rank 3 (b, pid 101): ")
+    assert words.endswith("; rank 0 is still active")
+    assert job.feed(RanksStalled(1, (1,))) == []
+    assert job.state.next_deadline is None
+
+
+@pytest.mark.parametrize(("limit", "settles_s"), [("8s", 3.0), ("20s", 4.5), ("10m", 17.0)])
+def test_agents_that_look_at_different_times_are_waited_for(limit: str, settles_s: float) -> None:
+    job = stalled("notice", limit)
+    since = job.now
+    job.tick()
+    assert job.now - since == settles_s
 
 
 def test_a_stall_that_is_over_before_it_is_told_is_no_news() -> None:
     job = stalled("stop")
-    assert job.feed(RanksStand(0, ()), after=1.0) == []
+    assert job.feed(RanksStalled(0, ()), after=1.0) == []
     assert job.state.next_deadline is None
 
 
@@ -842,14 +1045,83 @@ def test_a_rank_that_dies_of_the_dump_of_its_stacks_is_blamed_for_the_stall() ->
     job = stalled("stop")
     job.tick()
     (words,) = texts(job.feed(exited(0, 1, -signal.SIGABRT, job.now)), "error")
-    assert words == "stalled: rank 1 (a) stood for 10 min"
+    assert words == "stalled: rank 1 (a) did nothing for 10 min"
 
 
-def test_where_a_rank_stands_is_told_by_its_innermost_frames() -> None:
+@pytest.mark.parametrize(
+    ("event", "blamed"),
+    [
+        pytest.param(exited(1, 1, 7, T), (7, 3, 1), id="another rank"),
+        pytest.param(exited(1, 1, -signal.SIGABRT, T), (134, 3, 1), id="another rank that aborts"),
+        pytest.param(exited(0, 1, 9, T), (9, 1, 0), id="the stalled rank, by itself"),
+    ],
+)
+def test_a_rank_that_fails_after_the_notice_has_not_died_of_the_dump(
+    event: Event, blamed: tuple[int, int | None, int | None]
+) -> None:
+    job = stalled("stop")
+    job.tick()
+    job.feed(event)
+    assert job.blamed == blamed
+
+
+IN_COLLECTIVE = (
+    "wait (torch/distributed/c10d.py:1)",
+    "all_reduce (torch/distributed/c10d.py:9)",
+    "main (t.py:5)",
+)
+IN_BACKWARD = (
+    "_engine_run_backward (torch/autograd/graph.py:824)",
+    "backward (torch/_tensor.py:6)",
+    "main (t.py:7)",
+)
+IN_RECORD = ("step (t.py:3)", "wrapper (torch/distributed/elastic/multiprocessing/errors/__init__.py:362)")
+
+
+def all_stalled(*stacks: StackDumped) -> History:
+    """All four ranks have stalled, with these stacks."""
+    job = stalled("stop")
+    job.feed(RanksStalled(0, (0, 1)), RanksStalled(1, (0, 1)))
+    job.tick()
+    job.feed(*stacks)
+    job.tick()
+    return job
+
+
+def test_the_rank_that_is_not_in_the_collective_is_blamed_where_stacks_tell_it() -> None:
+    job = all_stalled(
+        stack(0, 0, *IN_COLLECTIVE),
+        stack(0, 1, *IN_BACKWARD),
+        stack(1, 0, *IN_RECORD),
+        stack(1, 1, *IN_COLLECTIVE),
+    )
+    assert texts(job.actions, "error") == [
+        "stalled: rank 2 (b) did nothing for 10 min, in step (t.py:3); ranks 0, 1, 3 wait in a collective"
+    ]
+    assert job.blamed == (Exit.TIMEOUT, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        pytest.param([], id="no stacks"),
+        pytest.param([stack(0, rank, *IN_COLLECTIVE) for rank in (0, 1)], id="all in collectives"),
+        pytest.param([stack(0, rank, *IN_RECORD) for rank in (0, 1)], id="all elsewhere"),
+    ],
+)
+def test_where_stacks_do_not_tell_it_nobody_is_singled_out(stacks: list[StackDumped]) -> None:
+    job = all_stalled(*stacks)
+    (words,) = texts(job.actions, "error")
+    assert words == "stalled: rank 0 (a), rank 1 (a), rank 2 (b), rank 3 (b) did nothing for 10 min"
+    assert job.blamed == (Exit.TIMEOUT, None, None)
+
+
+def test_where_a_rank_is_blocked_is_told_by_its_innermost_frames() -> None:
     job = stalled("notice")
-    dump = "Process 7: python\n\nThread 7 (idle): MainThread\n    read (t.py:3)\n    main (t.py:9)\n"
-    (words,) = texts(job.feed(StackDumped(0, 1, dump)))
-    assert words == "rank 1 stands in: read (t.py:3) < main (t.py:9)"
+    (words,) = texts(job.feed(stack(0, 1, "read (t.py:3)", "main (t.py:9)")))
+    assert words == "rank 1 is blocked in: read (t.py:3) < main (t.py:9)"
+    (words,) = texts(job.feed(StackDumped(0, 1, "Permission denied")))
+    assert words == "where rank 1 is blocked: Permission denied"
 
 
 # Reports out of turn: an agent may be broken, or not ours at all

@@ -319,7 +319,7 @@ def test_a_torch_agent_that_comes_when_the_others_have_finished_is_no_failure() 
     job.come_back(2)
     job.end(0, 0)
     assert job.end(2, 1, "RendezvousClosedError: ") == [
-        "c: its torch agent came when the others had finished"
+        "c: its torch agent joined too late, when the others had finished"
     ]
     job.end(1, 0)
     assert (job.state.phase, job.state.outcome) == (Phase.DONE, Exit.OK)

@@ -25,7 +25,8 @@ def cpu_ticks(pids: "Sequence[int]") -> int:
 def doing(pid: int, port: int) -> "Tuple[bool, str]":
     """(whether it is trying to reach the rendezvous `port`, what it does in words) of a worker."""
     pids = tree(pid)
-    if _is_trying(pids, port):
+    sockets = list(procfs.sockets())
+    if _is_connecting(pids, port, sockets):
         return True, "its connection to the rendezvous is not answered"
     state = procfs.state(pid)
     if state == "T":
@@ -34,14 +35,24 @@ def doing(pid: int, port: int) -> "Tuple[bool, str]":
         return False, "waiting for a disk or a driver"
     if not any(procfs.has_mapped(each, b"libtorch") for each in pids):
         return False, "has not imported torch yet"
+    if _was_refused(pids, sockets):
+        return True, "its connection to the rendezvous is refused"
     at_work = any(procfs.state(each) == "R" for each in pids)
-    return False, "torch is loaded, %s" % ("at work" if at_work else "waiting for something")
+    return False, "torch imported, %s" % ("busy" if at_work else "idle")
 
 
-def _is_trying(pids: "Sequence[int]", port: int) -> bool:
+def _is_connecting(pids: "Sequence[int]", port: int, sockets: "Sequence[procfs.Socket]") -> bool:
     asking = {
-        found.inode
-        for found in procfs.sockets()
-        if found.remote_port == port and found.state == procfs.SYN_SENT
+        found.inode for found in sockets if found.remote_port == port and found.state == procfs.SYN_SENT
     }
     return bool(asking) and any(procfs.socket_inodes(pid) & asking for pid in pids)
+
+
+def _was_refused(pids: "Sequence[int]", sockets: "Sequence[procfs.Socket]") -> bool:
+    """Whether a process holds a TCP socket that is neither connected nor listening.
+
+    A refused connection leaves no trace in /proc/net/tcp, but while the TCPStore's client waits for its next
+    try, ever longer (torch/csrc/distributed/c10d/socket.cpp), it keeps the socket of the last one.
+    """
+    alive = {found.inode for found in sockets}
+    return any(procfs.holds_tcp_beside(pid, alive) for pid in pids)

@@ -4,7 +4,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterator, List, Optional, Set
+    from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 ESTABLISHED, SYN_SENT, LISTEN = 0x01, 0x02, 0x0A
 
@@ -104,20 +104,36 @@ def descendants(root: int, known: "Optional[Dict[int, int]]" = None) -> "List[in
 
 def socket_inodes(pid: int) -> "Set[int]":
     """Inodes of the sockets that a process holds; empty where we may not look."""
-    found: "Set[int]" = set()
+    return {inode for _, inode in _sockets_of(pid)}
+
+
+def holds_tcp_beside(pid: int, inodes: "Set[int]") -> bool:
+    """Whether a process holds a TCP socket that is not one of these."""
+    return any(inode not in inodes and _is_tcp(path) for path, inode in _sockets_of(pid))
+
+
+def _is_tcp(path: str) -> bool:
+    try:
+        return os.getxattr(path, "system.sockprotoname").startswith(b"TCP")
+    except OSError:
+        return False
+
+
+def _sockets_of(pid: int) -> "Iterator[Tuple[str, int]]":
+    """(descriptor's path, inode) of each socket that a process holds; none where we may not look."""
     folder = "/proc/%d/fd" % pid
     try:
         names = os.listdir(folder)
     except OSError:
-        return found
+        return
     for name in names:
+        path = "%s/%s" % (folder, name)
         try:
-            target = os.readlink("%s/%s" % (folder, name))
+            target = os.readlink(path)
         except OSError:
             continue
         if target.startswith("socket:["):
-            found.add(int(target[8:-1]))
-    return found
+            yield path, int(target[8:-1])
 
 
 def command_name(pid: int) -> str:

@@ -1,0 +1,94 @@
+"""Who is blamed when ranks fail: one that failed by itself before one that lost a peer; else the first."""
+
+import signal
+
+from distlaunch.supervisor import stalling, torch_agents
+from distlaunch.supervisor.ending import listed
+from distlaunch.supervisor.events import WorkerExited
+from distlaunch.supervisor.peer_errors import Words, words_of
+from distlaunch.supervisor.restarting import generation_failed
+from distlaunch.supervisor.state import Cause, Phase, State, Step, Watch, WorkerPhase, exit_status_of
+from distlaunch.supervisor.stories import Ending, facts
+
+VERDICT_S = 1.0
+"""Seconds for the rank at fault to end after another one has lost its connection to it: it may still be in a
+`finally`, or the interpreter's shutdown, and SIGTERM would end it before its traceback is out."""
+
+
+def rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
+    """A worker has ended with a status other than 0: end the generation, once it is clear who is to blame."""
+    words = Words() if state.spec.torch_agents else words_of(event.status, event.words, event.error_record)
+    state = state.with_worker(rank, peer_gone=words.peer_gone)
+    cause = _cause(state, rank, event, words)
+    if _died_of_its_dump(state, rank, event):
+        return stalling.stall_act_due(state, now)
+    if state.phase is not Phase.RUNNING:
+        return _blamed_instead(state, cause, words), ()
+    if state.spec.torch_agents:
+        return torch_agents.agent_failed(state, rank, cause, event.error_record, now)
+    if not cause.peer_gone:
+        return generation_failed(state, cause, now)
+    if state.watch.suspect is None:
+        state = state._replace(watch=Watch(suspect=cause, verdict_at=now + VERDICT_S))
+    return when_all_ended(state, now)
+
+
+def _cause(state: State, rank: int, event: WorkerExited, words: Words) -> Cause:
+    who = f"{state.named(rank)} failed first"
+    if words.traceback and _was_told_to_end(state, event):
+        # How it would have ended: Python's status after a traceback.
+        return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, words.peer_gone)
+    how = facts(Ending(event.status, event.oom_kills, event.shm))
+    how += ", after losing its connection to another rank" if words.peer_gone else ""
+    return Cause(f"{who}: {how}", exit_status_of(event.status), event.at, rank, event.node, words.peer_gone)
+
+
+def _was_told_to_end(state: State, event: WorkerExited) -> bool:
+    return state.phase is not Phase.RUNNING and event.status in (-signal.SIGTERM, -signal.SIGKILL)
+
+
+def _died_of_its_dump(state: State, rank: int, event: WorkerExited) -> bool:
+    """Whether our own SIGABRT, which has Python print a stalled rank's stacks, has ended it."""
+    dumping = state.watch.stall_act_at is not None
+    return dumping and state.worker(rank).stalled and event.status == -signal.SIGABRT
+
+
+def when_all_ended(state: State, now: float) -> Step:
+    """Nobody is left who could be to blame: don't wait any longer."""
+    going = any(worker.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING) for worker in state.workers)
+    return (state, ()) if going or state.watch.suspect is None else verdict_due(state, now)
+
+
+def verdict_due(state: State, now: float) -> Step:
+    """No other rank has failed by itself: who lost a peer first is all that is known."""
+    suspect = state.watch.suspect
+    assert suspect is not None
+    early = [state.called(worker.rank) for worker in state.workers if worker.status == 0]
+    after = f"; {listed(early)} had already ended with exit status 0 (uneven batches?)" if early else ""
+    return generation_failed(state, suspect._replace(text=suspect.text + after), now)
+
+
+def _blamed_instead(state: State, cause: Cause, words: Words) -> State:
+    """`state` with the blame on `cause` where that was first: what we heard first may not have been."""
+    known = state.cause
+    if known is None or known.rank is None or cause.rank is None:
+        return state
+    if known.peer_gone and not cause.peer_gone:
+        earlier = words.traceback or cause.at <= _told_at(state)
+    else:
+        # Its link was slower than that of the rank we heard of first.
+        earlier = known.peer_gone is cause.peer_gone and cause.at < known.at
+    return _with_cause(state.with_worker(cause.rank, stopped=False), cause) if earlier else state
+
+
+def _told_at(state: State) -> float:
+    """When the ranks were told to end."""
+    return state.ended_at or state.restarts[-1].at
+
+
+def _with_cause(state: State, cause: Cause) -> State:
+    state = state._replace(cause=cause)
+    if state.phase is not Phase.RESTARTING:
+        return state
+    *earlier, last = state.restarts
+    return state._replace(restarts=(*earlier, last._replace(cause=cause)))

@@ -1,0 +1,131 @@
+"""Watching who joins the rendezvous, and ending a job whose ranks wait for one that never does.
+
+A script need not use torch.distributed at all. Only when a rank has joined, or tries to, is the default limit
+on the others counted; one that the job file gives counts from the start, whatever the ranks look like.
+"""
+
+from distlaunch.errors import Exit
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.ending import end_job, listed
+from distlaunch.supervisor.events import RanksJoined, RanksLag
+from distlaunch.supervisor.state import (
+    Cause,
+    State,
+    Step,
+    Watch,
+    WorkerPhase,
+    WorkerState,
+    span_words,
+    status_words,
+)
+
+NOTICE_S = 15.0
+"""Seconds after the start until the ranks that have not joined are named; then at every doubling."""
+
+_ENDPOINT = "MASTER_ADDR and MASTER_PORT"
+
+
+def watch_of(state: State, now: float) -> Watch:
+    """What is watched from the start of a generation on."""
+    limit_s, named = state.spec.timeouts.join_s, state.spec.names_join_limit
+    if limit_s is None:
+        return Watch()
+    return Watch(join_by=now + limit_s if named else None, join_notice_at=now + NOTICE_S)
+
+
+def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
+    """Say it once all ranks have joined the rendezvous."""
+    before = all(worker.joined for worker in state.workers)
+    for local_rank in event.local_ranks:
+        rank = state.rank_of(event.node, local_rank)
+        if rank is not None:
+            state = state.with_worker(rank, joined=True)
+    if before or not all(worker.joined for worker in state.workers):
+        return _with_limit(state, now), ()
+    assert state.plan is not None
+    took_s = now - (state.started_at or now)
+    where = f"{state.plan.master_addr}:{state.port}"
+    text = f"{_all_words(state)} joined the rendezvous at {where} in {took_s:.1f} s"
+    return state.watching(join_by=None, join_notice_at=None), (Notice("info", text),)
+
+
+def _all_words(state: State) -> str:
+    count = len(state.workers)
+    words = {1: "the", 2: "both"}.get(count, f"all {count}")
+    return f"{words} {state.counted(count).partition(' ')[2]}"
+
+
+def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
+    """Remember what the missing ranks do, for when it is told."""
+    for local_rank, trying, words in event.seen:
+        rank = state.rank_of(event.node, local_rank)
+        if rank is not None:
+            state = state.with_worker(rank, trying=trying, doing=words)
+    return _with_limit(state, now), ()
+
+
+def _with_limit(state: State, now: float) -> State:
+    """`state` with an end to the waiting, once a rank waits for others."""
+    limit_s = state.spec.timeouts.join_s
+    watched = state.watch.join_notice_at is not None
+    if not watched or state.watch.join_by is not None or limit_s is None or not _has_begun(state):
+        return state
+    return state.watching(join_by=now + limit_s)
+
+
+def _has_begun(state: State) -> bool:
+    """Whether the ranks use the rendezvous: one has joined, or tries to."""
+    return any(worker.joined or worker.trying for worker in state.workers)
+
+
+def join_notice_due(state: State, now: float) -> Step:
+    """Say who is missing, and why as far as it can be seen."""
+    waited_s = now - (state.started_at or now)
+    first = waited_s < 2 * NOTICE_S
+    state = state.watching(join_notice_at=now + max(waited_s, NOTICE_S))
+    missing = _missing(state)
+    if not missing:
+        return state, ()
+    if _has_begun(state):
+        return state, (Notice("info" if first else "warning", _missing_words(state, missing)),)
+    alone = len(state.workers) == 1  # it would wait for nobody
+    text = f"{_missing_words(state, missing)}; ignore this if the script does not use {_ENDPOINT}"
+    return state, (Notice("info", text),) if first and not alone else ()
+
+
+def join_overdue(state: State, now: float) -> Step:
+    """End the job with the names of those that have not joined."""
+    state = state.watching(join_by=None, join_notice_at=None)
+    missing, limit_s = _missing(state), state.spec.timeouts.join_s
+    if not missing or limit_s is None:
+        return state, ()
+    text = f"{_missing_words(state, missing)}; gave up after {span_words(limit_s)} (timeouts.join)"
+    if not _has_begun(state):
+        text += f"; if the script does not use {_ENDPOINT}, set timeouts: {{join: none}}"
+    return end_job(state, Cause(text, Exit.TIMEOUT, now), now)
+
+
+def _missing(state: State) -> list[WorkerState]:
+    return [worker for worker in _here(state) if not worker.joined]
+
+
+def _here(state: State) -> list[WorkerState]:
+    return [worker for worker in state.workers if worker.phase is not WorkerPhase.LOST]
+
+
+def _missing_words(state: State, missing: list[WorkerState]) -> str:
+    """`6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: has not imported torch yet) …`."""
+    names = listed([_named(state, worker) for worker in missing])
+    count = len(_here(state))
+    text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
+    first = missing[0]
+    opens_it = first.rank == 0 and not (first.trying or state.spec.torch_agents)
+    return f"{text}; the others wait for rank 0" if opens_it and _has_begun(state) else text
+
+
+def _named(state: State, worker: WorkerState) -> str:
+    if worker.status is not None:
+        ended = f"{state.named(worker.rank)[:-1]}: ended with {status_words(worker.status)}"
+        return f"{ended} without joining)"
+    doing = f": {worker.doing}" if worker.doing else ""
+    return state.named(worker.rank, f"pid {worker.pid}{doing}")

@@ -1,0 +1,75 @@
+"""Whether a rank failed by itself or because another one was gone: what its last words tell.
+
+When a rank fails, those that wait for it in a collective lose their connections and fail as well, often
+before the first one has ended: it may still be in a `finally`, or the interpreter's shutdown.
+"""
+
+import re
+import signal
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+LAST_LINES = 40
+"""Lines of last words that count where they hold no traceback."""
+TRACEBACK = "Traceback (most recent call last):"
+_RANK_PREFIX = re.compile(r"(?m)^\[\w*rank\d+\]:?\s?")
+"""torch.distributed's excepthook puts it before each line."""
+_CHAINED = re.compile(
+    r"(?m)^(?:During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception):$"
+)
+_LOG = re.compile(r"(?m)^\[[WEIF]\d{4} .*")
+"""What torch's C++ logs: of other threads, and after a traceback of its consequences."""
+_FRAME = re.compile(r'(?m)^ +File "([^"]+)", line \d+')
+_IN_TORCH_DISTRIBUTED = re.compile(r"/torch/distributed/(?!elastic/|launcher/|run\.py)")
+_COLLECTIVES = re.compile(
+    r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
+    r"|monitoredBarrier"
+)
+_PEER_GONE = re.compile(
+    r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|[Tt]im(?:ed |e)out|failed to recv"
+    r"|failed to connect|remote process exit|ncclRemoteError|network error|pair closure"
+    r"|received errors while waiting"
+)
+
+
+class Words(NamedTuple):
+    """What a rank's last words tell: whether they hold a `traceback`, and whether a peer was gone."""
+
+    traceback: bool = False
+    peer_gone: bool = False
+
+
+def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
+    """Judge a rank's exit by its status (as in `WorkerExited`), the end of its stderr, its error record."""
+    if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
+        return Words()  # no Python exception ends so
+    said = _RANK_PREFIX.sub("", stderr)
+    recorded = record and (record.get("callstack") or record.get("message"))
+    text = root_error(recorded if isinstance(recorded, str) else said)
+    return Words(TRACEBACK in said or bool(recorded), _tells_of_a_peer(text))
+
+
+def root_error(words: str) -> str:
+    """What went wrong first: the oldest exception of the last traceback's chain, or else the last lines."""
+    blocks = words.split(TRACEBACK)
+    if len(blocks) == 1:
+        return "\n".join(words.splitlines()[-LAST_LINES:])
+    first = len(blocks) - 1
+    while first > 1 and _CHAINED.search(blocks[first - 1]):
+        first -= 1
+    return blocks[first]
+
+
+def _tells_of_a_peer(error: str) -> bool:
+    """Whether an error is that of a collective whose peer was gone; others may use the same words."""
+    frames = list(_FRAME.finditer(error))
+    message = _LOG.split(error[frames[-1].end() :], maxsplit=1)[0] if frames else error
+    within = bool(frames) and bool(_IN_TORCH_DISTRIBUTED.search(frames[-1][1]))
+    return bool(_PEER_GONE.search(message)) and (within or bool(_COLLECTIVES.search(message)))
+
+
+def traceback_key(words: str) -> str:
+    """The last traceback in `words`, without what differs from rank to rank; "" where they hold none."""
+    _, found, last = words.rpartition(TRACEBACK)
+    return re.sub(r"\d+", "#", _RANK_PREFIX.sub("", last)).strip() if found else ""

@@ -1,0 +1,147 @@
+"""Watching for ranks that stall: who does nothing at all, where, and what is done about it."""
+
+import re
+
+from distlaunch.errors import Exit
+from distlaunch.supervisor.actions import Action, Dump, Notice
+from distlaunch.supervisor.ending import end_job, listed
+from distlaunch.supervisor.events import RanksStalled, StackDumped
+from distlaunch.supervisor.restarting import generation_failed
+from distlaunch.supervisor.state import Cause, State, Step, WorkerPhase, WorkerState, span_words
+
+SETTLE_S = 2.0
+LOOKS = 8
+LOOK_MAX_S = 15.0
+"""Agents look `LOOKS` times in the time that counts as a stall, at different moments, at least every
+`LOOK_MAX_S`: a stall has spread to all whom it blocks after one look more and `SETTLE_S`."""
+DUMP_S = 5.0
+"""Seconds for stacks to come before stalled ranks are ended."""
+MAX_DUMPS = 16
+"""Ranks whose stacks are dumped: those of a thousand that wait for one tell nothing more."""
+SHOWN_FRAMES = 3
+_TORCH = re.compile(r"\((?:\S*/)?torch/")
+_COLLECTIVE = re.compile(
+    r"\((?:\S*/)?torch/(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
+)
+"""Where a rank waits for others: in a collective, or in a backward pass that ends with one."""
+
+
+def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
+    """Note who is stalled; it is told once it has spread, and again when it spreads further."""
+    part = state.plan.part_of(event.node) if state.plan else None
+    if part is None:
+        return state, ()
+    before = {worker.rank for worker in _stalled(state)}
+    for rank in part.ranks:
+        stalled = rank - part.first_rank in event.local_ranks
+        stack = state.worker(rank).stack if stalled else ()
+        state = state.with_worker(rank, stalled=stalled, stack=stack)
+    after = {worker.rank for worker in _stalled(state)}
+    if not after:
+        said = (Notice("info", "stalled ranks resumed"),) if state.watch.stall_told else ()
+        return state.watching(stall_notice_at=None, stall_act_at=None, stall_told=False), said
+    if after <= before or state.watch.stall_notice_at is not None:
+        return state, ()
+    return state.watching(stall_notice_at=now + _settle_s(state)), ()
+
+
+def _settle_s(state: State) -> float:
+    return SETTLE_S + min(LOOK_MAX_S, state.spec.timeouts.stall_s / LOOKS)
+
+
+def _stalled(state: State) -> list[WorkerState]:
+    return [worker for worker in state.workers if worker.stalled and worker.phase is WorkerPhase.RUNNING]
+
+
+def stall_notice_due(state: State, now: float) -> Step:
+    """Say which ranks are stalled and which are not, and have their stacks dumped."""
+    acts, again = state.spec.on_stall != "notice", state.watch.stall_told
+    text, dumps = _stall_words(state, again), _dumps(state, acts)
+    state = state.watching(stall_notice_at=None, stall_told=True)
+    if acts and not again:
+        state = state.watching(stall_act_at=now + DUMP_S)
+    return state, (Notice("warning", text), *dumps)
+
+
+def _stall_words(state: State, again: bool) -> str:
+    names = listed([state.named(worker.rank, f"pid {worker.pid}") for worker in _stalled(state)])
+    what = f"no output, CPU or GPU use for {span_words(state.spec.timeouts.stall_s)}"
+    return f"{'now ' if again else ''}stalled: {names}: {what}; {_others_words(state)}"
+
+
+def _others_words(state: State) -> str:
+    active = [w.rank for w in state.workers if w.phase is WorkerPhase.RUNNING and not w.stalled]
+    if not active:
+        return f"no {'torch agent' if state.spec.torch_agents else 'rank'} is active"
+    verb = "is" if len(active) == 1 else "are"
+    return f"{_ranks_words(state, active)} {verb} still active"
+
+
+def _ranks_words(state: State, ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return state.called(ranks[0])
+    return state.counted(len(ranks)) if state.spec.torch_agents else f"ranks {listed([*map(str, ranks)])}"
+
+
+def _dumps(state: State, abort: bool) -> list[Action]:
+    """Of those whose stacks are not known yet."""
+    wanted: dict[int, list[int]] = {}
+    for worker in [worker for worker in _stalled(state)[:MAX_DUMPS] if not worker.stack]:
+        assert state.plan is not None
+        part = state.plan.node_of(worker.rank)
+        wanted.setdefault(part.node, []).append(worker.rank - part.first_rank)
+    return [Dump(node, tuple(ranks), abort) for node, ranks in wanted.items()]
+
+
+def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
+    """Show where a rank is blocked: its innermost frames; the run folder has all of it."""
+    rank = state.rank_of(event.node, event.local_rank)
+    if rank is None:
+        return state, ()
+    frames = _frames(event.text)
+    if not frames:
+        return state, (Notice("info", f"where {state.called(rank)} is blocked: {event.text.strip()}"),)
+    state = state.with_worker(rank, stack=frames)
+    where = " < ".join(frames[:SHOWN_FRAMES])
+    return state, (Notice("info", f"{state.called(rank)} is blocked in: {where}"),)
+
+
+def _frames(dump: str) -> tuple[str, ...]:
+    """The frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`."""
+    first_thread = re.split(r"(?m)^Thread .*\n", dump)[1:2] or [dump]
+    return tuple(line.strip() for line in first_thread[0].splitlines() if line.startswith("    "))
+
+
+def stall_act_due(state: State, now: float) -> Step:
+    """Do what `on_stall` says."""
+    state = state.watching(stall_act_at=None)
+    end = generation_failed if state.spec.on_stall == "restart" else end_job
+    return end(state, _cause(state, now), now)
+
+
+def _cause(state: State, now: float) -> Cause:
+    """The rank that the others wait for, where stacks tell it; else all that are stalled."""
+    stalled = [worker for worker in state.workers if worker.stalled]  # also who has died of the dump
+    waiting = [worker.rank for worker in stalled if _waits_for_others(worker)]
+    elsewhere = [worker for worker in stalled if worker.stack and worker.rank not in waiting]
+    at_fault = elsewhere if elsewhere and waiting else stalled
+    who = listed([state.named(worker.rank) for worker in at_fault])
+    text = f"stalled: {who} did nothing for {span_words(state.spec.timeouts.stall_s)}"
+    if elsewhere and waiting:
+        verb = "waits" if len(waiting) == 1 else "wait"
+        text += f", in {elsewhere[0].stack[0]}; {_ranks_words(state, waiting)} {verb} in a collective"
+    if len(at_fault) > 1:
+        return Cause(text, Exit.TIMEOUT, now)
+    rank = at_fault[0].rank
+    node = state.plan.node_of(rank).node if state.plan else None
+    return Cause(text, Exit.TIMEOUT, now, rank, node)
+
+
+def _waits_for_others(worker: WorkerState) -> bool:
+    """Whether the innermost frames, as far as they are torch's, are a collective's."""
+    for frame in worker.stack:
+        if not _TORCH.search(frame):
+            return False
+        if _COLLECTIVE.search(frame):
+            return True
+    return False

@@ -1,0 +1,82 @@
+"""Ranks that never join the rendezvous: named and, where a limit says so, ended."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distlaunch.agent.probes import procfs
+from tests.harness import distlaunch, running, write_job
+
+ONE_IS_MISSING = """
+    import os, signal, sys
+    if os.environ["RANK"] == "0":
+        {rank_0}
+    from torch.distributed import destroy_process_group, init_process_group
+    init_process_group("gloo")
+    destroy_process_group()
+"""
+JOB = "gpus_per_node: 0\nprocs_per_node: 2\ntimeouts: {join: 20s}"
+
+
+@pytest.mark.parametrize(
+    ("rank_0", "words"),
+    [
+        ("signal.pause()", r"pid \d+: has not imported torch yet"),
+        ("sys.exit(0)", "ended with exit status 0 without joining"),
+    ],
+)
+def test_ranks_that_wait_for_rank_0_do_not_wait_for_ever(tmp_path: Path, rank_0: str, words: str) -> None:
+    with running(write_job(tmp_path, ONE_IS_MISSING.format(rank_0=rank_0), JOB)) as run:
+        assert run.wait() == 124
+    told = rf"0/2 ranks joined; waiting for rank 0 \(node0.*{words}\), rank 1 \(node0, pid \d+"
+    refused = r": its connection to the rendezvous is refused\); the others wait for rank 0"
+    assert_found(rf"{told}{refused}\n", run.stderr)  # the notice after 15 s
+    assert_found(rf"{told}{refused}; gave up after 20 s \(timeouts\.join\)\n", run.stderr)
+
+
+def assert_found(pattern: str, text: str) -> None:
+    assert re.search(pattern, text), text
+
+
+def test_where_every_connection_is_refused_nobody_waits_for_ever(tmp_path: Path) -> None:
+    worker = """
+        import os
+        os.environ["MASTER_ADDR"], os.environ["RANK"], os.environ["WORLD_SIZE"] = "127.0.0.9", "1", "2"
+        from torch.distributed import init_process_group
+        init_process_group("gloo")
+    """
+    done = distlaunch("run", str(write_job(tmp_path, worker, JOB)))
+    assert done.returncode == 124
+    assert "0/2 ranks joined; waiting for rank 0 (node0, pid " in done.stderr
+    assert "gave up after 20 s (timeouts.join)" in done.stderr
+
+
+def test_a_job_without_a_rendezvous_runs_to_its_end_where_the_limit_is_lifted(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "print('done')", "gpus_per_node: 0\ntimeouts: {join: none}")
+    assert distlaunch("run", str(job)).returncode == 0
+
+
+@pytest.mark.parametrize(("port_is_open", "refused"), [(False, True), (True, False)])
+def test_a_refused_socket_is_seen_from_outside(port_is_open: bool, refused: bool) -> None:
+    """What the TCPStore's client keeps between two tries; a socket that is connected is another thing."""
+    child = f"""
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+if not {port_is_open}:
+    server.close()
+client = socket.socket()
+client.connect_ex(("127.0.0.1", port))
+print("ready", flush=True)
+input()
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", child], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        alive = {found.inode for found in procfs.sockets()}
+        assert procfs.holds_tcp_beside(process.pid, alive) is refused
+        process.communicate(b"\n")

@@ -1,0 +1,138 @@
+"""Whose error it is: a table of last words, as torch 2.13 and NCCL print them."""
+
+import signal
+
+import pytest
+
+from distlaunch.supervisor.peer_errors import TRACEBACK, Words, root_error, words_of
+
+C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+ELASTIC = "/venv/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py"
+GLOO = "[/pytorch/gloo/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.2]:17806: Connection reset by peer"
+CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
+CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+
+
+def raised(error: str, *files: str) -> str:
+    """A traceback through these files, the innermost last."""
+    frames = "".join(f'  File "{file}", line 9, in step\n    call()\n' for file in ("/job/train.py", *files))
+    return f"{TRACEBACK}\n{frames}{error}\n"
+
+
+def prefixed(text: str) -> str:
+    """As torch.distributed's excepthook prints it."""
+    return "".join(f"[rank3]: {line}\n" for line in text.splitlines())
+
+
+VICTIM = raised(f"RuntimeError: {GLOO}", C10D)
+OWN = raised("ValueError: bad")
+BACKWARD = raised(f"RuntimeError: {GLOO}", "/venv/lib/python3.11/site-packages/torch/autograd/graph.py")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(VICTIM, id="a collective"),
+        pytest.param(prefixed(VICTIM), id="behind torch's prefix"),
+        pytest.param(BACKWARD, id="a backward pass"),
+        pytest.param(raised(f"RuntimeError: {GLOO}").replace("Read error", "Write error"), id="a hook"),
+        pytest.param(raised("RuntimeError: Connection closed by peer", C10D), id="by its place alone"),
+        pytest.param(
+            raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms"),
+            id="time",
+        ),
+        pytest.param(
+            raised("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", C10D), id="the store"
+        ),
+        pytest.param(
+            raised(
+                "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//0", C10D
+            ),
+            id="the store's wait",
+        ),
+        pytest.param(
+            raised(
+                "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, remote process exited "
+                "or there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed possibly "
+                "due to a network error or a remote process exiting prematurely.\nLast error:\n"
+            ),
+            id="nccl",
+        ),
+        pytest.param(VICTIM + CONTEXT + OWN, id="what was raised because of it"),
+        pytest.param(VICTIM + CAUSE + raised("RuntimeError: training failed"), id="what it was wrapped in"),
+        pytest.param(OWN + "retrying\n" + VICTIM, id="after an error that was only printed"),
+        pytest.param(
+            "terminate called after throwing an instance of 'gloo::IoException'\n  what():  " + GLOO,
+            id="in C++",
+        ),
+        pytest.param(
+            "[rank0]:[E1121 22:45:16 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught collective operation "
+            "timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000)",
+            id="nccl's watchdog",
+        ),
+    ],
+)
+def test_errors_of_a_rank_whose_peer_is_gone(words: str) -> None:
+    assert words_of(1, words).peer_gone
+    assert words_of(-signal.SIGABRT, words).peer_gone
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("", id="not a word"),
+        pytest.param(OWN, id="an exception"),
+        pytest.param(prefixed(OWN), id="behind torch's prefix"),
+        pytest.param(OWN + CONTEXT + VICTIM, id="before a collective in its finally failed too"),
+        pytest.param(
+            OWN + "[W1121 22:45:16 TCPStore.cpp:106] [c10d] sendBytes failed: Broken pipe\n",
+            id="what C++ logs then",
+        ),
+        pytest.param(
+            raised("RuntimeError: feature server: Connection reset by peer"), id="another connection"
+        ),
+        pytest.param(
+            raised(
+                "ConnectionResetError: [Errno 104] Connection reset by peer",
+                "/venv/site-packages/urllib3/c.py",
+            ),
+            id="another library's",
+        ),
+        pytest.param(
+            raised("RuntimeError: feature server: Connection reset by peer").replace(
+                '  File "/job', f'  File "{ELASTIC}", line 362, in wrapper\n    f()\n  File "/job'
+            ),
+            id="under torch's @record",
+        ),
+        pytest.param(raised("ValueError: Invalid backend", C10D), id="wrong use of a collective"),
+        pytest.param(
+            raised("torch.distributed.DistBackendError: NCCL error in: x.cpp, unhandled system error"),
+            id="nccl's own",
+        ),
+        pytest.param(
+            raised("RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "),
+            id="a data loader",
+        ),
+    ],
+)
+def test_errors_of_a_ranks_own(words: str) -> None:
+    assert not words_of(1, words).peer_gone
+
+
+def test_torchs_error_record_counts_before_what_was_printed() -> None:
+    assert words_of(1, VICTIM, {"message": "ValueError: bad", "callstack": OWN}) == Words(traceback=True)
+    assert words_of(1, "", {"message": f"RuntimeError: {GLOO}", "callstack": ""}).peer_gone
+
+
+def test_a_crash_is_a_ranks_own_whatever_it_has_printed() -> None:
+    assert words_of(-signal.SIGSEGV, VICTIM) == Words()
+
+
+def test_whether_a_traceback_was_out() -> None:
+    assert words_of(-signal.SIGTERM, OWN).traceback
+    assert not words_of(-signal.SIGTERM, "epoch 3\n").traceback
+
+
+def test_without_a_traceback_the_last_lines_count() -> None:
+    lines = [f"line {number}" for number in range(100)]
+    assert root_error("\n".join(lines)).splitlines() == lines[-40:]
