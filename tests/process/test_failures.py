@@ -137,15 +137,40 @@ def test_the_cause_is_told_once_where_nothing_comes_between(tmp_path: Path) -> N
 
 
 def test_the_cause_stands_above_its_last_words(tmp_path: Path) -> None:
-    """A line that lacked its end is shown after the cause was told."""
+    """Where both streams go to one place, a line that lacked its end is shown after the cause was told."""
     worker = "import sys; print('half', end='', flush=True); sys.exit('boom')"
-    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
-    lines = done.stderr.splitlines()
+    argv = distlaunch_argv("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
+    pipe, out = subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(argv, stdout=pipe, stderr=out, text=True, timeout=PATIENCE_S, check=False)
+    lines = done.stdout.splitlines()
     cause = "distlaunch: rank 0 (node0) failed first: exit status 1"
     assert lines.count(cause) == 2
     assert "distlaunch:   | boom" in lines
     assert lines[lines.index("distlaunch:   | boom") - 1] == cause
+    assert "[node0:0] half" in lines
+
+
+def test_what_goes_elsewhere_does_not_come_between_the_cause_and_its_last_words(tmp_path: Path) -> None:
+    worker = "import sys; print('half', end='', flush=True); sys.exit('boom')"
+    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
+    assert done.stderr.count("rank 0 (node0) failed first: exit status 1") == 1
     assert done.stdout == "[node0:0] half\n"
+
+
+def test_what_is_left_out_of_the_last_words_is_counted_from_the_start(tmp_path: Path) -> None:
+    worker = "import sys; sys.stderr.write('noise\\n' * 100_000); sys.exit('boom')"
+    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0\nlogs: {console: none}")))
+    assert "  | (99977 earlier lines not shown)\n" in done.stderr
+    assert done.stderr.count("  | noise") == 23
+
+
+def test_a_breakpoint_says_where_a_terminal_is(tmp_path: Path) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, "breakpoint()", "gpus_per_node: 0")))
+    assert done.returncode == 1
+    assert (
+        "hint: breakpoint() needs a terminal, which `run` gives no rank: use `distlaunch torchrun`"
+        in done.stderr
+    )
 
 
 def test_a_daemon_left_by_success_is_killed_with_a_warning(tmp_path: Path) -> None:

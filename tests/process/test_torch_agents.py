@@ -58,7 +58,7 @@ def test_all_ranks_agree_and_torch_restarts_them(tmp_path: Path, env: Path) -> N
     for count in (0, 1):
         line = f"sum 6 of 4 ('gloo', 'secret') restarted {count}\n"
         assert done.stdout.count(f"[node0] {line}") == done.stdout.count(f"[node1] {line}") == 2
-    assert "all 2 torch agents joined the rendezvous at 127.0.0.1:" in done.stderr
+    assert "both torch agents joined the rendezvous at 127.0.0.1:" in done.stderr
     assert "2 torch agents on 2 nodes finished" in done.stderr
     assert list(env.iterdir()) == []
 
