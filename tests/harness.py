@@ -198,8 +198,12 @@ def running(job: Path, *arguments: str, **options: Any) -> Iterator[Run]:
 
 def cookie_holders(run_id: str) -> list[int]:
     """PIDs whose environment has the run's cookie."""
-    cookie = f"DISTLAUNCH_RUN_ID={run_id}\0".encode()
-    found = []
+    return holders_of(f"DISTLAUNCH_RUN_ID={run_id}")
+
+
+def holders_of(setting: str) -> list[int]:
+    """PIDs whose environment has this ``NAME=value``."""
+    cookie, found = f"{setting}\0".encode(), []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
