@@ -2,8 +2,8 @@
 
     python -m tests.faults.blame --runs 20 --json blame.json
 
-Each verdict is kept in blame.jsonl as it comes, and what is there is not run again: a series of an hour can be
-broken off and gone on with, and a new one wants another FILE. Hosts want root, as the testbed does.
+Each verdict is kept in blame.jsonl as it comes, and what is there is not run again: a series of an hour can
+be broken off and gone on with, and a new one wants another FILE. Hosts want root, as the testbed does.
 """
 
 import argparse

@@ -15,7 +15,7 @@ COLUMNS = {
     "torchrun hosts": ("torchrun", "hosts"),
 }
 NOTES = """\
-Right of distlaunch: rank and exit status in --json, the rank in the summary, and there the script's own error.
+Right of distlaunch: rank and exit status in --json, the rank in the summary, and the script's error there.
 Right of torchrun: the rank of its root cause. Over hosts each node has its own; the earliest counts, by whole
 seconds as torchrun prints them, and a tie in which the culprit takes part is half right.
 Where a rank leaves early, it is right to tell that it had ended with exit status 0.

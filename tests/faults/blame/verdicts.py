@@ -15,7 +15,7 @@ _ROOT_CAUSE = re.compile(
 
 
 class Opinion(NamedTuple):
-    """What was said and what is wrong with it: `right` is 1, 0, or ½ where it leaves the culprit and others."""
+    """What was said and what is wrong with it: `right` is 1, 0, or ½ if it leaves the culprit and others."""
 
     right: float
     said: str
