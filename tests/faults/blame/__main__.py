@@ -3,7 +3,7 @@
     python -m tests.faults.blame --runs 20 --json blame.json
 
 Each verdict is kept in blame.jsonl as it comes, and what is there is not run again: a series of an hour can
-be broken off and gone on with, and a new one wants another FILE. Hosts want root, as the testbed does.
+be broken off and gone on with, and a new one wants another FILE. Over hosts it needs root.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from tests.cluster.hosts import Bed, bed_of
 from tests.faults.blame.cases import CASES
 from tests.faults.blame.launchers import LAUNCHERS, Outcome
 from tests.faults.blame.table import Row, summary, table
+from tests.faults.report import FOLDER
 
 PLACES = ("here", "hosts")
 HOSTS = 3
@@ -102,8 +103,9 @@ def main() -> int:
     parser.add_argument("--where", type=_listed(PLACES), default=list(PLACES))
     parser.add_argument("--launchers", type=_listed(list(LAUNCHERS)), default=list(LAUNCHERS))
     parser.add_argument("--only", type=_listed(list(CASES)), default=list(CASES), metavar="SCRIPT,…")
-    parser.add_argument("--json", type=Path, default=Path("blame.json"), metavar="FILE")
+    parser.add_argument("--json", type=Path, default=FOLDER / "blame.json", metavar="FILE")
     given = parser.parse_args()
+    given.json.parent.mkdir(parents=True, exist_ok=True)
     wanted = turns(given.runs, given.only, given.where, given.launchers)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
