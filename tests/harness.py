@@ -23,6 +23,9 @@ PRESS_S = 0.15
 PATIENCE_S = 150.0
 """No test waits longer than this for anything; only a hang gets there."""
 
+TORCHS_ABORT = "terminate called without an active exception"
+"""A worker that has used gloo, under torch 2.13, aborts now and then at its end, whoever started it."""
+
 
 class LateError(AssertionError):
     """What had to happen did happen, but after its limit; what never happens is no `LateError`.

@@ -10,6 +10,7 @@ from tests.faults.blame.cases import CASES
 from tests.faults.blame.launchers import Outcome, by_distlaunch, by_torchrun
 from tests.faults.blame.verdicts import of_distlaunch, of_torchrun
 from tests.faults.conftest import Figures
+from tests.harness import TORCHS_ABORT
 
 OVER_HOSTS = (
     "early_return",
@@ -93,12 +94,19 @@ distlaunch:   | ValueError: label 1007 is out of range
     [
         ("", "", []),
         ("rank 1 (host2)", "rank 0 (host1)", ["the summary names ranks [0]"]),
-        ("distlaunch:   | ", "", ["not shown: 'label 1007 is out of range'"]),
+        ("distlaunch:   | ", "", ["not shown: ['label 1007 is out of range']"]),
     ],
 )
 def test_what_people_read_is_judged(old: str, new: str, wrong: list[str]) -> None:
     document: dict[str, Any] = {"exit_status": 1, "cause": {"rank": 1}}
     assert of_distlaunch(CASES["value_error"], document, SUMMARY.replace(old, new)).wrong == wrong
+
+
+def test_a_culprit_that_torch_aborts_at_its_end_is_still_right() -> None:
+    document: dict[str, Any] = {"exit_status": 134, "cause": {"rank": 1}}
+    aborted = f"{SUMMARY}distlaunch:   | {TORCHS_ABORT}\n"
+    assert of_distlaunch(CASES["value_error"], document, aborted).right == 1.0
+    assert of_distlaunch(CASES["value_error"], document, SUMMARY).wrong == ["exit status 134"]
 
 
 def test_what_machines_read_is_judged() -> None:
