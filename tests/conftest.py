@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Bed, Site, bed_of, why_not
-from tests.harness import LateError, children_of
-
-TORCHS_ABORT = "terminate called without an active exception"
-"""A worker that has used gloo, under torch 2.13, aborts now and then at its end, whoever started it."""
+from tests.harness import TORCHS_ABORT, LateError, children_of
 
 
 def pytest_configure() -> None:

@@ -23,6 +23,9 @@ PRESS_S = 0.15
 PATIENCE_S = 150.0
 """No test waits longer than this for anything; only a hang gets there."""
 
+TORCHS_ABORT = "terminate called without an active exception"
+"""A worker that has used gloo, under torch 2.13, aborts now and then at its end, whoever started it."""
+
 
 class LateError(AssertionError):
     """What had to happen did happen, but after its limit; what never happens is no `LateError`.
@@ -198,8 +201,12 @@ def running(job: Path, *arguments: str, **options: Any) -> Iterator[Run]:
 
 def cookie_holders(run_id: str) -> list[int]:
     """PIDs whose environment has the run's cookie."""
-    cookie = f"DISTLAUNCH_RUN_ID={run_id}\0".encode()
-    found = []
+    return holders_of(f"DISTLAUNCH_RUN_ID={run_id}")
+
+
+def holders_of(setting: str) -> list[int]:
+    """PIDs whose environment has this ``NAME=value``."""
+    cookie, found = f"{setting}\0".encode(), []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):

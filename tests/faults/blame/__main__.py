@@ -1,0 +1,120 @@
+"""When a distributed job fails, does the launcher name the rank that really failed first?
+
+    python -m tests.faults.blame --runs 20 --json blame.json
+
+Each verdict is kept in blame.jsonl as it comes, and what is there is not run again: a series of an hour can
+be broken off and gone on with, and a new one wants another FILE. Over hosts it needs root.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.cluster.hosts import Bed, bed_of
+from tests.faults.blame.cases import CASES
+from tests.faults.blame.launchers import LAUNCHERS, Outcome
+from tests.faults.blame.table import Row, summary, table
+from tests.faults.report import FOLDER
+
+PLACES = ("here", "hosts")
+HOSTS = 3
+
+
+class Turn(NamedTuple):
+    """One run of a series."""
+
+    run: int
+    script: str
+    place: str
+    launcher: str
+
+
+def turns(runs: int, scripts: Sequence[str], places: Sequence[str], launchers: Sequence[str]) -> list[Turn]:
+    """All, so ordered that a series which is broken off has as much of each."""
+    return [Turn(*each) for each in itertools.product(range(runs), scripts, places, launchers)]
+
+
+def verdict(turn: Turn, outcome: Outcome) -> dict[str, Any]:
+    """What is kept of one run; what was printed, only where it was told wrong."""
+    opinion, ended = outcome.opinion, outcome.ended
+    return {
+        **turn._asdict(),
+        **opinion._asdict(),
+        "statuses": ended.statuses,
+        "hung": ended.hung,
+        "left": ended.left,
+        "down_s": outcome.down_s and round(outcome.down_s, 3),
+        "first_s": outcome.first_s and round(outcome.first_s, 3),
+        "took_s": round(ended.took_s, 3),
+        "stderr": ended.texts if opinion.right < 1 else [],
+    }
+
+
+def series(wanted: Sequence[Turn], kept: Path, bed: Bed | None) -> list[Row]:
+    """Run what is not kept yet; the verdicts on all that was wanted."""
+    done = {_turn(row): row for row in _rows(kept)}
+    for number, turn in enumerate(wanted, 1):
+        if turn in done:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            on = bed if turn.place == "hosts" else None
+            outcome = LAUNCHERS[turn.launcher](CASES[turn.script], Path(folder), on)
+        done[turn] = row = verdict(turn, outcome)
+        with kept.open("a") as file:
+            print(json.dumps(row), file=file)
+        print(f"{number}/{len(wanted)} {_told(row)}", file=sys.stderr, flush=True)
+    return [done[turn] for turn in wanted]
+
+
+def _rows(kept: Path) -> Iterator[Row]:
+    for line in kept.read_text().splitlines() if kept.exists() else ():
+        with contextlib.suppress(ValueError):  # the last line of a series that was killed
+            yield json.loads(line)
+
+
+def _turn(row: Mapping[str, Any]) -> Turn:
+    return Turn(*(row[field] for field in Turn._fields))
+
+
+def _told(row: Row) -> str:
+    what = "; ".join(row["wrong"]) or "right"
+    return f"{row['script']}, {row['launcher']} {row['place']}, {row['took_s']:.1f} s: {what}"
+
+
+def _listed(known: Sequence[str]) -> Any:
+    def parse(text: str) -> list[str]:
+        if unknown := set(text.split(",")) - set(known):
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got {', '.join(unknown)}")
+        return text.split(",")
+
+    return parse
+
+
+def main() -> int:
+    """Run a series from the command line; the table goes to stdout."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--where", type=_listed(PLACES), default=list(PLACES))
+    parser.add_argument("--launchers", type=_listed(list(LAUNCHERS)), default=list(LAUNCHERS))
+    parser.add_argument("--only", type=_listed(list(CASES)), default=list(CASES), metavar="SCRIPT,…")
+    parser.add_argument("--json", type=Path, default=FOLDER / "blame.json", metavar="FILE")
+    given = parser.parse_args()
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    wanted = turns(given.runs, given.only, given.where, given.launchers)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        bed = stack.enter_context(bed_of(HOSTS, folder / "bed")) if "hosts" in given.where else None
+        rows = series(wanted, given.json.with_suffix(".jsonl"), bed)
+    given.json.write_text(json.dumps(summary(rows), indent=1))
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+# Rank 1 of 2, exit status 134: os.abort(), as a failed check in a C++ extension does.
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(8, 2))
+for step in range(10):
+    loss = model(torch.randn(4, 8)).square().mean()
+    if dist.get_rank() == 1 and step == 3:
+        os.abort()
+    loss.backward()
+dist.destroy_process_group()

@@ -1,0 +1,36 @@
+# Rank 1 of 2, exit status 1: a worker process of its DataLoader is killed.
+# It says: DataLoader worker (pid
+# It says: ConnectionResetError: [Errno 104] Connection reset by peer
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+
+class Images(Dataset[torch.Tensor]):
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.rank == 1 and index == 24:  # an image too large for the memory left
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.randn(8)
+
+
+def train() -> None:
+    model = DistributedDataParallel(nn.Linear(8, 2))
+    for batch in DataLoader(Images(dist.get_rank()), batch_size=4, num_workers=1):
+        model(batch).square().mean().backward()
+
+
+dist.init_process_group("gloo")
+train()
+dist.destroy_process_group()

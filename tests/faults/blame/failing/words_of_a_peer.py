@@ -1,0 +1,20 @@
+# Rank 4 of 6, exit status 1: its own error, of another server, reads like that of a rank whose peer has gone.
+# It says: feature server: Connection reset by peer
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def features(step: int) -> torch.Tensor:
+    if dist.get_rank() == 4 and step == 3:
+        raise RuntimeError("feature server: Connection reset by peer")
+    return torch.randn(4, 8)
+
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(8, 2))
+for step in range(10):
+    model(features(step)).square().mean().backward()
+dist.destroy_process_group()
