@@ -253,7 +253,7 @@ def test_a_binding_is_a_key() -> None:
         ("torchrun --master-addr $M --nnodes 2 x.py", '"$M" is no host name'),
         ("torchrun --nnodes 99999 x.py", "counts down or too far"),
         ("torchrun --logs-specs a x.py", "a plug-in of torch's agent"),
-        ("torchrun -m --no-python x", "do not go together"),
+        ("torchrun -m --no-python x", "exclude each other"),
         ("torchrun -m a/b", "expected a dotted module name"),
         ("torchrun --frob x.py", "has no flag --frob"),
         ("torchrun -r 9 x.py", "--redirects: expected 0"),
