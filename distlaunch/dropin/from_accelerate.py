@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distlaunch.dropin.accelerate_env import VISIBLE, sections_draft
-from distlaunch.dropin.from_torchrun import visible_gpus
-from distlaunch.dropin.job_text import Data, Draft, Note, check_draft, flow_text, joined, program_draft
+from distlaunch.dropin.from_torchrun import agents_offer, visible_gpus
+from distlaunch.dropin.job_text import Data, Draft, Note, checked, flow_text, joined, program_draft
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Items, Scalar, Value, describe
 from distlaunch.job.hosts import host_error
@@ -63,9 +63,7 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
     config = _read(document)
     hint = (Note("relative paths are relative to this file"),)
     parts = (_nodes(config), _procs(config), _meeting(config), _env(config), _others(config))
-    draft = joined([Draft(notes=hint), program_draft(program), *parts])
-    check_draft(draft, source)
-    return draft
+    return checked(joined([Draft(notes=hint), program_draft(program), *parts]), source)
 
 
 def _read(document: Value) -> Config:
@@ -162,12 +160,13 @@ def _meeting(config: Config) -> Draft:
         keys["master_addr"] = host
     if port := values.get("main_process_port"):
         keys["master_port"] = port
-    backend = values.get("rdzv_backend") or "static"
-    if backend == "static":
+    backend = str(values.get("rdzv_backend") or "static")
+    if backend == "static" or (backend == "c10d" and config.machines == 1):
         return Draft(keys)
-    line = {"backend": backend, "endpoint": f"{values.get('main_process_ip')}:{port or 29500}"}
-    notes = (f"rdzv_backend {backend}: for torch's own agents instead:", f"rendezvous: {flow_text(line)}")
-    return Draft(keys, tuple(Note(note, "rendezvous") for note in notes))
+    host = values.get("main_process_ip")
+    endpoint = f"{host}:{port or 29500}" if host else ""
+    told = f"rdzv_backend: {backend}: distlaunch assigns the ranks itself, which needs no store"
+    return Draft(keys, (Note(told, "rendezvous"),), agents_offer(backend, endpoint))
 
 
 def _env(config: Config) -> Draft:
