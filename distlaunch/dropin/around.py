@@ -99,14 +99,16 @@ def _hint(words: Sequence[str], otherwise: str) -> str:
 
 
 def _behind(command: Command, rest: Sequence[Command]) -> Iterator[str]:
-    for text in command.redirected:
-        reads = text.lstrip("0123456789").startswith("<")
-        yield f"left out: `{text}`: {_NO_STDIN if reads else _KEEPS}"
+    reads = [text for text in command.redirected if text.lstrip("0123456789").startswith("<")]
+    writes = [text for text in command.redirected if text not in reads]
+    for texts, hint in ((reads, _NO_STDIN), (writes, _KEEPS)):
+        if texts:
+            yield f"left out: `{' '.join(texts)}`: {hint}"
     operator = command.operator
-    if operator == "&":
-        yield "left out: `&`: `nohup distlaunch run … &` works too"
     for later in rest:
         if later.words:
             hint = _KEEPS if operator in ("|", "|&") else "put it behind `distlaunch run`"
             yield f"left out: `{operator} {shlex.join(later.words)}`: {hint}"
         operator = later.operator
+    if operator == "&":
+        yield "left out: `&`: `nohup distlaunch run … &` works too"

@@ -59,7 +59,9 @@ def parse_call(words: Sequence[str], filled: Collection[str] = ()) -> Call:
     python, module, rest = _program(list(words[at:]))
     known = {name: text for name, text in env.items() if name in set_here}
     legacy = module == "torch.distributed.launch"
-    flags, use_env = _legacy_flags(rest, known, filled) if legacy else (parse_flags(rest, known, filled), True)
+    flags, use_env = (
+        _legacy_flags(rest, known, filled) if legacy else (parse_flags(rest, known, filled), True)
+    )
     if not flags.script:
         raise UsageError("no script is given")
     if flags.no_python and not use_env:

@@ -68,7 +68,7 @@ class Flags(NamedTuple):
     args: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
     unfilled: tuple[tuple[str, str], ...] = ()
-    """(field, value) of flags that only a shell knows the value of; field "" = a word that stands for flags."""
+    """(field, value) of flags whose value only a shell knows; field "" = a word that stands for flags."""
 
 
 _BINDINGS = get_args(NumaMode)

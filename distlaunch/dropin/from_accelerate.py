@@ -155,18 +155,21 @@ def _procs(config: Config) -> Draft:
 
 def _meeting(config: Config) -> Draft:
     values = config.values
-    keys: dict[str, Data] = {}
-    if config.machines > 1 and (host := _far(config)):
-        keys["master_addr"] = host
-    if port := values.get("main_process_port"):
-        keys["master_port"] = port
-    backend = str(values.get("rdzv_backend") or "static")
+    backend, port = str(values.get("rdzv_backend") or "static"), values.get("main_process_port")
+    near = _near(config, port)
     if backend == "static" or (backend == "c10d" and config.machines == 1):
-        return Draft(keys)
-    host = values.get("main_process_ip")
-    endpoint = f"{host}:{port or 29500}" if host else ""
+        return Draft(near)
     told = f"rdzv_backend: {backend}: distlaunch assigns the ranks itself, which needs no store"
-    return Draft(keys, (Note(told, "rendezvous"),), agents_offer(backend, endpoint))
+    host = values.get("main_process_ip")
+    offers = agents_offer(backend, f"{host}:{port or 29500}" if host else "")
+    return Draft({} if backend.startswith("etcd") else near, (Note(told, "rendezvous"),), offers)
+
+
+def _near(config: Config, port: int | None) -> dict[str, Data]:
+    """Where the ranks meet, unless main_process_ip is an etcd server's."""
+    host = _far(config) if config.machines > 1 else None
+    keys: dict[str, Data] = {"master_addr": host, "master_port": port}
+    return {key: value for key, value in keys.items() if value}
 
 
 def _env(config: Config) -> Draft:

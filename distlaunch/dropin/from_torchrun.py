@@ -48,6 +48,11 @@ class Setting(NamedTuple):
         """torchrun's own words."""
         return self.call.flags
 
+    def unknown(self, field: str) -> bool:
+        """Whether only a shell knows what this flag says, or whether it is there at all."""
+        unfilled = dict(self.flags.unfilled)
+        return field in unfilled or ("" in unfilled and field not in self.flags.given)
+
     @property
     def nodes(self) -> tuple[int, int]:
         """(fewest, most); some, where only a shell knows how many."""
@@ -138,7 +143,7 @@ def _hosts(count: int, first: str | None) -> list[str]:
 
 def _procs(setting: Setting) -> Draft:
     match text := setting.flags.nproc_per_node:
-        case _ if "nproc_per_node" in dict(setting.flags.unfilled):
+        case _ if setting.unknown("nproc_per_node"):
             return Draft()
         case "gpu":
             return Draft()
@@ -176,7 +181,9 @@ def _agents(setting: Setting) -> Draft:
     if flags.standalone or name == "static" or (name == "c10d" and setting.nodes[1] == 1):
         return Draft()
     told = f"--rdzv-backend {name}: distlaunch assigns the ranks itself, which needs no store"
-    return Draft(notes=(Note(told, "rendezvous"),), offers=agents_offer(name, flags.rdzv_endpoint, flags.rdzv_conf))
+    return Draft(
+        notes=(Note(told, "rendezvous"),), offers=agents_offer(name, flags.rdzv_endpoint, flags.rdzv_conf)
+    )
 
 
 def agents_offer(backend: str, endpoint: str, conf: str = "") -> tuple[Offer, ...]:

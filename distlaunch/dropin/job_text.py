@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from distlaunch.errors import UsageError
+from distlaunch.errors import JobError, UsageError
 from distlaunch.job.build import Surroundings, build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.job.fields import JOB
@@ -171,7 +171,7 @@ def _offered_inside(offer: Offer) -> list[str]:
 
 def _entry(key: str, value: Data, *, block: bool = False) -> list[str]:
     flow = f"{key}: {flow_text(value)}"
-    if not block and len(flow) <= WIDTH or isinstance(value, str) or not value:
+    if (not block and len(flow) <= WIDTH) or isinstance(value, str) or not value:
         return [flow]
     match value:
         case Mapping():

@@ -56,7 +56,7 @@ def left_to_torch(flags: Flags) -> str:
     fewest, most = node_range(flags.nnodes)
     if flags.logs_specs is not None:
         return f"--logs-specs {flags.logs_specs}"
-    if flags.standalone or flags.rdzv_backend == "c10d" and most == 1:
+    if flags.standalone or (flags.rdzv_backend == "c10d" and most == 1):
         return ""  # with one node, whose number never changes, there is nothing for an agent to negotiate
     if flags.rdzv_backend != "static":
         return f"--rdzv-backend {flags.rdzv_backend}"
@@ -82,7 +82,8 @@ def notices(flags: Flags) -> list[str]:
         raise UsageError("--print-completion: distlaunch torchrun prints no completion; torchrun does")
     if flags.no_python and flags.module and not flags.run_path:
         raise UsageError("--no-python and --module exclude each other")
-    without_effect = UNUSED if _makes_up_the_place(flags) else UNUSED | UNUSED_WHEN_STATIC
+    static = flags.rdzv_backend == "static" and not _makes_up_the_place(flags)
+    without_effect = UNUSED | UNUSED_WHEN_STATIC if static else UNUSED
     unused = [
         f"--{field.replace('_', '-')} has no effect: {why}"
         for field, why in without_effect.items()

@@ -1,4 +1,4 @@
-"""A shell command line taken apart without a shell: its commands, their words, and what only a shell fills in."""
+"""A shell command line taken apart without a shell: commands, their words, and what only a shell fills in."""
 
 import re
 from typing import NamedTuple

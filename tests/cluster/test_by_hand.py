@@ -238,11 +238,12 @@ def test_two_nodes_of_one_rank_are_told(bed: Bed, tmp_path: Path) -> None:
 
 def test_a_first_node_that_does_not_come_is_told(bed: Bed, tmp_path: Path) -> None:
     write_job(tmp_path, SLEEPER)
+    first = re.escape(bed.hosts["host1"].address)
     waiting = Launcher(bed, 1, 1, tmp_path)
     assert waiting.process.stderr is not None
     try:
         line = waiting.process.stderr.readline().decode()
-        assert re.search(rf"waiting for node 0 \(\S+:{PORT}: Connection refused\)", line)
+        assert re.search(rf"waiting for node 0 at {first}:{PORT}: Connection refused$", line)
     finally:
         kill(waiting.process.pid, signal.SIGTERM)
         assert waiting.end()[0] == 143
@@ -257,7 +258,7 @@ def test_a_node_that_comes_late_finds_the_others_alive(bed: Bed, tmp_path: Path)
                 for _ in range(3):
                     assert three[0].process.stderr is not None
                     line = three[0].process.stderr.readline()
-                    assert re.search(rb"waiting for node (1, )?2", line), line
+                    assert re.search(rb"waiting for (node|nodes 1,) 2 at \S+:29522$", line), line
             three.append(Launcher(bed, number, 1, tmp_path, nodes=3))
             stack.callback(three[-1].process.communicate)
             stack.callback(three[-1].process.kill)

@@ -476,7 +476,9 @@ def test_notices() -> None:
 C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=h:29500", "--rdzv-id=j", "--rdzv-conf=is_host=1,timeout=9")
 
 
-@pytest.mark.parametrize("words", [C10D, (*C10D, "--local-addr=127.0.0.2", "--nnodes=1:1"), ("--standalone",)])
+@pytest.mark.parametrize(
+    "words", [C10D, (*C10D, "--local-addr=127.0.0.2", "--nnodes=1:1"), ("--standalone",)]
+)
 def test_a_common_line_of_one_node_is_not_remarked_on(words: tuple[str, ...]) -> None:
     assert notices(parsed(*words, "s.py")) == []
 

@@ -76,7 +76,9 @@ class Keeper:
             if self.tell_failure():
                 return None
             if patience.over():
-                self.fail({"node": missing[0], "status": 124, "text": f"nodes {missing} did not come"})
+                others = f"; nor did {', '.join(map(str, missing[1:]))}" if missing[1:] else ""
+                text = f"did not come within {wait_s:g} s{others}"
+                self.fail({"node": missing[0], "status": 124, "text": text})
             elif patience.worth_a_word():
                 say(waiting=missing)
             self.listen(BEAT_S)
@@ -166,7 +168,7 @@ def reach(host: str, port: int, wait_s: float) -> None:
             if patience.over():
                 raise
             if patience.worth_a_word():
-                say(waiting=[0], why=f" ({host}:{port}: {error.strerror or error})")
+                say(waiting=[0], why=error.strerror or str(error))
         pause()
 
 
