@@ -63,7 +63,7 @@ def parse_call(words: Sequence[str], filled: Collection[str] = ()) -> Call:
         _legacy_flags(rest, known, filled) if legacy else (parse_flags(rest, known, filled), True)
     )
     if not flags.script:
-        raise UsageError("no script is given")
+        raise UsageError("no script given")
     if flags.no_python and not use_env:
         raise UsageError("torch.distributed.launch takes --no-python only with --use-env")
     return Call(env, known.get("PYTHON_EXEC") or python, flags, not use_env)

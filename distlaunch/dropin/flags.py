@@ -138,7 +138,7 @@ def parse_flags(words: Sequence[str], environ: Mapping[str, str], filled: Collec
     if rest and rest[0] == "--":
         rest.pop(0)
     if not rest and not values.get("help"):
-        raise UsageError("no script is given: distlaunch torchrun [flags] SCRIPT [its arguments]")
+        raise UsageError("no script given; usage: distlaunch torchrun [flags] SCRIPT [its arguments]")
     script, args = "".join(rest[:1]), tuple(rest[1:])
     return Flags(**values, script=script, args=args, given=given, unfilled=tuple(unfilled))
 
@@ -211,7 +211,9 @@ def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
         return True
     text = str(value)
     if flag.choices and text not in flag.choices:
-        raise UsageError(f"{name}: expected {', '.join(flag.choices)}, got {text!r}")
+        raise UsageError(
+            f"{name}: expected {' or '.join((', '.join(flag.choices[:-1]), flag.choices[-1]))}, got {text!r}"
+        )
     try:
         number = {"text": str, "whole": int, "number": float}[flag.kind](text)
     except ValueError:

@@ -120,7 +120,7 @@ def _nodes(config: Config) -> Draft:
         return Draft()
     notes = []
     if "machine_rank" in config.values:
-        notes.append("machine_rank has no place: this one file starts all machines")
+        notes.append("machine_rank is not needed: this one file starts all machines")
     if hostfile:
         return _noted("hostfile", hostfile, notes)
     first = _far(config) or "HOST0"
@@ -145,10 +145,10 @@ def _procs(config: Config) -> Draft:
     if config.kind == "NO":
         return Draft({"procs_per_node": 1})
     if total < 1:
-        return Draft(notes=(Note("the config leaves num_processes open: one per GPU", "procs_per_node"),))
+        return Draft(notes=(Note("num_processes is not set: one worker per GPU", "procs_per_node"),))
     share, rest = divmod(total, config.machines)
     if share == 0 or rest:
-        text = f"num_processes: {total} is for {config.machines} machines; accelerate starts {share} on each"
+        text = f"num_processes: {total} over {config.machines} machines: accelerate starts {share} on each"
         return Draft({"procs_per_node": max(1, share)}, (Note(text, "procs_per_node"),))
     return Draft({"procs_per_node": share})
 
@@ -159,7 +159,7 @@ def _meeting(config: Config) -> Draft:
     near = _near(config, port)
     if backend == "static" or (backend == "c10d" and config.machines == 1):
         return Draft(near)
-    told = f"rdzv_backend: {backend}: distlaunch assigns the ranks itself, which needs no store"
+    told = f"rdzv_backend: {backend}: distlaunch assigns the ranks itself and needs no store"
     host = values.get("main_process_ip")
     offers = agents_offer(backend, f"{host}:{port or 29500}" if host else "")
     return Draft({} if backend.startswith("etcd") else near, (Note(told, "rendezvous"),), offers)
@@ -195,14 +195,18 @@ def _devices(config: Config) -> Draft:
     if ids in (None, "all"):
         return Draft()
     env = {VISIBLE.get(config.kind, "CUDA_VISIBLE_DEVICES"): str(ids)}
-    notes = (Note("gpu_ids of the config's machine, here of all", "env"),) if config.machines > 1 else ()
+    notes = (
+        (Note("gpu_ids: the config's are those of one machine; here they apply to all", "env"),)
+        if config.machines > 1
+        else ()
+    )
     return joined([Draft({"env": env}, notes), visible_gpus(env)])
 
 
 def _others(config: Config) -> Draft:
     idle = ("no", "False", "[]", "")
     notes = [
-        f"{key}: {value} has no equal here"
+        f"{key}: {value} has no equivalent here"
         for key, value in config.others.items()
         if key not in _SILENT and value not in idle
     ]

@@ -42,4 +42,4 @@ def _name(entry: HostEntry) -> str:
 def _remarks(text: str) -> list[Draft]:
     if not re.search(r"max[-_]slots=", text):
         return []
-    return [Draft(notes=(Note("max_slots has no equal: nothing oversubscribes", "nodes"),))]
+    return [Draft(notes=(Note("max_slots has no equivalent: distlaunch never oversubscribes", "nodes"),))]

@@ -89,7 +89,7 @@ def _unfilled(flags: Flags) -> Iterator[str]:
     """What to do about the flags that were left out."""
     for field, value in flags.unfilled:
         name = f"--{field.replace('_', '-')} " if field else ""
-        yield f"left out: {name}{value}: {_LEFT_OUT.get(field, 'no shell fills it in here; write the value')}"
+        yield f"left out: {name}{value}: {_LEFT_OUT.get(field, 'a job file expands no shell variables; write the value')}"
 
 
 def _unexpanded(call: Call, command: Command) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _unexpanded(call: Call, command: Command) -> Iterator[str]:
     words = (call.flags.script, *call.flags.args, *call.env.values())
     left = [name for name in command.variables if any(name in word for word in words)]
     if left:
-        yield f"no shell fills in {' '.join(left)} here: write the values"
+        yield f"a job file expands no shell variables: write the values of {' '.join(left)}"
 
 
 def _program(setting: Setting) -> Draft:
@@ -115,11 +115,16 @@ def _program_notes(setting: Setting) -> Iterator[Note]:
     if setting.flags.run_path:
         yield Note("--run-path has no effect: Python runs the script itself", "script")
     if setting.call.local_rank_flag:
-        yield Note("torch.distributed.launch gives --local-rank; its old spelling is --local_rank", "args")
+        yield Note(
+            "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank", "args"
+        )
     found = [name for name in PLACEHOLDERS if any("{" + name + "}" in word for word in setting.flags.args)]
     if found:
         names = ", ".join("{{" + name + "}}" for name in found)
-        yield Note(f"{names}: doubled braces arrive as single ones; single ones are filled in", "args")
+        yield Note(
+            f"{names}: doubled braces reach the script as single ones; single ones are replaced by values",
+            "args",
+        )
 
 
 def _nodes(setting: Setting) -> Draft:
@@ -130,7 +135,7 @@ def _nodes(setting: Setting) -> Draft:
     advice = "the first is rank 0's" if first else "rank 0's first"
     notes = [Note(f"put the names of the machines here, as your ssh knows them; {advice}", "nodes")]
     if "node_rank" in setting.flags.given:
-        notes.append(Note("--node-rank has no place: this one file starts all nodes", "nodes"))
+        notes.append(Note("--node-rank is not needed: this one file starts all nodes", "nodes"))
     elastic: dict[str, Data] = {"min_nodes": fewest} if fewest < most else {}
     return Draft({"nodes": hosts, **elastic}, tuple(notes))
 
@@ -154,7 +159,7 @@ def _procs(setting: Setting) -> Draft:
             note = Note("--nproc-per-node cpu: as many as this machine has", "procs_per_node")
             return Draft({"gpus_per_node": 0, "procs_per_node": setting.cpus}, (note,))
         case "xpu":
-            raise UsageError("--nproc-per-node xpu: give their number")
+            raise UsageError("--nproc-per-node xpu: XPUs are not counted; pass a number")
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got {text!r}")
     return Draft({"procs_per_node": int(text)})
@@ -171,7 +176,7 @@ def _meeting(setting: Setting) -> Draft:
     if "rdzv_id" in flags.given and flags.rdzv_id and not flags.standalone:
         keys["rendezvous"] = {"id": flags.rdzv_id}
     far = "local_addr" in flags.given and flags.rdzv_backend != "static" and setting.nodes[1] > 1
-    notes = (Note("--local-addr has no place: give such a node an address in nodes", "nodes"),) if far else ()
+    notes = (Note("--local-addr is one node's: set that node's address in nodes", "nodes"),) if far else ()
     return joined([Draft(keys, notes), _agents(setting)])
 
 
@@ -180,7 +185,7 @@ def _agents(setting: Setting) -> Draft:
     flags, name = setting.flags, setting.flags.rdzv_backend
     if flags.standalone or name == "static" or (name == "c10d" and setting.nodes[1] == 1):
         return Draft()
-    told = f"--rdzv-backend {name}: distlaunch assigns the ranks itself, which needs no store"
+    told = f"--rdzv-backend {name}: distlaunch assigns the ranks itself and needs no store"
     return Draft(
         notes=(Note(told, "rendezvous"),), offers=agents_offer(name, flags.rdzv_endpoint, flags.rdzv_conf)
     )
@@ -227,11 +232,9 @@ def _conduct(setting: Setting) -> Draft:
         text = "--max-restarts counts over the whole run; restarts.max in any restarts.window, an hour"
         notes.append(Note(text, "restarts"))
     if setting.nodes[0] < setting.nodes[1] and not flags.max_restarts:
-        notes.append(
-            Note("a node that is lost or returns is a restart too: at most 3 in an hour", "restarts")
-        )
+        notes.append(Note("losing or regaining a node counts as a restart: at most 3 in an hour", "restarts"))
     if "signals_to_handle" in flags.given:
-        text = "--signals-to-handle has no equal: SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, by SIGTERM"
+        text = "--signals-to-handle has no equivalent: SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job; workers get SIGTERM"
         notes.append(Note(text))
     keys = {key: value for key, value in given.items() if value is not None}
     return Draft(keys, tuple(notes))
@@ -260,7 +263,10 @@ def _logs(setting: Setting) -> Draft:
     if {"redirects", "tee"} & flags.given:
         notes = [*notes, "--redirects, --tee: each rank's output is always kept, stdout and stderr apart"]
     if flags.logs_specs is not None:
-        notes = [*notes, f"--logs-specs {flags.logs_specs} has no equal: it is a plug-in of torch's agent"]
+        notes = [
+            *notes,
+            f"--logs-specs {flags.logs_specs} has no equivalent: it is a plug-in of torch's agent",
+        ]
     if flags.log_line_prefix_template is not None:
         notes = [*notes, "--log-line-prefix-template has no effect: the prefix is [node:rank]"]
     keys = folder if shown is None else {**folder, "console": shown}

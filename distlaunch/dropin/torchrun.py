@@ -154,9 +154,9 @@ def procs_of(text: str, here: Here) -> int:
         case "gpu" if here.gpus:
             return here.gpus
         case "gpu":
-            raise UsageError("--nproc-per-node gpu: there is no GPU here")
+            raise UsageError("--nproc-per-node gpu: no GPU found on this machine")
         case "xpu":
-            raise UsageError("--nproc-per-node xpu: give their number")
+            raise UsageError("--nproc-per-node xpu: XPUs are not counted; pass a number")
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got {text!r}")
     return int(text)

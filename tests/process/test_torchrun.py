@@ -966,24 +966,6 @@ def test_help(tmp_path: Path) -> None:
         assert "Traceback" not in run.stderr
 
 
-# Several nodes by hand, here on one machine
-
-
-def test_nodes_on_one_machine_meet_over_loopback_and_are_told_that_others_can_not(tmp_path: Path) -> None:
-    script(tmp_path, "import os; os.write(1, os.environ['RANK'].encode() + b'\\n')")
-    port = free_port()
-    shape = ("--nnodes=2", f"--master-port={port}")
-    with going(OURS, tmp_path, *shape, "--node-rank=0", "worker.py") as first:
-        assert first.process.stderr is not None
-        line = first.process.stderr.readline().decode()
-        assert line.startswith("distlaunch: --master-addr 127.0.0.1 is reachable only from this machine")
-        line = first.process.stderr.readline().decode()
-        assert line == f"distlaunch: waiting for node 1 at 127.0.0.1:{port}\n"
-        with going(OURS, tmp_path, *shape, "--node-rank=1", "worker.py") as second:
-            assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
-            assert first.stdout + second.stdout == "0\n1\n"
-
-
 # How fast it is, and scripts that others wrote
 
 

@@ -102,7 +102,7 @@ def test_what_only_a_shell_can_do_is_refused_with_its_place(text: str, character
 
 def test_variables_that_nobody_fills_in_are_named() -> None:
     draft = imported('torchrun x.py $A \'$B\' "${C}x" "\\$D"')
-    assert "no shell fills in $A ${C} here" in comments(draft)
+    assert "a job file expands no shell variables: write the values of $A ${C}" in comments(draft)
     assert keys_of(draft)["args"] == ["$A", "$B", "${C}x", "$D"]
 
 
@@ -221,18 +221,18 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("torchrun x.py", "keep it in the folder where the command was run"),
         ("torchrun --monitor-interval 2 x.py", "--monitor-interval has no effect"),
         ("torchrun --master-port 5 --rdzv-conf a=b x.py", "--rdzv-conf has no effect"),
-        ("torchrun --logs-specs a x.py", "--logs-specs a has no equal"),
+        ("torchrun --logs-specs a x.py", "--logs-specs a has no equivalent"),
         ("torchrun --rdzv-backend mine x.py", "--rdzv-backend mine: distlaunch assigns the ranks itself"),
-        ("torchrun --nnodes 2 --rdzv-backend c10d --local-addr a x.py", "--local-addr has no place"),
-        ("torchrun --signals-to-handle SIGUSR1 x.py", "--signals-to-handle has no equal"),
-        ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank has no place"),
+        ("torchrun --nnodes 2 --rdzv-backend c10d --local-addr a x.py", "--local-addr is one node's"),
+        ("torchrun --signals-to-handle SIGUSR1 x.py", "--signals-to-handle has no equivalent"),
+        ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank is not needed"),
         ("torchrun --nnodes 2 x.py", "put the names of the machines here"),
         (
             "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 x.py",
             '# rendezvous: {backend: c10d, endpoint: "a:1"}',
         ),
         ("torchrun --max-restarts 1 x.py", "counts over the whole run"),
-        ("torchrun --nnodes 1:2 x.py", "is a restart too"),
+        ("torchrun --nnodes 1:2 x.py", "counts as a restart"),
         ("torchrun -t 3 x.py", "output is always kept"),
         ("torchrun -r 1 x.py", "shows both streams"),
         ("torchrun -r 0:1 x.py", "shows both streams"),
@@ -241,7 +241,7 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("torchrun x.py {rank}", "{{rank}}: doubled braces"),
         ("torchrun --nproc-per-node auto x.py", "one worker per GPU"),
         ("torchrun --run-path x.py", "--run-path has no effect"),
-        ("python -m torch.distributed.launch x.py", "its old spelling is --local_rank"),
+        ("python -m torch.distributed.launch x.py", "expect --local_rank"),
     ],
 )
 def test_what_has_no_equal_is_a_comment(command: str, words: str) -> None:
@@ -389,11 +389,11 @@ def test_a_binding_is_a_key() -> None:
         ("srun hostname", "got 'srun'"),
         ("python x.py torchrun y.py", "got 'python x.py torchrun'"),
         ("python x.py", "got 'python x.py'"),
-        ("torchrun", "no script is given"),
-        ("torchrun ''", "no script is given"),
-        ("torchrun --help", "no script is given"),
+        ("torchrun", "no script given"),
+        ("torchrun ''", "no script given"),
+        ("torchrun --help", "no script given"),
         ("torchrun '--nnodes=$N' x.py", "--nnodes: expected N or MIN:MAX, got '$N'"),
-        ("torchrun --nproc-per-node xpu x.py", "give their number"),
+        ("torchrun --nproc-per-node xpu x.py", "pass a number"),
         ("torchrun --nproc-per-node 0 x.py", "expected a number"),
         ("torchrun --max-restarts=-1 x.py", "--max-restarts: expected a number ≥ 0"),
         ("torchrun --master-port 70000 x.py", "the command line: master_port: expected an integer from 1"),
@@ -636,17 +636,17 @@ def test_fsdp_gets_what_accelerate_sets_by_itself_too() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("frob: 3", "frob: 3 has no equal here"),
-        ("tpu_use_sudo: true", "tpu_use_sudo: True has no equal"),
+        ("frob: 3", "frob: 3 has no equivalent here"),
+        ("tpu_use_sudo: true", "tpu_use_sudo: True has no equivalent"),
         (
             "num_machines: 2, rdzv_backend: c10d, main_process_ip: a",
             '# rendezvous: {backend: c10d, endpoint: "a:29500"}',
         ),
-        ("num_machines: 2, machine_rank: 0", "machine_rank has no place"),
+        ("num_machines: 2, machine_rank: 0", "machine_rank is not needed"),
         ("num_machines: 2", "put the names of the machines here"),
-        ("num_machines: 3", "num_processes: 2 is for 3 machines"),
+        ("num_machines: 3", "num_processes: 2 over 3 machines"),
         ("fsdp_config: {a: b}", "fsdp_config has no effect in a job of type MULTI_GPU"),
-        ("num_machines: 2, gpu_ids: 0", "here of all"),
+        ("num_machines: 2, gpu_ids: 0", "here they apply to all"),
     ],
 )
 def test_what_accelerate_alone_can_do_is_a_comment(more: str, words: str) -> None:
@@ -729,7 +729,7 @@ def test_a_hostfile_becomes(text: str, keys: dict[str, Any]) -> None:
 def test_a_hostfile_is_refused_with_its_place() -> None:
     with pytest.raises(JobError, match="hosts:2:1: slots must be a number"):
         hostfile_draft("a\nb slots=x", "hosts")
-    assert "max_slots has no equal" in comments(hostfile_draft("a max_slots=2", "hosts"))
+    assert "max_slots has no equivalent" in comments(hostfile_draft("a max_slots=2", "hosts"))
 
 
 @given(text=st.text("ab[]0123,-.: @#=\t\nslots", max_size=40))

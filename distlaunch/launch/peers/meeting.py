@@ -113,7 +113,11 @@ class Peers:
                 raise
         if self._over:
             return None
-        return PeerEnded(-1, Exit.TIMEOUT, f"other nodes still run {BARRIER_S:g} s after this one's end")
+        return PeerEnded(
+            -1,
+            Exit.TIMEOUT,
+            f"gave up after {BARRIER_S:g} s: this node is done, but others are still running",
+        )
 
     def close(self) -> None:
         """Let the keeper end: the first node's store outlives a failure for moments."""
@@ -153,8 +157,8 @@ class Peers:
     def _last_words(self) -> str:
         self._errors.seek(0)
         words = self._errors.read().decode(errors="replace")
-        last = words.strip().splitlines()[-1:] or ["it ended"]
-        return f"the keeper of the nodes' store, run by {self._python}: {last[0]}"
+        last = words.strip().splitlines()[-1:] or ["it ended without a word"]
+        return f"the process that connects this node to the others ({self._python}) failed: {last[0]}"
 
 
 def _waiting(message: dict[str, Any], place: str) -> str:
