@@ -2,10 +2,10 @@
 
 import os.path
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from distlaunch.dropin.flags import Flags, parse_flags
+from distlaunch.dropin.flags import FLAGS, Flags, parse_flags
 from distlaunch.errors import UsageError
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
@@ -66,7 +66,16 @@ def parse_call(words: Sequence[str], filled: Collection[str] = ()) -> Call:
         raise UsageError("no script given")
     if flags.no_python and not use_env:
         raise UsageError("torch.distributed.launch takes --no-python only with --use-env")
-    return Call(env, known.get("PYTHON_EXEC") or python, flags, not use_env)
+    unfilled = (*flags.unfilled, *_unfilled(env.keys() - known.keys(), env, flags))
+    return Call(env, known.get("PYTHON_EXEC") or python, flags._replace(unfilled=unfilled), not use_env)
+
+
+def _unfilled(names: Collection[str], env: Mapping[str, str], flags: Flags) -> Iterator[tuple[str, str]]:
+    """The flags whose variables only a shell knows the value of."""
+    for flag in FLAGS:
+        name = f"PET_{flag.field.upper()}"
+        if name in names and flag.from_environment and flag.field not in flags.given:
+            yield flag.field, env[name]
 
 
 def _program(words: list[str]) -> tuple[str | None, str, list[str]]:

@@ -19,6 +19,7 @@ SOURCE = "the command line"
 LISTED_HOSTS = 16
 """More hosts than this stand as a range."""
 _PATHS = "relative paths are relative to this file: keep it in the folder where the command was run"
+_NO_SHELL = "a job file expands no shell variables"
 _FREE = "the ranks meet on the first node, at a free port"
 _LEFT_OUT = {
     "": "write its flags into the command, or their keys here",
@@ -89,15 +90,16 @@ def _unfilled(flags: Flags) -> Iterator[str]:
     """What to do about the flags that were left out."""
     for field, value in flags.unfilled:
         name = f"--{field.replace('_', '-')} " if field else ""
-        yield f"left out: {name}{value}: {_LEFT_OUT.get(field, 'a job file expands no shell variables; write the value')}"
+        yield f"left out: {name}{value}: {_LEFT_OUT.get(field, f'{_NO_SHELL}; write the value')}"
 
 
 def _unexpanded(call: Call, command: Command) -> Iterator[str]:
     """The variables that stay as they are."""
-    words = (call.flags.script, *call.flags.args, *call.env.values())
+    env = (text for name, text in call.env.items() if not name.startswith("PET_"))
+    words = (call.flags.script, *call.flags.args, *env)
     left = [name for name in command.variables if any(name in word for word in words)]
     if left:
-        yield f"a job file expands no shell variables: write the values of {' '.join(left)}"
+        yield f"{_NO_SHELL}: write the values of {' '.join(left)}"
 
 
 def _program(setting: Setting) -> Draft:
@@ -234,7 +236,8 @@ def _conduct(setting: Setting) -> Draft:
     if setting.nodes[0] < setting.nodes[1] and not flags.max_restarts:
         notes.append(Note("losing or regaining a node counts as a restart: at most 3 in an hour", "restarts"))
     if "signals_to_handle" in flags.given:
-        text = "--signals-to-handle has no equivalent: SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job; workers get SIGTERM"
+        text = "SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, and workers get SIGTERM"
+        text = f"--signals-to-handle has no equivalent: {text}"
         notes.append(Note(text))
     keys = {key: value for key, value in given.items() if value is not None}
     return Draft(keys, tuple(notes))

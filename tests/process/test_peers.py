@@ -1,4 +1,4 @@
-"""Nodes that are started by hand, here all on this machine: what each tells the others, and how long it waits."""
+"""Nodes that are started by hand, here on one machine: what each tells the others, and how long it waits."""
 
 import contextlib
 import json

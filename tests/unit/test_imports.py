@@ -340,9 +340,13 @@ def test_no_comment_but_an_offer_looks_like_a_key(name: str) -> None:
         (
             "torchrun --max-restarts $R -t $T x.py",
             {},
-            ["--max-restarts $R: set restarts.max", "--tee $T: no shell"],
+            ["--max-restarts $R: set restarts.max", "--tee $T: a job file expands no"],
         ),
-        ("PET_NNODES=$N PET_MAX_RESTARTS=2 torchrun x.py", {"restarts": {"max": 2}}, []),
+        (
+            "PET_NNODES=$N PET_MAX_RESTARTS=2 torchrun x.py",
+            {"nodes": ["HOST0", "HOST1"], "restarts": {"max": 2}},
+            ["--nnodes $N: list as many"],
+        ),
         ("torchrun $FLAGS x.py", {"procs_per_node": None}, ["$FLAGS: write its flags into the command"]),
         ("torchrun ${F[@]} --nproc-per-node 2 -m a.b", {"procs_per_node": 2}, ["${F[@]}: write its flags"]),
         ("nohup torchrun x.py > o 2>&1 &", {}, ["`nohup`: `nohup", "`> o 2>&1`: works", "`&`: `nohup"]),
