@@ -33,12 +33,13 @@ def from_torchrun(
     as_json: Json = False,
 ) -> None:
     """Print the job file of a torchrun command line."""
+    from distlaunch.dropin.around import Line, launcher_line
     from distlaunch.dropin.from_torchrun import torchrun_draft
-    from distlaunch.dropin.words import ShellWords, shell_words
+    from distlaunch.dropin.words import Command
 
-    given = shell_words(words[0]) if len(words) == 1 else ShellWords(tuple(words))
+    line = launcher_line(words[0]) if len(words) == 1 else Line(Command(tuple(words)))
     cpus = len(os.sched_getaffinity(0))
-    _print(torchrun_draft(given.words, cpus, given.variables), as_json)
+    _print(torchrun_draft(line.command, cpus, line.notes), as_json)
 
 
 @imports.command("accelerate")

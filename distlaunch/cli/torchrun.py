@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distlaunch.cli.words import say
 from distlaunch.dropin.flags import FLAGS, Flags, parse_flags
-from distlaunch.dropin.torchrun import Here, job_of, left_to_torch, notices
+from distlaunch.dropin.torchrun import Here, by_hand_notices, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import Restarts
 
@@ -15,7 +15,7 @@ usage: distlaunch torchrun [flags] SCRIPT [the script's arguments]
 
 torchrun's flags on distlaunch's engine: it starts in a tenth of a second, never leaves another node hanging,
 and the exit status is the first failing worker's. PET_<FLAG> in the environment is a flag's default.
---rdzv-backend c10d or etcd-v2 and --nnodes MIN:MAX are handed to torch's own elastic agent.
+etcd, c10d on several nodes, --nnodes MIN:MAX and --logs-specs are handed over to torch's own elastic agent.
 
 flags: {flags}
 docs/torchrun.md says what each of them does here."""
@@ -50,8 +50,8 @@ def _run(flags: Flags) -> int:
     from distlaunch.launch.run import run_by_hand, run_job  # after the command line is understood
 
     if spec.by_hand:
-        if flags.max_restarts:
-            say("--max-restarts has no effect with nodes started by hand: see --rdzv-backend c10d")
+        for line in by_hand_notices(flags):
+            say(line)
         return run_by_hand(spec._replace(restarts=Restarts()), say)
     return run_job(spec, quiet=True).state.outcome
 
@@ -81,13 +81,16 @@ def _folder() -> str:
 def _hand_over(why: str, words: Sequence[str]) -> None:
     """Become torch's own elastic agent."""
     python = os.environ.get("PYTHON_EXEC") or sys.executable
-    say(f"{why} is the work of torch's own elastic agent: {python} -m torch.distributed.run takes over")
+    say(f"{why} needs torch's elastic agent; handing over to {python} -m torch.distributed.run")
     from distlaunch.launch.opening import ahead
 
     early = ahead.take()
     if early:
         early.discard()
     sys.stderr.flush()
-    os.execv(  # noqa: S606 — there is no shell, as wanted
-        python, [python, "-m", "torch.distributed.run", *words]
-    )
+    try:
+        os.execv(  # noqa: S606 — there is no shell, as wanted
+            python, [python, "-m", "torch.distributed.run", *words]
+        )
+    except OSError as error:
+        raise DistlaunchError(f"PYTHON_EXEC: {python}: {error.strerror}") from None

@@ -3,7 +3,7 @@
 What follows the script is the script's: argparse's prefix matching eats some of it, this parser never does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from distlaunch.contract import HANDLED_SIGNALS
@@ -67,6 +67,8 @@ class Flags(NamedTuple):
     script: str = ""
     args: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
+    unfilled: tuple[tuple[str, str], ...] = ()
+    """(field, value) of flags whose value only a shell knows; field "" = a word that stands for flags."""
 
 
 _BINDINGS = get_args(NumaMode)
@@ -108,26 +110,49 @@ FLAGS = (
 _BY_LETTER = {flag.letter: flag for flag in FLAGS if flag.letter}
 
 
-def parse_flags(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
-    """The command line `words`. Raises `UsageError` as argparse would, in a line."""
+def parse_flags(words: Sequence[str], environ: Mapping[str, str], filled: Collection[str] = ()) -> Flags:
+    """The command line `words`. Raises `UsageError` as argparse would, in a line.
+
+    Flags whose value is in a word of `filled`, which a shell would have filled in, are left out.
+    """
     values: dict[str, Any] = {}
+    unfilled: list[tuple[str, str]] = []
     rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+    while rest and (_is_flag(rest[0]) or _hides_flags(rest, filled)):
         word = rest.pop(0)
+        if not _is_flag(word):
+            unfilled.append(("", word))
+            continue
         flag, value = _flag_of(word)
         if flag.kind == "switch" and value and not word.startswith("--"):
             rest.insert(0, f"-{value}")  # -mr3 is -m -r3
             value = None
         elif value is None and flag.kind != "switch":
-            value = _next_value(flag, rest)
-        values[flag.field] = _convert(flag, value)
+            value = word = _next_value(flag, rest)
+        if word in filled:
+            unfilled.append((flag.field, str(value)))
+        else:
+            values[flag.field] = _convert(flag, value)
     values |= _from_environment(environ, values)
     given = frozenset(values)
     if rest and rest[0] == "--":
         rest.pop(0)
     if not rest and not values.get("help"):
-        raise UsageError("no script is given: distlaunch torchrun [flags] SCRIPT [its arguments]")
-    return Flags(**values, script="".join(rest[:1]), args=tuple(rest[1:]), given=given)
+        raise UsageError("no script given; usage: distlaunch torchrun [flags] SCRIPT [its arguments]")
+    script, args = "".join(rest[:1]), tuple(rest[1:])
+    return Flags(**values, script=script, args=args, given=given, unfilled=tuple(unfilled))
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and word not in ("-", "--")
+
+
+def _hides_flags(rest: Sequence[str], filled: Collection[str]) -> bool:
+    """Whether the first word, as $FLAGS, stands for flags and not for the script: what follows tells."""
+    following = next((word for word in rest if word not in filled), "")
+    name = following.partition("=")[0].lstrip("-").replace("-", "_")
+    known = _is_flag(following) and any(name in (flag.field, flag.letter) for flag in FLAGS)
+    return rest[0] in filled and (known or following.endswith(".py"))
 
 
 def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +211,9 @@ def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
         return True
     text = str(value)
     if flag.choices and text not in flag.choices:
-        raise UsageError(f"{name}: expected {', '.join(flag.choices)}, got {text!r}")
+        raise UsageError(
+            f"{name}: expected {' or '.join((', '.join(flag.choices[:-1]), flag.choices[-1]))}, got {text!r}"
+        )
     try:
         number = {"text": str, "whole": int, "number": float}[flag.kind](text)
     except ValueError:

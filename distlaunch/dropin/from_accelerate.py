@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distlaunch.dropin.accelerate_env import VISIBLE, sections_draft
-from distlaunch.dropin.from_torchrun import visible_gpus
-from distlaunch.dropin.job_text import Data, Draft, Note, check_draft, flow_text, joined, program_draft
+from distlaunch.dropin.from_torchrun import agents_offer, visible_gpus
+from distlaunch.dropin.job_text import Data, Draft, Note, checked, flow_text, joined, program_draft
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Items, Scalar, Value, describe
 from distlaunch.job.hosts import host_error
@@ -63,9 +63,7 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
     config = _read(document)
     hint = (Note("relative paths are relative to this file"),)
     parts = (_nodes(config), _procs(config), _meeting(config), _env(config), _others(config))
-    draft = joined([Draft(notes=hint), program_draft(program), *parts])
-    check_draft(draft, source)
-    return draft
+    return checked(joined([Draft(notes=hint), program_draft(program), *parts]), source)
 
 
 def _read(document: Value) -> Config:
@@ -122,7 +120,7 @@ def _nodes(config: Config) -> Draft:
         return Draft()
     notes = []
     if "machine_rank" in config.values:
-        notes.append("machine_rank has no place: this one file starts all machines")
+        notes.append("machine_rank is not needed: this one file starts all machines")
     if hostfile:
         return _noted("hostfile", hostfile, notes)
     first = _far(config) or "HOST0"
@@ -147,27 +145,31 @@ def _procs(config: Config) -> Draft:
     if config.kind == "NO":
         return Draft({"procs_per_node": 1})
     if total < 1:
-        return Draft(notes=(Note("the config leaves num_processes open: one per GPU", "procs_per_node"),))
+        return Draft(notes=(Note("num_processes is not set: one worker per GPU", "procs_per_node"),))
     share, rest = divmod(total, config.machines)
     if share == 0 or rest:
-        text = f"num_processes: {total} is for {config.machines} machines; accelerate starts {share} on each"
+        text = f"num_processes: {total} over {config.machines} machines: accelerate starts {share} on each"
         return Draft({"procs_per_node": max(1, share)}, (Note(text, "procs_per_node"),))
     return Draft({"procs_per_node": share})
 
 
 def _meeting(config: Config) -> Draft:
     values = config.values
-    keys: dict[str, Data] = {}
-    if config.machines > 1 and (host := _far(config)):
-        keys["master_addr"] = host
-    if port := values.get("main_process_port"):
-        keys["master_port"] = port
-    backend = values.get("rdzv_backend") or "static"
-    if backend == "static":
-        return Draft(keys)
-    line = {"backend": backend, "endpoint": f"{values.get('main_process_ip')}:{port or 29500}"}
-    notes = (f"rdzv_backend {backend}: for torch's own agents instead:", f"rendezvous: {flow_text(line)}")
-    return Draft(keys, tuple(Note(note, "rendezvous") for note in notes))
+    backend, port = str(values.get("rdzv_backend") or "static"), values.get("main_process_port")
+    near = _near(config, port)
+    if backend == "static" or (backend == "c10d" and config.machines == 1):
+        return Draft(near)
+    told = f"rdzv_backend: {backend}: distlaunch assigns the ranks itself and needs no store"
+    host = values.get("main_process_ip")
+    offers = agents_offer(backend, f"{host}:{port or 29500}" if host else "")
+    return Draft({} if backend.startswith("etcd") else near, (Note(told, "rendezvous"),), offers)
+
+
+def _near(config: Config, port: int | None) -> dict[str, Data]:
+    """Where the ranks meet, unless main_process_ip is an etcd server's."""
+    host = _far(config) if config.machines > 1 else None
+    keys: dict[str, Data] = {"master_addr": host, "master_port": port}
+    return {key: value for key, value in keys.items() if value}
 
 
 def _env(config: Config) -> Draft:
@@ -193,14 +195,18 @@ def _devices(config: Config) -> Draft:
     if ids in (None, "all"):
         return Draft()
     env = {VISIBLE.get(config.kind, "CUDA_VISIBLE_DEVICES"): str(ids)}
-    notes = (Note("gpu_ids of the config's machine, here of all", "env"),) if config.machines > 1 else ()
+    notes = (
+        (Note("gpu_ids: the config's are those of one machine; here they apply to all", "env"),)
+        if config.machines > 1
+        else ()
+    )
     return joined([Draft({"env": env}, notes), visible_gpus(env)])
 
 
 def _others(config: Config) -> Draft:
     idle = ("no", "False", "[]", "")
     notes = [
-        f"{key}: {value} has no equal here"
+        f"{key}: {value} has no equivalent here"
         for key, value in config.others.items()
         if key not in _SILENT and value not in idle
     ]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from distlaunch.dropin.job_text import Data, Draft, Note, check_draft, joined, program_draft
+from distlaunch.dropin.job_text import Data, Draft, Note, Offer, checked, joined, program_draft
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.hosts import HostEntry, parse_hostfile
 
@@ -14,10 +14,9 @@ def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft
     entries = parse_hostfile(text, source, problems)
     if problems:
         raise JobError(problems)
-    notes = (Note(f"or instead of nodes, to read the file at each start: hostfile: {source}", "nodes"),)
-    draft = joined([program_draft(program), Draft(_hosts(entries), notes), *_remarks(text)])
-    check_draft(draft, source)
-    return draft
+    offer = Offer("instead of nodes, to read the file at each start:", "hostfile", source, "nodes")
+    hosts = Draft(_hosts(entries), offers=(offer,))
+    return checked(joined([program_draft(program), hosts, *_remarks(text)]), source)
 
 
 def _hosts(entries: Sequence[HostEntry]) -> dict[str, Data]:
@@ -43,4 +42,4 @@ def _name(entry: HostEntry) -> str:
 def _remarks(text: str) -> list[Draft]:
     if not re.search(r"max[-_]slots=", text):
         return []
-    return [Draft(notes=(Note("max_slots has no equal: nothing oversubscribes", "nodes"),))]
+    return [Draft(notes=(Note("max_slots has no equivalent: distlaunch never oversubscribes", "nodes"),))]

@@ -1,13 +1,15 @@
 """A job file that does what a torchrun command line does."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch.contract import RESERVED
 from distlaunch.dropin.calls import Call, parse_call
 from distlaunch.dropin.flags import FLAGS, Flags, node_range, parse_std
-from distlaunch.dropin.job_text import Data, Draft, Note, args_of, as_path, check_draft, flow_text, joined
+from distlaunch.dropin.job_text import Data, Draft, Note, Offer, args_of, as_path, checked, joined
 from distlaunch.dropin.torchrun import endpoint_of, notices, ranks_of
+from distlaunch.dropin.words import Command
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import host_error
 from distlaunch.job.placeholders import PLACEHOLDERS
@@ -17,6 +19,23 @@ SOURCE = "the command line"
 LISTED_HOSTS = 16
 """More hosts than this stand as a range."""
 _PATHS = "relative paths are relative to this file: keep it in the folder where the command was run"
+_NO_SHELL = "a job file expands no shell variables"
+_FREE = "the ranks meet on the first node, at a free port"
+_LEFT_OUT = {
+    "": "write its flags into the command, or their keys here",
+    "nnodes": "list as many nodes as it stood for",
+    "nproc_per_node": "without procs_per_node there is one worker per GPU",
+    "node_rank": "this one file starts all nodes",
+    "rdzv_id": "each run has an id of its own",
+    "rdzv_backend": "distlaunch assigns the ranks itself",
+    "rdzv_conf": "distlaunch assigns the ranks itself",
+    "max_restarts": "set restarts.max",
+    "shutdown_timeout": "set timeouts.stop",
+    "log_dir": "set logs.dir",
+    "role": "set role",
+    **dict.fromkeys(("rdzv_endpoint", "master_addr", "master_port"), _FREE),
+}
+"""What to do about a flag with a value that only a shell knows; else the value has to be written."""
 
 
 class Setting(NamedTuple):
@@ -30,16 +49,24 @@ class Setting(NamedTuple):
         """torchrun's own words."""
         return self.call.flags
 
+    def unknown(self, field: str) -> bool:
+        """Whether only a shell knows what this flag says, or whether it is there at all."""
+        unfilled = dict(self.flags.unfilled)
+        return field in unfilled or ("" in unfilled and field not in self.flags.given)
+
     @property
     def nodes(self) -> tuple[int, int]:
-        """(fewest, most)."""
-        return (1, 1) if self.flags.standalone else node_range(self.flags.nnodes)
+        """(fewest, most); some, where only a shell knows how many."""
+        if self.flags.standalone:
+            return 1, 1
+        return (2, 2) if "nnodes" in dict(self.flags.unfilled) else node_range(self.flags.nnodes)
 
     @property
     def master(self) -> tuple[str | None, int | None]:
         """Host and port of rank 0's store, as far as the command says something that holds elsewhere."""
         flags = self.flags
-        if flags.standalone or flags.rdzv_backend.startswith("etcd"):
+        alone_with_c10d = flags.rdzv_backend == "c10d" and self.nodes[1] == 1
+        if flags.standalone or alone_with_c10d or flags.rdzv_backend.startswith("etcd"):
             return None, None
         host, port = endpoint_of(flags)
         if error := host_error(host):
@@ -50,19 +77,29 @@ class Setting(NamedTuple):
         return (host if far else None), (port or None if named else None)
 
 
-def torchrun_draft(words: Sequence[str], cpus: int, variables: Sequence[str] = ()) -> Draft:
-    """The job of a command in `words`; a shell would have replaced `variables` in it. Raises our errors."""
-    setting = Setting(parse_call(words), cpus)
-    top = [_PATHS, *_unexpanded(variables), *notices(setting.flags)]
+def torchrun_draft(command: Command, cpus: int, around: Sequence[str] = ()) -> Draft:
+    """The job of a command; `around` are comments on what stood around it. Raises our errors."""
+    setting = Setting(parse_call(command.words, command.filled), cpus)
+    unfilled = (*_unfilled(setting.flags), *_unexpanded(setting.call, command))
+    top = [_PATHS, *around, *unfilled, *notices(setting.flags)]
     parts = (part(setting) for part in _PARTS)
-    draft = joined([Draft(notes=tuple(map(Note, top))), *parts])
-    check_draft(draft, SOURCE)
-    return draft
+    return checked(joined([Draft(notes=tuple(map(Note, top))), *parts]), SOURCE)
 
 
-def _unexpanded(variables: Sequence[str]) -> Iterator[str]:
-    if variables:
-        yield f"no shell fills in {' '.join(variables)} here: write the values"
+def _unfilled(flags: Flags) -> Iterator[str]:
+    """What to do about the flags that were left out."""
+    for field, value in flags.unfilled:
+        name = f"--{field.replace('_', '-')} " if field else ""
+        yield f"left out: {name}{value}: {_LEFT_OUT.get(field, f'{_NO_SHELL}; write the value')}"
+
+
+def _unexpanded(call: Call, command: Command) -> Iterator[str]:
+    """The variables that stay as they are."""
+    env = (text for name, text in call.env.items() if not name.startswith("PET_"))
+    words = (call.flags.script, *call.flags.args, *env)
+    left = [name for name in command.variables if any(name in word for word in words)]
+    if left:
+        yield f"{_NO_SHELL}: write the values of {' '.join(left)}"
 
 
 def _program(setting: Setting) -> Draft:
@@ -80,11 +117,16 @@ def _program_notes(setting: Setting) -> Iterator[Note]:
     if setting.flags.run_path:
         yield Note("--run-path has no effect: Python runs the script itself", "script")
     if setting.call.local_rank_flag:
-        yield Note("torch.distributed.launch gives --local-rank; its old spelling is --local_rank", "args")
+        yield Note(
+            "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank", "args"
+        )
     found = [name for name in PLACEHOLDERS if any("{" + name + "}" in word for word in setting.flags.args)]
     if found:
         names = ", ".join("{{" + name + "}}" for name in found)
-        yield Note(f"{names}: doubled braces arrive as single ones; single ones are filled in", "args")
+        yield Note(
+            f"{names}: doubled braces reach the script as single ones; single ones are replaced by values",
+            "args",
+        )
 
 
 def _nodes(setting: Setting) -> Draft:
@@ -95,7 +137,7 @@ def _nodes(setting: Setting) -> Draft:
     advice = "the first is rank 0's" if first else "rank 0's first"
     notes = [Note(f"put the names of the machines here, as your ssh knows them; {advice}", "nodes")]
     if "node_rank" in setting.flags.given:
-        notes.append(Note("--node-rank has no place: this one file starts all nodes", "nodes"))
+        notes.append(Note("--node-rank is not needed: this one file starts all nodes", "nodes"))
     elastic: dict[str, Data] = {"min_nodes": fewest} if fewest < most else {}
     return Draft({"nodes": hosts, **elastic}, tuple(notes))
 
@@ -108,6 +150,8 @@ def _hosts(count: int, first: str | None) -> list[str]:
 
 def _procs(setting: Setting) -> Draft:
     match text := setting.flags.nproc_per_node:
+        case _ if setting.unknown("nproc_per_node"):
+            return Draft()
         case "gpu":
             return Draft()
         case "auto":
@@ -117,7 +161,7 @@ def _procs(setting: Setting) -> Draft:
             note = Note("--nproc-per-node cpu: as many as this machine has", "procs_per_node")
             return Draft({"gpus_per_node": 0, "procs_per_node": setting.cpus}, (note,))
         case "xpu":
-            raise UsageError("--nproc-per-node xpu: give their number")
+            raise UsageError("--nproc-per-node xpu: XPUs are not counted; pass a number")
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got {text!r}")
     return Draft({"procs_per_node": int(text)})
@@ -133,20 +177,47 @@ def _meeting(setting: Setting) -> Draft:
         keys["master_port"] = port
     if "rdzv_id" in flags.given and flags.rdzv_id and not flags.standalone:
         keys["rendezvous"] = {"id": flags.rdzv_id}
-    return Draft(keys, tuple(_rendezvous_notes(flags)))
+    far = "local_addr" in flags.given and flags.rdzv_backend != "static" and setting.nodes[1] > 1
+    notes = (Note("--local-addr is one node's: set that node's address in nodes", "nodes"),) if far else ()
+    return joined([Draft(keys, notes), _agents(setting)])
 
 
-def _rendezvous_notes(flags: Flags) -> Iterator[Note]:
-    if flags.standalone or flags.rdzv_backend == "static":
-        return
-    name = flags.rdzv_backend
-    given = {"backend": name, "endpoint": flags.rdzv_endpoint, "id": flags.rdzv_id}
-    line = {key: value for key, value in given.items() if value and value != "none"}
-    yield Note(
-        f"--rdzv-backend {name}: distlaunch assigns the ranks itself, which needs no store;", "rendezvous"
+def _agents(setting: Setting) -> Draft:
+    """torch's own elastic agents, where they would have had something to do."""
+    flags, name = setting.flags, setting.flags.rdzv_backend
+    if flags.standalone or name == "static" or (name == "c10d" and setting.nodes[1] == 1):
+        return Draft()
+    told = f"--rdzv-backend {name}: distlaunch assigns the ranks itself and needs no store"
+    return Draft(
+        notes=(Note(told, "rendezvous"),), offers=agents_offer(name, flags.rdzv_endpoint, flags.rdzv_conf)
     )
-    yield Note("for torch's own agents instead:", "rendezvous")
-    yield Note(f"rendezvous: {flow_text(line)}", "rendezvous")
+
+
+def agents_offer(backend: str, endpoint: str, conf: str = "") -> tuple[Offer, ...]:
+    """`rendezvous` with torch's own elastic agents, as far as a job file knows their backend."""
+    known = {"c10d": "c10d", "etcd": "etcd-v2", "etcd-v2": "etcd-v2"}.get(backend)
+    if not known:
+        return ()
+    place = _store(endpoint) if known == "c10d" else _etcd(endpoint)
+    more = dict(re.findall(r"(?:^|,)\s*([A-Za-z_]\w*)\s*=\s*([^,]+?)\s*(?=,|$)", conf))
+    more.pop("is_host", None)  # distlaunch sets it for each node
+    value: dict[str, Data] = {"backend": known}
+    value |= {key: part for key, part in (("endpoint", place), ("conf", more)) if part}
+    return (Offer("for torch's own elastic agents instead:", "rendezvous", value),)
+
+
+def _store(endpoint: str) -> str:
+    """HOST:PORT of an agent's store, as far as it says something that holds elsewhere."""
+    host, _, port = endpoint.rpartition(":")
+    host = (host or endpoint).strip("[]")
+    return "" if is_loopback(host) or port == "0" else endpoint
+
+
+def _etcd(endpoint: str) -> str:
+    """HOST:PORT of an etcd server; 2379 is its port for clients."""
+    if not endpoint:
+        return "ETCD_HOST:2379"
+    return endpoint if re.search(r":[0-9]+$", endpoint) else f"{endpoint}:2379"
 
 
 def _conduct(setting: Setting) -> Draft:
@@ -163,11 +234,10 @@ def _conduct(setting: Setting) -> Draft:
         text = "--max-restarts counts over the whole run; restarts.max in any restarts.window, an hour"
         notes.append(Note(text, "restarts"))
     if setting.nodes[0] < setting.nodes[1] and not flags.max_restarts:
-        notes.append(
-            Note("a node that is lost or returns is a restart too: at most 3 in an hour", "restarts")
-        )
+        notes.append(Note("losing or regaining a node counts as a restart: at most 3 in an hour", "restarts"))
     if "signals_to_handle" in flags.given:
-        text = "--signals-to-handle has no equal: SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, by SIGTERM"
+        text = "SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, and workers get SIGTERM"
+        text = f"--signals-to-handle has no equivalent: {text}"
         notes.append(Note(text))
     keys = {key: value for key, value in given.items() if value is not None}
     return Draft(keys, tuple(notes))
@@ -195,6 +265,11 @@ def _logs(setting: Setting) -> Draft:
     shown, notes = _shown(setting)
     if {"redirects", "tee"} & flags.given:
         notes = [*notes, "--redirects, --tee: each rank's output is always kept, stdout and stderr apart"]
+    if flags.logs_specs is not None:
+        notes = [
+            *notes,
+            f"--logs-specs {flags.logs_specs} has no equivalent: it is a plug-in of torch's agent",
+        ]
     if flags.log_line_prefix_template is not None:
         notes = [*notes, "--log-line-prefix-template has no effect: the prefix is [node:rank]"]
     keys = folder if shown is None else {**folder, "console": shown}

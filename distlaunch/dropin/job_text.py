@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from distlaunch.errors import UsageError
+from distlaunch.errors import JobError, UsageError
 from distlaunch.job.build import Surroundings, build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.job.fields import JOB
@@ -23,24 +23,44 @@ class Note(NamedTuple):
     key: str = ""
 
 
+class Offer(NamedTuple):
+    """What may stand at a key instead or in addition, as comments to take the # from.
+
+    A mapping's entries are added to those of the same key; `instead_of` names a key that has to go for it.
+    """
+
+    text: str
+    key: str
+    value: "Data"
+    instead_of: str = ""
+
+
 class Draft(NamedTuple):
     """A job file in the making."""
 
     keys: Mapping[str, Data] = {}
     notes: tuple[Note, ...] = ()
+    offers: tuple[Offer, ...] = ()
+
+    def taking(self, offer: Offer) -> "Draft":
+        """The draft in which an offer is taken."""
+        rest = {key: value for key, value in self.keys.items() if key != offer.instead_of}
+        return joined([Draft(rest), Draft({offer.key: offer.value})])
 
 
 def joined(parts: Iterable[Draft]) -> Draft:
-    """All keys and notes; mappings of the same key are joined."""
+    """All keys, notes and offers; mappings of the same key are joined."""
     keys: dict[str, Data] = {}
     notes: list[Note] = []
+    offers: list[Offer] = []
     for part in parts:
         for key, value in part.keys.items():
             before = keys.get(key)
             both = isinstance(before, Mapping) and isinstance(value, Mapping)
             keys[key] = {**before, **value} if both else value  # type: ignore[dict-item]
         notes += part.notes
-    return Draft(keys, tuple(dict.fromkeys(notes)))
+        offers += part.offers
+    return Draft(keys, tuple(dict.fromkeys(notes)), tuple(offers))
 
 
 def program_draft(words: Sequence[str]) -> Draft:
@@ -61,11 +81,28 @@ def as_path(text: str) -> str:
     return f"./{text}" if text == "~" or text.startswith("~/") else text
 
 
-def check_draft(draft: Draft, source: str) -> None:
-    """Raises `JobError` when no job file may say so, `UsageError` for what is no text."""
-    text = "".join((*_texts(draft.keys), *(note.text for note in draft.notes)))
+def checked(draft: Draft, source: str) -> Draft:
+    """The draft, with those of its offers that a job file may take.
+
+    Raises `JobError` when no job file may say so, `UsageError` for what is no text.
+    """
+    offered = {offer.key: offer.value for offer in draft.offers}
+    text = "".join((*_texts(draft.keys), *_texts(offered), *(note.text for note in draft.notes)))
     if re.search("[\ud800-\udfff]", text):
         raise UsageError(f"{source}: not UTF-8 text")
+    _build(draft, source)
+    return draft._replace(offers=tuple(offer for offer in draft.offers if _may_take(draft, offer, source)))
+
+
+def _may_take(draft: Draft, offer: Offer, source: str) -> bool:
+    try:
+        _build(draft.taking(offer), source)
+    except JobError:
+        return False
+    return True
+
+
+def _build(draft: Draft, source: str) -> None:
     build_spec(_value(draft.keys, Place(source)), source, Surroundings("/", "/", {}))
 
 
@@ -94,7 +131,9 @@ def _value(data: Data, place: Place) -> Value:
 def draft_document(draft: Draft) -> dict[str, object]:
     """The same for machines."""
     keys = {key: draft.keys[key] for key in _order(draft) if key in draft.keys}
-    return {"job": keys, "comments": [note.text for note in draft.notes]}
+    notes = [note.text for note in draft.notes]
+    offers = [f"{offer.text} {offer.key}: {flow_text(offer.value)}" for offer in draft.offers]
+    return {"job": keys, "comments": notes + offers}
 
 
 def draft_text(draft: Draft) -> str:
@@ -102,12 +141,17 @@ def draft_text(draft: Draft) -> str:
     lines = [*_comments(draft, ""), ""] if _comments(draft, "") else []
     for key in _order(draft):
         lines += _comments(draft, key)
-        lines += _entry(key, draft.keys[key]) if key in draft.keys else []
+        offers = [offer for offer in draft.offers if offer.key == key]
+        inside = [offer for offer in offers if isinstance(draft.keys.get(key), Mapping)]
+        lines += [line for offer in offers if offer not in inside for line in _offered(offer)]
+        lines += _entry(key, draft.keys[key], block=bool(inside)) if key in draft.keys else []
+        lines += [line for offer in inside for line in _offered_inside(offer)]
     return "\n".join(lines) + "\n"
 
 
 def _order(draft: Draft) -> list[str]:
-    wanted = {*draft.keys, *(note.key for note in draft.notes if note.key)}
+    noted = {note.key for note in draft.notes if note.key}
+    wanted = {*draft.keys, *noted, *(offer.key for offer in draft.offers)}
     return [key for key in JOB.fields if key in wanted] + sorted(wanted - set(JOB.fields))
 
 
@@ -115,9 +159,19 @@ def _comments(draft: Draft, key: str) -> list[str]:
     return [f"# {_escaped(note.text)}" for note in draft.notes if note.key == key]
 
 
-def _entry(key: str, value: Data) -> list[str]:
+def _offered(offer: Offer) -> list[str]:
+    return [f"# {_escaped(offer.text)}", f"# {offer.key}: {flow_text(offer.value)}"]
+
+
+def _offered_inside(offer: Offer) -> list[str]:
+    assert isinstance(offer.value, Mapping)
+    entries = [f"  # {name}: {flow_text(item)}" for name, item in offer.value.items()]
+    return [f"  # {_escaped(offer.text)}", *entries]
+
+
+def _entry(key: str, value: Data, *, block: bool = False) -> list[str]:
     flow = f"{key}: {flow_text(value)}"
-    if len(flow) <= WIDTH or isinstance(value, str) or not value:
+    if (not block and len(flow) <= WIDTH) or isinstance(value, str) or not value:
         return [flow]
     match value:
         case Mapping():

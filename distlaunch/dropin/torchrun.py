@@ -28,12 +28,15 @@ UNUSED = {
     "start_method": "workers are started by fork and exec",
     "event_log_handler": "events.jsonl in the log folder has all events",
     "monitor_interval": "exits are seen at once",
-    "local_addr": "the address is that of --master-addr",
     "duplicate_stdout_filters": "filter the log files instead",
     "duplicate_stderr_filters": "filter the log files instead",
-    "rdzv_conf": "distlaunch assigns the ranks itself",
 }
 """Flags that are accepted and have no meaning here, and why."""
+UNUSED_WHEN_STATIC = {
+    "local_addr": "workers connect to --master-addr",
+    "rdzv_conf": "distlaunch assigns the ranks itself",
+}
+"""The same for these, where --master-addr or a static --rdzv-endpoint says where the ranks meet."""
 
 
 class Here(NamedTuple):
@@ -49,10 +52,12 @@ class Here(NamedTuple):
 
 
 def left_to_torch(flags: Flags) -> str:
-    """Why torch's own elastic agent has to do it, or nothing."""
+    """What only torch's own elastic agent can do, or nothing."""
     fewest, most = node_range(flags.nnodes)
-    if flags.standalone:
-        return ""
+    if flags.logs_specs is not None:
+        return f"--logs-specs {flags.logs_specs}"
+    if flags.standalone or (flags.rdzv_backend == "c10d" and most == 1):
+        return ""  # with one node, whose number never changes, there is nothing for an agent to negotiate
     if flags.rdzv_backend != "static":
         return f"--rdzv-backend {flags.rdzv_backend}"
     if fewest != most:
@@ -60,27 +65,53 @@ def left_to_torch(flags: Flags) -> str:
     return ""
 
 
+def _makes_up_the_place(flags: Flags) -> bool:
+    """Whether torch chooses where the ranks meet, as it does on one node without a static endpoint.
+
+    c10d's endpoint is that of the agents' own store: the ranks never see it.
+    """
+    if flags.standalone or flags.rdzv_backend == "c10d":
+        return True
+    named = flags.rdzv_endpoint or "master_port" in flags.given
+    return node_range(flags.nnodes)[1] == 1 and not named
+
+
 def notices(flags: Flags) -> list[str]:
     """One line for each flag that was given and has no meaning here. Raises `UsageError` for refused ones."""
-    if flags.logs_specs is not None:
-        raise UsageError(f"--logs-specs {flags.logs_specs}: a plug-in of torch's agent; use torchrun for it")
     if flags.print_completion is not None:
-        raise UsageError("--print-completion: there is none for distlaunch torchrun")
+        raise UsageError("--print-completion: distlaunch torchrun prints no completion; torchrun does")
     if flags.no_python and flags.module and not flags.run_path:
-        raise UsageError("--no-python and --module do not go together")
+        raise UsageError("--no-python and --module exclude each other")
+    static = flags.rdzv_backend == "static" and not _makes_up_the_place(flags)
+    without_effect = UNUSED | UNUSED_WHEN_STATIC if static else UNUSED
     unused = [
         f"--{field.replace('_', '-')} has no effect: {why}"
-        for field, why in UNUSED.items()
+        for field, why in without_effect.items()
         if field in flags.given
     ]
     unknown = [name for name, known in _signals(flags).items() if name and not known]
-    return [*unused, *(f"--signals-to-handle: {name} can't be handled, and is left out" for name in unknown)]
+    return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]
+
+
+def by_hand_notices(flags: Flags) -> list[str]:
+    """What to know about a job whose nodes are started by hand, before it waits for the others."""
+    from distlaunch.plan.layout import is_loopback  # only jobs on several nodes ask
+
+    lines = []
+    host, _ = endpoint_of(flags)
+    if is_loopback(host):
+        flag = "--rdzv-endpoint" if flags.rdzv_endpoint else "--master-addr"
+        told = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
+        lines.append(f"{flag} {host} {told}")
+    if flags.max_restarts:
+        lines.append("--max-restarts has no effect on nodes started by hand, except with --rdzv-backend c10d")
+    return lines
 
 
 def job_of(flags: Flags, here: Here) -> JobSpec:
     """The job of one node, which may be one of several that are started by hand."""
     alone = flags.standalone or node_range(flags.nnodes)[1] == 1
-    named_port = not flags.standalone and bool({"master_port", "rdzv_endpoint"} & flags.given)
+    made_up = _makes_up_the_place(flags)
     host, port = endpoint_of(flags)
     return JobSpec(
         name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
@@ -88,9 +119,9 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
         program=_program(flags),
         workdir=here.folder,
         logs=_logs(flags, here),
-        master_host=None if alone and not named_port else host,
-        master_port=port if named_port or not alone else None,
-        rendezvous_id=_rendezvous_id(flags, alone and not named_port),
+        master_host=flags.local_addr if made_up else host,
+        master_port=None if made_up else port,
+        rendezvous_id=_rendezvous_id(flags, made_up),
         args=_args(flags),
         placeholders=False,
         python=here.environ.get("PYTHON_EXEC") or here.python,
@@ -123,9 +154,9 @@ def procs_of(text: str, here: Here) -> int:
         case "gpu" if here.gpus:
             return here.gpus
         case "gpu":
-            raise UsageError("--nproc-per-node gpu: there is no GPU here")
+            raise UsageError("--nproc-per-node gpu: no GPU found on this machine")
         case "xpu":
-            raise UsageError("--nproc-per-node xpu: give their number")
+            raise UsageError("--nproc-per-node xpu: XPUs are not counted; pass a number")
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got {text!r}")
     return int(text)
@@ -141,9 +172,10 @@ def endpoint_of(flags: Flags) -> tuple[str, int]:
     return flags.rdzv_endpoint, flags.master_port
 
 
-def _rendezvous_id(flags: Flags, unnamed: bool) -> str | None:
-    """None = the run's own name: torch, too, makes one up where neither endpoint nor port is given."""
-    return None if flags.standalone or (unnamed and "rdzv_id" not in flags.given) else flags.rdzv_id
+def _rendezvous_id(flags: Flags, made_up: bool) -> str | None:
+    """None = the run's own name: torch, too, makes one up, but for c10d only where the id is empty."""
+    unnamed = made_up and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
+    return None if flags.standalone or unnamed else flags.rdzv_id
 
 
 def _stop_s(flags: Flags, here: Here) -> float:

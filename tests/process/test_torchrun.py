@@ -6,10 +6,9 @@ Left out:
 * test_launch_shutdown, test_launch_elastic_agent_raise_exception, the tests of `launch_agent`,
   `elastic_launch` and the rendezvous handler: they mock parts of torch's agent; there is none here.
 * test_launch_function and the like: functions are `torch.distributed.launcher.api`'s, not the command line's.
-* what needs an etcd server: etcd is handed over to torch as c10d is, and c10d is tested.
+* what needs an etcd server: etcd is handed over to torch as c10d on several nodes is, and that is tested.
 * test_nproc_gpu_launch_configurations, test_nproc_xpu_launch_configurations: they mock GPUs; with given
   numbers of GPUs tests/unit/test_torchrun_flags.py has them.
-* test_is_torchelastic_launched_with_logs_spec_defined: --logs-specs is refused.
 * test_virtual_local_rank compiles on two GPUs; here the variables are compared.
 * test_script_local_rank: torch.distributed.launch is another command.
 * test_run_supervisor: its backend was never released.
@@ -232,7 +231,7 @@ def test_flags_without_effect_are_told_and_do_not_matter(out: Path) -> None:
 def test_a_command_that_is_not_python(out: Path) -> None:
     refused = ours(out, "--no-python", "--module", "./worker.sh", "out")
     assert refused.returncode == 2
-    assert our_lines(refused) == ["distlaunch: --no-python and --module do not go together"]
+    assert our_lines(refused) == ["distlaunch: --no-python and --module exclude each other"]
     assert_fine(ours(out, "--no-python", "./worker.sh", "out"))
     assert touched(out) == {"0"}
     assert_fine(ours(out, "--no-python", "--nproc-per-node=4", "./worker.sh", "out"))
@@ -274,7 +273,7 @@ def elastic_words(nodes: str) -> list[str]:
 
 def handed_over(done: Done | Going) -> bool:
     (line,) = our_lines(done)
-    return line.endswith("-m torch.distributed.run takes over")
+    return line.endswith("-m torch.distributed.run") and "needs torch's elastic agent; handing over" in line
 
 
 def test_an_elastic_job_is_handed_over_and_works(out: Path) -> None:
@@ -341,9 +340,35 @@ def test_captured_output_has_the_prefix_of_the_variable(out: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [f"[rank{rank}]: rank {rank}" for rank in range(4)]
 
 
-def test_plug_ins_for_logs_are_refused(out: Path) -> None:
-    done = ours(out, "--logs_specs=mine", "worker.py")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+def test_plug_ins_for_logs_are_handed_over(out: Path) -> None:
+    """torch finds them by their entry points, as in its own test."""
+    (out / "mine-0.dist-info").mkdir()
+    (out / "mine-0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 0\n")
+    (out / "mine-0.dist-info" / "entry_points.txt").write_text("[torchrun.logs_specs]\nmine = mine:Mine\n")
+    (out / "mine.py").write_text(
+        "from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs\n"
+        "class Mine(DefaultLogsSpecs):\n"
+        "    def __init__(self, **more):\n"
+        "        super().__init__(**more)\n"
+        "        print('the plug-in')\n"
+    )
+    done = ours(
+        out,
+        *("--logs_specs=mine", "--standalone", "worker.py", "--touch-file-dir=out"),
+        PYTHONPATH=f"{ROOT}:{out}",
+    )
+    assert (done.returncode, touched(out)) == (0, {"0"}), done.stderr
+    assert handed_over(done)
+    assert "the plug-in" in done.stdout
+
+
+def test_an_interpreter_that_is_missing_is_told_in_a_line(out: Path) -> None:
+    done = ours(out, *elastic_words("2"), PYTHON_EXEC="/nowhere/python")
+    assert (done.returncode, our_lines(done)[1:]) == (
+        1,
+        ["distlaunch: PYTHON_EXEC: /nowhere/python: No such file or directory"],
+    )
+    assert "Traceback" not in done.stderr
 
 
 # What scripts see, next to real torchrun
@@ -388,6 +413,54 @@ def test_workers_get_what_torchrun_gives(tmp_path: Path, words: list[str]) -> No
             for key in ("unbuffered", "leads its session"):
                 assert (theirs.pop(key), mine.pop(key)) == (False, True)
         assert mine == theirs
+
+
+C10D = {
+    "localhost:0": ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
+    "a port and an id": ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:{port}", "--rdzv-id=a b"],
+    "no endpoint": ["--rdzv-backend=c10d", "--nnodes=1:1", "--rdzv-conf=join_timeout=9", "--node-rank=0"],
+    "an address": ["--rdzv_backend", "c10d", "--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.2"],
+    "a master that torch ignores": ["--rdzv-backend=c10d", "--master-addr=nowhere", "--master-port={port}"],
+}
+
+
+@pytest.mark.parametrize("words", C10D.values(), ids=C10D)
+def test_one_node_with_c10d_is_ours(tmp_path: Path, words: list[str]) -> None:
+    """Nothing is elastic with one node: workers get what torch's agent gives them, and nothing is said."""
+    scripts(tmp_path, TELL)
+    port = free_port()
+    flags = [word.format(port=port) for word in words]
+    theirs, mine = both(tmp_path, *flags, "--nproc-per-node=2", "--max-restarts=1", "worker.py", ".")
+    assert [run.process.returncode for run in (theirs, mine)] == [0, 0], mine.stderr
+    assert our_lines(mine) == []
+    for rank in range(2):
+        there, here = (told(tmp_path / name, rank)["env"] for name in ("torchrun", "ours"))
+        assert differing(there, here) <= {*MAY_DIFFER, "MASTER_ADDR", "MASTER_PORT"}
+        assert str(port) not in (there["MASTER_PORT"], here["MASTER_PORT"])  # that is the agents' own store's
+        given = [word for word in words if word.startswith("--local_addr")]
+        assert there["MASTER_ADDR"] == here["MASTER_ADDR"] or not given
+
+
+def test_one_node_with_c10d_needs_no_free_endpoint(tmp_path: Path) -> None:
+    """Two jobs of the common line at once, with the endpoint of both taken by a stranger."""
+    script(
+        tmp_path,
+        """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor(1)
+        dist.all_reduce(total)
+        os.write(1, b"%d\\n" % total.item())
+        dist.barrier()
+        dist.destroy_process_group()
+        """,
+    )
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        words = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{stranger.getsockname()[1]}")
+        flags = (*words, "--nproc-per-node=2", "worker.py")
+        with going(OURS, tmp_path, *flags) as first, going(OURS, tmp_path, *flags) as second:
+            assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
+            assert sorted((first.stdout + second.stdout).split()) == ["2"] * 4
 
 
 @pytest.mark.parametrize("words", [[], ["--standalone"]], ids=["plain", "standalone"])

@@ -1,6 +1,8 @@
 """Other launchers' commands and files as job files: what each becomes, that it loads, and the way back."""
 
+import itertools
 import os.path
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +12,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.dropin.around import launcher_line
 from distlaunch.dropin.flags import Flags, parse_flags
 from distlaunch.dropin.from_accelerate import accelerate_draft
 from distlaunch.dropin.from_hostfile import hostfile_draft
 from distlaunch.dropin.from_torchrun import torchrun_draft
 from distlaunch.dropin.job_text import Draft, draft_document, draft_text
-from distlaunch.dropin.words import shell_words
+from distlaunch.dropin.words import Command, shell_commands
 from distlaunch.errors import DistlaunchError, JobError, Problem, UsageError
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import parse_hostfile
@@ -30,8 +33,15 @@ CPUS = 6
 
 
 def imported(command: str) -> Draft:
-    words = shell_words(command)
-    return torchrun_draft(words.words, CPUS, words.variables)
+    line = launcher_line(command)
+    return torchrun_draft(line.command, CPUS, line.notes)
+
+
+def words_in(text: str) -> tuple[str, ...]:
+    """The words of a line that is one command, or none."""
+    commands = shell_commands(text)
+    assert len(commands) <= 1
+    return commands[0].words if commands else ()
 
 
 def keys_of(draft: Draft) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def comments(draft: Draft) -> str:
 @given(words=st.lists(process_text, max_size=6))
 @bounded()
 def test_quoted_words_are_taken_apart_as_they_were_joined(words: list[str]) -> None:
-    assert shell_words(shlex.join(words)).words == tuple(words)
+    assert words_in(shlex.join(words)) == tuple(words)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +80,7 @@ def test_quoted_words_are_taken_apart_as_they_were_joined(words: list[str]) -> N
     ],
 )
 def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
-    assert list(shell_words(text).words) == words
+    assert list(words_in(text)) == words
 
 
 @pytest.mark.parametrize(
@@ -78,21 +88,21 @@ def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
     [
         ("torchrun 'x", 10, "is not closed"),
         ('torchrun "x', 10, "is not closed"),
-        ("torchrun x \\", 12, "a backslash stands at the end"),
-        ("torchrun x > log", 12, "> is the shell's"),
-        ("cd x && torchrun x", 6, "& is the shell's"),
-        ("torchrun $(cat x)", 11, "( is the shell's"),
+        ("torchrun x \\", 12, "a backslash at the end continues nothing"),
+        ("(torchrun x)", 1, "( belongs to the shell; quote it, or give only the command inside"),
+        ("torchrun $(cat x", 10, "this $( or ${ is not closed"),
+        ("torchrun `cat x", 10, "this ` is not closed"),
     ],
 )
 def test_what_only_a_shell_can_do_is_refused_with_its_place(text: str, character: int, words: str) -> None:
     with pytest.raises(UsageError, match=f"character {character}: ") as caught:
-        shell_words(text)
+        shell_commands(text)
     assert words in str(caught.value)
 
 
 def test_variables_that_nobody_fills_in_are_named() -> None:
     draft = imported('torchrun x.py $A \'$B\' "${C}x" "\\$D"')
-    assert "no shell fills in $A ${C} here" in comments(draft)
+    assert "a job file expands no shell variables: write the values of $A ${C}" in comments(draft)
     assert keys_of(draft)["args"] == ["$A", "$B", "${C}x", "$D"]
 
 
@@ -210,13 +220,19 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
     [
         ("torchrun x.py", "keep it in the folder where the command was run"),
         ("torchrun --monitor-interval 2 x.py", "--monitor-interval has no effect"),
-        ("torchrun --rdzv-conf a=b x.py", "--rdzv-conf has no effect"),
-        ("torchrun --signals-to-handle SIGUSR1 x.py", "--signals-to-handle has no equal"),
-        ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank has no place"),
+        ("torchrun --master-port 5 --rdzv-conf a=b x.py", "--rdzv-conf has no effect"),
+        ("torchrun --logs-specs a x.py", "--logs-specs a has no equivalent"),
+        ("torchrun --rdzv-backend mine x.py", "--rdzv-backend mine: distlaunch assigns the ranks itself"),
+        ("torchrun --nnodes 2 --rdzv-backend c10d --local-addr a x.py", "--local-addr is one node's"),
+        ("torchrun --signals-to-handle SIGUSR1 x.py", "--signals-to-handle has no equivalent"),
+        ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank is not needed"),
         ("torchrun --nnodes 2 x.py", "put the names of the machines here"),
-        ("torchrun --rdzv-backend c10d --rdzv-endpoint a:1 x.py", "# rendezvous: {backend: c10d, endpoint:"),
+        (
+            "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 x.py",
+            '# rendezvous: {backend: c10d, endpoint: "a:1"}',
+        ),
         ("torchrun --max-restarts 1 x.py", "counts over the whole run"),
-        ("torchrun --nnodes 1:2 x.py", "is a restart too"),
+        ("torchrun --nnodes 1:2 x.py", "counts as a restart"),
         ("torchrun -t 3 x.py", "output is always kept"),
         ("torchrun -r 1 x.py", "shows both streams"),
         ("torchrun -r 0:1 x.py", "shows both streams"),
@@ -225,11 +241,145 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("torchrun x.py {rank}", "{{rank}}: doubled braces"),
         ("torchrun --nproc-per-node auto x.py", "one worker per GPU"),
         ("torchrun --run-path x.py", "--run-path has no effect"),
-        ("python -m torch.distributed.launch x.py", "its old spelling is --local_rank"),
+        ("python -m torch.distributed.launch x.py", "expect --local_rank"),
     ],
 )
 def test_what_has_no_equal_is_a_comment(command: str, words: str) -> None:
     assert words in comments(imported(command))
+
+
+def test_a_common_line_of_one_node_needs_no_remark() -> None:
+    draft = imported("torchrun --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-conf is_host=1 x.py")
+    assert keys_of(draft) == {"procs_per_node": 1, "script": "x.py"}
+    assert "rdzv" not in comments(draft)
+
+
+def uncommented(text: str) -> list[str]:
+    """The text with each thing that it offers taken, one after the other, as its comment says."""
+    found = []
+    lines = text.splitlines()
+    for at, line in enumerate(lines):
+        if not re.fullmatch(r"\s*# .*instead.*:", line):
+            continue
+        end = at + 1
+        while end < len(lines) and re.match(r"\s*# [a-z_]+: ", lines[end]):
+            end += 1
+        taken = [lines[i].replace("# ", "", 1) for i in range(at + 1, end)]
+        gone = ("nodes:", "  - ") if "instead of nodes" in line else ()
+        rest = [other for other in (*lines[:at], *lines[end:]) if not other.startswith(gone)]
+        found.append("\n".join([*rest[:at], *taken, *rest[at:]]))
+    return found
+
+
+ENDPOINTS = ["", "a", "a:1", "localhost:0", "localhost:2379", "[fe80::1]:5", "x y"]
+CONFS = ["", "is_host=true", "join_timeout=60,is_host=0, a-b=c,read_timeout=5,x"]
+
+
+@pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2", "zeus"])
+@pytest.mark.parametrize("nodes", [["1"], ["2"], ["1:2"], ["2", "--local-ranks-filter", "0"]])
+def test_rendezvous_lines_that_are_offered_load(backend: str, nodes: list[str]) -> None:
+    can = backend != "zeus" and not (backend == "c10d" and nodes == ["1"]) and len(nodes) == 1
+    for endpoint, conf, run_id in itertools.product(ENDPOINTS, CONFS, ([], ["--rdzv-id", "j"])):
+        rendezvous = [f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
+        words = ["torchrun", "--nnodes", *nodes, *rendezvous, *run_id, "x.py"]
+        try:
+            text = draft_text(torchrun_draft(Command(tuple(words)), CPUS))
+        except UsageError as error:
+            assert "x y" in str(error)
+            continue
+        offered = uncommented(text)
+        nonsense = endpoint == "x y" or (endpoint == "localhost:0" and backend != "c10d")
+        assert len(offered) == (can and not nonsense), (words, text)
+        for taken in map(spec_of, offered):
+            assert taken.ranking == ("c10d" if backend == "c10d" else "etcd-v2")
+            assert taken.rendezvous_id == ("j" if run_id else None)
+            assert set(taken.rendezvous_conf) == (
+                {"join_timeout", "read_timeout"} if "=60" in conf else set()
+            )
+
+
+def test_other_lines_that_are_offered_load() -> None:
+    text = draft_text(hostfile_draft("a slots=1\nb slots=2\n" * 9, "my hosts"))
+    (taken,) = uncommented(text)
+    assert 'hostfile: "my hosts"' in taken
+    assert len(spec_of(taken, hostfile=tuple(parse_hostfile("a\nb\n", "my hosts", []))).nodes) == 2
+    for more in ("", ", main_process_ip: a", ", main_process_ip: a, main_process_port: 0"):
+        for backend in ("c10d", "etcd", "etcd-v2"):
+            config = f"{{distributed_type: MULTI_GPU, num_machines: 2, rdzv_backend: {backend}{more}}}"
+            (taken,) = uncommented(draft_text(accelerated(config)))
+            assert spec_of(taken).torch_agents
+
+
+@pytest.mark.parametrize("name", ["torchrun", "accelerate", "hostfile"])
+def test_no_comment_but_an_offer_looks_like_a_key(name: str) -> None:
+    """So that whoever takes the # from a line that looks like YAML has a job file."""
+    drafts = {
+        "torchrun": [imported(command) for command, _ in COMMANDS],
+        "accelerate": [accelerated(text) for text, _ in CONFIGS],
+        "hostfile": [hostfile_draft("a max_slots=2", "hosts")],
+    }
+    for draft in drafts[name]:
+        like_keys = re.findall(r"(?m)^\s*# ([a-z_]+): ", draft_text(draft._replace(offers=())))
+        assert not set(like_keys) & set(JOB.fields)
+
+
+@pytest.mark.parametrize(
+    ("command", "keys", "told"),
+    [
+        ("torchrun --node-rank $SLURM_NODEID x.py", {}, ["--node-rank $SLURM_NODEID: this one file starts"]),
+        ("torchrun --rdzv-id=$RANDOM x.py", {}, ["--rdzv-id $RANDOM: each run has an id"]),
+        (
+            "torchrun --nproc-per-node ${G:-8} x.py",
+            {"procs_per_node": None},
+            ["--nproc-per-node ${G:-8}: without"],
+        ),
+        ("torchrun --nnodes $N x.py", {"nodes": ["HOST0", "HOST1"]}, ["--nnodes $N: list as many nodes"]),
+        ("torchrun --master-port $((1 + 2)) x.py", {}, ["--master-port $((1 + 2)): the ranks meet"]),
+        ('torchrun --master-addr "$(a "$B" | c)" x.py', {}, ['--master-addr $(a "$B" | c): the ranks meet']),
+        ("torchrun --rdzv-endpoint=`hostname`:1 x.py", {}, ["--rdzv-endpoint `hostname`:1: the ranks"]),
+        (
+            "torchrun --max-restarts $R -t $T x.py",
+            {},
+            ["--max-restarts $R: set restarts.max", "--tee $T: a job file expands no"],
+        ),
+        (
+            "PET_NNODES=$N PET_MAX_RESTARTS=2 torchrun x.py",
+            {"nodes": ["HOST0", "HOST1"], "restarts": {"max": 2}},
+            ["--nnodes $N: list as many"],
+        ),
+        ("torchrun $FLAGS x.py", {"procs_per_node": None}, ["$FLAGS: write its flags into the command"]),
+        ("torchrun ${F[@]} --nproc-per-node 2 -m a.b", {"procs_per_node": 2}, ["${F[@]}: write its flags"]),
+        ("nohup torchrun x.py > o 2>&1 &", {}, ["`nohup`: `nohup", "`> o 2>&1`: works", "`&`: `nohup"]),
+        ("torchrun x.py 2>&1 | tee log", {}, ["`2>&1`: works", "`| tee log`: works"]),
+        (
+            "torchrun x.py |& tee log; echo done &",
+            {},
+            ["`|& tee log`: works", "`; echo done`: put it", "`&`: "],
+        ),
+        ("yes | torchrun x.py", {}, ["`yes |`: ranks of a job file read nothing"]),
+        ("torchrun x.py < in", {}, ["`< in`: ranks of a job file read nothing"]),
+        ("srun -N 2 torchrun x.py", {}, ["`srun -N 2`: `distlaunch run` starts all nodes itself"]),
+        ("time torchrun x.py", {}, ["`time`: `time distlaunch run` works"]),
+        ("exec /v/bin/torchrun x.py", {"python": "/v/bin/python"}, ["`exec`: `exec distlaunch run`"]),
+        ("nice -n 5 python -m torch.distributed.run x.py", {}, ["`nice -n 5`: put it before"]),
+        (
+            "cd /x && torchrun x.py && echo a",
+            {},
+            ["`cd /x &&`: keep this file", "`&& echo a`: put it behind"],
+        ),
+        ("source v/bin/activate; torchrun x.py", {}, ["`source v/bin/activate ;`: do it in the shell"]),
+        ("export A=1 B=2; env C=3 torchrun x.py", {"env": {"A": "1", "B": "2", "C": "3"}}, []),
+        ("A=1 srun bash -c 'B=2 torchrun x.py'", {"env": {"A": "1", "B": "2"}}, ["`srun bash -c`: "]),
+    ],
+)
+def test_what_only_a_shell_can_do_is_a_comment(command: str, keys: dict[str, Any], told: list[str]) -> None:
+    draft = imported(command)
+    script = {"module": "a.b"} if "-m a.b" in command else {"script": "x.py"}
+    expected = {"procs_per_node": 1, **script, **keys}
+    assert keys_of(draft) == {key: value for key, value in expected.items() if value is not None}
+    left_out = re.findall(r"(?m)^# left out: (.*)$", comments(draft))
+    assert len(left_out) == len(told)
+    assert all(line.startswith(start) for line, start in zip(left_out, told, strict=True)), left_out
 
 
 def test_a_binding_is_a_key() -> None:
@@ -240,20 +390,20 @@ def test_a_binding_is_a_key() -> None:
     ("command", "words"),
     [
         ("", "expected torchrun"),
-        ("srun torchrun x.py", "got 'srun'"),
+        ("srun hostname", "got 'srun'"),
+        ("python x.py torchrun y.py", "got 'python x.py torchrun'"),
         ("python x.py", "got 'python x.py'"),
-        ("torchrun", "no script is given"),
-        ("torchrun ''", "no script is given"),
-        ("torchrun --help", "no script is given"),
-        ("torchrun --nnodes=$N x.py", "--nnodes: expected N or MIN:MAX, got '$N'"),
-        ("torchrun --nproc-per-node xpu x.py", "give their number"),
+        ("torchrun", "no script given"),
+        ("torchrun ''", "no script given"),
+        ("torchrun --help", "no script given"),
+        ("torchrun '--nnodes=$N' x.py", "--nnodes: expected N or MIN:MAX, got '$N'"),
+        ("torchrun --nproc-per-node xpu x.py", "pass a number"),
         ("torchrun --nproc-per-node 0 x.py", "expected a number"),
         ("torchrun --max-restarts=-1 x.py", "--max-restarts: expected a number ≥ 0"),
         ("torchrun --master-port 70000 x.py", "the command line: master_port: expected an integer from 1"),
-        ("torchrun --master-addr $M --nnodes 2 x.py", '"$M" is no host name'),
+        ("torchrun --master-addr '$M' --nnodes 2 x.py", '"$M" is no host name'),
         ("torchrun --nnodes 99999 x.py", "counts down or too far"),
-        ("torchrun --logs-specs a x.py", "a plug-in of torch's agent"),
-        ("torchrun -m --no-python x", "do not go together"),
+        ("torchrun -m --no-python x", "exclude each other"),
         ("torchrun -m a/b", "expected a dotted module name"),
         ("torchrun --frob x.py", "has no flag --frob"),
         ("torchrun -r 9 x.py", "--redirects: expected 0"),
@@ -327,8 +477,8 @@ def test_a_command_comes_back_from_its_job_file(
 ) -> None:
     how, script = program
     words = ["torchrun", *words_of(values), *([how] if how else []), "--", script, *args]
-    given_words = shell_words(shlex.join(words)).words if quoted else words
-    spec = spec_of(draft_text(torchrun_draft(given_words, CPUS)))
+    command = launcher_line(shlex.join(words)).command if quoted else Command(tuple(words))
+    spec = spec_of(draft_text(torchrun_draft(command, CPUS)))
     back = back_to_flags(spec)
     nodes = int(values.get("nnodes", "1"))
     # One node without a port needs no endpoint, and torchrun then has none of its address either.
@@ -347,7 +497,7 @@ def test_a_command_comes_back_from_its_job_file(
 @bounded()
 def test_variables_and_paths_load_as_they_were_meant(env: dict[str, str], folder: str) -> None:
     words = [*(f"{name}={value}" for name, value in env.items()), "torchrun", f"--log-dir={folder}", "x.py"]
-    spec = spec_of(draft_text(torchrun_draft(words, CPUS)))
+    spec = spec_of(draft_text(torchrun_draft(Command(tuple(words)), CPUS)))
     assert {name: value.text for name, value in spec.env.items()} == env
     assert spec.logs.folder == os.path.normpath(os.path.join(FOLDER, folder))
     assert (spec.workdir, spec.program.words) == (FOLDER, (f"{FOLDER}/x.py",))
@@ -490,14 +640,17 @@ def test_fsdp_gets_what_accelerate_sets_by_itself_too() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("frob: 3", "frob: 3 has no equal here"),
-        ("tpu_use_sudo: true", "tpu_use_sudo: True has no equal"),
-        ("rdzv_backend: c10d, main_process_ip: a", '# rendezvous: {backend: c10d, endpoint: "a:29500"}'),
-        ("num_machines: 2, machine_rank: 0", "machine_rank has no place"),
+        ("frob: 3", "frob: 3 has no equivalent here"),
+        ("tpu_use_sudo: true", "tpu_use_sudo: True has no equivalent"),
+        (
+            "num_machines: 2, rdzv_backend: c10d, main_process_ip: a",
+            '# rendezvous: {backend: c10d, endpoint: "a:29500"}',
+        ),
+        ("num_machines: 2, machine_rank: 0", "machine_rank is not needed"),
         ("num_machines: 2", "put the names of the machines here"),
-        ("num_machines: 3", "num_processes: 2 is for 3 machines"),
+        ("num_machines: 3", "num_processes: 2 over 3 machines"),
         ("fsdp_config: {a: b}", "fsdp_config has no effect in a job of type MULTI_GPU"),
-        ("num_machines: 2, gpu_ids: 0", "here of all"),
+        ("num_machines: 2, gpu_ids: 0", "here they apply to all"),
     ],
 )
 def test_what_accelerate_alone_can_do_is_a_comment(more: str, words: str) -> None:
@@ -580,7 +733,7 @@ def test_a_hostfile_becomes(text: str, keys: dict[str, Any]) -> None:
 def test_a_hostfile_is_refused_with_its_place() -> None:
     with pytest.raises(JobError, match="hosts:2:1: slots must be a number"):
         hostfile_draft("a\nb slots=x", "hosts")
-    assert "max_slots has no equal" in comments(hostfile_draft("a max_slots=2", "hosts"))
+    assert "max_slots has no equivalent" in comments(hostfile_draft("a max_slots=2", "hosts"))
 
 
 @given(text=st.text("ab[]0123,-.: @#=\t\nslots", max_size=40))

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.dropin.flags import FLAGS, Flag, Flags, parse_flags, parse_std
-from distlaunch.dropin.torchrun import UNUSED, Here, job_of, left_to_torch, notices, procs_of
+from distlaunch.dropin.torchrun import (
+    UNUSED,
+    UNUSED_WHEN_STATIC,
+    Here,
+    by_hand_notices,
+    job_of,
+    left_to_torch,
+    notices,
+    procs_of,
+)
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import JobSpec, Program, TorchrunLogs
 
@@ -214,7 +223,7 @@ def test_dashes_end_the_flags_once() -> None:
 
 def test_no_script() -> None:
     for words in ((), ("--standalone",), ("--standalone", "--")):
-        assert refusal(*words).startswith("no script is given")
+        assert refusal(*words).startswith("no script given")
 
 
 WORDS = st.one_of(
@@ -253,19 +262,21 @@ def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None
         ("--nproc-per-node=0", "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got '0'"),
         ("--nproc-per-node=²", "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got '²'"),
         ("--nproc-per-node=", "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got ''"),
-        ("--nproc-per-node=gpu", "--nproc-per-node gpu: there is no GPU here"),
-        ("--nproc-per-node=xpu", "--nproc-per-node xpu: give their number"),
+        ("--nproc-per-node=gpu", "--nproc-per-node gpu: no GPU found on this machine"),
+        ("--nproc-per-node=xpu", "--nproc-per-node xpu: XPUs are not counted; pass a number"),
         ("--max-restarts=1.5", "--max-restarts: expected a number, got '1.5'"),
         ("--max-restarts=-1", "--max-restarts: expected a number ≥ 0, got '-1'"),
         ("--shutdown-timeout=-1", "--shutdown-timeout: expected a number ≥ 0, got '-1'"),
         ("--monitor-interval=nan", "--monitor-interval: expected a number ≥ 0, got 'nan'"),
         ("--master-port=http", "--master-port: expected a number, got 'http'"),
-        ("--start-method=thread", "--start-method: expected spawn, fork, forkserver, got 'thread'"),
-        ("--numa-binding=x", "--numa-binding: expected node, socket, exclusive, core-complex, got 'x'"),
+        ("--start-method=thread", "--start-method: expected spawn, fork or forkserver, got 'thread'"),
+        ("--numa-binding=x", "--numa-binding: expected node, socket, exclusive or core-complex, got 'x'"),
         ("--local-ranks-filter=a", "--local-ranks-filter: expected ranks such as 0,2, got 'a'"),
-        ("--logs-specs=mine", "--logs-specs mine: a plug-in of torch's agent; use torchrun for it"),
-        ("--print-completion=bash", "--print-completion: there is none for distlaunch torchrun"),
-        ("--no-python --module", "--no-python and --module do not go together"),
+        (
+            "--print-completion=bash",
+            "--print-completion: distlaunch torchrun prints no completion; torchrun does",
+        ),
+        ("--no-python --module", "--no-python and --module exclude each other"),
         ("--lr=0.1", "torchrun has no flag --lr; a flag of the script goes after the script"),
     ],
 )
@@ -330,6 +341,15 @@ def test_workers_per_node(words: str, gpus: int, expected: int) -> None:
         ("--rdzv-endpoint h:5 --master-addr g --master-port 6", "h", 5),
         ("--rdzv-endpoint h --master-port 6", "h", 6),
         ("--rdzv-endpoint [::1]:5", "::1", 5),
+        ("--rdzv-endpoint=", None, None),  # as a script passes a variable that is empty
+        ("--rdzv-endpoint= --master-port 6", "127.0.0.1", 6),
+        ("--rdzv-backend c10d", None, None),
+        ("--rdzv-backend c10d --rdzv-endpoint localhost:0", None, None),
+        ("--rdzv-backend c10d --rdzv-endpoint h:29500 --nnodes 1:1", None, None),
+        ("--rdzv-backend c10d --master-addr g --master-port 6", None, None),
+        ("--rdzv-backend c10d --rdzv-endpoint h:5 --local-addr 127.0.0.2", "127.0.0.2", None),
+        ("--local-addr 127.0.0.2", "127.0.0.2", None),
+        ("--local-addr 127.0.0.2 --master-port 6", "127.0.0.1", 6),
     ],
 )
 def test_where_the_ranks_meet(words: str, host: str | None, port: int | None) -> None:
@@ -343,6 +363,8 @@ def test_the_runs_id() -> None:
     assert job("--standalone", "--rdzv-id=a").rendezvous_id is None
     assert job("--master-port=5").rendezvous_id == "none"
     assert job(PET_RDZV_ID="b").rendezvous_id == "b"
+    assert job("--rdzv-backend=c10d").rendezvous_id == "none"
+    assert job("--rdzv-backend=c10d", "--rdzv-id=a").rendezvous_id == "a"
 
 
 def test_programs() -> None:
@@ -421,9 +443,18 @@ def test_without_a_log_folder_all_is_shown() -> None:
         ("--nnodes=2", ""),
         ("--nnodes=2:2", ""),
         ("--nnodes=1:2", "--nnodes 1:2"),
-        ("--rdzv-backend=c10d", "--rdzv-backend c10d"),
+        ("--rdzv-backend=c10d", ""),
+        ("--rdzv-backend=c10d --rdzv-endpoint=localhost:0", ""),
+        ("--rdzv-backend=c10d --rdzv-endpoint=elsewhere:29500 --nnodes=1", ""),
+        ("--rdzv-backend=c10d --nnodes=1:1 --rdzv-conf=is_host=1 --local-addr=a --rdzv-id=j", ""),
+        ("--rdzv-backend=c10d --nnodes=2", "--rdzv-backend c10d"),
+        ("--rdzv-backend=c10d --nnodes=1:2", "--rdzv-backend c10d"),
+        ("--rdzv-backend=etcd --rdzv-endpoint=etcd:2379", "--rdzv-backend etcd"),
         ("--rdzv-backend=etcd-v2 --nnodes=1:2", "--rdzv-backend etcd-v2"),
+        ("--rdzv-backend=mine", "--rdzv-backend mine"),
         ("--standalone --rdzv-backend=c10d", ""),
+        ("--logs-specs=mine", "--logs-specs mine"),
+        ("--logs-specs=mine --standalone", "--logs-specs mine"),
         ("--rdzv-backend=static --rdzv-conf=timeout=5", ""),
     ],
 )
@@ -433,12 +464,39 @@ def test_what_is_left_to_torch(words: str, why: str) -> None:
 
 def test_notices() -> None:
     assert notices(parsed("--nproc-per-node=2", "--role=a", "s.py")) == []
-    for field, why in UNUSED.items():
+    for field, why in {**UNUSED, **UNUSED_WHEN_STATIC}.items():
         (flag,) = (flag for flag in FLAGS if flag.field == field)
         line = f"{flag.name} has no effect: {why}"
-        assert notices(parsed(flag.name, sample(flag)[0], "s.py")) == [line]
+        assert notices(parsed(flag.name, sample(flag)[0], "--master-port=5", "s.py")) == [line]
         if flag.from_environment:
-            assert notices(parsed("s.py", **{f"PET_{field.upper()}": sample(flag)[0]})) == [line]
+            environ = {"PET_MASTER_PORT": "5", f"PET_{field.upper()}": sample(flag)[0]}
+            assert notices(parsed("s.py", **environ)) == [line]
+
+
+C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=h:29500", "--rdzv-id=j", "--rdzv-conf=is_host=1,timeout=9")
+
+
+@pytest.mark.parametrize(
+    "words", [C10D, (*C10D, "--local-addr=127.0.0.2", "--nnodes=1:1"), ("--standalone",)]
+)
+def test_a_common_line_of_one_node_is_not_remarked_on(words: tuple[str, ...]) -> None:
+    assert notices(parsed(*words, "s.py")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--nnodes=2", ["--master-addr 127.0.0.1 is reachable only from this machine"]),
+        ("--nnodes=2 --master-addr=localhost", ["--master-addr localhost is reachable only from this"]),
+        ("--nnodes=2 --rdzv-endpoint=[::1]:5", ["--rdzv-endpoint ::1 is reachable only from this machine"]),
+        ("--nnodes=2 --master-addr=gpu-a", []),
+        ("--nnodes=2 --master-addr=gpu-a --max-restarts=1", ["--max-restarts has no effect on nodes"]),
+    ],
+)
+def test_what_nodes_started_by_hand_are_told(words: str, told: list[str]) -> None:
+    lines = by_hand_notices(parsed(*words.split(), "s.py"))
+    assert len(lines) == len(told)
+    assert all(line.startswith(start) for line, start in zip(lines, told, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -454,7 +512,7 @@ def test_notices() -> None:
 def test_signals_to_handle(text: str, used: tuple[str, ...], left_out: list[str]) -> None:
     flags = parsed(f"--signals-to-handle={text}", "s.py")
     assert job_of(flags, here_with()).signals == used
-    lines = [f"--signals-to-handle: {name} can't be handled, and is left out" for name in left_out]
+    lines = [f"--signals-to-handle: ignoring {name}, which can't be handled" for name in left_out]
     assert notices(flags) == lines
 
 

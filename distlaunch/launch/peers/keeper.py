@@ -76,7 +76,9 @@ class Keeper:
             if self.tell_failure():
                 return None
             if patience.over():
-                self.fail({"node": missing[0], "status": 124, "text": f"nodes {missing} did not come"})
+                others = f"; nor did {', '.join(map(str, missing[1:]))}" if missing[1:] else ""
+                text = f"did not come within {wait_s:g} s{others}"
+                self.fail({"node": missing[0], "status": 124, "text": text})
             elif patience.worth_a_word():
                 say(waiting=missing)
             self.listen(BEAT_S)
@@ -93,14 +95,14 @@ class Keeper:
                 say(over=True)
                 return
             if (lost := self.lost()) is not None:
-                self.fail({"node": lost, "status": LOST_STATUS, "text": "nothing was heard from it"})
+                self.fail({"node": lost, "status": LOST_STATUS, "text": f"no heartbeat for {LOST_S:g} s"})
             self.listen(BEAT_S)
 
     def watch_the_store(self) -> None:
         """End when the store's host has gone silent: the store's client waits for an answer without limit."""
         while time.monotonic() - self.turned < LOST_S:
             time.sleep(BEAT_S)
-        say(ended={"node": 0, "status": LOST_STATUS, "text": "nothing was heard from it"})
+        say(ended={"node": 0, "status": LOST_STATUS, "text": f"no heartbeat for {LOST_S:g} s"})
         os._exit(0)
 
     def tell_failure(self) -> bool:
@@ -166,7 +168,7 @@ def reach(host: str, port: int, wait_s: float) -> None:
             if patience.over():
                 raise
             if patience.worth_a_word():
-                say(waiting=[0], why=f" ({host}:{port}: {error.strerror or error})")
+                say(waiting=[0], why=error.strerror or str(error))
         pause()
 
 
@@ -194,7 +196,11 @@ def attach(host: str, port: int, rank: int, wait_s: float) -> Any:
             twice = store.add(f"came{rank}", 1) > 1
             if not twice and not store.check(["failed"]):
                 return store
-            why = f"another launcher has come as node {rank}" if twice else "another node has failed before"
+            why = (
+                f"another launcher with --node-rank {rank} has joined"
+                if twice
+                else "another node has already failed"
+            )
             problem: Exception = StaleError(f"{why}, says the store at {host}:{port}")
         except (DistError, OSError) as error:
             problem = error
@@ -217,7 +223,8 @@ def main() -> None:
         say(ended={"node": rank, "status": 2, "text": str(error)})
         return
     except (DistError, OSError) as error:
-        text = f"no store at {host}:{port}: {str(error).splitlines()[0]}"
+        can = "serve" if rank == 0 else "reach"
+        text = f"can't {can} the store at {host}:{port}: {str(error).splitlines()[0]}"
         say(ended={"node": 0, "status": 75 if rank == 0 else 69, "text": text})
         return
     try:
@@ -227,7 +234,7 @@ def main() -> None:
             keeper.watch()
         keeper.linger()
     except (DistError, OSError):
-        say(ended={"node": 0, "status": LOST_STATUS, "text": "its store is gone"})
+        say(ended={"node": 0, "status": LOST_STATUS, "text": "its store closed the connection"})
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ class Peers:
         argv = [str(spec.python), str(keeper), by_hand.host, *map(str, numbers)]
         pipe = subprocess.PIPE
         self._python = argv[0]
+        self._place = f"[{by_hand.host}]" if ":" in by_hand.host else by_hand.host
+        self._place += f":{by_hand.port}"
         # A pipe that nobody reads would fill and stop the keeper.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -74,8 +76,7 @@ class Peers:
                     sizes: list[int] = message["sizes"]
                     return sizes
                 if "waiting" in message:
-                    missing = ", ".join(map(str, message["waiting"]))
-                    self._say(f"waiting for node {missing}{message.get('why', '')}")
+                    self._say(_waiting(message, self._place))
                 if "ended" in message:
                     ended = _ended(message)
                     raise MeetingError(f"node {ended.node}: {ended.text}", ended.status)
@@ -112,7 +113,11 @@ class Peers:
                 raise
         if self._over:
             return None
-        return PeerEnded(-1, Exit.TIMEOUT, f"other nodes still run {BARRIER_S:g} s after this one's end")
+        return PeerEnded(
+            -1,
+            Exit.TIMEOUT,
+            f"gave up after {BARRIER_S:g} s: this node is done, but others are still running",
+        )
 
     def close(self) -> None:
         """Let the keeper end: the first node's store outlives a failure for moments."""
@@ -152,8 +157,14 @@ class Peers:
     def _last_words(self) -> str:
         self._errors.seek(0)
         words = self._errors.read().decode(errors="replace")
-        last = words.strip().splitlines()[-1:] or ["it ended"]
-        return f"the keeper of the nodes' store, run by {self._python}: {last[0]}"
+        last = words.strip().splitlines()[-1:] or ["it ended without a word"]
+        return f"the process that connects this node to the others ({self._python}) failed: {last[0]}"
+
+
+def _waiting(message: dict[str, Any], place: str) -> str:
+    nodes = "node" if len(message["waiting"]) == 1 else "nodes"
+    why = f": {message['why']}" if "why" in message else ""
+    return f"waiting for {nodes} {', '.join(map(str, message['waiting']))} at {place}{why}"
 
 
 def _ended(message: dict[str, Any]) -> PeerEnded:

@@ -1,0 +1,114 @@
+"""What stands around a launcher's command in a shell's line, and what does the same for a job file."""
+
+import os.path
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from distlaunch.dropin.calls import is_variable, launcher_at
+from distlaunch.dropin.words import Command, shell_commands
+
+_NO_STDIN = "ranks of a job file read nothing from stdin"
+_BEFORE_RUN = "put it before `distlaunch run` if the job needs it"
+_ENVIRONMENT = "do it in the shell that runs distlaunch, or name the environment's interpreter in python"
+_STARTS_ALL = "`distlaunch run` starts all nodes itself: run it once"
+_KEEPS = "works for `distlaunch run` too; each rank's output is kept in logs.dir"
+_HINTS = {
+    "nohup": "`nohup distlaunch run` survives the end of the session too",
+    "time": "`time distlaunch run` works too",
+    "exec": "`exec distlaunch run` works too",
+    "timeout": "set timeouts.job",
+    "numactl": "set numa_binding",
+    "taskset": "set numa_binding",
+    "cd": "keep this file in that folder",
+    **dict.fromkeys(("srun", "mpirun", "mpiexec", "ssh", "pdsh"), _STARTS_ALL),
+    **dict.fromkeys(("source", ".", "conda", "module", "uv", "poetry", "pipenv"), _ENVIRONMENT),
+}
+
+
+class Line(NamedTuple):
+    """A launcher's command, and a comment on each thing around it."""
+
+    command: Command
+    notes: tuple[str, ...] = ()
+
+
+def launcher_line(text: str) -> Line:
+    """The command in a shell's line that starts torchrun; else its first. Raises `UsageError`."""
+    commands = shell_commands(text) or (Command(()),)
+    for i, command in enumerate(commands):
+        inner = _inner(command.words)
+        if inner is None and launcher_at(command.words) is None:
+            continue
+        around = (*_before(commands[:i]), *_wrapped(command), *_behind(command, commands[i + 1 :]))
+        if inner is None:
+            return Line(_with_exports(command, commands[:i]), around)
+        found = launcher_line(inner)
+        return Line(_with_exports(found.command, (*commands[:i], command)), (*around, *found.notes))
+    return Line(commands[0])
+
+
+def _inner(words: Sequence[str]) -> str | None:
+    """The command line that `bash -c` is given, if it is torchrun's."""
+    for i, word in enumerate(words[:-2]):
+        if os.path.basename(word) in ("bash", "sh") and words[i + 1] in ("-c", "-lc"):
+            text = words[i + 2]
+            return text if "torchrun" in text or "torch.distributed" in text else None
+    return None
+
+
+def _with_exports(command: Command, before: Sequence[Command]) -> Command:
+    """The command with the variables that those before it set for it."""
+    found = [word for each in before for word in _assignments(each)]
+    variables = [name for each in before if _assignments(each) for name in each.variables]
+    return command._replace(
+        words=(*found, *command.words),
+        variables=tuple(dict.fromkeys((*variables, *command.variables))),
+        filled=command.filled.union(*(each.filled for each in before)),
+    )
+
+
+def _assignments(command: Command) -> list[str]:
+    """What `export A=b` sets; also a variable before `bash -c`."""
+    words = command.words[1:] if command.words[:1] == ("export",) else command.words
+    count = next((i for i, word in enumerate(words) if not is_variable(word)), len(words))
+    wanted = count == len(words) or _inner(command.words) is not None
+    return list(words[:count]) if wanted else []
+
+
+def _before(commands: Sequence[Command]) -> Iterator[str]:
+    for command in commands:
+        if _assignments(command) or not command.words:
+            continue
+        hint = _NO_STDIN if command.operator in ("|", "|&") else _hint(command.words, "run it before")
+        yield f"left out: `{shlex.join(command.words)} {command.operator}`: {hint}"
+
+
+def _wrapped(command: Command) -> Iterator[str]:
+    """What stands before the launcher's name in its own command."""
+    at = launcher_at(command.words)
+    words = command.words[:at] if at is not None else command.words[:-1]  # `bash -c` and its text
+    rest = [word for word in words if not is_variable(word) and word != "env"]
+    if rest:
+        yield f"left out: `{shlex.join(rest)}`: {_hint(rest, _BEFORE_RUN)}"
+
+
+def _hint(words: Sequence[str], otherwise: str) -> str:
+    known = [_HINTS[name] for name in map(os.path.basename, words) if name in _HINTS]
+    return "; ".join(dict.fromkeys(known)) or otherwise
+
+
+def _behind(command: Command, rest: Sequence[Command]) -> Iterator[str]:
+    reads = [text for text in command.redirected if text.lstrip("0123456789").startswith("<")]
+    writes = [text for text in command.redirected if text not in reads]
+    for texts, hint in ((reads, _NO_STDIN), (writes, _KEEPS)):
+        if texts:
+            yield f"left out: `{' '.join(texts)}`: {hint}"
+    operator = command.operator
+    for later in rest:
+        if later.words:
+            hint = _KEEPS if operator in ("|", "|&") else "put it behind `distlaunch run`"
+            yield f"left out: `{operator} {shlex.join(later.words)}`: {hint}"
+        operator = later.operator
+    if operator == "&":
+        yield "left out: `&`: `nohup distlaunch run … &` works too"
