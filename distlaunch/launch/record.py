@@ -125,9 +125,10 @@ class Record:
             self._folder.remove()
         failed = summary.state.cause is not None
         if failed or not self._quiet:
-            for line in summary.lines():
-                if f"distlaunch: {line}" != self._console.last_said:  # the cause may stand right above
-                    self._console.say(f"distlaunch: {line}")
+            first, *others = (f"distlaunch: {line}" for line in summary.lines())
+            told = first == self._console.last_said  # the cause may be right above
+            for line in others if told else (first, *others):
+                self._console.say(line)
 
 
 def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:
