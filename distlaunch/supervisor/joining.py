@@ -119,8 +119,9 @@ def _missing_words(state: State, missing: list[WorkerState]) -> str:
     count = len(_here(state))
     text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
     first = missing[0]
-    opens_it = first.rank == 0 and not (first.trying or state.spec.torch_agents)
-    return f"{text}; the others wait for rank 0" if opens_it and _has_begun(state) else text
+    serves = first.rank == 0 and not (state.spec.torch_agents or state.spec.by_hand)
+    waits = serves and not first.trying and _has_begun(state)
+    return f"{text}; the others wait for rank 0" if waits else text
 
 
 def _named(state: State, worker: WorkerState) -> str:
