@@ -12,6 +12,7 @@ from distlaunch.job.document import Entries, Items, Place, Scalar, Value, descri
 from distlaunch.job.engines import check_torch_agents
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
+from distlaunch.job.paths import home_error, path_in
 from distlaunch.job.spec import (
     Address,
     Binding,
@@ -31,12 +32,21 @@ ELASTIC_RESTARTS = 3
 
 
 class Surroundings(NamedTuple):
-    """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries."""
+    """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries.
+
+    `name` is the job's unless it says one itself; None = its file's stem.
+    """
 
     folder: str
     home: str
     environ: Mapping[str, str]
     hostfile: tuple[HostEntry, ...] | None = None
+    name: str | None = None
+
+    def path(self, text: str) -> str:
+        """A path on this machine, absolute."""
+        path = path_in(self.folder, text)
+        return os.path.normpath(self.home + path[1:]) if path.startswith("~") else path
 
 
 def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
@@ -86,6 +96,7 @@ class _Builder:
             self.problem("hostfile", "give nodes or hostfile, not both")
         self._endpoint()
         self._check_binding()
+        self._check_homes()
         check_torch_agents(self.checked, self.problem)
         self._check_env("env", self.checked.get("env"))
         for path, node in self._listed():
@@ -101,6 +112,24 @@ class _Builder:
             for first, last in re.findall(r"(\d+)-(\d+)", str(cpus)):
                 if int(last) < int(first):
                     self.problem(f"cpu_binding[{i}]", f"{first}-{last} ends before it begins")
+
+    def _check_homes(self) -> None:
+        for path, text in self._file_paths():
+            if wrong := home_error(text) if isinstance(text, str) else None:
+                self.problem(path, wrong)
+
+    def _file_paths(self) -> Iterator[tuple[str, str | None]]:
+        """Path in the job file and text of each path to a file or folder."""
+        checked = self.checked
+        yield from ((key, checked.get(key)) for key in ("script", "python", "workdir", "hostfile"))
+        yield "logs.dir", (checked.get("logs") or {}).get("dir")
+        yield "ssh.config", (checked.get("ssh") or {}).get("config")
+        yield from (
+            ("command[0]", word) for word in (checked.get("command") or ())[:1] if word and "/" in word
+        )
+        for path, node in self._listed():
+            if isinstance(node, Mapping):
+                yield from ((f"{path}.{key}", node.get(key)) for key in ("python", "workdir"))
 
     def _listed(self) -> Iterator[tuple[str, str | Checked]]:
         """Path and item of every host that is listed, in `nodes` and `spares`."""
@@ -133,10 +162,10 @@ class _Builder:
         host, port = self._endpoint()
         rendezvous = checked.get("rendezvous", {})
         spec = JobSpec(
-            name=checked.get("name") or os.path.splitext(os.path.basename(source))[0],
+            name=checked.get("name") or self.around.name or os.path.splitext(os.path.basename(source))[0],
             nodes=self._nodes(),
             program=self._program(),
-            workdir=self._path(checked.get("workdir", ".")),
+            workdir=self._on_node(checked.get("workdir", ".")),
             logs=self._logs(),
             backend=checked.get("backend", "auto"),
             master_host=host,
@@ -146,7 +175,7 @@ class _Builder:
             rendezvous_conf=rendezvous.get("conf", {}),
             args=checked.get("args", ()),
             env=self._env(checked.get("env")),
-            python=self._program_path(checked.get("python")),
+            python=self._interpreter(checked.get("python")),
             timeouts=self._timeouts(),
             restarts=self._restarts(),
             spares=self._spares(),
@@ -169,11 +198,11 @@ class _Builder:
     def _program(self) -> Program:
         checked = self.checked
         if "script" in checked:
-            return Program("script", (self._path(checked["script"]),))
+            return Program("script", (checked["script"],), placed=True)
         if "module" in checked:
             return Program("module", (checked["module"],))
         first, *rest = checked["command"]
-        return Program("command", (str(self._program_path(first)), *rest))
+        return Program("command", (first, *rest), placed="/" in first)  # else a name for the node's PATH
 
     def _endpoint(self) -> tuple[str | None, int | None]:
         host, port = self.checked.get("master_addr"), self.checked.get("master_port")
@@ -235,8 +264,8 @@ class _Builder:
             gpus=gpus if isinstance(gpus, int) else None,
             procs=record.get("procs", self.checked.get("procs_per_node")),
             address=record.get("address"),
-            python=self._program_path(record.get("python")),
-            workdir=self._path(record["workdir"]) if "workdir" in record else None,
+            python=self._interpreter(record.get("python")),
+            workdir=self._on_node(record["workdir"]) if "workdir" in record else None,
             env=self._env(record.get("env")),
             path=path,
         )
@@ -314,13 +343,16 @@ class _Builder:
         )
 
     def _path(self, text: str) -> str:
-        if text == "~" or text.startswith("~/"):
-            text = self.around.home + text[1:]
-        return os.path.normpath(os.path.join(self.around.folder, text))
+        """A path on this machine."""
+        return self.around.path(text)
 
-    def _program_path(self, text: str | None) -> str | None:
+    def _on_node(self, text: str) -> str:
+        """A path on a node, whose user has a ~ of its own."""
+        return path_in(self.around.folder, text)
+
+    def _interpreter(self, text: str | None) -> str | None:
         """A path if it has a slash, else a name for the node's PATH."""
-        return self._path(text) if text and "/" in text else text
+        return self._on_node(text) if text and "/" in text else text
 
 
 def _places(value: Value, path: str) -> Iterator[tuple[str, Place]]:

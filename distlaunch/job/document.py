@@ -66,6 +66,8 @@ def describe(value: Value) -> str:
             return "a mapping"
         case Scalar(value=str(text)):
             return f'"{text}"' if len(text) <= 60 else f'"{text[:57]}…"'
+        case Scalar(value=None, text="~"):
+            return "~, which YAML reads as null: quote it"
         case Scalar(value=None):
             return "nothing"
         case Scalar(value=bool(flag)):

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch import contract
+from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
-from distlaunch.job.spec import Address, Backend, Env, JobSpec
+from distlaunch.job.spec import Address, Backend, Env, JobSpec, Program
 
 MAX_PROCS = 4096
 """Workers per node: the protocol has room for 32768."""
@@ -93,6 +94,7 @@ class WorkerPlan(NamedTuple):
     """One worker, ready to be spawned.
 
     `env` is the job's, `contract` wins over it, `defaults` hold only where the node has none.
+    `paths` are the indices in `argv` of paths on the node, which may begin with its user's ~, as `cwd` may.
     """
 
     rank: int
@@ -102,6 +104,7 @@ class WorkerPlan(NamedTuple):
     contract: Mapping[str, str]
     defaults: Mapping[str, str]
     cwd: str
+    paths: tuple[int, ...] = ()
 
 
 def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
@@ -251,6 +254,7 @@ def _worker(
         env=node.env,
         defaults=contract.defaults(node.procs, interface, plan.backend),
         cwd=node.workdir,
+        paths=_paths(plan.spec.program),
     )
 
 
@@ -261,14 +265,26 @@ def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
 
 
 def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[str, ...]:
-    program = plan.spec.program
+    program, word = plan.spec.program, program_word(plan.spec, node)
     args = (*program.words[1:], *plan.spec.args)
     if plan.spec.placeholders:
         args = tuple(fill(argument, values) for argument in args)
     match program.kind:
         case "script":
-            return (node.python, "-u", program.words[0], *args)
+            return (node.python, "-u", word, *args)
         case "module":
-            return (node.python, "-u", "-m", program.words[0], *args)
+            return (node.python, "-u", "-m", word, *args)
         case "command":
-            return (program.words[0], *args)
+            return (word, *args)
+
+
+def program_word(spec: JobSpec, node: NodePlan) -> str:
+    """The script, module or command as it is started on a node."""
+    word = spec.program.words[0]
+    return path_in(node.workdir, word) if spec.program.placed else word
+
+
+def _paths(program: Program) -> tuple[int, ...]:
+    if program.kind == "command":
+        return (0,) if program.placed else ()
+    return (0, 2) if program.placed else (0,)

@@ -10,6 +10,7 @@ from distlaunch.errors import JobError, Problem, UsageError
 from distlaunch.job.build import Surroundings, build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, override
 from distlaunch.job.hosts import HostEntry, parse_hostfile
+from distlaunch.job.paths import home_error
 from distlaunch.job.spec import JobSpec
 
 MAX_BYTES = 1 << 20
@@ -29,8 +30,8 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
     if extra_args:
         document = _with_args(document, extra_args)
     folder = str(Path(path).resolve().parent)
-    hostfile = _hostfile(document, folder)
-    return build_spec(document, path, Surroundings(folder, os.path.expanduser("~"), os.environ, hostfile))
+    around = Surroundings(folder, os.path.expanduser("~"), os.environ)
+    return build_spec(document, path, around._replace(hostfile=_hostfile(document, around)))
 
 
 def read_text(path: str) -> str:
@@ -191,11 +192,13 @@ def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
     return document.with_key("args", Items((*before, *more), place))
 
 
-def _hostfile(document: Value, folder: str) -> tuple[HostEntry, ...] | None:
+def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:
     named = document.get("hostfile") if isinstance(document, Entries) else None
-    if not isinstance(named, Scalar) or not isinstance(named.value, str) or "\0" in named.value:
+    if not isinstance(named, Scalar) or not isinstance(named.value, str):
         return None  # not there, or a mistake that is told later
-    path = os.path.normpath(os.path.join(folder, os.path.expanduser(named.value)))
+    if "\0" in named.value or home_error(named.value):
+        return None  # not there, or a mistake that is told later
+    path = around.path(named.value)
     problems: list[Problem] = []
     entries = parse_hostfile(read_text(path), path, problems)
     if problems:

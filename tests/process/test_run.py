@@ -1,6 +1,7 @@
 """Runs on this machine: what workers get, what users see, what is kept."""
 
 import json
+import os
 import stat
 import sys
 from pathlib import Path
@@ -145,6 +146,23 @@ def test_the_named_interpreter_is_used(tmp_path: Path) -> None:
         tmp_path, "import sys; print(sys.executable)", f"gpus_per_node: 0\npython: {sys.executable}"
     )
     assert distlaunch("run", str(job)).stdout == f"[node0:0] {sys.executable}\n"
+
+
+def test_a_path_below_home_is_that_of_the_user_who_runs_it(tmp_path: Path) -> None:
+    work = tmp_path / "home" / "w"
+    work.mkdir(parents=True)
+    (work / "worker.py").write_text("import os, sys; print(sys.argv, os.getcwd(), os.environ['PWD'])")
+    (tmp_path / "home" / "python").symlink_to(sys.executable)
+    job = tmp_path / "job.yaml"
+    paths = "script: worker.py\nworkdir: ~/w\npython: ~/python\nlogs: {dir: ~/logs}"
+    job.write_text(f"{paths}\nargs: [~/kept]\ngpus_per_node: 0")
+    done = distlaunch("run", str(job), env={**os.environ, "HOME": str(tmp_path / "home")})
+    assert done.stdout == f"[node0:0] ['{work}/worker.py', '~/kept'] {work} {work}\n", done.stderr
+    assert (tmp_path / "home" / "logs").is_dir()
+    job.write_text("command: [~/w/tell]\ngpus_per_node: 0")
+    (work / "tell").symlink_to("/bin/pwd")
+    done = distlaunch("run", str(job), env={**os.environ, "HOME": str(tmp_path / "home")})
+    assert done.stdout == f"[node0:0] {tmp_path}\n", done.stderr
 
 
 def test_without_a_terminal_there_are_no_colours(tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ def test_variables_and_paths_load_as_they_were_meant(env: dict[str, str], folder
     spec = spec_of(draft_text(torchrun_draft(words, CPUS)))
     assert {name: value.text for name, value in spec.env.items()} == env
     assert spec.logs.folder == os.path.normpath(os.path.join(FOLDER, folder))
-    assert (spec.workdir, spec.program.words) == (FOLDER, (f"{FOLDER}/x.py",))
+    assert (spec.workdir, spec.program.words) == (FOLDER, ("x.py",))
 
 
 @given(argument=braces)

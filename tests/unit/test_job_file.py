@@ -80,9 +80,9 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "rendezvous.id": ("rendezvous: {id: my-job}", "rendezvous_id", "my-job"),
     "master_addr": ("master_addr: 10.0.0.1", "master_host", "10.0.0.1"),
     "master_port": ("master_port: 29501", "master_port", 29501),
-    "script": ("script: train.py", "program.words", ("{here}/train.py",)),
+    "script": ("script: train.py", "program.words", ("train.py",)),
     "module": ("module: pkg.train", "program.words", ("pkg.train",)),
-    "command": ("command: [./a.out, -x, 3]", "program.words", ("{here}/a.out", "-x", "3")),
+    "command": ("command: [./a.out, -x, 3]", "program.words", ("./a.out", "-x", "3")),
     "args": ("args: [--epochs, '10', -3]", "args", ("--epochs", "10", "-3")),
     "env": ("env: {NCCL_DEBUG: WARN, N: 1}", "env", {"NCCL_DEBUG": EnvValue("WARN"), "N": EnvValue("1")}),
     "python": ("python: venv/bin/python", "python", "{here}/venv/bin/python"),
@@ -210,19 +210,49 @@ def test_null_takes_the_callers_variable_and_marks_it_as_secret(
 @pytest.mark.parametrize(
     ("text", "path", "expected"),
     [
-        pytest.param("script: ../t.py", "program.words.0", "{parent}/t.py", id="up"),
-        pytest.param("script: /abs/t.py", "program.words.0", "/abs/t.py", id="absolute"),
-        pytest.param("script: ~/t.py", "program.words.0", "/home/me/t.py", id="home"),
-        pytest.param("command: [mpi-app]", "program.words.0", "mpi-app", id="a bare command is for PATH"),
-        pytest.param("script: a\npython: python3.12", "python", "python3.12", id="a bare python too"),
-        pytest.param("script: a\npython: ~/v/python", "python", "/home/me/v/python", id="python at home"),
+        pytest.param("script: a\nworkdir: ../w", "workdir", "{parent}/w", id="up"),
+        pytest.param("script: a\nworkdir: /abs/w/.", "workdir", "/abs/w", id="absolute"),
+        pytest.param("script: a\nworkdir: ~/w/../v", "workdir", "~/v", id="the node's home"),
+        pytest.param("script: a\nworkdir: ~/../v", "workdir", "~/../v", id="beside the node's home"),
+        pytest.param("script: a\nworkdir: '~'", "workdir", "~", id="the node's home itself"),
+        pytest.param("script: a\nworkdir: ~//w", "workdir", "~/w", id="two slashes"),
+        pytest.param("script: a\nworkdir: ./~/w", "workdir", "{here}/~/w", id="a folder called ~"),
+        pytest.param(
+            "script: a\nnodes: [{host: b, workdir: ~/w}]", "nodes.0.workdir", "~/w", id="a node's home"
+        ),
+        pytest.param(
+            "script: a\nnodes: [{host: b, python: ~/v/py}]", "nodes.0.python", "~/v/py", id="a node's python"
+        ),
+        pytest.param("script: a\npython: python3.12", "python", "python3.12", id="a bare python is for PATH"),
+        pytest.param("script: a\npython: ~/v/python", "python", "~/v/python", id="python at home there"),
+        pytest.param("script: a\nlogs: {dir: ~/r}", "logs.folder", "/home/me/r", id="logs are here"),
+        pytest.param("script: a\nssh: {config: ~/c}", "ssh.config", "/home/me/c", id="ssh is called here"),
     ],
 )
-def test_paths_are_relative_to_the_file(
+def test_paths_are_relative_to_the_file_or_to_a_home(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, path: str, expected: str
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert found_at(load(text), path) == expected.replace("{parent}", str(tmp_path.parent))
+    expected = expected.replace("{parent}", str(tmp_path.parent)).replace("{here}", str(tmp_path))
+    assert found_at(load(text), path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("script: ~you/t.py", "1:9: script: ~you is not expanded, only ~/ is", id="script"),
+        pytest.param("script: ~", "1:9: script: expected a string that is not empty, got ~, which", id="null"),
+        pytest.param("command: [~you/x]", "1:11: command[0]: ~you is not expanded", id="command"),
+        pytest.param("script: x\nlogs: {dir: ~you}", "2:13: logs.dir: ~you is not expanded", id="logs"),
+        pytest.param("script: x\nhostfile: ~you/h", "2:11: hostfile: ~you is not expanded", id="hostfile"),
+        pytest.param(
+            "script: x\nnodes: [{host: a, workdir: ~you}]", "2:28: nodes[0].workdir: ~you is", id="a node's"
+        ),
+    ],
+)
+def test_a_home_that_is_not_the_users_is_refused(problems: Problems, text: str, expected: str) -> None:
+    (problem,) = problems(text)
+    assert problem.startswith(f"job.yaml:{expected}")
 
 
 def test_the_callers_folder_does_not_matter(
@@ -230,7 +260,7 @@ def test_the_callers_folder_does_not_matter(
 ) -> None:
     load("script: t.py")
     monkeypatch.chdir(tmp_path)
-    assert load_job("job.yaml").program.words == (f"{tmp_path}/t.py",)
+    assert load_job("job.yaml").workdir == str(tmp_path)
 
 
 @pytest.mark.parametrize(

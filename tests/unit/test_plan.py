@@ -1,5 +1,6 @@
 """Plans: who runs where with which rank, device and environment, and which jobs are refused."""
 
+import errno
 import json
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from distlaunch.contract import Rendezvous
 from distlaunch.errors import JobError
 from distlaunch.job.placeholders import PLACEHOLDERS, fill
 from distlaunch.job.spec import EnvValue
+from distlaunch.plan import engine
+from distlaunch.plan.advice import unstarted_advice
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import (
     Facts,
@@ -308,6 +311,69 @@ def test_a_nodes_variables_win_over_the_jobs() -> None:
 def test_the_workers_command_line(text: str, argv: tuple[str, ...]) -> None:
     plan = make_plan(spec_of(text), {0: Facts("/usr/bin/python3", 0)})
     assert all_workers(plan)[0].argv == argv
+
+
+@pytest.mark.parametrize(
+    ("program", "ours", "its_own"),
+    [
+        ("script: t.py", "/project/w/t.py", "~/own/t.py"),
+        ("script: ../t.py", "/project/t.py", "~/t.py"),
+        ("script: /abs/t.py", "/abs/t.py", "/abs/t.py"),
+        ("script: ~/t.py", "~/t.py", "~/t.py"),
+        ("command: [./a, x]", "/project/w/a", "~/own/a"),
+        ("command: [bin/a, x]", "/project/w/bin/a", "~/own/bin/a"),
+        ("command: [a, x]", "a", "a"),
+        ("module: pkg", "pkg", "pkg"),
+    ],
+)
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_a_relative_program_is_relative_to_the_workdir_of_its_node(
+    program: str, ours: str, its_own: str, rendezvous: str
+) -> None:
+    text = f"{program}\nworkdir: w\nnodes: [a, {{host: b, workdir: ~/own}}]\nargs: [last]"
+    spec = spec_of(f"{text}\nrendezvous: {{backend: {rendezvous}}}")
+    plan = engine.make_plan(spec, {i: Facts("/usr/bin/python3", 0) for i in range(2)}, "10.0.0.1")
+    found = [worker for node in plan.nodes for worker in engine.workers(plan, node, MEETING)]
+    assert [worker.cwd for worker in found] == ["/project/w", "~/own"]
+    for worker, word in zip(found, (ours, its_own), strict=True):
+        at = len(worker.argv) - (2 if program.endswith("t.py") or "module" in program else 3)
+        assert worker.argv[at] == word
+        assert (at in worker.paths) == ("/" in word)
+        assert {worker.argv[i] for i in worker.paths} <= {"/usr/bin/python3", word}
+
+
+@pytest.mark.parametrize(
+    ("text", "stage", "advice"),
+    [
+        ("script: t.py", "script", "; a relative script is looked for in the node's workdir (by default the"),
+        (
+            "script: t.py\nworkdir: w",
+            "script",
+            "; a relative script is looked for in the node's workdir (set by w",
+        ),
+        (
+            "script: t.py\nnodes: [{host: a, workdir: w}]",
+            "script",
+            "; a relative script is looked for in the n",
+        ),
+        ("script: /t.py", "script", " (set by script)"),
+        ("script: t.py", "workdir", " (by default the job file's folder)"),
+        ("script: t.py\nworkdir: w", "workdir", " (set by workdir)"),
+        ("script: t.py\nnodes: [{host: a, workdir: w}]", "workdir", " (set by nodes[0].workdir)"),
+        (
+            "command: [./a]",
+            "exec",
+            "; a relative command is looked for in the node's workdir (by default the",
+        ),
+        ("command: [~/a]", "exec", " (set by command)"),
+        ("command: [a]", "exec", ""),
+        ("script: t.py", "exec", ""),
+        ("script: t.py", "fork", ""),
+    ],
+)
+def test_what_can_not_be_started_is_told_with_the_key_to_look_at(text: str, stage: str, advice: str) -> None:
+    told = unstarted_advice(spec_of(text), 0, stage, errno.ENOENT)
+    assert told.startswith(advice) and bool(told) == bool(advice)
 
 
 VALUES = {name.upper(): f"<{name}>" for name in PLACEHOLDERS}
