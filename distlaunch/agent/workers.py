@@ -235,6 +235,8 @@ def _words(code: int, stage: str) -> str:
         return "not a program: no #! line and no executable format"
     if code == errno.E2BIG:
         return "arguments and environment together are too big (E2BIG)"
+    if code == errno.EMFILE:
+        return "too many open files: raise the limit on this node, `ulimit -n`"
     return os.strerror(code)
 
 

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from distlaunch.contract import RESERVED
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.document import Entries, Items, Place, Scalar, Value, describe
+from distlaunch.job.document import Entries, Items, Place, Scalar, Value, as_list, counted, describe
 from distlaunch.job.engines import check_torch_agents
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
 from distlaunch.job.paths import home_error, path_in
+from distlaunch.job.placeholders import placeholder_error
 from distlaunch.job.spec import (
     Address,
     Binding,
@@ -81,7 +82,9 @@ class _Builder:
         self.places = dict(_places(document, ""))
 
     def problem(self, path: str, text: str) -> None:
-        """Note a problem with what stands at `path`."""
+        """Note a problem with what stands at `path`, unless that is refused already."""
+        if path and self._refused(path):
+            return
         self.problems.append(self.places.get(path, self.document.place).problem(path, text))
 
     def check_across(self) -> None:
@@ -92,11 +95,15 @@ class _Builder:
             self.problem(
                 programs[-1] if programs else "", f"give one of script, module or command; got {given}"
             )
+        script = self.checked.get("script")
+        if found := re.fullmatch(r"(\S+\.py)\s+(\S.*)", script or ""):
+            self.problem("script", f"write script: {found[1]} and args: {as_list(found[2])}")
         if "nodes" in self.checked and "hostfile" in self.checked:
             self.problem("hostfile", "give nodes or hostfile, not both")
         self._endpoint()
         self._check_binding()
         self._check_homes()
+        self._check_placeholders()
         check_torch_agents(self.checked, self.problem)
         self._check_env("env", self.checked.get("env"))
         for path, node in self._listed():
@@ -117,6 +124,12 @@ class _Builder:
         for path, text in self._file_paths():
             if wrong := home_error(text) if isinstance(text, str) else None:
                 self.problem(path, wrong)
+
+    def _check_placeholders(self) -> None:
+        for key, first in (("command", 1), ("args", 0)):
+            for i, word in enumerate((self.checked.get(key) or ())[first:], first):
+                if word and (wrong := placeholder_error(word)):
+                    self.problem(f"{key}[{i}]", wrong)
 
     def _file_paths(self) -> Iterator[tuple[str, str | None]]:
         """Path in the job file and text of each path to a file or folder."""
@@ -143,7 +156,7 @@ class _Builder:
         for name, value in (env or {}).items():
             if name in RESERVED:
                 self.problem(f"{path}.{name}", f"{name} is set by distlaunch for each worker; remove it")
-            elif value is None and name not in self.around.environ and not self._refused(f"{path}.{name}"):
+            elif value is None and name not in self.around.environ:
                 self.problem(
                     f"{path}.{name}",
                     f"{name} is null, but your environment does not have it{self._near(name)}",
@@ -192,7 +205,9 @@ class _Builder:
         self._check_twice(spec.pool)
         self._check_master(spec)
         if spec.fewest > len(spec.nodes):
-            self.problem("min_nodes", f"{spec.min_nodes} is more than the {len(spec.nodes)} nodes of the job")
+            self.problem(
+                "min_nodes", f"{spec.min_nodes} is more than the job has: {counted(len(spec.nodes), 'node')}"
+            )
         return spec
 
     def _program(self) -> Program:
@@ -246,6 +261,10 @@ class _Builder:
         if not isinstance(text, str):
             return []  # noted by the type's check
         user, pattern = split_user(text)
+        if found := re.fullmatch(r"([^:]+):([0-9]+)", pattern):
+            login = f", user: {user}" if user else ""
+            self.problem(path, f"{text}: write {{host: {found[1]}, port: {found[2]}{login}}}")
+            return []
         try:
             hosts = expand_ranges(pattern)
         except ValueError as error:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch import contract
+from distlaunch.job.document import counted
 from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
 from distlaunch.job.spec import Address, Backend, Env, JobSpec, Program
@@ -118,14 +119,25 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
         first_rank = nodes[-1].ranks.stop if nodes else _first_rank(spec)
         nodes.append(node_plan(spec, fact, index, _first_node(spec) + len(nodes), first_rank))
     backend = choose_backend(spec, nodes)
+    world_size = sum(spec.by_hand.sizes) if spec.by_hand else nodes[-1].ranks.stop
+    _check_console(spec, world_size)
     return LaunchPlan(
         spec=spec,
         nodes=tuple(nodes),
-        world_size=sum(spec.by_hand.sizes) if spec.by_hand else nodes[-1].ranks.stop,
+        world_size=world_size,
         backend=backend,
         master_addr=_master_addr(spec, nodes, master_address),
         master_port=spec.master_port,
     )
+
+
+def _check_console(spec: JobSpec, world_size: int) -> None:
+    """An elastic job may have other ranks later."""
+    listed = spec.logs.console if isinstance(spec.logs.console, tuple) and not spec.elastic else ()
+    for i, rank in enumerate(listed):
+        if rank >= world_size:
+            ranks = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
+            raise spec.error(f"logs.console[{i}]", f"the job has no rank {rank}: it has {ranks}")
 
 
 def _first_rank(spec: JobSpec) -> int:
@@ -179,7 +191,8 @@ def _check_binding(spec: JobSpec, label: str, procs: int) -> None:
     binding = spec.binding
     if binding and binding.how == "listed" and len(binding.cpus) < procs:
         raise spec.error(
-            "cpu_binding", f"{label} has {procs} workers, but only {len(binding.cpus)} have CPUs listed"
+            "cpu_binding",
+            f"{label} has {counted(procs, 'worker')}, but CPUs are listed for only {len(binding.cpus)}",
         )
 
 

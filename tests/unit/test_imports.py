@@ -19,7 +19,7 @@ from distlaunch.dropin.words import shell_words
 from distlaunch.errors import DistlaunchError, JobError, Problem, UsageError
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import parse_hostfile
-from distlaunch.job.placeholders import PLACEHOLDERS, fill, literal
+from distlaunch.job.placeholders import PLACEHOLDERS, fill, literal, placeholder_error
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.plan.torchrun import torchrun_text
@@ -250,7 +250,7 @@ def test_a_binding_is_a_key() -> None:
         ("torchrun --nproc-per-node 0 x.py", "expected a number"),
         ("torchrun --max-restarts=-1 x.py", "--max-restarts: expected a number ≥ 0"),
         ("torchrun --master-port 70000 x.py", "the command line: master_port: expected an integer from 1"),
-        ("torchrun --master-addr $M --nnodes 2 x.py", '"$M" is no host name'),
+        ("torchrun --master-addr $M --nnodes 2 x.py", '"$M" is not a valid host name'),
         ("torchrun --nnodes 99999 x.py", "counts down or too far"),
         ("torchrun --logs-specs a x.py", "a plug-in of torch's agent"),
         ("torchrun -m --no-python x", "do not go together"),
@@ -275,7 +275,9 @@ def test_a_comment_can_not_break_out_of_its_line() -> None:
 
 # The way back
 
-_brace = st.sampled_from([f"{{{name}}}" for name in PLACEHOLDERS] + ["{", "}", "{{", "}}", "x"])
+_brace = st.sampled_from(
+    [f"{{{name}}}" for name in (*PLACEHOLDERS, "a-b", "X1", "1")] + [*"{}x$", "{{", "}}"]
+)
 braces = st.lists(_brace, max_size=6).map("".join)
 arguments = st.lists(process_text | braces, max_size=5)
 _scripts = process_text.filter(bool)
@@ -357,6 +359,7 @@ def test_variables_and_paths_load_as_they_were_meant(env: dict[str, str], folder
 @bounded()
 def test_what_is_literal_is_filled_with_itself(argument: str) -> None:
     assert fill(literal(argument), {name.upper(): "9" for name in PLACEHOLDERS}) == argument
+    assert placeholder_error(literal(argument)) is None
 
 
 # accelerate

@@ -157,7 +157,9 @@ def test_more_workers_on_a_node_than_a_link_has_channels_for_are_refused(text: s
 def test_each_worker_of_a_node_needs_listed_cpus_if_any_has() -> None:
     listed = "cpu_binding: ['0-3', '4-7']\nnodes: [a, {host: b, procs: %d}]"
     assert plan_of(listed % 2).spec.binding
-    assert refusal(listed % 3) == ("job.yaml:2:14: cpu_binding: b has 3 workers, but only 2 have CPUs listed")
+    assert refusal(listed % 3) == (
+        "job.yaml:2:14: cpu_binding: b has 3 workers, but CPUs are listed for only 2"
+    )
 
 
 # MASTER_ADDR
@@ -395,6 +397,7 @@ VALUES = {name.upper(): f"<{name}>" for name in PLACEHOLDERS}
             "{Rank} {ranks} { rank } {} {0} {unknown} ${HOME}",
             "{Rank} {ranks} { rank } {} {0} {unknown} ${HOME}",
         ),
+        ("{{nope}} ${{a}} {{{a-b}}}", "{nope} ${a} {{a-b}}"),
         ("{rank", "{rank"),
         ("rank}", "rank}"),
         ("", ""),
@@ -404,7 +407,7 @@ def test_placeholders_are_filled_and_other_braces_stay(argument: str, filled: st
     assert fill(argument, VALUES) == filled
 
 
-@given(st.text("{}ab ", max_size=20))
+@given(st.text("{}1: $", max_size=20))
 @bounded()
 def test_text_without_a_placeholders_name_is_never_changed(argument: str) -> None:
     assert fill(argument, VALUES) == argument
@@ -454,3 +457,26 @@ def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> N
     (worker,) = node["workers"]
     assert (worker["env"]["TOKEN"], worker["env"]["PLAIN"], worker["env"]["RANK"]) == (None, "x", "0")
     assert worker["argv"] == ["python3", "-u", "/project/t.py"]
+
+
+# The console
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("procs_per_node: 3", "ranks 0 to 2"),
+        ("nodes: 2\nprocs_per_node: 1", "ranks 0 to 1"),
+        ("", "rank 0 alone"),
+    ],
+)
+def test_a_rank_that_the_job_does_not_have_can_not_be_shown(text: str, ranks: str) -> None:
+    assert refusal(f"logs: {{console: [0, 7]}}\n{text}").endswith(
+        f": logs.console[1]: the job has no rank 7: it has {ranks}"
+    )
+
+
+def test_an_elastic_job_may_name_a_rank_that_comes_later() -> None:
+    text = "logs: {console: [0, 2]}\nnodes: [a, b, c]\nmin_nodes: 2"
+    spec = spec_of(f"script: x\n{text}")
+    assert make_plan(spec, {i: Facts("python3", 0) for i in range(2)}, "10.0.0.1").world_size == 2
