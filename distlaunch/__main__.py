@@ -1,6 +1,8 @@
 """The program's entry: `distlaunch`, `python -m distlaunch`."""
 
+import errno
 import gc
+import io
 import os
 import signal
 import sys
@@ -12,10 +14,11 @@ _INTERRUPTED = 128 + signal.SIGINT
 def main() -> None:
     """Run the command line and exit with its documented status."""
     gc.disable()  # nothing that imports create is garbage: 5 ms of a start
-    _fill_standard_descriptors()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as under nohup
         signal.signal(signal.SIGINT, _interrupted)
     try:
+        _fill_standard_descriptors()
+        _print_anything()
         if sys.argv[1:2] in (["run"], ["torchrun"]):
             from distlaunch.launch.opening import ahead
 
@@ -23,6 +26,19 @@ def main() -> None:
         _leave(_run_command())
     except KeyboardInterrupt:
         _leave(_INTERRUPTED)  # while importing or parsing: nothing was started yet
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        sys.stderr.write("distlaunch: too many open files: raise the limit, `ulimit -n`\n")
+        _leave(1)
+    except UnicodeEncodeError as error:
+        if error.encoding != sys.getfilesystemencoding():
+            raise
+        name, encoding = ascii(error.object), error.encoding
+        sys.stderr.write(
+            f"distlaunch: this locale's encoding, {encoding}, has no {name}: try LC_ALL=C.UTF-8\n"
+        )
+        _leave(2)
 
 
 def _interrupted(signum: int, frame: FrameType | None) -> None:
@@ -46,6 +62,13 @@ def _fill_standard_descriptors() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
+
+
+def _print_anything() -> None:
+    """Have names that are not UTF-8 leave as they came, and what an encoding lacks as an escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape" if stream.encoding == "utf-8" else "backslashreplace")
 
 
 def _leave(status: int) -> None:

@@ -3,6 +3,7 @@
 A failing worker is no exception but data (`distlaunch.supervisor.state.Outcome`).
 """
 
+import errno
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -38,6 +39,12 @@ class UsageError(DistlaunchError):
     """The command line does not make sense."""
 
     exit_status = Exit.USAGE
+
+
+def reason(error: OSError) -> str:
+    """What the system says, and what to do where it is out of descriptors."""
+    words = error.strerror or str(error)
+    return f"{words}: raise the limit, `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else words
 
 
 class Problem(NamedTuple):

@@ -19,10 +19,12 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     route    {address}                         find the interface that leads there
     start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight,
               temporary, env, binding: {how, gpus, cpus} | null,
-              workers: [{local_rank, argv, cwd, env, defaults, one_device, shares}]}
+              workers: [{local_rank, argv, cwd, paths, env, defaults, one_device, shares}]}
                                                temporary: variables that name a folder the agent deletes
                                                how: node, socket, exclusive or core-complex, for that many
                                                gpus; cores: an equal share each; listed: cpus[local_rank]
+                                               paths: indices in argv of what may begin with the ~ of the
+                                               node's user, as cwd may; above 0 that is the script
                                                shares: 0 and 1, where those are the command's own
     stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep
     dump     {local_ranks, abort}              report the Python stacks of these workers
@@ -40,7 +42,8 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     route     {address, source, interface} or {error}
     started   {local_rank, pid, cpus}          the worker's exec has succeeded; cpus: those that `binding`
                                                gave it, as "0-3,8", or null
-    unstarted {local_rank, stage, errno, text} stage: scratch, fork, setup, workdir or exec
+    unstarted {local_rank, stage, errno, text} stage: scratch, fork, setup, workdir, script,
+                                               exec, or interpreter: that of #! is not there
     exited    {local_rank, status, t, error_record: {message, callstack} | null, words, oom_kills,
               shm: [size, free]}               status: exit code, or negative signal; words: the end of its
                                                stderr, before it was told to stop; oom_kills: by the

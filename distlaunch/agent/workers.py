@@ -126,6 +126,7 @@ def spawn(spec: "Message", error_file: str) -> Worker:
 
     Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
     """
+    _expand_home(spec)
     env = environment(spec)
     env["TORCHELASTIC_ERROR_FILE"] = error_file
     shared = {fd: _shared[fd] for fd in spec["shares"] if fd in _shared}
@@ -151,6 +152,23 @@ def spawn(spec: "Message", error_file: str) -> Worker:
     return worker
 
 
+def _expand_home(spec: "Message") -> None:
+    """Put the home of this node's user in place of the ~ that a path of `spec` may begin with."""
+    for i in spec["paths"]:
+        spec["argv"][i] = _at_home(spec["argv"][i])
+    spec["cwd"] = _at_home(spec["cwd"])
+
+
+def _script(spec: "Message") -> str:
+    """The file that the program is given to run, if there is one."""
+    last = max(spec["paths"], default=0)
+    return str(spec["argv"][last]) if last else ""
+
+
+def _at_home(path: str) -> str:
+    return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path
+
+
 def _become_worker(
     spec: "Message", env: "Dict[str, str]", stdio: "Dict[int, int]", confirm: int, agent: int
 ) -> None:
@@ -167,6 +185,9 @@ def _become_worker(
         os.chdir(spec["cwd"])
         env["PWD"] = spec["cwd"]
         resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)  # not before the last open
+        stage = "script"
+        if _script(spec):
+            os.stat(_script(spec))
         stage = "exec"
         os.execvpe(spec["argv"][0], spec["argv"], env)
     except OSError as error:
@@ -201,30 +222,34 @@ def exec_failure(data: bytes, spec: "Message") -> "Message":
 def unstarted(spec: "Message", stage: str, code: int, why: str = "") -> "Message":
     """The `unstarted` report of a worker whose fork, chdir or exec failed with errno `code`."""
     subject = _subject(spec, stage)
+    if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
+        stage = "interpreter"
     return {
         "op": "unstarted",
         "local_rank": spec["local_rank"],
         "stage": stage,
         "errno": code,
-        "text": why or "%s: %s" % (subject, _words(code, stage, subject)),
+        "text": why or "%s: %s" % (subject, _words(code, stage)),
     }
 
 
 def _subject(spec: "Message", stage: str) -> str:
     """What a failure is about."""
-    subjects = {"workdir": spec["cwd"], "scratch": "its folder in TMPDIR"}
+    subjects = {"workdir": spec["cwd"], "scratch": "its folder in TMPDIR", "script": _script(spec)}
     if spec.get("cpus"):
         subjects["setup"] = "binding to CPU %s" % spec["cpus"]  # all else before it hardly fails
     return str(subjects.get(stage, spec["argv"][0]))
 
 
-def _words(code: int, stage: str, subject: str) -> str:
-    if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
+def _words(code: int, stage: str) -> str:
+    if stage == "interpreter":
         return "its interpreter (the first line after #!) does not exist"
     if code == errno.ENOEXEC:
         return "not a program: no #! line and no executable format"
     if code == errno.E2BIG:
         return "arguments and environment together are too big (E2BIG)"
+    if code == errno.EMFILE:
+        return "too many open files: raise the limit on this node, `ulimit -n`"
     return os.strerror(code)
 
 

@@ -15,10 +15,13 @@ app = typer.Typer(
     name="distlaunch",
     help="One YAML file, one command, and a distributed PyTorch job runs on many machines.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
-Job = Annotated[str, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)]
+Job = Annotated[
+    str, typer.Argument(metavar="JOB.YAML", help="The job file; - is standard input.", show_default=False)
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(

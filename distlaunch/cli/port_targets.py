@@ -9,7 +9,7 @@ from distlaunch.job.hosts import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, Program
 from distlaunch.launch.checks.port_check import PortReport, check_port, node_for
 from distlaunch.launch.plan import plan_without_nodes
-from distlaunch.rim.job_file import load_job
+from distlaunch.rim.job_file import STDIN, load_job
 
 
 def reports_on(targets: Sequence[str], overrides: Sequence[str]) -> list[PortReport]:
@@ -18,7 +18,7 @@ def reports_on(targets: Sequence[str], overrides: Sequence[str]) -> list[PortRep
 
 
 def _report_on(target: str, overrides: Sequence[str]) -> PortReport:
-    if os.path.exists(target) or target.endswith((".yaml", ".yml")):
+    if target == STDIN or os.path.exists(target) or target.endswith((".yaml", ".yml")):
         # Ports do not depend on GPUs: don't ask for their number where the file leaves it open.
         spec = load_job(target, overrides)
         if spec.ranking == "etcd-v2":

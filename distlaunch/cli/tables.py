@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distlaunch.cli.output import print_text
+from distlaunch.job.document import counted
 from distlaunch.launch.checks.port_check import PortReport
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.rim.console import escape
@@ -32,7 +33,8 @@ def print_plan_table(plan: LaunchPlan) -> None:
 def _ranks_table(plan: LaunchPlan) -> tuple[str, Table]:
     """With the wish for the ranks' CPUs, if there is one."""
     port = plan.master_port or "a free port"
-    heading = f"{plan.spec.name}: {plan.world_size} ranks on {len(plan.nodes)} nodes, {plan.backend}"
+    size = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.nodes), 'node')}"
+    heading = f"{plan.spec.name}: {size}, {plan.backend}"
     binding = plan.spec.binding
     wished = [binding.key] if binding else []
     table = _table("node", "local rank", "rank", "device", *wished, "address")

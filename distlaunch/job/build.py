@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 from distlaunch.contract import RESERVED
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.document import Entries, Items, Place, Scalar, Value, describe
+from distlaunch.job.document import Entries, Items, Place, Scalar, Value, as_list, counted, describe
 from distlaunch.job.engines import check_torch_agents
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
+from distlaunch.job.paths import home_error, path_in
+from distlaunch.job.placeholders import placeholder_error
 from distlaunch.job.spec import (
     Address,
     Binding,
@@ -31,12 +33,21 @@ ELASTIC_RESTARTS = 3
 
 
 class Surroundings(NamedTuple):
-    """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries."""
+    """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries.
+
+    `name` is the job's unless it says one itself; None = its file's stem.
+    """
 
     folder: str
     home: str
     environ: Mapping[str, str]
     hostfile: tuple[HostEntry, ...] | None = None
+    name: str | None = None
+
+    def path(self, text: str) -> str:
+        """A path on this machine, absolute."""
+        path = path_in(self.folder, text)
+        return os.path.normpath(self.home + path[1:]) if path.startswith("~") else path
 
 
 def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
@@ -71,7 +82,9 @@ class _Builder:
         self.places = dict(_places(document, ""))
 
     def problem(self, path: str, text: str) -> None:
-        """Note a problem with what stands at `path`."""
+        """Note a problem with what stands at `path`, unless that is refused already."""
+        if path and self._refused(path):
+            return
         self.problems.append(self.places.get(path, self.document.place).problem(path, text))
 
     def check_across(self) -> None:
@@ -82,10 +95,15 @@ class _Builder:
             self.problem(
                 programs[-1] if programs else "", f"give one of script, module or command; got {given}"
             )
+        script = self.checked.get("script")
+        if found := re.fullmatch(r"(\S+\.py)\s+(\S.*)", script or ""):
+            self.problem("script", f"write script: {found[1]} and args: {as_list(found[2])}")
         if "nodes" in self.checked and "hostfile" in self.checked:
             self.problem("hostfile", "give nodes or hostfile, not both")
         self._endpoint()
         self._check_binding()
+        self._check_homes()
+        self._check_placeholders()
         check_torch_agents(self.checked, self.problem)
         self._check_env("env", self.checked.get("env"))
         for path, node in self._listed():
@@ -102,6 +120,30 @@ class _Builder:
                 if int(last) < int(first):
                     self.problem(f"cpu_binding[{i}]", f"{first}-{last} ends before it begins")
 
+    def _check_homes(self) -> None:
+        for path, text in self._file_paths():
+            if wrong := home_error(text) if isinstance(text, str) else None:
+                self.problem(path, wrong)
+
+    def _check_placeholders(self) -> None:
+        for key, first in (("command", 1), ("args", 0)):
+            for i, word in enumerate((self.checked.get(key) or ())[first:], first):
+                if word and (wrong := placeholder_error(word)):
+                    self.problem(f"{key}[{i}]", wrong)
+
+    def _file_paths(self) -> Iterator[tuple[str, str | None]]:
+        """Path in the job file and text of each path to a file or folder."""
+        checked = self.checked
+        yield from ((key, checked.get(key)) for key in ("script", "python", "workdir", "hostfile"))
+        yield "logs.dir", (checked.get("logs") or {}).get("dir")
+        yield "ssh.config", (checked.get("ssh") or {}).get("config")
+        yield from (
+            ("command[0]", word) for word in (checked.get("command") or ())[:1] if word and "/" in word
+        )
+        for path, node in self._listed():
+            if isinstance(node, Mapping):
+                yield from ((f"{path}.{key}", node.get(key)) for key in ("python", "workdir"))
+
     def _listed(self) -> Iterator[tuple[str, str | Checked]]:
         """Path and item of every host that is listed, in `nodes` and `spares`."""
         for key in ("nodes", "spares"):
@@ -114,7 +156,7 @@ class _Builder:
         for name, value in (env or {}).items():
             if name in RESERVED:
                 self.problem(f"{path}.{name}", f"{name} is set by distlaunch for each worker; remove it")
-            elif value is None and name not in self.around.environ and not self._refused(f"{path}.{name}"):
+            elif value is None and name not in self.around.environ:
                 self.problem(
                     f"{path}.{name}",
                     f"{name} is null, but your environment does not have it{self._near(name)}",
@@ -133,10 +175,10 @@ class _Builder:
         host, port = self._endpoint()
         rendezvous = checked.get("rendezvous", {})
         spec = JobSpec(
-            name=checked.get("name") or os.path.splitext(os.path.basename(source))[0],
+            name=checked.get("name") or self.around.name or os.path.splitext(os.path.basename(source))[0],
             nodes=self._nodes(),
             program=self._program(),
-            workdir=self._path(checked.get("workdir", ".")),
+            workdir=self._on_node(checked.get("workdir", ".")),
             logs=self._logs(),
             backend=checked.get("backend", "auto"),
             master_host=host,
@@ -146,7 +188,7 @@ class _Builder:
             rendezvous_conf=rendezvous.get("conf", {}),
             args=checked.get("args", ()),
             env=self._env(checked.get("env")),
-            python=self._program_path(checked.get("python")),
+            python=self._interpreter(checked.get("python")),
             timeouts=self._timeouts(),
             restarts=self._restarts(),
             spares=self._spares(),
@@ -163,17 +205,19 @@ class _Builder:
         self._check_twice(spec.pool)
         self._check_master(spec)
         if spec.fewest > len(spec.nodes):
-            self.problem("min_nodes", f"{spec.min_nodes} is more than the {len(spec.nodes)} nodes of the job")
+            self.problem(
+                "min_nodes", f"{spec.min_nodes} is more than the job has: {counted(len(spec.nodes), 'node')}"
+            )
         return spec
 
     def _program(self) -> Program:
         checked = self.checked
         if "script" in checked:
-            return Program("script", (self._path(checked["script"]),))
+            return Program("script", (checked["script"],), placed=True)
         if "module" in checked:
             return Program("module", (checked["module"],))
         first, *rest = checked["command"]
-        return Program("command", (str(self._program_path(first)), *rest))
+        return Program("command", (first, *rest), placed="/" in first)  # else a name for the node's PATH
 
     def _endpoint(self) -> tuple[str | None, int | None]:
         host, port = self.checked.get("master_addr"), self.checked.get("master_port")
@@ -217,6 +261,10 @@ class _Builder:
         if not isinstance(text, str):
             return []  # noted by the type's check
         user, pattern = split_user(text)
+        if found := re.fullmatch(r"([^:]+):([0-9]+)", pattern):
+            login = f", user: {user}" if user else ""
+            self.problem(path, f"{text}: write {{host: {found[1]}, port: {found[2]}{login}}}")
+            return []
         try:
             hosts = expand_ranges(pattern)
         except ValueError as error:
@@ -235,8 +283,8 @@ class _Builder:
             gpus=gpus if isinstance(gpus, int) else None,
             procs=record.get("procs", self.checked.get("procs_per_node")),
             address=record.get("address"),
-            python=self._program_path(record.get("python")),
-            workdir=self._path(record["workdir"]) if "workdir" in record else None,
+            python=self._interpreter(record.get("python")),
+            workdir=self._on_node(record["workdir"]) if "workdir" in record else None,
             env=self._env(record.get("env")),
             path=path,
         )
@@ -314,13 +362,16 @@ class _Builder:
         )
 
     def _path(self, text: str) -> str:
-        if text == "~" or text.startswith("~/"):
-            text = self.around.home + text[1:]
-        return os.path.normpath(os.path.join(self.around.folder, text))
+        """A path on this machine."""
+        return self.around.path(text)
 
-    def _program_path(self, text: str | None) -> str | None:
+    def _on_node(self, text: str) -> str:
+        """A path on a node, whose user has a ~ of its own."""
+        return path_in(self.around.folder, text)
+
+    def _interpreter(self, text: str | None) -> str | None:
         """A path if it has a slash, else a name for the node's PATH."""
-        return self._path(text) if text and "/" in text else text
+        return self._on_node(text) if text and "/" in text else text
 
 
 def _places(value: Value, path: str) -> Iterator[tuple[str, Place]]:

@@ -1,5 +1,6 @@
 """A parsed document whose every value knows its place."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -66,26 +67,42 @@ def describe(value: Value) -> str:
             return "a mapping"
         case Scalar(value=str(text)):
             return f'"{text}"' if len(text) <= 60 else f'"{text[:57]}…"'
-        case Scalar(value=None):
-            return "nothing"
+        case Scalar(value=None, text=text):
+            return "~, which YAML reads as null: quote it" if text == "~" else "nothing"
         case Scalar(value=bool(flag)):
             return str(flag).lower()
         case Scalar():
             return str(value.value)
 
 
+def counted(number: int, noun: str) -> str:
+    """So many for people: `1 rank`, `3 ranks`."""
+    return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
+def as_list(text: str) -> str:
+    """How YAML writes the words of `text`, which stand between blanks, or else between commas, as a list."""
+    words = text.split() if re.search(r"\s", text.strip()) else re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", text)
+    return f"[{', '.join(map(_in_list, filter(None, (word.strip(' ,') for word in words))))}]"
+
+
+def _in_list(word: str) -> str:
+    plain = re.fullmatch(r"[\w./@%+=~-]+", word) and word not in ("-", "=")
+    return word if plain else json.dumps(word, ensure_ascii=False)
+
+
 def override(root: Value, path: list[str], new: Value) -> Value:
-    """`root` with the value at `path` (keys and list indices) replaced. Raises KeyError naming the step."""
+    """`root` with the value at `path` (keys and list indices) replaced. KeyError says what is wrong."""
     if not path:
         return new
     step, rest = path[0], path[1:]
     if isinstance(root, Items):
         if not re.fullmatch("[0-9]{1,9}", step) or int(step) >= len(root.items):
-            raise KeyError(step)
+            raise KeyError(f"no item {step}: the list has {counted(len(root.items), 'item')}, counted from 0")
         items = list(root.items)
         items[int(step)] = override(items[int(step)], rest, new)
         return Items(tuple(items), root.place)
     if isinstance(root, Scalar) and root.value is not None:
-        raise KeyError(step)
+        raise KeyError(f"{describe(root)} has no key {step}")
     entries = root if isinstance(root, Entries) else Entries((), new.place)
     return entries.with_key(step, override(entries.get(step) or Scalar(None, new.place), rest, new))

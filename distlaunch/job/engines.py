@@ -14,6 +14,8 @@ def check_torch_agents(job: Mapping[str, Any], note: Note) -> None:
     """Note every key of the checked `job` that its rendezvous backend can't serve."""
     rendezvous = job.get("rendezvous") or {}
     backend = rendezvous.get("backend", "static")
+    if backend is None:
+        return  # it is refused itself
     if backend == "static":
         if "conf" in rendezvous:
             note("rendezvous.conf", "conf is for torch's elastic agents: backend c10d or etcd-v2")
@@ -21,7 +23,7 @@ def check_torch_agents(job: Mapping[str, Any], note: Note) -> None:
     for path, text in (*_impossible(job), *_unfillable(job), *_wrong_conf(rendezvous.get("conf") or {})):
         note(path, f"{text} (rendezvous.backend is {backend})")
     if backend == "etcd-v2":
-        _check_etcd(job, rendezvous.get("endpoint"), note)
+        _check_etcd(job, rendezvous, note)
 
 
 def _impossible(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -54,15 +56,15 @@ def _wrong_conf(conf: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
             yield f"rendezvous.conf.{name}", "torch takes a value here that is not empty, without a comma"
 
 
-def _check_etcd(job: Mapping[str, Any], endpoint: str | None, note: Note) -> None:
+def _check_etcd(job: Mapping[str, Any], rendezvous: Mapping[str, Any], note: Note) -> None:
     for key in ("master_addr", "master_port"):
         if key in job:
             note(key, "torch's elastic agents decide it; rendezvous.endpoint is your etcd server")
-    if endpoint is None:
+    if "endpoint" not in rendezvous:
         note("rendezvous.backend", "etcd-v2 needs rendezvous.endpoint: host:port of your etcd server")
         return
     try:
-        whole = None not in parse_endpoint(endpoint)
+        whole = None not in parse_endpoint(rendezvous["endpoint"] or "")
     except ValueError:
         return  # noted where every endpoint is
     if not whole:

@@ -14,6 +14,7 @@ from distlaunch.job.types import (
     OrNone,
     Record,
     Schema,
+    Short,
     Switch,
     Text,
     Type,
@@ -40,7 +41,9 @@ NODE = Record(
         "user": Field(SOME_TEXT, "User to log in as.", "as ssh does"),
         "port": Field(PORT, "Port of its sshd.", "as ssh does"),
         "python": Field(LINE, "Interpreter on this node.", "python"),
-        "workdir": Field(SOME_TEXT, "Working directory on this node.", "workdir"),
+        "workdir": Field(
+            SOME_TEXT, "Working directory on this node; moves a relative script, too.", "workdir"
+        ),
         "env": Field(ENV, "Variables of this node's workers, over those of the job."),
     },
     foreign={
@@ -159,7 +162,7 @@ JOB = Record(
             "A number of nodes on this machine, or the hosts in rank order.",
             "1",
         ),
-        "min_nodes": Field(Integer(1), "Go on with so few nodes when others are lost.", "all of them"),
+        "min_nodes": Field(Integer(1), "Minimum nodes to continue with when others are lost.", "all of them"),
         "spares": Field(
             ListOf(Either(text=Text("a host", r"[^\0]+"), entries=NODE)),
             "Hosts that stand in for lost nodes.",
@@ -192,13 +195,17 @@ JOB = Record(
         "rendezvous": Field(RENDEZVOUS, "Where the ranks meet."),
         "master_addr": Field(SOME_TEXT, "Host of the endpoint; rendezvous.endpoint wins."),
         "master_port": Field(PORT, "Port of the endpoint; rendezvous.endpoint wins."),
-        "script": Field(SOME_TEXT, "A Python script."),
+        "script": Field(SOME_TEXT, "A Python script; relative to the workdir of its node."),
         "module": Field(
             Text("a dotted module name", r"[A-Za-z_][\w.]*"), "A Python module, as with python -m."
         ),
-        "command": Field(ListOf(Word(), least=1), "Any program and its arguments."),
+        "command": Field(
+            ListOf(Word(), least=1), "Any program, in PATH or as a path like script, and its arguments."
+        ),
         "args": Field(
-            ListOf(Word()), "Arguments; {rank} {local_rank} {world_size} {master_addr} … are filled in."
+            ListOf(Word()),
+            "Arguments; {rank}, {local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr} "
+            "and {master_port} are filled in, {{rank}} becomes {rank}.",
         ),
         "env": Field(ENV, "Variables of the workers; null takes the caller's value, or fails."),
         "python": Field(
@@ -206,9 +213,16 @@ JOB = Record(
             "Interpreter on the nodes.",
             "the path of distlaunch's own if it exists there, else python3",
         ),
-        "workdir": Field(SOME_TEXT, "Working directory of the workers.", "the job file's folder"),
+        "workdir": Field(
+            SOME_TEXT,
+            "Working directory of the workers; ~/ is the home of the node's user.",
+            "the job file's folder",
+        ),
         "timeouts": Field(TIMEOUTS, "How long things may take."),
-        "restarts": Field(RESTARTS, "What happens after a failure: the whole job starts again, or nothing."),
+        "restarts": Field(
+            Short(RESTARTS, "max"),
+            "What happens after a failure: the whole job starts again, or nothing; a number is max.",
+        ),
         "elastic": Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
         "on_stall": Field(
             Choice(("notice", "restart", "stop")), "What to do when ranks stall for timeouts.stall.", "notice"
@@ -290,8 +304,8 @@ def reference(record: Record = JOB, prefix: str = "") -> list[tuple[str, str, st
 
 
 def _sections(kind: Type, path: str) -> list[tuple[Record, str]]:
-    if isinstance(kind, Record):
-        return [(kind, f"{path}.")]
+    if isinstance(kind, Record | Short):
+        return [(kind.record if isinstance(kind, Short) else kind, f"{path}.")]
     if isinstance(kind, Either) and isinstance(kind.items, ListOf) and isinstance(kind.items.item, Either):
         record = kind.items.item.entries
         return [(record, f"{path}[].")] if isinstance(record, Record) else []

@@ -11,6 +11,10 @@ MAX_HOSTS = 65_535
 """More than this from one range is a typing error."""
 
 
+MAX_SLOTS = 1024
+"""`host:N` with more than this, or with ssh's 22, is a port in the wrong place."""
+
+
 class HostEntry(NamedTuple):
     """One host of a hostfile: `slots` is its number of processes, None where the file does not say."""
 
@@ -26,7 +30,7 @@ def host_error(host: str) -> str | None:
     if host.startswith("-"):
         return "a host name can't begin with a dash"
     if not re.fullmatch(r"[A-Za-z0-9_.:%\-]+", host):
-        return f'"{host}" is no host name'
+        return f'"{host}" is not a valid host name'
     return None
 
 
@@ -56,7 +60,7 @@ def _bracket(text: str) -> list[str]:
     for item in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)
         if not found:
-            raise ValueError(f'"[{text}]" is no range; write [1-4] or [1,3,7]')
+            raise ValueError(f'"[{text}]" is not a range; write [1-4] or [1,3,7]')
         first, last = found[1], found[2] or found[1]
         if not 0 <= int(last) - int(first) < MAX_HOSTS:
             raise ValueError(f'"[{text}]" counts down or too far')
@@ -97,6 +101,8 @@ def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
     name, _, horovod_slots = name.partition(":")
     options = dict(_option(word) for word in words[1:])
     slots = options.get("slots", horovod_slots or None)
+    if horovod_slots and "slots" not in options and _looks_like_a_port(horovod_slots):
+        raise ValueError(_not_a_port(name, horovod_slots))
     if slots is not None and not re.fullmatch("[1-9][0-9]{0,5}", slots):
         raise ValueError(f'slots must be a number, got "{slots}"')
     entries = []
@@ -105,6 +111,17 @@ def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
             raise ValueError(error)
         entries.append(HostEntry(host, user, None, int(slots) if slots else None, place))
     return entries
+
+
+def _looks_like_a_port(slots: str) -> bool:
+    return slots == "22" or (slots.isdecimal() and int(slots) > MAX_SLOTS)
+
+
+def _not_a_port(host: str, number: str) -> str:
+    return (
+        f'"{host}:{number}" in a hostfile means {number} slots; write "{host} slots={number}" for that, '
+        f"and for a port put it into ssh_config or use nodes: [{{host: {host}, port: {number}}}]"
+    )
 
 
 def _option(word: str) -> tuple[str, str]:
@@ -119,7 +136,7 @@ def parse_endpoint(text: str) -> tuple[str | None, int | None]:
     """`host:port`, `[v6]:port`, `host` or `:port` → (host, port). Raises ValueError."""
     found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::([0-9]{1,9}))?", text)
     if not found:
-        raise ValueError(f'"{text}" is no endpoint; write host:port, or [address]:port for IPv6')
+        raise ValueError(f'"{text}" is not an endpoint; write host:port, or [address]:port for IPv6')
     host, port = found[1] or found[2] or None, int(found[3]) if found[3] else None
     if host and (error := host_error(host)):
         raise ValueError(error)

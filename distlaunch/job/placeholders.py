@@ -1,5 +1,6 @@
 """The {rank} and so on that are filled in in the arguments of a job."""
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 
@@ -12,32 +13,55 @@ PLACEHOLDERS = (
     "master_addr",
     "master_port",
 )
-_PLACEHOLDER = re.compile(r"(\{?)\{(" + "|".join(PLACEHOLDERS) + r")\}(\}?)")
+_KNOWN = "|".join(PLACEHOLDERS)
+# Another {word} is refused, but not ${word}, which is for a shell; {}, {1} and {"a": 1} mean nothing here.
+_SINGLE = re.compile(rf"\{{(?:{_KNOWN})\}}|(?<!\$)\{{[A-Za-z_][\w-]*\}}", re.ASCII)
+_BRACED = re.compile(r"(\{?)\{([A-Za-z_][\w-]*)\}(\}?)", re.ASCII)
 
 
 def fill(argument: str, values: Mapping[str, str]) -> str:
-    """`argument` with the {rank} and so on for which there are values; {{rank}} becomes {rank}."""
+    """`argument` with the {rank} and so on for which there are values; {{word}} becomes {word}."""
 
     def filled(found: re.Match[str]) -> str:
         left, name, right = found.groups()
         if left and right:
             return "{" + name + "}"
-        return left + values.get(name.upper(), "{" + name + "}") + right
+        value = values.get(name.upper()) if name in PLACEHOLDERS else None
+        return left + ("{" + name + "}" if value is None else value) + right
 
-    return _PLACEHOLDER.sub(filled, argument)
+    return _BRACED.sub(filled, argument)
 
 
 def literal(argument: str) -> str:
     """What `fill` makes `argument` of, whatever it holds."""
-    return re.sub(r"\{(?:" + "|".join(PLACEHOLDERS) + r")\}", r"{\g<0>}", argument)
+    return _SINGLE.sub(r"{\g<0>}", argument)
 
 
 def placeholders_in(arguments: Iterable[str]) -> list[str]:
     """The names that `fill` would fill in, in the order of PLACEHOLDERS."""
-    found = {
-        name
-        for argument in arguments
-        for left, name, right in _PLACEHOLDER.findall(argument)
-        if not (left and right)
-    }
+    found = {name for argument in arguments for name in _single_words(argument)}
     return [name for name in PLACEHOLDERS if name in found]
+
+
+def placeholder_error(argument: str) -> str | None:
+    """Why the first {word} in `argument` that is no placeholder can't be filled in, or None."""
+    for name in _single_words(argument):
+        if name not in PLACEHOLDERS:
+            return _unknown(name)
+    return None
+
+
+def _single_words(argument: str) -> list[str]:
+    return [
+        found[2]
+        for found in _BRACED.finditer(argument)
+        if not (found[1] and found[3])
+        and (found[2] in PLACEHOLDERS or argument[: found.start(2) - 1][-1:] != "$")
+    ]
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), PLACEHOLDERS, 1)
+    known = ", ".join("{" + known + "}" for known in PLACEHOLDERS)
+    hint = f"did you mean {{{close[0]}}}?" if close else f"known are {known};"
+    return f"unknown placeholder {{{name}}}; {hint} {{{{{name}}}}} passes {{{name}}} to the script"

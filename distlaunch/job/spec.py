@@ -45,10 +45,15 @@ Ranking = Literal["static", "c10d", "etcd-v2"]
 
 
 class Program(NamedTuple):
-    """What each worker runs: a Python `script` or `module`, or a `command` with its own arguments."""
+    """What each worker runs: a Python `script` or `module`, or a `command` with its own arguments.
+
+    With `placed` the first word is a path, relative to the node's workdir or below its user's ~; else it is
+    taken as it stands.
+    """
 
     kind: Literal["script", "module", "command"]
     words: tuple[str, ...]
+    placed: bool = False
 
 
 class Binding(NamedTuple):
@@ -155,7 +160,9 @@ class ByHand(NamedTuple):
 
 
 class JobSpec(NamedTuple):
-    """A whole job. Paths are absolute; `places` maps a path in the file to where it stands.
+    """A whole job. Paths are absolute; those on a node may begin with the ~ of its user instead.
+
+    `places` maps a path in the file to where it stands.
 
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0. With `shares_stdio` they have our
     stdin and, where nothing is to be done with what they print, our stdout.

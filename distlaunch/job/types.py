@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from distlaunch.errors import Problem
-from distlaunch.job.document import Entries, Items, Place, Scalar, Value, describe
+from distlaunch.job.document import Entries, Items, Place, Scalar, Value, as_list, describe
 
 Schema = dict[str, Any]
 
@@ -29,8 +29,16 @@ class Type(Protocol):
         """JSON Schema of the type."""
 
 
-def _refuse(kind: Type, value: Value, path: str, problems: list[Problem]) -> None:
-    problems.append(value.place.problem(path, f"expected {kind.name}, got {describe(value)}"))
+def _refuse(kind: Type, value: Value, path: str, problems: list[Problem], hint: str = "") -> None:
+    problems.append(value.place.problem(path, f"expected {kind.name}, got {describe(value)}{hint}"))
+
+
+def _list_hint(value: Value, path: str) -> str:
+    """How to write a list whose items were given as one string."""
+    match value:
+        case Scalar(value=str(text)) if text.strip(" ,"):
+            return f"; write {path.rpartition('.')[2]}: {as_list(text)}"
+    return ""
 
 
 class Text(NamedTuple):
@@ -104,12 +112,13 @@ class Integer(NamedTuple):
 
 MAX_DURATION_S = 1e9
 """Some thirty years: more is a typing error."""
-_DURATION = r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)"
+_PART = r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)"
+_DURATION = r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|m|h|d)\s*)+"
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Duration(NamedTuple):
-    """`500ms`, `30s`, `10m`, `24h`, `7d`, or a number of seconds; becomes seconds."""
+    """`500ms`, `30s`, `10m`, `1h30m`, `7d`, or a number of seconds; becomes seconds."""
 
     least_s: int = 0
 
@@ -129,8 +138,7 @@ class Duration(NamedTuple):
 
     def schema(self) -> Schema:
         """JSON Schema."""
-        pattern = r"^\d+(\.\d+)?\s*(ms|s|m|h|d)$"
-        return {"type": ["string", "number"], "pattern": pattern, "minimum": self.least_s}
+        return {"type": ["string", "number"], "pattern": f"^(?:{_DURATION})$", "minimum": self.least_s}
 
 
 def _seconds(value: Value) -> float | None:
@@ -139,8 +147,8 @@ def _seconds(value: Value) -> float | None:
             return None
         case Scalar(value=int() | float() as number) if number <= MAX_DURATION_S:
             return float(number)
-        case Scalar(value=str(text)) if found := re.fullmatch(_DURATION, text):
-            return float(found[1]) * _UNITS_S[found[2]]
+        case Scalar(value=str(text)) if re.fullmatch(_DURATION, text):
+            return sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_PART, text))
     return None
 
 
@@ -194,7 +202,7 @@ class Choice(NamedTuple):
     @property
     def name(self) -> str:
         """What is expected."""
-        return " or ".join(f'"{word}"' for word in self.words)
+        return in_words([f'"{word}"' for word in self.words])
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> str | None:
         """The word."""
@@ -229,7 +237,7 @@ class ListOf(NamedTuple):
     def check(self, value: Value, path: str, problems: list[Problem]) -> tuple[Any, ...] | None:
         """The items."""
         if not isinstance(value, Items) or len(value.items) < self.least:
-            _refuse(self, value, path, problems)
+            _refuse(self, value, path, problems, _list_hint(value, path))
             return None
         return tuple(self.item.check(item, f"{path}[{i}]", problems) for i, item in enumerate(value.items))
 
@@ -286,7 +294,7 @@ class Either(NamedTuple):
     @property
     def name(self) -> str:
         """What is expected."""
-        return " or ".join(kind.name for kind in self._types)
+        return in_words([name for kind in self._types for name in _names(kind)])
 
     def _choose(self, value: Value) -> Type | None:
         match value:
@@ -310,13 +318,23 @@ class Either(NamedTuple):
             checked = chosen.check(value, path, trial) if chosen else None
             if chosen is None or trial:
                 hinted = any("did you mean" in problem.text for problem in trial)
-                problems.extend(trial) if hinted else _refuse(self, value, path, problems)
+                hint = _list_hint(value, path) if isinstance(self.items, ListOf) and not self.text else ""
+                problems.extend(trial) if hinted else _refuse(self, value, path, problems, hint)
             return checked
         return chosen.check(value, path, problems)
 
     def schema(self) -> Schema:
         """JSON Schema."""
         return {"anyOf": [kind.schema() for kind in self._types]}
+
+
+def in_words(names: Sequence[str]) -> str:
+    """a, b or c"""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _names(kind: Type) -> Sequence[str]:
+    return [f'"{word}"' for word in kind.words] if isinstance(kind, Choice) else [kind.name]
 
 
 class Field(NamedTuple):
@@ -373,6 +391,31 @@ class Record(NamedTuple):
         }
         required = {"required": list(self.required)} if self.required else {}
         return {"type": "object", "additionalProperties": False, "properties": properties, **required}
+
+
+class Short(NamedTuple):
+    """A record, or just the value of its most important `key`."""
+
+    record: Record
+    key: str
+
+    @property
+    def name(self) -> str:
+        """What is expected."""
+        return in_words([self.record.fields[self.key].kind.name, self.record.name])
+
+    def check(self, value: Value, path: str, problems: list[Problem]) -> dict[str, Any] | None:
+        """The keys that were given, checked."""
+        if isinstance(value, Scalar) and isinstance(value.value, int):
+            value = Entries(((Scalar(self.key, value.place), value),), value.place)
+        if not isinstance(value, Entries):
+            _refuse(self, value, path, problems)
+            return None
+        return self.record.check(value, path, problems)
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"anyOf": [self.record.fields[self.key].kind.schema(), self.record.schema()]}
 
 
 def _described(entry: Field) -> str:

@@ -128,6 +128,7 @@ def _worker(worker: WorkerPlan, shared: Mapping[str, str]) -> Message:
         "local_rank": worker.local_rank,
         "argv": worker.argv,
         "cwd": worker.cwd,
+        "paths": worker.paths,
         "env": {name: value for name, value in worker.contract.items() if name not in shared},
         "defaults": worker.defaults,
     }

@@ -1,9 +1,10 @@
 """Opens the links to the nodes of a job: the transport's command line, the interpreters, the agent's text."""
 
+import contextlib
 import os
 import sys
 
-from distlaunch.errors import DistlaunchError
+from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import Address, JobSpec, SshOptions
 from distlaunch.rim.bundle import bundle_for
 from distlaunch.rim.link import Link
@@ -25,7 +26,8 @@ class Ahead:
 
     def start(self, shares_stdio: bool) -> None:
         """Start it, as the first node's."""
-        self._link = _open(_HERE, None, SshOptions(), 0, shares_stdio)
+        with contextlib.suppress(DistlaunchError):  # who needs it is told why when it tries again
+            self._link = _open(_HERE, None, SshOptions(), 0, shares_stdio)
 
     def take(self) -> Link | None:
         """The link, once."""
@@ -68,4 +70,4 @@ def _open(
     try:
         return Link(argv, candidates_text(interpreters), boot, nonce, local, (0, 1) if shares else ())
     except OSError as error:
-        raise DistlaunchError(f"can't start {argv[0]}: {error.strerror}") from None
+        raise DistlaunchError(f"can't start {argv[0]}: {reason(error)}") from None

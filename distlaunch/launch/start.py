@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from distlaunch.errors import DistlaunchError
+from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.opening import open_links
 from distlaunch.rim.link import Link
@@ -30,7 +30,7 @@ def start_run(spec: JobSpec) -> Start:
     try:
         folder = RunFolder(spec.logs.folder, run_id, "agent" if spec.torch_agents else "rank")
     except OSError as error:
-        raise DistlaunchError(f"can't make the run folder in {spec.logs.folder}: {error.strerror}") from None
+        raise DistlaunchError(f"can't make the run folder in {spec.logs.folder}: {reason(error)}") from None
     if len(spec.pool) > MANY_NODES:
         from distlaunch.rim.limits import make_room_for_links
 

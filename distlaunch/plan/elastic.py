@@ -46,18 +46,19 @@ def workers(
     source: str | None = None,
 ) -> list[WorkerPlan]:
     """The torch agent of one node; `source` is the node's own address, by which the others reach it."""
-    program = plan.spec.program
+    program, word = plan.spec.program, layout.program_word(plan.spec, node)
     arguments = [fill(argument, {}) for argument in (*program.words[1:], *plan.spec.args)]
-    flags = torch_flags(plan, node, meeting, source)
+    flags = (*TORCHRUN, *torch_flags(plan, node, meeting, source), "--")
     agent = WorkerPlan(
         rank=node.first_rank,
         local_rank=0,
         # After "--", argparse takes no argument of the script for an abbreviated flag of its own.
-        argv=(node.python, *TORCHRUN, *flags, "--", program.words[0], *arguments),
+        argv=(node.python, *flags, word, *arguments),
         contract=contract.agent_environment(meeting),
         env=node.env,
         defaults=_defaults(node, interface),
         cwd=node.workdir,
+        paths=(0, 1 + len(flags)) if program.placed else (0,),
     )
     return [agent]
 

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch import contract
+from distlaunch.job.document import counted
+from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
-from distlaunch.job.spec import Address, Backend, Env, JobSpec
+from distlaunch.job.spec import Address, Backend, Env, JobSpec, Program
 
 MAX_PROCS = 4096
 """Workers per node: the protocol has room for 32768."""
@@ -93,6 +95,7 @@ class WorkerPlan(NamedTuple):
     """One worker, ready to be spawned.
 
     `env` is the job's, `contract` wins over it, `defaults` hold only where the node has none.
+    `paths` are the indices in `argv` of paths on the node, which may begin with its user's ~, as `cwd` may.
     """
 
     rank: int
@@ -102,6 +105,7 @@ class WorkerPlan(NamedTuple):
     contract: Mapping[str, str]
     defaults: Mapping[str, str]
     cwd: str
+    paths: tuple[int, ...] = ()
 
 
 def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
@@ -115,14 +119,25 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
         first_rank = nodes[-1].ranks.stop if nodes else _first_rank(spec)
         nodes.append(node_plan(spec, fact, index, _first_node(spec) + len(nodes), first_rank))
     backend = choose_backend(spec, nodes)
+    world_size = sum(spec.by_hand.sizes) if spec.by_hand else nodes[-1].ranks.stop
+    _check_console(spec, world_size)
     return LaunchPlan(
         spec=spec,
         nodes=tuple(nodes),
-        world_size=sum(spec.by_hand.sizes) if spec.by_hand else nodes[-1].ranks.stop,
+        world_size=world_size,
         backend=backend,
         master_addr=_master_addr(spec, nodes, master_address),
         master_port=spec.master_port,
     )
+
+
+def _check_console(spec: JobSpec, world_size: int) -> None:
+    """An elastic job may have other ranks later."""
+    listed = spec.logs.console if isinstance(spec.logs.console, tuple) and not spec.elastic else ()
+    for i, rank in enumerate(listed):
+        if rank >= world_size:
+            ranks = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
+            raise spec.error(f"logs.console[{i}]", f"the job has no rank {rank}: it has {ranks}")
 
 
 def _first_rank(spec: JobSpec) -> int:
@@ -176,7 +191,8 @@ def _check_binding(spec: JobSpec, label: str, procs: int) -> None:
     binding = spec.binding
     if binding and binding.how == "listed" and len(binding.cpus) < procs:
         raise spec.error(
-            "cpu_binding", f"{label} has {procs} workers, but only {len(binding.cpus)} have CPUs listed"
+            "cpu_binding",
+            f"{label} has {counted(procs, 'worker')}, but CPUs are listed for only {len(binding.cpus)}",
         )
 
 
@@ -251,6 +267,7 @@ def _worker(
         env=node.env,
         defaults=contract.defaults(node.procs, interface, plan.backend),
         cwd=node.workdir,
+        paths=_paths(plan.spec.program),
     )
 
 
@@ -261,14 +278,26 @@ def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
 
 
 def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[str, ...]:
-    program = plan.spec.program
+    program, word = plan.spec.program, program_word(plan.spec, node)
     args = (*program.words[1:], *plan.spec.args)
     if plan.spec.placeholders:
         args = tuple(fill(argument, values) for argument in args)
     match program.kind:
         case "script":
-            return (node.python, "-u", program.words[0], *args)
+            return (node.python, "-u", word, *args)
         case "module":
-            return (node.python, "-u", "-m", program.words[0], *args)
+            return (node.python, "-u", "-m", word, *args)
         case "command":
-            return (program.words[0], *args)
+            return (word, *args)
+
+
+def program_word(spec: JobSpec, node: NodePlan) -> str:
+    """The script, module or command as it is started on a node."""
+    word = spec.program.words[0]
+    return path_in(node.workdir, word) if spec.program.placed else word
+
+
+def _paths(program: Program) -> tuple[int, ...]:
+    if program.kind == "command":
+        return (0,) if program.placed else ()
+    return (0, 2) if program.placed else (0,)

@@ -25,7 +25,7 @@ def _remarks(plan: LaunchPlan) -> list[str]:
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
     shared = common_contract(workers)
     exports = [*job_exports(node.env), *_assignments(shared), *_default_exports(workers[0])]
-    lines = [f"# node {node.label}", f"(cd {quote(node.workdir)} || exit"]
+    lines = [f"# node {node.label}", f"(cd {quoted_path(node.workdir)} || exit"]
     lines += [f"export {export}" for export in exports]
     lines += [_worker_line(worker, shared) for worker in workers]
     return "\n".join([*lines, "wait)", ""])
@@ -35,7 +35,18 @@ def _worker_line(worker: WorkerPlan, shared: Mapping[str, str]) -> str:
     own = {name: value for name, value in worker.contract.items() if name not in shared}
     export = f"export {' '.join(_assignments(own))}; " if own else ""
     # exec takes the program of that name, also where the shell has a word of its own for it.
-    return f"({export}exec {' '.join(map(quote, worker.argv))}) &"
+    return f"({export}exec {_command(worker)}) &"
+
+
+def _command(worker: WorkerPlan) -> str:
+    words = (quoted_path(w) if i in worker.paths else quote(w) for i, w in enumerate(worker.argv))
+    return " ".join(words)
+
+
+def quoted_path(path: str) -> str:
+    """A path as a word for sh, which expands the ~ at its beginning."""
+    home = "~/" if path.startswith("~/") else path if path == "~" else ""
+    return home + (quote(path[len(home) :]) if path != home else "")
 
 
 def _assignments(values: Mapping[str, str]) -> list[str]:

@@ -6,8 +6,8 @@ from distlaunch.contract import Rendezvous
 from distlaunch.job.placeholders import fill, placeholders_in
 from distlaunch.job.spec import Binding, JobSpec
 from distlaunch.plan import elastic
-from distlaunch.plan.layout import LaunchPlan, NodePlan
-from distlaunch.plan.shell import job_exports
+from distlaunch.plan.layout import LaunchPlan, NodePlan, program_word
+from distlaunch.plan.shell import job_exports, quoted_path
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:
@@ -38,8 +38,10 @@ def _line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
     arguments = [fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args)]
     exports = job_exports(node.env)
     export = f"export {' '.join(exports)} && " if exports else ""
-    words = " ".join(map(quote, [*_torchrun(plan, node), *flags, spec.program.words[0], *arguments]))
-    return f"(cd {quote(node.workdir)} && {export}exec {words})"
+    program = program_word(spec, node)
+    program = quoted_path(program) if spec.program.placed else quote(program)
+    words = " ".join([*_torchrun(plan, node), *map(quote, flags), program, *map(quote, arguments)])
+    return f"(cd {quoted_path(node.workdir)} && {export}exec {words})"
 
 
 def _static(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
@@ -73,4 +75,4 @@ def _conduct(spec: JobSpec) -> list[str]:
 def _torchrun(plan: LaunchPlan, node: NodePlan) -> list[str]:
     """torchrun of the interpreter that the job names, else the one in PATH."""
     named = plan.spec.pool[node.node].python or plan.spec.python
-    return [named, "-m", "torch.distributed.run"] if named else ["torchrun"]
+    return [quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]

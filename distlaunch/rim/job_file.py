@@ -1,19 +1,24 @@
 """Reads job files: YAML with places, safe tags only, no aliases, no duplicate keys, bounded."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from distlaunch.errors import JobError, Problem, UsageError
+from distlaunch.errors import JobError, Problem, UsageError, reason
 from distlaunch.job.build import Surroundings, build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, override
 from distlaunch.job.hosts import HostEntry, parse_hostfile
+from distlaunch.job.paths import home_error
 from distlaunch.job.spec import JobSpec
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
+STDIN = "-"
+PIPED_NAME = "job"
+"""The name of a job whose file has none."""
 
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -23,27 +28,40 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
 
     Raises `JobError` with every problem, or `UsageError` when the file can't be read.
     """
-    document = parse(read_text(path), path)
+    document = parse(read_text(path), "standard input" if path == STDIN else path)
     for text in overrides:
         document = _overridden(document, text)
     if extra_args:
         document = _with_args(document, extra_args)
-    folder = str(Path(path).resolve().parent)
-    hostfile = _hostfile(document, folder)
-    return build_spec(document, path, Surroundings(folder, os.path.expanduser("~"), os.environ, hostfile))
+    piped = _is_piped(path)
+    folder = _working_directory() if piped else str(Path(path).resolve().parent)
+    around = Surroundings(folder, os.path.expanduser("~"), os.environ, name=PIPED_NAME if piped else None)
+    return build_spec(document, path, around._replace(hostfile=_hostfile(document, around)))
+
+
+def _is_piped(path: str) -> bool:
+    """Whether a job file has no place of its own: standard input, or a shell's <(command)."""
+    return path == STDIN or path.startswith("/dev/") or not os.path.isfile(path)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the working directory is gone: {error.strerror}") from None
 
 
 def read_text(path: str) -> str:
-    """The text of a file of at most MAX_BYTES. Raises `UsageError`."""
+    """The text of a file of at most MAX_BYTES, "-" is standard input. Raises `UsageError`."""
     try:
-        with Path(path).open("rb") as file:
+        with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+        raise UsageError(f"{path}: {reason(error)}") from None
     except ValueError:
-        raise UsageError(f"{path!r} is no file name") from None
+        raise UsageError(f"{path!r} is not a valid file name") from None
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which is no job file")
+        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB: not a job file")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -63,12 +81,24 @@ def parse(text: str, source: str) -> Value:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
-        raise JobError([place.problem("", f"not YAML: {error.problem or error.context}")]) from None
+        hint = _yaml_hint(text, mark)
+        raise JobError([place.problem("", f"not YAML: {hint or error.problem or error.context}")]) from None
     except yaml.YAMLError as error:
         raise JobError([Place(source).problem("", f"not YAML: {error}".splitlines()[0])]) from None
     if problems:
         raise JobError(problems)
     return value
+
+
+def _yaml_hint(text: str, mark: yaml.Mark | None) -> str:
+    """What is wrong in words that YAML's parser lacks, for the two mistakes that everybody makes."""
+    lines = text.split("\n")
+    line = lines[mark.line] if mark and mark.line < len(lines) else ""
+    if mark and line[: mark.column + 1].strip(" ").startswith("\t"):
+        return "a tab can't indent: use spaces"
+    if found := re.search(r"[^\s,\[\"']+\[[0-9, -]+\]", line):
+        return f'quote a range inside a list: "{found[0]}"'
+    return ""
 
 
 def _check_events(text: str, source: str, problems: list[Problem]) -> None:
@@ -143,29 +173,60 @@ def _mapping(
 
 
 def _overridden(document: Value, text: str) -> Value:
-    path, equals, value = text.partition("=")
+    path, equals, value = _as_text(text).partition("=")
     if not equals or not path:
         raise UsageError(f"--set {text}: write --set key=value, for example --set timeouts.job=1h")
     source = f"--set {path}"
-    if not _is_text(text):
-        raise UsageError(f"{source}: the value is not UTF-8 text")
     new = parse(value, source)
+    if (
+        isinstance(new, Scalar) and new.value is None and not new.text
+    ):  # nothing, or what YAML takes for a comment
+        new = Scalar(value, new.place, value)
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]
     if len(steps) > MAX_DEPTH:
         raise UsageError(f"{source[:60]}…: deeper than {MAX_DEPTH} levels")
     try:
-        return override(document, steps, _moved(new, Place(source)))
+        return override(_spelled_out(document, steps), steps, _moved(new, Place(source)))
     except KeyError as error:
-        raise UsageError(f"--set {text}: there is no {error.args[0]} to set") from None
+        raise UsageError(f"--set {text}: {error.args[0]}") from None
 
 
-def _is_text(text: str) -> bool:
-    """Whether `text` came from valid UTF-8: other bytes of a command line are kept as lone surrogates."""
+def _spelled_out(document: Value, steps: list[str]) -> Value:
+    """`document` with a mapping where `steps` lead into one that stands there as its main value alone."""
+    depth, key = _SHORT.get(steps[0], (0, ""))
+    short = _found(document, steps[:depth]) if 0 < depth < len(steps) else None
+    if not isinstance(short, Scalar) or short.value is None:
+        return document
+    whole = Entries(((Scalar(key, short.place), short),), short.place)
+    return override(document, steps[:depth], whole)
+
+
+_SHORT = {"nodes": (2, "host"), "spares": (2, "host"), "restarts": (1, "max")}
+"""Key → how deep below it is what may be given as one value, and that value's key."""
+
+
+def _found(value: Value | None, steps: list[str]) -> Value | None:
+    for step in steps:
+        match value:
+            case Items(items=items) if step.isdecimal() and int(step) < len(items):
+                value = items[int(step)]
+            case Entries():
+                value = value.get(step)
+            case _:
+                return None
+    return value
+
+
+def _as_text(argument: str) -> str:
+    """An argument whose bytes are UTF-8, whatever the locale takes them for. Raises `UsageError`."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        argument.encode()
+    except UnicodeEncodeError:  # Python keeps bytes that the locale does not know as lone surrogates
+        try:
+            return os.fsencode(argument).decode()
+        except UnicodeError:
+            raise UsageError(f"--set {argument}: not UTF-8 text") from None
+    return argument
 
 
 def _moved(value: Value, place: Place) -> Value:
@@ -191,11 +252,13 @@ def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
     return document.with_key("args", Items((*before, *more), place))
 
 
-def _hostfile(document: Value, folder: str) -> tuple[HostEntry, ...] | None:
+def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:
     named = document.get("hostfile") if isinstance(document, Entries) else None
-    if not isinstance(named, Scalar) or not isinstance(named.value, str) or "\0" in named.value:
+    if not isinstance(named, Scalar) or not isinstance(named.value, str):
         return None  # not there, or a mistake that is told later
-    path = os.path.normpath(os.path.join(folder, os.path.expanduser(named.value)))
+    if "\0" in named.value or home_error(named.value):
+        return None  # not there, or a mistake that is told later
+    path = around.path(named.value)
     problems: list[Problem] = []
     entries = parse_hostfile(read_text(path), path, problems)
     if problems:

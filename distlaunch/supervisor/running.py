@@ -3,6 +3,7 @@
 import errno
 
 from distlaunch.errors import Exit
+from distlaunch.plan.advice import unstarted_advice
 from distlaunch.supervisor import blame, torch_agents
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.ending import all_closed, end_job, with_time_to_drain
@@ -41,7 +42,8 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
     state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED, at=now)
     # As a shell has it: 127 for what is not there, 126 for what can't be run.
     status = 127 if event.errno == errno.ENOENT else 126
-    text = f"{state.named(rank)} could not be started: {event.text}"
+    advice = unstarted_advice(state.spec, event.node, event.stage, event.errno)
+    text = f"{state.named(rank)} could not be started: {event.text}{advice}"
     return end_job(state, Cause(text, status, now, rank, event.node), now)
 
 

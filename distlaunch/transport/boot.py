@@ -5,7 +5,8 @@ The same command goes to every node, so no value of a job is ever quoted for a r
 1. sh prints READY_MARKER. Nothing of ours is sent before it is seen, so an rc file that reads stdin gets
    none of it: only, now and then, an empty line (NUDGE), so that its `read` does not wait for ever.
 2. The controller sends candidate interpreters, one per line, then an empty line; earlier ones are skipped.
-3. sh becomes the first that exists, which reads blocks of eight digits and as many bytes: a loader, modules.
+3. sh becomes the first that exists (~/ is its user's home), which reads blocks of eight digits and as many
+   bytes: a loader, modules.
 4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`).
 """
 
@@ -28,7 +29,8 @@ _PYTHON = (
 SCRIPT = (
     'printf "distlaunch%s\\n" -ready-1; x=; t=; '
     "while IFS= read -r p; do "
-    '[ -n "$p" ] || { [ -z "$t" ] && continue || break; }; t="$t $p"; '
+    '[ -n "$p" ] || { [ -z "$t" ] && continue || break; }; '
+    'case "$p" in "~/"*) p="$HOME${p#?}";; esac; t="$t $p"; '
     '[ -z "$x" ] && command -v "$p" >/dev/null 2>&1 && x=$p; done; '
     f'[ -n "$x" ] || {{ echo "{NO_PYTHON}:$t" >&2; exit 127; }}; '
     f'exec "$x" -I -S -c "{_PYTHON}" {TOO_OLD}'

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Bed
+from tests.cluster.hosts import Bed, Site
+from tests.cluster.odd_hosts import installed
 from tests.harness import (
     ROOT,
     Run,
@@ -278,3 +279,21 @@ def test_an_agent_that_was_started_ahead_in_vain_leaves_no_zombie(tmp_path: Path
         run.wait_ready(1)
         names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children_of(run.process.pid)]
         assert names == ["ssh"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "csh", "fish"])
+@pytest.mark.parametrize("whose", ["the job's", "the node's"])
+def test_a_home_is_that_of_the_user_on_the_node(site: Site, shell: str, whose: str) -> None:
+    there = site.folder / "home-there"
+    (there / "w").mkdir(parents=True)
+    (there / "w" / "t.py").write_text("import os, sys; print(sys.argv[0], os.getcwd())")
+    (there / "python").symlink_to(sys.executable)
+    name = site.name("odd", "host2", site.sshd("host2", over=site.login(there, installed(shell))))
+    paths = {"workdir": "~/w", "python": "~/python"}
+    node, keys = ({"host": name, **paths}, {}) if whose == "the node's" else ({"host": name}, paths)
+    job = {"script": "t.py", "nodes": [node], **keys, "gpus_per_node": 0, "ssh": {"config": "ssh_config"}}
+    (site.folder / "job.yaml").write_text(json.dumps(job))
+    done = distlaunch("run", str(site.folder / "job.yaml"))
+    assert done.stdout == f"[odd:0] {there}/w/t.py {there}/w\n", done.stderr
+    port = distlaunch("check-port", str(site.folder / "job.yaml"))
+    assert port.returncode == 0, port.stderr

@@ -130,6 +130,7 @@ def test_a_refusal_of_the_kernel_is_told(tmp_path: Path) -> None:
         "local_rank": 0,
         "argv": ["/bin/true"],
         "cwd": "/",
+        "paths": [],
         "env": {},
         "shares": [],
         "cpus": "8000-8001",

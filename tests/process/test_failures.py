@@ -338,18 +338,34 @@ def test_a_reader_that_stalls_does_not_slow_the_job(tmp_path: Path) -> None:
         assert (run.run_folder() / "rank0.out").stat().st_size == 300000 * 100
 
 
+ABSENT = "No such file or directory"
+RELATIVE = f"{ABSENT}; a relative script is looked for in the node's workdir"
+
+
 @pytest.mark.parametrize(
     ("program", "status", "words"),
     [
-        ("command: [./missing]", 127, "No such file or directory"),
-        ("command: [./data]", 126, "Permission denied"),
-        ("command: [./badshebang]", 127, "interpreter"),
-        ("script: worker.py\nworkdir: nowhere", 127, "nowhere: No such file or directory"),
+        ("command: [./missing]", 127, f"missing: {ABSENT}; a relative command is looked for in"),
+        ("command: [./data]", 126, "data: Permission denied\n"),
+        ("command: [./badshebang]", 127, "interpreter (the first line after #!) does not exist\n"),
+        ("script: worker.py\nworkdir: nowhere", 127, f"nowhere: {ABSENT} (set by workdir)\n"),
+        ("script: no.py\nrestarts: {max: 1}", 127, f"/no.py: {RELATIVE} (by default the job file's"),
+        (
+            "script: worker.py\nnodes: [{host: localhost, workdir: inner}]",
+            127,
+            f"inner/worker.py: {RELATIVE} (set by nodes[0].workdir)\n",
+        ),
+        ("script: /no/t.py", 127, f" /no/t.py: {ABSENT} (set by script)\n"),
+        ("script: no.py\nrendezvous: {backend: c10d}", 127, f"/no.py: {RELATIVE}"),
     ],
-    ids=["missing", "not executable", "bad shebang", "no workdir"],
+    ids=[
+        *("missing", "not executable", "bad shebang", "no workdir"),
+        *("no script", "no script there", "no script anywhere", "torch's agent"),
+    ],
 )
 def test_what_cannot_be_started_is_named(tmp_path: Path, program: str, status: int, words: str) -> None:
     (tmp_path / "worker.py").write_text("")
+    (tmp_path / "inner").mkdir()
     (tmp_path / "data").write_text("no program")
     (tmp_path / "badshebang").write_text("#!/no/such/interpreter\n")
     (tmp_path / "badshebang").chmod(0o755)
@@ -357,7 +373,8 @@ def test_what_cannot_be_started_is_named(tmp_path: Path, program: str, status: i
     done = distlaunch("run", str(tmp_path / "job.yaml"))
     assert done.returncode == status, done.stderr
     assert words in done.stderr
-    assert "could not be started" in done.stderr
+    assert done.stderr.count("could not be started") == 1
+    assert "Traceback" not in done.stderr
 
 
 def test_an_environment_too_big_is_named(tmp_path: Path) -> None:

@@ -1,13 +1,23 @@
 """Runs on this machine: what workers get, what users see, what is kept."""
 
 import json
+import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.harness import distlaunch, nothing_was_dropped, on_a_terminal, running, write_job
+from tests.harness import (
+    PATIENCE_S,
+    distlaunch,
+    distlaunch_argv,
+    nothing_was_dropped,
+    on_a_terminal,
+    running,
+    write_job,
+)
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 
@@ -145,6 +155,104 @@ def test_the_named_interpreter_is_used(tmp_path: Path) -> None:
         tmp_path, "import sys; print(sys.executable)", f"gpus_per_node: 0\npython: {sys.executable}"
     )
     assert distlaunch("run", str(job)).stdout == f"[node0:0] {sys.executable}\n"
+
+
+def test_a_path_below_home_is_that_of_the_user_who_runs_it(tmp_path: Path) -> None:
+    work = tmp_path / "home" / "w"
+    work.mkdir(parents=True)
+    (work / "worker.py").write_text("import os, sys; print(sys.argv, os.getcwd(), os.environ['PWD'])")
+    (tmp_path / "home" / "python").symlink_to(sys.executable)
+    job = tmp_path / "job.yaml"
+    paths = "script: worker.py\nworkdir: ~/w\npython: ~/python\nlogs: {dir: ~/logs}"
+    job.write_text(f"{paths}\nargs: [~/kept]\ngpus_per_node: 0")
+    done = distlaunch("run", str(job), env={**os.environ, "HOME": str(tmp_path / "home")})
+    assert done.stdout == f"[node0:0] ['{work}/worker.py', '~/kept'] {work} {work}\n", done.stderr
+    assert (tmp_path / "home" / "logs").is_dir()
+    job.write_text("command: [~/w/tell]\ngpus_per_node: 0")
+    (work / "tell").symlink_to("/bin/pwd")
+    done = distlaunch("run", str(job), env={**os.environ, "HOME": str(tmp_path / "home")})
+    assert done.stdout == f"[node0:0] {tmp_path}\n", done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "dry-run", "check-port"])
+def test_a_job_is_read_from_standard_input(tmp_path: Path, command: str) -> None:
+    job = write_job(tmp_path, "import os; print(os.getcwd())", "gpus_per_node: 0")
+    done = subprocess.run(
+        distlaunch_argv(command, "-"),
+        input=job.read_text(),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    if command == "run":
+        assert done.stdout == f"[node0:0] {tmp_path}\n"
+        assert [path.name.partition("-")[0] for path in (tmp_path / "runs").iterdir()] == ["job"]
+    if command == "dry-run":
+        assert done.stdout.startswith("job: 1 rank on 1 node, gloo\n")
+
+
+def test_mistakes_on_standard_input_are_placed() -> None:
+    argv = distlaunch_argv("run", "-")
+    done = subprocess.run(argv, input="scirpt: x", capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "distlaunch: standard input:1:1: scirpt: unknown key; did you mean script?" in done.stderr
+
+
+NO_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "latin-1"}, NO_UTF8], ids=["latin-1", "ASCII"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["--help"], ["run", "--help"], ["run", "{job}"], ["run", "{job}", "--json", "--", "é…"]),
+        *(["dry-run", "{job}", "--format", style] for style in ("table", "shell", "torchrun", "json")),
+        ["check-port", "{job}", "--set", "name=é…"],
+    ],
+    ids=" ".join,
+)
+def test_no_encoding_ends_in_a_traceback(
+    tmp_path: Path, arguments: list[str], environment: dict[str, str]
+) -> None:
+    job = write_job(tmp_path, "print('plain')", "gpus_per_node: 0\nname: jöb…\nargs: [é, ≥]\nenv: {X: é}")
+    job = job.rename(tmp_path / "jöb.yaml")
+    words = [word.format(job=job) for word in arguments]
+    argv = [os.fsencode(word) for word in distlaunch_argv(*words)]
+    done = subprocess.run(
+        argv, capture_output=True, env={**os.environ, **environment}, check=False, timeout=PATIENCE_S
+    )
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
+
+
+def test_a_file_name_that_the_locale_can_not_spell_is_told(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "", "gpus_per_node: 0\nlogs: {dir: jö}")
+    done = distlaunch("run", str(job), env={**os.environ, **NO_UTF8})
+    assert done.returncode == 2
+    assert done.stderr.startswith("distlaunch: this locale's encoding, ascii, has no '")
+
+
+@pytest.mark.parametrize("most", [7, 8, 10, 12])
+def test_too_few_descriptors_are_told(tmp_path: Path, most: int) -> None:
+    job = write_job(tmp_path, "", "gpus_per_node: 0\nprocs_per_node: 4")
+    limited = ["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *distlaunch_argv("run", str(job))]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert "Traceback" not in done.stderr
+    assert (done.returncode in (1, 126), "`ulimit -n`" in done.stderr) == (True, True), done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "dry-run", "check-port", "schema", "import"])
+def test_h_is_help(command: str) -> None:
+    assert distlaunch(command, "-h").stdout == distlaunch(command, "--help").stdout != ""
+
+
+def test_a_rank_to_show_must_be_there(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "", "gpus_per_node: 0\nprocs_per_node: 3\nlogs: {console: [7]}")
+    for command in ("run", "dry-run"):
+        done = distlaunch(command, str(job))
+        assert done.returncode == 2
+        assert "job.yaml:4:18: logs.console[0]: the job has no rank 7: it has ranks 0 to 2" in done.stderr
 
 
 def test_without_a_terminal_there_are_no_colours(tmp_path: Path) -> None:

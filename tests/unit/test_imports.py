@@ -22,7 +22,7 @@ from distlaunch.dropin.words import Command, shell_commands
 from distlaunch.errors import DistlaunchError, JobError, Problem, UsageError
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import parse_hostfile
-from distlaunch.job.placeholders import PLACEHOLDERS, fill, literal
+from distlaunch.job.placeholders import PLACEHOLDERS, fill, literal, placeholder_error
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.plan.torchrun import torchrun_text
@@ -401,7 +401,7 @@ def test_a_binding_is_a_key() -> None:
         ("torchrun --nproc-per-node 0 x.py", "expected a number"),
         ("torchrun --max-restarts=-1 x.py", "--max-restarts: expected a number ≥ 0"),
         ("torchrun --master-port 70000 x.py", "the command line: master_port: expected an integer from 1"),
-        ("torchrun --master-addr '$M' --nnodes 2 x.py", '"$M" is no host name'),
+        ("torchrun --master-addr '$M' --nnodes 2 x.py", '"$M" is not a valid host name'),
         ("torchrun --nnodes 99999 x.py", "counts down or too far"),
         ("torchrun -m --no-python x", "exclude each other"),
         ("torchrun -m a/b", "expected a dotted module name"),
@@ -425,7 +425,9 @@ def test_a_comment_can_not_break_out_of_its_line() -> None:
 
 # The way back
 
-_brace = st.sampled_from([f"{{{name}}}" for name in PLACEHOLDERS] + ["{", "}", "{{", "}}", "x"])
+_brace = st.sampled_from(
+    [f"{{{name}}}" for name in (*PLACEHOLDERS, "a-b", "X1", "1")] + [*"{}x$", "{{", "}}"]
+)
 braces = st.lists(_brace, max_size=6).map("".join)
 arguments = st.lists(process_text | braces, max_size=5)
 _scripts = process_text.filter(bool)
@@ -500,13 +502,14 @@ def test_variables_and_paths_load_as_they_were_meant(env: dict[str, str], folder
     spec = spec_of(draft_text(torchrun_draft(Command(tuple(words)), CPUS)))
     assert {name: value.text for name, value in spec.env.items()} == env
     assert spec.logs.folder == os.path.normpath(os.path.join(FOLDER, folder))
-    assert (spec.workdir, spec.program.words) == (FOLDER, (f"{FOLDER}/x.py",))
+    assert (spec.workdir, spec.program.words) == (FOLDER, ("x.py",))
 
 
 @given(argument=braces)
 @bounded()
 def test_what_is_literal_is_filled_with_itself(argument: str) -> None:
     assert fill(literal(argument), {name.upper(): "9" for name in PLACEHOLDERS}) == argument
+    assert placeholder_error(literal(argument)) is None
 
 
 # accelerate

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from distlaunch.errors import DistlaunchError, JobError, UsageError
 from distlaunch.job.fields import JOB, reference
-from distlaunch.job.spec import Address, Binding, EnvValue, JobSpec, Timeouts
+from distlaunch.job.spec import Address, Binding, EnvValue, JobSpec, Restarts, Timeouts
 from distlaunch.rim.job_file import load_job
 from tests.unit.samples import bounded, job_documents
 
@@ -80,9 +80,9 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "rendezvous.id": ("rendezvous: {id: my-job}", "rendezvous_id", "my-job"),
     "master_addr": ("master_addr: 10.0.0.1", "master_host", "10.0.0.1"),
     "master_port": ("master_port: 29501", "master_port", 29501),
-    "script": ("script: train.py", "program.words", ("{here}/train.py",)),
+    "script": ("script: train.py", "program.words", ("train.py",)),
     "module": ("module: pkg.train", "program.words", ("pkg.train",)),
-    "command": ("command: [./a.out, -x, 3]", "program.words", ("{here}/a.out", "-x", "3")),
+    "command": ("command: [./a.out, -x, 3]", "program.words", ("./a.out", "-x", "3")),
     "args": ("args: [--epochs, '10', -3]", "args", ("--epochs", "10", "-3")),
     "env": ("env: {NCCL_DEBUG: WARN, N: 1}", "env", {"NCCL_DEBUG": EnvValue("WARN"), "N": EnvValue("1")}),
     "python": ("python: venv/bin/python", "python", "{here}/venv/bin/python"),
@@ -94,6 +94,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "timeouts.lease": ("timeouts: {lease: 6s}", "timeouts.lease_s", 6.0),
     "timeouts.rejoin": ("timeouts: {rejoin: 1m}", "timeouts.rejoin_s", 60.0),
     "timeouts.stall": ("timeouts: {stall: 1h}", "timeouts.stall_s", 3600.0),
+    "restarts": ("restarts: 3", "restarts.most", 3),
     "restarts.max": ("restarts: {max: 3}", "restarts.most", 3),
     "restarts.backoff": ("restarts: {backoff: 5s}", "restarts.backoff_s", 5.0),
     "restarts.window": ("restarts: {window: 2h}", "restarts.window_s", 7200.0),
@@ -137,7 +138,7 @@ def test_every_key_arrives_in_the_spec(load: Load, tmp_path: Path, key: str) -> 
 def test_the_table_above_has_every_key() -> None:
     rows = [key for key, *_ in reference()]
     sections = {key for key in rows if any(other.startswith(f"{key}.") for other in rows)}
-    assert set(KEYS) == set(rows) - sections
+    assert set(KEYS) == set(rows) - sections | {"restarts"}
 
 
 def test_defaults_of_the_smallest_job(load: Load, tmp_path: Path) -> None:
@@ -210,19 +211,51 @@ def test_null_takes_the_callers_variable_and_marks_it_as_secret(
 @pytest.mark.parametrize(
     ("text", "path", "expected"),
     [
-        pytest.param("script: ../t.py", "program.words.0", "{parent}/t.py", id="up"),
-        pytest.param("script: /abs/t.py", "program.words.0", "/abs/t.py", id="absolute"),
-        pytest.param("script: ~/t.py", "program.words.0", "/home/me/t.py", id="home"),
-        pytest.param("command: [mpi-app]", "program.words.0", "mpi-app", id="a bare command is for PATH"),
-        pytest.param("script: a\npython: python3.12", "python", "python3.12", id="a bare python too"),
-        pytest.param("script: a\npython: ~/v/python", "python", "/home/me/v/python", id="python at home"),
+        pytest.param("script: a\nworkdir: ../w", "workdir", "{parent}/w", id="up"),
+        pytest.param("script: a\nworkdir: /abs/w/.", "workdir", "/abs/w", id="absolute"),
+        pytest.param("script: a\nworkdir: ~/w/../v", "workdir", "~/v", id="the node's home"),
+        pytest.param("script: a\nworkdir: ~/../v", "workdir", "~/../v", id="beside the node's home"),
+        pytest.param("script: a\nworkdir: '~'", "workdir", "~", id="the node's home itself"),
+        pytest.param("script: a\nworkdir: ~//w", "workdir", "~/w", id="two slashes"),
+        pytest.param("script: a\nworkdir: ./~/w", "workdir", "{here}/~/w", id="a folder called ~"),
+        pytest.param(
+            "script: a\nnodes: [{host: b, workdir: ~/w}]", "nodes.0.workdir", "~/w", id="a node's home"
+        ),
+        pytest.param(
+            "script: a\nnodes: [{host: b, python: ~/v/py}]", "nodes.0.python", "~/v/py", id="a node's python"
+        ),
+        pytest.param("script: a\npython: python3.12", "python", "python3.12", id="a bare python is for PATH"),
+        pytest.param("script: a\npython: ~/v/python", "python", "~/v/python", id="python at home there"),
+        pytest.param("script: a\nlogs: {dir: ~/r}", "logs.folder", "/home/me/r", id="logs are here"),
+        pytest.param("script: a\nssh: {config: ~/c}", "ssh.config", "/home/me/c", id="ssh is called here"),
     ],
 )
-def test_paths_are_relative_to_the_file(
+def test_paths_are_relative_to_the_file_or_to_a_home(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, path: str, expected: str
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert found_at(load(text), path) == expected.replace("{parent}", str(tmp_path.parent))
+    expected = expected.replace("{parent}", str(tmp_path.parent)).replace("{here}", str(tmp_path))
+    assert found_at(load(text), path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("script: ~you/t.py", "1:9: script: ~you is not expanded, only ~/ is", id="script"),
+        pytest.param(
+            "script: ~", "1:9: script: expected a string that is not empty, got ~, which", id="null"
+        ),
+        pytest.param("command: [~you/x]", "1:11: command[0]: ~you is not expanded", id="command"),
+        pytest.param("script: x\nlogs: {dir: ~you}", "2:13: logs.dir: ~you is not expanded", id="logs"),
+        pytest.param("script: x\nhostfile: ~you/h", "2:11: hostfile: ~you is not expanded", id="hostfile"),
+        pytest.param(
+            "script: x\nnodes: [{host: a, workdir: ~you}]", "2:28: nodes[0].workdir: ~you is", id="a node's"
+        ),
+    ],
+)
+def test_a_home_that_is_not_the_users_is_refused(problems: Problems, text: str, expected: str) -> None:
+    (problem,) = problems(text)
+    assert problem.startswith(f"job.yaml:{expected}")
 
 
 def test_the_callers_folder_does_not_matter(
@@ -230,12 +263,22 @@ def test_the_callers_folder_does_not_matter(
 ) -> None:
     load("script: t.py")
     monkeypatch.chdir(tmp_path)
-    assert load_job("job.yaml").program.words == (f"{tmp_path}/t.py",)
+    assert load_job("job.yaml").workdir == str(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("500ms", 0.5), ("30s", 30), ("10m", 600), ("24h", 86400), ("7d", 604800), ("1.5 h", 5400), ("45", 45)],
+    [
+        ("500ms", 0.5),
+        ("30s", 30),
+        ("10m", 600),
+        ("24h", 86400),
+        ("7d", 604800),
+        ("1.5 h", 5400),
+        ("45", 45),
+        ("1h30m", 5400),
+        ("1h 1m 1s", 3661),
+    ],
 )
 def test_durations_become_seconds(load: Load, text: str, seconds: float) -> None:
     assert load(f"script: a\ntimeouts: {{job: {text}}}").timeouts.job_s == seconds
@@ -245,7 +288,8 @@ def test_durations_become_seconds(load: Load, text: str, seconds: float) -> None
     "text",
     [
         "10 minutes",
-        "1h30m",
+        "1h30",
+        "1h-30m",
         "-5s",
         "-1",
         "soon",
@@ -299,7 +343,7 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
         ),
         pytest.param(
             "script: x\nnuma_binding: core_complex",
-            '2:15: numa_binding: expected "node" or "socket" or "exclusive" or "core-complex", '
+            '2:15: numa_binding: expected "node", "socket", "exclusive" or "core-complex", '
             'got "core_complex"; did you mean "core-complex"?',
             id="a mode of numa_binding",
         ),
@@ -317,6 +361,55 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
             "script: x\ncpu_binding: [0-3, '4:2']",
             '2:20: cpu_binding[1]: expected an integer from 0 to 99999 or a list of CPUs such as "0-3,8"',
             id="no list of CPUs",
+        ),
+        pytest.param(
+            "script: x\nnodes: gpu[1-4]",
+            "2:8: nodes: expected an integer from 1 to 4096 or a list that is not "
+            'empty, got "gpu[1-4]"; write nodes: ["gpu[1-4]"]',
+            id="a range that is no list",
+        ),
+        pytest.param(
+            "script: x\nnodes: 'a, b'",
+            "2:8: nodes: expected an integer from 1 to 4096 or a list that "
+            'is not empty, got "a, b"; write nodes: [a, b]',
+            id="hosts with commas",
+        ),
+        pytest.param(
+            "script: x\nnodes: [gpu[1-2]]",
+            '2:12: not YAML: quote a range inside a list: "gpu[1-2]"',
+            id="a range in a list",
+        ),
+        pytest.param(
+            "script: x\nnodes: [me@host1:22]",
+            "2:9: nodes[0]: me@host1:22: write {host: host1, port: 22, user: me}",
+            id="a port",
+        ),
+        pytest.param(
+            'script: x\nargs: --lr 0.1 "a b"',
+            '2:7: args: expected a list, got "--lr 0.1 "a b""; write args: [--lr, 0.1, ',
+            id="arguments in a string",
+        ),
+        pytest.param(
+            "script: x.py --lr 0.1",
+            "1:9: script: write script: x.py and args: [--lr, 0.1]",
+            id="a script with arguments",
+        ),
+        pytest.param(
+            "script: x\nargs: ['{local-rank}']",
+            "2:8: args[0]: unknown placeholder {local-rank}; did you "
+            "mean {local_rank}? {{local-rank}} passes {local-rank} to the script",
+            id="another dash",
+        ),
+        pytest.param(
+            "command: [x, '{rnak}']",
+            "1:14: command[1]: unknown placeholder {rnak}; did you mean {rank}?",
+            id="a typo in a placeholder",
+        ),
+        pytest.param(
+            "script: x\nargs: ['{nope}']",
+            "2:8: args[0]: unknown placeholder {nope}; known are {rank}, "
+            "{local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr}, {master_port};",
+            id="no placeholder",
         ),
         pytest.param(
             "script: x\nscript: y", "2:1: script: duplicate key; the first is on line 1", id="twice"
@@ -362,7 +455,7 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
         pytest.param("script: x\nargs: --a b", "2:7: args: expected a list, got", id="args as one string"),
         pytest.param(
             "script: x\nbackend: ncll",
-            '2:10: backend: expected "auto" or "nccl" or "gloo", got "ncll"; did',
+            '2:10: backend: expected "auto", "nccl" or "gloo", got "ncll"; did',
             id="ncll",
         ),
         pytest.param(
@@ -406,10 +499,8 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
             "script: x\n---\nscript: y", "2:1: not YAML: but found another document", id="two documents"
         ),
         pytest.param("script: [x\nname: y", "2:5: not YAML: did not find expected ',' or ']'", id="no YAML"),
-        pytest.param(
-            "\tscript: x", "1:1: not YAML: found character that cannot start any token", id="tab first"
-        ),
-        pytest.param("nodes:\n\t- a", "2:1: not YAML: found character that cannot start", id="tab in a list"),
+        pytest.param("\tscript: x", "1:1: not YAML: a tab can't indent: use spaces", id="tab first"),
+        pytest.param("nodes:\n\t- a", "2:1: not YAML: a tab can't indent", id="tab in a list"),
         pytest.param("? [a]\n: b\nscript: x", "1:3: a key must be a word", id="a list as a key"),
         pytest.param("é: 1\nscript: x\nü: [ß, {ö: 1}]", "1:1: é: unknown key", id="columns count characters"),
     ],
@@ -450,6 +541,40 @@ def test_mistakes_that_need_two_looks_are_told_with_the_others(problems: Problem
 def test_one_mistake_is_told_once(problems: Problems) -> None:
     assert len(problems("script: x\nenv: {NOT_SET_HERE: [1]}")) == 1
     assert len(problems("command: []")) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "backend: c10",
+        "backend: etcd-v2, endpoint: [1]",
+        "backend: c10d, conf: {a: [1]}",
+        "backend: c10d}\nlogs: {console: some",
+        "backend: c10d}\non_stall: {a: restart",
+        "backend: c10d}\nrestarts: {max: many",
+        "backend: static, endpoint: [x]",
+    ],
+)
+def test_what_is_refused_has_no_part_in_other_checks(problems: Problems, wrong: str) -> None:
+    (problem,) = problems(f"script: x\nrendezvous: {{{wrong}}}")
+    assert "expected" in problem
+
+
+@pytest.mark.parametrize(
+    "argument", ['{"a": 1}', "{}", "{1}", "${HOME}", "{a,b}", "{{nope}}", "{ rank }", "{a b}"]
+)
+def test_other_braces_are_left_alone(load: Load, argument: str) -> None:
+    assert load(f"script: x\nargs: ['{argument}']").args == (argument,)
+
+
+def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    read, write = os.pipe()
+    os.write(write, b"script: t.py")
+    os.close(write)
+    spec = load_job(f"/dev/fd/{read}")
+    os.close(read)
+    assert (spec.name, spec.workdir, spec.logs.folder) == ("job", str(tmp_path), f"{tmp_path}/runs")
 
 
 def test_every_foreign_name_leads_to_a_key_that_exists() -> None:
@@ -557,6 +682,17 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load) -> None:
         pytest.param("", "env.A=b=c", "env", {"A": EnvValue("b=c")}, id="the first = divides"),
         pytest.param("", "env={A: b}", "env", {"A": EnvValue("b")}, id="a mapping"),
         pytest.param("", "script=other.py", "program.kind", "script", id="the script"),
+        pytest.param("", "env.A=", "env", {"A": EnvValue("")}, id="an empty variable"),
+        pytest.param("", "env.A=''", "env", {"A": EnvValue("")}, id="an empty string"),
+        pytest.param("", "env.A=#b", "env", {"A": EnvValue("#b")}, id="not a comment"),
+        pytest.param("args: [a, b]", "args[1]=", "args", ("a", ""), id="an empty argument"),
+        pytest.param("nodes: [a]", "nodes[0].procs=4", "nodes.0.procs", 4, id="in a host"),
+        pytest.param("nodes: ['a[1-2]']", "nodes[0].procs=4", "nodes.1.procs", 4, id="in a range of hosts"),
+        pytest.param("nodes: [a]\nspares: [b]", "spares[0].gpus=1", "pool.1.gpus", 1, id="in a spare"),
+        pytest.param(
+            "restarts: 3", "restarts.window=1m", "restarts", Restarts(3, 1, 60), id="in a short form"
+        ),
+        pytest.param("restarts: 3", "restarts.max=4", "restarts.most", 4, id="over a short form"),
     ],
 )
 def test_set_overrides_a_key(load: Load, base: str, override: str, path: str, expected: Any) -> None:
@@ -576,10 +712,14 @@ def test_later_overrides_win(load: Load) -> None:
     [
         pytest.param("backend", "--set backend: write --set key=value", id="no ="),
         pytest.param("=x", "--set =x: write --set key=value", id="no key"),
-        pytest.param("args[2]=x", r"--set args\[2\]=x: there is no 2 to set", id="no such item"),
+        pytest.param(
+            "args[2]=x",
+            r"--set args\[2\]=x: no item 2: the list has 1 item, counted from 0",
+            id="no such item",
+        ),
         pytest.param("args[²]=x", "--set args.²", id="an item that is no number"),
-        pytest.param("script.a=x", "--set script.a=x: there is no a to set", id="below a word"),
-        pytest.param("backend=mpii", '--set backend: backend: expected "auto" or', id="wrong value"),
+        pytest.param("script.a=x", '--set script.a=x: "x" has no key a', id="below a word"),
+        pytest.param("backend=mpii", '--set backend: backend: expected "auto", "nccl" or', id="wrong value"),
         pytest.param("nodes=0", "--set nodes: nodes: expected an integer from 1 to 4096", id="too few"),
         pytest.param("bakend=gloo", "--set bakend: bakend: unknown key; did you mean backend", id="typo"),
         pytest.param("args=[a", r"--set args:\d+:\d+: not YAML", id="no YAML"),
@@ -629,6 +769,7 @@ def test_extra_arguments_do_not_hide_a_mistake_in_args(problems: Problems) -> No
         pytest.param("# all\n\n  a   # the first\n\tb\n", [("a", None), ("b", None)], id="comments"),
         pytest.param("a\na\n", [("a", 2)], id="a host that is named twice has two slots"),
         pytest.param("a slots=2\nb\na slots=3", [("a", 5), ("b", None)], id="slots add up"),
+        pytest.param("a slots=22\nb slots=2000", [("a", 22), ("b", 2000)], id="slots like ports"),
         pytest.param("n[01-02]:2", [("n01", 2), ("n02", 2)], id="range"),
         pytest.param("a\r\nb\r\n", [("a", None), ("b", None)], id="CRLF"),
     ],
@@ -657,7 +798,14 @@ def test_a_hostfiles_user_is_kept_and_procs_per_node_is_the_default(load: Load, 
             "a gpus=4", '1:1: "gpus=4" is not understood; write "host slots=4" or "host:4"', id="word"
         ),
         pytest.param("-oProxyCommand=x", "1:1: a host name can't begin with a dash", id="dash"),
-        pytest.param("a;b", '1:1: "a;b" is no host name', id="no host"),
+        pytest.param("a;b", '1:1: "a;b" is not a valid host name', id="no host"),
+        pytest.param(
+            "a\nb:2222",
+            '2:1: "b:2222" in a hostfile means 2222 slots; write "b slots=2222" for that, and '
+            "for a port put it into ssh_config or use nodes: [{host: b, port: 2222}]",
+            id="a port",
+        ),
+        pytest.param("a:22", '1:1: "a:22" in a hostfile means 22 slots', id="ssh's port"),
         pytest.param("# nobody\n", " the hostfile names no host", id="empty"),
     ],
 )

@@ -1,5 +1,6 @@
 """Plans: who runs where with which rank, device and environment, and which jobs are refused."""
 
+import errno
 import json
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from distlaunch.contract import Rendezvous
 from distlaunch.errors import JobError
 from distlaunch.job.placeholders import PLACEHOLDERS, fill
 from distlaunch.job.spec import EnvValue
+from distlaunch.plan import engine
+from distlaunch.plan.advice import unstarted_advice
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import (
     Facts,
@@ -154,7 +157,9 @@ def test_more_workers_on_a_node_than_a_link_has_channels_for_are_refused(text: s
 def test_each_worker_of_a_node_needs_listed_cpus_if_any_has() -> None:
     listed = "cpu_binding: ['0-3', '4-7']\nnodes: [a, {host: b, procs: %d}]"
     assert plan_of(listed % 2).spec.binding
-    assert refusal(listed % 3) == ("job.yaml:2:14: cpu_binding: b has 3 workers, but only 2 have CPUs listed")
+    assert refusal(listed % 3) == (
+        "job.yaml:2:14: cpu_binding: b has 3 workers, but CPUs are listed for only 2"
+    )
 
 
 # MASTER_ADDR
@@ -310,6 +315,69 @@ def test_the_workers_command_line(text: str, argv: tuple[str, ...]) -> None:
     assert all_workers(plan)[0].argv == argv
 
 
+@pytest.mark.parametrize(
+    ("program", "ours", "its_own"),
+    [
+        ("script: t.py", "/project/w/t.py", "~/own/t.py"),
+        ("script: ../t.py", "/project/t.py", "~/t.py"),
+        ("script: /abs/t.py", "/abs/t.py", "/abs/t.py"),
+        ("script: ~/t.py", "~/t.py", "~/t.py"),
+        ("command: [./a, x]", "/project/w/a", "~/own/a"),
+        ("command: [bin/a, x]", "/project/w/bin/a", "~/own/bin/a"),
+        ("command: [a, x]", "a", "a"),
+        ("module: pkg", "pkg", "pkg"),
+    ],
+)
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_a_relative_program_is_relative_to_the_workdir_of_its_node(
+    program: str, ours: str, its_own: str, rendezvous: str
+) -> None:
+    text = f"{program}\nworkdir: w\nnodes: [a, {{host: b, workdir: ~/own}}]\nargs: [last]"
+    spec = spec_of(f"{text}\nrendezvous: {{backend: {rendezvous}}}")
+    plan = engine.make_plan(spec, {i: Facts("/usr/bin/python3", 0) for i in range(2)}, "10.0.0.1")
+    found = [worker for node in plan.nodes for worker in engine.workers(plan, node, MEETING)]
+    assert [worker.cwd for worker in found] == ["/project/w", "~/own"]
+    for worker, word in zip(found, (ours, its_own), strict=True):
+        at = len(worker.argv) - (2 if program.endswith("t.py") or "module" in program else 3)
+        assert worker.argv[at] == word
+        assert (at in worker.paths) == ("/" in word)
+        assert {worker.argv[i] for i in worker.paths} <= {"/usr/bin/python3", word}
+
+
+@pytest.mark.parametrize(
+    ("text", "stage", "advice"),
+    [
+        ("script: t.py", "script", "; a relative script is looked for in the node's workdir (by default the"),
+        (
+            "script: t.py\nworkdir: w",
+            "script",
+            "; a relative script is looked for in the node's workdir (set by w",
+        ),
+        (
+            "script: t.py\nnodes: [{host: a, workdir: w}]",
+            "script",
+            "; a relative script is looked for in the n",
+        ),
+        ("script: /t.py", "script", " (set by script)"),
+        ("script: t.py", "workdir", " (by default the job file's folder)"),
+        ("script: t.py\nworkdir: w", "workdir", " (set by workdir)"),
+        ("script: t.py\nnodes: [{host: a, workdir: w}]", "workdir", " (set by nodes[0].workdir)"),
+        (
+            "command: [./a]",
+            "exec",
+            "; a relative command is looked for in the node's workdir (by default the",
+        ),
+        ("command: [~/a]", "exec", " (set by command)"),
+        ("command: [a]", "exec", ""),
+        ("script: t.py", "exec", ""),
+        ("script: t.py", "fork", ""),
+    ],
+)
+def test_what_can_not_be_started_is_told_with_the_key_to_look_at(text: str, stage: str, advice: str) -> None:
+    told = unstarted_advice(spec_of(text), 0, stage, errno.ENOENT)
+    assert told.startswith(advice) and bool(told) == bool(advice)
+
+
 VALUES = {name.upper(): f"<{name}>" for name in PLACEHOLDERS}
 
 
@@ -329,6 +397,7 @@ VALUES = {name.upper(): f"<{name}>" for name in PLACEHOLDERS}
             "{Rank} {ranks} { rank } {} {0} {unknown} ${HOME}",
             "{Rank} {ranks} { rank } {} {0} {unknown} ${HOME}",
         ),
+        ("{{nope}} ${{a}} {{{a-b}}}", "{nope} ${a} {{a-b}}"),
         ("{rank", "{rank"),
         ("rank}", "rank}"),
         ("", ""),
@@ -338,7 +407,7 @@ def test_placeholders_are_filled_and_other_braces_stay(argument: str, filled: st
     assert fill(argument, VALUES) == filled
 
 
-@given(st.text("{}ab ", max_size=20))
+@given(st.text("{}1: $", max_size=20))
 @bounded()
 def test_text_without_a_placeholders_name_is_never_changed(argument: str) -> None:
     assert fill(argument, VALUES) == argument
@@ -388,3 +457,26 @@ def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> N
     (worker,) = node["workers"]
     assert (worker["env"]["TOKEN"], worker["env"]["PLAIN"], worker["env"]["RANK"]) == (None, "x", "0")
     assert worker["argv"] == ["python3", "-u", "/project/t.py"]
+
+
+# The console
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("procs_per_node: 3", "ranks 0 to 2"),
+        ("nodes: 2\nprocs_per_node: 1", "ranks 0 to 1"),
+        ("", "rank 0 alone"),
+    ],
+)
+def test_a_rank_that_the_job_does_not_have_can_not_be_shown(text: str, ranks: str) -> None:
+    assert refusal(f"logs: {{console: [0, 7]}}\n{text}").endswith(
+        f": logs.console[1]: the job has no rank 7: it has {ranks}"
+    )
+
+
+def test_an_elastic_job_may_name_a_rank_that_comes_later() -> None:
+    text = "logs: {console: [0, 2]}\nnodes: [a, b, c]\nmin_nodes: 2"
+    spec = spec_of(f"script: x\n{text}")
+    assert make_plan(spec, {i: Facts("python3", 0) for i in range(2)}, "10.0.0.1").world_size == 2

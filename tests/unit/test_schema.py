@@ -62,6 +62,8 @@ def test_what_loads_is_valid(document: dict[str, Any]) -> None:
         "command: [./a.out, 3]\nargs: [--rank, '{rank}']",
         "numa_binding: exclusive",
         "cpu_binding: cores",
+        "restarts: 3",
+        "timeouts: {job: 1h30m, stop: 1m 5.5s}",
         "cpu_binding: [0-3, 4, '5,7']",
     ],
 )

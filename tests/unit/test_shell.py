@@ -146,6 +146,29 @@ def test_a_working_directory_may_have_any_name(shell: str, name: str, tmp_path: 
     assert environ["PWD"] == str(folder)
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("text", [shell_text, torchrun_text], ids=["shell", "torchrun"])
+@pytest.mark.parametrize("name", ["w", "a b", "it's", "$(id)", "-n", "é"])
+def test_a_home_is_that_of_whoever_pastes(
+    shell: str, text: Callable[..., str], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name / "v").mkdir(parents=True)
+    (tmp_path / name / "v" / "python").write_text(f"#!{sys.executable} -IS\n{TELL}\n")
+    (tmp_path / name / "v" / "python").chmod(0o755)
+    program = Program("script", ("t.py",), placed=True)
+    plan = plan_of(job(["~/kept"], workdir=f"~/{name}", program=program, python=f"~/{name}/v/python"))
+    given = {0: workers(plan, plan.nodes[0], MEETING)} if text is shell_text else 29500
+    ((argv, environ),) = run_in(shell, text(plan, given), {"HOME": str(tmp_path)})
+    assert environ["PWD"] == f"{tmp_path}/{name}"
+    assert argv[-2:] == [f"{tmp_path}/{name}/t.py", "~/kept"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_home_itself_may_be_the_working_directory(shell: str, tmp_path: Path) -> None:
+    ((_, environ),) = run_in(shell, text_of(plan_of(job(workdir="~"))), {"HOME": str(tmp_path)})
+    assert environ["PWD"] == str(tmp_path)
+
+
 def test_every_node_has_a_block_under_its_name() -> None:
     text = text_of(plan_of(job(nodes=2)))
     assert [line for line in text.splitlines() if line.startswith("#")] == ["# node n0", "# node n1"]

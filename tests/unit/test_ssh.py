@@ -324,10 +324,12 @@ def bundle_of(source: str, compiled: str, magic: bytes = importlib.util.MAGIC_NU
     return Bundle(magic, zlib.compress(marshal.dumps(codes)), zlib.compress(repr(texts).encode()), packages)
 
 
-def start(shell: str, data: bytes, path: str | None = None) -> subprocess.CompletedProcess[bytes]:
+def start(
+    shell: str, data: bytes, path: str | None = None, home: str | None = None
+) -> subprocess.CompletedProcess[bytes]:
     """What happens on a node whose login shell is `shell` when `data` comes through the link."""
     command = ssh_argv(Address("a"), PLAIN)[-1]
-    environ = {"PATH": path or "/usr/bin:/bin"}
+    environ = {"PATH": path or "/usr/bin:/bin", **({"HOME": home} if home else {})}
     return subprocess.run(
         [shell, "-c", command],
         input=data,
@@ -379,6 +381,21 @@ def test_a_bare_name_is_looked_up_in_the_nodes_path(shell: str, fake_python: Pat
     fake_python.rename(fake_python.with_name("pythonX"))
     ran = start(shell, candidates_text(["pythonX"]), f"{fake_python.parent}:/usr/bin:/bin")
     assert b"/pythonX|-I|" in ran.stdout
+
+
+@pytest.mark.parametrize("shell", LOGIN_SHELLS)
+@pytest.mark.parametrize("folder", ["v", "a b", "it's", "$(id)", "~"])
+def test_an_interpreter_may_be_below_the_home_there(shell: str, folder: str, fake_python: Path) -> None:
+    there = fake_python.parent / folder / "python"
+    there.parent.mkdir()
+    fake_python.rename(there)
+    ran = start(shell, candidates_text([f"~/{folder}/python"]), home=str(fake_python.parent))
+    assert ran.stdout.startswith(READY_MARKER + bytes(there) + b"|-I|")
+
+
+def test_a_missing_interpreter_is_named_where_it_was_looked_for() -> None:
+    ran = start("sh", candidates_text(["~/v/python", "~you/python"]), home="/home/me")
+    assert ran.stderr.decode() == f"{NO_PYTHON}: /home/me/v/python ~you/python\n"
 
 
 @pytest.mark.parametrize("shell", LOGIN_SHELLS)

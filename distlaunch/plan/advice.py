@@ -1,0 +1,33 @@
+"""Which key of the job file is to be looked at when a worker can't be started."""
+
+import errno
+
+from distlaunch.job.spec import JobSpec
+
+
+def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
+    """What to add to the agent's words on a worker of the pool's `node`, which failed so.
+
+    `stage` and `code` are stage and errno of the report `unstarted` in `distlaunch.agent.wire`.
+    """
+    if not spec.places:  # no job file: the command line of torchrun
+        return ""
+    if stage == "workdir":
+        return f" ({_workdir_key(spec, node)})"
+    absent = stage == "script" or (
+        stage == "exec" and spec.program.kind == "command" and code == errno.ENOENT
+    )
+    return _program_advice(spec, node) if absent and spec.program.placed else ""
+
+
+def _program_advice(spec: JobSpec, node: int) -> str:
+    kind, word = spec.program.kind, spec.program.words[0]
+    if word.startswith(("/", "~")):
+        return f" (set by {kind})"
+    return f"; a relative {kind} is looked for in the node's workdir ({_workdir_key(spec, node)})"
+
+
+def _workdir_key(spec: JobSpec, node: int) -> str:
+    if spec.pool[node].workdir is not None:
+        return f"set by {spec.pool[node].path}.workdir"
+    return "set by workdir" if "workdir" in spec.places else "by default the job file's folder"
