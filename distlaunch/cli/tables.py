@@ -68,10 +68,11 @@ def print_port_report(report: PortReport) -> None:
     """Whether the port is free, then one row per connection that was tried."""
     console = Console(highlight=False)
     console.print(Text(f"port {report.port or 'of our choice'} on {report.node}: {_port_state(report)}"))
-    for node, failure in report.failures:
-        console.print(Text(f"  {node}: {failure.kind.value}; {failure.advice}"))
+    for node, failure, advice in report.failures:
+        # Not wrapped: it has commands to paste.
+        console.print(Text(f"  {node}: {failure.kind.value}; {escape(advice)}"), soft_wrap=True)
         for line in failure.words.splitlines():
-            console.print(Text(f"    | {escape(line)}"))
+            console.print(Text(f"    | {escape(line)}"), soft_wrap=True)
     if report.dials:
         table = _table("from", "to", "family", "result")
         for dial in report.dials:

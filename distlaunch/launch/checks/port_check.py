@@ -13,6 +13,7 @@ from distlaunch.agent.wire import Message
 from distlaunch.job.spec import Address, JobSpec, NodeSpec
 from distlaunch.launch.checks.questions import Agents
 from distlaunch.plan.layout import is_loopback
+from distlaunch.transport.advice import advice_for
 from distlaunch.transport.failure import LinkFailure
 
 HERE = "here"
@@ -30,6 +31,14 @@ class Dial(NamedTuple):
     error: str | None
 
 
+class Unasked(NamedTuple):
+    """A node that can't be asked, why, and what to do about it."""
+
+    node: str
+    failure: LinkFailure
+    advice: str
+
+
 class PortReport(NamedTuple):
     """What was found out about one port. `free` None = the node that should have it can't be asked."""
 
@@ -40,14 +49,14 @@ class PortReport(NamedTuple):
     owners: tuple[Message, ...] = ()
     error: str | None = None
     dials: tuple[Dial, ...] = ()
-    failures: tuple[tuple[str, LinkFailure], ...] = ()
+    failures: tuple[Unasked, ...] = ()
     here_counts: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether a rendezvous there would work; this machine counts only for a lone port."""
         dials = [dial for dial in self.dials if self.here_counts or dial.source != HERE]
-        failures = [node for node, _ in self.failures if self.here_counts or node != HERE]
+        failures = [one for one in self.failures if self.here_counts or one.node != HERE]
         return bool(self.free) and not failures and all(dial.ok for dial in dials)
 
     def document(self) -> dict[str, Any]:
@@ -57,8 +66,8 @@ class PortReport(NamedTuple):
             "owners": list(self.owners),
             "dials": [dial._asdict() for dial in self.dials],
             "failures": [
-                {"node": node, "kind": failure.kind.value, "words": failure.words}
-                for node, failure in self.failures
+                {"node": node, "kind": failure.kind.value, "words": failure.words, "advice": advice}
+                for node, failure, advice in self.failures
             ],
         }
         return {**self._asdict(), **shown}
@@ -77,8 +86,14 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
             dial = {"op": "dial", "host": host, "port": report.port, "timeout_s": DIAL_S, "token": token}
             answers = agents.ask(dict.fromkeys(agents.present, dial), frozenset({"dialled"}), ANSWER_S)
             report = report._replace(dials=_dials(asked.nodes, answers))
-        labels = [(asked.nodes[index].label, failure) for index, failure in sorted(agents.failures.items())]
-        return report._replace(failures=tuple(labels), here_counts=len(spec.nodes) == 1)
+        unasked = [_unasked(asked, index, failure) for index, failure in sorted(agents.failures.items())]
+        return report._replace(failures=tuple(unasked), here_counts=len(spec.nodes) == 1)
+
+
+def _unasked(asked: JobSpec, index: int, failure: LinkFailure) -> Unasked:
+    node = asked.nodes[index]
+    advice = advice_for(failure, node.reach, asked.ssh, node.python or asked.python)
+    return Unasked(node.label, failure, advice)
 
 
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
