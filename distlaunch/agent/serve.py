@@ -269,7 +269,7 @@ class Agent:
         from distlaunch.agent.probes import ports
 
         token = command["token"].encode()
-        results = ports.dial(command["host"], command["port"], command["timeout_s"], token)
+        results = ports.dial_all(command["targets"], command["timeout_s"], token)
         self._outbox.report({"op": "dialled", "results": results})
 
     def _on_close(self, command: "Message") -> None:

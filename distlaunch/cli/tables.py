@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distlaunch.cli.output import print_text
+from distlaunch.launch.checks.pairs import EVERY, folded
 from distlaunch.launch.checks.port_check import PortReport
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.rim.console import escape
@@ -79,6 +80,19 @@ def print_port_report(report: PortReport) -> None:
             result = Text("ok", "green") if dial.ok else Text(escape(dial.error or "failed"), "red")
             table.add_row(Text(dial.source), Text(f"{report.host} ({dial.address})"), dial.family, result)
         console.print(table)
+    for line in _pair_lines(report):
+        console.print(Text(escape(line)), soft_wrap=True)
+
+
+def _pair_lines(report: PortReport) -> list[str]:
+    """How many pairs of nodes can connect, who can't, and whom nobody has asked."""
+    lines = [f"spares are not tested: {', '.join(report.spares)}"] if report.spares else []
+    if report.pairs is None:
+        return lines
+    tried, of, failed = report.pairs
+    sample = f" (a sample of {of})" if of > EVERY * (EVERY - 1) else ""
+    failures = [f"  {line}" for line in folded(failed)]
+    return [f"pairs of nodes that can connect: {tried - len(failed)} of {tried}{sample}", *failures, *lines]
 
 
 def _port_state(report: PortReport) -> str:
