@@ -37,7 +37,8 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     pong      {t}
     held      {port}                           answers hold
     unheld    {error, owners: [{uid, pid, command}]}          answers hold and listen
-    route     {address, source, interface} or {error}
+    route     {address, source, interface, interfaces: {name: has an address}, named} or {error}
+                                               named: variables of the node's own that name interfaces
     started   {local_rank, pid, cpus}          the worker's exec has succeeded; cpus: those that `binding`
                                                gave it, as "0-3,8", or null
     unstarted {local_rank, stage, errno, text} stage: scratch, fork, setup, workdir or exec

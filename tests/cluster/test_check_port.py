@@ -1,4 +1,4 @@
-"""`check-port` where nodes can't reach each other, and with an ssh_config of one's own."""
+"""The network between the nodes: `check-port` where it is broken, and interfaces that are wrong."""
 
 import contextlib
 import json
@@ -83,3 +83,22 @@ def test_a_lone_port_on_a_host_that_only_an_ssh_config_knows(site: Site) -> None
     status, report = checked("behind-an-alias:29512")
     assert (status, report["failures"][0]["kind"]) == (1, "unknown host")
     assert "~/.ssh/config" in report["failures"][0]["advice"]
+
+
+def test_an_interface_that_a_node_lacks_is_told_with_the_one_that_would_do(site: Site) -> None:
+    odd = {"host": "host2", "env": {"GLOO_SOCKET_IFNAME": "eth99"}}
+    ended = site.run(["host1", odd, "host3"])
+    assert ended.status == 0, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if "GLOO_SOCKET_IFNAME" in line]
+    told = "GLOO_SOCKET_IFNAME=eth99 on host2: no such interface there; the route to the other nodes uses "
+    assert len(lines) == 1 and told in lines[0]
+    (host2,) = [event for event in ended.events("RouteFound") if event["node"] == 1]
+    assert lines[0].endswith(told + host2["interface"])
+    assert dict(host2["interfaces"])[host2["interface"]] is True
+
+
+def test_an_interface_that_is_right_is_not_mentioned(site: Site) -> None:
+    first = site.run(["host1", "host2"])
+    (route,) = [event for event in first.events("RouteFound") if event["node"] == 1]
+    odd = {"host": "host2", "env": {"GLOO_SOCKET_IFNAME": route["interface"]}}
+    assert "GLOO_SOCKET_IFNAME" not in site.run(["host1", odd]).stderr
