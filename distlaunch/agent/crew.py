@@ -21,10 +21,16 @@ STUCK_S = 5.0
 """Seconds a sweep may take before the PIDs that resist it are reported."""
 
 
+def _tmpdir(command: "Message") -> "Optional[str]":
+    """The job's TMPDIR for this node, if it has one; relative to where the workers are."""
+    tmpdir = command["env"].get("TMPDIR")
+    return os.path.join(command["workers"][0]["cwd"], tmpdir) if tmpdir else None
+
+
 class Crew:
     """All workers of the current generation. Reports go to `outbox`, error records below `folder`."""
 
-    def __init__(self, poller: "Poller", outbox: "Outbox", folder: str, node: int) -> None:
+    def __init__(self, poller: "Poller", outbox: "Outbox", folder: "scratch.Folder", node: int) -> None:
         self._poller, self._outbox, self._folder, self._node = poller, outbox, folder, node
         self._workers: "List[workers.Worker]" = []
         self._specs: "Dict[int, Message]" = {}
@@ -44,15 +50,17 @@ class Crew:
             raise wire.ProtocolError("a generation may not start before the one before it has ended")
         self._generation = command["generation"]
         command["env"]["DISTLAUNCH_AGENT"] = cookies.agent_cookie(self._node)
-        command["env"].update(dict.fromkeys(command["temporary"], scratch.inner(self._folder)))
         self._workers, self._joins = [], None
         self._store_port = command["watch_port"] if command["hosts_store"] else None
         self._oom_kills = memory.oom_kills()
-        self._flight = flight.Flight(self._folder, self._generation) if command["flight"] else None
         self._sweep, self._stopping, self.swept = None, False, False
         self._specs = {spec["local_rank"]: spec for spec in command["workers"]}
+        self._flight = None
         if not self._prepare(command):
             return
+        command["env"].update(dict.fromkeys(command["temporary"], self._folder.inner))
+        if command["flight"]:
+            self._flight = flight.Flight(self._folder.path, self._generation)
         workers.make_room(len(command["workers"]))
         for spec in command["workers"]:
             self._spawn(spec, command["env"])
@@ -62,9 +70,9 @@ class Crew:
     def _prepare(self, command: "Message") -> bool:
         """Make the folder for error records and choose CPUs; False, and told, when that can't be."""
         try:
-            scratch.make(self._folder)
-        except OSError as error:
-            return self._refuse(command, "scratch", error.errno or 0)
+            self._folder.make(_tmpdir(command))
+        except scratch.NoPlaceError as error:
+            return self._refuse(command, "scratch", errno.ENOSPC, str(error))
         if command["binding"]:
             from distlaunch.agent.probes import cpus  # few jobs bind
 
@@ -83,7 +91,7 @@ class Crew:
         spec["env"] = {**shared_env, **spec["env"]}
         if self._flight:
             spec["defaults"]["TORCH_FR_DUMP_TEMP_FILE"] = self._flight.prefix
-        error_file = "%s/%d-%d.json" % (self._folder, self._generation, spec["local_rank"])
+        error_file = "%s/%d-%d.json" % (self._folder.path, self._generation, spec["local_rank"])
         try:
             worker = workers.spawn(spec, error_file)
         except OSError as error:

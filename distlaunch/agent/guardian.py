@@ -29,7 +29,7 @@ def main(nonce: str, node: int) -> None:
     """Fork the agent, wait for its end, sweep, exit. Called by the boot; never returns."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     sweep.become_subreaper()
-    guardian, folder = os.getpid(), scratch.folder_name()
+    guardian, folder = os.getpid(), scratch.Folder()
     agent = os.fork()
     if agent == 0:
         # The agent learns of the guardian's death as a SIGTERM: it stops its workers and leaves.
@@ -39,7 +39,7 @@ def main(nonce: str, node: int) -> None:
 
         serve.main(nonce, node, folder)
     status = _watch(agent)
-    scratch.remove(folder)
+    folder.remove_left()
     os._exit(status)
 
 

@@ -1,17 +1,16 @@
 """What the agent has still to send: control frames first, output in order, bounded in memory.
 
-A worker is never slowed by a slow link: output beyond MEMORY bytes goes to an unlinked file, beyond
-DISK bytes it is dropped and counted.
+A worker is never slowed by a slow link: output beyond MEMORY bytes goes to unlinked files, in the first of
+the agent's places that has room for it; beyond DISK bytes it is dropped and counted.
 """
 
 import os
 from collections import deque
 
-from distlaunch.agent import wire
+from distlaunch.agent import scratch, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from io import FileIO
     from typing import Deque, Dict, List
 
     from distlaunch.agent.wire import Message
@@ -22,9 +21,15 @@ SEGMENT = 64 << 20
 
 
 class Spool:
-    """A FIFO of encoded frames: in memory up to `memory` bytes, then in unlinked files up to `disk` bytes."""
+    """A FIFO of encoded frames: in memory up to `memory` bytes, then in unlinked files up to `disk` bytes.
 
-    def __init__(self, memory: int = MEMORY, disk: int = DISK, segment: int = SEGMENT) -> None:
+    These are in the first of the `folder`'s places that has room.
+    """
+
+    def __init__(
+        self, folder: "scratch.Folder", memory: int = MEMORY, disk: int = DISK, segment: int = SEGMENT
+    ) -> None:
+        self._folder = folder
         self._memory, self._disk, self._segment = memory, disk, segment
         self._entries: "Deque[bytes]" = deque()
         self._segments: "Deque[Segment]" = deque()
@@ -41,16 +46,29 @@ class Spool:
             return True
         if self._on_disk + len(entry) > self._disk:
             return False
-        try:
-            if not self._segments or self._segments[-1].written >= self._segment:
-                self._segments.append(Segment())
-            self._segments[-1].append(entry)
-        except OSError:  # the node's disk is full or forbidden: the caller counts the loss
-            if self._segments and not self._segments[-1].written:
-                self._segments.pop().close()
+        if not (self._extend(entry) or self._begin(entry)):
             return False
         self._on_disk += len(entry)
         return True
+
+    def _extend(self, entry: bytes) -> bool:
+        """Add an entry to the last segment, if there is one with room."""
+        if not self._segments or self._segments[-1].written >= self._segment:
+            return False
+        return self._segments[-1].append(entry)
+
+    def _begin(self, entry: bytes) -> bool:
+        """Add an entry to a new segment; False when no place has room, or none may be written."""
+        for place in self._folder.places:
+            try:
+                segment = Segment(place)
+            except OSError:
+                continue
+            if segment.append(entry):
+                self._segments.append(segment)
+                return True
+            segment.close()
+        return False
 
     def pop(self) -> bytes:
         """The oldest frame."""
@@ -73,43 +91,41 @@ class Spool:
 
 
 class Segment:
-    """A part of a spool on disk; its space is free once it is read. Raises OSError where there is no room."""
+    """A part of a spool on disk; its space is free once it is read. Raises OSError in a forbidden place."""
 
-    def __init__(self) -> None:
-        self._file = _unlinked_file()
+    def __init__(self, place: str) -> None:
+        self._fd = scratch.unlinked_file(place)
         self.read = self.written = 0
 
-    def append(self, entry: bytes) -> None:
-        """Add one frame."""
-        if os.pwrite(self._file.fileno(), entry, self.written) < len(entry):
-            raise OSError("no room for a whole frame")
+    def append(self, entry: bytes) -> bool:
+        """Add one frame; False when there is no room for a whole one."""
+        try:
+            if os.pwrite(self._fd, entry, self.written) < len(entry):
+                return False
+        except OSError:
+            return False
         self.written += len(entry)
+        return True
 
     def pop(self) -> bytes:
         """The oldest frame."""
-        header = os.pread(self._file.fileno(), wire.HEADER.size, self.read)
-        entry = os.pread(self._file.fileno(), len(header) + wire.HEADER.unpack(header)[-1], self.read)
+        header = os.pread(self._fd, wire.HEADER.size, self.read)
+        entry = os.pread(self._fd, len(header) + wire.HEADER.unpack(header)[-1], self.read)
         self.read += len(entry)
         return entry
 
     def close(self) -> None:
         """Give the space back."""
-        self._file.close()
-
-
-def _unlinked_file() -> "FileIO":
-    import tempfile  # costs 10 ms, and few jobs outrun their link
-
-    return tempfile.TemporaryFile(buffering=0)
+        os.close(self._fd)
 
 
 class Outbox:
     """Orders and writes frames to the link's descriptor, which must not block."""
 
-    def __init__(self, node: int) -> None:
+    def __init__(self, node: int, folder: "scratch.Folder") -> None:
         self._node = node
         self._control: "Deque[bytes]" = deque()
-        self._spool = Spool()
+        self._spool = Spool(folder)
         self._current = memoryview(b"")
         self._lost: "Dict[int, int]" = {}
 

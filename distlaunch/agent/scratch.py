@@ -1,34 +1,121 @@
-"""The agent's private folder on its node, for the error records of workers."""
+"""The agent's private folder on its node, for the error records of workers, and where such things may be."""
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional, Set
 
-def folder_name() -> str:
-    """A path below TMPDIR that nobody can guess."""
-    base = os.environ.get("TMPDIR") or "/tmp"
-    return os.path.join(base, "distlaunch-%s" % os.urandom(8).hex())
-
-
-def make(folder: str) -> None:
-    """Create the folder, mode 0700, if it is not there. Raises OSError."""
-    if not os.path.isdir(folder):
-        os.mkdir(folder, 0o700)
+SPARE_PLACES = ("/tmp", "/var/tmp")
+"""Where to look when TMPDIR can't be written."""
+MEMORY = "/dev/shm"
+"""The last place of all: what is there is the workers' memory."""
 
 
-def inner(folder: str) -> str:
-    """Where workers may make files and folders that are deleted with `folder`."""
-    return os.path.join(folder, "inner")
+class NoPlaceError(Exception):
+    """The folder can't be made anywhere; the text names what was tried."""
+
+
+def places(tmpdir: "Optional[str]" = None) -> "List[str]":
+    """The folders to try, best first: the job's TMPDIR, else the node's, else others on a disk."""
+    wanted = [tmpdir or os.environ.get("TMPDIR") or SPARE_PLACES[0], *SPARE_PLACES]
+    return list(dict.fromkeys(map(os.path.abspath, wanted)))
+
+
+class Folder:
+    """The folder, mode 0700. Its name, which nobody can guess, is fixed; where it is, `make` decides.
+
+    Made before the agent is forked: the guardian hears through a pipe where the agent puts it, before the
+    agent does, so that it can delete what a killed agent leaves.
+    """
+
+    def __init__(self) -> None:
+        self._name = "distlaunch-%s" % os.urandom(8).hex()
+        self._told, self._tell = os.pipe()
+        os.set_blocking(self._told, False)
+        self._said: "Set[str]" = set()
+        self.path = ""
+        self.places = places()
+
+    @property
+    def inner(self) -> str:
+        """Where workers may make files and folders that are deleted with the folder."""
+        return os.path.join(self.path, "inner")
+
+    def make(self, tmpdir: "Optional[str]" = None) -> None:
+        """Have the folder in the first place that can be written. Raises `NoPlaceError`."""
+        self.places = places(tmpdir)
+        if self.path and os.path.isdir(self.path):
+            return
+        refused = []
+        for place in (*self.places, MEMORY):
+            path = os.path.join(place, self._name)
+            self._say(path)
+            try:
+                _make(path)
+                self.path = path
+                return
+            except OSError as error:
+                remove(path)
+                refused.append("%s: %s" % (place, error.strerror))
+        raise NoPlaceError("no room for its error records: %s; set TMPDIR in env" % "; ".join(refused))
+
+    def _say(self, path: str) -> None:
+        if path not in self._said:  # or the pipe would fill in the end
+            self._said.add(path)
+            os.write(self._tell, os.fsencode(path) + b"\0")
+
+    def remove(self) -> None:
+        """Delete the folder: the agent's part."""
+        if self.path:
+            remove(self.path)
+
+    def close(self) -> None:
+        """Nobody tells or asks any more where the folder is."""
+        os.close(self._told)
+        os.close(self._tell)
+
+    def remove_left(self) -> None:
+        """Delete the folder wherever the agent, which has ended, has made it: the guardian's part."""
+        try:
+            told = os.read(self._told, 1 << 16)
+        except BlockingIOError:
+            return
+        for path in filter(None, told.split(b"\0")):
+            remove(os.fsdecode(path))
+
+
+def _make(path: str) -> None:
+    """A folder in which there is room for a file."""
+    if not os.path.isdir(path):
+        os.mkdir(path, 0o700)
+    probe = os.path.join(path, "probe")
+    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(fd, b"\0")
+    finally:
+        os.close(fd)
+        os.unlink(probe)
 
 
 def remove(folder: str) -> None:
     """Delete the folder and its files, if it is there."""
-    if os.path.isdir(inner(folder)):
+    inner = os.path.join(folder, "inner")
+    if os.path.isdir(inner):
         import shutil  # only jobs with torch's agents leave folders
 
-        shutil.rmtree(inner(folder), ignore_errors=True)
+        shutil.rmtree(inner, ignore_errors=True)
     try:
         for name in os.listdir(folder):
             os.unlink(os.path.join(folder, name))
         os.rmdir(folder)
     except OSError:
         pass  # never made, or a job put a folder of its own there: that is not ours to delete
+
+
+def unlinked_file(place: str) -> int:
+    """A descriptor of a new file in `place` that has no name any more. Raises OSError."""
+    path = os.path.join(place, "distlaunch-%s" % os.urandom(8).hex())
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(path)
+    return fd

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from distlaunch.agent import cookies, scratch, wire, workers
+from distlaunch.agent import cookies, wire, workers
 from distlaunch.agent.crew import Crew
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Optional, Tuple
 
     from distlaunch.agent.probes.ports import Hold, Listener
+    from distlaunch.agent.scratch import Folder
     from distlaunch.agent.wire import Message
 
 GRACE_S = 10.0
@@ -32,7 +33,7 @@ FLUSH_S = 15.0
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
-def main(nonce: str, node: int, folder: str) -> None:
+def main(nonce: str, node: int, folder: "Folder") -> None:
     """Serve on descriptors 0 and 1 and exit; `folder` is for error records. Never returns."""
     status = wire.AGENT_DIED
     try:
@@ -64,10 +65,10 @@ def _take_link() -> "Tuple[int, int]":
 class Agent:
     """One node's hands; `link_in` and `link_out` are the link's descriptors, `node` the node's index."""
 
-    def __init__(self, link_in: int, link_out: int, node: int, folder: str) -> None:
+    def __init__(self, link_in: int, link_out: int, node: int, folder: "Folder") -> None:
         self._link_in, self._link_out, self._node, self._folder = link_in, link_out, node, folder
         self._poller = Poller()
-        self._outbox = Outbox(node)
+        self._outbox = Outbox(node, folder)
         self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
         self._crew = Crew(self._poller, self._outbox, folder, node)
         self._hold: "Optional[Hold]" = None
@@ -101,7 +102,7 @@ class Agent:
         while not (self._leaving and self._crew.swept):
             self._flush()
             self._poller.turn()
-        scratch.remove(self._folder)
+        self._folder.remove()
         self._flush_rest()
         return self._status
 
@@ -268,7 +269,7 @@ class Agent:
         from distlaunch.agent.probes import ports
 
         token = command["token"].encode()
-        results = ports.dial(command["host"], command["port"], command["timeout_s"], token)
+        results = ports.dial_all(command["targets"], command["timeout_s"], token)
         self._outbox.report({"op": "dialled", "results": results})
 
     def _on_close(self, command: "Message") -> None:

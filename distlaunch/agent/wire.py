@@ -30,7 +30,7 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     dump     {local_ranks, abort}              report the Python stacks of these workers
     reap     {run_id}                          end what an earlier agent of the run has left on the node
     listen   {port | null, token}              answer connections with the token
-    dial     {host, port, timeout_s, token}    connect to every address of host
+    dial     {targets: [[host, port]], timeout_s, token}      connect to every address of each, all at once
     close    {grace_s, signum}                 that signal, SIGKILL after the grace, sweep, flush, exit
 
 Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
@@ -39,7 +39,8 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     pong      {t}
     held      {port}                           answers hold
     unheld    {error, owners: [{uid, pid, command}]}          answers hold and listen
-    route     {address, source, interface} or {error}
+    route     {address, source, interface, interfaces: {name: has an address}, named} or {error}
+                                               named: variables of the node's own that name interfaces
     started   {local_rank, pid, cpus}          the worker's exec has succeeded; cpus: those that `binding`
                                                gave it, as "0-3,8", or null
     unstarted {local_rank, stage, errno, text} stage: scratch, fork, setup, workdir, script,
@@ -60,7 +61,7 @@ Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
     orphans   {processes}                      left by agents that are dead, of any run: they were killed
     usurped   {owners}                         the rendezvous port was taken by somebody else
     listening {port}
-    dialled   {results: [{family, address, ok, error}]}
+    dialled   {results: [[{family, address, ok, error}]]}     of each target in turn
 
 No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`ProtocolError`).
 """

@@ -235,7 +235,7 @@ def unstarted(spec: "Message", stage: str, code: int, why: str = "") -> "Message
 
 def _subject(spec: "Message", stage: str) -> str:
     """What a failure is about."""
-    subjects = {"workdir": spec["cwd"], "scratch": "its folder in TMPDIR", "script": _script(spec)}
+    subjects = {"workdir": spec["cwd"], "script": _script(spec)}
     if spec.get("cpus"):
         subjects["setup"] = "binding to CPU %s" % spec["cpus"]  # all else before it hardly fails
     return str(subjects.get(stage, spec["argv"][0]))

@@ -123,12 +123,15 @@ def check_port(
         typer.Argument(metavar="JOB.YAML | HOST:PORT …", help="A job file, or ports."),
     ],
     overrides: Set = None,
+    ssh_config: Annotated[
+        str | None, typer.Option("--ssh-config", metavar="FILE", help="An ssh_config, as for ssh -F.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Test the rendezvous port: is it free, who holds it, can every node connect to it. Exit 0 or 1."""
+    """Test the rendezvous port: is it free, can all nodes connect to it and to each other. Exit 0 or 1."""
     from distlaunch.cli.port_targets import reports_on
 
-    reports = reports_on(targets, overrides or ())
+    reports = reports_on(targets, overrides or (), ssh_config)
     if as_json:
         print_json([report.document() for report in reports])
     else:

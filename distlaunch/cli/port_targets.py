@@ -8,19 +8,23 @@ from distlaunch.errors import UsageError
 from distlaunch.job.hosts import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, Program
 from distlaunch.launch.checks.port_check import PortReport, check_port, node_for
+from distlaunch.launch.master import ssh_address
 from distlaunch.launch.plan import plan_without_nodes
 from distlaunch.rim.job_file import STDIN, load_job
 
 
-def reports_on(targets: Sequence[str], overrides: Sequence[str]) -> list[PortReport]:
-    """One report per target. Raises `DistlaunchError`."""
-    return [_report_on(target, overrides) for target in targets]
+def reports_on(
+    targets: Sequence[str], overrides: Sequence[str], ssh_config: str | None = None
+) -> list[PortReport]:
+    """One report per target, reached with this ssh_config, or the job's. Raises `DistlaunchError`."""
+    config = ssh_config and os.path.abspath(ssh_config)
+    return [_report_on(target, overrides, config) for target in targets]
 
 
-def _report_on(target: str, overrides: Sequence[str]) -> PortReport:
+def _report_on(target: str, overrides: Sequence[str], config: str | None) -> PortReport:
     if target == STDIN or os.path.exists(target) or target.endswith((".yaml", ".yml")):
         # Ports do not depend on GPUs: don't ask for their number where the file leaves it open.
-        spec = load_job(target, overrides)
+        spec = _reached_with(load_job(target, overrides), config)
         if spec.ranking == "etcd-v2":
             text = "its endpoint is your etcd server's, not a port that distlaunch holds: nothing to check"
             raise UsageError(f"{target}: {text}")
@@ -35,7 +39,12 @@ def _report_on(target: str, overrides: Sequence[str]) -> PortReport:
         raise UsageError(str(error)) from None
     if host is None or port is None:
         raise UsageError(f"{target}: neither a job file nor host:port")
-    return check_port(_lone_node(host), host, port)
+    lone = _reached_with(_lone_node(host), config)
+    return check_port(lone, ssh_address(lone) or host, port)
+
+
+def _reached_with(spec: JobSpec, config: str | None) -> JobSpec:
+    return spec._replace(ssh=spec.ssh._replace(config=config)) if config else spec
 
 
 def _lone_node(host: str) -> JobSpec:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from distlaunch.cli.output import print_text
 from distlaunch.job.document import counted
+from distlaunch.launch.checks.pairs import EVERY, folded
 from distlaunch.launch.checks.port_check import PortReport
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.rim.console import escape
@@ -70,16 +71,30 @@ def print_port_report(report: PortReport) -> None:
     """Whether the port is free, then one row per connection that was tried."""
     console = Console(highlight=False)
     console.print(Text(f"port {report.port or 'of our choice'} on {report.node}: {_port_state(report)}"))
-    for node, failure in report.failures:
-        console.print(Text(f"  {node}: {failure.kind.value}; {failure.advice}"))
+    for node, failure, advice in report.failures:
+        # Not wrapped: it has commands to paste.
+        console.print(Text(f"  {node}: {failure.kind.value}; {escape(advice)}"), soft_wrap=True)
         for line in failure.words.splitlines():
-            console.print(Text(f"    | {escape(line)}"))
+            console.print(Text(f"    | {escape(line)}"), soft_wrap=True)
     if report.dials:
         table = _table("from", "to", "family", "result")
         for dial in report.dials:
             result = Text("ok", "green") if dial.ok else Text(escape(dial.error or "failed"), "red")
             table.add_row(Text(dial.source), Text(f"{report.host} ({dial.address})"), dial.family, result)
         console.print(table)
+    for line in _pair_lines(report):
+        console.print(Text(escape(line)), soft_wrap=True)
+
+
+def _pair_lines(report: PortReport) -> list[str]:
+    """How many pairs of nodes can connect, who can't, and whom nobody has asked."""
+    lines = [f"spares are not tested: {', '.join(report.spares)}"] if report.spares else []
+    if report.pairs is None:
+        return lines
+    tried, of, failed = report.pairs
+    sample = f" (a sample of {of})" if of > EVERY * (EVERY - 1) else ""
+    failures = [f"  {line}" for line in folded(failed)]
+    return [f"pairs of nodes that can connect: {tried - len(failed)} of {tried}{sample}", *failures, *lines]
 
 
 def _port_state(report: PortReport) -> str:

@@ -21,6 +21,12 @@ def ssh_addresses(spec: JobSpec) -> dict[int, str]:
     return {index: address for index, address in answers.items() if address}
 
 
+def ssh_address(spec: JobSpec) -> str | None:
+    """The address by which ssh reaches the first node."""
+    process = None if spec.nodes[0].local else _ask(spec, spec.nodes[0])
+    return _answer(process, time.monotonic() + RESOLVE_S) if process else None
+
+
 def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
     if node.address or node.local:
         return False

@@ -49,7 +49,7 @@ def open_links(spec: JobSpec) -> dict[int, Link]:
     links: dict[int, Link] = {}
     first = spec.nodes[0]
     early = ahead.take()
-    if early and first.local and not (first.python or spec.python):
+    if early and first.local and (first.python or spec.python) in (None, sys.executable):
         links[0] = early
     elif early:
         early.discard()
@@ -64,7 +64,9 @@ def _open(
     nonce = os.urandom(16).hex()
 
     def boot() -> bytes:
-        return boot_text(bundle_for(same_interpreter=local and not named_python), nonce, index)
+        return boot_text(
+            bundle_for(same_interpreter=local and named_python in (None, sys.executable)), nonce, index
+        )
 
     argv = argv_of(reach, ssh)
     try:

@@ -71,6 +71,12 @@ class _Fields:
             raise ProtocolError(f"{name} is not a list of objects")
         return tuple({key[:MAX_WORDS]: _short(inner) for key, inner in value.items()} for value in values)
 
+    def items(self, name: str, kind: type) -> tuple[tuple[str, Any], ...]:
+        values = self._get(name, dict)
+        if not all(isinstance(value, kind) for value in values.values()):
+            raise ProtocolError(f"{name} is not an object of such values")
+        return tuple((key[:MAX_WORDS], _short(value)) for key, value in values.items())
+
     def rows(self, name: str) -> tuple[Any, ...]:
         return tuple(self._get(name, list))
 
@@ -106,7 +112,12 @@ def _route(node: int, fields: _Fields, clock: Clock) -> Event:
     if fields.anything("error"):
         return events.RouteFailed(node, fields.text("error"))
     return events.RouteFound(
-        node, fields.text("address"), fields.optional_text("interface"), fields.optional_text("source")
+        node,
+        fields.text("address"),
+        fields.optional_text("interface"),
+        fields.optional_text("source"),
+        fields.items("interfaces", bool),
+        fields.items("named", str),
     )
 
 

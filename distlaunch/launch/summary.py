@@ -9,6 +9,7 @@ from distlaunch.supervisor.peer_errors import traceback_key
 from distlaunch.supervisor.root_cause import root_cause_line, root_cause_lines
 from distlaunch.supervisor.state import NodePhase, State, WorkerPhase, WorkerState, status_words
 from distlaunch.supervisor.stories import Ending, advice
+from distlaunch.transport.advice import advice_for
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
@@ -175,7 +176,9 @@ def _unusable_nodes(state: State) -> list[str]:
     lines = []
     for index, node in enumerate(state.nodes):
         if node.phase is NodePhase.UNUSABLE and node.failure:
-            lines.append(f"{state.label(index)}: {node.failure.kind.value}; {node.failure.advice}")
+            there = state.spec.pool[index]
+            what = advice_for(node.failure, there.reach, state.spec.ssh, there.python or state.spec.python)
+            lines.append(f"{state.label(index)}: {node.failure.kind.value}; {what}")
             lines += [f"  | {line}" for line in node.failure.words.splitlines()[-MAX_LINES:]]
     return lines
 

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
@@ -168,7 +169,7 @@ class Link:
         if self._quiet:
             self._process.terminate()  # the guardian here: it must outlive its agent to sweep
         else:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)  # with its ProxyCommand, which may hear of nothing
 
     def close(self) -> None:
         """Close the pipes and reap the process, which must have ended or been killed."""

@@ -54,13 +54,16 @@ class PortRefused(NamedTuple):
 class RouteFound(NamedTuple):
     """How `node` reaches MASTER_ADDR: the address it resolved to and the interface that leads there.
 
-    `source` is the node's own address on that way.
+    `source` is the node's own address on that way. `interfaces` are all of the node's, with whether each has
+    an address; `named` are the variables in the node's own environment that name some.
     """
 
     node: int
     address: str
     interface: str | None
     source: str | None = None
+    interfaces: tuple[tuple[str, bool], ...] = ()
+    named: tuple[tuple[str, str], ...] = ()
 
 
 class RouteFailed(NamedTuple):

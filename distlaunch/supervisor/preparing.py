@@ -9,6 +9,7 @@ from distlaunch.plan.layout import Facts, LaunchPlan
 from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, StartWorkers
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFound
+from distlaunch.supervisor.interfaces import interface_notices, misnamed
 from distlaunch.supervisor.joining import watch_of
 from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerPhase, WorkerState
 
@@ -107,7 +108,8 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     """A node knows its way to the master."""
     if event.node not in state.members or state.nodes[event.node].ready:
         return state, ()
-    state = state.with_node(event.node, ready=True, interface=event.interface, source=event.source)
+    found = {"interface": event.interface, "source": event.source, "misnamed": misnamed(event, state)}
+    state = state.with_node(event.node, ready=True, **found)
     first = state.members[0]
     its_own = state.spec.ranking != "etcd-v2"
     if (
@@ -136,7 +138,8 @@ def start_when_prepared(state: State, now: float) -> Step:
         started_at=now,
         watch=watch_of(state, now),
     )
-    return _start(state, here)
+    state, started = _start(state, here)
+    return state, (*(() if state.generation else interface_notices(state)), *started)
 
 
 def _here(state: State) -> list[int]:

@@ -45,7 +45,8 @@ class NodeState(NamedTuple):
     `ready` once its part of the preparations is done; `clean` while no worker of ours can be there, and
     `fence_at` is when a lost node is taken to be clean without having said so. `answer_by` is when a node
     that is being connected is given up, `address` how ssh reaches it, `source` its own address on the way
-    to the first. `unfit` says why it can't take part, until it is lost and returns fit.
+    to the first. `unfit` says why it can't take part, until it is lost and returns fit. `misnamed` is a
+    variable's setting that names interfaces of no use there, and why.
     """
 
     phase: NodePhase = NodePhase.CONNECTING
@@ -64,6 +65,7 @@ class NodeState(NamedTuple):
     leaving: bool = False
     unfit: str = ""
     leftovers: int = 0
+    misnamed: tuple[str, str] = ("", "")
 
     @property
     def pending(self) -> bool:

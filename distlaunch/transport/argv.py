@@ -55,6 +55,12 @@ def ssh_resolve_argv(address: Address, ssh: SshOptions) -> list[str]:
     return ["ssh", "-G", *config, *_pairs("-o", ssh.options), *_target(address)]
 
 
+def plain_ssh_argv(address: Address, ssh: SshOptions) -> list[str]:
+    """ssh to the node as people would type it, with the job's options and none of ours."""
+    config = ["-F", ssh.config] if ssh.config else []
+    return ["ssh", *config, *_pairs("-o", ssh.options), *(word for word in _target(address) if word != "--")]
+
+
 def argv_of(address: Address, ssh: SshOptions) -> list[str]:
     """The command line of the transport that `address` needs."""
     return local_argv() if address.host is None else ssh_argv(address, ssh)

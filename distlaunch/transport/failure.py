@@ -1,4 +1,4 @@
-"""What it means that a link failed: ssh's own words, classified, with what to do about it."""
+"""What it means that a link failed: ssh's own words, classified."""
 
 import re
 from enum import Enum
@@ -16,18 +16,31 @@ class Kind(Enum):
     REFUSED = "connection refused"
     AUTHENTICATION = "authentication failed"
     HOST_KEY = "host key not accepted"
+    HOST_KEY_CHANGED = "host key changed"
+    HOST_KEY_REVOKED = "host key revoked"
     NO_PYTHON = "no python"
     OLD_PYTHON = "python too old"
     DROPPED = "dropped by the server"
     SILENT = "no answer"
-    PROTOCOL = "not an agent of this version"
+    NOT_SSH = "not an ssh server"
+    ALGORITHM = "no algorithm in common"
+    SESSION = "session refused"
+    FORWARDING = "jump host refuses to forward"
+    JUMP_UNRESOLVED = "unknown to the jump host"
+    NO_PROXY = "ProxyCommand can't be run"
+    PROXY = "closed by its proxy"
+    NOISE = "too much output before the agent started"
+    PROTOCOL = "protocol error"
     BAD_OPTION = "ssh refused its options"
     UNSTARTED = "agent not started"
     LOST = "connection lost"
 
 
 class LinkFailure(NamedTuple):
-    """A failed link: its kind, the last words received, and whether the node said that it is `clean`."""
+    """A failed link: its kind, the last words received, and whether the node said that it is `clean`.
+
+    What to do about it is in `distlaunch.transport.advice`.
+    """
 
     kind: Kind
     words: str = ""
@@ -41,50 +54,66 @@ class LinkFailure(NamedTuple):
     @property
     def worth_retrying(self) -> bool:
         """Only a server that shed load may let us in at the next try; failed logins may be punished."""
-        return self.kind is Kind.DROPPED
+        return self.kind in (Kind.DROPPED, Kind.PROXY)
 
     @property
-    def advice(self) -> str:
-        """What the user can do, as one clause."""
-        return _ADVICE[self.kind]
+    def on_the_way(self) -> bool:
+        """Whether it was the jump host or ProxyCommand that failed, so that ssh never met the node."""
+        return re.search(_NO_PEER, self.words) is not None and _FORWARDING_FAILED not in self.words
 
 
 _SETTINGS = frozenset(
-    {Kind.AUTHENTICATION, Kind.HOST_KEY, Kind.NO_PYTHON, Kind.OLD_PYTHON, Kind.PROTOCOL, Kind.BAD_OPTION}
+    {
+        *(Kind.AUTHENTICATION, Kind.HOST_KEY, Kind.HOST_KEY_CHANGED, Kind.HOST_KEY_REVOKED),
+        *(Kind.NO_PYTHON, Kind.OLD_PYTHON, Kind.NOISE, Kind.PROTOCOL),
+        *(Kind.NOT_SSH, Kind.ALGORITHM, Kind.FORWARDING, Kind.NO_PROXY, Kind.BAD_OPTION),
+    }
 )
-_ADVICE = {
-    Kind.UNREACHABLE: "is the machine up, and the name, address and port right?",
-    Kind.UNRESOLVED: "give the host as ssh knows it, or add it to your ssh_config",
-    Kind.REFUSED: "is sshd running there, and on this port?",
-    Kind.AUTHENTICATION: "distlaunch asks for no password: `ssh-copy-id` your key, or load it with ssh-add",
-    Kind.HOST_KEY: "connect once with plain ssh and check the key; distlaunch never accepts one for you",
-    Kind.NO_PYTHON: "install python3 (3.8 or later) there, or name one with `python:`",
-    Kind.OLD_PYTHON: "name one that is 3.8 or later with `python:`",
-    Kind.DROPPED: "raise MaxStartups in its sshd_config, or start fewer agents on one machine",
-    Kind.SILENT: "does something other than sshd answer there, or does its shell start-up wait?",
-    Kind.PROTOCOL: "does its shell start-up print without end?",
-    Kind.BAD_OPTION: "see `ssh:` in the job file, and the ssh_config",
-    Kind.UNSTARTED: "try `ssh HOST python3 -V`: its login shell or its python ended too soon",
-    Kind.LOST: "see the network and the machine's log",
-}
 
-_HOST_KEY = (
-    r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"
-    r"|No \S+ host key is known|host key for .* (?:has changed|was revoked)"
+# Under StrictHostKeyChecking=no, ssh warns of a changed key as loudly and goes on: only a refusal counts.
+_STRICT = "and you have requested strict checking"
+_CHANGED = rf"[Hh]ost key for .* has changed {_STRICT}"
+_REVOKED = (
+    rf"[Hh]ost key for .* (?:was|is marked as) revoked(?: {_STRICT}|\.\nHost key verif)|revoked by file"
 )
+_HOST_KEY = r"Host key verification failed|No \S+ host key is known"
+_EXCHANGE = r"(?:kex|ssh)_exchange_identification: "
+_NO_PEER = r"\bUNKNOWN port 65535\b"
+"""How ssh names the other end of a proxy."""
+_FORWARDING_FAILED = "stdio forwarding failed"
+"""Said by the ssh that is a jump's proxy, once the jump host has let it in."""
+# The user's shell, whichever that is, about a ProxyCommand: before ssh has heard from any server.
+_NO_PROXY = (
+    r"(?i)^(?:\S*sh: .*|\S*sh:\d+: .*|/\S+: |\S+: (?=command not|permission denied\.))"
+    r"(?:not found|no such file or directory|permission denied|cannot execute|unknown command"
+    r"|command not found)"
+    rf"[\s\S]*^{_EXCHANGE}"
+)
+_JUMP_UNRESOLVED = (
+    r"open failed: connect failed: (?:Temporary failure in name resolution|.*[Nn]ame or service not known"
+    r"|.*nodename nor servname|.*No address associated|.*Name does not resolve|.*non-recoverable failure)"
+)
+_FORWARDING = r"open failed: (?:administratively prohibited|unknown channel type)"
+_SESSION = r"^channel \d+: open failed|^(?:exec|shell) request failed on channel"
 _DROPPED = (
-    r"(?:kex|ssh)_exchange_identification: (?:read: Connection reset|Connection closed)"
-    r"|Exceeded MaxStartups|Not allowed at this time"
+    rf"{_EXCHANGE}(?:read: Connection reset|Connection closed)"
+    r"|Exceeded MaxStartups|Not allowed at this time|^ssh: connect to host .*: Connection reset by peer"
     r"|(?:Connection closed by|Connection reset by) \S+ port \d+\s*\Z"
 )
+_DROPPED_ON_THE_WAY = r"^Connection (?:closed|reset) by (?!UNKNOWN)\S+ port \d+$"
 _AUTHENTICATION = r"Permission denied \(|Too many authentication failures|No more authentication methods"
 _BAD_OPTION = (
     r"Bad configuration option|bad configuration options|^command-line:? line \d+"
-    r"|Can't open user config file|Bad owner or permissions on|Unable to negotiate with"
+    r"|Can't open user config file|Bad owner or permissions on"
+    r"|^bind .*: Cannot assign requested address|no suitable addresses"
+)
+_NOT_SSH = (
+    r"banner line too long|banner exchange: .*(?:invalid format|could not read protocol)|Bad remote protocol"
 )
 _UNREACHABLE = (
     r"timed out|No route to host|Network is unreachable|Host is down"
     r"|connect to host .*: Permission denied"  # ICMPv6 "administratively prohibited"
+    rf"|open failed: connect failed: .*\n{_FORWARDING_FAILED}"  # some errors have no other words
 )
 _BY_THE_NODE = (
     (Kind.NO_PYTHON, re.escape(NO_PYTHON)),
@@ -92,14 +121,24 @@ _BY_THE_NODE = (
 )
 # In this order: behind a jump host, ssh adds that it was dropped to what the jump host really said.
 _BY_SSH = (
+    (Kind.HOST_KEY_CHANGED, _CHANGED),
+    (Kind.HOST_KEY_REVOKED, _REVOKED),
     (Kind.HOST_KEY, _HOST_KEY),
     (Kind.AUTHENTICATION, _AUTHENTICATION),
     (Kind.UNRESOLVED, r"Could not resolve hostname"),
     (Kind.BAD_OPTION, _BAD_OPTION),
+    (Kind.ALGORITHM, r"Unable to negotiate with"),
+    (Kind.NOT_SSH, _NOT_SSH),
+    (Kind.JUMP_UNRESOLVED, _JUMP_UNRESOLVED),
+    (Kind.FORWARDING, _FORWARDING),
     (Kind.REFUSED, r"Connection refused"),
     (Kind.SILENT, r"timed out during banner exchange|banner exchange: Connection to .* timed out"),
     (Kind.SILENT, r"^Connection to \S+ port \d+ timed out"),  # in the key exchange
     (Kind.UNREACHABLE, _UNREACHABLE),
+    (Kind.SESSION, _SESSION),
+    (Kind.NO_PROXY, _NO_PROXY),
+    (Kind.DROPPED, _DROPPED_ON_THE_WAY),
+    (Kind.PROXY, _NO_PEER),
     (Kind.DROPPED, _DROPPED),
 )
 
@@ -134,7 +173,8 @@ def classify(
     if timed_out:
         return LinkFailure(Kind.SILENT, "\n".join(words))
     if protocol_error:
-        return LinkFailure(Kind.PROTOCOL, "\n".join([*words, protocol_error]))
+        kind = Kind.PROTOCOL if booted else Kind.NOISE
+        return LinkFailure(kind, "\n".join([*words, protocol_error]))
     if booted or status in (None, SSH_FAILED):
         return LinkFailure(Kind.LOST, "\n".join(words), clean=booted and status in CLEAN_STATUSES)
     return LinkFailure(Kind.UNSTARTED, "\n".join([*words, f"it ended with status {status}"]))

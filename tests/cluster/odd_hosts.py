@@ -118,6 +118,78 @@ def no_algorithm_in_common(site: Site, name: str) -> Node:
     return site.name(name, "host2", port, Ciphers="aes256-ctr", LogLevel="ERROR")
 
 
+# Behind a jump host or a proxy
+
+
+def behind_an_unknown_jump_host(site: Site, name: str) -> Node:
+    return site.name(name, "host2", ProxyJump=site.name("jump", "host1", HostName="no-such-jump.invalid"))
+
+
+def behind_a_jump_host_that_is_down(site: Site, name: str) -> Node:
+    return site.name(name, "host2", ProxyJump=site.name("jump", "host1", port=2))
+
+
+def behind_a_jump_host_that_hangs_up(site: Site, name: str) -> Node:
+    return site.name(name, "host2", ProxyJump=site.name("jump", "host1", site.server("host1", HANGING_UP)))
+
+
+def unknown_to_its_jump_host(site: Site, name: str) -> Node:
+    return site.name(name, "host2", HostName="no-such-host.invalid", ProxyJump="host1")
+
+
+def refusing_its_jump_host(site: Site, name: str) -> Node:
+    return site.name(name, "host2", 2, ProxyJump="host1")
+
+
+def behind_a_jump_host_that_forwards_nothing(site: Site, name: str) -> Node:
+    port = site.sshd("host1", "AllowTcpForwarding no")
+    return site.name(name, "host2", ProxyJump=site.name("jump", "host1", port))
+
+
+def behind_a_jump_host_that_forwards_elsewhere(site: Site, name: str) -> Node:
+    port = site.sshd("host1", "PermitOpen 192.0.2.1:22")
+    return site.name(name, "host2", ProxyJump=site.name("jump", "host1", port))
+
+
+def a_proxy_that_is_not_installed(site: Site, name: str) -> Node:
+    return site.name(name, "host2", ProxyCommand="no-such-proxy %h %p")
+
+
+def a_proxy_at_a_wrong_path(site: Site, name: str) -> Node:
+    return site.name(name, "host2", ProxyCommand="/nowhere/proxy %h %p")
+
+
+def a_proxy_that_is_no_program(site: Site, name: str) -> Node:
+    return site.name(name, "host2", ProxyCommand=str(site.ssh_config))
+
+
+def a_proxy_that_gives_up(site: Site, name: str) -> Node:
+    proxy = program(site.folder / "proxy", "echo proxy: no tunnel for you >&2; exit 1")
+    return site.name(name, "host2", ProxyCommand=proxy)
+
+
+# What answers is no sshd, or lets nobody in
+
+
+def a_revoked_host_key(site: Site, name: str) -> Node:
+    revoked = site.folder / "revoked"
+    revoked.write_text((site.bed.hosts["host2"].folder / "host_key.pub").read_text())
+    return site.name(name, "host2", RevokedHostKeys=str(revoked))
+
+
+def no_sshd_but_another_service(site: Site, name: str) -> Node:
+    code = "while True: peer = server.accept()[0]; peer.sendall(b'x' * 100000); peer.close()"
+    return site.name(name, "host2", site.server("host2", code))
+
+
+def no_session_for_anybody(site: Site, name: str) -> Node:
+    return site.name(name, "host2", site.sshd("host2", "MaxSessions 0"))
+
+
+def an_address_of_another_machine(site: Site, name: str) -> Node:
+    return site.name(name, "host2", BindAddress="192.0.2.7")
+
+
 def no_python_of_that_name(site: Site, name: str) -> Node:
     return {"host": site.name(name, "host2"), "python": "python-that-is-missing"}
 

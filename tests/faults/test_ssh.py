@@ -110,7 +110,7 @@ def of_another_version(site: Site, name: str) -> Node:
 
 @pytest.mark.fault(37, "an agent of another version", promise="8")
 def test_an_agent_of_another_version(site: Site, figures: Figures) -> None:
-    bad = Bad(of_another_version, "not an agent of this version", r"speaks protocol \d+, not \d+")
+    bad = Bad(of_another_version, "protocol error", r"speaks protocol \d+, not \d+")
     figures("until told", told_s(assert_told(bad, site)), at_most=CONNECT_S)
 
 
@@ -159,7 +159,7 @@ def test_a_server_that_punishes_failed_logins(site: Site, figures: Figures) -> N
 
 
 HOST_KEYS = [
-    Bad(another_host_key, "host key not accepted", r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
+    Bad(another_host_key, "host key changed", r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
     Bad(no_known_host_key, "host key not accepted", r"No \S+ host key is known for bad"),
     Bad(a_host_key_to_ask_about, "host key not accepted", r"Host key verification failed"),
 ]

@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import json
 import marshal
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent.wire import READY_MARKER
 from distlaunch.job.spec import Address, SshOptions
+from distlaunch.transport.advice import advice_for
 from distlaunch.transport.argv import argv_of, local_argv, ssh_argv, ssh_resolve_argv
 from distlaunch.transport.boot import NO_PYTHON, NUDGE, SCRIPT, TOO_OLD, Bundle, boot_text, candidates_text
 from distlaunch.transport.failure import Kind, LinkFailure, classify
@@ -147,6 +149,9 @@ def test_our_options_win_over_an_ssh_config_that_is_in_the_way(tmp_path: Path) -
 # What ssh's last words mean, with OpenSSH 7 to 9
 
 _GONE = "kex_exchange_identification: Connection closed by remote host"
+_BEHIND = f"{_GONE} / Connection closed by UNKNOWN port 65535"
+_CHANGED = "@@@@@@@@@@@ / @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @ / @@@@@@@@@@@"
+"""ssh warns so too where it is told not to mind, and goes on."""
 
 
 # " / " stands for the end of a line.
@@ -170,6 +175,7 @@ WORDS = {
         "me@gpu-a: Permission denied (publickey,gssapi-keyex,gssapi-with-mic).",
         'Load key "/home/me/.ssh/id_rsa": Permission denied / me@gpu-a: Permission denied (publickey).',
         "sign_and_send_pubkey: signing failed: agent refused operation / a: Permission denied (publickey).",
+        f"{_CHANGED} / me@gpu-a: Permission denied (publickey).",
         (
             "Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures"
             " / Disconnected from 10.0.0.1 port 22"
@@ -182,15 +188,22 @@ WORDS = {
             "No ED25519 host key is known for gpu-a and you have requested strict checking."
             " / Host key verification failed."
         ),
+        f"{_CHANGED} / No ED25519 host key is known for b and you have requested strict checking.",
+    ],
+    Kind.HOST_KEY_CHANGED: [
         (
-            "@@@@@@@@@@@ / @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @ / @@@@@@@@@@@"
-            " / Host key for gpu-a has changed and you have requested strict checking."
+            f"{_CHANGED} / Host key for gpu-a has changed and you have requested strict checking."
             " / Host key verification failed."
         ),
+        "RSA host key for gpu-a has changed and you have requested strict checking.",
+    ],
+    Kind.HOST_KEY_REVOKED: [
         (
             "@@@@@@@@@@@ / @       WARNING: REVOKED HOST KEY DETECTED!               @ / @@@@@@@@@@@"
             " / The ED25519 host key for gpu-a is marked as revoked. / Host key verification failed."
         ),
+        "ED25519 host key for gpu-a was revoked and you have requested strict checking.",
+        "Host key ED25519 SHA256:miF revoked by file /etc/ssh/revoked / Host key verification failed.",
     ],
     Kind.DROPPED: [
         _GONE,
@@ -203,6 +216,62 @@ WORDS = {
         "ssh_exchange_identification: read: Connection reset by peer",
         "Connection closed by 10.0.0.1 port 22",
         "Connection reset by 10.0.0.1 port 22",
+        "ssh: connect to host gpu-a port 22: Connection reset by peer",
+        f"{_GONE} / Connection closed by 10.0.0.1 port 22 / {_BEHIND}",  # the jump host's own server
+    ],
+    Kind.PROXY: [
+        _BEHIND,
+        f"proxy: tunnel denied / {_BEHIND}",
+        f"Authorised use only; intruders will not be found / {_BEHIND}",
+        f"ModuleNotFoundError: No module named 'nothing' / {_BEHIND}",
+    ],
+    Kind.NO_PROXY: [
+        f"{words} / {_BEHIND}"
+        for words in (
+            "/bin/bash: line 1: exec: nc: not found",
+            "/bin/bash: line 0: exec: nc: not found",
+            "/bin/bash: line 1: /nowhere/proxy: No such file or directory",
+            "/bin/bash: line 1: exec: /etc/passwd: cannot execute: Permission denied",
+            "/usr/bin/dash: 1: exec: nc: not found",
+            "/bin/sh: 1: exec: /etc/passwd: Permission denied",
+            "zsh:1: command not found: nc",
+            "zsh:1: no such file or directory: /nowhere/proxy",
+            "zsh:1: permission denied: /etc/passwd",
+            "nc: Command not found.",
+            "/etc/passwd: Permission denied.",
+            "fish: Unknown command: nc / fish: / exec nc x / ^~~~~~~~~^",
+            "/bin/no-such-shell: No such file or directory",
+        )
+    ],
+    Kind.FORWARDING: [
+        (
+            "channel 0: open failed: administratively prohibited: open failed / stdio forwarding failed"
+            f" / {_BEHIND}"
+        ),
+    ],
+    Kind.JUMP_UNRESOLVED: [
+        f"channel 0: open failed: connect failed: {words} / stdio forwarding failed / {_BEHIND}"
+        for words in ("Temporary failure in name resolution", "gpu-a: Name or service not known")
+    ],
+    Kind.NOT_SSH: [
+        (
+            "kex_exchange_identification: banner line too long"
+            " / banner exchange: Connection to 10.0.0.1 port 80: invalid format"
+        ),
+        (
+            "Protocol major versions differ: 2 vs. 1"
+            " / banner exchange: Connection to 10.0.0.1 port 22: could not read protocol version"
+        ),
+    ],
+    Kind.ALGORITHM: [
+        (
+            "Unable to negotiate with 10.0.0.1 port 22: no matching host key type found."
+            " Their offer: ssh-rsa,ssh-dss"
+        ),
+    ],
+    Kind.SESSION: [
+        "channel 0: open failed: connect failed: open failed",
+        "exec request failed on channel 0",
     ],
     Kind.SILENT: [
         "Connection timed out during banner exchange",
@@ -220,10 +289,8 @@ WORDS = {
         '/j/config line 2: unsupported option "maybe". / /j/config: terminating, 1 bad configuration options',
         "Can't open user config file /j/config: No such file or directory",
         "Bad owner or permissions on /home/me/.ssh/config",
-        (
-            "Unable to negotiate with 10.0.0.1 port 22: no matching host key type found."
-            " Their offer: ssh-rsa,ssh-dss"
-        ),
+        "bind 192.0.2.7: Cannot assign requested address / ssh: connect to host 10.0.0.1 port 22: failure",
+        "getifaddrs: eth99: no suitable addresses / ssh: connect to host 10.0.0.1 port 22: failure",
     ],
     Kind.LOST: [
         "",
@@ -243,7 +310,7 @@ WORDS = {
 
 
 def test_every_kind_that_ssh_tells_has_an_example() -> None:
-    assert set(Kind) - set(WORDS) == {Kind.PROTOCOL, Kind.UNSTARTED}
+    assert set(Kind) - set(WORDS) == {Kind.PROTOCOL, Kind.NOISE, Kind.UNSTARTED}
 
 
 def test_a_status_that_is_not_sshs_own_means_that_the_nodes_shell_ended() -> None:
@@ -278,6 +345,7 @@ def test_sshs_words_are_understood(kind: Kind, words: str) -> None:
             "channel 0: open failed: connect failed: No route to host\nstdio forwarding failed",
             Kind.UNREACHABLE,
         ),
+        ("channel 0: open failed: connect failed: open failed\nstdio forwarding failed", Kind.UNREACHABLE),
     ],
     ids=lambda value: value.partition("\n")[0][:60] if isinstance(value, str) else value.name,
 )
@@ -292,15 +360,60 @@ def test_behind_a_jump_host_its_own_failure_counts_and_is_not_tried_again(
 
 def test_without_words_of_ssh_our_own_knowledge_counts() -> None:
     assert classify("", timed_out=True).kind is Kind.SILENT
-    assert classify("Welcome!\n", protocol_error="a frame is too long") == LinkFailure(
-        Kind.PROTOCOL, "Welcome!\na frame is too long"
+    assert classify("Welcome!\n", protocol_error="x bytes came") == LinkFailure(
+        Kind.NOISE, "Welcome!\nx bytes came"
     )
+    assert classify("", booted=True, protocol_error="a frame is too long").kind is Kind.PROTOCOL
     assert classify("Host key verification failed.", timed_out=True, protocol_error="x").kind is Kind.HOST_KEY
 
 
-def test_only_what_the_server_dropped_is_tried_again_and_each_kind_has_advice() -> None:
-    assert [kind for kind in Kind if LinkFailure(kind).worth_retrying] == [Kind.DROPPED]
-    assert all(LinkFailure(kind).advice for kind in Kind)
+def test_only_what_a_server_or_a_proxy_dropped_is_tried_again() -> None:
+    assert [kind for kind in Kind if LinkFailure(kind).worth_retrying] == [Kind.DROPPED, Kind.PROXY]
+
+
+# What the user can do
+
+ODD = (Address("gpu-a", "me", 2222), SshOptions(config="/my job/ssh_config", options=("Compression=no",)))
+BY_HAND = "ssh -F '/my job/ssh_config' -o Compression=no -l me -p 2222 gpu-a"
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize(("reach", "ssh"), [(Address(), PLAIN), (Address("a"), PLAIN), ODD])
+def test_each_kind_has_advice_without_a_gap(kind: Kind, reach: Address, ssh: SshOptions) -> None:
+    advice = advice_for(LinkFailure(kind), reach, ssh)
+    assert advice and not set(advice.replace("ssh: {options: […]}", "")) & set("{}")
+    if reach.host is None:
+        assert "`ssh" not in advice
+
+
+def test_commands_in_advice_can_be_pasted() -> None:
+    assert f"`{BY_HAND} python3 -V`" in advice_for(LinkFailure(Kind.UNSTARTED), *ODD)
+    assert f"`{BY_HAND} /v/bin/python -V`" in advice_for(LinkFailure(Kind.UNSTARTED), *ODD, "/v/bin/python")
+    advice = advice_for(LinkFailure(Kind.UNSTARTED), Address("a"), PLAIN, "/my env/python")
+    _, host, remote = shlex.split(advice.split("`")[1])
+    assert (host, shlex.split(remote)) == ("a", ["/my env/python", "-V"])
+    assert f"`{BY_HAND}`" in advice_for(LinkFailure(Kind.HOST_KEY), *ODD)
+    assert "`python3 -V`" in advice_for(LinkFailure(Kind.UNSTARTED), Address(), PLAIN)
+
+
+def test_a_changed_key_is_removed_where_ssh_has_found_it() -> None:
+    words = (
+        "Offending ED25519 key in /my home/known_hosts:7\n"
+        "Host key for [gpu-a]:2222 has changed and you have requested strict checking.\n"
+        "Host key verification failed."
+    )
+    advice = advice_for(classify(words), *ODD)
+    assert "`ssh-keygen -f '/my home/known_hosts' -R '[gpu-a]:2222'`" in advice
+    assert "intercept" in advice
+
+
+def test_advice_says_when_it_is_the_jump_host_that_failed() -> None:
+    behind = _BEHIND.replace(" / ", "\n")
+    on_the_way = classify(f"ssh: connect to host jump port 22: Connection refused\n{behind}")
+    there = "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed"
+    assert (on_the_way.kind, on_the_way.on_the_way) == (Kind.REFUSED, True)
+    assert "jump host" in advice_for(on_the_way, Address("a"), PLAIN)
+    assert "jump host" not in advice_for(classify(f"{there}\n{behind}"), Address("a"), PLAIN)
 
 
 @given(st.text(max_size=80))

@@ -255,7 +255,7 @@ def test_many_failed_nodes_are_counted_rather_than_all_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in Kind if kind is not Kind.DROPPED], ids=lambda kind: kind.name
+    "kind", [kind for kind in Kind if kind not in (Kind.DROPPED, Kind.PROXY)], ids=lambda kind: kind.name
 )
 def test_only_dropped_connections_are_tried_again(kind: Kind) -> None:
     job = History(f"{JOB}nodes: [a]")

@@ -154,6 +154,23 @@ class Listener:
                     continue  # it did not wait for an answer
 
 
+def dial_all(targets: "List[Tuple[str, int]]", timeout_s: float, token: bytes) -> "List[List[Message]]":
+    """`dial` to each (host, port), all at once."""
+    import threading  # only checks dial
+
+    results: "List[List[Message]]" = [[] for _ in targets]
+
+    def one(index: int, host: str, port: int) -> None:
+        results[index] = dial(host, port, timeout_s, token)
+
+    threads = [threading.Thread(target=one, args=(i, *target)) for i, target in enumerate(targets)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
 def dial(host: str, port: int, timeout_s: float, token: bytes) -> "List[Message]":
     """Connect to every address of `host`: [{family, address, ok, error}].
 

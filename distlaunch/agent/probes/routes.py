@@ -1,21 +1,25 @@
-"""The route from this node to an address, and the interfaces on the way."""
+"""The route from this node to an address, and the interfaces here."""
 
 import fcntl
+import os
 import socket
 import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
+    from typing import Dict, List, Optional
 
     from distlaunch.agent.wire import Message
 
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+LINK_LOCAL = "20"
+"""The scope of addresses that each interface gives itself, in /proc/net/if_inet6."""
 SIOCGIFADDR = 0x8915
 """ioctl that gives an interface's first IPv4 address (netdevice(7))."""
 
 
 def route(host: str) -> "Message":
-    """{address, source, interface} of the route to `host`, or {error} when it can't be resolved."""
+    """{address, source, interface, interfaces, named} of the way to `host`, or {error} without one."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -23,7 +27,16 @@ def route(host: str) -> "Message":
             source = str(sock.getsockname()[0])
     except OSError as error:
         return {"error": error.strerror or str(error)}
-    return {"address": address[0], "source": source, "interface": interface_of(source)}
+    found: "Message" = {"address": address[0], "source": source, "interface": interface_of(source)}
+    named = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return {**found, "interfaces": interfaces(), "named": named}
+
+
+def interfaces() -> "Dict[str, bool]":
+    """Every interface, with whether it has an address that other machines could know."""
+    ipv4 = _ipv4_addresses()
+    ipv6 = {row[5] for row in _ipv6_rows() if row[3] != LINK_LOCAL}
+    return {name: name in ipv4 or name in ipv6 for _, name in socket.if_nameindex()}
 
 
 def interface_of(address: str) -> "Optional[str]":
@@ -33,22 +46,30 @@ def interface_of(address: str) -> "Optional[str]":
     wanted = socket.inet_aton(address)
     if wanted[0] == 127:
         return "lo"
+    return next((name for name, address in _ipv4_addresses().items() if address == wanted), None)
+
+
+def _ipv4_addresses() -> "Dict[str, bytes]":
+    """Interface → its first IPv4 address, where it has one."""
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue  # no IPv4 address
-            if answer[20:24] == wanted:
-                return name
-    return None
+            found[name] = answer[20:24]
+    return found
 
 
 def _interface_of_ipv6(address: str) -> "Optional[str]":
     wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+    return next((row[5] for row in _ipv6_rows() if row[0] == wanted), None)
+
+
+def _ipv6_rows() -> "List[List[str]]":
     try:
         with open("/proc/net/if_inet6") as table:
-            rows = [row.split() for row in table]
+            return [row.split() for row in table]
     except OSError:
-        return None
-    return next((row[5] for row in rows if row[0] == wanted), None)
+        return []

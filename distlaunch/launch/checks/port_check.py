@@ -2,7 +2,8 @@
 
 A listener is held on the first node for as long as the test takes. Every node, and this machine,
 connects to it over every address that the name has; only our own listener's token counts as success,
-and nothing is ever sent, so a stranger's service sees a connect and no more.
+and nothing is ever sent, so a stranger's service sees a connect and no more. Then the nodes of a job
+connect to each other. Spares are left out: they may be down until they are needed.
 """
 
 import os
@@ -11,12 +12,13 @@ from typing import Any, NamedTuple
 
 from distlaunch.agent.wire import Message
 from distlaunch.job.spec import Address, JobSpec, NodeSpec
+from distlaunch.launch.checks.pairs import Pairs, dial, try_pairs
 from distlaunch.launch.checks.questions import Agents
 from distlaunch.plan.layout import is_loopback
+from distlaunch.transport.advice import advice_for
 from distlaunch.transport.failure import LinkFailure
 
 HERE = "here"
-DIAL_S = 5.0
 ANSWER_S = 30.0
 
 
@@ -30,8 +32,19 @@ class Dial(NamedTuple):
     error: str | None
 
 
+class Unasked(NamedTuple):
+    """A node that can't be asked, why, and what to do about it."""
+
+    node: str
+    failure: LinkFailure
+    advice: str
+
+
 class PortReport(NamedTuple):
-    """What was found out about one port. `free` None = the node that should have it can't be asked."""
+    """What was found out about one port. `free` None = the node that should have it can't be asked.
+
+    `pairs` None = there is one machine, or the port is of no use; `spares` were not asked.
+    """
 
     node: str
     host: str
@@ -40,15 +53,18 @@ class PortReport(NamedTuple):
     owners: tuple[Message, ...] = ()
     error: str | None = None
     dials: tuple[Dial, ...] = ()
-    failures: tuple[tuple[str, LinkFailure], ...] = ()
+    failures: tuple[Unasked, ...] = ()
     here_counts: bool = False
+    pairs: Pairs | None = None
+    spares: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether a rendezvous there would work; this machine counts only for a lone port."""
         dials = [dial for dial in self.dials if self.here_counts or dial.source != HERE]
-        failures = [node for node, _ in self.failures if self.here_counts or node != HERE]
-        return bool(self.free) and not failures and all(dial.ok for dial in dials)
+        failures = [one for one in self.failures if self.here_counts or one.node != HERE]
+        connected = self.pairs is None or not self.pairs.failed
+        return bool(self.free) and connected and not failures and all(dial.ok for dial in dials)
 
     def document(self) -> dict[str, Any]:
         """For machines."""
@@ -57,9 +73,10 @@ class PortReport(NamedTuple):
             "owners": list(self.owners),
             "dials": [dial._asdict() for dial in self.dials],
             "failures": [
-                {"node": node, "kind": failure.kind.value, "words": failure.words}
-                for node, failure in self.failures
+                {"node": node, "kind": failure.kind.value, "words": failure.words, "advice": advice}
+                for node, failure, advice in self.failures
             ],
+            "pairs": self.pairs and self.pairs.document(),
         }
         return {**self._asdict(), **shown}
 
@@ -73,12 +90,22 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
         listen: Message = {"op": "listen", "port": port, "token": token}
         answer = agents.ask({0: listen}, frozenset({"listening", "unheld"}), ANSWER_S).get(0)
         report = _first_answer(first, host, port, answer)
-        if report.free:
-            dial = {"op": "dial", "host": host, "port": report.port, "timeout_s": DIAL_S, "token": token}
-            answers = agents.ask(dict.fromkeys(agents.present, dial), frozenset({"dialled"}), ANSWER_S)
+        if report.free and report.port is not None:
+            question = dial([(host, report.port)], token)
+            answers = agents.ask(dict.fromkeys(agents.present, question), frozenset({"dialled"}), ANSWER_S)
             report = report._replace(dials=_dials(asked.nodes, answers))
-        labels = [(asked.nodes[index].label, failure) for index, failure in sorted(agents.failures.items())]
-        return report._replace(failures=tuple(labels), here_counts=len(spec.nodes) == 1)
+            if not spec.one_machine and len(spec.nodes) > 1:
+                labels = [node.label for node in spec.nodes]
+                report = report._replace(pairs=try_pairs(agents, labels, host, token))
+        unasked = [_unasked(asked, index, failure) for index, failure in sorted(agents.failures.items())]
+        spares = tuple(node.label for node in spec.spares)
+        return report._replace(failures=tuple(unasked), here_counts=len(spec.nodes) == 1, spares=spares)
+
+
+def _unasked(asked: JobSpec, index: int, failure: LinkFailure) -> Unasked:
+    node = asked.nodes[index]
+    advice = advice_for(failure, node.reach, asked.ssh, node.python or asked.python)
+    return Unasked(node.label, failure, advice)
 
 
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
@@ -101,11 +128,17 @@ def _first_answer(node: str, host: str, port: int | None, answer: Message | None
 
 def _dials(nodes: Sequence[NodeSpec], answers: dict[int, Message]) -> tuple[Dial, ...]:
     found = [
-        _dial(nodes[index].label, one)
-        for index, answer in sorted(answers.items())
-        for one in (answer["results"] if isinstance(answer.get("results"), list) else [])
+        _dial(nodes[index].label, one) for index, answer in sorted(answers.items()) for one in _rows(answer)
     ]
     return tuple(filter(None, found))
+
+
+def _rows(answer: Message) -> list[Any]:
+    """What a node that was given one target says of it."""
+    match answer:
+        case {"results": [list(rows)]}:
+            return rows
+    return []
 
 
 def _dial(source: str, result: Any) -> Dial | None:

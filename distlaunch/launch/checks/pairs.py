@@ -1,0 +1,120 @@
+"""Can every node connect to every other: that is what collectives need. Tried for real, from all at once.
+
+A node is dialled at the address that its route to the master gives it, as gloo and NCCL have it, and on a
+port from the range that they take theirs from.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from distlaunch.agent.wire import Message
+from distlaunch.launch.checks.questions import Agents
+
+EVERY = 16
+"""Up to so many nodes every pair is tried; of more, each node dials one fewer than this."""
+DIAL_S = 5.0
+ANSWER_S = 30.0
+
+
+class Unreached(NamedTuple):
+    """One node that could not connect to another, at that address."""
+
+    source: str
+    target: str
+    address: str
+    error: str
+
+
+class Pairs(NamedTuple):
+    """How many pairs of nodes were tried, of how many that there are, and those that failed."""
+
+    tried: int
+    of: int
+    failed: tuple[Unreached, ...] = ()
+
+    def document(self) -> dict[str, object]:
+        """For machines."""
+        return {**self._asdict(), "failed": [each._asdict() for each in self.failed]}
+
+
+def partners(count: int) -> dict[int, list[int]]:
+    """Whom each of `count` nodes dials: all others, or some at even distances, the next one among them."""
+    each = min(count, EVERY) - 1
+    steps = [1 + k * (count - 1) // each for k in range(each)]
+    return {node: [(node + step) % count for step in steps] for node in range(count)}
+
+
+def dial(targets: Sequence[tuple[str, int]], token: str) -> Message:
+    """The command that has an agent connect to these hosts and ports."""
+    return {"op": "dial", "targets": targets, "timeout_s": DIAL_S, "token": token}
+
+
+def try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> Pairs:
+    """Try the nodes with these labels, the first of `agents`; they call the first one `host`."""
+    count = len(labels)
+    ends = _ends(agents, count, host, token)
+    wanted = {
+        source: [target for target in targets if target in ends]
+        for source, targets in partners(count).items()
+        if source in agents.present
+    }
+    questions = {
+        source: dial([ends[target] for target in targets], token) for source, targets in wanted.items()
+    }
+    answers = agents.ask(questions, frozenset({"dialled"}), ANSWER_S)
+    failed = [
+        Unreached(labels[source], labels[target], ends[target][0], error)
+        for source, answer in sorted(answers.items())
+        for target, error in zip(wanted[source], _errors(answer), strict=False)
+        if error
+    ]
+    return Pairs(sum(len(wanted[source]) for source in answers), count * (count - 1), tuple(failed))
+
+
+def _ends(agents: Agents, count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
+    """Node → the address and port at which it listens for the others, of those that can."""
+    here = [node for node in agents.present if node < count]
+    route: Message = {"op": "route", "address": host}
+    addresses = _addresses(agents.ask(dict.fromkeys(here, route), frozenset({"route"}), ANSWER_S))
+    # Port 0: the system's choice, as theirs; a firewall may be open for that range alone.
+    listen: Message = {"op": "listen", "port": 0, "token": token}
+    answers = agents.ask(dict.fromkeys(addresses, listen), frozenset({"listening", "unheld"}), ANSWER_S)
+    ports = {node: answer.get("port") for node, answer in answers.items()}
+    return {node: (addresses[node], port) for node, port in ports.items() if isinstance(port, int)}
+
+
+def _addresses(routes: Mapping[int, Message]) -> dict[int, str]:
+    """Each node's own address on its way to the first; the first's is the one that the others dial."""
+    found = {node: route.get("source") for node, route in routes.items() if node}
+    dialled = [route.get("address") for node, route in routes.items() if node]
+    if 0 in routes and dialled:
+        found[0] = dialled[0]
+    return {node: address for node, address in found.items() if isinstance(address, str)}
+
+
+def _errors(answer: Message) -> Iterator[str | None]:
+    """What a node says of each target: None where one of its addresses has let it in."""
+    results = answer.get("results")
+    for tried in results if isinstance(results, list) else []:
+        rows = [row for row in tried if isinstance(row, dict)] if isinstance(tried, list) else []
+        failed = [str(row.get("error")) for row in rows if row.get("ok") is not True]
+        yield None if rows and not failed else (failed or ["no answer"])[0]
+
+
+def folded(failed: Sequence[Unreached]) -> list[str]:
+    """The failures in as few lines as telling them by target, or by source, takes."""
+    left, lines = list(failed), []
+    while left:
+        groups: dict[tuple[bool, str, str], list[Unreached]] = {}
+        for each in left:
+            groups.setdefault((True, each.target, each.error), []).append(each)
+            groups.setdefault((False, each.source, each.error), []).append(each)
+        by_target, name, error = max(groups, key=lambda key: len(groups[key]))
+        group = groups[by_target, name, error]
+        if by_target:
+            sources = ", ".join(each.source for each in group)
+            lines.append(f"{name} ({group[0].address}) can't be reached from {sources}: {error}")
+        else:
+            lines.append(f"{name} can't reach {', '.join(each.target for each in group)}: {error}")
+        left = [each for each in left if each not in group]
+    return lines

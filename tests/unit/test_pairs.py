@@ -1,0 +1,50 @@
+"""Which pairs of nodes `check-port` tries, and in how few lines it tells those that failed."""
+
+import pytest
+
+from distlaunch.launch.checks.pairs import EVERY, Unreached, folded, partners
+
+
+@pytest.mark.parametrize("count", range(1, EVERY + 1))
+def test_up_to_a_limit_everybody_dials_everybody(count: int) -> None:
+    expected = {node: set(range(count)) - {node} for node in range(count)}
+    assert {node: set(others) for node, others in partners(count).items()} == expected
+
+
+@pytest.mark.parametrize("count", [EVERY + 1, 31, 64, 1000])
+def test_of_many_nodes_each_dials_a_few_and_is_dialled_as_often(count: int) -> None:
+    found = partners(count)
+    for node, others in found.items():
+        assert len(set(others)) == len(others) == EVERY - 1
+        assert node not in others and (node + 1) % count in others
+    dialled = [other for others in found.values() for other in others]
+    assert {dialled.count(node) for node in found} == {EVERY - 1}
+
+
+def unreached(pairs: str, error: str = "refused") -> list[Unreached]:
+    """`ab` = a could not reach b."""
+    return [Unreached(pair[0], pair[1], f"10.0.0.{pair[1]}", error) for pair in pairs.split()]
+
+
+@pytest.mark.parametrize(
+    ("failed", "lines"),
+    [
+        ([], []),
+        (unreached("bc"), ["c (10.0.0.c) can't be reached from b: refused"]),
+        (unreached("ad bd cd"), ["d (10.0.0.d) can't be reached from a, b, c: refused"]),
+        (unreached("da db dc"), ["d can't reach a, b, c: refused"]),
+        (
+            unreached("ad bd cd da db"),
+            ["d (10.0.0.d) can't be reached from a, b, c: refused", "d can't reach a, b: refused"],
+        ),
+        (
+            unreached("ac bc") + unreached("dc", "no answer"),
+            [
+                "c (10.0.0.c) can't be reached from a, b: refused",
+                "c (10.0.0.c) can't be reached from d: no answer",
+            ],
+        ),
+    ],
+)
+def test_failures_are_folded(failed: list[Unreached], lines: list[str]) -> None:
+    assert folded(failed) == lines
