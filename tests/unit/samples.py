@@ -12,6 +12,14 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.rim.job_file import parse
 
 FOLDER = "/project"
+PEER_GONE = """Traceback (most recent call last):
+  File "/t.py", line 9, in <module>
+    dist.all_reduce(t)
+  File "/torch/distributed/distributed_c10d.py", line 3252, in all_reduce
+    work.wait()
+RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:9
+"""
+"""The last words of a rank that lost its connection to another one."""
 
 
 def bounded(examples: int = 100) -> settings:

@@ -3,11 +3,13 @@
 What the supervisor believes is compared with what is so: workers that nobody can see live on here, too.
 """
 
+import errno
 import heapq
 import itertools
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from distlaunch.supervisor.actions import (
     Close,
     Connect,
     Drop,
+    Dump,
     FindRoute,
     Finish,
     GiveUp,
@@ -26,25 +29,41 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
+from distlaunch.supervisor.blame import VERDICT_S
 from distlaunch.supervisor.events import (
     AgentLeaving,
     AgentUp,
     Event,
     Interrupted,
     LinkEnded,
+    OrphansKilled,
+    OutputFlows,
+    OutputLost,
+    PeerFailed,
     PortHeld,
+    PortRefused,
     PortUsurped,
+    RanksJoined,
+    RanksLag,
+    RanksStalled,
     Reaped,
+    RouteFailed,
     RouteFound,
+    StackDumped,
+    Stuck,
     Swept,
     Ticked,
     WorkerExited,
     WorkerStarted,
+    WorkerUnstarted,
 )
 from distlaunch.supervisor.state import NodePhase, Phase, State, Why
 from distlaunch.supervisor.step import begin, step
 from distlaunch.transport.failure import Kind, LinkFailure
-from tests.unit.samples import bounded, spec_of
+from tests.unit.samples import PEER_GONE, bounded, spec_of
+
+DRAWN: Counter[type] = Counter()
+"""The events that the histories had, by kind."""
 
 PROCS = 2
 LEASE_S, STOP_S, SLACK_S = 30.0, 10.0, 4.5  # slack: what a busy node takes longer
@@ -83,7 +102,9 @@ class World:
     Each answer takes the next of `delays`, again and again; only a `smooth` start has none.
     """
 
-    def __init__(self, text: str, delays: Iterable[float], smooth: bool) -> None:
+    def __init__(
+        self, text: str, delays: Iterable[float], smooth: bool, refuses: Iterable[type] = ()
+    ) -> None:
         self.now = 1000.0
         self._delays = itertools.cycle([0.0])
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -94,6 +115,7 @@ class World:
         self.state, first = begin(spec_of(text), self.now)
         self.agents: list[list[Agent]] = [[] for _ in self.state.nodes]
         self._away_until = [0.0 for _ in self.state.nodes]
+        self._refuses = set(refuses)
         self._execute(first)
         if smooth:
             self.run(1.0)
@@ -122,6 +144,7 @@ class World:
     def calm_down(self) -> None:
         """No more faults: every node can be reached, answers soon, and its workers succeed."""
         self._quiet = True
+        self._refuses.clear()
         self._delays = itertools.cycle([0.1])
         self._away_until = [0.0 for _ in self.state.nodes]
         for agent in itertools.chain.from_iterable(self.agents):
@@ -136,6 +159,7 @@ class World:
     # The supervisor
 
     def _feed(self, event: Event) -> None:
+        DRAWN[type(event)] += 1
         before = self.state
         self.state, actions = step(before, event, self.now)
         check_step(before, actions, self.state, self.now)
@@ -154,7 +178,7 @@ class World:
                     self._feed(LinkEnded(action.node, LinkFailure(Kind.SILENT, action.why)))
                 case Finish():
                     self.finished += 1
-                case HoldPort() | FindRoute() | StartWorkers() | StopWorkers() | Reap() | Close():
+                case HoldPort() | FindRoute() | StartWorkers() | StopWorkers() | Dump() | Reap() | Close():
                     agent = self._agent(action.node)
                     if agent and not agent.mute:
                         self._command(agent, action)
@@ -184,10 +208,16 @@ class World:
     def _command(self, agent: Agent, action: Action) -> None:
         node, delay_s = agent.node, self._delay()
         match action:
+            case HoldPort() if HoldPort in self._refuses:
+                self._tell(agent, PortRefused(node, "in use", ()), delay_s)
             case HoldPort():
                 self._tell(agent, PortHeld(node, 29400), delay_s)
+            case FindRoute() if FindRoute in self._refuses:
+                self._tell(agent, RouteFailed(node, "no route"), delay_s)
             case FindRoute():
                 self._tell(agent, RouteFound(node, action.address, "eth0"), delay_s)
+            case Dump():
+                self._dump(agent, action)
             case StartWorkers():
                 self._start(agent)
             case StopWorkers():
@@ -201,20 +231,37 @@ class World:
     def _start(self, agent: Agent) -> None:
         assert self.state.nodes[agent.node].phase is NodePhase.UP
         assert not agent.running and not agent.reaping
-        agent.generation, agent.running = self.state.generation, set(range(PROCS))
-        for rank in range(PROCS):
-            self._tell(agent, WorkerStarted(agent.node, rank, 100 + rank))
+        procs = 1 if self.state.spec.torch_agents else PROCS
+        agent.generation, agent.running = self.state.generation, set(range(procs))
+        for rank in range(procs):
+            self._start_worker(agent, rank)
         self._succeed(agent)
+
+    def _start_worker(self, agent: Agent, rank: int) -> None:
+        if StartWorkers in self._refuses and not self._quiet:
+            agent.running.remove(rank)
+            self._tell(agent, WorkerUnstarted(agent.node, rank, "exec", errno.ENOENT, "why"))
+        else:
+            self._tell(agent, WorkerStarted(agent.node, rank, 100 + rank))
+
+    def _dump(self, agent: Agent, dump: Dump) -> None:
+        """With py-spy, or by SIGABRT where that is wanted."""
+        for rank in sorted(agent.running & set(dump.local_ranks)):
+            if dump.abort and self._delay() > 1.0:
+                self._end_worker(agent, rank, agent.generation, -signal.SIGABRT)
+            else:
+                self._tell(agent, StackDumped(agent.node, rank, "Thread 1: x\n    wait (t.py:1)\n"))
 
     def _succeed(self, agent: Agent) -> None:
         generation = agent.generation
         for rank in agent.running if self._quiet else ():
             self._later(10.0, lambda rank=rank: self._end_worker(agent, rank, generation))  # type: ignore[misc]
 
-    def _end_worker(self, agent: Agent, rank: int, generation: int, status: int = 0) -> None:
+    def _end_worker(self, agent: Agent, rank: int, generation: int, status: int = 0, words: str = "") -> None:
         if rank in agent.running and agent.generation == generation:
             agent.running.remove(rank)
-            self._tell(agent, WorkerExited(agent.node, rank, status, self.now), self._delay(3.0))
+            exited = WorkerExited(agent.node, rank, status, self.now, words=words)
+            self._tell(agent, exited, self._delay(3.0))
 
     def _stop(self, agent: Agent, *, leave: bool = False) -> None:
         for rank in sorted(agent.running):
@@ -271,6 +318,39 @@ class World:
         """A worker ends."""
         self._end_worker(agent, next(iter(sorted(agent.running)), -1), agent.generation, status)
 
+    def lose_peer(self, agent: Agent, status: int) -> None:
+        """A worker ends since another one is gone, or seems to be."""
+        rank = next(iter(sorted(agent.running)), -1)
+        self._end_worker(agent, rank, agent.generation, status or 1, PEER_GONE)
+
+    def refuse(self, agent: Agent, number: int) -> None:
+        """From now on, ports can't be held, routes not be found, or workers not be started."""
+        self._refuses.add((HoldPort, FindRoute, StartWorkers)[number % 3])
+
+    def stall(self, agent: Agent, number: int) -> None:
+        """Some workers do nothing, or do something again."""
+        wanted = {rank for rank in agent.running if number >> rank & 1}
+        self._tell(agent, RanksStalled(agent.node, tuple(sorted(wanted))))
+
+    def join(self, agent: Agent, number: int) -> None:
+        """Some workers join the rendezvous, others try to, or don't."""
+        for rank in sorted(agent.running):
+            if number >> rank & 1:
+                self._tell(agent, RanksJoined(agent.node, (rank,)))
+            else:
+                self._tell(agent, RanksLag(agent.node, ((rank, number > 1, "what it does"),)))
+
+    def remark(self, agent: Agent, number: int) -> None:
+        """What changes nothing is told, too."""
+        node = agent.node
+        for event in (OrphansKilled(node, 1), OutputLost(node, 0, 1, 5), Stuck(node, ()), OutputFlows(node)):
+            self._tell(agent, event)
+
+    def peer_fails(self, agent: Agent, status: int) -> None:
+        """A launcher on another node, started by hand, has failed."""
+        if status:
+            self._feed(PeerFailed(status, "node 1 failed"))
+
     def end_clean(self, agent: Agent, away_s: int) -> None:
         """An agent ends together with its workers, and its guardian says so."""
         agent.running.clear()
@@ -311,7 +391,12 @@ def check_step(before: State, actions: tuple[Action, ...], after: State, now: fl
     grew = bool(before.restarts) and before.restarts[-1].why is Why.GROWTH  # a loss meanwhile is its cause
     if corrected and before.cause and not grew:
         assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
-        assert after.cause.at < before.cause.at
+        assert after.cause.at < before.cause.at or (before.cause.peer_gone and not after.cause.peer_gone)
+    if after.watch.suspect:
+        assert after.watch.verdict_at is not None and after.watch.verdict_at <= now + VERDICT_S
+
+
+_limits = st.sampled_from(["10m", "none", "30s"])
 
 
 @st.composite
@@ -320,18 +405,28 @@ def job_texts(draw: st.DrawFn) -> str:
     nodes, spares = draw(st.integers(1, 4)), draw(st.integers(0, 2))
     fewest = draw(st.integers(1, nodes))
     rejoin, window = draw(st.sampled_from(["5m", "20s", "0s"])), draw(st.sampled_from(["1h", "60s"]))
+    most = draw(st.sampled_from([3, 3, 2, 1, 0]))
+    torch_agents = draw(st.sampled_from([False, False, False, True]))
+    ours = f"""
+spares: {[f"s{i}" for i in range(spares)]}
+restarts: {{max: {most}, window: {window}}}
+elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
+on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
+"""
+    torchs = f"""
+rendezvous: {{backend: c10d}}
+restarts: {{max: {most}}}
+on_stall: {draw(st.sampled_from(["notice", "stop"]))}
+"""
     return f"""
 script: t.py
 backend: gloo
 gpus_per_node: 0
 procs_per_node: {PROCS}
 nodes: {[f"n{i}" for i in range(nodes)]}
-spares: {[f"s{i}" for i in range(spares)]}
 min_nodes: {fewest}
-timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}}}
-restarts: {{max: {draw(st.sampled_from([3, 3, 2, 1, 0]))}, window: {window}}}
-elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
-"""
+timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}, join: {draw(_limits)}, stall: 20s}}
+{torchs if torch_agents else ours}"""
 
 
 _waits = st.sampled_from([0.3, 0.0, 5.0, 20.0, 40.0, 400.0])
@@ -343,23 +438,41 @@ _faults: st.SearchStrategy[Fault] = st.one_of(
     st.builds(Fault, _waits, st.just("vanish"), _nodes, _away),
     st.builds(Fault, _waits, st.just("leave"), _nodes),
     st.builds(Fault, _waits, st.just("usurp"), st.just(0)),
+    st.builds(Fault, _waits, st.just("lose_peer"), _nodes, st.sampled_from([1, -6, -15])),
+    st.builds(Fault, _waits, st.sampled_from(["stall", "join"]), _nodes, st.integers(0, 3)),
+    st.builds(Fault, _waits, st.just("refuse"), _nodes, st.integers(0, 2)),
+    st.builds(Fault, _waits, st.just("remark"), _nodes),
+    st.builds(Fault, _waits, st.just("peer_fails"), _nodes, st.sampled_from([0, 0, 3])),
 )
 _delays = st.lists(st.sampled_from([0.1, 0.0, 0.3, 2.0, 12.0, 45.0, NEVER_S]), min_size=1, max_size=8)
+
+
+_starts = st.tuples(
+    st.sampled_from([True, True, True, False]),
+    st.sampled_from([(), (), (), (), (FindRoute,), (StartWorkers,), (HoldPort,)]),
+)
+"""Whether the start has no delays, and what is refused from then on."""
 
 
 @given(
     job_texts(),
     _delays,
+    _starts,
     st.lists(_faults, min_size=1, max_size=12),
     st.sampled_from([0, 0, 0, 1, 2, 3]),
     st.lists(_faults, max_size=3),
-    st.sampled_from([True, True, True, False]),
 )
 @bounded(600)
-def test_generations_never_overlap_and_every_job_ends(
-    text: str, delays: list[float], faults: list[Fault], signals: int, late: list[Fault], smooth: bool
+def any_history(
+    text: str,
+    delays: list[float],
+    start: tuple[bool, tuple[type, ...]],
+    faults: list[Fault],
+    signals: int,
+    late: list[Fault],
 ) -> None:
-    world = World(text, delays, smooth)
+    smooth, refuses = start
+    world = World(text, delays, smooth, refuses)
     for fault in faults:
         world.suffer(fault)
     for _ in range(signals):
@@ -370,3 +483,9 @@ def test_generations_never_overlap_and_every_job_ends(
     world.run(SIGNALLED_END_S if signals else QUIET_END_S)
     assert world.finished == 1, world.state
     assert world.state.phase is Phase.DONE
+
+
+def test_generations_never_overlap_and_every_job_ends_whatever_happens() -> None:
+    DRAWN.clear()
+    any_history()
+    assert set(DRAWN) == set(get_args(Event)), "the histories did not have every event there is"

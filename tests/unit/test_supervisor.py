@@ -50,7 +50,7 @@ from distlaunch.supervisor.events import (
 from distlaunch.supervisor.state import NodePhase, Phase, State, WorkerPhase, exit_status_of, status_words
 from distlaunch.supervisor.step import begin, step
 from distlaunch.transport.failure import Kind, LinkFailure
-from tests.unit.samples import bounded, spec_of
+from tests.unit.samples import PEER_GONE, bounded, spec_of
 
 JOB = (
     "script: t.py\nbackend: gloo\ngpus_per_node: 0\nprocs_per_node: 2\ntimeouts: {connect: 30s, stop: 10s}\n"
@@ -859,13 +859,6 @@ def test_without_a_limit_nobody_is_waited_for() -> None:
 # Who is blamed: a rank that lost its peer may end before the one that it lost
 
 
-PEER_GONE = """Traceback (most recent call last):
-  File "/t.py", line 9, in <module>
-    dist.all_reduce(t)
-  File "/torch/distributed/distributed_c10d.py", line 3252, in all_reduce
-    work.wait()
-RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:9
-"""
 OWN = 'Traceback (most recent call last):\n  File "/t.py", line 7, in <module>\nValueError: bad\n'
 
 
