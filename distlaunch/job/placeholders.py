@@ -13,10 +13,10 @@ PLACEHOLDERS = (
     "master_addr",
     "master_port",
 )
-_KNOWN = "|".join(PLACEHOLDERS)
+# Texts, compiled where they are needed: most jobs have no braces in their arguments.
 # Another {word} is refused, but not ${word}, which is for a shell; {}, {1} and {"a": 1} mean nothing here.
-_SINGLE = re.compile(rf"\{{(?:{_KNOWN})\}}|(?<!\$)\{{[A-Za-z_][\w-]*\}}", re.ASCII)
-_BRACED = re.compile(r"(\{?)\{([A-Za-z_][\w-]*)\}(\}?)", re.ASCII)
+_SINGLE = r"(?a)\{(?:" + "|".join(PLACEHOLDERS) + r")\}|(?<!\$)\{[A-Za-z_][\w-]*\}"
+_BRACED = r"(?a)(\{?)\{([A-Za-z_][\w-]*)\}(\}?)"
 
 
 def fill(argument: str, values: Mapping[str, str]) -> str:
@@ -29,12 +29,12 @@ def fill(argument: str, values: Mapping[str, str]) -> str:
         value = values.get(name.upper()) if name in PLACEHOLDERS else None
         return left + ("{" + name + "}" if value is None else value) + right
 
-    return _BRACED.sub(filled, argument)
+    return re.sub(_BRACED, filled, argument) if "{" in argument else argument
 
 
 def literal(argument: str) -> str:
     """What `fill` makes `argument` of, whatever it holds."""
-    return _SINGLE.sub(r"{\g<0>}", argument)
+    return re.sub(_SINGLE, r"{\g<0>}", argument)
 
 
 def placeholders_in(arguments: Iterable[str]) -> list[str]:
@@ -54,7 +54,7 @@ def placeholder_error(argument: str) -> str | None:
 def _single_words(argument: str) -> list[str]:
     return [
         found[2]
-        for found in _BRACED.finditer(argument)
+        for found in (re.finditer(_BRACED, argument) if "{" in argument else ())
         if not (found[1] and found[3])
         and (found[2] in PLACEHOLDERS or argument[: found.start(2) - 1][-1:] != "$")
     ]

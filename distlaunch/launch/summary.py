@@ -5,11 +5,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from distlaunch.supervisor.ending import listed
-from distlaunch.supervisor.peer_errors import traceback_key
 from distlaunch.supervisor.root_cause import root_cause_line, root_cause_lines
 from distlaunch.supervisor.state import NodePhase, State, WorkerPhase, WorkerState, status_words
 from distlaunch.supervisor.stories import Ending, advice
-from distlaunch.transport.advice import advice_for
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
@@ -160,6 +158,8 @@ class Summary(NamedTuple):
         cause = self.state.cause
         if cause is None or cause.rank is None or self.state.spec.torch_agents:
             return False
+        from distlaunch.supervisor.peer_errors import traceback_key
+
         mine, first = (traceback_key(self.last_words.get(r, "")) for r in (rank, cause.rank))
         return bool(mine) and mine == first
 
@@ -173,9 +173,15 @@ def _record_words(record: Any) -> list[str]:
 
 
 def _unusable_nodes(state: State) -> list[str]:
+    unusable = [index for index, node in enumerate(state.nodes) if node.phase is NodePhase.UNUSABLE]
+    if not unusable:
+        return []
+    from distlaunch.transport.advice import advice_for  # needs shlex
+
     lines = []
-    for index, node in enumerate(state.nodes):
-        if node.phase is NodePhase.UNUSABLE and node.failure:
+    for index in unusable:
+        node = state.nodes[index]
+        if node.failure:
             there = state.spec.pool[index]
             what = advice_for(node.failure, there.reach, state.spec.ssh, there.python or state.spec.python)
             lines.append(f"{state.label(index)}: {node.failure.kind.value}; {what}")

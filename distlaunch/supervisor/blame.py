@@ -1,14 +1,17 @@
 """Who is blamed when ranks fail: one that failed by itself before one that lost a peer; else the first."""
 
 import signal
+from typing import TYPE_CHECKING
 
 from distlaunch.supervisor import stalling, torch_agents
 from distlaunch.supervisor.ending import listed
 from distlaunch.supervisor.events import WorkerExited
-from distlaunch.supervisor.peer_errors import Words, words_of
 from distlaunch.supervisor.restarting import generation_failed
 from distlaunch.supervisor.state import Cause, Phase, State, Step, Watch, WorkerPhase, exit_status_of
 from distlaunch.supervisor.stories import Ending, facts
+
+if TYPE_CHECKING:
+    from distlaunch.supervisor.peer_errors import Words
 
 VERDICT_S = 1.0
 """Seconds for the rank at fault to end after another one has lost its connection to it: it may still be in a
@@ -17,6 +20,8 @@ VERDICT_S = 1.0
 
 def rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
     """A worker has ended with a status other than 0: end the generation, once it is clear who is to blame."""
+    from distlaunch.supervisor.peer_errors import Words, words_of  # most ranks don't fail
+
     words = Words() if state.spec.torch_agents else words_of(event.status, event.words, event.error_record)
     state = state.with_worker(rank, peer_gone=words.peer_gone)
     cause = _cause(state, rank, event, words)
@@ -33,7 +38,7 @@ def rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Ste
     return when_all_ended(state, now)
 
 
-def _cause(state: State, rank: int, event: WorkerExited, words: Words) -> Cause:
+def _cause(state: State, rank: int, event: WorkerExited, words: "Words") -> Cause:
     who = f"{state.named(rank)} failed first"
     if words.traceback and _was_told_to_end(state, event):
         # How it would have ended: Python's status after a traceback.
@@ -68,7 +73,7 @@ def verdict_due(state: State, now: float) -> Step:
     return generation_failed(state, suspect._replace(text=suspect.text + after), now)
 
 
-def _blamed_instead(state: State, cause: Cause, words: Words) -> State:
+def _blamed_instead(state: State, cause: Cause, words: "Words") -> State:
     """`state` with the blame on `cause` where that was first: what we heard first may not have been."""
     known = state.cause
     if known is None or known.rank is None or cause.rank is None:

@@ -3,7 +3,6 @@
 import errno
 
 from distlaunch.errors import Exit
-from distlaunch.plan.advice import unstarted_advice
 from distlaunch.supervisor import blame, torch_agents
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.ending import all_closed, end_job, with_time_to_drain
@@ -39,6 +38,8 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
+    from distlaunch.plan.advice import unstarted_advice
+
     state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED, at=now)
     # As a shell has it: 127 for what is not there, 126 for what can't be run.
     status = 127 if event.errno == errno.ENOENT else 126

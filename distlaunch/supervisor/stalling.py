@@ -19,9 +19,9 @@ DUMP_S = 5.0
 MAX_DUMPS = 16
 """Ranks whose stacks are dumped: those of a thousand that wait for one tell nothing more."""
 SHOWN_FRAMES = 3
-_TORCH = re.compile(r"\((?:\S*/)?torch/")
-_COLLECTIVE = re.compile(
-    r"\((?:\S*/)?torch/(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
+_TORCH = r"\((?:\S*/)?torch/"
+_COLLECTIVE = (
+    _TORCH + r"(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
 )
 """Where a rank waits for others: in a collective, or in a backward pass that ends with one."""
 
@@ -140,8 +140,8 @@ def _cause(state: State, now: float) -> Cause:
 def _waits_for_others(worker: WorkerState) -> bool:
     """Whether the innermost frames, as far as they are torch's, are a collective's."""
     for frame in worker.stack:
-        if not _TORCH.search(frame):
+        if not re.search(_TORCH, frame):
             return False
-        if _COLLECTIVE.search(frame):
+        if re.search(_COLLECTIVE, frame):
             return True
     return False
