@@ -77,8 +77,8 @@ def args_of(words: Sequence[str], first: Sequence[str] = ()) -> dict[str, Data]:
 
 
 def as_path(text: str) -> str:
-    """A path as a shell has left it: a ~ in it is no home."""
-    return f"./{text}" if text == "~" or text.startswith("~/") else text
+    """A path as a shell has left it: a ~ that is still there is part of a name."""
+    return f"./{text}" if text.startswith("~") else text
 
 
 def checked(draft: Draft, source: str) -> Draft:

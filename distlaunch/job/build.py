@@ -80,11 +80,13 @@ class _Builder:
     ) -> None:
         self.checked, self.document, self.around, self.problems = checked, document, around, problems
         self.places = dict(_places(document, ""))
+        self.refused = {problem.path for problem in problems if problem.path}
 
     def problem(self, path: str, text: str) -> None:
         """Note a problem with what stands at `path`, unless that is refused already."""
-        if path and self._refused(path):
+        if path in self.refused:
             return
+        self.refused |= {path} - {""}
         self.problems.append(self.places.get(path, self.document.place).problem(path, text))
 
     def check_across(self) -> None:
@@ -161,9 +163,6 @@ class _Builder:
                     f"{path}.{name}",
                     f"{name} is null, but your environment does not have it{self._near(name)}",
                 )
-
-    def _refused(self, path: str) -> bool:
-        return any(problem.path == path for problem in self.problems)
 
     def _near(self, name: str) -> str:
         close = difflib.get_close_matches(name, self.around.environ, 1, 0.8)

@@ -290,8 +290,8 @@ def test_a_home_is_that_of_the_user_on_the_node(site: Site, shell: str, whose: s
     (there / "python").symlink_to(sys.executable)
     name = site.name("odd", "host2", site.sshd("host2", over=site.login(there, installed(shell))))
     paths = {"workdir": "~/w", "python": "~/python"}
-    node, keys = ({"host": name, **paths}, {}) if whose == "the node's" else ({"host": name}, paths)
-    job = {"script": "t.py", "nodes": [node], **keys, "gpus_per_node": 0, "ssh": {"config": "ssh_config"}}
+    job = {"script": "t.py", "nodes": [{"host": name}], "gpus_per_node": 0, "ssh": {"config": "ssh_config"}}
+    job |= {"nodes": [{"host": name, **paths}]} if whose == "the node's" else paths
     (site.folder / "job.yaml").write_text(json.dumps(job))
     done = distlaunch("run", str(site.folder / "job.yaml"))
     assert done.stdout == f"[odd:0] {there}/w/t.py {there}/w\n", done.stderr

@@ -163,7 +163,7 @@ def with_text(keys: dict[str, Any], path: str, kind: str, text: str) -> dict[str
     value: Any = text
     if kind.startswith("a list"):
         value = [text]
-    elif kind.startswith("a mapping"):
+    elif kind.endswith("a mapping"):
         value = {"NAME": text}
     section, _, key = path.rpartition(".")
     if section == "nodes[]":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distlaunch.dropin.around import launcher_line
@@ -496,6 +496,7 @@ def test_a_command_comes_back_from_its_job_file(
     env=st.dictionaries(st.text("ABC_19", max_size=4).map("V_".__add__), process_text, max_size=4),
     folder=process_text.filter(bool),
 )
+@example(env={}, folder="~you/x")
 @bounded()
 def test_variables_and_paths_load_as_they_were_meant(env: dict[str, str], folder: str) -> None:
     words = [*(f"{name}={value}" for name, value in env.items()), "torchrun", f"--log-dir={folder}", "x.py"]
