@@ -18,6 +18,8 @@ from distlaunch.supervisor.torch_agents import take_in
 from distlaunch.transport.failure import Kind, LinkFailure
 
 MAX_ATTEMPTS = 6
+_SILENT = {NodePhase.CONNECTING: "no agent", NodePhase.UP: "no answer"}
+"""What is said of a node that owes an answer: its hello or, when it comes late, its route."""
 RETRY_S = 0.4
 """Seconds before the second attempt; each further one waits twice as long, all with jitter."""
 
@@ -176,8 +178,8 @@ def connects_due(state: State, now: float) -> Step:
     for i, node in enumerate(state.nodes):
         if node.answer_by is not None and now >= node.answer_by:
             state = state.with_node(i, answer_by=None)
-            if node.phase is NodePhase.CONNECTING:
-                why = f"no agent after {state.spec.timeouts.connect_s:g} s"
+            if node.phase in _SILENT:
+                why = f"{_SILENT[node.phase]} after {state.spec.timeouts.connect_s:g} s"
                 actions += (GiveUp(i, why),)  # it reports its end, which says what was heard from it
             elif node.failure and state.phase is not Phase.CONNECTING:
                 state = reconnect_later(state, i, now)

@@ -109,7 +109,7 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     if event.node not in state.members or state.nodes[event.node].ready:
         return state, ()
     found = {"interface": event.interface, "source": event.source, "misnamed": misnamed(event, state)}
-    state = state.with_node(event.node, ready=True, **found)
+    state = state.with_node(event.node, ready=True, answer_by=None, **found)
     first = state.members[0]
     its_own = state.spec.ranking != "etcd-v2"
     if (

@@ -44,9 +44,9 @@ class NodeState(NamedTuple):
 
     `ready` once its part of the preparations is done; `clean` while no worker of ours can be there, and
     `fence_at` is when a lost node is taken to be clean without having said so. `answer_by` is when a node
-    that is being connected is given up, `address` how ssh reaches it, `source` its own address on the way
-    to the first. `unfit` says why it can't take part, until it is lost and returns fit. `misnamed` is a
-    variable's setting that names interfaces of no use there, and why.
+    is given up that owes its hello, or comes late and owes its route. `address` is how ssh reaches it,
+    `source` its own address on the way to the first. `unfit` says why it can't take part, until it is lost
+    and returns fit. `misnamed` is a variable's setting that names interfaces of no use there, and why.
     """
 
     phase: NodePhase = NodePhase.CONNECTING

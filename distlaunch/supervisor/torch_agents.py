@@ -106,5 +106,6 @@ def _find_way(state: State, node: int, now: float) -> tuple[State, tuple[Action,
     if state.plan.one_machine:
         state = state.with_node(node, ready=True, interface="lo", source="127.0.0.1")
         return start_when_prepared(state, now)
-    state = state.with_node(node, ready=False, interface=None, source=None)
+    answer_by = now + state.spec.timeouts.connect_s
+    state = state.with_node(node, ready=False, interface=None, source=None, answer_by=answer_by)
     return state, (FindRoute(node, address),)

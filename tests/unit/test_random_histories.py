@@ -70,6 +70,8 @@ LEASE_S, STOP_S, SLACK_S = 30.0, 10.0, 4.5  # slack: what a busy node takes long
 NOTICED_S = 20.0
 """Seconds until a link that is dead without a word is taken to be."""
 NEVER_S = 1e6
+TOLD_S = 12.0
+"""Seconds until a stall is told, its stacks have come and it is acted on."""
 QUIET_END_S, SIGNALLED_END_S = 1500.0, 120.0
 """Within so many seconds every job ends: when all workers succeed from now on, and after a signal."""
 
@@ -331,6 +333,7 @@ class World:
         """Some workers do nothing, or do something again."""
         wanted = {rank for rank in agent.running if number >> rank & 1}
         self._tell(agent, RanksStalled(agent.node, tuple(sorted(wanted))))
+        self.run(TOLD_S if number == 3 else 0.0)
 
     def join(self, agent: Agent, number: int) -> None:
         """Some workers join the rendezvous, others try to, or don't."""
@@ -439,7 +442,8 @@ _faults: st.SearchStrategy[Fault] = st.one_of(
     st.builds(Fault, _waits, st.just("leave"), _nodes),
     st.builds(Fault, _waits, st.just("usurp"), st.just(0)),
     st.builds(Fault, _waits, st.just("lose_peer"), _nodes, st.sampled_from([1, -6, -15])),
-    st.builds(Fault, _waits, st.sampled_from(["stall", "join"]), _nodes, st.integers(0, 3)),
+    st.builds(Fault, _waits, st.just("join"), _nodes, st.integers(0, 3)),
+    st.builds(Fault, _waits, st.just("stall"), _nodes, st.sampled_from([1, 3, 2, 0])),
     st.builds(Fault, _waits, st.just("refuse"), _nodes, st.integers(0, 2)),
     st.builds(Fault, _waits, st.just("remark"), _nodes),
     st.builds(Fault, _waits, st.just("peer_fails"), _nodes, st.sampled_from([0, 0, 3])),

@@ -13,7 +13,16 @@ from distlaunch.plan.layout import Facts, LaunchPlan
 from distlaunch.plan.output import routes
 from distlaunch.plan.shell import shell_text
 from distlaunch.plan.torchrun import torchrun_text
-from distlaunch.supervisor.actions import Close, Connect, FindRoute, HoldPort, Reap, StartWorkers, StopWorkers
+from distlaunch.supervisor.actions import (
+    Close,
+    Connect,
+    FindRoute,
+    GiveUp,
+    HoldPort,
+    Reap,
+    StartWorkers,
+    StopWorkers,
+)
 from distlaunch.supervisor.events import (
     AgentLeaving,
     LinkEnded,
@@ -256,6 +265,19 @@ def test_a_node_that_returns_is_not_used_before_it_is_reaped() -> None:
     assert job.feed(Reaped(2, 3)).of(StartWorkers) == []
     assert job.feed(RouteFound(2, MASTER, "eth0", "10.0.0.3")) == [StartWorkers(2)]
     assert job.feed(RouteFound(2, MASTER, "eth0", "10.0.0.3")) == [], "once"
+
+
+def test_a_node_that_returns_and_does_not_tell_its_route_is_given_up() -> None:
+    job = Torch(C10D, TWO_OF_THREE).started()
+    job.lose(2, away=False)
+    job.silent = {2}
+    job.tick()
+    job.feed(up(2))
+    assert FindRoute(2, MASTER) in job.feed(Reaped(2, 3))
+    since = job.now
+    while GiveUp(2, "no answer after 30 s") not in job.actions:
+        job.tick()
+    assert job.now == since + 30.0
 
 
 @pytest.mark.parametrize(
