@@ -12,7 +12,7 @@ def advice_for(failure: LinkFailure, reach: Address, ssh: SshOptions, python: st
     """What to do about a `failure` of the node at `reach`, whose interpreter is to be `python`."""
     python = python or "python3"
     if reach.host is None:
-        return _HERE.get(failure.kind, "see the machine's log").format(python=quote(python))
+        return _HERE.get(failure.kind, _LOG).format(python=quote(python))
     plain = join(plain_ssh_argv(reach, ssh))
     text = _ADVICE[failure.kind].format(
         ssh=plain,
@@ -57,8 +57,8 @@ _ADVICE = {
         " run `{forget}`, then `{ssh}` and check the new key"
     ),
     Kind.HOST_KEY_REVOKED: "its key was withdrawn, as after a theft: ask its administrator for a new one",
-    Kind.NO_PYTHON: "install python3 (3.8 or later) there, or name one with `python:`",
-    Kind.OLD_PYTHON: "name one that is 3.8 or later with `python:`",
+    Kind.NO_PYTHON: "install Python 3.8 or later there, or set `python:` to one that it has",
+    Kind.OLD_PYTHON: "set `python:` to one that is 3.8 or later",
     Kind.DROPPED: (
         "raise MaxStartups in its sshd_config (or its jump host's), or start fewer agents on one machine"
     ),
@@ -77,14 +77,17 @@ _ADVICE = {
     ),
     Kind.NOISE: "does its shell start-up file print? try `{ssh} true`",
     Kind.PROTOCOL: "the agent is of another version, or something on the way alters the data",
-    Kind.BAD_OPTION: "see `ssh:` in the job file, and {config}",
+    Kind.BAD_OPTION: "check `ssh:` in the job file, and {config}",
     Kind.UNSTARTED: "try `{version}`: its login shell or its Python ended too soon",
-    Kind.LOST: "see the network and the machine's log",
+    Kind.LOST: "check the network, and the machine's log",
 }
 _HERE = {
     Kind.SILENT: "is the machine overloaded? try `{python} -V`",
     Kind.UNSTARTED: "try `{python} -V`: it ended before the agent had started",
     Kind.PROTOCOL: "try `{python} -V`: does it print more than its version?",
     Kind.NOISE: "try `{python} -V`: does it print more than its version?",
-    Kind.LOST: "see the machine's log",
+    Kind.NO_PYTHON: "set `python:` to one that is there",
+    Kind.OLD_PYTHON: _ADVICE[Kind.OLD_PYTHON],
 }
+"""On this machine there is no ssh in between."""
+_LOG = "check the machine's log"

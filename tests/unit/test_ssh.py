@@ -394,6 +394,9 @@ def test_commands_in_advice_can_be_pasted() -> None:
     assert (host, shlex.split(remote)) == ("a", ["/my env/python", "-V"])
     assert f"`{BY_HAND}`" in advice_for(LinkFailure(Kind.HOST_KEY), *ODD)
     assert "`python3 -V`" in advice_for(LinkFailure(Kind.UNSTARTED), Address(), PLAIN)
+    assert "`python:`" in advice_for(LinkFailure(Kind.NO_PYTHON), Address(), PLAIN)
+    _, *words = shlex.split(advice_for(LinkFailure(Kind.AUTHENTICATION), *ODD).split("`")[1])
+    assert words[:2] == ["-o", "BatchMode=yes"] and words[-2:] == ["gpu-a", "true"]
 
 
 def test_a_changed_key_is_removed_where_ssh_has_found_it() -> None:

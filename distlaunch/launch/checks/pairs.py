@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from distlaunch.agent.wire import Message
 from distlaunch.launch.checks.questions import Agents
+from distlaunch.supervisor.ending import listed
 
 EVERY = 16
 """Up to so many nodes every pair is tried; of more, each node dials one fewer than this."""
@@ -112,9 +113,9 @@ def folded(failed: Sequence[Unreached]) -> list[str]:
         by_target, name, error = max(groups, key=lambda key: len(groups[key]))
         group = groups[by_target, name, error]
         if by_target:
-            sources = ", ".join(each.source for each in group)
+            sources = listed([each.source for each in group])
             lines.append(f"{name} ({group[0].address}) can't be reached from {sources}: {error}")
         else:
-            lines.append(f"{name} can't reach {', '.join(each.target for each in group)}: {error}")
+            lines.append(f"{name} can't reach {listed([each.target for each in group])}: {error}")
         left = [each for each in left if each not in group]
     return lines

@@ -26,6 +26,7 @@ class Agents:
         self._links = Links(self._take, self._fail)
         self._answers: dict[int, Message] = {}
         self._expected: frozenset[str] = frozenset()
+        self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self.failures: dict[int, LinkFailure] = {}
 
     def __enter__(self) -> Self:
@@ -60,13 +61,21 @@ class Agents:
         self._answers, self._expected = {}, expected
         deadline = time.monotonic() + within_s
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
-            self._links.turn(min(HEARTBEAT_S, deadline - time.monotonic()))
-            self._links.nudge()
-            for node in self.present:
-                self._links.send(node, PING)  # or the agents of fast nodes leave while a slow one boots
+            self._links.turn(max(0.0, min(self._next_heartbeat, deadline) - time.monotonic()))
+            self._beat()
         for node in waiting:
             self._links.give_up(node, f"no answer in {within_s:g} s")
         return {node: answer for node, answer in self._answers.items() if node in asked}
+
+    def _beat(self) -> None:
+        """Keep the agents of fast nodes there while a slow one boots."""
+        # Not whenever something comes: each ping has an answer, and who is busy would drown in them.
+        if time.monotonic() < self._next_heartbeat:
+            return
+        self._next_heartbeat = time.monotonic() + HEARTBEAT_S
+        self._links.nudge()
+        for node in self.present:
+            self._links.send(node, PING)
 
     def _take(self, node: int, frame: Frame) -> None:
         message = frame.message()
