@@ -62,10 +62,13 @@ def _told(rows: Iterable[Row]) -> list[str]:
     """Each run that was told wrong, by script."""
     wrong = [row for row in rows if row["right"] < 1 or row["left"]]
     return [
-        f"{row['script']}, {row['launcher']} {row['place']}, run {row['run']}: {'; '.join(row['wrong'])}"
-        + (f"; {row['left']} processes were left" if row["left"] else "")
+        f"{row['script']}, {row['launcher']} {row['place']}, run {row['run']}: {'; '.join(_faults(row))}"
         for row in sorted(wrong, key=lambda row: (row["script"], row["launcher"], row["place"], row["run"]))
     ]
+
+
+def _faults(row: Row) -> list[str]:
+    return [*row["wrong"], *([f"processes left and killed: {row['left']}"] if row["left"] else [])]
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:

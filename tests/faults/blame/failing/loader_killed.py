@@ -1,6 +1,6 @@
 # Rank 1 of 2, exit status 1: a worker process of its DataLoader is killed.
 # It says: DataLoader worker (pid
-# It says: ConnectionResetError: [Errno 104] Connection reset by peer
+# It says: ConnectionResetError
 
 import os
 import signal
