@@ -22,6 +22,8 @@ STALL_INTERVAL_MAX_S = 15.0
 """The stall watch looks so many times in the time that counts as a stall, but at least this often."""
 IDLE_SHARE = 0.01
 """Less CPU than this share of one core is no work: threads that wait wake up now and then."""
+IDLE_TICKS = 2
+"""So few clock ticks between two looks are no work either: an idle torch process uses one now and then."""
 IDLE_GPU_PERCENT = 1
 
 
@@ -110,7 +112,7 @@ class StallWatch:
         self._pulses[worker.local_rank] = pulse
         if before is None:
             return
-        used_s = (pulse.ticks - before.ticks) / activity.TICKS_A_SECOND
-        busy = used_s > IDLE_SHARE * self._interval_s or pulse.printed != before.printed
+        idle = max(IDLE_TICKS, IDLE_SHARE * self._interval_s * activity.TICKS_A_SECOND)
+        busy = pulse.ticks - before.ticks > idle or pulse.printed != before.printed
         if not busy and devices.percent(worker.device) < IDLE_GPU_PERCENT:
             pulse.alive_at = before.alive_at

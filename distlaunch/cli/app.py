@@ -9,7 +9,7 @@ import typer
 from distlaunch import __version__
 from distlaunch.cli.output import print_json
 from distlaunch.cli.words import say
-from distlaunch.errors import DistlaunchError, Exit
+from distlaunch.errors import DistlaunchError, Exit, UsageError
 
 app = typer.Typer(
     name="distlaunch",
@@ -21,6 +21,10 @@ app = typer.Typer(
 
 Job = Annotated[
     str, typer.Argument(metavar="JOB.YAML", help="The job file; - is standard input.", show_default=False)
+]
+Args = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGS…]", help="More arguments for the script, after `--`."),
 ]
 Set = Annotated[
     list[str] | None,
@@ -70,10 +74,7 @@ def _options(
 @app.command("run")
 def run(
     job: Job,
-    args: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- ARGS…]", help="More arguments for the script, after `--`."),
-    ] = None,
+    args: Args = None,
     overrides: Set = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only say what is wrong.")] = False,
     as_json: Json = False,
@@ -82,15 +83,24 @@ def run(
     from distlaunch.launch.run import run_job
     from distlaunch.rim.job_file import load_job
 
+    _after_dashes(args)
     summary = run_job(load_job(job, overrides or (), args or ()), as_json=as_json, quiet=quiet)
     if as_json:
         print_json(summary.document())
     raise typer.Exit(summary.state.outcome)
 
 
+def _after_dashes(args: list[str] | None) -> None:
+    """A second word is more likely a slip than the script's. Raises `UsageError`."""
+    if args and "--" not in sys.argv:
+        what = "--set overrides a key" if "=" in args[0] else "the script's own arguments go after --"
+        raise UsageError(f"unexpected argument {args[0]!r}: {what}")
+
+
 @app.command("dry-run")
 def dry_run(
     job: Job,
+    args: Args = None,
     style: Annotated[
         PlanFormat, typer.Option("--format", "-f", help="How to print the plan.")
     ] = PlanFormat.table,
@@ -102,7 +112,9 @@ def dry_run(
     from distlaunch.launch.plan import plan_without_nodes
     from distlaunch.rim.job_file import load_job
 
-    print_plan(plan_without_nodes(load_job(job, overrides or ())), "json" if as_json else style.value)
+    _after_dashes(args)
+    spec = load_job(job, overrides or (), args or ())
+    print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 
 
 @app.command(

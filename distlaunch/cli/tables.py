@@ -89,7 +89,7 @@ def print_port_report(report: PortReport) -> None:
 def _pair_lines(report: PortReport) -> list[str]:
     """How many pairs of nodes can connect, who can't, and whom nobody has asked."""
     lines = [f"spares are not tested: {', '.join(report.spares)}"] if report.spares else []
-    if report.pairs is None:
+    if report.pairs is None or not report.pairs.tried:
         return lines
     tried, of, failed = report.pairs
     sample = f" (a sample of {of})" if of > EVERY * (EVERY - 1) else ""

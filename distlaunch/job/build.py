@@ -355,7 +355,7 @@ class _Builder:
         return SshOptions(
             config=self._path(ssh["config"]) if "config" in ssh else None,
             options=ssh.get("options", ()),
-            persist_s=max(1, round(ssh["persist"])) if "persist" in ssh else None,
+            persist_s=None if ssh.get("persist") is None else max(1, round(ssh["persist"])),
             connect_s=max(1, int(connect_s / 2)),
             alive_s=max(1, int(self._timeouts().lease_s / 6)),
         )

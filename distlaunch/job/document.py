@@ -62,7 +62,7 @@ def describe(value: Value) -> str:
     """How an error message shows what it got."""
     match value:
         case Items():
-            return "a list"
+            return "a list" if value.items else "an empty list"
         case Entries():
             return "a mapping"
         case Scalar(value=str(text)):

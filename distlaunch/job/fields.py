@@ -94,7 +94,7 @@ TIMEOUTS = Record(
             "10m",
         ),
         "stop": Field(Duration(), "Between SIGTERM and SIGKILL.", "10s"),
-        "job": Field(Duration(), "The whole job.", "none"),
+        "job": Field(OrNone(Duration()), "The whole job.", "none"),
         "lease": Field(
             Duration(least_s=3), "Silence after which a node is lost, and ends its workers.", "30s"
         ),
@@ -147,7 +147,7 @@ SSH = Record(
             ListOf(Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")),
             "More -o options.",
         ),
-        "persist": Field(Duration(), "Keep connections open this long for the next run.", "none"),
+        "persist": Field(OrNone(Duration()), "Keep connections open this long for the next run.", "none"),
     }
 )
 

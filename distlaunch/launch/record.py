@@ -19,6 +19,8 @@ from distlaunch.supervisor.state import State
 
 LAST_WORDS = 16384
 """Bytes of a rank's stderr that are kept for the summary."""
+LAST_LINES = 2048
+"""Bytes of its stdout."""
 FIRST_SIGNS_OF_WORKERS = (WorkerStarted, WorkerUnstarted, WorkerExited)
 _COLOURS = {"info": None, "warning": 33, "error": 31}
 
@@ -34,6 +36,8 @@ class Record:
         self._flights: set[int] = set()
         self._routes: dict[int, dict[tuple[int, int], Route]] = {}
         self.last_words: dict[int, bytes] = {}
+        self.last_lines: dict[int, bytes] = {}
+        """The end of each rank's stdout, for those that say nothing on stderr."""
         self.printed: dict[int, int] = {}
         """Lines on each rank's stderr."""
 
@@ -52,6 +56,7 @@ class Record:
     def _begin_generation(self, state: State, plan: LaunchPlan) -> None:
         self._planned = state.generation
         self.last_words.clear()
+        self.last_lines.clear()
         self.printed.clear()
         streams = self._routes[state.generation] = routes(plan, state.generation)
         document = plan_document(plan, running_workers(state, self._folder.run_id))
@@ -76,9 +81,8 @@ class Record:
 
     def output(self, rank: int, stream: int, data: bytes, generation: int) -> None:
         """Keep and show what a rank printed."""
-        if stream == 1 and generation >= self._planned:
-            self.last_words[rank] = (self.last_words.get(rank, b"") + data)[-LAST_WORDS:]
-            self.printed[rank] = self.printed.get(rank, 0) + data.count(b"\n")
+        if generation >= self._planned:
+            self._note(rank, stream, data)
         route = self._routes[generation][rank, stream]
         if route.file:
             self._folder.append(route.file, data)
@@ -87,6 +91,13 @@ class Record:
             self._console.say(f"distlaunch: can't write to {self._folder.path}: output is being lost", 33)
         if route.shown:
             self._console.output(rank, stream, data, route.prefix)
+
+    def _note(self, rank: int, stream: int, data: bytes) -> None:
+        if stream == 1:
+            self.last_words[rank] = (self.last_words.get(rank, b"") + data)[-LAST_WORDS:]
+            self.printed[rank] = self.printed.get(rank, 0) + data.count(b"\n")
+        else:
+            self.last_lines[rank] = (self.last_lines.get(rank, b"") + data)[-LAST_LINES:]
 
     def flight(self, rank: int, data: bytes, generation: int) -> None:
         """Keep what a rank's flight recorder dumped."""

@@ -30,7 +30,8 @@ def start_run(spec: JobSpec) -> Start:
     try:
         folder = RunFolder(spec.logs.folder, run_id, "agent" if spec.torch_agents else "rank")
     except OSError as error:
-        raise DistlaunchError(f"can't make the run folder in {spec.logs.folder}: {reason(error)}") from None
+        text = f"can't make the run folder in {spec.logs.folder}: {reason(error)}; logs.dir says where else"
+        raise DistlaunchError(text) from None
     if len(spec.pool) > MANY_NODES:
         from distlaunch.rim.limits import make_room_for_links
 

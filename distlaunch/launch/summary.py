@@ -11,12 +11,14 @@ from distlaunch.supervisor.stories import Ending, advice
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
+STDOUT_LINES = 5
+"""Of a rank that said nothing on stderr."""
 
 
 class Summary(NamedTuple):
     """What is known at the end. `last_words` are each rank's, the end of `printed` lines on its stderr.
 
-    `lagging` says who missed a collective.
+    `last_lines` are the end of each rank's stdout; `lagging` says who missed a collective.
     """
 
     state: State
@@ -25,6 +27,7 @@ class Summary(NamedTuple):
     seconds: float
     lagging: Sequence[str] = ()
     printed: Mapping[int, int] = MappingProxyType({})
+    last_lines: Mapping[int, str] = MappingProxyType({})
 
     @property
     def temporary(self) -> bool:
@@ -51,7 +54,12 @@ class Summary(NamedTuple):
         return {
             "exit_status": self.state.outcome,
             "cause": cause
-            and {"text": cause.text, "rank": self._rank(cause.rank), "node": _label(self.state, cause.node)},
+            and {
+                "text": cause.text,
+                "rank": self._rank(cause.rank),
+                "node": _label(self.state, cause.node),
+                "last_words": [] if cause.rank is None else self._shown_words(cause.rank),
+            },
             "hint": self.advice or None,
             "lagging": list(self.lagging),
             "restarts": [
@@ -91,15 +99,17 @@ class Summary(NamedTuple):
             return []  # told a moment ago, and nothing has been printed since
         if cause.rank is None:
             return [cause.text]
-        worker = self.state.worker(cause.rank)
-        recorded = self._recorded_lines(worker)
-        words = recorded or self._last_lines(cause.rank)
-        whole = len(words) if recorded else max(len(words), self.printed.get(cause.rank, 0))
-        shown = words[-MAX_LINES:]
-        if whole > len(shown):
-            shown = [f"({_count(whole - len(shown), 'earlier line')} not shown)", *shown]
+        shown = self._shown_words(cause.rank)
         hint = self.advice
         return [cause.text, *(f"  | {line}" for line in shown), *([f"hint: {hint}"] if hint else [])]
+
+    def _shown_words(self, rank: int) -> list[str]:
+        """What a rank said last: torch's record of its error, else the end of its stderr, or of stdout."""
+        if recorded := self._recorded_lines(self.state.worker(rank)):
+            return _end_of(recorded, len(recorded))
+        if lines := self._last_lines(rank):
+            return _end_of(lines, max(len(lines), self.printed.get(rank, 0)))
+        return self.last_lines.get(rank, "").splitlines()[-STDOUT_LINES:]
 
     def _recorded_lines(self, worker: WorkerState) -> list[str]:
         words = _record_words(worker.error_record)
@@ -162,6 +172,13 @@ class Summary(NamedTuple):
 
         mine, first = (traceback_key(self.last_words.get(r, "")) for r in (rank, cause.rank))
         return bool(mine) and mine == first
+
+
+def _end_of(lines: list[str], whole: int) -> list[str]:
+    """The last of `lines`, which are themselves the last of `whole`."""
+    shown = lines[-MAX_LINES:]
+    left_out = whole - len(shown)
+    return [f"({_count(left_out, 'earlier line')} not shown)", *shown] if left_out > 0 else shown
 
 
 def _record_words(record: Any) -> list[str]:

@@ -3,7 +3,7 @@
 import gc
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
@@ -43,9 +43,14 @@ def supervise(
     loop = Loop(start.spec, start.run_id, record, signals, peers)
     state = loop.run(start.links, lambda: ssh_addresses(start.spec))
     record.finish()
-    words = {rank: data.decode(errors="replace") for rank, data in record.last_words.items()}
+    words, lines = (_texts(said) for said in (record.last_words, record.last_lines))
     seconds = time.monotonic() - start.began
-    summary = Summary(state, start.folder.path, words, seconds, record.lagging(state), record.printed)
+    lagging = record.lagging(state)
+    summary = Summary(state, start.folder.path, words, seconds, lagging, record.printed, lines)
     record.summarise(summary)
     console.close(_patience(start.spec, signals))
     return summary
+
+
+def _texts(said: Mapping[int, bytes]) -> dict[int, str]:
+    return {rank: data.decode(errors="replace") for rank, data in said.items()}

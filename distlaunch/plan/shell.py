@@ -6,6 +6,9 @@ from shlex import quote
 from distlaunch.job.spec import Env
 from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan, common_contract
 
+_WAITING = ('failed=; for worker; do wait "$worker" || failed=${failed:-$?}; done', 'exit "${failed:-0}")')
+"""The status is that of the first worker, in the order of ranks, that failed."""
+
 
 def shell_text(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> str:
     """POSIX sh: ``# node NAME`` and a subshell per node; `nodes` maps node rank → its workers.
@@ -27,15 +30,15 @@ def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
     exports = [*job_exports(node.env), *_assignments(shared), *_default_exports(workers[0])]
     lines = [f"# node {node.label}", f"(cd {quoted_path(node.workdir)} || exit"]
     lines += [f"export {export}" for export in exports]
-    lines += [_worker_line(worker, shared) for worker in workers]
-    return "\n".join([*lines, "wait)", ""])
+    lines += ["set --", *(_worker_line(worker, shared) for worker in workers)]
+    return "\n".join([*lines, *_WAITING, ""])
 
 
 def _worker_line(worker: WorkerPlan, shared: Mapping[str, str]) -> str:
     own = {name: value for name, value in worker.contract.items() if name not in shared}
     export = f"export {' '.join(_assignments(own))}; " if own else ""
     # exec takes the program of that name, also where the shell has a word of its own for it.
-    return f"({export}exec {_command(worker)}) &"
+    return f'({export}exec {_command(worker)}) & set -- "$@" $!'
 
 
 def _command(worker: WorkerPlan) -> str:

@@ -28,6 +28,8 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
 
     Raises `JobError` with every problem, or `UsageError` when the file can't be read.
     """
+    if path.endswith(".py"):
+        raise UsageError(f"{path} is a script, not a job file: name it in one, with script: {path}")
     document = parse(read_text(path), "standard input" if path == STDIN else path)
     for text in overrides:
         document = _overridden(document, text)

@@ -128,5 +128,7 @@ def _named(state: State, worker: WorkerState) -> str:
     if worker.status is not None:
         ended = f"{state.named(worker.rank)[:-1]}: ended with {status_words(worker.status)}"
         return f"{ended} without joining)"
+    if worker.pid is None:
+        return state.named(worker.rank, "not started yet")
     doing = f": {worker.doing}" if worker.doing else ""
     return state.named(worker.rank, f"pid {worker.pid}{doing}")

@@ -100,7 +100,8 @@ def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
         return state, ()
     frames = _frames(event.text)
     if not frames:
-        return state, (Notice("info", f"where {state.called(rank)} is blocked: {event.text.strip()}"),)
+        first_line = event.text.strip().partition("\n")[0]
+        return state, (Notice("info", f"where {state.called(rank)} is blocked: {first_line}"),)
     state = state.with_worker(rank, stack=frames)
     where = " < ".join(frames[:SHOWN_FRAMES])
     return state, (Notice("info", f"{state.called(rank)} is blocked in: {where}"),)
@@ -130,11 +131,17 @@ def _cause(state: State, now: float) -> Cause:
     if elsewhere and waiting:
         verb = "waits" if len(waiting) == 1 else "wait"
         text += f", in {elsewhere[0].stack[0]}; {_ranks_words(state, waiting)} {verb} in a collective"
+    if not state.spec.one_machine and any(map(_is_meeting, stalled)):
+        text += "; some are still in init_process_group: `distlaunch check-port` tests who can reach whom"
     if len(at_fault) > 1:
         return Cause(text, Exit.TIMEOUT, now)
     rank = at_fault[0].rank
     node = state.plan.node_of(rank).node if state.plan else None
     return Cause(text, Exit.TIMEOUT, now, rank, node)
+
+
+def _is_meeting(worker: WorkerState) -> bool:
+    return any(frame.startswith("init_process_group (") for frame in worker.stack)
 
 
 def _waits_for_others(worker: WorkerState) -> bool:

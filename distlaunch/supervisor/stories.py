@@ -44,7 +44,7 @@ def advice(ending: Ending, words: str) -> str:
     of_status = _BY_STATUS.get(ending.status)
     if of_status and (said := of_status(ending)):
         return said
-    if ending.status == -signal.SIGABRT and not words.strip():
+    if ending.status == -signal.SIGABRT and "terminate called without an active exception" in words:
         return "a gloo thread that outlives the interpreter aborts so: end with dist.destroy_process_group()"
     if ending.peer_gone and re.search(_TIMED_OUT, words):
         return _MISSED
@@ -56,7 +56,7 @@ def advice(ending: Ending, words: str) -> str:
 
 
 def _no_package(ending: Ending) -> str:
-    return f"the workers' Python ({ending.python}) lacks a package: install it there, or set `python:`"
+    return f"the workers' Python ({ending.python}) lacks a package: install it there, or use another Python"
 
 
 def _data_loader(ending: Ending) -> str:

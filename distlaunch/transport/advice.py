@@ -17,6 +17,7 @@ def advice_for(failure: LinkFailure, reach: Address, ssh: SshOptions, python: st
     text = _ADVICE[failure.kind].format(
         ssh=plain,
         quiet=plain.replace("ssh", "ssh -o BatchMode=yes", 1),
+        asking=plain.replace("ssh", "ssh -o StrictHostKeyChecking=ask", 1),
         version=f"{plain} {_remote([python, '-V'])}",
         config=ssh.config or "~/.ssh/config",
         forget=_forgetting(failure.words),
@@ -51,7 +52,7 @@ _ADVICE = {
         "`{quiet} true` must work without a password: load your key with ssh-add,"
         " or install it with ssh-copy-id"
     ),
-    Kind.HOST_KEY: "connect once with `{ssh}` and check the key; distlaunch never accepts one for you",
+    Kind.HOST_KEY: "connect once with `{asking}` and check the key; distlaunch never accepts one for you",
     Kind.HOST_KEY_CHANGED: (
         "someone may be intercepting the connection; only if you know that the machine was reinstalled,"
         " run `{forget}`, then `{ssh}` and check the new key"

@@ -69,6 +69,27 @@ def test_a_node_that_has_ended_well_ends_as_the_others_do(tmp_path: Path) -> Non
         assert "node 1 failed: rank 1 " in first.stderr
 
 
+def test_nodes_that_were_started_with_different_numbers_of_nodes_are_told(tmp_path: Path) -> None:
+    script(tmp_path, "print('started')")
+    port = f"--master-port={free_port()}"
+    with going(OURS, tmp_path, "--nnodes=3", port, "--node-rank=0", "worker.py") as first:
+        first.wait_for("waiting for nodes 1, 2")
+        with going(OURS, tmp_path, "--nnodes=2", port, "--node-rank=1", "worker.py") as second:
+            assert (first.wait(), second.wait()) == (Exit.USAGE, Exit.USAGE)
+            words = "node 1: was started with --nnodes 2, another node with 3"
+            assert words in first.stderr and words in second.stderr
+            assert "started\n" not in first.stdout + second.stdout
+
+
+def test_a_first_node_that_does_not_have_the_masters_address_is_told(tmp_path: Path) -> None:
+    script(tmp_path, "print('started')")
+    address = "192.0.2.1"  # of a network for documentation (RFC 5737)
+    shape = ("--nnodes=2", f"--master-addr={address}", f"--master-port={free_port()}")
+    with going(OURS, tmp_path, *shape, "--node-rank=0", "worker.py") as node:
+        assert node.wait() == Exit.USAGE
+        assert f"{address} is not an address of this machine: is --node-rank 0 right" in node.stderr
+
+
 def test_the_wait_for_the_others_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meeting.BARRIER_S == 300.0
     monkeypatch.setattr(meeting, "BARRIER_S", 0.5)

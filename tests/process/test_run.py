@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -296,3 +297,40 @@ def test_a_progress_bar_is_shown_before_its_line_ends(tmp_path: Path) -> None:
         assert run.wait() == 143
         log = (run.run_folder() / "rank0.err").read_bytes()
         assert log == b"".join(b"\r%d%%" % percent for percent in range(101))
+
+
+def test_last_words_on_stdout_are_told_where_stderr_is_silent(tmp_path: Path) -> None:
+    worker = "import sys; print('FATAL: /data is not mounted'); sys.exit(4)"
+    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")), "--json")
+    assert "distlaunch:   | FATAL: /data is not mounted\n" in done.stderr
+    assert json.loads(done.stdout)["cause"]["last_words"] == ["FATAL: /data is not mounted"]
+
+
+@pytest.mark.parametrize("command", ["run", "dry-run"])
+def test_a_second_word_is_no_argument_of_the_script(tmp_path: Path, command: str) -> None:
+    job = str(write_job(tmp_path, "import sys; print(sys.argv[1:])", "gpus_per_node: 0"))
+    done = distlaunch(command, job, "procs_per_node=1")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "distlaunch: unexpected argument 'procs_per_node=1': --set overrides a key\n",
+    )
+    done = distlaunch(command, job, job)
+    assert done.stderr.endswith("the script's own arguments go after --\n")
+    assert distlaunch(command, job, "--", "--lr", "1").returncode == 0
+
+
+def test_a_script_in_place_of_a_job_file_is_told(tmp_path: Path) -> None:
+    write_job(tmp_path, "print(1)")
+    done = distlaunch("run", str(tmp_path / "worker.py"))
+    assert done.returncode == 2
+    assert "is a script, not a job file: name it in one, with script: " in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh"])
+def test_pasted_commands_end_with_the_status_of_the_worker_that_failed(tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is missing")
+    job = write_job(tmp_path, "import os, sys; sys.exit(7 * int(os.environ['RANK']))", "gpus_per_node: 0")
+    for procs, status in ((1, 0), (2, 7)):
+        text = distlaunch("dry-run", str(job), "--set", f"procs_per_node={procs}", "--format", "shell").stdout
+        assert subprocess.run([shell, "-c", text], check=False).returncode == status

@@ -10,6 +10,7 @@ argv: host, port, node rank, nodes, workers here, seconds to wait for all. On st
 On stdin, how this node ended: {"status", "text"}; again when it is stopped while it waits for the others.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -70,6 +71,11 @@ class Keeper:
 
     def meet(self, workers: int, wait_s: float) -> "list[int] | None":
         """Wait for all nodes; how many workers each has."""
+        if (agreed := int(self.store.compare_set("nodes", "", str(self.nodes)))) != self.nodes:
+            text = f"was started with --nnodes {self.nodes}, another node with {agreed}"
+            self.fail({"node": self.rank, "status": 2, "text": text})
+            self.tell_failure()
+            return None
         self.store.set(f"size{self.rank}", str(workers))
         patience = Patience(wait_s)
         while missing := [rank for rank in range(self.nodes) if not self.store.check([f"size{rank}"])]:
@@ -189,9 +195,11 @@ def attach(host: str, port: int, rank: int, wait_s: float) -> Any:
     if rank:
         reach(host, port, wait_s)
     patience = Patience(2 * LINGER_S)
+    # An address that is not ours may be translated to one, but then it answers soon.
+    limit = timedelta(seconds=LOST_S if rank or is_here(host) else LINGER_S)
     while True:
         try:
-            store = TCPStore(host, port, None, rank == 0, timedelta(seconds=LOST_S), wait_for_workers=False)
+            store = TCPStore(host, port, None, rank == 0, limit, wait_for_workers=False)
             store = PrefixStore("distlaunch/", store)
             twice = store.add(f"came{rank}", 1) > 1
             if not twice and not store.check(["failed"]):
@@ -211,6 +219,29 @@ def attach(host: str, port: int, rank: int, wait_s: float) -> Any:
             reach(host, port, wait_s)
 
 
+def is_here(host: str) -> bool:
+    """Whether a name, or address, is one of this machine's: a socket can be bound to it."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, _, _, address in found:
+        with socket.socket(family, kind) as sock, contextlib.suppress(OSError):
+            sock.bind(address)
+            return True
+    return False
+
+
+def unserved(host: str, port: int, rank: int, error: Exception) -> "dict[str, Any]":
+    """Why this node has no store, and the status: 75 where its port is taken, 69 where it is out of reach."""
+    if rank == 0 and not is_here(host):
+        text = f"{host} is not an address of this machine: is --node-rank 0 right, and --master-addr?"
+        return {"node": 0, "status": 2, "text": text}
+    can = "serve" if rank == 0 else "reach"
+    text = f"can't {can} the store at {host}:{port}: {str(error).splitlines()[0]}"
+    return {"node": 0, "status": 75 if rank == 0 else 69, "text": text}
+
+
 def main() -> None:
     """Keep until the end; status 75 when the port is taken."""
     host, port, rank, nodes, workers, wait_s = sys.argv[1], *map(int, sys.argv[2:6]), float(sys.argv[6])
@@ -223,9 +254,7 @@ def main() -> None:
         say(ended={"node": rank, "status": 2, "text": str(error)})
         return
     except (DistError, OSError) as error:
-        can = "serve" if rank == 0 else "reach"
-        text = f"can't {can} the store at {host}:{port}: {str(error).splitlines()[0]}"
-        say(ended={"node": 0, "status": 75 if rank == 0 else 69, "text": text})
+        say(ended=unserved(host, port, rank, error))
         return
     try:
         sizes = keeper.meet(workers, wait_s)

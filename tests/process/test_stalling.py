@@ -1,0 +1,34 @@
+"""Ranks that stall, with limits as short as a test can wait for."""
+
+import re
+from pathlib import Path
+
+from tests.harness import distlaunch, write_job
+
+HARDLY_WORKS = """
+    import time
+    while True:  # as idle torch does: a clock tick now and then
+        until = time.process_time() + 0.008
+        while time.process_time() < until:
+            pass
+        time.sleep(0.5)
+"""
+
+
+def test_a_rank_that_wakes_up_now_and_then_is_stalled_all_the_same(tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path, HARDLY_WORKS, "gpus_per_node: 0\non_stall: stop\ntimeouts: {stall: 2s, job: 60s}"
+    )
+    done = distlaunch("run", str(job))
+    assert done.returncode == 124
+    assert re.search(r"stalled: rank 0 \(node0\) did nothing for 2 s", done.stderr), done.stderr
+
+
+def test_stacks_that_can_not_be_had_are_told_in_a_line(tmp_path: Path) -> None:
+    keys = "gpus_per_node: 0\non_stall: notice\ntimeouts: {stall: 1s, job: 12s}\ncommand: [sleep, '1000']\n"
+    (tmp_path / "job.yaml").write_text(keys)
+    done = distlaunch("run", str(tmp_path / "job.yaml"))
+    assert done.returncode == 124
+    assert len(re.findall("where rank 0 is blocked: .+\n", done.stderr)) == 1
+    assert all(line.startswith("distlaunch: ") for line in done.stderr.splitlines())
+    assert "Stack backtrace" not in done.stderr
