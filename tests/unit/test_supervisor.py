@@ -1094,6 +1094,25 @@ def test_the_rank_that_is_not_in_the_collective_is_blamed_where_stacks_tell_it()
     assert job.blamed == (Exit.TIMEOUT, 2, 1)
 
 
+def test_ranks_that_stall_while_they_meet_are_sent_to_check_port() -> None:
+    meeting = ("_new_group (torch/distributed/c10d.py:1)", "init_process_group (torch/distributed/c10d.py:9)")
+    job = all_stalled(*(stack(node, rank, *meeting) for node in (0, 1) for rank in (0, 1)))
+    (words,) = texts(job.actions, "error")
+    assert words.endswith("init_process_group: `distlaunch check-port` tests who can reach whom")
+
+
+def test_a_rank_that_has_not_started_is_named_without_a_pid() -> None:
+    job = job_in("preparing", f"{JOB.replace('stop: 10s', 'stop: 10s, join: 0s')}nodes: [a, b]")
+    job.feed(PortHeld(0, 29400), RouteFound(1, MASTER, "eth0"), RouteFound(0, MASTER, "eth1"))
+    (words,) = texts(job.tick(), "error")
+    assert words.startswith("0/4 ranks joined; waiting for rank 0 (a, not started yet), ")
+
+
+def test_limits_can_be_lifted_by_their_word() -> None:
+    job = History(f"{JOB.replace('stop: 10s', 'stop: 10s, job: none')}nodes: [a, b]\nssh: {{persist: none}}")
+    assert (job.state.spec.timeouts.job_s, job.state.spec.ssh.persist_s) == (None, None)
+
+
 @pytest.mark.parametrize(
     "stacks",
     [
