@@ -249,7 +249,7 @@ def _words(code: int, stage: str) -> str:
     if code == errno.E2BIG:
         return "arguments and environment together are too big (E2BIG)"
     if code == errno.EMFILE:
-        return "too many open files: raise the limit on this node, `ulimit -n`"
+        return "Too many open files: raise the limit on this node, `ulimit -n`"
     return os.strerror(code)
 
 

@@ -129,13 +129,13 @@ def test_killed_for_its_memory(tmp_path: Path, gate: Path, figures: Figures) -> 
             hog = b"x" * (1 << 30)
         signal.pause()
     """)
-    words = f"rank 2 (node1) failed first: {KILLED}, probably by the OOM killer: 1 counted there"
+    words = f"rank 2 (node1) failed first: {KILLED}, probably by the OOM killer (the kernel reports 1 OOM kill"
     with memory_group(256 << 20) as join, running(write_job(tmp_path, uses_up, CPU), preexec_fn=join) as run:
         pids = run.wait_ready(RANKS)
         with clean(run, pids, figures, Ending(SIGKILLED, words, 2.0)):
             open_gate(gate)
             wait_gone([pids[2]], 30.0)
-        assert "hint: less memory" in run.stderr
+        assert "hint: reduce memory use" in run.stderr
 
 
 @pytest.mark.fault(5, "the kernel kills a worker for its CPU time", promise="1, 9")
