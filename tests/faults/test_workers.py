@@ -129,7 +129,7 @@ def test_killed_for_its_memory(tmp_path: Path, gate: Path, figures: Figures) -> 
             hog = b"x" * (1 << 30)
         signal.pause()
     """)
-    words = f"rank 2 (node1) failed first: {KILLED}, probably by the OOM killer (the kernel reports 1 OOM kill"
+    words = f"rank 2 (node1) failed first: {KILLED}, probably by the OOM killer (the kernel reports 1 "
     with memory_group(256 << 20) as join, running(write_job(tmp_path, uses_up, CPU), preexec_fn=join) as run:
         pids = run.wait_ready(RANKS)
         with clean(run, pids, figures, Ending(SIGKILLED, words, 2.0)):
