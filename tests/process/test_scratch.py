@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -11,13 +12,19 @@ from distlaunch.agent import wire
 from distlaunch.agent.outbox import Spool
 from distlaunch.agent.scratch import MEMORY, SPARE_PLACES, Folder, NoPlaceError, places
 from tests.cluster.hosts import why_not
-from tests.harness import PATIENCE_S, distlaunch_argv, write_job
+from tests.harness import PATIENCE_S, ROOT, distlaunch_argv, write_job
 
 REASON = why_not()
 mounts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
-READ_ONLY = "mount -t tmpfs -o ro none {}"
-FULL = "mount -t tmpfs -o size=4k none {0} && head -c 4096 /dev/zero >{0}/fill"
+READ_ONLY = "mount --bind {0} {0} && mount -o remount,bind,ro {0}"
+# This checkout, which may be below the place, is put back before that is filled.
+_ROOT = quote(str(ROOT))
+FULL = (
+    f"mkdir -p /mnt/kept && mount --bind {_ROOT} /mnt/kept && mount -t tmpfs -o size=64k none {{0}}"
+    f" && mkdir -p {_ROOT} && mount --bind /mnt/kept {_ROOT}"
+    " && {{ head -c 1000000 /dev/zero >{0}/fill 2>/dev/null || true; }}"
+)
 TELL = """
     import os
     print("in", os.path.dirname(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])))
