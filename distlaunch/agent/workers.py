@@ -73,7 +73,7 @@ class Worker:
         """Take note of what it printed."""
         self.printed += len(data)
         if stream == 1 and not self.stopping:  # what it says of our own signal is no cause of anything
-            self.words = (self.words + data)[-MAX_WORDS:]
+            self.words = (self.words + data[-MAX_WORDS:])[-MAX_WORDS:]
 
     def signal(self, signum: int) -> None:
         """Send to the worker's process group, only while the worker is not reaped (its PID is ours)."""

@@ -97,7 +97,7 @@ class Record:
             self.last_words[rank] = (self.last_words.get(rank, b"") + data)[-LAST_WORDS:]
             self.printed[rank] = self.printed.get(rank, 0) + data.count(b"\n")
         else:
-            self.last_lines[rank] = (self.last_lines.get(rank, b"") + data)[-LAST_LINES:]
+            self.last_lines[rank] = (self.last_lines.get(rank, b"") + data[-LAST_LINES:])[-LAST_LINES:]
 
     def flight(self, rank: int, data: bytes, generation: int) -> None:
         """Keep what a rank's flight recorder dumped."""

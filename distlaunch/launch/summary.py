@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from distlaunch.job.document import counted
 from distlaunch.supervisor.ending import listed
 from distlaunch.supervisor.root_cause import root_cause_line, root_cause_lines
 from distlaunch.supervisor.state import NodePhase, State, WorkerPhase, WorkerState, status_words
@@ -39,8 +40,8 @@ class Summary(NamedTuple):
         cause = self.state.cause
         if cause is None:
             workers, nodes = self.state.counted(len(self.state.workers)), len(self.state.members)
-            what = f"{workers} on {_count(nodes, 'node')}"
-            after = f" after {_count(self.state.generation, 'restart')}" if self.state.generation else ""
+            what = f"{workers} on {counted(nodes, 'node')}"
+            after = f" after {counted(self.state.generation, 'restart')}" if self.state.generation else ""
             return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"]
         lines = [*_unusable_nodes(self.state), *self._cause_lines(), *self.lagging, *self._others()]
         return [
@@ -178,7 +179,7 @@ def _end_of(lines: list[str], whole: int) -> list[str]:
     """The last of `lines`, which are themselves the last of `whole`."""
     shown = lines[-MAX_LINES:]
     left_out = whole - len(shown)
-    return [f"({_count(left_out, 'earlier line')} not shown)", *shown] if left_out > 0 else shown
+    return [f"({counted(left_out, 'earlier line')} not shown)", *shown] if left_out > 0 else shown
 
 
 def _record_words(record: Any) -> list[str]:
@@ -214,10 +215,6 @@ def _node_document(state: State, index: int) -> dict[str, Any]:
 
 def _label(state: State, node: int | None) -> str | None:
     return None if node is None else state.label(node)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
 def _rank_list(ranks: Sequence[int]) -> str:
