@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.hosts import Bed, Site, bed_of, why_not
 from tests.harness import TORCHS_ABORT, LateError, children_of
+from tests.replays import check_replays
 
 
 def pytest_configure() -> None:
@@ -51,6 +52,15 @@ def nothing_left() -> Iterator[None]:
     assert threading.active_count() <= threads, "a thread is left"
     left = {entry for entry in _descriptors() - descriptors if "/proc/" not in entry}
     assert not left, "a descriptor is left"
+
+
+@pytest.fixture(autouse=True)
+def runs_replay(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every run that a test makes can be lived again from its events, to the end that its summary tells."""
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    if folder:
+        check_replays(folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,16 @@
 """The loop: waits for links, signals and deadlines, feeds the supervisor, executes its actions."""
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from distlaunch.agent import wire
-from distlaunch.job.spec import JobSpec
 from distlaunch.launch import commands
 from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.launch.record import Record
 from distlaunch.launch.reports import event_of, node_time
+from distlaunch.launch.start import Start
 from distlaunch.plan.layout import LaunchPlan, NodePlan
 from distlaunch.rim.link import Link
 from distlaunch.rim.signals import Signals
@@ -26,11 +25,9 @@ if TYPE_CHECKING:
 class Loop:
     """Runs one job to its end."""
 
-    def __init__(
-        self, spec: JobSpec, run_id: str, record: Record, signals: Signals, peers: "Peers | None" = None
-    ) -> None:
-        self._peers = peers
-        self._spec, self._run_id, self._record, self._signals = spec, run_id, record, signals
+    def __init__(self, start: Start, record: Record, signals: Signals, peers: "Peers | None" = None) -> None:
+        self._spec, self._run_id, self._now = start.spec, start.run_id, start.clock.now
+        self._record, self._signals, self._peers = record, signals, peers
         self._opened: dict[int, Link] = {}
         self._links = Links(self._take, lambda node, failure: self._feed(events.LinkEnded(node, failure)))
         self._links.watch(signals.fd, self._on_signals)
@@ -39,9 +36,9 @@ class Loop:
         self._heard: dict[int, float] = {}
         self._flow_told = 0.0
         self._clock_offsets: dict[int, float] = {}
-        self._lease_s = spec.timeouts.lease_s
+        self._lease_s = start.spec.timeouts.lease_s
         self._heartbeat_s = self._lease_s / commands.HEARTBEATS
-        self._next_heartbeat = time.monotonic() + self._heartbeat_s
+        self._next_heartbeat = self._now() + self._heartbeat_s
         self._plans: dict[int, LaunchPlan] = {}
         self._finished = False
         self.state: State
@@ -54,10 +51,12 @@ class Loop:
         under way, which take longer.
         """
         self._opened.update(opened)
-        self.state, first = begin(self._spec, time.monotonic(), int.from_bytes(os.urandom(2), "big") / 65536)
-        self._execute(first)
-        for node, address in find_addresses().items():
-            self.state = self.state.with_node(node, address=address)
+        chance, now = int.from_bytes(os.urandom(2), "big") / 65536, self._now()
+        self.state, first = begin(self._spec, now, chance)
+        self._execute(first, now)
+        self._record.begin(self._spec, chance, now)
+        if addresses := find_addresses():
+            self._feed(events.AddressesFound(tuple(addresses.items())))
         while not self._finished:
             self._links.turn(self._wait_s())
             self._look_at_clock()
@@ -67,10 +66,10 @@ class Loop:
     def _wait_s(self) -> float:
         deadline = self.state.next_deadline
         due = self._next_heartbeat if deadline is None else min(deadline, self._next_heartbeat)
-        return max(0.0, due - time.monotonic())
+        return max(0.0, due - self._now())
 
     def _look_at_clock(self) -> None:
-        now = time.monotonic()
+        now = self._now()
         deadline = self.state.next_deadline
         if deadline is not None and now >= deadline:
             self._feed(events.Ticked())
@@ -83,16 +82,17 @@ class Loop:
                     self._links.give_up(node, f"nothing heard from it for {self._lease_s:g} s")
 
     def _feed(self, event: events.Event) -> None:
-        self.state, todo = step(self.state, event, time.monotonic())
+        now = self._now()
+        self.state, todo = step(self.state, event, now)
         if self.state.plan:
             self._plans[self.state.generation] = self.state.plan
-        self._record.event(event, self.state)
-        self._execute(todo)
+        self._record.event(event, self.state, now)
+        self._execute(todo, now)
         if self._peers and self.state.phase is Phase.STOPPING:
             cause = self.state.cause
             self._peers.tell(self.state.outcome, cause.text if cause else "")
 
-    def _execute(self, todo: tuple[actions.Action, ...]) -> None:
+    def _execute(self, todo: tuple[actions.Action, ...], now: float) -> None:
         for action in todo:
             match action:
                 case actions.Connect():
@@ -102,7 +102,7 @@ class Loop:
                 case actions.GiveUp():
                     self._links.give_up(action.node, action.why)
                 case actions.Notice():
-                    self._record.notice(action)
+                    self._record.notice(action, now)
                 case actions.Finish():
                     self._finished = True
                 case _:
@@ -116,7 +116,7 @@ class Loop:
         self._links.add(node, link)
 
     def _take(self, node: int, frame: wire.Frame) -> None:
-        self._heard[node] = time.monotonic()
+        self._heard[node] = self._now()
         if frame.node != node:
             raise wire.ProtocolError(f"a frame of node {frame.node} came on the link of node {node}")
         if frame.kind == wire.OUTPUT:
@@ -153,14 +153,14 @@ class Loop:
         return plan.part_of(node) if plan else None
 
     def _tell_of_flow(self, node: int) -> None:
-        now = time.monotonic()
+        now = self._now()
         if self.state.nodes[node].phase is NodePhase.SWEPT and now - self._flow_told > 1.0:
             self._flow_told = now
             self._feed(events.OutputFlows(node))
 
     def _learn_clock(self, node: int, node_time: float) -> None:
         """The smallest difference seen is the one with the least delay on the way."""
-        offset = time.monotonic() - node_time
+        offset = self._now() - node_time
         self._clock_offsets[node] = min(offset, self._clock_offsets.get(node, offset))
 
     def _on_peers(self) -> None:

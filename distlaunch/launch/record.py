@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from distlaunch.job.spec import JobSpec
 from distlaunch.launch.commands import running_workers
 from distlaunch.launch.summary import Summary
 from distlaunch.plan.document import plan_document
@@ -15,6 +15,7 @@ from distlaunch.rim.console import Console
 from distlaunch.rim.run_folder import RunFolder
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.events import Event, StackDumped, WorkerExited, WorkerStarted, WorkerUnstarted
+from distlaunch.supervisor.history import BEGAN, NOTICE, beginning, fields_of
 from distlaunch.supervisor.state import State
 
 LAST_WORDS = 16384
@@ -41,7 +42,11 @@ class Record:
         self.printed: dict[int, int] = {}
         """Lines on each rank's stderr."""
 
-    def event(self, event: Event, state: State) -> None:
+    def begin(self, spec: JobSpec, chance: float, now: float) -> None:
+        """Write down what the run was asked to be."""
+        self._folder.record(now, BEGAN, beginning(spec, chance))
+
+    def event(self, event: Event, state: State, now: float) -> None:
         """Write an event down, and the plan once there is one."""
         fresh = state.generation > self._planned
         if state.spec.torch_agents and state.plan and len(state.members) > len(self._members):
@@ -51,7 +56,7 @@ class Record:
             # Not before the workers are on their way: they need no plan.
             self._begin_generation(state, state.plan)
         self._keep_file(event, state)
-        self._folder.record(type(event).__name__, _plain(event))
+        self._folder.record(now, type(event).__name__, fields_of(event))
 
     def _begin_generation(self, state: State, plan: LaunchPlan) -> None:
         self._planned = state.generation
@@ -113,9 +118,9 @@ class Record:
         self._folder.flush()
         return lagging_words(Path(self._folder.generation_path(state.generation)), len(state.workers))
 
-    def notice(self, notice: Notice) -> None:
+    def notice(self, notice: Notice, now: float) -> None:
         """Tell the user."""
-        self._folder.record("Notice", {"level": notice.level, "text": notice.text})
+        self._folder.record(now, NOTICE, {"level": notice.level, "text": notice.text})
         if notice.level != "info" or not self._quiet:
             for line in notice.text.splitlines():
                 self._console.say(f"distlaunch: {line}", _COLOURS[notice.level])
@@ -146,12 +151,3 @@ def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """An error record in the form that torch's @record writes."""
     extra = {"py_callstack": record.get("callstack", "")}
     return {"message": {"message": record.get("message", ""), "extraInfo": extra}}
-
-
-def _plain(value: Any) -> Any:
-    """Named tuples as mappings, for JSON."""
-    if hasattr(value, "_asdict"):
-        return {name: _plain(inner) for name, inner in value._asdict().items()}
-    if isinstance(value, tuple):
-        return [_plain(inner) for inner in value]
-    return value.value if isinstance(value, Enum) else value

@@ -13,19 +13,29 @@ MANY_NODES = 20
 """Up to here the usual limit on descriptors does."""
 
 
+class Clock(NamedTuple):
+    """Tells the seconds since a run began; `began` is monotonic time."""
+
+    began: float
+
+    def now(self) -> float:
+        """To a microsecond, as it is written down: a run that is lived again sees the same times."""
+        return round(time.monotonic() - self.began, 6)
+
+
 class Start(NamedTuple):
-    """A run that has begun: `links` by node are under way, `began` is monotonic seconds."""
+    """A run that has begun: `links` by node are under way."""
 
     spec: JobSpec
     run_id: str
     folder: RunFolder
     links: dict[int, Link]
-    began: float
+    clock: Clock
 
 
 def start_run(spec: JobSpec) -> Start:
     """Begin a run of `spec`. Raises `DistlaunchError` when its folder can't be made."""
-    began = time.monotonic()
+    clock = Clock(time.monotonic())
     run_id = new_run_id(spec.name)
     try:
         folder = RunFolder(spec.logs.folder, run_id, "agent" if spec.torch_agents else "rank")
@@ -36,4 +46,4 @@ def start_run(spec: JobSpec) -> Start:
         from distlaunch.rim.limits import make_room_for_links
 
         make_room_for_links(len(spec.pool))
-    return Start(spec, run_id, folder, open_links(spec), began)
+    return Start(spec, run_id, folder, open_links(spec), clock)

@@ -2,7 +2,6 @@
 
 import gc
 import signal
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -40,11 +39,11 @@ def supervise(
     gc.enable()
     console = Console(lambda: signals.raise_from_thread(signal.SIGPIPE), output_fd=2 if as_json else 1)
     record = Record(start.folder, console, quiet)
-    loop = Loop(start.spec, start.run_id, record, signals, peers)
+    loop = Loop(start, record, signals, peers)
     state = loop.run(start.links, lambda: ssh_addresses(start.spec))
     record.finish()
     words, lines = (_texts(said) for said in (record.last_words, record.last_lines))
-    seconds = time.monotonic() - start.began
+    seconds = start.clock.now()
     lagging = record.lagging(state)
     summary = Summary(state, start.folder.path, words, seconds, lagging, record.printed, lines)
     record.summarise(summary)

@@ -31,7 +31,6 @@ class RunFolder:
         os.mkdir(self.path, 0o700)
         self.run_id = run_id
         self._writer = LogWriter(self.path)
-        self._began = time.monotonic()
 
     @property
     def lost_bytes(self) -> int:
@@ -46,9 +45,9 @@ class RunFolder:
         """Keep how the run ended."""
         self._write_json("summary.json", summary)
 
-    def record(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Append one event: its name and fields, with seconds since the start and wall time."""
-        times = {"t": round(time.monotonic() - self._began, 6), "time": round(time.time(), 6)}
+    def record(self, at: float, name: str, fields: Mapping[str, Any]) -> None:
+        """Append one event: its name and fields, with seconds since the run began and wall time."""
+        times = {"t": at, "time": round(time.time(), 6)}
         line = json.dumps({**times, "event": name, **fields}, default=str)
         self._writer.append("events.jsonl", line.encode() + b"\n")
 

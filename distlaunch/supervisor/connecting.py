@@ -3,7 +3,7 @@
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Connect, Drop, GiveUp, Notice, Reap
 from distlaunch.supervisor.ending import all_closed, end_job, listed, processes_words
-from distlaunch.supervisor.events import AgentUp, OrphansKilled, Reaped
+from distlaunch.supervisor.events import AddressesFound, AgentUp, OrphansKilled, Reaped
 from distlaunch.supervisor.members import choose_members, complete, misfit
 from distlaunch.supervisor.preparing import prepare
 from distlaunch.supervisor.restarting import (
@@ -35,6 +35,13 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
     if node.lost:
         return state, (Reap(event.node),)
     return _joined_the_pool(state, event.node, now)
+
+
+def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
+    """What the master may be called where the job file does not say it."""
+    for node, address in event.addresses:
+        state = state.with_node(node, address=address)
+    return state, ()
 
 
 def on_reaped(event: Reaped, state: State, now: float) -> Step:

@@ -29,6 +29,12 @@ class AgentLeaving(NamedTuple):
     signum: int
 
 
+class AddressesFound(NamedTuple):
+    """The addresses by which ssh reaches the nodes: (node, address) of each."""
+
+    addresses: tuple[tuple[int, str], ...]
+
+
 class PortHeld(NamedTuple):
     """The first node holds the rendezvous port."""
 
@@ -202,6 +208,7 @@ class Ticked(NamedTuple):
 Event = (
     AgentUp
     | AgentLeaving
+    | AddressesFound
     | LinkEnded
     | PortHeld
     | PortRefused

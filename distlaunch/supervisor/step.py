@@ -17,6 +17,7 @@ from distlaunch.supervisor import (
 )
 from distlaunch.supervisor.actions import Connect
 from distlaunch.supervisor.events import (
+    AddressesFound,
     AgentLeaving,
     AgentUp,
     Event,
@@ -113,6 +114,7 @@ _WATCHES = (
 _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
     AgentLeaving: running.on_agent_leaving,
     AgentUp: connecting.on_agent_up,
+    AddressesFound: connecting.on_addresses_found,
     LinkEnded: _on_link_ended,
     PortHeld: preparing.on_port_held,
     PortRefused: preparing.on_port_refused,

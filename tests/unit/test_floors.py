@@ -27,6 +27,7 @@ FLOORS = {
     "launch": 3,
     "cli": 4,
     "__main__": 4,
+    "replay": 4,
     "torchrun": 4,
     "__init__": 0,
 }

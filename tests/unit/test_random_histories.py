@@ -6,10 +6,11 @@ What the supervisor believes is compared with what is so: workers that nobody ca
 import errno
 import heapq
 import itertools
+import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ from distlaunch.supervisor.actions import (
 )
 from distlaunch.supervisor.blame import VERDICT_S
 from distlaunch.supervisor.events import (
+    AddressesFound,
     AgentLeaving,
     AgentUp,
     Event,
@@ -57,11 +59,14 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
+from distlaunch.supervisor.history import BEGAN, beginning, fields_of
+from distlaunch.supervisor.replay import loaded, read, replay
 from distlaunch.supervisor.state import NodePhase, Phase, State, Why
 from distlaunch.supervisor.step import begin, step
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
+CHANCE = 0.25
 DRAWN: Counter[type] = Counter()
 """The events that the histories had, by kind."""
 
@@ -114,11 +119,13 @@ class World:
         self._spins = 0
         self._quiet = False
         self.finished = 0
-        self.state, first = begin(spec_of(text), self.now)
+        self.state, first = begin(spec_of(text), self.now, CHANCE)
+        self._lines = [_line(self.now, BEGAN, beginning(self.state.spec, CHANCE))]
         self.agents: list[list[Agent]] = [[] for _ in self.state.nodes]
         self._away_until = [0.0 for _ in self.state.nodes]
         self._refuses = set(refuses)
         self._execute(first)
+        self._feed(AddressesFound(tuple((node, f"10.0.0.{node}") for node in range(len(self.agents)))))
         if smooth:
             self.run(1.0)
         self._delays = itertools.cycle(delays)
@@ -162,6 +169,7 @@ class World:
 
     def _feed(self, event: Event) -> None:
         DRAWN[type(event)] += 1
+        self._lines.append(_line(self.now, type(event).__name__, fields_of(event)))
         before = self.state
         self.state, actions = step(before, event, self.now)
         check_step(before, actions, self.state, self.now)
@@ -184,6 +192,11 @@ class World:
                     agent = self._agent(action.node)
                     if agent and not agent.mute:
                         self._command(agent, action)
+
+    def check_record(self) -> None:
+        """What has been written down of this history leads to the same state."""
+        *_, last = replay(read(loaded("\n".join(self._lines))))
+        assert last.state == self.state
 
     def _check_beliefs(self) -> None:
         alive = [agent for agents in self.agents for agent in agents if agent.running]
@@ -380,6 +393,10 @@ class World:
             self._feed(Interrupted(signal.SIGINT))
 
 
+def _line(now: float, name: str, fields: Mapping[str, Any]) -> str:
+    return json.dumps({"t": now, "time": 0.0, "event": name, **fields})
+
+
 def check_step(before: State, actions: tuple[Action, ...], after: State, now: float) -> None:
     """What holds for every step of every history."""
     ending = before.phase in (Phase.STOPPING, Phase.DONE)
@@ -487,6 +504,7 @@ def any_history(
     world.run(SIGNALLED_END_S if signals else QUIET_END_S)
     assert world.finished == 1, world.state
     assert world.state.phase is Phase.DONE
+    world.check_record()
 
 
 def test_generations_never_overlap_and_every_job_ends_whatever_happens() -> None:

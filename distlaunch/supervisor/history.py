@@ -1,0 +1,62 @@
+"""A run as lines of JSON: how it began and every event, with all that `step` needs to live it again.
+
+`distlaunch.supervisor.replay` reads them.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from distlaunch.job.spec import EnvValue, JobSpec
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.interfaces import VARIABLES
+
+VERSION = 1
+"""Of events.jsonl: another one as soon as a line can't be read as before."""
+BEGAN, NOTICE = "Began", "Notice"
+"""The first line, and what was told; the others are events, named after their types."""
+
+
+def beginning(spec: JobSpec, chance: float) -> dict[str, Any]:
+    """The fields of the first line."""
+    return {"version": VERSION, "chance": chance, "spec": _brief(without_secrets(spec))}
+
+
+def fields_of(event: Event) -> dict[str, Any]:
+    """The fields of an event's line."""
+    return {name: _plain(value) for name, value in event._asdict().items()}
+
+
+def without_secrets(spec: JobSpec) -> JobSpec:
+    """`spec` without values taken from the caller's environment, but for the names of interfaces."""
+    nodes, spares = (
+        tuple(node._replace(env=_open(node.env)) for node in nodes) for nodes in (spec.nodes, spec.spares)
+    )
+    return spec._replace(env=_open(spec.env), nodes=nodes, spares=spares)
+
+
+def _open(env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:
+    return {
+        name: EnvValue("", inherited=True) if value.inherited and name not in VARIABLES else value
+        for name, value in env.items()
+    }
+
+
+def _brief(value: Any) -> Any:
+    """`value` for JSON, without the fields that have their defaults."""
+    if not hasattr(value, "_asdict"):
+        return _plain(value, _brief)
+    known, fields = value._field_defaults, value._asdict().items()
+    return {name: _brief(inner) for name, inner in fields if name not in known or known[name] != inner}
+
+
+def _plain(value: Any, inside: Callable[[Any], Any] | None = None) -> Any:
+    """`value` for JSON; what it holds by `inside`, which is this function, too, where it is not given."""
+    each = inside or _plain
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(name): each(inner) for name, inner in value.items()}
+    if isinstance(value, tuple | list | frozenset):
+        return [each(inner) for inner in value]
+    return value.value if isinstance(value, Enum) else value

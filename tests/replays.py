@@ -1,0 +1,44 @@
+"""Whether a run can be lived again from what it has written down."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from distlaunch.launch.summary import Summary
+from distlaunch.replay import history_in, retold
+from distlaunch.supervisor.replay import replay
+from distlaunch.supervisor.state import State
+
+OF_OUTPUT = {"hint", "lagging", "seconds", "folder"}
+"""What a summary has from the ranks' output, and from the clock."""
+
+
+def check_replays(folder: Path) -> None:
+    """Live every run again whose folder is somewhere below `folder`."""
+    for path in folder.rglob("events.jsonl"):
+        if path.is_file() and path.stat().st_size:
+            check_replay(path.parent)
+
+
+def check_replay(folder: Path) -> None:
+    """Live a run again: it tells the same, and ends as its summary says."""
+    history = history_in(folder)
+    moments = list(replay(history))
+    difference = retold(history, moments)
+    assert not difference, f"{folder} is told otherwise when it is lived again:\n{difference}"
+    summary = folder / "summary.json"
+    if summary.exists():
+        assert _end(moments[-1].state) == _of_state(json.loads(summary.read_text()))
+
+
+def _end(state: State) -> dict[str, Any]:
+    """The summary of that state, as JSON has it."""
+    document: dict[str, Any] = json.loads(json.dumps(Summary(state, "", {}, 0.0).document()))
+    return _of_state(document)
+
+
+def _of_state(document: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in document.items() if name not in OF_OUTPUT}
+    if kept["cause"]:
+        del kept["cause"]["last_words"]
+    return kept

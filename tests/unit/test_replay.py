@@ -1,0 +1,145 @@
+"""What is written down of a run, and how it is read again."""
+
+import json
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch import replay as tool
+from distlaunch.agent.wire import Message
+from distlaunch.job.spec import EnvValue, JobSpec, TorchrunLogs
+from distlaunch.plan.layout import Facts
+from distlaunch.supervisor.events import AgentUp, Event, LinkEnded, WorkerExited
+from distlaunch.supervisor.history import BEGAN, VERSION, beginning, fields_of, without_secrets
+from distlaunch.supervisor.replay import HistoryError, loaded, read, typed
+from distlaunch.transport.failure import Kind, LinkFailure
+from tests.unit.samples import spec_of
+
+JOB = """
+script: t.py
+gpus_per_node: 0
+nodes: [a, {host: b, gpus: 2, env: {B: 1}}]
+spares: [c]
+restarts: {max: 2}
+timeouts: {join: 5s}
+logs: {console: [0, 1]}
+cpu_binding: ["0-3", "4-7"]
+ssh: {options: [Compression=no]}
+env: {A: b, TOKEN: null, GLOO_SOCKET_IFNAME: null}
+"""
+ENVIRON = {"TOKEN": "secret", "GLOO_SOCKET_IFNAME": "eth7"}
+
+
+def line(name: str, at: float = 0.0, **fields: Any) -> str:
+    return json.dumps({"t": at, "time": 1.7e9, "event": name, **fields})
+
+
+def first_line(spec: JobSpec) -> str:
+    return line(BEGAN, **beginning(spec, 0.5))
+
+
+def through_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_a_job_is_what_it_was_but_for_its_secrets() -> None:
+    spec = spec_of(JOB, ENVIRON)
+    text = first_line(spec)
+    assert "secret" not in text
+    assert "eth7" in text, "the supervisor judges the names of interfaces"
+    assert read(loaded(text)).spec == without_secrets(spec)
+    assert without_secrets(spec).env["TOKEN"] == EnvValue("", inherited=True)
+
+
+def test_a_job_as_torchrun_has_it_is_what_it_was() -> None:
+    spec = spec_of("script: t.py\nprocs_per_node: 2")
+    logs = TorchrunLogs(redirects={0: 1, 1: 2}, tee=3, local_ranks=frozenset({1}))
+    spec = spec._replace(logs=spec.logs._replace(torchrun=logs))
+    assert read(loaded(first_line(spec))).spec == spec
+
+
+def test_what_is_as_usual_is_not_written_down() -> None:
+    fields: Mapping[str, Any] = beginning(spec_of("script: t.py"), 0.5)["spec"]
+    assert "timeouts" not in fields
+    assert "ssh" not in fields
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        AgentUp(1, Facts("python3", 4), "gpu-b"),
+        LinkEnded(0, LinkFailure(Kind.HOST_KEY, "words", True)),
+        WorkerExited(0, 1, -9, 12.5, {"message": "m", "callstack": "c"}, 1, (5, 6), "said"),
+    ],
+)
+def test_an_event_is_what_it_was(event: Event) -> None:
+    assert typed(type(event), through_json(fields_of(event))) == event
+
+
+@pytest.mark.parametrize("kind", typing.get_args(Event), ids=lambda kind: kind.__name__)
+def test_the_fields_of_every_event_have_types_that_can_be_read(kind: type) -> None:
+    for wanted in typing.get_type_hints(kind).values():
+        with pytest.raises((TypeError, ValueError, AttributeError, KeyError)):
+            typed(wanted, object()) if wanted is not Any else typed(int, object())
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "line 1: not the beginning"),
+        ([line("AgentUp")], "line 1: not the beginning"),
+        ([line(BEGAN, version=VERSION + 1)], f"not the beginning of a history of version {VERSION}"),
+        ([first_line(spec_of("script: t.py")), line("Nonsense")], "line 2: no known event: 'Nonsense'"),
+        ([first_line(spec_of("script: t.py")), line("Swept", node="a")], "line 2: Swept: "),
+        ([first_line(spec_of("script: t.py")), line("Swept")], "line 2: Swept: "),
+        ([first_line(spec_of("script: t.py")), "{", line("Ticked")], "line 2: not JSON"),
+    ],
+)
+def test_what_is_no_history_is_refused(lines: list[str], words: str) -> None:
+    with pytest.raises(HistoryError, match=words):
+        read(loaded("\n".join(lines) + "\n"))
+
+
+def test_a_last_line_that_was_cut_is_left_out() -> None:
+    text = first_line(spec_of("script: t.py")) + "\n" + line("Interrupted", signum=2)[:-9]
+    assert read(loaded(text)).happened == ()
+
+
+def kept_in(tmp_path: Path, *more: str) -> Path:
+    spec = spec_of("script: t.py\ngpus_per_node: 0")
+    up: Message = fields_of(AgentUp(0, Facts("python3", 0), "h"))
+    lines = [first_line(spec), line("AgentUp", 0.25, **up), *more]
+    path = tmp_path / "some.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_the_tool_shows_events_changes_and_actions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tool.main([str(kept_in(tmp_path))]) == 0
+    shown = capsys.readouterr().out
+    assert "     0.250  AgentUp(node=0" in shown
+    assert "nodes[0].phase: CONNECTING → UP" in shown
+    assert "→ HoldPort(node=0, port=None)" in shown
+
+
+def test_the_tool_shows_a_span(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tool.main([str(kept_in(tmp_path)), "--to", "0.1"]) == 0
+    assert "AgentUp" not in capsys.readouterr().out
+
+
+def test_the_tool_says_what_is_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = kept_in(tmp_path, line("Notice", level="info", text="as it was"))
+    assert tool.main([str(path)]) == 1
+    assert capsys.readouterr().err == "told then: as it was\ntold now:  no more\n"
+
+
+def test_the_tool_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        tool.main([str(tmp_path)])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"{tmp_path}: No such file or directory\n"
