@@ -64,15 +64,14 @@ class Loop:
         return self.state
 
     def _wait_s(self) -> float:
-        deadline = self.state.next_deadline
-        due = self._next_heartbeat if deadline is None else min(deadline, self._next_heartbeat)
+        timer = self.state.next_due
+        due = self._next_heartbeat if timer is None else min(timer, self._next_heartbeat)
         return max(0.0, due - self._now())
 
     def _look_at_clock(self) -> None:
         now = self._now()
-        deadline = self.state.next_deadline
-        if deadline is not None and now >= deadline:
-            self._feed(events.Ticked())
+        if alarm := self.state.alarm(now):
+            self._feed(events.TimerDue(*alarm))
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_s
             self._links.nudge()

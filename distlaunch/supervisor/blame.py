@@ -7,8 +7,9 @@ from distlaunch.supervisor import stalling, torch_agents
 from distlaunch.supervisor.ending import listed
 from distlaunch.supervisor.events import WorkerExited
 from distlaunch.supervisor.restarting import generation_failed
-from distlaunch.supervisor.state import Cause, Phase, State, Step, Watch, WorkerPhase, exit_status_of
+from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerPhase, exit_status_of
 from distlaunch.supervisor.stories import Ending, facts
+from distlaunch.supervisor.timers import Timer
 
 if TYPE_CHECKING:
     from distlaunch.supervisor.peer_errors import Words
@@ -33,8 +34,8 @@ def rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Ste
         return torch_agents.agent_failed(state, rank, cause, event.error_record, now)
     if not cause.peer_gone:
         return generation_failed(state, cause, now)
-    if state.watch.suspect is None:
-        state = state._replace(watch=Watch(suspect=cause, verdict_at=now + VERDICT_S))
+    if state.suspect is None:
+        state = state.unwatched()._replace(suspect=cause).with_timer(Timer.VERDICT, now + VERDICT_S)
     return when_all_ended(state, now)
 
 
@@ -54,19 +55,19 @@ def _was_told_to_end(state: State, event: WorkerExited) -> bool:
 
 def _died_of_its_dump(state: State, rank: int, event: WorkerExited) -> bool:
     """Whether our own SIGABRT, which has Python print a stalled rank's stacks, has ended it."""
-    dumping = state.watch.stall_act_at is not None
+    dumping = state.due_at(Timer.STALL_ACT) is not None
     return dumping and state.worker(rank).stalled and event.status == -signal.SIGABRT
 
 
 def when_all_ended(state: State, now: float) -> Step:
     """Nobody is left who could be to blame: don't wait any longer."""
     going = any(worker.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING) for worker in state.workers)
-    return (state, ()) if going or state.watch.suspect is None else verdict_due(state, now)
+    return (state, ()) if going or state.suspect is None else verdict_due(state, now)
 
 
 def verdict_due(state: State, now: float) -> Step:
     """No other rank has failed by itself: who lost a peer first is all that is known."""
-    suspect = state.watch.suspect
+    suspect = state.suspect
     assert suspect is not None
     early = [state.called(worker.rank) for worker in state.workers if worker.status == 0]
     after = f"; {listed(early)} had already ended with exit status 0 (uneven batches?)" if early else ""

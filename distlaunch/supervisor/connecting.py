@@ -14,6 +14,7 @@ from distlaunch.supervisor.restarting import (
     reconnect_later,
 )
 from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step
+from distlaunch.supervisor.timers import Timer
 from distlaunch.supervisor.torch_agents import take_in
 from distlaunch.transport.failure import Kind, LinkFailure
 
@@ -29,9 +30,8 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
     node = state.nodes[event.node]
     if node.phase is not NodePhase.CONNECTING:
         return state, ()
-    state = state.with_node(
-        event.node, phase=NodePhase.UP, facts=event.facts, failure=None, answer_by=None, leaving=False
-    )
+    state = state.with_node(event.node, phase=NodePhase.UP, facts=event.facts, failure=None, leaving=False)
+    state = state.without_timers(Timer.ANSWER, node=event.node)
     if node.lost:
         return state, (Reap(event.node),)
     return _joined_the_pool(state, event.node, now)
@@ -49,7 +49,7 @@ def on_reaped(event: Reaped, state: State, now: float) -> Step:
     node = state.nodes[event.node]
     if node.phase is not NodePhase.UP or not node.lost:
         return state, ()
-    state = state.with_node(event.node, clean=True, fence_at=None, lost=False)
+    state = state.with_node(event.node, clean=True, lost=False).without_timers(Timer.FENCE, node=event.node)
     return _joined_the_pool(state, event.node, now)
 
 
@@ -103,10 +103,12 @@ def not_connected(state: State, node: int, failure: LinkFailure, now: float) -> 
     this = state.nodes[node]
     if this.lost or state.phase is not Phase.CONNECTING:
         return _not_back(state, node, failure, now)
-    in_time = this.answer_by is not None and now < this.answer_by
+    answer_by = state.due_at(Timer.ANSWER, node)
+    in_time = answer_by is not None and now < answer_by
     if in_time and failure.worth_retrying and this.attempts < MAX_ATTEMPTS:
         retry_at = now + RETRY_S * 2 ** (this.attempts - 1) * (0.5 + state.chance_of(node, this.attempts))
-        return state.with_node(node, phase=NodePhase.RETRYING, retry_at=retry_at, failure=failure), ()
+        state = state.with_node(node, phase=NodePhase.RETRYING, failure=failure)
+        return state.with_timer(Timer.RETRY, retry_at, node), ()
     if not in_time and this.failure and failure.kind is Kind.SILENT:
         failure = this.failure  # a try that was cut short knows less than the one before
     return _unusable(state, node, failure, now)
@@ -121,7 +123,8 @@ def _not_back(state: State, node: int, failure: LinkFailure, now: float) -> Step
 
 
 def _unusable(state: State, node: int, failure: LinkFailure, now: float) -> Step:
-    state = state.with_node(node, phase=NodePhase.UNUSABLE, failure=failure, retry_at=None, answer_by=None)
+    state = state.with_node(node, phase=NodePhase.UNUSABLE, failure=failure)
+    state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     if state.phase is Phase.STOPPING:
         return all_closed(state, now)
     said = Notice("error", f"{state.label(node)}: {failure.kind.value}")
@@ -173,39 +176,29 @@ def _with_another_try(state: State, now: float) -> State:
     wait_s = RECONNECT_S if state.spec.torch_agents else RECONNECT_MAX_S
     for index, node in enumerate(state.nodes):
         if node.phase is NodePhase.UNUSABLE and node.failure and node.failure.may_pass:
-            state = state.with_node(
-                index, phase=NodePhase.RETRYING, retry_at=now + wait_s, lost=True, attempts=2
-            )
+            state = state.with_node(index, phase=NodePhase.RETRYING, lost=True, attempts=2)
+            state = state.with_timer(Timer.RETRY, now + wait_s, index)
     return state
 
 
-def connects_due(state: State, now: float) -> Step:
-    """Connect again where the wait is over; give up who has not answered in time."""
-    actions: tuple[Action, ...] = ()
-    for i, node in enumerate(state.nodes):
-        if node.answer_by is not None and now >= node.answer_by:
-            state = state.with_node(i, answer_by=None)
-            if node.phase in _SILENT:
-                why = f"{_SILENT[node.phase]} after {state.spec.timeouts.connect_s:g} s"
-                actions += (GiveUp(i, why),)  # it reports its end, which says what was heard from it
-            elif node.failure and state.phase is not Phase.CONNECTING:
-                state = reconnect_later(state, i, now)
-            elif node.failure:
-                state, said = _unusable(state, i, node.failure, now)
-                actions += said
-        elif node.retry_at is not None and now >= node.retry_at:
-            state = _connecting_again(state, i, now)
-            actions += (Connect(i),)
-    return state, actions
+def answer_overdue(state: State, node: int, now: float) -> Step:
+    """Give up a node that has not answered in time."""
+    this = state.nodes[node]
+    if this.phase in _SILENT:
+        why = f"{_SILENT[this.phase]} after {state.spec.timeouts.connect_s:g} s"
+        return state, (GiveUp(node, why),)  # it reports its end, which says what was heard from it
+    if this.failure is None:
+        return state, ()
+    if state.phase is Phase.CONNECTING:
+        return _unusable(state, node, this.failure, now)
+    return advance(reconnect_later(state, node, now), now)
 
 
-def _connecting_again(state: State, index: int, now: float) -> State:
-    node = state.nodes[index]
-    answer_by = now + state.spec.timeouts.connect_s if node.lost else node.answer_by
-    return state.with_node(
-        index,
-        phase=NodePhase.CONNECTING,
-        attempts=node.attempts + 1,
-        retry_at=None,
-        answer_by=answer_by,
-    )
+def retry_due(state: State, node: int, now: float) -> Step:
+    """Connect again."""
+    this = state.nodes[node]
+    state = state.with_node(node, phase=NodePhase.CONNECTING, attempts=this.attempts + 1)
+    if this.lost:
+        state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
+    state, actions = advance(state, now)
+    return state, (Connect(node), *actions)

@@ -2,9 +2,11 @@
 
 import signal
 
+from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
 from distlaunch.supervisor.events import Interrupted, OutputFlows, OutputLost, Stuck, Swept
-from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step, Watch, WorkerPhase, WorkerState
+from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step, WorkerPhase, WorkerState
+from distlaunch.supervisor.timers import Timer
 
 STOP_MARGIN_S = 14.0
 """Seconds beyond the grace until a node that does not confirm its clean-up is given up: all is over at 15."""
@@ -27,29 +29,31 @@ def end_job(state: State, cause: Cause | None, now: float, signum: int = signal.
     if state.phase is Phase.STOPPING:
         return state, ()
     grace_s = state.spec.timeouts.stop_s if cause else 0.0
-    state = state._replace(
-        phase=Phase.STOPPING,
-        cause=cause,
-        deadline=now + grace_s + STOP_MARGIN_S,
-        watch=stop_watch(grace_s, now),
-        ended_at=now,
-    )
+    state = state.unwatched()._replace(phase=Phase.STOPPING, cause=cause, timers={}, ended_at=now)
+    state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)
     said = (Notice("error", cause.text),) if cause else ()
     state, closing = _close_all(state, grace_s, signum)
     state, finished = all_closed(state, now)
     return state, (*said, *closing, *finished)
 
 
-def stop_watch(grace_s: float, now: float) -> Watch:
-    """What is watched from the moment that workers are told to end."""
-    return Watch(stop_notice_at=now + STOP_NOTICE_S) if grace_s > STOP_NOTICE_S else Watch()
+def job_overdue(state: State, now: float) -> Step:
+    """The job's own time is over."""
+    text = f"the job's time limit of {state.spec.timeouts.job_s:g} s has passed"
+    return end_job(state, Cause(text, Exit.TIMEOUT, now), now)
+
+
+def with_end_of_workers(state: State, limit: Timer, grace_s: float, now: float) -> State:
+    """`state` from the moment that workers are told to end: until `limit` that is waited for."""
+    state = state.unwatched().with_timer(limit, now + grace_s + STOP_MARGIN_S)
+    return state.with_timer(Timer.STOP_NOTICE, now + STOP_NOTICE_S) if grace_s > STOP_NOTICE_S else state
 
 
 def stop_notice_due(state: State, now: float) -> Step:
     """Say who has not ended yet, and how long that is waited for."""
-    state = state.watching(stop_notice_at=None)
     slow = _still_running(state)
-    left_s = (state.deadline or 0.0) - STOP_MARGIN_S - now
+    limit = state.due_at(Timer.CLOSE) or state.due_at(Timer.CLEAR) or 0.0
+    left_s = limit - STOP_MARGIN_S - now
     if not slow or left_s <= 0.0:
         return state, ()
     names = listed([state.named(worker.rank, f"pid {worker.pid}") for worker in slow])
@@ -70,7 +74,7 @@ def _close_all(state: State, grace_s: float, signum: int = signal.SIGTERM) -> St
         elif not node.phase.over:
             actions.append(Drop(i))
             phase = NodePhase.LOST if node.lost else NodePhase.UNUSABLE
-            state = state.with_node(i, phase=phase, retry_at=None, answer_by=None)
+            state = state.with_node(i, phase=phase).without_timers(Timer.RETRY, Timer.ANSWER, node=i)
     return state, tuple(actions)
 
 
@@ -96,7 +100,7 @@ def with_time_to_drain(state: State, now: float) -> State:
     """`state`, with time for the rest of the output once no node is left that has to clean up."""
     if any(node.phase is NodePhase.UP for node in state.nodes):
         return state
-    return state._replace(deadline=now + DRAIN_S)
+    return state.with_timer(Timer.CLOSE, now + DRAIN_S)
 
 
 def on_output_flows(event: OutputFlows, state: State, now: float) -> Step:
@@ -125,7 +129,7 @@ def all_closed(state: State, now: float) -> Step:
     """Finish once every node is done with."""
     if state.phase is not Phase.STOPPING or not all(node.phase.over for node in state.nodes):
         return state, ()
-    return state._replace(phase=Phase.DONE, deadline=None), (Finish(),)
+    return state._replace(phase=Phase.DONE, timers={}), (Finish(),)
 
 
 def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
@@ -142,7 +146,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
         name = signal.Signals(event.signum).name
         passed_on = event.signum if name in state.spec.signals else signal.SIGTERM
         # A rank that has failed is the cause, though it was not told yet.
-        cause = state.watch.suspect or Cause(f"stopped by {name}", 128 + event.signum, now)
+        cause = state.suspect or Cause(f"stopped by {name}", 128 + event.signum, now)
         return end_job(state, cause, now, passed_on)
     # A terminal that closes sends SIGHUP and breaks both streams: that is one wish.
     return _interrupted_again(state) if insists else (state, ())
@@ -152,15 +156,15 @@ def _interrupted_again(state: State) -> Step:
     if state.interrupts == 1:
         return state, (Notice("info", "already stopping; press Ctrl-C again to kill now"),)
     if state.interrupts == 2:
-        state, closing = _close_all(state._replace(watch=Watch()), 0.0)
+        state, closing = _close_all(state.unwatched(), 0.0)
         return state, (Notice("info", "killing the workers; press Ctrl-C again to exit now"), *closing)
-    return state._replace(phase=Phase.DONE), (
+    return state._replace(phase=Phase.DONE, timers={}), (
         Notice("warning", "exited; agents are still cleaning up"),
         Finish(),
     )
 
 
-def stop_overdue(state: State, now: float) -> Step:
+def close_overdue(state: State, now: float) -> Step:
     """Give up the nodes that have not confirmed their clean-up in time."""
     said: list[Action] = []
     for i, node in enumerate(state.nodes):

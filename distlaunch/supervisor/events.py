@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from distlaunch.plan.layout import Facts
+from distlaunch.supervisor.timers import Timer
 from distlaunch.transport.failure import LinkFailure
 
 
@@ -201,8 +202,11 @@ class Interrupted(NamedTuple):
     signum: int
 
 
-class Ticked(NamedTuple):
-    """Time has passed: a deadline of the state may be due."""
+class TimerDue(NamedTuple):
+    """A timer of the job, or of a node, has come due."""
+
+    timer: Timer
+    node: int | None = None
 
 
 Event = (
@@ -230,5 +234,5 @@ Event = (
     | Stuck
     | PeerFailed
     | Interrupted
-    | Ticked
+    | TimerDue
 )

@@ -12,12 +12,12 @@ from distlaunch.supervisor.state import (
     Cause,
     State,
     Step,
-    Watch,
     WorkerPhase,
     WorkerState,
     span_words,
     status_words,
 )
+from distlaunch.supervisor.timers import Timer
 
 NOTICE_S = 15.0
 """Seconds after the start until the ranks that have not joined are named; then at every doubling."""
@@ -25,12 +25,14 @@ NOTICE_S = 15.0
 _ENDPOINT = "MASTER_ADDR and MASTER_PORT"
 
 
-def watch_of(state: State, now: float) -> Watch:
-    """What is watched from the start of a generation on."""
+def watched(state: State, now: float) -> State:
+    """`state` with what is watched from the start of a generation on."""
     limit_s, named = state.spec.timeouts.join_s, state.spec.names_join_limit
+    state = state.unwatched()
     if limit_s is None:
-        return Watch()
-    return Watch(join_by=now + limit_s if named else None, join_notice_at=now + NOTICE_S)
+        return state
+    state = state.with_timer(Timer.JOIN_NOTICE, now + NOTICE_S)
+    return state.with_timer(Timer.JOIN, now + limit_s) if named else state
 
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
@@ -46,7 +48,7 @@ def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     took_s = now - (state.started_at or now)
     where = f"{state.plan.master_addr}:{state.port}"
     text = f"{_all_words(state)} joined the rendezvous at {where} in {took_s:.1f} s"
-    return state.watching(join_by=None, join_notice_at=None), (Notice("info", text),)
+    return state.without_timers(Timer.JOIN, Timer.JOIN_NOTICE), (Notice("info", text),)
 
 
 def _all_words(state: State) -> str:
@@ -67,10 +69,10 @@ def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
 def _with_limit(state: State, now: float) -> State:
     """`state` with an end to the waiting, once a rank waits for others."""
     limit_s = state.spec.timeouts.join_s
-    watched = state.watch.join_notice_at is not None
-    if not watched or state.watch.join_by is not None or limit_s is None or not _has_begun(state):
+    unwatched, limited = state.due_at(Timer.JOIN_NOTICE) is None, state.due_at(Timer.JOIN) is not None
+    if unwatched or limited or limit_s is None or not _has_begun(state):
         return state
-    return state.watching(join_by=now + limit_s)
+    return state.with_timer(Timer.JOIN, now + limit_s)
 
 
 def _has_begun(state: State) -> bool:
@@ -82,7 +84,7 @@ def join_notice_due(state: State, now: float) -> Step:
     """Say who is missing, and why as far as it can be seen."""
     waited_s = now - (state.started_at or now)
     first = waited_s < 2 * NOTICE_S
-    state = state.watching(join_notice_at=now + max(waited_s, NOTICE_S))
+    state = state.with_timer(Timer.JOIN_NOTICE, now + max(waited_s, NOTICE_S))
     missing = _missing(state)
     if not missing:
         return state, ()
@@ -95,7 +97,7 @@ def join_notice_due(state: State, now: float) -> Step:
 
 def join_overdue(state: State, now: float) -> Step:
     """End the job with the names of those that have not joined."""
-    state = state.watching(join_by=None, join_notice_at=None)
+    state = state.without_timers(Timer.JOIN_NOTICE)
     missing, limit_s = _missing(state), state.spec.timeouts.join_s
     if not missing or limit_s is None:
         return state, ()

@@ -3,6 +3,7 @@
 from distlaunch.errors import JobError
 from distlaunch.plan.layout import Facts, node_plan
 from distlaunch.supervisor.state import NodePhase, NodeState, State
+from distlaunch.supervisor.timers import Timer
 
 
 def choose_members(state: State) -> tuple[int, ...]:
@@ -50,7 +51,7 @@ def hope_is_left(state: State) -> bool:
 
 
 def _to_be_reaped(state: State, node: NodeState) -> bool:
-    return node.lost and node.phase is NodePhase.UP and state.rejoin_by is not None
+    return node.lost and node.phase is NodePhase.UP and state.due_at(Timer.REJOIN) is not None
 
 
 def _first_try(node: NodeState) -> bool:

@@ -10,8 +10,9 @@ from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, S
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFound
 from distlaunch.supervisor.interfaces import interface_notices, misnamed
-from distlaunch.supervisor.joining import watch_of
+from distlaunch.supervisor.joining import watched
 from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerPhase, WorkerState
+from distlaunch.supervisor.timers import Timer
 
 
 def prepare(state: State, members: Sequence[int], now: float) -> Step:
@@ -26,8 +27,8 @@ def prepare(state: State, members: Sequence[int], now: float) -> Step:
         phase=Phase.PREPARING,
         plan=plan,
         workers=tuple(WorkerState(rank) for node in plan.nodes for rank in node.ranks),
-        deadline=now + state.spec.timeouts.connect_s,
     )
+    state = state.with_timer(Timer.PREPARE, now + state.spec.timeouts.connect_s)
     state, hold = _hold_port(state, plan, members[0])
     if plan.one_machine:
         state = _all_ready(state, members, "lo" if state.spec.one_machine else None)
@@ -109,7 +110,7 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     if event.node not in state.members or state.nodes[event.node].ready:
         return state, ()
     found = {"interface": event.interface, "source": event.source, "misnamed": misnamed(event, state)}
-    state = state.with_node(event.node, ready=True, answer_by=None, **found)
+    state = state.with_node(event.node, ready=True, **found).without_timers(Timer.ANSWER, node=event.node)
     first = state.members[0]
     its_own = state.spec.ranking != "etcd-v2"
     if (
@@ -132,12 +133,8 @@ def start_when_prepared(state: State, now: float) -> Step:
     here = _here(state)
     if not all(state.nodes[index].ready for index in here):
         return state, ()
-    state = state._replace(
-        phase=Phase.RUNNING,
-        deadline=None,
-        started_at=now,
-        watch=watch_of(state, now),
-    )
+    state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
+    state = watched(state, now)
     state, started = _start(state, here)
     return state, (*(() if state.generation else interface_notices(state)), *started)
 
@@ -175,6 +172,6 @@ def prepare_overdue(state: State, now: float) -> Step:
     if state.generation:  # it worked before: lost, and the job may go on without it
         late = [i for i in state.members if _owes_an_answer(state, i)]
         why = f"no answer in {state.spec.timeouts.connect_s:g} s"
-        return state._replace(deadline=None), tuple(GiveUp(i, why) for i in late)
+        return state, tuple(GiveUp(i, why) for i in late)
     text = f"no answer from {listed(slow)} while preparing"
     return end_job(state, Cause(text, Exit.UNREACHABLE, now), now)

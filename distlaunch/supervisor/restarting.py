@@ -3,7 +3,7 @@
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
 from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
-from distlaunch.supervisor.ending import STOP_MARGIN_S, end_job, stop_watch
+from distlaunch.supervisor.ending import end_job, with_end_of_workers
 from distlaunch.supervisor.events import PortUsurped, RouteFailed
 from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
 from distlaunch.supervisor.preparing import holders_words, prepare, start_when_prepared
@@ -18,6 +18,7 @@ from distlaunch.supervisor.state import (
     WorkerPhase,
     span_words,
 )
+from distlaunch.supervisor.timers import Timer
 from distlaunch.transport.failure import Kind, LinkFailure
 
 FENCE_MARGIN_S = 5.0
@@ -113,15 +114,11 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     delay_s = _backoff_s(state, lived_s) if why is Why.FAILURE else 0.0
     wait = f" in {delay_s:.1f} s" if delay_s else ""
     grace_s = state.spec.timeouts.stop_s
-    state = state._replace(
-        phase=Phase.RESTARTING,
-        cause=cause,
-        restarts=(*state.restarts, Restart(now, why, cause, lived_s)),
-        restart_at=now + delay_s,
-        rejoin_by=now + state.spec.timeouts.rejoin_s,
-        deadline=now + grace_s + STOP_MARGIN_S,
-        watch=stop_watch(grace_s, now),
-    )
+    restarts = (*state.restarts, Restart(now, why, cause, lived_s))
+    state = state._replace(phase=Phase.RESTARTING, cause=cause, restarts=restarts)
+    state = with_end_of_workers(state.without_timers(Timer.PREPARE), Timer.CLEAR, grace_s, now)
+    for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.timeouts.rejoin_s)):
+        state = state.with_timer(timer, now + wait_s if wait_s else None)
     said = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
     stops = [
         StopWorkers(i, grace_s) for i, n in enumerate(state.nodes) if n.phase is NodePhase.UP and not n.clean
@@ -147,36 +144,28 @@ def advance(state: State, now: float) -> Step:
     """Start the next generation as soon as that is safe and there are nodes for it."""
     if state.phase is not Phase.RESTARTING:
         return state, ()
-    state = _settled(state, now)
-    if state.restart_at is not None or not all(node.clean for node in state.nodes):
+    if state.due_at(Timer.BACKOFF) is not None or not all(node.clean for node in state.nodes):
         return state, ()
     found = choose_members(state)
     if len(found) < len(state.spec.nodes) and may_come(state):
         return state, ()  # its answer, or its time, is awaited
     if len(found) >= state.spec.fewest:
         return _next_generation(state, found, now)
-    if state.rejoin_by is None or not hope_is_left(state):
+    if state.due_at(Timer.REJOIN) is None or not hope_is_left(state):
         return _nobody_came(state, len(found), now)
-    return state._replace(deadline=None), ()
+    return state.without_timers(Timer.CLEAR), ()
 
 
-def _settled(state: State, now: float) -> State:
-    """`state` without the times that have come: backoff, fences, the wait for others."""
-    for i, node in enumerate(state.nodes):
-        if node.fence_at is not None and now >= node.fence_at:
-            state = state.with_node(i, clean=True, fence_at=None)
-    restart_at, rejoin_by = (
-        None if at is None or now >= at else at for at in (state.restart_at, state.rejoin_by)
-    )
-    return state._replace(restart_at=restart_at, rejoin_by=rejoin_by)
+def fence_due(state: State, node: int, now: float) -> Step:
+    """Whatever a lost node's workers did, they have ended by now."""
+    return advance(state.with_node(node, clean=True), now)
 
 
 def _next_generation(state: State, found: tuple[int, ...], now: float) -> Step:
     before = [state.label(index) for index in state.members]
     names = [state.label(index) for index in found]
-    state = state._replace(
-        generation=state.generation + 1, cause=None, port=None, restart_at=None, rejoin_by=None
-    )
+    state = state._replace(generation=state.generation + 1, cause=None, port=None)
+    state = state.without_timers(Timer.CLEAR, Timer.STOP_NOTICE, Timer.REJOIN)
     state, actions = prepare(state, found, now)
     if names == before:
         return state, actions
@@ -187,7 +176,7 @@ def _next_generation(state: State, found: tuple[int, ...], now: float) -> Step:
 def _nobody_came(state: State, found: int, now: float) -> Step:
     assert state.cause is not None
     waited = "" if hope_is_left(state) else ", and no other can come"
-    if state.rejoin_by is None:
+    if state.due_at(Timer.REJOIN) is None:
         waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} for others"
     for index, node in enumerate(state.nodes):
         waited += f"; {state.label(index)} can't take part: {node.unfit}" if node.unfit else ""
@@ -198,24 +187,31 @@ def _nobody_came(state: State, found: int, now: float) -> Step:
 def lose_node(state: State, node: int, failure: LinkFailure, now: float) -> State:
     """`state` after the end of a node's agent: its workers are lost, and it is fenced unless it is clean."""
     this = state.nodes[node]
-    times = state.spec.timeouts
-    fence_at = now + times.lease_s + times.stop_s + FENCE_MARGIN_S
     clean = this.clean or (failure.clean and not this.lost)  # a later agent speaks for itself alone
     state = state.with_node(
         node,
         failure=failure,
         lost=True,
         clean=clean,
-        fence_at=None if clean else this.fence_at or fence_at,
         attempts=this.attempts if this.lost else 1,
         ready=False,
         unfit="",
     )
+    state = _fenced(state, node, now)
     part = state.plan.part_of(node) if state.plan else None
     for rank in part.ranks if part else ():
         if state.worker(rank).phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING):
             state = state.with_worker(rank, phase=WorkerPhase.LOST, at=now)
     return reconnect_later(state, node, now)
+
+
+def _fenced(state: State, node: int, now: float) -> State:
+    """`state` with a time when a lost node is certain to be clean; a later loss does not put it off."""
+    if state.nodes[node].clean or state.phase is Phase.STOPPING:
+        return state.without_timers(Timer.FENCE, node=node)
+    times = state.spec.timeouts
+    fence_at = now + times.lease_s + times.stop_s + FENCE_MARGIN_S
+    return state.with_timer(Timer.FENCE, state.due_at(Timer.FENCE, node) or fence_at, node)
 
 
 def reconnect_later(state: State, node: int, now: float) -> State:
@@ -224,18 +220,19 @@ def reconnect_later(state: State, node: int, now: float) -> State:
     hopeless = this.failure is not None and not this.failure.may_pass
     if not state.spec.takes_nodes_back or hopeless or state.phase in (Phase.STOPPING, Phase.CONNECTING):
         phase = NodePhase.LOST if this.lost else NodePhase.UNUSABLE
-        return state.with_node(node, phase=phase, retry_at=None, answer_by=None)
+        return state.with_node(node, phase=phase).without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     spread = 0.75 + 0.5 * state.chance_of(node, this.attempts)
     wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempts - 1, 30)) * spread
-    return state.with_node(node, phase=NodePhase.RETRYING, retry_at=now + wait_s, answer_by=None, lost=True)
+    state = state.with_node(node, phase=NodePhase.RETRYING, lost=True).without_timers(Timer.ANSWER, node=node)
+    return state.with_timer(Timer.RETRY, now + wait_s, node)
 
 
 def clearing_overdue(state: State, now: float) -> Step:
     """Drop the nodes that have not confirmed the end of their workers in time: they are fenced."""
     actions: list[Action] = []
     for i, node in enumerate(state.nodes):
-        if node.phase is NodePhase.UP and not node.clean and node.fence_at is None:
+        if node.phase is NodePhase.UP and not node.clean and state.due_at(Timer.FENCE, i) is None:
             actions += [Drop(i), Notice("warning", f"{state.label(i)} did not confirm its clean-up: fenced")]
             state = lose_node(state, i, LinkFailure(Kind.SILENT), now)
-    state, more = advance(state._replace(deadline=None), now)
+    state, more = advance(state, now)
     return state, (*actions, *more)

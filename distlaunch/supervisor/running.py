@@ -22,6 +22,7 @@ from distlaunch.supervisor.state import (
     WorkerPhase,
     signal_words,
 )
+from distlaunch.supervisor.timers import Timer
 from distlaunch.transport.failure import LinkFailure
 
 
@@ -106,7 +107,7 @@ def node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step
 
 
 def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
-    fence_at = state.nodes[node].fence_at
+    fence_at = state.due_at(Timer.FENCE, node)
     if fence_at is None or state.spec.restarts.most == 0:
         return ()
     until = f"until its ranks are certain to have ended (at most {fence_at - now:.0f} s), or until it returns"

@@ -8,6 +8,7 @@ from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import RanksStalled, StackDumped
 from distlaunch.supervisor.restarting import generation_failed
 from distlaunch.supervisor.state import Cause, State, Step, WorkerPhase, WorkerState, span_words
+from distlaunch.supervisor.timers import Timer
 
 SETTLE_S = 2.0
 LOOKS = 8
@@ -38,11 +39,12 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
         state = state.with_worker(rank, stalled=stalled, stack=stack)
     after = {worker.rank for worker in _stalled(state)}
     if not after:
-        said = (Notice("info", "stalled ranks resumed"),) if state.watch.stall_told else ()
-        return state.watching(stall_notice_at=None, stall_act_at=None, stall_told=False), said
-    if after <= before or state.watch.stall_notice_at is not None:
+        said = (Notice("info", "stalled ranks resumed"),) if state.stall_told else ()
+        state = state.without_timers(Timer.STALL_NOTICE, Timer.STALL_ACT)
+        return state._replace(stall_told=False), said
+    if after <= before or state.due_at(Timer.STALL_NOTICE) is not None:
         return state, ()
-    return state.watching(stall_notice_at=now + _settle_s(state)), ()
+    return state.with_timer(Timer.STALL_NOTICE, now + _settle_s(state)), ()
 
 
 def _settle_s(state: State) -> float:
@@ -55,11 +57,11 @@ def _stalled(state: State) -> list[WorkerState]:
 
 def stall_notice_due(state: State, now: float) -> Step:
     """Say which ranks are stalled and which are not, and have their stacks dumped."""
-    acts, again = state.spec.on_stall != "notice", state.watch.stall_told
+    acts, again = state.spec.on_stall != "notice", state.stall_told
     text, dumps = _stall_words(state, again), _dumps(state, acts)
-    state = state.watching(stall_notice_at=None, stall_told=True)
+    state = state._replace(stall_told=True)
     if acts and not again:
-        state = state.watching(stall_act_at=now + DUMP_S)
+        state = state.with_timer(Timer.STALL_ACT, now + DUMP_S)
     return state, (Notice("warning", text), *dumps)
 
 
@@ -115,7 +117,6 @@ def _frames(dump: str) -> tuple[str, ...]:
 
 def stall_act_due(state: State, now: float) -> Step:
     """Do what `on_stall` says."""
-    state = state.watching(stall_act_at=None)
     end = generation_failed if state.spec.on_stall == "restart" else end_job
     return end(state, _cause(state, now), now)
 

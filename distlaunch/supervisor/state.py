@@ -1,13 +1,16 @@
 """A job's state: frozen, and complete enough to make every summary from it."""
 
 import signal
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts, LaunchPlan
 from distlaunch.supervisor.actions import Action
+from distlaunch.supervisor.timers import WATCHES, Alarm, Timer
 from distlaunch.transport.failure import LinkFailure
 
 
@@ -42,17 +45,14 @@ class NodePhase(Enum):
 class NodeState(NamedTuple):
     """One node of the pool.
 
-    `ready` once its part of the preparations is done; `clean` while no worker of ours can be there, and
-    `fence_at` is when a lost node is taken to be clean without having said so. `answer_by` is when a node
-    is given up that owes its hello, or comes late and owes its route. `address` is how ssh reaches it,
-    `source` its own address on the way to the first. `unfit` says why it can't take part, until it is lost
-    and returns fit. `misnamed` is a variable's setting that names interfaces of no use there, and why.
+    `ready` once its part of the preparations is done; `clean` while no worker of ours can be there.
+    `address` is how ssh reaches it, `source` its own address on the way to the first. `unfit` says why it
+    can't take part, until it is lost and returns fit. `misnamed` is a variable's setting that names
+    interfaces of no use there, and why.
     """
 
     phase: NodePhase = NodePhase.CONNECTING
     attempts: int = 1
-    answer_by: float | None = None
-    retry_at: float | None = None
     facts: Facts | None = None
     failure: LinkFailure | None = None
     address: str | None = None
@@ -60,7 +60,6 @@ class NodeState(NamedTuple):
     source: str | None = None
     ready: bool = False
     clean: bool = True
-    fence_at: float | None = None
     lost: bool = False
     leaving: bool = False
     unfit: str = ""
@@ -127,27 +126,6 @@ class Cause(NamedTuple):
     peer_gone: bool = False
 
 
-class Watch(NamedTuple):
-    """What is watched while workers run or end, and when something is to be said or done about it.
-
-    `suspect` is blamed at `verdict_at`, unless another rank turns out to have failed by itself.
-    """
-
-    verdict_at: float | None = None
-    join_by: float | None = None
-    join_notice_at: float | None = None
-    stall_notice_at: float | None = None
-    stall_act_at: float | None = None
-    stop_notice_at: float | None = None
-    stall_told: bool = False
-    suspect: Cause | None = None
-
-    @property
-    def times(self) -> tuple[float | None, ...]:
-        """All that may come due."""
-        return self[:6]
-
-
 class Why(Enum):
     """Why there was a new generation; only failures count against `restarts.max`."""
 
@@ -166,10 +144,11 @@ class Restart(NamedTuple):
 
 
 class State(NamedTuple):
-    """The whole job. `workers`, in rank order, are there once the plan is; `deadline` is that of the phase.
+    """The whole job. `workers`, in rank order, are there once the plan is.
 
     `nodes` are the pool's; those that take part in the generation are the plan's. `cause` is why the
-    generation, or the job, is being ended. `chance` (0 to 1) spreads what many runs would do at once.
+    generation, or the job, is being ended; until the verdict `suspect` would be, unless another rank turns
+    out to have failed by itself. `chance` (0 to 1) spreads what many runs would do at once.
     """
 
     spec: JobSpec
@@ -177,17 +156,16 @@ class State(NamedTuple):
     began_at: float
     chance: float = 0.0
     phase: Phase = Phase.CONNECTING
-    deadline: float | None = None
+    timers: Mapping[Alarm, float] = MappingProxyType({})
     plan: LaunchPlan | None = None
     workers: tuple[WorkerState, ...] = ()
     generation: int = 0
     port: int | None = None
     started_at: float | None = None
-    watch: Watch = Watch()
+    suspect: Cause | None = None
+    stall_told: bool = False
     cause: Cause | None = None
     restarts: tuple[Restart, ...] = ()
-    restart_at: float | None = None
-    rejoin_by: float | None = None
     interrupts: int = 0
     interrupted_at: float | None = None
     ended_at: float | None = None
@@ -198,25 +176,35 @@ class State(NamedTuple):
         return self.cause.exit_status if self.cause else Exit.OK
 
     @property
-    def next_deadline(self) -> float | None:
-        """When `Ticked` is due next, or None."""
-        due = [self.deadline, self._job_deadline, *self.watch.times]
-        for node in self.nodes:
-            due += [node.retry_at, node.answer_by]
-        if self.phase is Phase.RESTARTING:
-            due += [self.restart_at, self.rejoin_by, *(node.fence_at for node in self.nodes)]
-        return min((at for at in due if at is not None), default=None)
+    def next_due(self) -> float | None:
+        """When the next timer is due, or None."""
+        return min(self.timers.values(), default=None)
 
-    @property
-    def _job_deadline(self) -> float | None:
-        limit_s = self.spec.timeouts.job_s
-        if limit_s is None or self.phase in (Phase.STOPPING, Phase.DONE):
-            return None
-        return self.began_at + limit_s
+    def alarm(self, now: float) -> Alarm | None:
+        """The first of the timers that are due."""
+        due = [(at, _TIMERS.index(alarm.timer), alarm) for alarm, at in self.timers.items() if at <= now]
+        return min(due, key=lambda each: each[:2])[2] if due else None
 
-    def job_overdue(self, now: float) -> bool:
-        """Whether the job's own time limit has passed."""
-        return self._job_deadline is not None and now >= self._job_deadline
+    def due_at(self, timer: Timer, node: int | None = None) -> float | None:
+        """When a timer is due; None where it is not set."""
+        return self.timers.get(Alarm(timer, node))
+
+    def with_timer(self, timer: Timer, at: float | None, node: int | None = None) -> "State":
+        """This state with a timer set to another time, or with None not set."""
+        timers = {**self.timers}
+        timers.pop(Alarm(timer, node), None)
+        return self._replace(timers=timers if at is None else {**timers, Alarm(timer, node): at})
+
+    def without_timers(self, *timers: Timer, node: int | None = None) -> "State":
+        """This state with these timers not set."""
+        unset = {Alarm(timer, node) for timer in timers}
+        if unset.isdisjoint(self.timers):
+            return self
+        return self._replace(timers={alarm: at for alarm, at in self.timers.items() if alarm not in unset})
+
+    def unwatched(self) -> "State":
+        """This state with nothing watched about the workers."""
+        return self.without_timers(*WATCHES)._replace(suspect=None, stall_told=False)
 
     def chance_of(self, node: int, attempt: int) -> float:
         """0 to 1, spread by the golden ratio: nodes that are dropped together don't come back together."""
@@ -262,10 +250,6 @@ class State(NamedTuple):
             return None
         return part.first_rank + local_rank
 
-    def watching(self, **changes: Any) -> "State":
-        """This state with other times of its watch."""
-        return self._replace(watch=self.watch._replace(**changes))
-
     def with_node(self, node: int, **changes: Any) -> "State":
         """This state with one node changed."""
         nodes = list(self.nodes)
@@ -288,6 +272,8 @@ class State(NamedTuple):
         workers[index] = workers[index]._replace(**changes)
         return self._replace(workers=tuple(workers))
 
+
+_TIMERS = tuple(Timer)
 
 Step = tuple[State, tuple[Action, ...]]
 """What every handler of an event gives: the next state, and what to do."""

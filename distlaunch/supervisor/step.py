@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.supervisor import (
     blame,
@@ -39,19 +38,23 @@ from distlaunch.supervisor.events import (
     StackDumped,
     Stuck,
     Swept,
-    Ticked,
+    TimerDue,
     WorkerExited,
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.state import Cause, NodePhase, NodeState, Phase, State, Step
+from distlaunch.supervisor.state import NodePhase, NodeState, Phase, State, Step
+from distlaunch.supervisor.timers import Alarm, Timer
 
 
 def begin(spec: JobSpec, now: float, chance: float = 0.0) -> Step:
     """The first state of a job: all nodes are connected at once. `chance` is 0 to 1, another in each run."""
-    node = NodeState(answer_by=now + spec.timeouts.connect_s)
-    state = State(spec=spec, nodes=(node,) * len(spec.pool), began_at=now, chance=chance)
-    return state, tuple(Connect(node) for node in range(len(spec.pool)))
+    pool = range(len(spec.pool))
+    timers = {Alarm(Timer.ANSWER, node): now + spec.timeouts.connect_s for node in pool}
+    if spec.timeouts.job_s is not None:
+        timers[Alarm(Timer.JOB)] = now + spec.timeouts.job_s
+    state = State(spec=spec, nodes=(NodeState(),) * len(pool), began_at=now, chance=chance, timers=timers)
+    return state, tuple(map(Connect, pool))
 
 
 def step(state: State, event: Event, now: float) -> Step:
@@ -79,37 +82,38 @@ def _on_swept(event: Swept, state: State, now: float) -> Step:
     return state, (*actions, *more)
 
 
-def _on_ticked(event: Ticked, state: State, now: float) -> Step:
-    if state.job_overdue(now):
-        text = f"the job's time limit of {state.spec.timeouts.job_s:g} s has passed"
-        return ending.end_job(state, Cause(text, Exit.TIMEOUT, now), now)
-    for due, at in zip(_WATCHES, state.watch.times, strict=True):
-        if at is not None and now >= at:
-            return due(state, now)
-    if state.deadline is not None and now >= state.deadline:
-        return _phase_overdue(state, now)
-    state, actions = connecting.connects_due(state, now)
-    state, more = restarting.advance(state, now)
-    return state, (*actions, *more)
+def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
+    at = state.due_at(*event)
+    if at is None or now < at:
+        return state, ()
+    state = state.without_timers(event.timer, node=event.node)
+    if event.node is not None:
+        return _DUE_ON_A_NODE[event.timer](state, event.node, now)
+    return _DUE[event.timer](state, now)
 
 
-def _phase_overdue(state: State, now: float) -> Step:
-    if state.phase is Phase.PREPARING:
-        return preparing.prepare_overdue(state, now)
-    if state.phase is Phase.RESTARTING:
-        return restarting.clearing_overdue(state, now)
-    return ending.stop_overdue(state, now)
+_DUE: Mapping[Timer, Callable[[State, float], Step]] = {
+    Timer.JOB: ending.job_overdue,
+    Timer.VERDICT: blame.verdict_due,
+    Timer.JOIN: joining.join_overdue,
+    Timer.JOIN_NOTICE: joining.join_notice_due,
+    Timer.STALL_NOTICE: stalling.stall_notice_due,
+    Timer.STALL_ACT: stalling.stall_act_due,
+    Timer.STOP_NOTICE: ending.stop_notice_due,
+    Timer.PREPARE: preparing.prepare_overdue,
+    Timer.CLEAR: restarting.clearing_overdue,
+    Timer.CLOSE: ending.close_overdue,
+    Timer.BACKOFF: restarting.advance,
+    Timer.REJOIN: restarting.advance,
+}
+"""What is done when a timer of the job comes due."""
 
-
-_WATCHES = (
-    blame.verdict_due,
-    joining.join_overdue,
-    joining.join_notice_due,
-    stalling.stall_notice_due,
-    stalling.stall_act_due,
-    ending.stop_notice_due,
-)
-"""What is done when each of `Watch.times` comes."""
+_DUE_ON_A_NODE: Mapping[Timer, Callable[[State, int, float], Step]] = {
+    Timer.ANSWER: connecting.answer_overdue,
+    Timer.RETRY: connecting.retry_due,
+    Timer.FENCE: restarting.fence_due,
+}
+"""What is done when a timer of a node comes due."""
 
 _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
     AgentLeaving: running.on_agent_leaving,
@@ -136,7 +140,7 @@ _HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
     Stuck: ending.on_stuck,
     PeerFailed: running.on_peer_failed,
     Interrupted: ending.on_interrupted,
-    Ticked: _on_ticked,
+    TimerDue: _on_timer_due,
 }
 
 _ALIVE = frozenset(Phase) - {Phase.DONE}

@@ -9,6 +9,7 @@ from distlaunch.supervisor.actions import Action, FindRoute, Notice
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.preparing import start_when_prepared
 from distlaunch.supervisor.state import Cause, State, Step, WorkerPhase, WorkerState
+from distlaunch.supervisor.timers import Timer
 
 NEVER_IN = re.compile(r"\bRendezvous(Closed|Connection|Timeout|State)Error\b|\bDistNetworkError\b")
 """How a torch agent fails that finds no rendezvous to join."""
@@ -106,6 +107,6 @@ def _find_way(state: State, node: int, now: float) -> tuple[State, tuple[Action,
     if state.plan.one_machine:
         state = state.with_node(node, ready=True, interface="lo", source="127.0.0.1")
         return start_when_prepared(state, now)
-    answer_by = now + state.spec.timeouts.connect_s
-    state = state.with_node(node, ready=False, interface=None, source=None, answer_by=answer_by)
+    state = state.with_node(node, ready=False, interface=None, source=None)
+    state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
     return state, (FindRoute(node, address),)

@@ -54,7 +54,7 @@ from distlaunch.supervisor.events import (
     StackDumped,
     Stuck,
     Swept,
-    Ticked,
+    TimerDue,
     WorkerExited,
     WorkerStarted,
     WorkerUnstarted,
@@ -63,6 +63,7 @@ from distlaunch.supervisor.history import BEGAN, beginning, fields_of
 from distlaunch.supervisor.replay import loaded, read, replay
 from distlaunch.supervisor.state import NodePhase, Phase, State, Why
 from distlaunch.supervisor.step import begin, step
+from distlaunch.supervisor.timers import Timer
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
@@ -137,7 +138,7 @@ class World:
         until = self.now + seconds
         while not self.finished:
             planned = self._queue[0][0] if self._queue else until
-            due = self.state.next_deadline
+            due = self.state.next_due
             at = planned if due is None else min(planned, due)
             if at >= until:
                 break
@@ -147,7 +148,9 @@ class World:
             if at == planned:
                 heapq.heappop(self._queue)[2]()
             else:
-                self._feed(Ticked())
+                alarm = self.state.alarm(self.now)
+                assert alarm is not None
+                self._feed(TimerDue(*alarm))
         self.now = until if not self.finished else self.now
 
     def calm_down(self) -> None:
@@ -412,8 +415,9 @@ def check_step(before: State, actions: tuple[Action, ...], after: State, now: fl
     if corrected and before.cause and not grew:
         assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
         assert after.cause.at < before.cause.at or (before.cause.peer_gone and not after.cause.peer_gone)
-    if after.watch.suspect:
-        assert after.watch.verdict_at is not None and after.watch.verdict_at <= now + VERDICT_S
+    if after.suspect and not ending:
+        verdict_at = after.due_at(Timer.VERDICT)
+        assert verdict_at is not None and verdict_at <= now + VERDICT_S
 
 
 _limits = st.sampled_from(["10m", "none", "30s"])

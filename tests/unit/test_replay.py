@@ -95,7 +95,7 @@ def test_the_fields_of_every_event_have_types_that_can_be_read(kind: type) -> No
         ([first_line(spec_of("script: t.py")), line("Nonsense")], "line 2: no known event: 'Nonsense'"),
         ([first_line(spec_of("script: t.py")), line("Swept", node="a")], "line 2: Swept: "),
         ([first_line(spec_of("script: t.py")), line("Swept")], "line 2: Swept: "),
-        ([first_line(spec_of("script: t.py")), "{", line("Ticked")], "line 2: not JSON"),
+        ([first_line(spec_of("script: t.py")), "{", line("TimerDue", timer="job")], "line 2: not JSON"),
     ],
 )
 def test_what_is_no_history_is_refused(lines: list[str], words: str) -> None:

@@ -34,11 +34,11 @@ from distlaunch.supervisor.events import (
     RouteFailed,
     RouteFound,
     Swept,
-    Ticked,
     WorkerStarted,
     WorkerUnstarted,
 )
 from distlaunch.supervisor.state import NodePhase, Phase, Why
+from distlaunch.supervisor.timers import Timer
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.test_supervisor import (
     JOB,
@@ -161,7 +161,7 @@ def test_a_failing_rank_restarts_the_job_in_the_same_agents_once_all_have_confir
     said = job.feed(exited(1, 0, 7, job.now))
     assert texts(said, "warning") == ["rank 2 (b) failed first: exit status 7; restart 1 of 3"]
     assert wanted(said) == [StopWorkers(0, STOP_S), StopWorkers(1, STOP_S)]
-    assert job.feed(Swept(0, 0, 0), exited(1, 1, -15, job.now), Ticked()) == []
+    assert job.feed(Swept(0, 0, 0), exited(1, 1, -15, job.now)) + job.wait() == []
     assert job.feed(Swept(1, 0, 0)) == [HoldPort(0, None)]
     assert job.feed(PortHeld(0, 29444)) == [StartWorkers(0), StartWorkers(1)]
     assert (job.state.generation, job.state.restart_count, job.state.port) == (1, 1, 29444)
@@ -250,7 +250,7 @@ def test_a_generation_that_never_ran_has_not_worked() -> None:
     assert job.state.phase is Phase.PREPARING
     job.now += 40.0
     job.feed(gone(1, clean=True))
-    assert (job.state.restart_at or 0.0) > job.now
+    assert (job.state.due_at(Timer.BACKOFF) or 0.0) > job.now
 
 
 # What is never tried again
@@ -317,7 +317,7 @@ def test_a_lost_node_whose_host_key_has_changed_is_not_tried_again() -> None:
     assert job.state.members == (0,)
     assert job.state.nodes[1].phase is NodePhase.LOST
     assert job.actions.count_of(Connect(1)) == 2
-    assert not job.feed(Ticked(), after=100.0).of(Connect)
+    assert not job.wait(100.0).of(Connect)
 
 
 # Nodes that don't fit
@@ -434,7 +434,7 @@ def test_a_node_that_ended_clean_has_no_fence() -> None:
     job = Job(text_of("[a, b, c]", "min_nodes: 2")).started()
     lost_at = job.now
     job.lose(1, clean=True)
-    assert job.state.nodes[1].fence_at is None
+    assert job.state.due_at(Timer.FENCE, 1) is None
     assert StartWorkers(2) not in job.obey(job.tick())  # it is tried once before the others go on
     assert wanted(job.obey(job.feed(unreachable(1))))[-1] == StartWorkers(2)
     assert job.now < lost_at + 1.0
@@ -445,7 +445,7 @@ def test_a_node_that_did_not_is_fenced_for_lease_grace_and_five_seconds() -> Non
     job = Job(text_of("[a, b, c]", "min_nodes: 2")).started()
     lost_at = job.now
     job.lose(1)
-    assert job.state.nodes[1].fence_at == lost_at + FENCE_S
+    assert job.state.due_at(Timer.FENCE, 1) == lost_at + FENCE_S
     while job.state.phase is Phase.RESTARTING:
         assert job.now < lost_at + FENCE_S
         job.feed(unreachable(1))
@@ -457,7 +457,7 @@ def test_a_node_that_did_not_is_fenced_for_lease_grace_and_five_seconds() -> Non
 def test_lease_and_grace_of_the_file_make_the_fence() -> None:
     job = Job(text_of().replace("stop: 10s", "stop: 2s, lease: 7s")).started()
     job.lose(1)
-    assert job.state.nodes[1].fence_at == job.now + 14.0
+    assert job.state.due_at(Timer.FENCE, 1) == job.now + 14.0
 
 
 def test_a_node_that_returns_and_is_reaped_has_no_fence_any_more() -> None:
@@ -471,10 +471,10 @@ def test_a_node_that_returns_and_is_reaped_has_no_fence_any_more() -> None:
     job.feed(Swept(0, 0, 0))
     assert job.tick() == [Connect(1)]
     assert job.feed(up(1)) == [Reap(1)]
-    assert job.feed(Ticked(), after=1.0) == []
+    assert job.wait(1.0) == []
     assert wanted(job.feed(Reaped(1, 2)))[0] == HoldPort(0, None)
     assert job.now < lost_at + 2.0
-    assert job.state.nodes[1].fence_at is None
+    assert job.state.due_at(Timer.FENCE, 1) is None
 
 
 def test_a_node_that_is_lost_again_before_it_was_reaped_keeps_its_fence() -> None:
@@ -485,7 +485,7 @@ def test_a_node_that_is_lost_again_before_it_was_reaped_keeps_its_fence() -> Non
     job.tick()
     job.feed(up(1), after=3.0)
     job.feed(gone(1))
-    assert job.state.nodes[1].fence_at == fence_at
+    assert job.state.due_at(Timer.FENCE, 1) == fence_at
 
 
 def test_the_clean_end_of_a_later_agent_says_nothing_of_an_earlier_one() -> None:
@@ -495,7 +495,7 @@ def test_the_clean_end_of_a_later_agent_says_nothing_of_an_earlier_one() -> None
     job.tick()
     job.feed(up(1))
     job.feed(gone(1, clean=True))
-    assert (job.state.nodes[1].clean, job.state.nodes[1].fence_at) == (False, fence_at)
+    assert (job.state.nodes[1].clean, job.state.due_at(Timer.FENCE, 1)) == (False, fence_at)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -545,7 +545,7 @@ def test_a_node_that_does_not_confirm_in_time_is_dropped_and_fenced() -> None:
     assert job.now == failed_at + STOP_S + STOP_MARGIN_S
     assert texts(actions, "warning") == ["b did not confirm its clean-up: fenced"]
     assert wanted(actions) == [Drop(1)]
-    assert job.state.nodes[1].fence_at == job.now + FENCE_S
+    assert job.state.due_at(Timer.FENCE, 1) == job.now + FENCE_S
     dropped_at = job.now
     while job.state.phase is Phase.RESTARTING:
         job.feed(unreachable(1))
@@ -797,7 +797,7 @@ def test_a_node_whose_settings_are_wrong_is_not_tried_again_although_the_job_sta
     job.obey(job.feed(up(0), unreachable(1, Kind.HOST_KEY)))
     job.silent.add(1)
     assert job.state.nodes[1].phase is NodePhase.UNUSABLE
-    assert job.obey(job.feed(Ticked(), after=100.0)) == []
+    assert job.obey(job.wait(100.0)) == []
 
 
 def test_too_few_at_the_start_are_too_few_also_with_spares() -> None:
@@ -833,7 +833,7 @@ def test_two_signals_while_restarting_kill_and_three_leave() -> None:
     job.feed(Interrupted(signal.SIGINT), after=1.0)
     assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == [Close(0, 0.0), Close(1, 0.0)]
     assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == [Finish()]
-    assert job.feed(Swept(0, 0, 0), Swept(1, 0, 0), Ticked()) == []
+    assert job.feed(Swept(0, 0, 0), Swept(1, 0, 0)) + job.wait() == []
 
 
 def test_a_signal_during_the_backoff_ends_the_job_with_the_nodes_clean() -> None:

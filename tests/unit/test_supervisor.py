@@ -42,13 +42,14 @@ from distlaunch.supervisor.events import (
     StackDumped,
     Stuck,
     Swept,
-    Ticked,
+    TimerDue,
     WorkerExited,
     WorkerStarted,
     WorkerUnstarted,
 )
 from distlaunch.supervisor.state import NodePhase, Phase, State, WorkerPhase, exit_status_of, status_words
 from distlaunch.supervisor.step import begin, step
+from distlaunch.supervisor.timers import Timer
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
@@ -104,10 +105,20 @@ class History:
         return Actions(self.actions[before:])
 
     def tick(self) -> Actions:
-        """Let the next deadline come."""
-        assert self.state.next_deadline is not None, "nothing is ever going to happen"
-        self.now = max(self.now, self.state.next_deadline)
-        return self.feed(Ticked())
+        """Let the next timer come due."""
+        assert self.state.next_due is not None, "nothing is ever going to happen"
+        self.now = max(self.now, self.state.next_due)
+        alarm = self.state.alarm(self.now)
+        assert alarm is not None
+        return self.feed(TimerDue(*alarm))
+
+    def wait(self, seconds: float = 0.0) -> Actions:
+        """Let time pass, and then all timers come that are due."""
+        self.now += seconds
+        done = Actions()
+        while alarm := self.state.alarm(self.now):
+            done += self.feed(TimerDue(*alarm))
+        return done
 
     def to_preparing(self) -> "History":
         self.feed(*(up(node) for node in range(len(self.state.nodes))))
@@ -282,7 +293,7 @@ def test_a_dropped_connection_is_tried_again_ever_later_and_not_for_ever() -> No
 def test_nodes_that_are_dropped_together_do_not_come_back_together() -> None:
     job = History(f"{JOB}nodes: ['n[1-16]']")
     job.feed(*(lost(node, "Connection closed", Kind.DROPPED) for node in range(16)))
-    times = sorted(node.retry_at or 0.0 for node in job.state.nodes)
+    times = sorted(job.state.due_at(Timer.RETRY, node) or 0.0 for node in range(16))
     gaps = [later - sooner for sooner, later in itertools.pairwise(times)]
     assert min(gaps) > 0.4 / 16 / 4
 
@@ -297,8 +308,8 @@ def test_a_retry_that_works_is_as_good_as_the_first_try() -> None:
 def test_who_has_not_answered_at_the_deadline_is_given_up_and_named() -> None:
     job = History(f"{JOB}nodes: [a, b, c]")
     job.feed(up(0), lost(2, "Connection closed", Kind.DROPPED), after=CONNECT_S - 0.1)
-    assert job.feed(Ticked()) == []
-    said = job.feed(Ticked(), after=0.1)
+    assert job.wait() == []
+    said = job.wait(0.1)
     assert wanted(said) == [GiveUp(1, f"no agent after {CONNECT_S:g} s")]
     assert texts(said) == ["c: dropped by the server"]
     said = job.feed(lost(1, "", Kind.SILENT))
@@ -312,8 +323,8 @@ def test_who_has_not_answered_at_the_deadline_is_given_up_and_named() -> None:
 def test_a_try_that_time_cuts_short_says_less_than_the_one_before_it() -> None:
     job = History(f"{JOB}nodes: [a]")
     job.feed(lost(0, "Connection closed", Kind.DROPPED), after=CONNECT_S - 1.0)
-    assert job.feed(Ticked(), after=0.9) == [Connect(0)]
-    assert wanted(job.feed(Ticked(), after=0.1)) == [GiveUp(0, f"no agent after {CONNECT_S:g} s")]
+    assert job.wait(0.9) == [Connect(0)]
+    assert wanted(job.wait(0.1)) == [GiveUp(0, f"no agent after {CONNECT_S:g} s")]
     assert texts(job.feed(lost(0, "", Kind.SILENT)))[0] == "a: dropped by the server"
 
 
@@ -628,8 +639,8 @@ def test_nobody_waits_for_workers_that_are_killed() -> None:
 def test_nodes_that_do_not_confirm_are_given_up_after_grace_and_margin() -> None:
     job = History().to_stopping()
     job.feed(Swept(0, 0, 0), lost(0), after=1.0)
-    assert job.feed(Ticked(), after=STOP_S + STOP_MARGIN_S - 1.1) == []
-    actions = job.feed(Ticked(), after=0.1)
+    assert job.wait(STOP_S + STOP_MARGIN_S - 1.1) == []
+    actions = job.wait(0.1)
     assert wanted(actions) == [Drop(1), Finish()]
     assert texts(actions, "warning") == ["b: given up, it did not confirm its clean-up"]
     assert job.state.nodes[1].phase is NodePhase.LOST
@@ -638,10 +649,10 @@ def test_nodes_that_do_not_confirm_are_given_up_after_grace_and_margin() -> None
 def test_a_clean_node_may_take_longer_to_deliver_its_output_but_not_for_ever() -> None:
     job = History().to_stopping()
     job.feed(Swept(0, 0, 0), Swept(1, 0, 0), lost(0), after=20.0)
-    assert job.feed(Ticked(), after=DRAIN_S - 0.1) == []
+    assert job.wait(DRAIN_S - 0.1) == []
     assert job.feed(OutputFlows(1)) == []
-    assert job.feed(Ticked(), after=DRAIN_S - 0.1) == []
-    actions = job.feed(Ticked(), after=0.1)
+    assert job.wait(DRAIN_S - 0.1) == []
+    actions = job.wait(0.1)
     assert wanted(actions) == [Drop(1), Finish()]
     assert texts(actions, "warning") == ["b: given up, its output is incomplete"]
 
@@ -650,7 +661,7 @@ def test_a_clean_node_has_its_time_when_the_last_other_node_is_lost() -> None:
     job = History().to_stopping()
     job.feed(Swept(0, 0, 0), after=1.0)
     job.feed(lost(1), after=STOP_S + STOP_MARGIN_S - 2.0)
-    assert wanted(job.feed(Ticked(), after=2.0)) == []
+    assert wanted(job.wait(2.0)) == []
     assert job.feed(lost(0)) == [Finish()]
 
 
@@ -683,7 +694,7 @@ def test_two_signals_kill_and_three_leave(phase: str) -> None:
         Finish(),
     ]
     assert job.blamed == (130, None, None)
-    assert job.feed(Interrupted(signal.SIGINT), Swept(0, 0, 0), lost(0), Ticked()) == []
+    assert job.feed(Interrupted(signal.SIGINT), Swept(0, 0, 0), lost(0)) + job.wait() == []
 
 
 def test_signals_that_come_at_once_are_one_wish() -> None:
@@ -729,9 +740,9 @@ def test_a_node_that_connects_after_the_signal_is_not_used() -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_jobs_time_limit_holds_in_every_phase(phase: str) -> None:
     job = job_in(phase, TWO.replace("stop: 10s", "stop: 10s, job: 20s"))
-    job.feed(Ticked(), after=19.9)
+    job.wait(19.9)
     assert job.state.cause is None
-    assert texts(job.feed(Ticked(), after=0.1), "error") == ["the job's time limit of 20 s has passed"]
+    assert texts(job.wait(0.1), "error") == ["the job's time limit of 20 s has passed"]
     job.close()
     assert job.blamed == (Exit.TIMEOUT, None, None)
 
@@ -740,8 +751,8 @@ def test_a_job_that_is_ending_has_no_time_limit_but_that_of_its_end() -> None:
     job = History(TWO.replace("stop: 10s", "stop: 10s, job: 20s")).to_stopping()
     ends_at = job.now + STOP_S + STOP_MARGIN_S
     job.tick()  # who has not ended is named
-    assert job.state.next_deadline == ends_at
-    job.feed(Ticked(), after=18.0)
+    assert job.state.next_due == ends_at
+    job.wait(18.0)
     assert job.blamed == (7, 0, 0)
 
 
@@ -784,7 +795,7 @@ def test_once_all_have_joined_the_time_to_join_is_over() -> None:
     said = job.feed(RanksJoined(1, (0, 1)), after=1.5)
     assert texts(said, "info") == [f"all 4 ranks joined the rendezvous at {MASTER}:29400 in 1.5 s"]
     assert job.feed(RanksJoined(1, (0, 1))) == []
-    assert job.state.next_deadline is None
+    assert job.state.next_due is None
 
 
 def test_a_job_that_does_not_use_the_rendezvous_is_left_alone_but_not_without_a_word() -> None:
@@ -853,7 +864,7 @@ def test_a_limit_that_the_file_gives_counts_whatever_the_ranks_look_like() -> No
 def test_without_a_limit_nobody_is_waited_for() -> None:
     job = History(f"{JOB.replace('stop: 10s', 'stop: 10s, join: none')}nodes: [a, b]").to_running()
     job.feed(RanksLag(1, ((0, True, REFUSED),)))
-    assert job.state.next_deadline is None
+    assert job.state.next_due is None
 
 
 # Who is blamed: a rank that lost its peer may end before the one that it lost
@@ -875,7 +886,7 @@ def failed(node: int, local_rank: int, at: float, status: int = 1, words: str = 
 def test_a_rank_that_lost_its_peer_is_not_blamed_before_the_others_had_a_moment() -> None:
     job = History().to_running()
     assert job.feed(victim(0, 0, T)) == []
-    assert job.state.next_deadline == T + 1.0
+    assert job.state.next_due == T + 1.0
     (words,) = texts(job.feed(failed(1, 1, T + 0.4), after=0.4), "error")
     assert words == "rank 3 (b) failed first: exit status 1"
     assert job.blamed == (1, 3, 1)
@@ -991,7 +1002,7 @@ def test_a_stall_is_told_with_who_is_stalled_and_who_is_active_and_stacks_are_du
     ]
     assert wanted(said) == [Dump(0, (1,), abort=False)]
     assert texts(job.feed(RanksStalled(0, ()))) == ["stalled ranks resumed"]
-    assert job.state.next_deadline is None
+    assert job.state.next_due is None
 
 
 def test_a_stall_that_spreads_after_it_was_told_is_told_again() -> None:
@@ -1003,7 +1014,7 @@ def test_a_stall_that_spreads_after_it_was_told_is_told_again() -> None:
     assert words.startswith("now stalled: rank 1 (a, pid 101), rank 2 (b, pid 100), rank 3 (b, pid 101): ")
     assert words.endswith("; rank 0 is still active")
     assert job.feed(RanksStalled(1, (1,))) == []
-    assert job.state.next_deadline is None
+    assert job.state.next_due is None
 
 
 @pytest.mark.parametrize(("limit", "settles_s"), [("8s", 3.0), ("20s", 4.5), ("10m", 17.0)])
@@ -1017,7 +1028,7 @@ def test_agents_that_look_at_different_times_are_waited_for(limit: str, settles_
 def test_a_stall_that_is_over_before_it_is_told_is_no_news() -> None:
     job = stalled("stop")
     assert job.feed(RanksStalled(0, ()), after=1.0) == []
-    assert job.state.next_deadline is None
+    assert job.state.next_due is None
 
 
 def test_a_stall_may_stop_the_job() -> None:
@@ -1158,7 +1169,8 @@ EVENTS: list[Event] = [
     Swept(0, 0, 1),
     Swept(0, 8, 1),
     Stuck(0, ({},)),
-    Ticked(),
+    TimerDue(Timer.JOIN),
+    TimerDue(Timer.ANSWER, 1),
 ]
 
 
@@ -1205,7 +1217,7 @@ _events = st.one_of(
     st.builds(Swept, _node, st.integers(0, 1), st.integers(0, 2)),
     st.builds(Stuck, _node, _mappings),
     st.builds(Interrupted, st.sampled_from(SIGNALS)),
-    st.just(Ticked()),
+    st.builds(TimerDue, st.sampled_from(Timer), st.none() | _node),
 )
 _phases = st.sampled_from([*PHASES, "stopping"])
 _histories = st.lists(st.tuples(st.sampled_from([0.0, 0.3, 5.0, 40.0]), _events), max_size=25)
@@ -1246,7 +1258,7 @@ def test_any_history_ends_once_with_its_first_cause_and_starts_nothing_afterward
         check_step(before, job.feed(event, after=wait_s), job.state)
     for _ in range(2 * len(job.state.nodes) + 2):
         if job.state.phase is not Phase.DONE:
-            before, due = job.state, job.state.next_deadline
+            before, due = job.state, job.state.next_due
             assert due is not None
             check_step(before, job.tick(), job.state)
     assert job.state.phase is Phase.DONE
@@ -1257,17 +1269,14 @@ def test_any_history_ends_once_with_its_first_cause_and_starts_nothing_afterward
 
 @given(_jobs, _phases, _histories)
 @bounded(120)
-def test_a_deadline_that_has_come_is_gone_after_its_tick(
-    text: str, phase: str, history: list[tuple[float, Event]]
-) -> None:
+def test_a_timer_that_has_come_due_is_gone(text: str, phase: str, history: list[tuple[float, Event]]) -> None:
     job = job_in(phase, text)
     for wait_s, event in history:
         job.feed(event, after=wait_s)
         for _ in range(5):
-            due = job.state.next_deadline
-            if due is not None and due <= job.now:
-                job.feed(Ticked())
-        due = None if job.state.phase is Phase.DONE else job.state.next_deadline
+            if alarm := job.state.alarm(job.now):
+                job.feed(TimerDue(*alarm))
+        due = None if job.state.phase is Phase.DONE else job.state.next_due
         assert due is None or due > job.now
 
 
