@@ -65,7 +65,10 @@ class Crew:
         for spec in command["workers"]:
             self._spawn(spec, command["env"])
         self._joins = JoinWatch(self._poller, self._outbox, self._live, command["watch_port"])
-        self._watches = [self._joins, StallWatch(self._poller, self._outbox, self._live, command["stall_s"])]
+        self._watches = [self._joins]
+        if command["stall_s"]:
+            stalls = StallWatch(self._poller, self._outbox, self._live, command["stall_s"])
+            self._watches.append(stalls)
 
     def _prepare(self, command: "Message") -> bool:
         """Make the folder for error records and choose CPUs; False, and told, when that can't be."""

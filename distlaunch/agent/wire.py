@@ -20,6 +20,7 @@ A CONTROL payload is one JSON object with an ``op``. Controller to agent, *comma
     start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight,
               temporary, env, binding: {how, gpus, cpus} | null,
               workers: [{local_rank, argv, cwd, paths, env, defaults, one_device, shares}]}
+                                               stall_s: null = stalled workers are not looked for
                                                temporary: variables that name a folder the agent deletes
                                                how: node, socket, exclusive or core-complex, for that many
                                                gpus; cores: an equal share each; listed: cpus[local_rank]

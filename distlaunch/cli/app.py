@@ -29,7 +29,9 @@ Args = Annotated[
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key of the job file, e.g. --set timeouts.job=1h."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the job file, e.g. --set timeouts.job=1h; null removes it.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -1,6 +1,7 @@
 """What stands around a launcher's command in a shell's line, and what does the same for a job file."""
 
 import os.path
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,6 +14,8 @@ _BEFORE_RUN = "put it before `distlaunch run` if the job needs it"
 _ENVIRONMENT = "do it in the shell that runs distlaunch, or name the environment's interpreter in python"
 _STARTS_ALL = "`distlaunch run` starts all nodes itself: run it once"
 _KEEPS = "works for `distlaunch run` too; each rank's output is kept in logs.dir"
+_PROMPT = r"\s*(?:\([^()\s]+\)\s*)*(?:\[?[\w.-]+@[\w.-]+(?:[: ][^\s$#%>&|;]*)?\]?\s?)?[$%#>\u276f]\s+"
+"""`$ `, `(base) me@host:~$ `, `[me@host dir]# `: a variable's $ has no space behind it."""
 _HINTS = {
     "nohup": "`nohup distlaunch run` survives the end of the session too",
     "time": "`time distlaunch run` works too",
@@ -35,7 +38,7 @@ class Line(NamedTuple):
 
 def launcher_line(text: str) -> Line:
     """The command in a shell's line that starts torchrun; else its first. Raises `UsageError`."""
-    commands = shell_commands(text) or (Command(()),)
+    commands = shell_commands(_without_prompts(text)) or (Command(()),)
     for i, command in enumerate(commands):
         inner = _inner(command.words)
         if inner is None and launcher_at(command.words) is None:
@@ -46,6 +49,14 @@ def launcher_line(text: str) -> Line:
         found = launcher_line(inner)
         return Line(_with_exports(found.command, (*commands[:i], command)), (*around, *found.notes))
     return Line(commands[0])
+
+
+def _without_prompts(text: str) -> str:
+    """A line without the shell's prompt that was copied along, and those of the lines that continue it."""
+    found = re.match(_PROMPT, text)
+    if not found:
+        return text
+    return re.sub(r"\\\n> ?", "\\\n", text[found.end() :])
 
 
 def _inner(words: Sequence[str]) -> str | None:

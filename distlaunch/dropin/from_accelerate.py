@@ -5,7 +5,16 @@ from typing import Any, NamedTuple
 
 from distlaunch.dropin.accelerate_env import VISIBLE, sections_draft
 from distlaunch.dropin.from_torchrun import agents_offer, visible_gpus
-from distlaunch.dropin.job_text import Data, Draft, Note, checked, flow_text, joined, program_draft
+from distlaunch.dropin.job_text import (
+    Data,
+    Draft,
+    Note,
+    checked,
+    flow_text,
+    gpus_offer,
+    joined,
+    program_draft,
+)
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Items, Scalar, Value, describe
 from distlaunch.job.hosts import host_error
@@ -63,7 +72,7 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
     config = _read(document)
     hint = (Note("relative paths are relative to this file"),)
     parts = (_nodes(config), _procs(config), _meeting(config), _env(config), _others(config))
-    return checked(joined([Draft(notes=hint), program_draft(program), *parts]), source)
+    return checked(gpus_offer(joined([Draft(notes=hint), program_draft(program), *parts])), source)
 
 
 def _read(document: Value) -> Config:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from distlaunch.dropin.job_text import Data, Draft, Note, Offer, checked, joined, program_draft
+from distlaunch.dropin.job_text import Data, Draft, Note, Offer, checked, gpus_offer, joined, program_draft
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.hosts import HostEntry, parse_hostfile
 
@@ -16,7 +16,7 @@ def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft
         raise JobError(problems)
     offer = Offer("instead of nodes, to read the file at each start:", "hostfile", source, "nodes")
     hosts = Draft(_hosts(entries), offers=(offer,))
-    return checked(joined([program_draft(program), hosts, *_remarks(text)]), source)
+    return checked(gpus_offer(joined([program_draft(program), hosts, *_remarks(text)])), source)
 
 
 def _hosts(entries: Sequence[HostEntry]) -> dict[str, Data]:

@@ -7,12 +7,22 @@ from typing import NamedTuple
 from distlaunch.contract import RESERVED
 from distlaunch.dropin.calls import Call, parse_call
 from distlaunch.dropin.flags import FLAGS, Flags, node_range, parse_std
-from distlaunch.dropin.job_text import Data, Draft, Note, Offer, args_of, as_path, checked, joined
+from distlaunch.dropin.job_text import (
+    Data,
+    Draft,
+    Note,
+    Offer,
+    args_of,
+    as_path,
+    brace_notes,
+    checked,
+    gpus_offer,
+    joined,
+)
 from distlaunch.dropin.torchrun import endpoint_of, notices, ranks_of
 from distlaunch.dropin.words import Command
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import host_error
-from distlaunch.job.placeholders import PLACEHOLDERS
 from distlaunch.plan.layout import is_loopback
 
 SOURCE = "the command line"
@@ -83,7 +93,7 @@ def torchrun_draft(command: Command, cpus: int, around: Sequence[str] = ()) -> D
     unfilled = (*_unfilled(setting.flags), *_unexpanded(setting.call, command))
     top = [_PATHS, *around, *unfilled, *notices(setting.flags)]
     parts = (part(setting) for part in _PARTS)
-    return checked(joined([Draft(notes=tuple(map(Note, top))), *parts]), SOURCE)
+    return checked(gpus_offer(joined([Draft(notes=tuple(map(Note, top))), *parts])), SOURCE)
 
 
 def _unfilled(flags: Flags) -> Iterator[str]:
@@ -120,13 +130,7 @@ def _program_notes(setting: Setting) -> Iterator[Note]:
         yield Note(
             "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank", "args"
         )
-    found = [name for name in PLACEHOLDERS if any("{" + name + "}" in word for word in setting.flags.args)]
-    if found:
-        names = ", ".join("{{" + name + "}}" for name in found)
-        yield Note(
-            f"{names}: doubled braces reach the script as single ones; single ones are replaced by values",
-            "args",
-        )
+    yield from brace_notes(setting.flags.args)
 
 
 def _nodes(setting: Setting) -> Draft:

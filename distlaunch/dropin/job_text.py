@@ -1,14 +1,14 @@
 """A job file's text from its keys and comments."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.build import Surroundings, build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.job.fields import JOB
-from distlaunch.job.placeholders import literal
+from distlaunch.job.placeholders import escaped_in, literal
 
 Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100
@@ -67,13 +67,31 @@ def program_draft(words: Sequence[str]) -> Draft:
     """The script and its arguments, or a place for them."""
     if not words:
         return Draft({"script": NO_SCRIPT}, (Note("put your script here, and its args", "script"),))
-    return Draft({"script": as_path(words[0]), **args_of(words[1:])})
+    return Draft({"script": as_path(words[0]), **args_of(words[1:])}, tuple(brace_notes(words[1:])))
 
 
 def args_of(words: Sequence[str], first: Sequence[str] = ()) -> dict[str, Data]:
     """`args` if there are any: those of ours, then `words`, which arrive as they are."""
     args = [*first, *map(literal, words)]
     return {"args": args} if args else {}
+
+
+def brace_notes(words: Iterable[str]) -> Iterator[Note]:
+    """What to tell where `args_of` has doubled braces."""
+    if found := escaped_in(words):
+        names = ", ".join("{{" + name + "}}" for name in found)
+        told = "doubled braces reach the script as single ones; single ones are replaced by values"
+        yield Note(f"{names}: {told}", "args")
+
+
+def gpus_offer(draft: Draft) -> Draft:
+    """The draft with an offer to say what dry-run does not ask: how many GPUs other machines have."""
+    if not {"nodes", "hostfile"} & set(draft.keys) or "gpus_per_node" in draft.keys:
+        return draft
+    procs = draft.keys.get("procs_per_node")
+    told = "for dry-run, which contacts no host (0 = a CPU job; run asks each host itself):"
+    offer = Offer(told, "gpus_per_node", procs if isinstance(procs, int) else 8)
+    return draft._replace(offers=(*draft.offers, offer))
 
 
 def as_path(text: str) -> str:

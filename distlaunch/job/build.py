@@ -8,7 +8,18 @@ from typing import Any, NamedTuple
 
 from distlaunch.contract import RESERVED
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.document import Entries, Items, Place, Scalar, Value, as_list, counted, describe
+from distlaunch.job.document import (
+    Entries,
+    Items,
+    Place,
+    Scalar,
+    Value,
+    as_list,
+    counted,
+    describe,
+    is_unset,
+    setting,
+)
 from distlaunch.job.engines import check_torch_agents
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
@@ -26,6 +37,7 @@ from distlaunch.job.spec import (
     SshOptions,
     Timeouts,
 )
+from distlaunch.job.types import colon_hint
 
 Checked = Mapping[str, Any]
 ELASTIC_RESTARTS = 3
@@ -35,7 +47,7 @@ ELASTIC_RESTARTS = 3
 class Surroundings(NamedTuple):
     """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries.
 
-    `name` is the job's unless it says one itself; None = its file's stem.
+    `name` is the job's unless it says one itself; None = its file's stem. One that was `piped` has no folder.
     """
 
     folder: str
@@ -43,6 +55,7 @@ class Surroundings(NamedTuple):
     environ: Mapping[str, str]
     hostfile: tuple[HostEntry, ...] | None = None
     name: str | None = None
+    piped: bool = False
 
     def path(self, text: str) -> str:
         """A path on this machine, absolute."""
@@ -55,6 +68,9 @@ def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
     if isinstance(document, Scalar) and document.value is None:
         raise JobError([Place(source).problem("", "the job file is empty; it needs at least `script:`")])
     if not isinstance(document, Entries):
+        text = document.value if isinstance(document, Scalar) and isinstance(document.value, str) else ""
+        if hint := colon_hint(text, document.place):
+            raise JobError([document.place.problem("", hint)])
         hint = "to run a script, write a YAML file with `script:`"
         text = f"expected {JOB.name}, got {describe(document)}; {hint}"
         raise JobError([document.place.problem("", text)])
@@ -97,15 +113,14 @@ class _Builder:
             self.problem(
                 programs[-1] if programs else "", f"give one of script, module or command; got {given}"
             )
-        script = self.checked.get("script")
-        if found := re.fullmatch(r"(\S+\.py)\s+(\S.*)", script or ""):
-            self.problem("script", f"write script: {found[1]} and args: {as_list(found[2])}")
+        self._check_script()
         if "nodes" in self.checked and "hostfile" in self.checked:
             self.problem("hostfile", "give nodes or hostfile, not both")
         self._endpoint()
         self._check_binding()
         self._check_homes()
         self._check_placeholders()
+        self._check_stall()
         check_torch_agents(self.checked, self.problem)
         self._check_env("env", self.checked.get("env"))
         for path, node in self._listed():
@@ -113,14 +128,28 @@ class _Builder:
             if isinstance(node, Mapping):
                 self._check_env(f"{path}.env", node.get("env"))
 
+    def _check_script(self) -> None:
+        found = re.fullmatch(r"(\S+\.py)\s+(\S.*)", self.checked.get("script") or "")
+        if found and self.places["script"].typed:
+            both = (setting("script", found[1]), setting("args", as_list(found[2])))
+            self.problem("script", f"write {' '.join(both)}")
+        elif found:
+            self.problem("script", f"write script: {found[1]} and args: {as_list(found[2])}")
+
     def _check_binding(self) -> None:
         given = self.checked.get("cpu_binding")
-        if given and "numa_binding" in self.checked:
+        if given and self.checked.get("numa_binding"):
             self.problem("cpu_binding", "give numa_binding or cpu_binding, not both")
         for i, cpus in enumerate(given if isinstance(given, tuple) else ()):
             for first, last in re.findall(r"(\d+)-(\d+)", str(cpus)):
                 if int(last) < int(first):
                     self.problem(f"cpu_binding[{i}]", f"{first}-{last} ends before it begins")
+
+    def _check_stall(self) -> None:
+        on_stall, timeouts = self.checked.get("on_stall"), self.checked.get("timeouts") or {}
+        never = "stall" in timeouts and timeouts["stall"] is None and "timeouts.stall" not in self.refused
+        if never and on_stall in ("restart", "stop"):
+            self.problem("on_stall", f"on_stall: {on_stall} has no effect, since timeouts.stall is none")
 
     def _check_homes(self) -> None:
         for path, text in self._file_paths():
@@ -200,6 +229,7 @@ class _Builder:
             ssh=self._ssh(),
             places=self.places,
             source=source,
+            piped=self.around.piped,
         )
         self._check_twice(spec.pool)
         self._check_master(spec)
@@ -262,7 +292,8 @@ class _Builder:
         user, pattern = split_user(text)
         if found := re.fullmatch(r"([^:]+):([0-9]+)", pattern):
             login = f", user: {user}" if user else ""
-            self.problem(path, f"{text}: write {{host: {found[1]}, port: {found[2]}{login}}}")
+            record = f"{{host: {found[1]}, port: {found[2]}{login}}}"
+            self.problem(path, f"{text}: write {self.places[path].instead(text, record)}")
             return []
         try:
             hosts = expand_ranges(pattern)
@@ -295,11 +326,12 @@ class _Builder:
         return Address(host, user, port)
 
     def _check_twice(self, nodes: tuple[NodeSpec, ...]) -> None:
-        seen: set[str] = set()
+        seen: dict[str, bool] = {}
         for node in nodes:
+            spare = node.path.startswith("spares")
             if node.label in seen:
-                self.problem(node.path, f"{node.label} is listed twice; give it more procs instead")
-            seen.add(node.label)
+                self.problem(node.path, _twice(node.label, spare, seen[node.label]))
+            seen.setdefault(node.label, spare)
 
     def _check_master(self, spec: JobSpec) -> None:
         others = {name for node in spec.nodes[1:] for name in (node.label, node.address) if name}
@@ -373,6 +405,13 @@ class _Builder:
         return self._on_node(text) if text and "/" in text else text
 
 
+def _twice(host: str, spare: bool, spare_before: bool) -> str:
+    if spare and not spare_before:
+        return f"{host} is in nodes too: a host can't be both; drop it from nodes or spares"
+    hint = "drop one of the two" if spare else "give it more procs instead"
+    return f"{host} is listed twice; {hint}"
+
+
 def _places(value: Value, path: str) -> Iterator[tuple[str, Place]]:
     yield path, value.place
     if isinstance(value, Items):
@@ -380,4 +419,5 @@ def _places(value: Value, path: str) -> Iterator[tuple[str, Place]]:
             yield from _places(item, f"{path}[{i}]")
     elif isinstance(value, Entries):
         for key, _, entry in value.walk():
-            yield from _places(entry, f"{path}.{key}" if path else key)
+            if not is_unset(entry):
+                yield from _places(entry, f"{path}.{key}" if path else key)

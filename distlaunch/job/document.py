@@ -9,23 +9,50 @@ from distlaunch.errors import Problem
 
 
 class Place(NamedTuple):
-    """Where a value stands: the file as the user named it; line and column from 1, 0 = nowhere."""
+    """Where a value stands: the file as the user named it; line and column from 1, 0 = nowhere.
+
+    `typed` is the whole value of the --set, which `source` names, that it came with.
+    """
 
     source: str
     line: int = 0
     column: int = 0
+    typed: str = ""
 
     def problem(self, path: str, text: str) -> Problem:
         """A problem with what stands here."""
         return Problem(self.source, self.line, self.column, path, text)
 
+    def instead(self, wrong: str, right: str) -> str:
+        """How to write `right` in place of `wrong`: on the command line, the whole --set."""
+        if not self.typed:
+            return right
+        value = re.sub(rf"(?<![\w.]){re.escape(wrong)}(?![\w.])", lambda _: right, self.typed, count=1)
+        return setting(self.source, value)
+
+    def entry(self, key: str, wrong: str, right: str) -> str:
+        """The same with the `key` that it belongs to."""
+        return self.instead(wrong, right) if self.typed else f"{key}: {right}"
+
+
+OVERRIDE = "--set "
+"""Begins the source of what stands on the command line, and not in a file."""
+
+
+def setting(source: str, value: str) -> str:
+    """What a shell is given to have `value` where a --set, named by `source`, has another."""
+    import shlex  # only a mistake needs it
+
+    return OVERRIDE + shlex.quote(f"{source.removeprefix(OVERRIDE)}={value}")
+
 
 class Scalar(NamedTuple):
-    """A string, number, boolean or null; `text` is how it was spelled."""
+    """A string, number, boolean or null; `text` is how it was spelled. `unset` = as if it were not there."""
 
     value: str | int | float | bool | None
     place: Place
     text: str = ""
+    unset: bool = False
 
 
 class Items(NamedTuple):
@@ -47,7 +74,7 @@ class Entries(NamedTuple):
 
     def get(self, name: str) -> "Value | None":
         """The value of a key, or None."""
-        return next((value for key, _, value in self.walk() if key == name), None)
+        return next((value for key, _, value in self.walk() if key == name and not is_unset(value)), None)
 
     def with_key(self, name: str, new: "Value") -> "Entries":
         """This mapping with one key set."""
@@ -56,6 +83,11 @@ class Entries(NamedTuple):
 
 
 Value = Scalar | Items | Entries
+
+
+def is_unset(value: Value) -> bool:
+    """Whether a key counts as not given."""
+    return isinstance(value, Scalar) and value.unset
 
 
 def describe(value: Value) -> str:
@@ -70,9 +102,15 @@ def describe(value: Value) -> str:
         case Scalar(value=None, text=text):
             return "~, which YAML reads as null: quote it" if text == "~" else "nothing"
         case Scalar(value=bool(flag)):
-            return str(flag).lower()
+            return _as_read(value.text, str(flag).lower())
         case Scalar():
-            return str(value.value)
+            return _as_read(value.text, str(value.value))
+
+
+def _as_read(text: str, read: str) -> str:
+    """A value as it was spelled, and as what YAML has read it, where that is a surprise."""
+    odd = text and text.lower() != read and re.fullmatch(r"[A-Za-z]+|.*[:_xob].*|0[0-9]+", text)
+    return f"{text}, which YAML reads as {read}" if odd else read
 
 
 def counted(number: int, noun: str) -> str:
@@ -88,7 +126,12 @@ def as_list(text: str) -> str:
 
 def _in_list(word: str) -> str:
     plain = re.fullmatch(r"[\w./@%+=~-]+", word) and word not in ("-", "=")
-    return word if plain else json.dumps(word, ensure_ascii=False)
+    return word if plain else in_quotes(word)
+
+
+def in_quotes(text: str) -> str:
+    """`text` as YAML writes a string that could be read as something else."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def override(root: Value, path: list[str], new: Value) -> Value:

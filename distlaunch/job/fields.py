@@ -27,6 +27,7 @@ ENV = MapOf(Word(), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
 CONF = MapOf(Word(), r"[A-Za-z_]\w*", "a setting's name")
 SOME_TEXT = Text("a string that is not empty", r"[^\0]+")
 LINE = Text("a line that is not empty", r"[^\0\n]+")
+PYTHON = Text("an interpreter such as python3.12, or its path", r"(?![0-9.]+$)[^\0\n]+")
 _CPUS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
 CPUS = Text('a list of CPUs such as "0-3,8"', rf"{_CPUS}(?:,{_CPUS})*")
 
@@ -40,7 +41,7 @@ NODE = Record(
         "address": Field(SOME_TEXT, "What the other nodes call it.", "the address that ssh uses"),
         "user": Field(SOME_TEXT, "User to log in as.", "as ssh does"),
         "port": Field(PORT, "Port of its sshd.", "as ssh does"),
-        "python": Field(LINE, "Interpreter on this node.", "python"),
+        "python": Field(PYTHON, "Interpreter on this node.", "python"),
         "workdir": Field(
             SOME_TEXT, "Working directory on this node; moves a relative script, too.", "workdir"
         ),
@@ -58,7 +59,7 @@ NODE = Record(
         "cwd": "workdir",
     },
     required=("host",),
-    name="a host or a mapping with host",
+    name="a mapping with host",
 )
 
 RENDEZVOUS = Record(
@@ -99,7 +100,11 @@ TIMEOUTS = Record(
             Duration(least_s=3), "Silence after which a node is lost, and ends its workers.", "30s"
         ),
         "rejoin": Field(Duration(), "For a lost node to return, when the job can't go on without it.", "5m"),
-        "stall": Field(Duration(), "Without output, CPU or GPU use before a rank counts as stalled.", "10m"),
+        "stall": Field(
+            OrNone(Duration()),
+            "Without output, CPU or GPU use before a rank counts as stalled; none = never.",
+            "10m",
+        ),
     }
 )
 
@@ -137,7 +142,7 @@ LOGS = Record(
             "all",
         ),
     },
-    foreign={"log_dir": "dir", "path": "dir"},
+    foreign={"log_dir": "dir", "path": "dir", "directory": "dir", "folder": "dir"},
 )
 
 SSH = Record(
@@ -173,14 +178,14 @@ JOB = Record(
         ),
         "procs_per_node": Field(Integer(1), "Workers on each node.", "one per GPU, 1 on a CPU job"),
         "numa_binding": Field(
-            Choice(get_args(NumaMode)),
+            Choice(get_args(NumaMode), none=True),
             "CPUs of each worker, as torchrun has it: those of its GPU's NUMA node, of that socket, "
             "a share of the node's cores for it alone, or those of one last-level cache.",
             "none",
         ),
         "cpu_binding": Field(
             Either(
-                text=Choice(("cores",)),
+                text=Choice(("cores",), none=True),
                 items=ListOf(Either(number=Integer(0, 99999), text=CPUS), least=1),
             ),
             "CPUs of each worker: cores = an equal share of the node's physical cores for it alone, "
@@ -209,7 +214,7 @@ JOB = Record(
         ),
         "env": Field(ENV, "Variables of the workers; null takes the caller's value, or fails."),
         "python": Field(
-            LINE,
+            PYTHON,
             "Interpreter on the nodes.",
             "the path of distlaunch's own if it exists there, else python3",
         ),
@@ -247,11 +252,18 @@ JOB = Record(
         "nnodes": "nodes",
         "num_nodes": "nodes",
         "num_machines": "nodes",
+        "host": "nodes",
         "hosts": "nodes",
+        "hostname": "nodes",
+        "hostnames": "nodes",
+        "proc": "procs_per_node",
+        "procs": "procs_per_node",
+        "gpu": "gpus_per_node",
         "gpus": "gpus_per_node",
         "num_gpus": "gpus_per_node",
         "main_process_ip": "master_addr",
         "main_process_port": "master_port",
+        "rdzv": "rendezvous",
         "rdzv_endpoint": "rendezvous.endpoint",
         "rdzv_backend": "rendezvous.backend",
         "rdzv_id": "rendezvous.id",
@@ -262,10 +274,13 @@ JOB = Record(
         "training_script_args": "args",
         "script_args": "args",
         "arguments": "args",
+        "environ": "env",
         "environment": "env",
+        "environments": "env",
         "envs": "env",
         "cwd": "workdir",
         "working_dir": "workdir",
+        "logging": "logs",
         "log_dir": "logs.dir",
         "timeout": "timeouts.job",
         "max_restarts": "restarts.max",

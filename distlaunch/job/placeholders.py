@@ -37,6 +37,11 @@ def literal(argument: str) -> str:
     return re.sub(_SINGLE, r"{\g<0>}", argument)
 
 
+def escaped_in(arguments: Iterable[str]) -> list[str]:
+    """The {words} in `arguments` whose braces `literal` doubles, in their order."""
+    return list(dict.fromkeys(name for argument in arguments for name in _single_words(argument)))
+
+
 def placeholders_in(arguments: Iterable[str]) -> list[str]:
     """The names that `fill` would fill in, in the order of PLACEHOLDERS."""
     found = {name for argument in arguments for name in _single_words(argument)}

@@ -92,7 +92,7 @@ class NodeSpec(NamedTuple):
 
 
 class Timeouts(NamedTuple):
-    """Seconds; `lease_s` without a sign of life make a node lost, here and there; no `join_s` = no limit."""
+    """Seconds; `lease_s` without a sign of life make a node lost, here and there; None = no limit."""
 
     connect_s: float = 30.0
     join_s: float | None = 600.0
@@ -100,7 +100,7 @@ class Timeouts(NamedTuple):
     job_s: float | None = None
     lease_s: float = 30.0
     rejoin_s: float = 300.0
-    stall_s: float = 600.0
+    stall_s: float | None = 600.0
 
 
 FOREVER_S = 1e9
@@ -162,7 +162,7 @@ class ByHand(NamedTuple):
 class JobSpec(NamedTuple):
     """A whole job. Paths are absolute; those on a node may begin with the ~ of its user instead.
 
-    `places` maps a path in the file to where it stands.
+    `places` maps a path in the file to where it stands; one that was `piped` has no folder.
 
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0. With `shares_stdio` they have our
     stdin and, where nothing is to be done with what they print, our stdout.
@@ -200,6 +200,7 @@ class JobSpec(NamedTuple):
     ssh: SshOptions = SshOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     source: str = "job"
+    piped: bool = False
 
     @property
     def pool(self) -> tuple[NodeSpec, ...]:

@@ -10,7 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from distlaunch.errors import Problem
-from distlaunch.job.document import Entries, Items, Place, Scalar, Value, as_list, describe
+from distlaunch.job.document import (
+    Entries,
+    Items,
+    Place,
+    Scalar,
+    Value,
+    as_list,
+    describe,
+    in_quotes,
+    is_unset,
+)
 
 Schema = dict[str, Any]
 
@@ -33,12 +43,45 @@ def _refuse(kind: Type, value: Value, path: str, problems: list[Problem], hint: 
     problems.append(value.place.problem(path, f"expected {kind.name}, got {describe(value)}{hint}"))
 
 
+def _refuse_mapping(kind: Type, value: Value, path: str, problems: list[Problem]) -> None:
+    text = value.value if isinstance(value, Scalar) and isinstance(value.value, str) else ""
+    hint = colon_hint(text, value.place)
+    _refuse(kind, value, path, problems, hint and f"; {hint}")
+
+
 def _list_hint(value: Value, path: str) -> str:
     """How to write a list whose items were given as one string."""
     match value:
         case Scalar(value=str(text)) if text.strip(" ,"):
-            return f"; write {path.rpartition('.')[2]}: {as_list(text)}"
+            return f"; write {value.place.entry(path.rpartition('.')[2], text, as_list(text))}"
     return ""
+
+
+def _quote_hint(kind: Type, value: Value, path: str) -> str:
+    """How to write a string that YAML has read as something else."""
+    text = _unquoted(value)
+    trial: list[Problem] = []
+    if not text or kind.check(Scalar(text, value.place), path, trial) is None:
+        return ""
+    return f"; quote it: {value.place.instead(text, in_quotes(text))}"
+
+
+def _unquoted(value: Value) -> str:
+    """What was meant as a string: a number, a switch, `{word}` or `word: word`."""
+    match value:
+        case Scalar(value=bool() | int() | float(), text=text):
+            return text
+        case Entries(entries=((Scalar(value=str(key)), Scalar(value=None, text="")),)):
+            return f"{{{key}}}"
+        case Entries(entries=((Scalar(value=str(key)), Scalar(text=text)),)):
+            return f"{key}: {text}"
+    return ""
+
+
+def colon_hint(text: str, place: Place) -> str:
+    """How to write a key and its value where the space between them was forgotten."""
+    found = re.fullmatch(r"([A-Za-z_]\w*):([^\s/].*)", text)
+    return f"put a space after the colon: {place.instead(text, f'{found[1]}: {found[2]}')}" if found else ""
 
 
 class Text(NamedTuple):
@@ -52,7 +95,12 @@ class Text(NamedTuple):
         match value:
             case Scalar(value=str(text)) if re.fullmatch(self.pattern, text, re.DOTALL):
                 return text
-        _refuse(self, value, path, problems)
+        hint = (
+            ""
+            if isinstance(value, Scalar) and isinstance(value.value, str)
+            else _quote_hint(self, value, path)
+        )
+        _refuse(self, value, path, problems, hint)
         return None
 
     def schema(self) -> Schema:
@@ -73,7 +121,9 @@ class Word(NamedTuple):
                 pass
             case Scalar(value=str(text)) | Scalar(text=text) if "\0" not in text:
                 return text
-        _refuse(self, value, path, problems)
+        _refuse(
+            self, value, path, problems, _quote_hint(self, value, path) if isinstance(value, Entries) else ""
+        )
         return None
 
     def schema(self) -> Schema:
@@ -195,21 +245,31 @@ class Switch(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One of a few words."""
+    """One of a few words; with `none`, also that word, or null, which become None."""
 
     words: tuple[str, ...]
+    none: bool = False
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All words."""
+        return (*self.words, "none") if self.none else self.words
 
     @property
     def name(self) -> str:
         """What is expected."""
-        return in_words([f'"{word}"' for word in self.words])
+        return in_words(_names(self))
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> str | None:
         """The word."""
         match value:
+            case Scalar(value="none") if self.none:
+                return None
+            case Scalar(value=None, text=text) if self.none and text:  # without text it is a key alone
+                return None
             case Scalar(value=str(text)) if text in self.words:
                 return text
-            case Scalar(value=str(text)) if close := difflib.get_close_matches(text, self.words, 1):
+            case Scalar(value=str(text)) if close := difflib.get_close_matches(text, self.choices, 1):
                 hint = f'did you mean "{close[0]}"?'
                 problems.append(
                     value.place.problem(path, f"expected {self.name}, got {describe(value)}; {hint}")
@@ -220,7 +280,7 @@ class Choice(NamedTuple):
 
     def schema(self) -> Schema:
         """JSON Schema."""
-        return {"enum": list(self.words)}
+        return {"enum": [*self.choices, None] if self.none else list(self.words)}
 
 
 class ListOf(NamedTuple):
@@ -257,14 +317,13 @@ class MapOf(NamedTuple):
     def check(self, value: Value, path: str, problems: list[Problem]) -> dict[str, Any] | None:
         """The entries."""
         if not isinstance(value, Entries):
-            _refuse(self, value, path, problems)
+            _refuse_mapping(self, value, path, problems)
             return None
         checked = {}
         for key, at, entry in value.walk():
             if not re.fullmatch(self.pattern, key):
-                problems.append(
-                    at.place.problem(f"{path}.{key}", f"expected {self.key_name}, got {describe(at)}")
-                )
+                wrong = colon_hint(key, at.place) or f"expected {self.key_name}, got {describe(at)}"
+                problems.append(at.place.problem(f"{path}.{key}", wrong))
             null = isinstance(entry, Scalar) and entry.value is None
             checked[key] = None if null else self.item.check(entry, f"{path}.{key}", problems)
         return checked
@@ -306,7 +365,7 @@ class Either(NamedTuple):
                 return None
             case Scalar(value=int() | float()):
                 return self.number
-            case Scalar(value=str()):
+            case Scalar(value=str() | None):
                 return self.text
         return None
 
@@ -318,10 +377,16 @@ class Either(NamedTuple):
             checked = chosen.check(value, path, trial) if chosen else None
             if chosen is None or trial:
                 hinted = any("did you mean" in problem.text for problem in trial)
-                hint = _list_hint(value, path) if isinstance(self.items, ListOf) and not self.text else ""
-                problems.extend(trial) if hinted else _refuse(self, value, path, problems, hint)
+                problems.extend(trial) if hinted else _refuse(
+                    self, value, path, problems, self._hint(value, path)
+                )
             return checked
         return chosen.check(value, path, problems)
+
+    def _hint(self, value: Value, path: str) -> str:
+        if self.text:
+            return _quote_hint(self.text, value, path)
+        return _list_hint(value, path) if isinstance(self.items, ListOf) else ""
 
     def schema(self) -> Schema:
         """JSON Schema."""
@@ -334,7 +399,7 @@ def in_words(names: Sequence[str]) -> str:
 
 
 def _names(kind: Type) -> Sequence[str]:
-    return [f'"{word}"' for word in kind.words] if isinstance(kind, Choice) else [kind.name]
+    return [f'"{word}"' for word in kind.choices] if isinstance(kind, Choice) else [kind.name]
 
 
 class Field(NamedTuple):
@@ -360,21 +425,26 @@ class Record(NamedTuple):
     def check(self, value: Value, path: str, problems: list[Problem]) -> dict[str, Any] | None:
         """The keys that were given, checked."""
         if not isinstance(value, Entries):
-            _refuse(self, value, path, problems)
+            _refuse_mapping(self, value, path, problems)
             return None
         checked = {}
         for key, at, entry in value.walk():
             inner = f"{path}.{key}" if path else key
-            if key in self.fields:
+            if key not in self.fields:
+                problems.append(self._unknown(key, at.place, inner, entry))
+            elif not is_unset(entry):
                 checked[key] = self.fields[key].kind.check(entry, inner, problems)
-            else:
-                problems.append(self._unknown(key, at.place, inner))
-        renamed = {self.foreign.get(key) for key, _, _ in value.walk()}
+        renamed = {self.foreign.get(key, key.partition(":")[0]) for key, _, _ in value.walk()}
         missing = [key for key in self.required if value.get(key) is None and key not in renamed]
         problems.extend(value.place.problem(path, f"{key} is missing") for key in missing)
         return checked
 
-    def _unknown(self, key: str, place: Place, path: str) -> Problem:
+    def _unknown(self, key: str, place: Place, path: str, entry: Value) -> Problem:
+        section, _, inner = self.foreign.get(key, "").partition(".")
+        if inner and isinstance(entry, Entries):  # its keys are those of the section
+            return place.problem(path, f"unknown key; did you mean {section}?")
+        if hint := colon_hint(key, place):
+            return place.problem(path, hint)
         if key in self.foreign:
             return place.problem(path, f"unknown key: {key} is called {self.foreign[key]} here")
         if key in self.later:
@@ -409,7 +479,7 @@ class Short(NamedTuple):
         if isinstance(value, Scalar) and isinstance(value.value, int):
             value = Entries(((Scalar(self.key, value.place), value),), value.place)
         if not isinstance(value, Entries):
-            _refuse(self, value, path, problems)
+            _refuse_mapping(self, value, path, problems)
             return None
         return self.record.check(value, path, problems)
 

@@ -1,7 +1,6 @@
 """Reads job files: YAML with places, safe tags only, no aliases, no duplicate keys, bounded."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import yaml
 
 from distlaunch.errors import JobError, Problem, UsageError, reason
 from distlaunch.job.build import Surroundings, build_spec
-from distlaunch.job.document import Entries, Items, Place, Scalar, Value, override
+from distlaunch.job.document import OVERRIDE, Entries, Items, Place, Scalar, Value, in_quotes, override
 from distlaunch.job.hosts import HostEntry, parse_hostfile
 from distlaunch.job.paths import home_error
 from distlaunch.job.spec import JobSpec
@@ -30,15 +29,17 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
     """
     if path.endswith(".py"):
         raise UsageError(f"{path} is a script, not a job file: name it in one, with script: {path}")
-    document = parse(read_text(path), "standard input" if path == STDIN else path)
+    source = "standard input" if path == STDIN else path
+    document = parse(read_text(path), source)
     for text in overrides:
         document = _overridden(document, text)
     if extra_args:
         document = _with_args(document, extra_args)
     piped = _is_piped(path)
     folder = _working_directory() if piped else str(Path(path).resolve().parent)
-    around = Surroundings(folder, os.path.expanduser("~"), os.environ, name=PIPED_NAME if piped else None)
-    return build_spec(document, path, around._replace(hostfile=_hostfile(document, around)))
+    name = PIPED_NAME if piped else None
+    around = Surroundings(folder, os.path.expanduser("~"), os.environ, name=name, piped=piped)
+    return build_spec(document, source, around._replace(hostfile=_hostfile(document, around)))
 
 
 def _is_piped(path: str) -> bool:
@@ -81,10 +82,7 @@ def parse(text: str, source: str) -> Value:
         node = loader.get_single_node()
         value = _value(loader, node, source, problems) if node else Scalar(None, Place(source))
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
-        hint = _yaml_hint(text, mark)
-        raise JobError([place.problem("", f"not YAML: {hint or error.problem or error.context}")]) from None
+        raise JobError([_not_yaml(error, text, source)]) from None
     except yaml.YAMLError as error:
         raise JobError([Place(source).problem("", f"not YAML: {error}".splitlines()[0])]) from None
     if problems:
@@ -92,25 +90,27 @@ def parse(text: str, source: str) -> Value:
     return value
 
 
-def _yaml_hint(text: str, mark: yaml.Mark | None) -> str:
-    """What is wrong in words that YAML's parser lacks, for the two mistakes that everybody makes."""
-    lines = text.split("\n")
-    line = lines[mark.line] if mark and mark.line < len(lines) else ""
-    if mark and line[: mark.column + 1].strip(" ").startswith("\t"):
-        return "a tab can't indent: use spaces"
-    if found := re.search(r"[^\s,\[\"']+\[[0-9, -]+\]", line):
-        return f'quote a range inside a list: "{found[0]}"'
-    return ""
+def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
+    from distlaunch.job.yaml_words import Mistake, explained  # most files are YAML
+
+    mark, since = error.problem_mark or error.context_mark, error.context_mark or error.problem_mark
+    said, within = str(error.problem or ""), str(error.context or "")
+    if not mark or not since:
+        return Place(source).problem("", f"not YAML: {said or within}")
+    lines = tuple(text.replace("\r\n", "\n").split("\n"))
+    told = explained(Mistake(said, within, (mark.line, mark.column), (since.line, since.column), lines))
+    if not told:
+        return Place(source, mark.line + 1, mark.column + 1).problem("", f"not YAML: {said or within}")
+    place = Place(source, told.at[0] + 1, told.at[1] + 1, text if source.startswith(OVERRIDE) else "")
+    return place.problem("", told.words + (place.instead(told.wrong, told.right) if told.wrong else ""))
 
 
 def _check_events(text: str, source: str, problems: list[Problem]) -> None:
     """Refuse aliases and deep nesting before anything recursive sees them."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.AliasEvent):
-            problems.append(
-                _place(event, source).problem("", "aliases (*name) are not allowed in a job file")
-            )
+        if refused := _refused_feature(event):
+            problems.append(_feature_problem(*refused, _place(event, source, text)))
             return
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
@@ -121,9 +121,29 @@ def _check_events(text: str, source: str, problems: list[Problem]) -> None:
             return
 
 
-def _place(marked: yaml.Event | yaml.Node, source: str) -> Place:
-    mark = marked.start_mark
-    return Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
+def _refused_feature(event: yaml.Event) -> tuple[str, str] | None:
+    """What a value begins with that a job file can't have, and the value as it was written."""
+    if isinstance(event, yaml.AliasEvent):
+        return "aliases (*name)", f"*{event.anchor}"
+    if isinstance(event, yaml.ScalarEvent) and event.anchor and not event.value:
+        return "anchors (&name)", f"&{event.anchor}"
+    tag = getattr(event, "tag", None) or ""
+    if isinstance(event, yaml.ScalarEvent) and tag.startswith("!"):
+        return "tags (!name)", f"{tag} {event.value}".strip()
+    return None
+
+
+def _feature_problem(feature: str, word: str, place: Place) -> Problem:
+    fixed = place.instead(word, in_quotes(word))
+    return place.problem(
+        "", f"{feature} are not allowed in a job file; if it is a plain value, quote it: {fixed}"
+    )
+
+
+def _place(marked: yaml.Event | yaml.Node, source: str, text: str = "") -> Place:
+    """Where it stands; `text` is the whole that was parsed."""
+    mark, typed = marked.start_mark, text if source.startswith(OVERRIDE) else ""
+    return Place(source, mark.line + 1, mark.column + 1, typed) if mark else Place(source)
 
 
 def _value(loader: yaml.SafeLoader, node: yaml.Node, source: str, problems: list[Problem]) -> Value:
@@ -164,7 +184,9 @@ def _mapping(
     for key_node, value_node in node.value:
         place = _place(key_node, source)
         if not isinstance(key_node, yaml.ScalarNode):
-            problems.append(place.problem("", "a key must be a word"))
+            braces = isinstance(key_node, yaml.MappingNode) and key_node.flow_style
+            hint = "; quote a value that begins with {{" if braces else ""
+            problems.append(place.problem("", f"a key must be a word{hint}"))
             continue
         key = key_node.value
         if key in seen:
@@ -187,8 +209,11 @@ def _overridden(document: Value, text: str) -> Value:
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]
     if len(steps) > MAX_DEPTH:
         raise UsageError(f"{source[:60]}…: deeper than {MAX_DEPTH} levels")
+    new = _moved(new, Place(source, typed=value))
+    if isinstance(new, Scalar) and new.value is None and steps[-2:-1] != ["env"]:
+        new = new._replace(unset=True)
     try:
-        return override(_spelled_out(document, steps), steps, _moved(new, Place(source)))
+        return override(_spelled_out(document, steps), steps, new)
     except KeyError as error:
         raise UsageError(f"--set {text}: {error.args[0]}") from None
 

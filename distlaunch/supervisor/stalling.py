@@ -3,6 +3,7 @@
 import re
 
 from distlaunch.errors import Exit
+from distlaunch.job.spec import FOREVER_S
 from distlaunch.supervisor.actions import Action, Dump, Notice
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import RanksStalled, StackDumped
@@ -47,8 +48,12 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
     return state.with_timer(Timer.STALL_NOTICE, now + _settle_s(state)), ()
 
 
+def _limit_s(state: State) -> float:
+    return state.spec.timeouts.stall_s or FOREVER_S
+
+
 def _settle_s(state: State) -> float:
-    return SETTLE_S + min(LOOK_MAX_S, state.spec.timeouts.stall_s / LOOKS)
+    return SETTLE_S + min(LOOK_MAX_S, _limit_s(state) / LOOKS)
 
 
 def _stalled(state: State) -> list[WorkerState]:
@@ -67,7 +72,7 @@ def stall_notice_due(state: State, now: float) -> Step:
 
 def _stall_words(state: State, again: bool) -> str:
     names = listed([state.named(worker.rank, f"pid {worker.pid}") for worker in _stalled(state)])
-    what = f"no output, CPU or GPU use for {span_words(state.spec.timeouts.stall_s)}"
+    what = f"no output, CPU or GPU use for {span_words(_limit_s(state))}"
     return f"{'now ' if again else ''}stalled: {names}: {what}; {_others_words(state)}"
 
 
@@ -128,7 +133,7 @@ def _cause(state: State, now: float) -> Cause:
     elsewhere = [worker for worker in stalled if worker.stack and worker.rank not in waiting]
     at_fault = elsewhere if elsewhere and waiting else stalled
     who = listed([state.named(worker.rank) for worker in at_fault])
-    text = f"stalled: {who} did nothing for {span_words(state.spec.timeouts.stall_s)}"
+    text = f"stalled: {who} did nothing for {span_words(_limit_s(state))}"
     if elsewhere and waiting:
         verb = "waits" if len(waiting) == 1 else "wait"
         text += f", in {elsewhere[0].stack[0]}; {_ranks_words(state, waiting)} {verb} in a collective"

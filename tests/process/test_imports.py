@@ -14,15 +14,15 @@ TELL = "import os, sys; print('told', os.environ['RANK'], sys.argv[1:], flush=Tr
 @pytest.mark.parametrize("as_words", [False, True], ids=["quoted", "after --"])
 def test_an_imported_torchrun_command_runs(as_words: bool, tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(TELL)
-    words = ["torchrun", "--nproc-per-node", "2", "x.py", "a", "é $(b)", "{rank}"]
-    command = ["--", *words] if as_words else [shlex.join(words)]
+    words = ["torchrun", "--nproc-per-node", "2", "x.py", "a", "é $(b)", "{rank}", "{epoch}", "{{a}}"]
+    command = ["--", *words] if as_words else [f"me@host:~$ {shlex.join(words)}"]
     made = distlaunch("import", "torchrun", *command)
     assert (made.returncode, made.stderr) == (0, "")
     (tmp_path / "job.yaml").write_text(made.stdout)
     ran = distlaunch("run", str(tmp_path / "job.yaml"), cwd="/")
     assert ran.returncode == 0, ran.stderr
     for rank in range(2):
-        assert f"told {rank} ['a', 'é $(b)', '{{rank}}']" in ran.stdout
+        assert f"told {rank} ['a', 'é $(b)', '{{rank}}', '{{epoch}}', '{{{{a}}}}']" in ran.stdout
 
 
 def test_json_has_the_same_keys_and_the_comments() -> None:

@@ -32,3 +32,13 @@ def test_stacks_that_can_not_be_had_are_told_in_a_line(tmp_path: Path) -> None:
     assert len(re.findall("where rank 0 is blocked: .+\n", done.stderr)) == 1
     assert all(line.startswith("distlaunch: ") for line in done.stderr.splitlines())
     assert "Stack backtrace" not in done.stderr
+
+
+def test_nothing_counts_as_stalled_without_a_limit(tmp_path: Path) -> None:
+    """With the limit of 1 s that the other tests have, 4 s without output would be told."""
+    keys = "gpus_per_node: 0\ntimeouts: {stall: none, job: 30s}\ncommand: [sleep, '4']\n"
+    (tmp_path / "job.yaml").write_text(keys)
+    done = distlaunch("run", str(tmp_path / "job.yaml"))
+    assert (done.returncode, "stalled:" in done.stderr) == (0, False), done.stderr
+    told = distlaunch("run", str(tmp_path / "job.yaml"), "--set", "timeouts.stall=1s")
+    assert (told.returncode, "stalled: rank 0" in told.stderr) == (0, True), told.stderr

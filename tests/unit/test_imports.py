@@ -239,6 +239,8 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("torchrun --log-line-prefix-template x x.py", "the prefix is [node:rank]"),
         ("RANK=1 torchrun x.py", "RANK is set by distlaunch"),
         ("torchrun x.py {rank}", "{{rank}}: doubled braces"),
+        ("torchrun x.py --name {epoch}-{step}", "{{epoch}}, {{step}}: doubled braces"),
+        ("torchrun --nnodes 2 --nproc-per-node 4 x.py", "# gpus_per_node: 4"),
         ("torchrun --nproc-per-node auto x.py", "one worker per GPU"),
         ("torchrun --run-path x.py", "--run-path has no effect"),
         ("python -m torch.distributed.launch x.py", "expect --local_rank"),
@@ -732,6 +734,47 @@ def test_a_config_becomes_a_job_or_is_refused_with_its_place(config: dict[str, A
 )
 def test_a_hostfile_becomes(text: str, keys: dict[str, Any]) -> None:
     assert keys_of(hostfile_draft(text, "hosts", ["x.py"])) == {"script": "x.py", **keys}
+
+
+PROMPTS = [
+    *("$ ", "% ", "> ", "# ", "  $  ", "user@host:~$ ", "(base) me@h:~/x$ ", "(v)$ ", "[me@n dir]# "),
+    *("me@host ~ % ", "root@h:/a-b/c# ", "\u276f "),
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_prompt_that_was_copied_along_is_taken_off(prompt: str) -> None:
+    text = "torchrun --nproc-per-node 2 \\\n{}x.py '$ a' > log"
+    plain = launcher_line(text.format(""))
+    assert launcher_line(prompt + text.format("")) == plain
+    assert launcher_line(prompt + text.format("> ")) == plain
+
+
+@pytest.mark.parametrize(
+    "text", ["$A torchrun x.py", "A=b torchrun x.py", "me@host torchrun x.py", "a; torchrun x"]
+)
+def test_what_is_no_prompt_stays(text: str) -> None:
+    line = launcher_line(text)
+    assert line.command.words[0] == text.split(maxsplit=1)[0] or line.notes
+
+
+def test_a_program_beside_a_hostfile_has_its_braces_told() -> None:
+    draft = hostfile_draft("a\n", "hosts", ["x.py", "{epoch}"])
+    assert "{{epoch}}: doubled braces" in comments(draft)
+    assert fill(spec_of(draft_text(draft)).args[0], {}) == "{epoch}"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "gpus"), [("a slots=2\nb slots=2\n", 2), ("a\n", 8), ("a slots=1\nb\n", 8)]
+)
+def test_a_hostfiles_job_says_what_dry_run_needs(hosts: str, gpus: int) -> None:
+    text = draft_text(hostfile_draft(hosts, "hosts"))
+    facts = dict.fromkeys(range(hosts.count("\n")), Facts("python", None))
+    with pytest.raises(JobError, match="say it with gpus_per_node"):
+        make_plan(spec_of(text), facts)
+    taken = spec_of(text.replace(f"# gpus_per_node: {gpus}", f"gpus_per_node: {gpus}"))
+    assert [node.gpus for node in taken.nodes] == [gpus] * len(facts)
+    assert make_plan(taken, facts)
 
 
 def test_a_hostfile_is_refused_with_its_place() -> None:

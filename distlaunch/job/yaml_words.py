@@ -1,0 +1,234 @@
+"""What is wrong with text that is no YAML, in words that YAML's parser lacks, and how to write it."""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from distlaunch.job.document import as_list, in_quotes
+
+Mark = tuple[int, int]
+"""Line and column, from 0."""
+
+
+class Mistake(NamedTuple):
+    """What the parser `said` at a place, and within which construct, begun `since`; `lines` are all."""
+
+    said: str
+    within: str
+    at: Mark
+    since: Mark
+    lines: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """The line where the parser stopped."""
+        return self._line(self.at)
+
+    @property
+    def begun(self) -> str:
+        """The line where the construct begins."""
+        return self._line(self.since)
+
+    @property
+    def before(self) -> str:
+        """What stands on the line before the place."""
+        return self.line[: self.at[1]]
+
+    def _line(self, mark: Mark) -> str:
+        return self.lines[mark[0]] if mark[0] < len(self.lines) else ""
+
+
+class Told(NamedTuple):
+    """The words, where, and what to write (`right`) in place of what (`wrong`)."""
+
+    words: str
+    at: Mark
+    wrong: str = ""
+    right: str = ""
+
+
+def explained(mistake: Mistake) -> Told | None:
+    """The mistake in the user's terms, where it is one of those that people make."""
+    return next(filter(None, (look(mistake) for look in _LOOKS)), None)
+
+
+def _quoted(words: str, at: Mark, wrong: str) -> Told:
+    return Told(f"{words}; quote it: ", at, wrong, in_quotes(wrong))
+
+
+def _tab(mistake: Mistake) -> Told | None:
+    if mistake.line[: mistake.at[1] + 1].strip(" ").startswith("\t"):
+        return Told("a tab can't indent: use spaces", mistake.at)
+    return None
+
+
+def _second_document(mistake: Mistake) -> Told | None:
+    if "another document" not in mistake.said:
+        return None
+    words = "a second document begins here, but a job file holds one job: put the other into its own file"
+    return Told(words, mistake.at)
+
+
+def _unclosed_quote(mistake: Mistake) -> Told | None:
+    if "quoted scalar" not in mistake.within or "end of stream" not in mistake.said:
+        return None
+    return Told(f"this {mistake.begun[mistake.since[1]]} is not closed", mistake.since)
+
+
+def _colon(mistake: Mistake) -> Told | None:
+    """A key without its colon, or without the space after it, which YAML finds out a line later."""
+    if "mapping values" in mistake.said:
+        return _no_space(mistake, mistake.at[0]) or _no_space(mistake, mistake.at[0] - 1)
+    return _no_colon(mistake) if "expected ':'" in mistake.said else None
+
+
+def _no_space(mistake: Mistake, number: int) -> Told | None:
+    line = mistake.lines[number] if 0 <= number < len(mistake.lines) else ""
+    found = re.match(r"\s*(?:- )?(([A-Za-z_]\w*):)([^\s/].*)", line)
+    if not found:
+        return None
+    at = (number, found.end(1) - 1)
+    return Told("put a space after the colon: ", at, found[1] + found[3], f"{found[1]} {found[3]}")
+
+
+def _no_colon(mistake: Mistake) -> Told:
+    number = mistake.since[0]
+    text = mistake.begun.strip()
+    if spaced := _no_space(mistake, number):
+        return spaced
+    if found := re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(.+)", text):
+        return Told(
+            "write a colon between a key and its value: ", mistake.since, text, f"{found[1]}: {found[2]}"
+        )
+    return Told(f'"{text[:60]}" is not followed by a colon; write key: value', mistake.since)
+
+
+def _bad_start(mistake: Mistake) -> Told | None:
+    """A plain value that begins with what means something else in YAML."""
+    special = "alphabetic or numeric" in mistake.said or re.search("scanning a (tag|block)", mistake.within)
+    at = mistake.since if special else mistake.at
+    if not special and "cannot start any token" not in mistake.said:
+        return None
+    line = mistake.lines[at[0]]
+    word = _word(line, at[1])
+    return _quoted(f"a plain value can't begin with {word[0]}", at, word) if word.strip() else None
+
+
+def _word(line: str, column: int) -> str:
+    """The value that begins at `column`: the rest of the line, or inside brackets up to a comma."""
+    before, rest = line[:column], re.sub(r"\s#.*", "", line[column:])
+    inside = any(before.count(mark) > before.count(end) for mark, end in ("[]", "{}"))
+    return (re.split(r"[,\]}]", rest)[0] if inside else rest.rstrip(",")).strip()
+
+
+def _nested_bracket(mistake: Mistake) -> Told | None:
+    """[ or { inside a plain value of a list, where it begins a list or mapping of its own."""
+    if not mistake.within.startswith("while parsing a flow"):
+        return None
+    if found := re.search(r"[^\s,\[\"']+\[[0-9, -]+\]", mistake.line):
+        return Told("quote a range inside a list: ", mistake.at, found[0], in_quotes(found[0]))
+    start = re.search(r"[^\s,\[\]{}\"']+$", mistake.before)
+    rest = re.match(r"(?:\[[^\[\]]*\]|\{[^{}]*\}|[^\s,\[\]{}])+", mistake.line[mistake.at[1] :])
+    if not start or not rest or rest[0][0] not in "[{":
+        return None
+    return _quoted(
+        f"a plain value inside a list can't have {rest[0][0]} in it", mistake.at, start[0] + rest[0]
+    )
+
+
+def _unclosed_bracket(mistake: Mistake) -> Told | None:
+    if "',' or" not in mistake.said and "<stream end>" not in mistake.said:
+        return None
+    after = mistake.line[mistake.at[1] :].strip()
+    if mistake.at[0] > mistake.since[0] or not after:
+        return Told(f"this {mistake.begun[mistake.since[1]]} is not closed", mistake.since)
+    if after.startswith(":"):
+        item = re.split(r"[,\[{]\s*", mistake.before)[-1] + re.split(r"\s*[,\]}]", after)[0]
+        value = item.partition(": ")[2] if "mapping" in mistake.within else item
+        return _quoted('a plain value can\'t have ": " in it', mistake.at, value)
+    return Told(f"a comma is missing before {re.split(r'[,}]|]', after)[0][:20]}", mistake.at)
+
+
+def _colon_in_value(mistake: Mistake) -> Told | None:
+    found = re.match(r"\s*(?:- )?[\w.-]+: +(\S.*)", mistake.line)
+    if "mapping values" not in mistake.said or not found or found.start(1) > mistake.at[1]:
+        return None
+    return _quoted('a plain value can\'t have ": " in it', mistake.at, found[1].rstrip())
+
+
+def _indentation(mistake: Mistake) -> Told | None:
+    misplaced = re.search("mapping values|expected key|expected '-'|<block end>", mistake.said)
+    begins = re.match(r"\s*(?:- )?[\w.-]+$|\s*$", mistake.before)
+    if not misplaced or not begins or not mistake.line.strip():
+        return None
+    words = (
+        "this line's indentation doesn't match the lines above it: the keys of a mapping, and the items of a "
+    )
+    return Told(f"{words}list, stand right below each other", mistake.at)
+
+
+def _after_value(mistake: Mistake) -> Told | None:
+    """Text behind a value that ended with its quote or bracket."""
+    if not re.search("expected key|expected '-'|<block end>|<document start>", mistake.said):
+        return None
+    found = re.match(r"\s*(?:- )?(?:[\w.-]+: +)?(?:- )?([\"'{\[].*)", mistake.line)
+    if not found or found.start(1) >= mistake.at[1] - 1:
+        return Told("a quote that was opened on an earlier line ends before this; close it there", mistake.at)
+    value, rest = found[1].rstrip(), mistake.line[mistake.at[1] :].strip()
+    words = f"{rest[:20]} stands behind the value's end"
+    if value[0] == "[":
+        return Told(f"{words}: remove it, or put it into the list", mistake.at)
+    wrong, whole = value, value[1:-1] if value[0] == value[-1] == "'" else value
+    return Told(f"{words}; quote the whole: ", mistake.at, wrong, in_quotes(whole))
+
+
+def _list_on_the_line(mistake: Mistake) -> Told | None:
+    if "sequence entries" not in mistake.said:
+        return None
+    value = mistake.line[mistake.at[1] :].strip()
+    if value == "-":
+        return _quoted("a plain value can't be a dash alone", mistake.at, value)
+    words = "the items of a list begin on a line of their own, or stand in brackets: "
+    return Told(words, mistake.at, value, as_list(" ".join(value[1:].split())))
+
+
+def _escape(mistake: Mistake) -> Told | None:
+    found = re.match(r'"((?:\\.|[^"\\])*)"', mistake.begun[mistake.since[1] :])
+    if "escape character" not in mistake.said or not found:
+        return None
+    right = "'" + found[1].replace("'", "''") + "'"
+    return Told(
+        "between double quotes a backslash begins an escape; for a plain one: ", mistake.at, found[0], right
+    )
+
+
+def _question_mark(mistake: Mistake) -> Told | None:
+    found = re.search(r"(?:[\[,:] *)(\?) *(?:[,\]]|$)", mistake.begun)
+    if not found or not re.search("mapping keys|',' or", mistake.said):
+        return None
+    return _quoted("a plain value can't be a question mark alone", (mistake.since[0], found.start(1)), "?")
+
+
+def _missing_value(mistake: Mistake) -> Told | None:
+    if not re.search("expected (the )?node content", mistake.said):
+        return None
+    after = mistake.line[mistake.at[1] :].strip()
+    if "block node" in mistake.within and after:
+        return _quoted(f"a plain value can't begin with {after[0]}", mistake.at, after)
+    if after.startswith("-"):
+        return Told("inside brackets the items of a list stand without dashes: [a, b]", mistake.at)
+    return Told(f"a value is missing before {after[0]}" if after else "a bracket is not closed", mistake.at)
+
+
+_LOOKS: tuple[Callable[[Mistake], Told | None], ...] = (
+    *(_tab, _second_document, _unclosed_quote, _colon, _bad_start, _question_mark, _nested_bracket),
+    *(
+        _unclosed_bracket,
+        _colon_in_value,
+        _indentation,
+        _after_value,
+        _list_on_the_line,
+        _escape,
+        _missing_value,
+    ),
+)
