@@ -40,7 +40,7 @@ def lines(moments: Iterable[Moment], first_s: float, last_s: float) -> Iterator[
 
 
 def _changes(path: str, before: Any, after: Any) -> Iterator[str]:
-    """Where two states differ: `nodes[0].phase: CONNECTING → UP`."""
+    """Where two states differ: `workers[3].phase: PLANNED → RUNNING`."""
     if before == after:
         return
     inner = _parts(before, after)

@@ -16,6 +16,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
+from distlaunch.supervisor.nodes import Route, route_of
 from distlaunch.supervisor.state import State
 
 HEARTBEATS = 6
@@ -78,8 +79,8 @@ def _workers_of(state: State, part: NodePlan, run_id: str) -> list[WorkerPlan]:
     assert state.plan is not None
     assert state.port is not None
     meeting = meeting_of(state.plan, run_id, state.port, state.restart_count)
-    node = state.nodes[part.node]
-    return workers(state.plan, part, meeting, node.interface, node.source)
+    way = route_of(state.nodes[part.node]) or Route()
+    return workers(state.plan, part, meeting, way.interface, way.source)
 
 
 def _start_message(state: State, node: int, run_id: str) -> Message:

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from distlaunch.job.document import counted
 from distlaunch.supervisor.ending import listed
+from distlaunch.supervisor.nodes import Unusable, failure_of, phase_word
 from distlaunch.supervisor.root_cause import root_cause_line, root_cause_lines
-from distlaunch.supervisor.state import NodePhase, State, WorkerPhase, WorkerState, status_words
+from distlaunch.supervisor.state import State, WorkerPhase, WorkerState, status_words
 from distlaunch.supervisor.stories import Ending, advice
 
 MAX_LINES = 24
@@ -191,26 +192,25 @@ def _record_words(record: Any) -> list[str]:
 
 
 def _unusable_nodes(state: State) -> list[str]:
-    unusable = [index for index, node in enumerate(state.nodes) if node.phase is NodePhase.UNUSABLE]
+    unusable = [index for index, node in enumerate(state.nodes) if isinstance(node, Unusable)]
     if not unusable:
         return []
     from distlaunch.transport.advice import advice_for  # needs shlex
 
     lines = []
     for index in unusable:
-        node = state.nodes[index]
-        if node.failure:
+        if failure := failure_of(state.nodes[index]):
             there = state.spec.pool[index]
-            what = advice_for(node.failure, there.reach, state.spec.ssh, there.python or state.spec.python)
-            lines.append(f"{state.label(index)}: {node.failure.kind.value}; {what}")
-            lines += [f"  | {line}" for line in node.failure.words.splitlines()[-MAX_LINES:]]
+            what = advice_for(failure, there.reach, state.spec.ssh, there.python or state.spec.python)
+            lines.append(f"{state.label(index)}: {failure.kind.value}; {what}")
+            lines += [f"  | {line}" for line in failure.words.splitlines()[-MAX_LINES:]]
     return lines
 
 
 def _node_document(state: State, index: int) -> dict[str, Any]:
-    node = state.nodes[index]
-    failure = node.failure and {"kind": node.failure.kind.value, "words": node.failure.words}
-    return {"name": state.label(index), "phase": node.phase.value, "failure": failure}
+    node, known = state.nodes[index], failure_of(state.nodes[index])
+    failure = known and {"kind": known.kind.value, "words": known.words}
+    return {"name": state.label(index), "phase": phase_word(node), "failure": failure}
 
 
 def _label(state: State, node: int | None) -> str | None:

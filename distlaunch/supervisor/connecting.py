@@ -2,9 +2,19 @@
 
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Connect, Drop, GiveUp, Notice, Reap
-from distlaunch.supervisor.ending import all_closed, end_job, listed, processes_words
+from distlaunch.supervisor.ending import end_job, listed, processes_words
 from distlaunch.supervisor.events import AddressesFound, AgentUp, OrphansKilled, Reaped
 from distlaunch.supervisor.members import choose_members, complete, misfit
+from distlaunch.supervisor.nodes import (
+    Away,
+    Connecting,
+    Reaping,
+    Retrying,
+    Unusable,
+    Up,
+    is_expected,
+    unfit_words,
+)
 from distlaunch.supervisor.preparing import prepare
 from distlaunch.supervisor.restarting import (
     RECONNECT_MAX_S,
@@ -13,14 +23,12 @@ from distlaunch.supervisor.restarting import (
     grow,
     reconnect_later,
 )
-from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step
+from distlaunch.supervisor.state import Cause, Phase, State, Step
 from distlaunch.supervisor.timers import Timer
 from distlaunch.supervisor.torch_agents import take_in
 from distlaunch.transport.failure import Kind, LinkFailure
 
 MAX_ATTEMPTS = 6
-_SILENT = {NodePhase.CONNECTING: "no agent", NodePhase.UP: "no answer"}
-"""What is said of a node that owes an answer: its hello or, when it comes late, its route."""
 RETRY_S = 0.4
 """Seconds before the second attempt; each further one waits twice as long, all with jitter."""
 
@@ -28,42 +36,41 @@ RETRY_S = 0.4
 def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
     """A node can be used, once nothing is left there of an agent that was lost."""
     node = state.nodes[event.node]
-    if node.phase is not NodePhase.CONNECTING:
+    if not isinstance(node, Connecting):
         return state, ()
-    state = state.with_node(event.node, phase=NodePhase.UP, facts=event.facts, failure=None, leaving=False)
     state = state.without_timers(Timer.ANSWER, node=event.node)
-    if node.lost:
-        return state, (Reap(event.node),)
-    return _joined_the_pool(state, event.node, now)
+    if node.away:
+        return state.with_node(event.node, Reaping(event.facts, node.attempt, node.away)), (Reap(event.node),)
+    return _joined_the_pool(state, event.node, Up(event.facts), 1, now)
 
 
 def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
     """What the master may be called where the job file does not say it."""
-    for node, address in event.addresses:
-        state = state.with_node(node, address=address)
-    return state, ()
+    return state._replace(addresses=dict(event.addresses)), ()
 
 
 def on_reaped(event: Reaped, state: State, now: float) -> Step:
     """A node that returned is clean."""
     node = state.nodes[event.node]
-    if node.phase is not NodePhase.UP or not node.lost:
+    if not isinstance(node, Reaping):
         return state, ()
-    state = state.with_node(event.node, clean=True, lost=False).without_timers(Timer.FENCE, node=event.node)
-    return _joined_the_pool(state, event.node, now)
+    state = state.without_timers(Timer.FENCE, node=event.node)
+    up = Up(node.facts, unfit=node.away.unfit)
+    return _joined_the_pool(state, event.node, up, node.attempt, now)
 
 
-def _joined_the_pool(state: State, node: int, now: float) -> Step:
+def _joined_the_pool(state: State, node: int, up: Up, attempt: int, now: float) -> Step:
+    state = state.with_node(node, up)
     if state.phase in (Phase.STOPPING, Phase.DONE):
         return state, ()
     why = misfit(state, node)
     if state.phase is Phase.CONNECTING:
         said = _misfit_notice(state, node, why)
-        state, actions = all_connected(state.with_node(node, unfit=why), now)
+        state, actions = all_connected(state.with_node(node, up._replace(unfit=why)), now)
         return state, (*said, *actions)
     if why:
-        return _let_go(state, node, why, now)
-    state = state.with_node(node, unfit="", attempts=1)
+        return _let_go(state, node, why, attempt, now)
+    state = state.with_node(node, up._replace(unfit=""))
     if state.phase is Phase.RESTARTING:
         return advance(state, now)
     return (take_in if state.spec.torch_agents else _is_back)(state, node, now)
@@ -71,16 +78,15 @@ def _joined_the_pool(state: State, node: int, now: float) -> Step:
 
 def _misfit_notice(state: State, node: int, why: str) -> tuple[Notice, ...]:
     """What there is to say of a node that can't take part, once."""
-    known = state.nodes[node].unfit == why
+    known = unfit_words(state.nodes[node]) == why
     return () if known else (Notice("warning", f"{state.label(node)} can't take part: {why}"),)
 
 
-def _let_go(state: State, node: int, why: str, now: float) -> Step:
+def _let_go(state: State, node: int, why: str, attempt: int, now: float) -> Step:
     """A node can't take part as it is: look at it again later, for its GPUs may come."""
     said = _misfit_notice(state, node, why)
-    attempts = max(2, state.nodes[node].attempts)
-    state = state.with_node(node, unfit=why, lost=True, ready=False, attempts=attempts)
-    state, actions = advance(reconnect_later(state, node, now), now)
+    again = Retrying(max(2, attempt), None, Away(unfit=why))
+    state, actions = advance(reconnect_later(state, node, again, now), now)
     return state, (*said, Drop(node), *actions)
 
 
@@ -98,35 +104,28 @@ def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
     return state, (Notice("warning", text),)
 
 
-def not_connected(state: State, node: int, failure: LinkFailure, now: float) -> Step:
+def not_connected(state: State, node: int, this: Connecting, failure: LinkFailure, now: float) -> Step:
     """A node can't be used, or not yet: try again where that can help."""
-    this = state.nodes[node]
-    if this.lost or state.phase is not Phase.CONNECTING:
-        return _not_back(state, node, failure, now)
+    if this.away or state.phase is not Phase.CONNECTING:
+        return _not_back(state, node, Retrying(this.attempt, failure, this.away), now)
     answer_by = state.due_at(Timer.ANSWER, node)
     in_time = answer_by is not None and now < answer_by
-    if in_time and failure.worth_retrying and this.attempts < MAX_ATTEMPTS:
-        retry_at = now + RETRY_S * 2 ** (this.attempts - 1) * (0.5 + state.chance_of(node, this.attempts))
-        state = state.with_node(node, phase=NodePhase.RETRYING, failure=failure)
+    if in_time and failure.worth_retrying and this.attempt < MAX_ATTEMPTS:
+        retry_at = now + RETRY_S * 2 ** (this.attempt - 1) * (0.5 + state.chance_of(node, this.attempt))
+        state = state.with_node(node, Retrying(this.attempt, failure))
         return state.with_timer(Timer.RETRY, retry_at, node), ()
     if not in_time and this.failure and failure.kind is Kind.SILENT:
         failure = this.failure  # a try that was cut short knows less than the one before
     return _unusable(state, node, failure, now)
 
 
-def _not_back(state: State, node: int, failure: LinkFailure, now: float) -> Step:
+def _not_back(state: State, node: int, this: Retrying, now: float) -> Step:
     """A node that the job goes on without could not be reached: later again, as long as that can help."""
-    if state.phase is Phase.STOPPING:
-        return _unusable(state, node, failure, now)
-    state = reconnect_later(state.with_node(node, failure=failure), node, now)
-    return advance(state, now) if state.phase is Phase.RESTARTING else (state, ())
+    return advance(reconnect_later(state, node, this, now), now)
 
 
 def _unusable(state: State, node: int, failure: LinkFailure, now: float) -> Step:
-    state = state.with_node(node, phase=NodePhase.UNUSABLE, failure=failure)
-    state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
-    if state.phase is Phase.STOPPING:
-        return all_closed(state, now)
+    state = state.with_node(node, Unusable(failure)).without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     said = Notice("error", f"{state.label(node)}: {failure.kind.value}")
     state, actions = all_connected(state, now)
     return state, (said, *actions)
@@ -134,10 +133,10 @@ def _unusable(state: State, node: int, failure: LinkFailure, now: float) -> Step
 
 def all_connected(state: State, now: float) -> Step:
     """Prepare once the job has its nodes; end once it can't have enough of them."""
-    if state.phase is not Phase.CONNECTING or any(n.pending for n in state.nodes[: len(state.spec.nodes)]):
+    if state.phase is not Phase.CONNECTING or any(map(is_expected, state.nodes[: len(state.spec.nodes)])):
         return state, ()
     found = choose_members(state)
-    if len(found) < len(state.spec.nodes) and any(node.pending for node in state.nodes):
+    if len(found) < len(state.spec.nodes) and any(map(is_expected, state.nodes)):
         return state, ()  # a spare may still come
     if len(found) < state.spec.fewest:
         return _too_few(state, now)
@@ -155,15 +154,15 @@ def _let_misfits_go(state: State, now: float) -> Step:
     """Now that there is a plan: which of the spares can't stand in."""
     actions: tuple[Action, ...] = ()
     for index, node in enumerate(state.nodes):
-        idle = node.phase is NodePhase.UP and index not in state.members
+        idle = isinstance(node, Up) and index not in state.members
         if idle and state.phase is not Phase.STOPPING and (why := misfit(state, index)):
-            state, more = _let_go(state, index, why, now)
+            state, more = _let_go(state, index, why, 1, now)
             actions += more
     return state, actions
 
 
 def _too_few(state: State, now: float) -> Step:
-    unusable = [i for i, node in enumerate(state.nodes) if node.phase is NodePhase.UNUSABLE]
+    unusable = [i for i, node in enumerate(state.nodes) if isinstance(node, Unusable)]
     names = listed([state.label(i) for i in unusable])
     which = "the only node" if len(state.nodes) == 1 else f"{len(unusable)} of {len(state.nodes)} nodes"
     text = f"{which} can't be used ({names}); nothing was started"
@@ -175,8 +174,8 @@ def _with_another_try(state: State, now: float) -> State:
     # Torch's agents take a node in at once, so it is worth trying soon, and ever more slowly.
     wait_s = RECONNECT_S if state.spec.torch_agents else RECONNECT_MAX_S
     for index, node in enumerate(state.nodes):
-        if node.phase is NodePhase.UNUSABLE and node.failure and node.failure.may_pass:
-            state = state.with_node(index, phase=NodePhase.RETRYING, lost=True, attempts=2)
+        if isinstance(node, Unusable) and node.failure and node.failure.may_pass:
+            state = state.with_node(index, Retrying(2, node.failure, Away()))
             state = state.with_timer(Timer.RETRY, now + wait_s, index)
     return state
 
@@ -184,21 +183,23 @@ def _with_another_try(state: State, now: float) -> State:
 def answer_overdue(state: State, node: int, now: float) -> Step:
     """Give up a node that has not answered in time."""
     this = state.nodes[node]
-    if this.phase in _SILENT:
-        why = f"{_SILENT[this.phase]} after {state.spec.timeouts.connect_s:g} s"
+    if isinstance(this, Connecting | Up):
+        what = "no agent" if isinstance(this, Connecting) else "no answer"  # its route, as it comes late
+        why = f"{what} after {state.spec.timeouts.connect_s:g} s"
         return state, (GiveUp(node, why),)  # it reports its end, which says what was heard from it
-    if this.failure is None:
+    if not isinstance(this, Retrying) or this.failure is None:
         return state, ()
     if state.phase is Phase.CONNECTING:
         return _unusable(state, node, this.failure, now)
-    return advance(reconnect_later(state, node, now), now)
+    return advance(reconnect_later(state, node, this, now), now)
 
 
 def retry_due(state: State, node: int, now: float) -> Step:
     """Connect again."""
     this = state.nodes[node]
-    state = state.with_node(node, phase=NodePhase.CONNECTING, attempts=this.attempts + 1)
-    if this.lost:
+    assert isinstance(this, Retrying)
+    state = state.with_node(node, Connecting(this.attempt + 1, this.failure, this.away))
+    if this.away:
         state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
     state, actions = advance(state, now)
     return state, (Connect(node), *actions)

@@ -5,7 +5,20 @@ import signal
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
 from distlaunch.supervisor.events import Interrupted, OutputFlows, OutputLost, Stuck, Swept
-from distlaunch.supervisor.state import Cause, NodePhase, Phase, State, Step, WorkerPhase, WorkerState
+from distlaunch.supervisor.nodes import (
+    Clean,
+    Closed,
+    Connecting,
+    Linked,
+    Lost,
+    Over,
+    Retrying,
+    emptied,
+    is_missing,
+    may_be_occupied,
+    no_more,
+)
+from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerPhase, WorkerState
 from distlaunch.supervisor.timers import Timer
 
 STOP_MARGIN_S = 14.0
@@ -62,33 +75,32 @@ def stop_notice_due(state: State, now: float) -> Step:
 
 def _still_running(state: State) -> list[WorkerState]:
     parts = state.plan.nodes if state.plan else ()
-    ranks = [rank for part in parts if not state.nodes[part.node].clean for rank in part.ranks]
+    ranks = [rank for part in parts if may_be_occupied(state.nodes[part.node]) for rank in part.ranks]
     return [worker for worker in map(state.worker, ranks) if worker.phase is WorkerPhase.RUNNING]
 
 
 def _close_all(state: State, grace_s: float, signum: int = signal.SIGTERM) -> Step:
     actions: list[Action] = []
     for i, node in enumerate(state.nodes):
-        if node.phase in (NodePhase.UP, NodePhase.SWEPT):
+        if isinstance(node, Linked | Clean):
             actions.append(Close(i, grace_s, signum))
-        elif not node.phase.over:
+        elif isinstance(node, Connecting | Retrying):
             actions.append(Drop(i))
-            phase = NodePhase.LOST if node.lost else NodePhase.UNUSABLE
-            state = state.with_node(i, phase=phase).without_timers(Timer.RETRY, Timer.ANSWER, node=i)
+            state = state.with_node(i, no_more(node, node.failure))
+            state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=i)
     return state, tuple(actions)
 
 
 def on_swept(event: Swept, state: State, now: float) -> Step:
     """A node is clean: nothing of the job is left there."""
     node = state.nodes[event.node]
-    if node.phase is not NodePhase.UP:
+    if not isinstance(node, Linked):
         return state, ()
-    if not node.clean and (node.lost or event.generation != state.generation):
+    if may_be_occupied(node) and (is_missing(node) or event.generation != state.generation):
         return state, ()  # what is there is not of this agent, or this generation
-    state = state.with_node(event.node, clean=True, leftovers=event.leftovers)
     if state.phase is not Phase.STOPPING:
-        return state, ()
-    state = with_time_to_drain(state.with_node(event.node, phase=NodePhase.SWEPT), now)
+        return state.with_node(event.node, emptied(node)), ()
+    state = with_time_to_drain(state.with_node(event.node, Clean()), now)
     if event.leftovers and state.cause is None:
         whose = "its worker" if event.leftovers == 1 else "their workers"
         text = f"{state.label(event.node)}: killed {processes_words(event.leftovers)} that outlived {whose}"
@@ -98,7 +110,7 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
 
 def with_time_to_drain(state: State, now: float) -> State:
     """`state`, with time for the rest of the output once no node is left that has to clean up."""
-    if any(node.phase is NodePhase.UP for node in state.nodes):
+    if any(isinstance(node, Linked) for node in state.nodes):
         return state
     return state.with_timer(Timer.CLOSE, now + DRAIN_S)
 
@@ -127,7 +139,7 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
 
 def all_closed(state: State, now: float) -> Step:
     """Finish once every node is done with."""
-    if state.phase is not Phase.STOPPING or not all(node.phase.over for node in state.nodes):
+    if state.phase is not Phase.STOPPING or not all(isinstance(node, Over) for node in state.nodes):
         return state, ()
     return state._replace(phase=Phase.DONE, timers={}), (Finish(),)
 
@@ -168,11 +180,11 @@ def close_overdue(state: State, now: float) -> Step:
     """Give up the nodes that have not confirmed their clean-up in time."""
     said: list[Action] = []
     for i, node in enumerate(state.nodes):
-        if not node.phase.over:
-            clean = node.phase is NodePhase.SWEPT
+        if not isinstance(node, Over):
+            clean = isinstance(node, Clean)
             what = "its output is incomplete" if clean else "it did not confirm its clean-up"
             said += [Drop(i), Notice("warning", f"{state.label(i)}: given up, {what}")]
-            state = state.with_node(i, phase=NodePhase.CLOSED if clean else NodePhase.LOST)
+            state = state.with_node(i, Closed() if clean else Lost(occupied=may_be_occupied(node)))
     state, actions = all_closed(state, now)
     return state, (*said, *actions)
 

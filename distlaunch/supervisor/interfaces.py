@@ -6,6 +6,7 @@ from distlaunch.job.spec import EnvValue
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.ending import listed
 from distlaunch.supervisor.events import RouteFound
+from distlaunch.supervisor.nodes import route_of
 from distlaunch.supervisor.state import State
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -30,7 +31,8 @@ def interface_notices(state: State) -> tuple[Notice, ...]:
     """One warning for all nodes on which the same setting fails for the same reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for index in state.members:
-        setting, why = state.nodes[index].misnamed
+        route = route_of(state.nodes[index])
+        setting, why = route.misnamed if route else ("", "")
         if why:
             found.setdefault((setting, why), []).append(state.label(index))
     return tuple(

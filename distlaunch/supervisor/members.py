@@ -1,8 +1,18 @@
 """Who takes part in the next generation."""
 
 from distlaunch.errors import JobError
-from distlaunch.plan.layout import Facts, node_plan
-from distlaunch.supervisor.state import NodePhase, NodeState, State
+from distlaunch.plan.layout import node_plan
+from distlaunch.supervisor.nodes import (
+    Connecting,
+    Linked,
+    Node,
+    Retrying,
+    facts_of,
+    is_expected,
+    is_missing,
+    is_usable,
+)
+from distlaunch.supervisor.state import State
 from distlaunch.supervisor.timers import Timer
 
 
@@ -12,8 +22,8 @@ def choose_members(state: State) -> tuple[int, ...]:
     Those that were there keep their order, so that rank 0 keeps its host while that is there; then come
     nodes of the job that are new or have returned, then spares, up to the number that the job asks for.
     """
-    stayed = [index for index in state.members if state.nodes[index].usable]
-    others = [index for index, node in enumerate(state.nodes) if node.usable and index not in stayed]
+    stayed = [index for index in state.members if is_usable(state.nodes[index])]
+    others = [index for index, node in enumerate(state.nodes) if is_usable(node) and index not in stayed]
     return tuple([*stayed, *others][: len(state.spec.nodes)])
 
 
@@ -26,7 +36,7 @@ def misfit(state: State, index: int) -> str:
     if state.spec.torch_agents or (state.plan is None and index < len(state.spec.nodes)):
         return ""
     try:
-        part = node_plan(state.spec, state.nodes[index].facts or Facts(""), index, 0, 0)
+        part = node_plan(state.spec, facts_of(state.nodes[index]), index, 0, 0)
     except JobError as error:
         return str(error)
     if known == "nccl" and part.gpus < part.procs:
@@ -41,19 +51,21 @@ def complete(state: State) -> bool:
 
 def may_come(state: State) -> bool:
     """Whether a node that could take part will be known to be usable, or not, within moments."""
-    return any(node.pending or _first_try(node) or _to_be_reaped(state, node) for node in state.nodes)
+    return any(is_expected(node) or _first_try(node) or _to_be_reaped(state, node) for node in state.nodes)
 
 
 def hope_is_left(state: State) -> bool:
     """Whether any node may still come back."""
-    coming = (NodePhase.CONNECTING, NodePhase.RETRYING)
-    return any(node.phase in coming or _to_be_reaped(state, node) for node in state.nodes)
+    return any(isinstance(node, Connecting | Retrying) or _to_be_reaped(state, node) for node in state.nodes)
 
 
-def _to_be_reaped(state: State, node: NodeState) -> bool:
-    return node.lost and node.phase is NodePhase.UP and state.due_at(Timer.REJOIN) is not None
+def _to_be_reaped(state: State, node: Node) -> bool:
+    return isinstance(node, Linked) and is_missing(node) and state.due_at(Timer.REJOIN) is not None
 
 
-def _first_try(node: NodeState) -> bool:
-    first_attempt = {NodePhase.RETRYING: 1, NodePhase.CONNECTING: 2}
-    return node.lost and first_attempt.get(node.phase) == node.attempts
+def _first_try(node: Node) -> bool:
+    """Whether a node that was lost is tried for the first time since."""
+    first = (isinstance(node, Retrying) and node.attempt == 1) or (
+        isinstance(node, Connecting) and node.attempt == 2
+    )
+    return first and is_missing(node)

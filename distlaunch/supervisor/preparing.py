@@ -5,21 +5,22 @@ from collections.abc import Sequence
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.engine import make_plan
-from distlaunch.plan.layout import Facts, LaunchPlan
+from distlaunch.plan.layout import LaunchPlan
 from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, StartWorkers
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFound
 from distlaunch.supervisor.interfaces import interface_notices, misnamed
 from distlaunch.supervisor.joining import watched
+from distlaunch.supervisor.nodes import Route, Up, facts_of, is_usable, route_of
 from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerPhase, WorkerState
 from distlaunch.supervisor.timers import Timer
 
 
 def prepare(state: State, members: Sequence[int], now: float) -> Step:
     """All agents are there: make the plan, hold the port, find the interfaces."""
-    facts = {index: state.nodes[index].facts or Facts("") for index in members}
+    facts = {index: facts_of(state.nodes[index]) for index in members}
     try:
-        plan = make_plan(_with_its_backend(state), facts, state.nodes[members[0]].address)
+        plan = make_plan(_with_its_backend(state), facts, state.addresses.get(members[0]))
     except JobError as error:
         return end_job(state, Cause(str(error), error.exit_status, now), now)
     moved = _has_moved(state, plan, members[0])
@@ -31,13 +32,13 @@ def prepare(state: State, members: Sequence[int], now: float) -> Step:
     state = state.with_timer(Timer.PREPARE, now + state.spec.timeouts.connect_s)
     state, hold = _hold_port(state, plan, members[0])
     if plan.one_machine:
-        state = _all_ready(state, members, "lo" if state.spec.one_machine else None)
+        way = Route("lo" if state.spec.one_machine else None, "127.0.0.1")
+        state = _with_routes(state, members, way)
         state, started = start_when_prepared(state, now)
         return state, (*hold, *started)
     if moved:
-        for index in members:
-            state = state.with_node(index, ready=False, interface=None, source=None)
-    asked = [index for index in _first_asked(state, members) if not state.nodes[index].ready]
+        state = _with_routes(state, members, None)
+    asked = [index for index in _first_asked(state, members) if route_of(state.nodes[index]) is None]
     return state, (*hold, *(FindRoute(index, plan.master_addr) for index in asked))
 
 
@@ -61,14 +62,16 @@ def _first_asked(state: State, members: Sequence[int]) -> Sequence[int]:
 def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
     """Whether the ways to the master have to be found again."""
     before = state.plan
-    if before is None or before.one_machine or not state.nodes[first].ready:
+    if before is None or before.one_machine or route_of(state.nodes[first]) is None:
         return True
     return before.master_addr != plan.master_addr
 
 
-def _all_ready(state: State, members: Sequence[int], interface: str | None) -> State:
+def _with_routes(state: State, members: Sequence[int], route: Route | None) -> State:
     for index in members:
-        state = state.with_node(index, ready=True, interface=interface, source="127.0.0.1")
+        node = state.nodes[index]
+        assert isinstance(node, Up)
+        state = state.with_node(index, node._replace(route=route, asked=False))
     return state
 
 
@@ -107,20 +110,18 @@ def _owner_words(owner: object) -> str:
 
 def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     """A node knows its way to the master."""
-    if event.node not in state.members or state.nodes[event.node].ready:
+    node = state.nodes[event.node]
+    if event.node not in state.members or not isinstance(node, Up) or node.route:
         return state, ()
-    found = {"interface": event.interface, "source": event.source, "misnamed": misnamed(event, state)}
-    state = state.with_node(event.node, ready=True, **found).without_timers(Timer.ANSWER, node=event.node)
-    first = state.members[0]
+    route = Route(event.interface, event.source, misnamed(event, state))
+    state = state.with_node(event.node, node._replace(route=route))
+    state = state.without_timers(Timer.ANSWER, node=event.node)
+    first = state.nodes[state.members[0]]
     its_own = state.spec.ranking != "etcd-v2"
-    if (
-        its_own
-        and event.node != first
-        and state.nodes[first].interface is None
-        and not state.nodes[first].ready
-    ):
+    if its_own and isinstance(first, Up) and not (first.route or first.asked):
         # The master's interface is the one that carries the address by which the others reach it.
-        return state.with_node(first, interface=""), (FindRoute(first, event.address),)
+        state = state.with_node(state.members[0], first._replace(asked=True))
+        return state, (FindRoute(state.members[0], event.address),)
     return start_when_prepared(state, now)
 
 
@@ -131,7 +132,7 @@ def start_when_prepared(state: State, now: float) -> Step:
     if state.phase is not Phase.PREPARING or state.port is None:
         return state, ()
     here = _here(state)
-    if not all(state.nodes[index].ready for index in here):
+    if any(route_of(state.nodes[index]) is None for index in here):
         return state, ()
     state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
     state = watched(state, now)
@@ -141,32 +142,38 @@ def start_when_prepared(state: State, now: float) -> Step:
 
 def _here(state: State) -> list[int]:
     """The members but for those that torch's agents go on without."""
-    return [index for index in state.members if not (state.nodes[index].lost or state.nodes[index].leaving)]
+    return [index for index in state.members if isinstance(state.nodes[index], Up)]
 
 
 def _waits(state: State, node: int) -> bool:
-    this, planned = state.nodes[node], state.workers[state.members.index(node)].phase is WorkerPhase.PLANNED
-    return state.spec.torch_agents and planned and this.ready and this.clean
+    planned = state.workers[state.members.index(node)].phase is WorkerPhase.PLANNED
+    ready = is_usable(state.nodes[node]) and route_of(state.nodes[node]) is not None
+    return state.spec.torch_agents and planned and ready
 
 
 def _start(state: State, nodes: Sequence[int]) -> Step:
     actions: list[Action] = []
     for index in nodes:
-        state = state.with_node(index, clean=False)
+        node = state.nodes[index]
+        assert isinstance(node, Up)
+        state = state.with_node(index, node._replace(occupied=True))
         actions.append(StartWorkers(index))
     return state, tuple(actions)
 
 
 def _owes_an_answer(state: State, node: int) -> bool:
     """The first node is asked for its route only when another has found its own."""
+    this = state.nodes[node]
+    if not isinstance(this, Up):
+        return False
     if node != state.members[0]:
-        return not state.nodes[node].ready
-    return state.port is None or (not state.nodes[node].ready and state.nodes[node].interface is not None)
+        return this.route is None
+    return state.port is None or (this.route is None and this.asked)
 
 
 def prepare_overdue(state: State, now: float) -> Step:
     """A node that said hello does not answer any more."""
-    slow = [state.label(i) for i in state.members if not state.nodes[i].ready] or [
+    slow = [state.label(i) for i in state.members if route_of(state.nodes[i]) is None] or [
         state.label(state.members[0])
     ]
     if state.generation:  # it worked before: lost, and the job may go on without it

@@ -6,10 +6,24 @@ from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
 from distlaunch.supervisor.ending import end_job, with_end_of_workers
 from distlaunch.supervisor.events import PortUsurped, RouteFailed
 from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
+from distlaunch.supervisor.nodes import (
+    Away,
+    Leaving,
+    Linked,
+    Reaping,
+    Retrying,
+    Route,
+    Up,
+    emptied,
+    is_missing,
+    may_be_occupied,
+    no_more,
+    route_of,
+    unfit_words,
+)
 from distlaunch.supervisor.preparing import holders_words, prepare, start_when_prepared
 from distlaunch.supervisor.state import (
     Cause,
-    NodePhase,
     Phase,
     Restart,
     State,
@@ -85,17 +99,18 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
 
 def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
     """A node knows no way to the master: go on without it where others do, else end, saying what to set."""
-    if state.plan is None or event.node not in state.members or state.nodes[event.node].ready:
+    node = state.nodes[event.node]
+    if state.plan is None or event.node not in state.members or not isinstance(node, Up) or node.route:
         return state, ()  # nobody asked it
     first = state.members[0]
     if event.node == first and state.spec.ranking != "etcd-v2":
-        return start_when_prepared(state.with_node(first, ready=True, interface=None), now)
+        return start_when_prepared(state.with_node(first, node._replace(route=Route())), now)
     text = _no_route_words(state, state.plan.master_addr, event)
     if state.phase is Phase.RUNNING:  # the others go on without it
         return state, (Notice("warning", text),)
     cause = Cause(text, Exit.USAGE, now, node=event.node)
-    if state.generation and state.nodes[first].ready:
-        return generation_failed(state.with_node(event.node, unfit=text), cause, now)
+    if state.generation and route_of(state.nodes[first]):
+        return generation_failed(state.with_node(event.node, node._replace(unfit=text)), cause, now)
     return end_job(state, cause, now)
 
 
@@ -120,9 +135,8 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.timeouts.rejoin_s)):
         state = state.with_timer(timer, now + wait_s if wait_s else None)
     said = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
-    stops = [
-        StopWorkers(i, grace_s) for i, n in enumerate(state.nodes) if n.phase is NodePhase.UP and not n.clean
-    ]
+    busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]
+    stops = [StopWorkers(i, grace_s) for i in busy]
     state, more = advance(state, now)
     return state, (said, *stops, *more)
 
@@ -144,7 +158,7 @@ def advance(state: State, now: float) -> Step:
     """Start the next generation as soon as that is safe and there are nodes for it."""
     if state.phase is not Phase.RESTARTING:
         return state, ()
-    if state.due_at(Timer.BACKOFF) is not None or not all(node.clean for node in state.nodes):
+    if state.due_at(Timer.BACKOFF) is not None or any(map(may_be_occupied, state.nodes)):
         return state, ()
     found = choose_members(state)
     if len(found) < len(state.spec.nodes) and may_come(state):
@@ -158,7 +172,7 @@ def advance(state: State, now: float) -> Step:
 
 def fence_due(state: State, node: int, now: float) -> Step:
     """Whatever a lost node's workers did, they have ended by now."""
-    return advance(state.with_node(node, clean=True), now)
+    return advance(state.with_node(node, emptied(state.nodes[node])), now)
 
 
 def _next_generation(state: State, found: tuple[int, ...], now: float) -> Step:
@@ -179,51 +193,44 @@ def _nobody_came(state: State, found: int, now: float) -> Step:
     if state.due_at(Timer.REJOIN) is None:
         waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} for others"
     for index, node in enumerate(state.nodes):
-        waited += f"; {state.label(index)} can't take part: {node.unfit}" if node.unfit else ""
+        unfit = unfit_words(node)
+        waited += f"; {state.label(index)} can't take part: {unfit}" if unfit else ""
     text = f"{state.cause.text}; {found} of at least {state.spec.fewest} nodes are left{waited}"
     return end_job(state, state.cause._replace(text=text), now)
 
 
-def lose_node(state: State, node: int, failure: LinkFailure, now: float) -> State:
+def lose_node(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> State:
     """`state` after the end of a node's agent: its workers are lost, and it is fenced unless it is clean."""
-    this = state.nodes[node]
-    clean = this.clean or (failure.clean and not this.lost)  # a later agent speaks for itself alone
-    state = state.with_node(
-        node,
-        failure=failure,
-        lost=True,
-        clean=clean,
-        attempts=this.attempts if this.lost else 1,
-        ready=False,
-        unfit="",
-    )
-    state = _fenced(state, node, now)
+    returned = is_missing(before)
+    clean = failure.clean and not returned  # a later agent speaks for itself alone
+    away = Away(occupied=may_be_occupied(before) and not clean)
+    attempt = before.attempt if isinstance(before, Reaping | Leaving) else 1
     part = state.plan.part_of(node) if state.plan else None
     for rank in part.ranks if part else ():
         if state.worker(rank).phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING):
             state = state.with_worker(rank, phase=WorkerPhase.LOST, at=now)
-    return reconnect_later(state, node, now)
+    state = _fenced(state, node, away, now)
+    return reconnect_later(state, node, Retrying(attempt, failure, away), now)
 
 
-def _fenced(state: State, node: int, now: float) -> State:
+def _fenced(state: State, node: int, away: Away, now: float) -> State:
     """`state` with a time when a lost node is certain to be clean; a later loss does not put it off."""
-    if state.nodes[node].clean or state.phase is Phase.STOPPING:
+    if not away.occupied or state.phase is Phase.STOPPING:
         return state.without_timers(Timer.FENCE, node=node)
     times = state.spec.timeouts
     fence_at = now + times.lease_s + times.stop_s + FENCE_MARGIN_S
     return state.with_timer(Timer.FENCE, state.due_at(Timer.FENCE, node) or fence_at, node)
 
 
-def reconnect_later(state: State, node: int, now: float) -> State:
+def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
     """Have a node connected again, ever more slowly, where the job could use it and that can help."""
-    this = state.nodes[node]
     hopeless = this.failure is not None and not this.failure.may_pass
+    state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     if not state.spec.takes_nodes_back or hopeless or state.phase in (Phase.STOPPING, Phase.CONNECTING):
-        phase = NodePhase.LOST if this.lost else NodePhase.UNUSABLE
-        return state.with_node(node, phase=phase).without_timers(Timer.RETRY, Timer.ANSWER, node=node)
-    spread = 0.75 + 0.5 * state.chance_of(node, this.attempts)
-    wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempts - 1, 30)) * spread
-    state = state.with_node(node, phase=NodePhase.RETRYING, lost=True).without_timers(Timer.ANSWER, node=node)
+        return state.with_node(node, no_more(this, this.failure))
+    spread = 0.75 + 0.5 * state.chance_of(node, this.attempt)
+    wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempt - 1, 30)) * spread
+    state = state.with_node(node, this._replace(away=this.away or Away()))
     return state.with_timer(Timer.RETRY, now + wait_s, node)
 
 
@@ -231,8 +238,9 @@ def clearing_overdue(state: State, now: float) -> Step:
     """Drop the nodes that have not confirmed the end of their workers in time: they are fenced."""
     actions: list[Action] = []
     for i, node in enumerate(state.nodes):
-        if node.phase is NodePhase.UP and not node.clean and state.due_at(Timer.FENCE, i) is None:
+        occupied = isinstance(node, Linked) and may_be_occupied(node)
+        if isinstance(node, Linked) and occupied and state.due_at(Timer.FENCE, i) is None:
             actions += [Drop(i), Notice("warning", f"{state.label(i)} did not confirm its clean-up: fenced")]
-            state = lose_node(state, i, LinkFailure(Kind.SILENT), now)
+            state = lose_node(state, i, node, LinkFailure(Kind.SILENT), now)
     state, more = advance(state, now)
     return state, (*actions, *more)

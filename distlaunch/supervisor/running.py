@@ -13,6 +13,7 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
+from distlaunch.supervisor.nodes import Leaving, Linked, Reaping, Up, may_be_occupied
 from distlaunch.supervisor.restarting import advance, generation_failed, growth_failed, lose_node
 from distlaunch.supervisor.state import (
     Cause,
@@ -81,10 +82,10 @@ def on_peer_failed(event: PeerFailed, state: State, now: float) -> Step:
     return end_job(state, Cause(event.text, event.status, now), now)
 
 
-def node_lost(state: State, node: int, failure: LinkFailure, now: float) -> Step:
+def node_lost(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> Step:
     """A node is gone, and its workers with it."""
-    leaving = state.nodes[node].leaving
-    state = lose_node(state, node, failure, now)
+    leaving = isinstance(before, Leaving)
+    state = lose_node(state, node, before, failure, now)
     if state.phase is Phase.STOPPING:
         unsure = Notice("warning", f"{state.label(node)}: the agent ended before it confirmed its clean-up")
         state, actions = all_closed(with_time_to_drain(state, now), now)
@@ -117,9 +118,12 @@ def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
 
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     """An agent was stopped by someone: its workers are not to blame for ending."""
-    if state.phase is Phase.STOPPING:
+    node = state.nodes[event.node]
+    if state.phase is Phase.STOPPING or not isinstance(node, Up | Reaping):
         return state, ()
-    state = state.with_node(event.node, leaving=True)
+    attempt = node.attempt if isinstance(node, Reaping) else 1
+    leaving = Leaving(may_be_occupied(node), attempt, returned=isinstance(node, Reaping))
+    state = state.with_node(event.node, leaving)
     text = f"{state.label(event.node)} was lost: its agent was stopped by {signal_words(event.signum)}"
     cause = Cause(text, Exit.NODE_LOST, now, node=event.node)
     if state.phase is Phase.CONNECTING:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan.layout import Facts, LaunchPlan
+from distlaunch.plan.layout import LaunchPlan
 from distlaunch.supervisor.actions import Action
+from distlaunch.supervisor.nodes import Node
 from distlaunch.supervisor.timers import WATCHES, Alarm, Timer
-from distlaunch.transport.failure import LinkFailure
 
 
 class Phase(Enum):
@@ -23,58 +23,6 @@ class Phase(Enum):
     RESTARTING = "restarting"
     STOPPING = "stopping"
     DONE = "done"
-
-
-class NodePhase(Enum):
-    """Where one node is."""
-
-    CONNECTING = "connecting"
-    RETRYING = "retrying"
-    UP = "up"
-    SWEPT = "swept"
-    CLOSED = "closed"
-    UNUSABLE = "unusable"
-    LOST = "lost"
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come from the node."""
-        return self in (NodePhase.CLOSED, NodePhase.UNUSABLE, NodePhase.LOST)
-
-
-class NodeState(NamedTuple):
-    """One node of the pool.
-
-    `ready` once its part of the preparations is done; `clean` while no worker of ours can be there.
-    `address` is how ssh reaches it, `source` its own address on the way to the first. `unfit` says why it
-    can't take part, until it is lost and returns fit. `misnamed` is a variable's setting that names
-    interfaces of no use there, and why.
-    """
-
-    phase: NodePhase = NodePhase.CONNECTING
-    attempts: int = 1
-    facts: Facts | None = None
-    failure: LinkFailure | None = None
-    address: str | None = None
-    interface: str | None = None
-    source: str | None = None
-    ready: bool = False
-    clean: bool = True
-    lost: bool = False
-    leaving: bool = False
-    unfit: str = ""
-    leftovers: int = 0
-    misnamed: tuple[str, str] = ("", "")
-
-    @property
-    def pending(self) -> bool:
-        """Whether it is still being connected for the first time."""
-        return self.phase in (NodePhase.CONNECTING, NodePhase.RETRYING) and not self.lost
-
-    @property
-    def usable(self) -> bool:
-        """Whether workers can be started there; a node that returned is `lost` until it is reaped."""
-        return self.phase is NodePhase.UP and self.clean and not (self.leaving or self.lost or self.unfit)
 
 
 class WorkerPhase(Enum):
@@ -146,15 +94,17 @@ class Restart(NamedTuple):
 class State(NamedTuple):
     """The whole job. `workers`, in rank order, are there once the plan is.
 
-    `nodes` are the pool's; those that take part in the generation are the plan's. `cause` is why the
+    `nodes` are the pool's, `addresses` those by which ssh reaches them, as far as the job needs to know; the
+    nodes that take part in the generation are the plan's. `cause` is why the
     generation, or the job, is being ended; until the verdict `suspect` would be, unless another rank turns
     out to have failed by itself. `chance` (0 to 1) spreads what many runs would do at once.
     """
 
     spec: JobSpec
-    nodes: tuple[NodeState, ...]
+    nodes: tuple[Node, ...]
     began_at: float
     chance: float = 0.0
+    addresses: Mapping[int, str] = MappingProxyType({})
     phase: Phase = Phase.CONNECTING
     timers: Mapping[Alarm, float] = MappingProxyType({})
     plan: LaunchPlan | None = None
@@ -250,10 +200,10 @@ class State(NamedTuple):
             return None
         return part.first_rank + local_rank
 
-    def with_node(self, node: int, **changes: Any) -> "State":
-        """This state with one node changed."""
+    def with_node(self, index: int, node: Node) -> "State":
+        """This state with one node as it is now."""
         nodes = list(self.nodes)
-        nodes[node] = nodes[node]._replace(**changes)
+        nodes[index] = node
         return self._replace(nodes=tuple(nodes))
 
     @property

@@ -43,7 +43,8 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.state import NodePhase, NodeState, Phase, State, Step
+from distlaunch.supervisor.nodes import Clean, Closed, Connecting, Leaving, Reaping, Up
+from distlaunch.supervisor.state import Phase, State, Step
 from distlaunch.supervisor.timers import Alarm, Timer
 
 
@@ -53,7 +54,7 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> Step:
     timers = {Alarm(Timer.ANSWER, node): now + spec.timeouts.connect_s for node in pool}
     if spec.timeouts.job_s is not None:
         timers[Alarm(Timer.JOB)] = now + spec.timeouts.job_s
-    state = State(spec=spec, nodes=(NodeState(),) * len(pool), began_at=now, chance=chance, timers=timers)
+    state = State(spec=spec, nodes=(Connecting(),) * len(pool), began_at=now, chance=chance, timers=timers)
     return state, tuple(map(Connect, pool))
 
 
@@ -66,14 +67,15 @@ def step(state: State, event: Event, now: float) -> Step:
 
 
 def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
-    node = state.nodes[event.node]
-    if node.phase.over or node.phase is NodePhase.RETRYING:
-        return state, ()
-    if node.phase is NodePhase.CONNECTING:
-        return connecting.not_connected(state, event.node, event.failure, now)
-    if node.phase is NodePhase.SWEPT:
-        return ending.all_closed(state.with_node(event.node, phase=NodePhase.CLOSED), now)
-    return running.node_lost(state, event.node, event.failure, now)
+    match state.nodes[event.node]:
+        case Connecting() as node:
+            return connecting.not_connected(state, event.node, node, event.failure, now)
+        case Clean():
+            return ending.all_closed(state.with_node(event.node, Closed()), now)
+        case Up() | Reaping() | Leaving() as node:
+            return running.node_lost(state, event.node, node, event.failure, now)
+        case _:
+            return state, ()
 
 
 def _on_swept(event: Swept, state: State, now: float) -> Step:

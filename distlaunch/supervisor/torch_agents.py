@@ -7,6 +7,7 @@ from distlaunch.errors import JobError
 from distlaunch.plan.elastic import with_node
 from distlaunch.supervisor.actions import Action, FindRoute, Notice
 from distlaunch.supervisor.ending import end_job, listed
+from distlaunch.supervisor.nodes import Leaving, Route, Up, facts_of, is_missing
 from distlaunch.supervisor.preparing import start_when_prepared
 from distlaunch.supervisor.state import Cause, State, Step, WorkerPhase, WorkerState
 from distlaunch.supervisor.timers import Timer
@@ -18,13 +19,13 @@ NEVER_IN = re.compile(r"\bRendezvous(Closed|Connection|Timeout|State)Error\b|\bD
 def agent_failed(state: State, rank: int, cause: Cause, record: Any, now: float) -> Step:
     """A torch agent has failed: so has the job, unless it only went with its node, or came too late."""
     node = state.members[rank]
-    if state.nodes[node].leaving:
+    if isinstance(state.nodes[node], Leaving):
         return state.with_worker(rank, phase=WorkerPhase.LOST), ()
     if _finishing(state) and NEVER_IN.search(_message(record)):
         text = f"{state.label(node)}: its torch agent joined too late, when the others had finished"
         state, actions = finish(state.with_worker(rank, phase=WorkerPhase.LOST), now)
         return state, (Notice("info", text), *actions)
-    gone = [state.label(part) for part in state.members if state.nodes[part].lost]
+    gone = [state.label(part) for part in state.members if is_missing(state.nodes[part])]
     after = f"; before that, {listed(gone)} was lost" if gone else ""
     return end_job(state, cause._replace(text=cause.text + after), now)
 
@@ -70,8 +71,9 @@ def go_on(state: State, now: float) -> Step:
 
 def _going_on(state: State) -> list[int]:
     """The nodes whose torch agent runs, or will, or has ended well."""
-    here = [node for node in state.members if not (state.nodes[node].lost or state.nodes[node].leaving)]
-    return [node for node in state.members if node in here or _has_ended_well(state, node)]
+    return [
+        node for node in state.members if isinstance(state.nodes[node], Up) or _has_ended_well(state, node)
+    ]
 
 
 def _has_ended_well(state: State, node: int) -> bool:
@@ -80,14 +82,12 @@ def _has_ended_well(state: State, node: int) -> bool:
 
 def take_in(state: State, node: int, now: float) -> Step:
     """Have a torch agent started on a node that is back, or comes late: at once, in the same generation."""
-    facts = state.nodes[node].facts
     assert state.plan is not None
-    assert facts is not None
     if _finishing(state):
         return state, (Notice("info", f"{state.label(node)} is there, but the job is about to end"),)
     how = "is back" if node in state.members else "is there now"
     try:
-        plan = with_node(state.plan, node, facts)
+        plan = with_node(state.plan, node, facts_of(state.nodes[node]))
     except JobError as error:
         return state, (Notice("warning", f"{state.label(node)} {how}, but can't be used: {error}"),)
     said = Notice("info", f"{state.label(node)} {how}: its torch agent is started")
@@ -103,10 +103,10 @@ def _with_new_worker(state: State, node: int) -> State:
 
 def _find_way(state: State, node: int, now: float) -> tuple[State, tuple[Action, ...]]:
     assert state.plan is not None
-    address = state.plan.master_addr
+    this, address = state.nodes[node], state.plan.master_addr
+    assert isinstance(this, Up)
     if state.plan.one_machine:
-        state = state.with_node(node, ready=True, interface="lo", source="127.0.0.1")
+        state = state.with_node(node, this._replace(route=Route("lo", "127.0.0.1")))
         return start_when_prepared(state, now)
-    state = state.with_node(node, ready=False, interface=None, source=None)
     state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
     return state, (FindRoute(node, address),)

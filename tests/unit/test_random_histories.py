@@ -60,8 +60,9 @@ from distlaunch.supervisor.events import (
     WorkerUnstarted,
 )
 from distlaunch.supervisor.history import BEGAN, beginning, fields_of
+from distlaunch.supervisor.nodes import Lost, Up, may_be_occupied
 from distlaunch.supervisor.replay import loaded, read, replay
-from distlaunch.supervisor.state import NodePhase, Phase, State, Why
+from distlaunch.supervisor.state import Phase, State, Why
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.timers import Timer
 from distlaunch.transport.failure import Kind, LinkFailure
@@ -205,9 +206,9 @@ class World:
         alive = [agent for agents in self.agents for agent in agents if agent.running]
         assert len({agent.generation for agent in alive}) <= 1, "two generations at once"
         for agent in alive:
-            assert not self.state.nodes[agent.node].clean, "workers on a node that is taken to be clean"
+            assert may_be_occupied(self.state.nodes[agent.node]), "workers on a node taken to be clean"
             if self.finished and self.state.interrupts < 3:
-                assert self.state.nodes[agent.node].phase is NodePhase.LOST
+                assert isinstance(self.state.nodes[agent.node], Lost)
 
     # The nodes
 
@@ -247,7 +248,7 @@ class World:
                 self._later(delay_s, lambda: self._stop(agent, leave=True))
 
     def _start(self, agent: Agent) -> None:
-        assert self.state.nodes[agent.node].phase is NodePhase.UP
+        assert isinstance(self.state.nodes[agent.node], Up)
         assert not agent.running and not agent.reaping
         procs = 1 if self.state.spec.torch_agents else PROCS
         agent.generation, agent.running = self.state.generation, set(range(procs))

@@ -37,7 +37,15 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.state import NodePhase, Phase, Why
+from distlaunch.supervisor.nodes import (
+    Lost,
+    Unusable,
+    Up,
+    may_be_occupied,
+    phase_word,
+    unfit_words,
+)
+from distlaunch.supervisor.state import Phase, Why
 from distlaunch.supervisor.timers import Timer
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.test_supervisor import (
@@ -112,7 +120,7 @@ class Job(History):
         """A lost node answers again when it is next tried."""
         self.silent.discard(node)
         for _ in range(9):
-            if self.state.nodes[node].phase is NodePhase.UP:
+            if isinstance(self.state.nodes[node], Up):
                 return Actions()
             if Connect(node) in (actions := self.tick()):
                 return self.obey(actions)
@@ -175,7 +183,7 @@ def test_a_confirmation_of_an_earlier_generation_is_none() -> None:
     job.silent = {0, 1}
     job.fail()
     assert job.feed(Swept(0, 0, 0), Swept(1, 0, 0)) == []
-    assert not any(node.clean for node in job.state.nodes)
+    assert all(map(may_be_occupied, job.state.nodes))
 
 
 def test_one_failure_is_one_restart_whatever_follows_from_it() -> None:
@@ -315,7 +323,7 @@ def test_a_lost_node_whose_host_key_has_changed_is_not_tried_again() -> None:
     assert Connect(1) in job.tick()
     job.obey(job.feed(unreachable(1, Kind.HOST_KEY)))
     assert job.state.members == (0,)
-    assert job.state.nodes[1].phase is NodePhase.LOST
+    assert isinstance(job.state.nodes[1], Lost)
     assert job.actions.count_of(Connect(1)) == 2
     assert not job.wait(100.0).of(Connect)
 
@@ -374,7 +382,7 @@ def test_a_node_that_returns_before_its_gpus_is_told_once_and_taken_in_with_them
     while len(job.state.members) == 1:
         job.obey(job.tick())
     assert job.state.members == (0, 1)
-    assert job.state.nodes[1].unfit == ""
+    assert unfit_words(job.state.nodes[1]) == ""
 
 
 def test_a_node_that_is_needed_has_time_for_its_gpus_to_come() -> None:
@@ -495,7 +503,7 @@ def test_the_clean_end_of_a_later_agent_says_nothing_of_an_earlier_one() -> None
     job.tick()
     job.feed(up(1))
     job.feed(gone(1, clean=True))
-    assert (job.state.nodes[1].clean, job.state.due_at(Timer.FENCE, 1)) == (False, fence_at)
+    assert (may_be_occupied(job.state.nodes[1]), job.state.due_at(Timer.FENCE, 1)) == (True, fence_at)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -518,7 +526,7 @@ def test_a_node_that_is_reaped_while_it_has_workers_is_stopped_all_the_same() ->
     job.feed(up(1))
     job.go_on()
     job.feed(Reaped(1, 0))
-    used = [node for node in (0, 1) if not job.state.nodes[node].clean]
+    used = [node for node in (0, 1) if may_be_occupied(job.state.nodes[node])]
     assert used == list(job.state.members)
 
 
@@ -647,7 +655,7 @@ def test_a_node_that_returns_in_time_has_its_place_again_and_every_route_is_know
     job.come_back(node)
     assert job.state.phase is Phase.RUNNING
     assert job.state.members == tuple(range(len(job.state.nodes)))
-    assert [each.interface for each in job.state.nodes] == [f"eth{i}" for i in job.state.members]
+    assert job.interfaces == [f"eth{i}" for i in job.state.members]
     asked = [each for each in job.actions if isinstance(each, FindRoute) and each.node == node]
     assert len(asked) == 2
     assert len(job.state.restarts) == 1
@@ -657,12 +665,12 @@ def test_after_a_generation_on_one_node_the_routes_are_found_again() -> None:
     job = Job(text_of("[a, b]", "min_nodes: 1", f"master_addr: {MASTER}")).started()
     job.lose(1)
     job.go_on()
-    assert job.state.nodes[0].interface is None
+    assert job.interfaces == [None]
     job.come_back(1)
     job.fail()
     job.go_on()
     assert job.state.members == (0, 1)
-    assert [node.interface for node in job.state.nodes] == ["eth0", "eth1"]
+    assert job.interfaces == ["eth0", "eth1"]
 
 
 def without_b(*more: str, restarts: str = RESTARTS) -> Job:
@@ -796,7 +804,7 @@ def test_a_node_whose_settings_are_wrong_is_not_tried_again_although_the_job_sta
     job = Job(text_of("[a, b]", "min_nodes: 1"))
     job.obey(job.feed(up(0), unreachable(1, Kind.HOST_KEY)))
     job.silent.add(1)
-    assert job.state.nodes[1].phase is NodePhase.UNUSABLE
+    assert isinstance(job.state.nodes[1], Unusable)
     assert job.obey(job.wait(100.0)) == []
 
 
@@ -841,9 +849,9 @@ def test_a_signal_during_the_backoff_ends_the_job_with_the_nodes_clean() -> None
     job.fail()
     job.fail()
     assert job.state.phase is Phase.RESTARTING
-    assert all(node.clean for node in job.state.nodes)
+    assert not any(map(may_be_occupied, job.state.nodes))
     assert job.obey(job.feed(Interrupted(signal.SIGTERM)))[-1] == Finish()
-    assert [node.phase for node in job.state.nodes] == [NodePhase.CLOSED] * 2
+    assert [phase_word(node) for node in job.state.nodes] == ["closed"] * 2
 
 
 def test_a_signal_while_a_lost_node_is_awaited_ends_the_job() -> None:
@@ -851,7 +859,7 @@ def test_a_signal_while_a_lost_node_is_awaited_ends_the_job() -> None:
     job.lose(1)
     actions = job.obey(job.feed(Interrupted(signal.SIGINT)))
     assert Drop(1) in actions and actions[-1] == Finish()
-    assert [node.phase for node in job.state.nodes] == [NodePhase.CLOSED, NodePhase.LOST]
+    assert [phase_word(node) for node in job.state.nodes] == ["closed", "lost"]
 
 
 def test_a_job_that_ends_before_its_next_generation_has_started_is_clean() -> None:
@@ -862,7 +870,7 @@ def test_a_job_that_ends_before_its_next_generation_has_started_is_clean() -> No
     job.silent.clear()
     actions = job.obey(job.feed(Interrupted(signal.SIGINT)))
     assert texts(actions, "warning") == []
-    assert [node.phase for node in job.state.nodes] == [NodePhase.CLOSED] * 3
+    assert [phase_word(node) for node in job.state.nodes] == ["closed"] * 3
 
 
 def test_nodes_that_took_no_part_in_the_last_generation_end_without_a_warning() -> None:
@@ -870,7 +878,7 @@ def test_nodes_that_took_no_part_in_the_last_generation_end_without_a_warning() 
     job.fail()
     ended = job.obey(job.feed(*(exited(node, rank, 0, job.now) for node in (0, 1) for rank in (0, 1))))
     assert texts(ended, "warning") == []
-    assert [node.phase for node in job.state.nodes] == [NodePhase.CLOSED] * 3
+    assert [phase_word(node) for node in job.state.nodes] == ["closed"] * 3
     assert job.state.outcome == Exit.OK
 
 
@@ -882,8 +890,8 @@ def test_a_lost_node_that_was_not_reaped_in_time_is_not_called_clean() -> None:
     job.feed(up(1))
     job.silent.clear()
     job.obey(job.feed(Interrupted(signal.SIGINT)))
-    assert not job.state.nodes[1].clean
-    assert job.state.nodes[1].phase is NodePhase.LOST
+    assert may_be_occupied(job.state.nodes[1])
+    assert isinstance(job.state.nodes[1], Lost)
 
 
 @pytest.mark.parametrize("silent", [{0, 1}, {1}])

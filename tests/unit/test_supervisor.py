@@ -47,7 +47,8 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.state import NodePhase, Phase, State, WorkerPhase, exit_status_of, status_words
+from distlaunch.supervisor.nodes import Lost, Over, Route, failure_of, route_of
+from distlaunch.supervisor.state import Phase, State, WorkerPhase, exit_status_of, status_words
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.timers import Timer
 from distlaunch.transport.failure import Kind, LinkFailure
@@ -92,7 +93,7 @@ class History:
     def __init__(self, text: str = TWO) -> None:
         self.now = 1000.0
         begun, first = begin(spec_of(text), self.now)
-        self.state = begun.with_node(0, address=MASTER)
+        self.state = begun._replace(addresses={0: MASTER})
         self.actions = Actions(first)
 
     def feed(self, *events: Event, after: float = 0.0) -> Actions:
@@ -145,8 +146,13 @@ class History:
 
     def close(self) -> Actions:
         """Every node that is left confirms its clean-up and ends."""
-        left = [node for node, each in enumerate(self.state.nodes) if not each.phase.over]
+        left = [node for node, each in enumerate(self.state.nodes) if not isinstance(each, Over)]
         return self.feed(*(Swept(node, 0, 0) for node in left), *(lost(node, "closed") for node in left))
+
+    @property
+    def interfaces(self) -> list[str | None]:
+        """Those of the nodes whose routes are known."""
+        return [route.interface for route in map(route_of, self.state.nodes) if route]
 
     @property
     def blamed(self) -> tuple[int, int | None, int | None]:
@@ -199,7 +205,7 @@ def test_a_job_on_two_machines_holds_the_port_and_finds_the_routes_before_it_sta
     assert job.feed(PortHeld(0, 29400)) == []
     assert job.feed(RouteFound(1, "10.0.0.7", "eth0")) == [FindRoute(0, "10.0.0.7")]
     assert job.feed(RouteFound(0, "10.0.0.7", "eth1")) == [StartWorkers(0), StartWorkers(1)]
-    assert [node.interface for node in job.state.nodes] == ["eth1", "eth0"]
+    assert job.interfaces == ["eth1", "eth0"]
     assert job.state.port == 29400
 
 
@@ -212,7 +218,7 @@ def test_a_job_on_one_machine_needs_no_route() -> None:
     job = History(f"{JOB}nodes: 2")
     assert job.feed(up(0), up(1)) == [HoldPort(0, None)]
     assert job.feed(PortHeld(0, 29400)) == [StartWorkers(0), StartWorkers(1)]
-    assert [node.interface for node in job.state.nodes] == ["lo", "lo"]
+    assert job.interfaces == ["lo", "lo"]
 
 
 @pytest.mark.parametrize("last", [0, 2, 3], ids=["the port", "a node's route", "the first node's route"])
@@ -229,7 +235,7 @@ def test_a_first_node_that_does_not_know_its_own_route_is_no_reason_to_stop() ->
     job = History().to_preparing()
     job.feed(PortHeld(0, 29400), RouteFound(1, MASTER, "eth0"))
     assert job.feed(RouteFailed(0, "no route")) == [StartWorkers(0), StartWorkers(1)]
-    assert job.state.nodes[0].interface is None
+    assert route_of(job.state.nodes[0]) == Route()
 
 
 # Nodes that can't be used
@@ -248,7 +254,7 @@ def test_all_nodes_that_fail_are_told_before_the_job_ends_and_nothing_is_started
     assert wanted(said) == [Close(0, STOP_S)]
     assert job.close() == [Finish()]
     assert job.blamed == (Exit.UNREACHABLE, None, 1)
-    assert [node.failure.kind for node in job.state.nodes if node.failure] == [
+    assert [failure.kind for failure in map(failure_of, job.state.nodes) if failure] == [
         Kind.AUTHENTICATION,
         Kind.UNRESOLVED,
     ]
@@ -643,7 +649,7 @@ def test_nodes_that_do_not_confirm_are_given_up_after_grace_and_margin() -> None
     actions = job.wait(0.1)
     assert wanted(actions) == [Drop(1), Finish()]
     assert texts(actions, "warning") == ["b: given up, it did not confirm its clean-up"]
-    assert job.state.nodes[1].phase is NodePhase.LOST
+    assert isinstance(job.state.nodes[1], Lost)
 
 
 def test_a_clean_node_may_take_longer_to_deliver_its_output_but_not_for_ever() -> None:

@@ -32,6 +32,7 @@ from distlaunch.supervisor.events import (
     RouteFound,
     WorkerExited,
 )
+from distlaunch.supervisor.nodes import route_of
 from distlaunch.supervisor.root_cause import root_cause_lines
 from distlaunch.supervisor.state import Phase, WorkerPhase
 from tests.unit.samples import spec_of
@@ -217,7 +218,11 @@ def test_etcd_needs_no_port_and_every_node_must_find_it() -> None:
         assert job.feed(RouteFound(node, "10.0.0.9", "eth0", f"10.0.0.{node}")) == []
     assert job.feed(RouteFound(2, "10.0.0.9", "eth0", "10.0.0.2")) == [StartWorkers(i) for i in range(3)]
     assert job.state.port == 2379
-    assert [node.source for node in job.state.nodes] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+    assert [route.source for route in map(route_of, job.state.nodes) if route] == [
+        "10.0.0.0",
+        "10.0.0.1",
+        "10.0.0.2",
+    ]
 
 
 def test_a_node_that_can_not_reach_etcd_ends_the_job_before_it_starts() -> None:
