@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.launch.commands import running_workers
-from distlaunch.launch.summary import Summary
+from distlaunch.launch.summary import Above, Summary
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.plan.output import Route, routes
@@ -123,6 +123,15 @@ class Record:
     def finish(self) -> None:
         """Show the last lines that lack their end."""
         self._console.finish_lines()
+
+    def above(self, generation: int) -> dict[tuple[int, int], Above]:
+        """What the terminal that the summary goes to has shown of the last generation, with its origin."""
+        found = {}
+        for place, route in self._routes.get(generation, {}).items():
+            since = self._console.lines_since(*place) if route.shown and route.prefix else None
+            if since is not None and route.prefix:
+                found[place] = Above(since, route.prefix.strip())
+        return found
 
     def summarise(self, summary: Summary) -> None:
         """Tell how it ended, and keep it."""

@@ -34,6 +34,8 @@ class Console:
         self._outlets = (output, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
         self._together = _same_file(output_fd, 2)
+        self._shown_lines = 0
+        self._last_at: dict[tuple[int, int], int] = {}
         self._progress_shown: dict[tuple[int, int], float] = {}
         self._partial: dict[tuple[int, int], bytes] = {}
         self._prefixes: dict[tuple[int, int], str] = {}
@@ -49,6 +51,7 @@ class Console:
         if prefix is None:
             self._came_between(stream)
             self._in_line[stream] = not data.endswith(b"\n")
+            self._shown_lines += data.count(b"\n")
             self._outlets[stream].write(data)
             return
         key = (rank, stream)
@@ -73,6 +76,14 @@ class Console:
         self._progress_shown[rank, stream] = now
         self._lines(rank, stream, latest)
         return b""
+
+    def lines_since(self, rank: int, stream: int) -> int | None:
+        """Lines of others that follow a rank's last one; None where not all goes to one terminal, whole."""
+        whole = not any(outlet.dropped_lines for outlet in self._outlets)
+        last_at = self._last_at.get((rank, stream))
+        if last_at is None or not (all(self._terminal) and self._together and whole):
+            return None
+        return self._shown_lines - last_at
 
     def finish_lines(self) -> None:
         """Show the last lines that lack their end."""
@@ -122,6 +133,8 @@ class Console:
             text = escape(b"\n".join(shown).decode(errors="backslashreplace"))
             # A colour that a worker leaves on would run into our own lines.
             whole = (text + "\x1b[0m" if "\x1b[" in text else text).encode(errors="backslashreplace")
+        self._shown_lines += whole.count(b"\n") + 1
+        self._last_at[rank, stream] = self._shown_lines
         self._outlets[stream].write(prefix + whole.replace(b"\n", b"\n" + prefix) + b"\n")
 
     def _prefix(self, rank: int, stream: int) -> bytes:
