@@ -21,7 +21,7 @@ FAR = 100
 
 
 class Above(NamedTuple):
-    """What the summary's terminal shows already, behind this `mark`; `since` then, so many other lines."""
+    """What stands on the summary's terminal, behind this `mark`, and how many other lines came `since`."""
 
     since: int
     mark: str
@@ -30,8 +30,8 @@ class Above(NamedTuple):
 class Summary(NamedTuple):
     """What is known at the end. `last_words` are each rank's, the end of `printed` lines on its stderr.
 
-    `last_lines` are the end of each rank's stdout; `lagging` says who missed a collective. `above` has the
-    (rank, stream)s that the terminal has just shown.
+    `last_lines` are the end of each rank's stdout; `lagging` says who missed a collective. `above` has, by
+    stream, what the terminal has just shown of the rank to blame.
     """
 
     state: State
@@ -41,7 +41,7 @@ class Summary(NamedTuple):
     lagging: Sequence[str] = ()
     printed: Mapping[int, int] = MappingProxyType({})
     last_lines: Mapping[int, str] = MappingProxyType({})
-    above: Mapping[tuple[int, int], Above] = MappingProxyType({})
+    above: Mapping[int, Above] = MappingProxyType({})
 
     @property
     def temporary(self) -> bool:
@@ -119,7 +119,7 @@ class Summary(NamedTuple):
     def _words_lines(self, rank: int) -> list[str]:
         """A rank's last words, or where to find them where the terminal shows them already."""
         words, source = self._shown_words(rank), self._origin(rank)
-        above = self.above.get((rank, STDERR if source == RECORD else source))
+        above = self.above.get(STDERR if source == RECORD else source)
         if not words or above is None or above.since > FAR or not self._as_printed(rank, source):
             return [f"  | {line}" for line in words]
         from distlaunch.supervisor.peer_errors import TRACEBACK

@@ -46,7 +46,7 @@ def supervise(
     words, lines = (_texts(said) for said in (record.last_words, record.last_lines))
     seconds = time.monotonic() - start.began
     lagging = record.lagging(state)
-    above = record.above(state.generation)
+    above = record.above(state)
     summary = Summary(state, start.folder.path, words, seconds, lagging, record.printed, lines, above)
     record.summarise(summary)
     console.close(_patience(start.spec, signals))

@@ -388,6 +388,30 @@ def test_where_others_spoke_since_the_summary_points_at_the_last_words(
     assert f"  | {last}" not in shown.decode()
 
 
+def test_where_others_spoke_meanwhile_the_summary_points_at_the_traceback(tmp_path: Path) -> None:
+    """The rank to blame has the last word, but its traceback stands further up."""
+    worker = """
+        import atexit, os, signal, sys
+        if os.environ["RANK"] == "1":
+            def leave():
+                open("told", "w").close()
+                open("said").read()
+                print("done", file=sys.stderr, flush=True)
+            atexit.register(leave)
+            raise RuntimeError("boom")
+        open("told").read()
+        print("between", file=sys.stderr, flush=True)
+        open("said", "w").close()
+        signal.pause()
+    """
+    for name in ("told", "said"):
+        os.mkfifo(tmp_path / name)
+    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2\n")
+    _, shown = on_a_terminal("run", str(job), NO_COLOR="1")
+    assert shown.count(b"RuntimeError: boom") == 1
+    assert b"distlaunch:   its traceback is above, marked [node0:1]" in shown
+
+
 def test_what_the_terminal_does_not_show_is_told_by_the_summary(tmp_path: Path) -> None:
     job = write_job(tmp_path, "raise RuntimeError('boom')", "gpus_per_node: 0\nlogs: {console: none}\n")
     _, shown = on_a_terminal("run", str(job), NO_COLOR="1")
