@@ -41,7 +41,7 @@ class Crew:
         self._oom_kills = 0
         self._flight: "Optional[flight.Flight]" = None
         self._generation = 0
-        self._stopping = False
+        self._stopping = self._failed = False
         self.swept = True
 
     def start(self, command: "Message") -> None:
@@ -53,7 +53,7 @@ class Crew:
         self._workers, self._joins = [], None
         self._store_port = command["watch_port"] if command["hosts_store"] else None
         self._oom_kills = memory.oom_kills()
-        self._sweep, self._stopping, self.swept = None, False, False
+        self._sweep, self._stopping, self._failed, self.swept = None, False, False, False
         self._specs = {spec["local_rank"]: spec for spec in command["workers"]}
         self._flight = None
         if not self._prepare(command):
@@ -160,6 +160,7 @@ class Crew:
         if not worker.started:
             return  # its failure to start is reported already
         if status != 0:
+            self._failed = True
             self._hear(worker)
             self._look_for_usurper(worker)
         self._outbox.report(
@@ -248,7 +249,9 @@ class Crew:
         for watch in self._watches:
             watch.stop()
         if not self._sweep:
-            self._sweep = sweep.Sweep()
+            gentle = not self._failed and not self._running()  # nobody is in a hurry
+            self._sweep = sweep.Sweep([worker.pid for worker in self._workers], gentle)
+            self._poller.after(self._sweep.settling_s, "settled", self.children_changed)
             self._poller.after(STUCK_S, "stuck", self._report_stuck)
         self.children_changed()
 
@@ -260,6 +263,7 @@ class Crew:
             self._finish()
 
     def _finish(self) -> None:
+        self._poller.cancel("settled")
         self._poller.cancel("stuck")
         for worker in self._workers:
             self._close(worker)

@@ -84,5 +84,5 @@ def _sweep_rest() -> bool:
         if left_s <= 0:
             return False
         if not any(True for _ in sweep.reap()):
-            signal.sigtimedwait((signal.SIGCHLD,), left_s)
+            signal.sigtimedwait((signal.SIGCHLD,), min(left_s, cleaner.settling_s or left_s))
     return True

@@ -8,15 +8,22 @@ Linux 3.4).
 import ctypes
 import os
 import signal
+import time
+from itertools import islice
 
 from distlaunch.agent.probes import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator, List, Set, Tuple
+    from typing import Iterable, Iterator, List, Set, Tuple
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+SETTLE_S = 0.3
+"""Seconds in which helpers may end by themselves. Python's resource tracker ends after the last process that
+it serves, once it has unlinked what those left in /dev/shm: 30 ms, 130 ms on a busy machine."""
+FEW = 64
+"""More processes than this are not waited for: they may be forking."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -55,27 +62,31 @@ def has_children() -> bool:
 
 
 class Sweep:
-    """One clean-up: `strike` until `has_children` says no.
+    """One clean-up: `strike` until `has_children` says no, also when `settling_s` is over.
 
-    `killed` collects the PIDs that were struck.
+    Helpers are killed only then: all but `workers` where the sweep is `gentle`, else those that ignore
+    SIGTERM, since they wait for the end of whom they serve. `killed` collects the PIDs that were struck.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: "Iterable[int]" = (), gentle: bool = False) -> None:
         self.killed: "Set[int]" = set()
+        self._workers, self._gentle = frozenset(workers), gentle
+        self._settled_at = time.monotonic() + SETTLE_S
+
+    @property
+    def settling_s(self) -> float:
+        """Seconds that helpers still have."""
+        return max(0.0, self._settled_at - time.monotonic())
 
     def strike(self) -> None:
-        """Stop, then kill, every descendant not struck yet.
+        """Stop, then kill, every descendant not struck yet that has no more time.
 
         Stopped level by level from our own children, which nobody else can reap: a stopped parent
         neither forks nor reaps, so no PID below it can be reused before our SIGKILL arrives.
         """
         stopped: "Set[int]" = set()
         while True:
-            fresh = [
-                pid
-                for pid in procfs.descendants(os.getpid())
-                if pid not in stopped and pid not in self.killed
-            ]
+            fresh = [pid for pid in self._due() if pid not in stopped and pid not in self.killed]
             if not fresh:
                 break
             for pid in fresh:
@@ -84,6 +95,20 @@ class Sweep:
         for pid in stopped:
             _send(pid, signal.SIGKILL)
         self.killed |= stopped
+
+    def _due(self) -> "List[int]":
+        parents = procfs.parents()
+        found = procfs.descendants(os.getpid(), parents)
+        if not self.settling_s:
+            return found
+        forked = set(parents.values())
+        helpers = set(islice((pid for pid in found if self._is_helper(pid, pid in forked)), FEW + 1))
+        return found if len(helpers) > FEW else [pid for pid in found if pid not in helpers]
+
+    def _is_helper(self, pid: int, has_children: bool) -> bool:
+        # One that has children may be forking all the time, and has to be stopped before they are.
+        rests = self._gentle or (not has_children and procfs.ignores(pid, signal.SIGTERM))
+        return rests and pid not in self._workers
 
     def stuck(self) -> "List[int]":
         """PIDs that are still there although they were killed: uninterruptible, or another user's."""

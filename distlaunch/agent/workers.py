@@ -165,6 +165,13 @@ def _script(spec: "Message") -> str:
     return str(spec["argv"][last]) if last else ""
 
 
+def _look_at(script: str) -> None:
+    """Raise the OSError of a script that can't be read: Python would end with a status of its own for it."""
+    os.stat(script)
+    if not os.access(script, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def _at_home(path: str) -> str:
     return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path
 
@@ -187,7 +194,7 @@ def _become_worker(
         resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)  # not before the last open
         stage = "script"
         if _script(spec):
-            os.stat(_script(spec))
+            _look_at(_script(spec))
         stage = "exec"
         os.execvpe(spec["argv"][0], spec["argv"], env)
     except OSError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.commands import running_workers
-from distlaunch.launch.summary import Summary
+from distlaunch.launch.summary import Above, Summary
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.plan.output import Route, routes
@@ -129,6 +129,19 @@ class Record:
         """Show the last lines that lack their end."""
         self._console.finish_lines()
 
+    def above(self, state: State) -> dict[int, Above]:
+        """By stream, what the terminal has shown already of the rank to blame, if it marks its lines."""
+        rank = state.cause.rank if state.cause else None
+        if rank is None:
+            return {}
+        found = {}
+        for stream, said in enumerate((self.last_lines, self.last_words)):
+            route = self._routes.get(state.generation, {}).get((rank, stream))
+            if route and route.shown and route.prefix:
+                since = self._console.lines_since(rank, stream, _length(said.get(rank, b"")))
+                found.update({} if since is None else {stream: Above(since, route.prefix.strip())})
+        return found
+
     def summarise(self, summary: Summary) -> None:
         """Tell how it ended, and keep it."""
         self._folder.write_summary(summary.document())
@@ -145,6 +158,12 @@ class Record:
             told = first == self._console.last_said  # the cause may be right above
             for line in others if told else (first, *others):
                 self._console.say(line)
+
+
+def _length(words: bytes) -> int:
+    """Lines of the last traceback in `words`, with what follows it; 1 without one."""
+    _, found, last = words.rpartition(b"Traceback (most recent call last):")
+    return 1 + last.rstrip(b"\n").count(b"\n") if found else 1
 
 
 def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:

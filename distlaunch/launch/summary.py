@@ -15,12 +15,24 @@ MAX_LINES = 24
 """Lines of last words that are shown."""
 STDOUT_LINES = 5
 """Of a rank that said nothing on stderr."""
+RECORD, STDERR, STDOUT = 2, 1, 0
+"""Where a rank's last words are from."""
+FAR = 100
+"""Lines after which what was shown counts as scrolled away."""
+
+
+class Above(NamedTuple):
+    """What stands on the summary's terminal, behind this `mark`, and how many other lines came `since`."""
+
+    since: int
+    mark: str
 
 
 class Summary(NamedTuple):
     """What is known at the end. `last_words` are each rank's, the end of `printed` lines on its stderr.
 
-    `last_lines` are the end of each rank's stdout; `lagging` says who missed a collective.
+    `last_lines` are the end of each rank's stdout; `lagging` says who missed a collective. `above` has, by
+    stream, what the terminal has just shown of the rank to blame.
     """
 
     state: State
@@ -30,6 +42,7 @@ class Summary(NamedTuple):
     lagging: Sequence[str] = ()
     printed: Mapping[int, int] = MappingProxyType({})
     last_lines: Mapping[int, str] = MappingProxyType({})
+    above: Mapping[int, Above] = MappingProxyType({})
 
     @property
     def temporary(self) -> bool:
@@ -101,9 +114,31 @@ class Summary(NamedTuple):
             return []  # told a moment ago, and nothing has been printed since
         if cause.rank is None:
             return [cause.text]
-        shown = self._shown_words(cause.rank)
         hint = self.advice
-        return [cause.text, *(f"  | {line}" for line in shown), *([f"hint: {hint}"] if hint else [])]
+        return [cause.text, *self._words_lines(cause.rank), *([f"hint: {hint}"] if hint else [])]
+
+    def _words_lines(self, rank: int) -> list[str]:
+        """A rank's last words, or where to find them where the terminal shows them already."""
+        words, source = self._shown_words(rank), self._origin(rank)
+        above = self.above.get(STDERR if source == RECORD else source)
+        if not words or above is None or above.since > FAR or not self._as_printed(rank, source):
+            return [f"  | {line}" for line in words]
+        from distlaunch.supervisor.peer_errors import TRACEBACK
+
+        what = "its traceback is" if TRACEBACK in self.last_words.get(rank, "") else "its last words are"
+        return [f"  {what} above, marked {above.mark}"] if above.since else []
+
+    def _as_printed(self, rank: int, source: int) -> bool:
+        """Whether its last words stand in its output just so."""
+        if self.state.spec.torch_agents:
+            return False
+        recorded = "\n".join(self._recorded_lines(self.state.worker(rank)))
+        return source != RECORD or recorded in self.last_words.get(rank, "")
+
+    def _origin(self, rank: int) -> int:
+        if self._recorded_lines(self.state.worker(rank)):
+            return RECORD
+        return STDERR if self._last_lines(rank) else STDOUT
 
     def _shown_words(self, rank: int) -> list[str]:
         """What a rank said last: torch's record of its error, else the end of its stderr, or of stdout."""
@@ -121,7 +156,9 @@ class Summary(NamedTuple):
 
     def _last_lines(self, rank: int) -> list[str]:
         words = self.last_words.get(rank, "")
-        return root_cause_lines(words) if self.state.spec.torch_agents else words.splitlines()
+        if self.state.spec.torch_agents:
+            return root_cause_lines(words)
+        return words.splitlines() if _without_remarks(words) else []
 
     @property
     def advice(self) -> str:
@@ -132,7 +169,8 @@ class Summary(NamedTuple):
         worker = self.state.worker(cause.rank)
         if worker.status is None:
             return ""
-        words = "\n".join(_record_words(worker.error_record)) + self.last_words.get(cause.rank, "")
+        said = _without_remarks(self.last_words.get(cause.rank, ""))
+        words = "\n".join(_record_words(worker.error_record)) + said
         assert self.state.plan is not None
         python = self.state.plan.node_of(cause.rank).python
         ending = Ending(worker.status, worker.oom_kills, worker.shm, cause.peer_gone, python)
@@ -163,7 +201,7 @@ class Summary(NamedTuple):
             return "also failed, after losing the connection to another rank"
         if worker.stopped:
             return "stopped by distlaunch"
-        last = self.last_words.get(worker.rank, "").strip().splitlines()[-1:]
+        last = _without_remarks(self.last_words.get(worker.rank, "")).strip().splitlines()[-1:]
         return f"also failed, {status_words(worker.status)}" + (f": {last[0][:200]}" if last else "")
 
     def _same_traceback(self, rank: int) -> bool:
@@ -174,6 +212,12 @@ class Summary(NamedTuple):
 
         mine, first = (traceback_key(self.last_words.get(r, "")) for r in (rank, cause.rank))
         return bool(mine) and mine == first
+
+
+def _without_remarks(words: str) -> str:
+    from distlaunch.supervisor.peer_errors import without_remarks  # most jobs end well
+
+    return without_remarks(words)
 
 
 def _end_of(lines: list[str], whole: int) -> list[str]:

@@ -45,7 +45,8 @@ def supervise(
     words, lines = (_texts(said) for said in (record.last_words, record.last_lines))
     seconds = start.clock.now()
     lagging = record.lagging(state)
-    summary = Summary(state, start.folder.path, words, seconds, lagging, record.printed, lines)
+    above = record.above(state)
+    summary = Summary(state, start.folder.path, words, seconds, lagging, record.printed, lines, above)
     record.summarise(summary)
     console.close(_patience(start.spec, signals))
     return summary

@@ -14,8 +14,8 @@ def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
         return ""
     if stage == "workdir":
         return f" ({_workdir_key(spec, node)})"
-    absent = stage == "script" or (
-        stage == "exec" and spec.program.kind == "command" and code == errno.ENOENT
+    absent = code == errno.ENOENT and (
+        stage == "script" or (stage == "exec" and spec.program.kind == "command")
     )
     return _program_advice(spec, node) if absent and spec.program.placed else ""
 

@@ -300,4 +300,5 @@ def program_word(spec: JobSpec, node: NodePlan) -> str:
 def _paths(program: Program) -> tuple[int, ...]:
     if program.kind == "command":
         return (0,) if program.placed else ()
-    return (0, 2) if program.placed else (0,)
+    own = program.kind == "module" or program.words[0].startswith("-")  # python -c: no file
+    return (0,) if own else (0, 2)

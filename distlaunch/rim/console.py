@@ -4,12 +4,15 @@ import errno
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable
 
 from distlaunch.rim.outlet import Outlet
 
 MAX_LINE = 1 << 16
 """Bytes of a line without its end that are held back; more is shown in pieces."""
+MAX_PIECES = 32
+"""Of a rank's output between that of others, in which its last lines are looked for."""
 PROGRESS_S = 1.0
 """A progress bar, which rewrites its line with carriage returns, is shown at most this often."""
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
@@ -34,6 +37,9 @@ class Console:
         self._outlets = (output, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
         self._together = _same_file(output_fd, 2)
+        self._one_terminal = self._together and all(self._terminal)
+        self._shown_lines = 0
+        self._pieces: dict[tuple[int, int], deque[tuple[int, int]]] = {}
         self._progress_shown: dict[tuple[int, int], float] = {}
         self._partial: dict[tuple[int, int], bytes] = {}
         self._prefixes: dict[tuple[int, int], str] = {}
@@ -49,6 +55,7 @@ class Console:
         if prefix is None:
             self._came_between(stream)
             self._in_line[stream] = not data.endswith(b"\n")
+            self._shown_lines += data.count(b"\n")
             self._outlets[stream].write(data)
             return
         key = (rank, stream)
@@ -73,6 +80,19 @@ class Console:
         self._progress_shown[rank, stream] = now
         self._lines(rank, stream, latest)
         return b""
+
+    def lines_since(self, rank: int, stream: int, count: int) -> int | None:
+        """Lines of others after and between the last `count` of a rank.
+
+        None where not all goes to one terminal, or these are in more pieces than are remembered.
+        """
+        whole = not any(outlet.dropped_lines for outlet in self._outlets)
+        own = 0
+        for end, lines in reversed(self._pieces.get((rank, stream), ()) if whole else ()):
+            own += lines
+            if own >= count:
+                return self._shown_lines - (end - lines) - own
+        return None
 
     def finish_lines(self) -> None:
         """Show the last lines that lack their end."""
@@ -122,7 +142,16 @@ class Console:
             text = escape(b"\n".join(shown).decode(errors="backslashreplace"))
             # A colour that a worker leaves on would run into our own lines.
             whole = (text + "\x1b[0m" if "\x1b[" in text else text).encode(errors="backslashreplace")
+        if self._one_terminal:
+            self._count(rank, stream, whole.count(b"\n") + 1)
         self._outlets[stream].write(prefix + whole.replace(b"\n", b"\n" + prefix) + b"\n")
+
+    def _count(self, rank: int, stream: int, lines: int) -> None:
+        pieces = self._pieces.setdefault((rank, stream), deque(maxlen=MAX_PIECES))
+        goes_on = pieces and pieces[-1][0] == self._shown_lines  # nobody else spoke since
+        before = pieces.pop()[1] if goes_on else 0
+        self._shown_lines += lines
+        pieces.append((self._shown_lines, before + lines))
 
     def _prefix(self, rank: int, stream: int) -> bytes:
         text = self._prefixes[rank, stream].encode()

@@ -20,6 +20,8 @@ _CHAINED = re.compile(
 )
 _LOG = re.compile(r"(?m)^\[[WEIF]\d{4} .*")
 """What torch's C++ logs: of other threads, and after a traceback of its consequences."""
+_REMARK = re.compile(r"(?m)^(?:\[\w*rank\d+\]:? ?)?\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*\n?")
+"""What torch logs as information or as a warning, which ends no rank."""
 _FRAME = re.compile(r'(?m)^ +File "([^"]+)", line \d+')
 _IN_TORCH_DISTRIBUTED = re.compile(r"/torch/distributed/(?!elastic/|launcher/|run\.py)")
 _COLLECTIVES = re.compile(
@@ -54,7 +56,7 @@ def root_error(words: str) -> str:
     """What went wrong first: the oldest exception of the last traceback's chain, or else the last lines."""
     blocks = words.split(TRACEBACK)
     if len(blocks) == 1:
-        return "\n".join(words.splitlines()[-LAST_LINES:])
+        return "\n".join(without_remarks(words).splitlines()[-LAST_LINES:])
     first = len(blocks) - 1
     while first > 1 and _CHAINED.search(blocks[first - 1]):
         first -= 1
@@ -67,6 +69,12 @@ def _tells_of_a_peer(error: str) -> bool:
     message = _LOG.split(error[frames[-1].end() :], maxsplit=1)[0] if frames else error
     within = bool(frames) and bool(_IN_TORCH_DISTRIBUTED.search(frames[-1][1]))
     return bool(_PEER_GONE.search(message)) and (within or bool(_COLLECTIVES.search(message)))
+
+
+def without_remarks(words: str) -> str:
+    """`words` without the lines that torch logs as information or warnings; "" where nothing else is told."""
+    rest = _REMARK.sub("", words)
+    return rest if rest.strip() else ""
 
 
 def traceback_key(words: str) -> str:

@@ -32,7 +32,7 @@ def facts(ending: Ending) -> str:
         if ending.oom_kills > 0:
             kills = f"{ending.oom_kills} OOM kill{'s' if ending.oom_kills > 1 else ''}"
             return f"{said}, probably by the OOM killer (the kernel reports {kills} on that node)"
-        return f"{said}, sent by another process (the kernel reports no OOM kill)"
+        return f"{said}; the kernel reports no OOM kill on that node"  # a rank may have sent it to itself
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:
         size, free = ending.shm
         return f"{said}; /dev/shm there has {_size(free)} free of {_size(size)}"
@@ -68,7 +68,7 @@ def _data_loader(ending: Ending) -> str:
 def _killed(ending: Ending) -> str:
     if ending.oom_kills > 0:
         return "reduce memory use: fewer DataLoader workers, smaller batches, or fewer ranks per node"
-    return "look for a memory limit of the batch system or container, or a `kill`, on that node"
+    return "look for a memory limit of the batch system or container, or a `kill`, there or in the script"
 
 
 def _bus_error(ending: Ending) -> str:

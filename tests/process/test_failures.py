@@ -187,6 +187,63 @@ def test_a_daemon_left_by_success_is_killed_with_a_warning(tmp_path: Path) -> No
         assert "killed 1 process that outlived its worker" in run.stderr
 
 
+HELPER = "import os; os.read(0, 1); import time; time.sleep(0.05)"
+"""Ends when its parent has, but not at once."""
+LEAVES = """
+    import os, signal
+    from multiprocessing import get_context, resource_tracker, shared_memory
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    lock, memory = get_context("spawn").Lock(), shared_memory.SharedMemory(create=True, size=1)
+    open("names", "w").write(f"sem.{lock._semlock.name[1:]} {memory.name}")
+    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+    signal.pause()
+"""
+
+
+def test_a_helper_that_ends_with_its_worker_is_not_told_as_killed(tmp_path: Path) -> None:
+    worker = f"""
+        import os, subprocess, sys
+        read, write = os.pipe()
+        subprocess.Popen([sys.executable, "-c", {HELPER!r}], stdin=read)
+        os.close(read)
+    """
+    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
+    assert done.returncode == 0
+    assert "killed" not in done.stderr
+
+
+@pytest.mark.parametrize("end", ["it is killed", "it ignores SIGTERM"])
+def test_shared_memory_of_a_killed_worker_is_unlinked(tmp_path: Path, end: str) -> None:
+    """Python's resource tracker does it, which ignores SIGTERM: killed with its worker, it could not."""
+    job = write_job(tmp_path, LEAVES, "gpus_per_node: 0\ntimeouts: {stop: 100ms}")
+    with running(job) as run:
+        (worker,) = run.wait_ready(1).values()
+        names = (tmp_path / "names").read_text().split()
+        assert [name for name in names if Path("/dev/shm", name).exists()] == names
+        kill(worker) if end == "it is killed" else run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == (137 if end == "it is killed" else 143)
+        assert [name for name in names if Path("/dev/shm", name).exists()] == []
+        assert run.holders() == []
+
+
+def test_a_helper_that_stays_is_killed_all_the_same(tmp_path: Path) -> None:
+    stays = (
+        "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        " os.write(1, b'ready 9 %d\\n' % os.getpid()); signal.pause()"
+    )
+    worker = f"""
+        import signal, subprocess, sys
+        subprocess.Popen([sys.executable, "-c", {stays!r}])
+        signal.pause()
+    """
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
+        pids = run.wait_ready(1)
+        run.process.send_signal(signal.SIGTERM)
+        wait_gone(list(pids.values()), 2.0)
+        assert run.wait() == 143
+        assert run.holders() == []
+
+
 def test_an_exit_is_reported_although_a_grandchild_keeps_the_output_open(tmp_path: Path) -> None:
     worker = """
         import subprocess, sys
@@ -375,6 +432,18 @@ def test_what_cannot_be_started_is_named(tmp_path: Path, program: str, status: i
     assert words in done.stderr
     assert done.stderr.count("could not be started") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    """Python would end with 2, the status of a mistake in the job file."""
+    job = write_job(tmp_path, "", "gpus_per_node: 0")
+    (tmp_path / "worker.py").chmod(0)
+    as_others = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    argv = [*as_others, *distlaunch_argv("run", str(job))]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 126, done.stderr
+    assert "could not be started: " in done.stderr
+    assert "/worker.py: Permission denied\n" in done.stderr
 
 
 def test_an_environment_too_big_is_named(tmp_path: Path) -> None:

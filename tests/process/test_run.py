@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -304,6 +305,132 @@ def test_last_words_on_stdout_are_told_where_stderr_is_silent(tmp_path: Path) ->
     done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")), "--json")
     assert "distlaunch:   | FATAL: /data is not mounted\n" in done.stderr
     assert json.loads(done.stdout)["cause"]["last_words"] == ["FATAL: /data is not mounted"]
+
+
+WARNED = "[W1122 09:00:00.123456789 socket.cpp:767] [c10d] The client socket cannot be initialized"
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "os.kill(os.getpid(), 15)", "os.abort()"])
+def test_a_warning_of_torchs_is_no_ranks_last_words(tmp_path: Path, end: str) -> None:
+    worker = f"""
+        import os, sys
+        sys.stderr.write("{WARNED}\\n")
+        sys.stderr.flush()
+        {end}
+    """
+    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")), "--json")
+    assert f"[node0:0] {WARNED}\n" in done.stderr
+    assert "  | " not in done.stderr
+    assert json.loads(done.stdout)["cause"]["last_words"] == []
+
+
+def test_last_words_behind_a_warning_of_torchs_are_told(tmp_path: Path) -> None:
+    worker = f"import sys; sys.stderr.write('{WARNED}\\n'); sys.exit('boom')"
+    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
+    assert f"  | {WARNED}\ndistlaunch:   | boom\n" in done.stderr
+
+
+def test_nobody_knows_who_sent_a_signal(tmp_path: Path) -> None:
+    """A rank that kills itself ends just as one that another process kills."""
+    for name in ("SIGKILL", "SIGTERM"):
+        worker = f"import os, signal; os.kill(os.getpid(), signal.{name})"
+        done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
+        assert f"failed first: killed by signal {signal.Signals[name]:d} ({name})" in done.stderr
+        assert "sent by" not in done.stderr
+
+
+def test_a_traceback_that_the_terminal_has_just_shown_is_not_repeated(tmp_path: Path) -> None:
+    worker = "raise RuntimeError('boom')"
+    status, shown = on_a_terminal("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")), NO_COLOR="1")
+    lines = shown.decode().splitlines()
+    assert status == 1
+    assert lines.count("[node0:0] RuntimeError: boom") == 1
+    assert shown.count(b"RuntimeError: boom") == 1, shown.decode()
+    assert b"above" not in shown
+    assert shown.count(b"failed first: exit status 1") == 1
+
+
+SPEAKS_LATER = """
+    import os, signal, sys
+    def answer(*_):
+        print("told to end", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, answer)
+    if os.environ["RANK"] == "1":
+        open("ready").read()
+        {fails}
+    with open("ready", "w"):
+        pass
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "last", "pointer"),
+    [
+        ("raise RuntimeError('boom')", "RuntimeError: boom", "its traceback is above, marked [node0:1]"),
+        ("sys.exit('boom')", "boom", "its last words are above, marked [node0:1]"),
+        ("print('boom'); sys.exit(1)", "boom", "its last words are above, marked [node0:1]"),
+    ],
+)
+def test_where_others_spoke_since_the_summary_points_at_the_last_words(
+    tmp_path: Path, fails: str, last: str, pointer: str
+) -> None:
+    os.mkfifo(tmp_path / "ready")
+    job = write_job(tmp_path, SPEAKS_LATER.format(fails=fails), "gpus_per_node: 0\nprocs_per_node: 2\n")
+    status, shown = on_a_terminal("run", str(job), NO_COLOR="1")
+    lines = shown.decode().splitlines()
+    assert status == 1
+    assert lines.count(f"[node0:1] {last}") == 1
+    assert lines.index("[node0:0] told to end") > lines.index(f"[node0:1] {last}")
+    cause = "distlaunch: rank 1 (node0) failed first: exit status 1"
+    assert f"{cause}\ndistlaunch:   {pointer}\n" in "\n".join(lines)
+    assert f"  | {last}" not in shown.decode()
+
+
+def test_where_others_spoke_meanwhile_the_summary_points_at_the_traceback(tmp_path: Path) -> None:
+    """The rank to blame has the last word, but its traceback stands further up."""
+    worker = """
+        import atexit, os, signal, sys
+        if os.environ["RANK"] == "1":
+            def leave():
+                open("told", "w").close()
+                open("said").read()
+                print("done", file=sys.stderr, flush=True)
+            atexit.register(leave)
+            raise RuntimeError("boom")
+        open("told").read()
+        print("between", file=sys.stderr, flush=True)
+        open("said", "w").close()
+        signal.pause()
+    """
+    for name in ("told", "said"):
+        os.mkfifo(tmp_path / name)
+    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2\n")
+    _, shown = on_a_terminal("run", str(job), NO_COLOR="1")
+    assert shown.count(b"RuntimeError: boom") == 1
+    assert b"distlaunch:   its traceback is above, marked [node0:1]" in shown
+
+
+def test_what_the_terminal_does_not_show_is_told_by_the_summary(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "raise RuntimeError('boom')", "gpus_per_node: 0\nlogs: {console: none}\n")
+    _, shown = on_a_terminal("run", str(job), NO_COLOR="1")
+    assert b"distlaunch:   | RuntimeError: boom" in shown
+
+
+def test_what_has_scrolled_away_is_told_by_the_summary(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ready")
+    worker = SPEAKS_LATER.replace("told to end", "x\\n" * 101).format(fails="sys.exit('boom')")
+    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2\n")
+    _, shown = on_a_terminal("run", str(job), NO_COLOR="1")
+    assert b"distlaunch:   | boom" in shown
+
+
+def test_json_has_the_last_words_that_the_terminal_has_shown(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "raise RuntimeError('boom')", "gpus_per_node: 0")
+    _, shown = on_a_terminal("run", "--json", str(job), NO_COLOR="1")
+    assert b"  | " not in shown
+    assert json.loads(shown[shown.index(b"\n{") :])["cause"]["last_words"][-1] == "RuntimeError: boom"
 
 
 @pytest.mark.parametrize("command", ["run", "dry-run"])

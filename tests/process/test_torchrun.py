@@ -849,6 +849,27 @@ def test_a_workers_status_is_ours(tmp_path: Path) -> None:
     assert "Traceback" not in mine.stderr
 
 
+@pytest.mark.parametrize("more", [[], ["--max-restarts=3"]])
+def test_a_script_that_does_not_exist_is_told_in_a_line(tmp_path: Path, more: list[str]) -> None:
+    """Python would end with 2 in every worker, which is what a mistake on the command line has."""
+    done = ours(tmp_path, *more, "--nproc-per-node=2", "nosuch.py")
+    assert done.returncode == 127
+    assert our_lines(done)[0].endswith("could not be started: nosuch.py: No such file or directory")
+    assert "can't open file" not in done.stderr
+
+
+def test_a_script_on_stdin_and_a_folder_are_no_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__main__.py").write_text("print('main')")
+    assert ours(tmp_path, "package").stdout == "main\n"
+    assert ours(tmp_path, "--", "-").returncode == 0
+
+
+def test_a_workers_own_status_of_2_is_ours(tmp_path: Path) -> None:
+    script(tmp_path, "raise SystemExit(2)")
+    assert ours(tmp_path, "worker.py").returncode == 2
+
+
 def test_a_killed_workers_status_is_128_and_the_signal(tmp_path: Path) -> None:
     script(tmp_path, WAITING)
     with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:

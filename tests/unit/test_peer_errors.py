@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from distlaunch.supervisor.peer_errors import TRACEBACK, Words, root_error, words_of
+from distlaunch.supervisor.peer_errors import TRACEBACK, Words, root_error, without_remarks, words_of
 
 C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 ELASTIC = "/venv/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py"
@@ -136,3 +136,26 @@ def test_whether_a_traceback_was_out() -> None:
 def test_without_a_traceback_the_last_lines_count() -> None:
     lines = [f"line {number}" for number in range(100)]
     assert root_error("\n".join(lines)).splitlines() == lines[-40:]
+
+
+TIMED_OUT = "TCPStore.cpp:340] [c10d] The client socket has timed out"
+
+
+@pytest.mark.parametrize(
+    "remark",
+    [
+        f"[W1122 09:00:00.123456789 {TIMED_OUT}",
+        f"[rank3]:[I1122 09:00:00.123456789 {TIMED_OUT}",
+        f"W1122 09:00:00.123000 2689 {TIMED_OUT}",
+    ],
+)
+def test_what_torch_warns_of_ends_no_rank(remark: str) -> None:
+    assert without_remarks(f"{remark}\n\n") == ""
+    assert without_remarks(f"{remark}\nboom\n") == "boom\n"
+    assert not words_of(3, f"{remark}\n").peer_gone
+
+
+def test_what_torch_logs_as_an_error_counts() -> None:
+    error = f"[E1122 09:00:00.123456789 {TIMED_OUT}\n"
+    assert without_remarks(error) == error
+    assert words_of(-signal.SIGABRT, error).peer_gone

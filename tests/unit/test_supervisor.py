@@ -62,8 +62,8 @@ TWO = f"{JOB}nodes: [a, b]"
 CONNECT_S, STOP_S = 30.0, 10.0
 STOP_MARGIN_S, DRAIN_S = 14.0, 30.0  # until a node that does not confirm, or does not deliver, is given up
 MASTER = "10.0.0.1"
-BY_SOMEONE = """rank 2 (b) failed first: killed by signal 9 (SIGKILL), sent by another process \
-(the kernel reports no OOM kill)"""
+BY_SOMEONE = """rank 2 (b) failed first: killed by signal 9 (SIGKILL); the kernel reports no \
+OOM kill on that node"""
 
 
 class Actions(list[Action]):

@@ -63,6 +63,16 @@ def state(pid: int) -> str:
     return fields[0].decode() if fields else ""
 
 
+def ignores(pid: int, signum: int) -> bool:
+    """Whether a process ignores a signal; False when it is not there."""
+    try:
+        with open("/proc/%d/status" % pid) as status:
+            masks = [line.split()[1] for line in status if line.startswith("SigIgn:")]
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)
+
+
 def cpu_time(pid: int) -> int:
     """CPU time of a process in clock ticks, that of its reaped children included."""
     return sum(int(ticks) for ticks in _stat(pid)[11:15])
