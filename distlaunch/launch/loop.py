@@ -15,7 +15,7 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan
 from distlaunch.rim.link import Link
 from distlaunch.rim.signals import Signals
 from distlaunch.supervisor import actions, events
-from distlaunch.supervisor.nodes import Clean
+from distlaunch.supervisor.nodes import End
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.step import begin, step
 
@@ -154,7 +154,7 @@ class Loop:
 
     def _tell_of_flow(self, node: int) -> None:
         now = self._now()
-        if isinstance(self.state.nodes[node], Clean) and now - self._flow_told > 1.0:
+        if self.state.nodes[node] is End.CLEAN and now - self._flow_told > 1.0:
             self._flow_told = now
             self._feed(events.OutputFlows(node))
 

@@ -8,8 +8,9 @@ from distlaunch.job.document import counted
 from distlaunch.supervisor.ending import listed
 from distlaunch.supervisor.nodes import Unusable, failure_of, phase_word
 from distlaunch.supervisor.root_cause import root_cause_line, root_cause_lines
-from distlaunch.supervisor.state import State, WorkerPhase, WorkerState, status_words
+from distlaunch.supervisor.state import State, status_words
 from distlaunch.supervisor.stories import Ending, advice
+from distlaunch.supervisor.workers import Exited, Phase, Worker
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
@@ -96,12 +97,12 @@ class Summary(NamedTuple):
         """A worker's rank, unless it is a torch agent, which has none."""
         return None if self.state.spec.torch_agents else rank
 
-    def _worker(self, worker: WorkerState) -> dict[str, Any]:
+    def _worker(self, worker: Worker) -> dict[str, Any]:
         assert self.state.plan is not None
         return {
             "rank": self._rank(worker.rank),
             "node": self.state.plan.node_of(worker.rank).label,
-            "phase": worker.phase.value,
+            "phase": worker.phase_word,
             "status": worker.status,
             "stopped": worker.stopped,
             "pid": worker.pid,
@@ -148,8 +149,8 @@ class Summary(NamedTuple):
             return _end_of(lines, max(len(lines), self.printed.get(rank, 0)))
         return self.last_lines.get(rank, "").splitlines()[-STDOUT_LINES:]
 
-    def _recorded_lines(self, worker: WorkerState) -> list[str]:
-        words = _record_words(worker.error_record)
+    def _recorded_lines(self, worker: Worker) -> list[str]:
+        words = _record_words(worker)
         if words and self.state.spec.torch_agents:
             words.append(root_cause_line(self.last_words.get(worker.rank, "")))
         return words
@@ -167,13 +168,15 @@ class Summary(NamedTuple):
         if cause is None or cause.rank is None:
             return ""
         worker = self.state.worker(cause.rank)
-        if worker.status is None:
+        if not isinstance(worker.phase, Exited):
             return ""
         said = _without_remarks(self.last_words.get(cause.rank, ""))
-        words = "\n".join(_record_words(worker.error_record)) + said
+        words = "\n".join(_record_words(worker)) + said
         assert self.state.plan is not None
         python = self.state.plan.node_of(cause.rank).python
-        ending = Ending(worker.status, worker.oom_kills, worker.shm, cause.peer_gone, python)
+        ending = Ending(
+            worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python
+        )
         return "" if "uneven batches" in cause.text else advice(ending, words)
 
     def _others(self) -> list[str]:
@@ -189,20 +192,22 @@ class Summary(NamedTuple):
         names = listed([self.state.plan.node_of(number).label for number in numbers])
         return f"torch's agent{'s' if len(numbers) > 1 else ''} on {names}"
 
-    def _fate(self, worker: WorkerState) -> str:
+    def _fate(self, worker: Worker) -> str:
         """How a rank other than the first ended, in words that are equal for equal ends."""
-        if worker.phase is not WorkerPhase.EXITED or worker.status is None:
-            return {WorkerPhase.PLANNED: "not started"}.get(worker.phase, worker.phase.value)
-        if worker.status == 0:
+        end = worker.phase
+        if not isinstance(end, Exited):
+            return "not started" if end is Phase.PLANNED else worker.phase_word
+        if end.status == 0:
             return "finished"
         if self._same_traceback(worker.rank):
             return "also failed, with the same traceback"
-        if worker.peer_gone:
+        if end.peer_gone:
             return "also failed, after losing the connection to another rank"
-        if worker.stopped:
-            return "stopped by distlaunch"
+        if end.stopped:
+            its_own = end.status > 0 and not self.state.spec.torch_agents  # it may have ended by itself
+            return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
         last = _without_remarks(self.last_words.get(worker.rank, "")).strip().splitlines()[-1:]
-        return f"also failed, {status_words(worker.status)}" + (f": {last[0][:200]}" if last else "")
+        return f"also failed, {status_words(end.status)}" + (f": {last[0][:200]}" if last else "")
 
     def _same_traceback(self, rank: int) -> bool:
         cause = self.state.cause
@@ -227,8 +232,9 @@ def _end_of(lines: list[str], whole: int) -> list[str]:
     return [f"({counted(left_out, 'earlier line')} not shown)", *shown] if left_out > 0 else shown
 
 
-def _record_words(record: Any) -> list[str]:
+def _record_words(worker: Worker) -> list[str]:
     """What torch's @record noted: its traceback, else its message."""
+    record = worker.phase.error_record if isinstance(worker.phase, Exited) else None
     if not isinstance(record, dict):
         return []
     words = record.get("callstack") or record.get("message")

@@ -1,15 +1,17 @@
 """Who is blamed when ranks fail: one that failed by itself before one that lost a peer; else the first."""
 
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from distlaunch.supervisor import stalling, torch_agents
 from distlaunch.supervisor.ending import listed
 from distlaunch.supervisor.events import WorkerExited
 from distlaunch.supervisor.restarting import generation_failed
-from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerPhase, exit_status_of
+from distlaunch.supervisor.state import Cause, Phase, State, Step, exit_status_of
 from distlaunch.supervisor.stories import Ending, facts
 from distlaunch.supervisor.timers import Timer
+from distlaunch.supervisor.workers import Exited
 
 if TYPE_CHECKING:
     from distlaunch.supervisor.peer_errors import Words
@@ -24,7 +26,7 @@ def rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Ste
     from distlaunch.supervisor.peer_errors import Words, words_of  # most ranks don't fail
 
     words = Words() if state.spec.torch_agents else words_of(event.status, event.words, event.error_record)
-    state = state.with_worker(rank, peer_gone=words.peer_gone)
+    state = _with_exit(state, rank, lambda exited: exited._replace(peer_gone=words.peer_gone))
     cause = _cause(state, rank, event, words)
     if _died_of_its_dump(state, rank, event):
         return stalling.stall_act_due(state, now)
@@ -56,12 +58,12 @@ def _was_told_to_end(state: State, event: WorkerExited) -> bool:
 def _died_of_its_dump(state: State, rank: int, event: WorkerExited) -> bool:
     """Whether our own SIGABRT, which has Python print a stalled rank's stacks, has ended it."""
     dumping = state.due_at(Timer.STALL_ACT) is not None
-    return dumping and state.worker(rank).stalled and event.status == -signal.SIGABRT
+    return dumping and state.worker(rank).stall is not None and event.status == -signal.SIGABRT
 
 
 def when_all_ended(state: State, now: float) -> Step:
     """Nobody is left who could be to blame: don't wait any longer."""
-    going = any(worker.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING) for worker in state.workers)
+    going = any(worker.going for worker in state.workers)
     return (state, ()) if going or state.suspect is None else verdict_due(state, now)
 
 
@@ -84,7 +86,17 @@ def _blamed_instead(state: State, cause: Cause, words: "Words") -> State:
     else:
         # Its link was slower than that of the rank we heard of first.
         earlier = known.peer_gone is cause.peer_gone and cause.at < known.at
-    return _with_cause(state.with_worker(cause.rank, stopped=False), cause) if earlier else state
+    return _with_cause(_with_exit(state, cause.rank, _by_itself), cause) if earlier else state
+
+
+def _with_exit(state: State, rank: int, change: Callable[[Exited], Exited]) -> State:
+    phase = state.worker(rank).phase
+    assert isinstance(phase, Exited)
+    return state.with_worker(rank, phase=change(phase))
+
+
+def _by_itself(exited: Exited) -> Exited:
+    return exited._replace(stopped=False)
 
 
 def _told_at(state: State) -> float:

@@ -6,20 +6,20 @@ from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
 from distlaunch.supervisor.events import Interrupted, OutputFlows, OutputLost, Stuck, Swept
 from distlaunch.supervisor.nodes import (
-    Clean,
-    Closed,
     Connecting,
+    End,
     Linked,
     Lost,
-    Over,
     Retrying,
     emptied,
     is_missing,
+    is_over,
     may_be_occupied,
     no_more,
 )
-from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerPhase, WorkerState
+from distlaunch.supervisor.state import Cause, Phase, State, Step
 from distlaunch.supervisor.timers import Timer
+from distlaunch.supervisor.workers import Worker
 
 STOP_MARGIN_S = 14.0
 """Seconds beyond the grace until a node that does not confirm its clean-up is given up: all is over at 15."""
@@ -73,16 +73,16 @@ def stop_notice_due(state: State, now: float) -> Step:
     return state, (Notice("warning", f"waiting for {names} to end; SIGKILL follows in {left_s:.0f} s"),)
 
 
-def _still_running(state: State) -> list[WorkerState]:
+def _still_running(state: State) -> list[Worker]:
     parts = state.plan.nodes if state.plan else ()
     ranks = [rank for part in parts if may_be_occupied(state.nodes[part.node]) for rank in part.ranks]
-    return [worker for worker in map(state.worker, ranks) if worker.phase is WorkerPhase.RUNNING]
+    return [worker for worker in map(state.worker, ranks) if worker.running]
 
 
 def _close_all(state: State, grace_s: float, signum: int = signal.SIGTERM) -> Step:
     actions: list[Action] = []
     for i, node in enumerate(state.nodes):
-        if isinstance(node, Linked | Clean):
+        if isinstance(node, Linked) or node is End.CLEAN:
             actions.append(Close(i, grace_s, signum))
         elif isinstance(node, Connecting | Retrying):
             actions.append(Drop(i))
@@ -100,7 +100,7 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
         return state, ()  # what is there is not of this agent, or this generation
     if state.phase is not Phase.STOPPING:
         return state.with_node(event.node, emptied(node)), ()
-    state = with_time_to_drain(state.with_node(event.node, Clean()), now)
+    state = with_time_to_drain(state.with_node(event.node, End.CLEAN), now)
     if event.leftovers and state.cause is None:
         whose = "its worker" if event.leftovers == 1 else "their workers"
         text = f"{state.label(event.node)}: killed {processes_words(event.leftovers)} that outlived {whose}"
@@ -139,7 +139,7 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
 
 def all_closed(state: State, now: float) -> Step:
     """Finish once every node is done with."""
-    if state.phase is not Phase.STOPPING or not all(isinstance(node, Over) for node in state.nodes):
+    if state.phase is not Phase.STOPPING or not all(map(is_over, state.nodes)):
         return state, ()
     return state._replace(phase=Phase.DONE, timers={}), (Finish(),)
 
@@ -180,11 +180,11 @@ def close_overdue(state: State, now: float) -> Step:
     """Give up the nodes that have not confirmed their clean-up in time."""
     said: list[Action] = []
     for i, node in enumerate(state.nodes):
-        if not isinstance(node, Over):
-            clean = isinstance(node, Clean)
+        if not is_over(node):
+            clean = node is End.CLEAN
             what = "its output is incomplete" if clean else "it did not confirm its clean-up"
             said += [Drop(i), Notice("warning", f"{state.label(i)}: given up, {what}")]
-            state = state.with_node(i, Closed() if clean else Lost(occupied=may_be_occupied(node)))
+            state = state.with_node(i, End.CLOSED if clean else Lost(occupied=may_be_occupied(node)))
     state, actions = all_closed(state, now)
     return state, (*said, *actions)
 

@@ -5,6 +5,7 @@ on the others counted; one that the job file gives counts from the start, whatev
 """
 
 from distlaunch.errors import Exit
+from distlaunch.supervisor import workers
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import RanksJoined, RanksLag
@@ -12,12 +13,11 @@ from distlaunch.supervisor.state import (
     Cause,
     State,
     Step,
-    WorkerPhase,
-    WorkerState,
     span_words,
     status_words,
 )
 from distlaunch.supervisor.timers import Timer
+from distlaunch.supervisor.workers import Worker
 
 NOTICE_S = 15.0
 """Seconds after the start until the ranks that have not joined are named; then at every doubling."""
@@ -37,12 +37,13 @@ def watched(state: State, now: float) -> State:
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     """Say it once all ranks have joined the rendezvous."""
-    before = all(worker.joined for worker in state.workers)
+    before = all(worker.meeting.joined for worker in state.workers)
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
-            state = state.with_worker(rank, joined=True)
-    if before or not all(worker.joined for worker in state.workers):
+            meeting = state.worker(rank).meeting._replace(joined=True)
+            state = state.with_worker(rank, meeting=meeting)
+    if before or not all(worker.meeting.joined for worker in state.workers):
         return _with_limit(state, now), ()
     assert state.plan is not None
     took_s = now - (state.started_at or now)
@@ -62,7 +63,8 @@ def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
     for local_rank, trying, words in event.seen:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
-            state = state.with_worker(rank, trying=trying, doing=words)
+            meeting = state.worker(rank).meeting._replace(trying=trying, doing=words)
+            state = state.with_worker(rank, meeting=meeting)
     return _with_limit(state, now), ()
 
 
@@ -77,7 +79,7 @@ def _with_limit(state: State, now: float) -> State:
 
 def _has_begun(state: State) -> bool:
     """Whether the ranks use the rendezvous: one has joined, or tries to."""
-    return any(worker.joined or worker.trying for worker in state.workers)
+    return any(worker.meeting.joined or worker.meeting.trying for worker in state.workers)
 
 
 def join_notice_due(state: State, now: float) -> Step:
@@ -107,30 +109,30 @@ def join_overdue(state: State, now: float) -> Step:
     return end_job(state, Cause(text, Exit.TIMEOUT, now), now)
 
 
-def _missing(state: State) -> list[WorkerState]:
-    return [worker for worker in _here(state) if not worker.joined]
+def _missing(state: State) -> list[Worker]:
+    return [worker for worker in _here(state) if not worker.meeting.joined]
 
 
-def _here(state: State) -> list[WorkerState]:
-    return [worker for worker in state.workers if worker.phase is not WorkerPhase.LOST]
+def _here(state: State) -> list[Worker]:
+    return [worker for worker in state.workers if worker.phase is not workers.Phase.VANISHED]
 
 
-def _missing_words(state: State, missing: list[WorkerState]) -> str:
+def _missing_words(state: State, missing: list[Worker]) -> str:
     """`6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: has not imported torch yet) …`."""
     names = listed([_named(state, worker) for worker in missing])
     count = len(_here(state))
     text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
     first = missing[0]
     serves = first.rank == 0 and not (state.spec.torch_agents or state.spec.by_hand)
-    waits = serves and not first.trying and _has_begun(state)
+    waits = serves and not first.meeting.trying and _has_begun(state)
     return f"{text}; the others wait for rank 0" if waits else text
 
 
-def _named(state: State, worker: WorkerState) -> str:
+def _named(state: State, worker: Worker) -> str:
     if worker.status is not None:
         ended = f"{state.named(worker.rank)[:-1]}: ended with {status_words(worker.status)}"
         return f"{ended} without joining)"
     if worker.pid is None:
         return state.named(worker.rank, "not started yet")
-    doing = f": {worker.doing}" if worker.doing else ""
+    doing = f": {worker.meeting.doing}" if worker.meeting.doing else ""
     return state.named(worker.rank, f"pid {worker.pid}{doing}")

@@ -10,6 +10,7 @@ Clean ──▶ Closed             at the end of the job: clean, and the last of
 Unusable, Lost               nothing more will come from it
 """
 
+from enum import Enum
 from typing import NamedTuple
 
 from distlaunch.plan.layout import Facts
@@ -82,12 +83,11 @@ class Leaving(NamedTuple):
     returned: bool = False
 
 
-class Clean(NamedTuple):
-    """At the end of the job, nothing of it is left there; the last of its output may still come."""
+class End(Enum):
+    """The end of the job there: nothing of it is left; then all that it printed has come, or was given up."""
 
-
-class Closed(NamedTuple):
-    """Nothing is left there, and all that it printed has come, or was given up."""
+    CLEAN = "clean"
+    CLOSED = "closed"
 
 
 class Unusable(NamedTuple):
@@ -103,11 +103,14 @@ class Lost(NamedTuple):
     occupied: bool = False
 
 
-Node = Connecting | Retrying | Up | Reaping | Leaving | Clean | Closed | Unusable | Lost
+Node = Connecting | Retrying | Up | Reaping | Leaving | End | Unusable | Lost
 Linked = Up | Reaping | Leaving
 """It has an agent that we hear of."""
-Over = Closed | Unusable | Lost
-"""Nothing more will come from it."""
+
+
+def is_over(node: Node) -> bool:
+    """Whether nothing more will come from it."""
+    return node is End.CLOSED or isinstance(node, Unusable | Lost)
 
 
 def away_of(node: Node) -> Away | None:
@@ -177,4 +180,6 @@ def failure_of(node: Node) -> LinkFailure | None:
 
 def phase_word(node: Node) -> str:
     """Its phase in a word, for machines: an agent that reaps or leaves is up."""
+    if isinstance(node, End):
+        return node.value
     return "up" if isinstance(node, Linked) else type(node).__name__.lower()

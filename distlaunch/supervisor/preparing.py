@@ -6,14 +6,16 @@ from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.engine import make_plan
 from distlaunch.plan.layout import LaunchPlan
+from distlaunch.supervisor import workers
 from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, StartWorkers
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFound
 from distlaunch.supervisor.interfaces import interface_notices, misnamed
 from distlaunch.supervisor.joining import watched
 from distlaunch.supervisor.nodes import Route, Up, facts_of, is_usable, route_of
-from distlaunch.supervisor.state import Cause, Phase, State, Step, WorkerPhase, WorkerState
+from distlaunch.supervisor.state import Cause, Phase, State, Step
 from distlaunch.supervisor.timers import Timer
+from distlaunch.supervisor.workers import Worker
 
 
 def prepare(state: State, members: Sequence[int], now: float) -> Step:
@@ -27,7 +29,7 @@ def prepare(state: State, members: Sequence[int], now: float) -> Step:
     state = state._replace(
         phase=Phase.PREPARING,
         plan=plan,
-        workers=tuple(WorkerState(rank) for node in plan.nodes for rank in node.ranks),
+        workers=tuple(Worker(rank) for node in plan.nodes for rank in node.ranks),
     )
     state = state.with_timer(Timer.PREPARE, now + state.spec.timeouts.connect_s)
     state, hold = _hold_port(state, plan, members[0])
@@ -146,7 +148,7 @@ def _here(state: State) -> list[int]:
 
 
 def _waits(state: State, node: int) -> bool:
-    planned = state.workers[state.members.index(node)].phase is WorkerPhase.PLANNED
+    planned = state.workers[state.members.index(node)].phase is workers.Phase.PLANNED
     ready = is_usable(state.nodes[node]) and route_of(state.nodes[node]) is not None
     return state.spec.torch_agents and planned and ready
 

@@ -2,6 +2,7 @@
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
+from distlaunch.supervisor import workers
 from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
 from distlaunch.supervisor.ending import end_job, with_end_of_workers
 from distlaunch.supervisor.events import PortUsurped, RouteFailed
@@ -29,7 +30,6 @@ from distlaunch.supervisor.state import (
     State,
     Step,
     Why,
-    WorkerPhase,
     span_words,
 )
 from distlaunch.supervisor.timers import Timer
@@ -207,8 +207,8 @@ def lose_node(state: State, node: int, before: Linked, failure: LinkFailure, now
     attempt = before.attempt if isinstance(before, Reaping | Leaving) else 1
     part = state.plan.part_of(node) if state.plan else None
     for rank in part.ranks if part else ():
-        if state.worker(rank).phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING):
-            state = state.with_worker(rank, phase=WorkerPhase.LOST, at=now)
+        if state.worker(rank).going:
+            state = state.with_worker(rank, phase=workers.Phase.VANISHED)
     state = _fenced(state, node, away, now)
     return reconnect_later(state, node, Retrying(attempt, failure, away), now)
 

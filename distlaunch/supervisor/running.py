@@ -3,7 +3,7 @@
 import errno
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor import blame, torch_agents
+from distlaunch.supervisor import blame, torch_agents, workers
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.ending import all_closed, end_job, with_time_to_drain
 from distlaunch.supervisor.events import (
@@ -20,10 +20,10 @@ from distlaunch.supervisor.state import (
     Phase,
     State,
     Step,
-    WorkerPhase,
     signal_words,
 )
 from distlaunch.supervisor.timers import Timer
+from distlaunch.supervisor.workers import Exited
 from distlaunch.transport.failure import LinkFailure
 
 
@@ -32,7 +32,7 @@ def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
-    return state.with_worker(rank, phase=WorkerPhase.RUNNING, pid=event.pid, cpus=event.cpus), ()
+    return state.with_worker(rank, phase=workers.Phase.RUNNING, pid=event.pid, cpus=event.cpus), ()
 
 
 def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Step:
@@ -42,7 +42,7 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
         return state, ()
     from distlaunch.plan.advice import unstarted_advice
 
-    state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED, at=now)
+    state = state.with_worker(rank, phase=workers.Phase.UNSTARTED)
     # As a shell has it: 127 for what is not there, 126 for what can't be run.
     status = 127 if event.errno == errno.ENOENT else 126
     advice = unstarted_advice(state.spec, event.node, event.stage, event.errno)
@@ -53,18 +53,11 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
 def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
     """A worker has ended: go on, succeed when all have, or fail with the first."""
     rank = state.rank_of(event.node, event.local_rank)
-    if rank is None or state.worker(rank).phase is WorkerPhase.EXITED:
+    if rank is None or isinstance(state.worker(rank).phase, Exited):
         return state, ()
-    state = state.with_worker(
-        rank,
-        phase=WorkerPhase.EXITED,
-        status=event.status,
-        at=event.at,
-        error_record=event.error_record,
-        oom_kills=event.oom_kills,
-        shm=event.shm,
-        stopped=state.phase is not Phase.RUNNING,
-    )
+    stopped = state.phase is not Phase.RUNNING
+    exited = Exited(event.status, event.at, stopped, event.error_record, event.oom_kills, event.shm)
+    state = state.with_worker(rank, phase=exited)
     if event.status != 0:
         return blame.rank_failed(state, rank, event, now)
     if state.phase is not Phase.RUNNING:

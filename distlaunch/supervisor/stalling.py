@@ -8,8 +8,9 @@ from distlaunch.supervisor.actions import Action, Dump, Notice
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import RanksStalled, StackDumped
 from distlaunch.supervisor.restarting import generation_failed
-from distlaunch.supervisor.state import Cause, State, Step, WorkerPhase, WorkerState, span_words
+from distlaunch.supervisor.state import Cause, State, Step, span_words
 from distlaunch.supervisor.timers import Timer
+from distlaunch.supervisor.workers import Stall, Worker
 
 SETTLE_S = 2.0
 LOOKS = 8
@@ -36,8 +37,8 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
     before = {worker.rank for worker in _stalled(state)}
     for rank in part.ranks:
         stalled = rank - part.first_rank in event.local_ranks
-        stack = state.worker(rank).stack if stalled else ()
-        state = state.with_worker(rank, stalled=stalled, stack=stack)
+        known = state.worker(rank).stall or Stall()
+        state = state.with_worker(rank, stall=known if stalled else None)
     after = {worker.rank for worker in _stalled(state)}
     if not after:
         said = (Notice("info", "stalled ranks resumed"),) if state.stall_told else ()
@@ -56,8 +57,8 @@ def _settle_s(state: State) -> float:
     return SETTLE_S + min(LOOK_MAX_S, _limit_s(state) / LOOKS)
 
 
-def _stalled(state: State) -> list[WorkerState]:
-    return [worker for worker in state.workers if worker.stalled and worker.phase is WorkerPhase.RUNNING]
+def _stalled(state: State) -> list[Worker]:
+    return [worker for worker in state.workers if worker.stall is not None and worker.running]
 
 
 def stall_notice_due(state: State, now: float) -> Step:
@@ -77,7 +78,7 @@ def _stall_words(state: State, again: bool) -> str:
 
 
 def _others_words(state: State) -> str:
-    active = [w.rank for w in state.workers if w.phase is WorkerPhase.RUNNING and not w.stalled]
+    active = [w.rank for w in state.workers if w.running and w.stall is None]
     if not active:
         return f"no {'torch agent' if state.spec.torch_agents else 'rank'} is active"
     verb = "is" if len(active) == 1 else "are"
@@ -93,7 +94,7 @@ def _ranks_words(state: State, ranks: list[int]) -> str:
 def _dumps(state: State, abort: bool) -> list[Action]:
     """Of those whose stacks are not known yet."""
     wanted: dict[int, list[int]] = {}
-    for worker in [worker for worker in _stalled(state)[:MAX_DUMPS] if not worker.stack]:
+    for worker in [worker for worker in _stalled(state)[:MAX_DUMPS] if not _stack(worker)]:
         assert state.plan is not None
         part = state.plan.node_of(worker.rank)
         wanted.setdefault(part.node, []).append(worker.rank - part.first_rank)
@@ -109,7 +110,7 @@ def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
     if not frames:
         first_line = event.text.strip().partition("\n")[0]
         return state, (Notice("info", f"where {state.called(rank)} is blocked: {first_line}"),)
-    state = state.with_worker(rank, stack=frames)
+    state = state.with_worker(rank, stall=Stall(frames))
     where = " < ".join(frames[:SHOWN_FRAMES])
     return state, (Notice("info", f"{state.called(rank)} is blocked in: {where}"),)
 
@@ -128,15 +129,16 @@ def stall_act_due(state: State, now: float) -> Step:
 
 def _cause(state: State, now: float) -> Cause:
     """The rank that the others wait for, where stacks tell it; else all that are stalled."""
-    stalled = [worker for worker in state.workers if worker.stalled]  # also who has died of the dump
+    # Also who has died of the dump.
+    stalled = [worker for worker in state.workers if worker.stall is not None]
     waiting = [worker.rank for worker in stalled if _waits_for_others(worker)]
-    elsewhere = [worker for worker in stalled if worker.stack and worker.rank not in waiting]
+    elsewhere = [worker for worker in stalled if _stack(worker) and worker.rank not in waiting]
     at_fault = elsewhere if elsewhere and waiting else stalled
     who = listed([state.named(worker.rank) for worker in at_fault])
     text = f"stalled: {who} did nothing for {span_words(_limit_s(state))}"
     if elsewhere and waiting:
         verb = "waits" if len(waiting) == 1 else "wait"
-        text += f", in {elsewhere[0].stack[0]}; {_ranks_words(state, waiting)} {verb} in a collective"
+        text += f", in {_stack(elsewhere[0])[0]}; {_ranks_words(state, waiting)} {verb} in a collective"
     if not state.spec.one_machine and any(map(_is_meeting, stalled)):
         text += "; some are still in init_process_group: `distlaunch check-port` tests who can reach whom"
     if len(at_fault) > 1:
@@ -146,13 +148,17 @@ def _cause(state: State, now: float) -> Cause:
     return Cause(text, Exit.TIMEOUT, now, rank, node)
 
 
-def _is_meeting(worker: WorkerState) -> bool:
-    return any(frame.startswith("init_process_group (") for frame in worker.stack)
+def _stack(worker: Worker) -> tuple[str, ...]:
+    return worker.stall.stack if worker.stall else ()
 
 
-def _waits_for_others(worker: WorkerState) -> bool:
+def _is_meeting(worker: Worker) -> bool:
+    return any(frame.startswith("init_process_group (") for frame in _stack(worker))
+
+
+def _waits_for_others(worker: Worker) -> bool:
     """Whether the innermost frames, as far as they are torch's, are a collective's."""
-    for frame in worker.stack:
+    for frame in _stack(worker):
         if not re.search(_TORCH, frame):
             return False
         if re.search(_COLLECTIVE, frame):

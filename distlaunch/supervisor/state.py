@@ -12,6 +12,7 @@ from distlaunch.plan.layout import LaunchPlan
 from distlaunch.supervisor.actions import Action
 from distlaunch.supervisor.nodes import Node
 from distlaunch.supervisor.timers import WATCHES, Alarm, Timer
+from distlaunch.supervisor.workers import Worker
 
 
 class Phase(Enum):
@@ -23,41 +24,6 @@ class Phase(Enum):
     RESTARTING = "restarting"
     STOPPING = "stopping"
     DONE = "done"
-
-
-class WorkerPhase(Enum):
-    """Where one worker is."""
-
-    PLANNED = "planned"
-    RUNNING = "running"
-    EXITED = "exited"
-    UNSTARTED = "not started"
-    LOST = "lost with its node"
-
-
-class WorkerState(NamedTuple):
-    """One worker of the current generation; `stopped` = it ended after we told it to; `cpus` as in the event.
-
-    `trying` and `doing` tell what it does before it has `joined`; `stalled` that it does nothing at all, and
-    `stack` where, innermost frame first. `peer_gone`: it failed because another rank was gone.
-    """
-
-    rank: int
-    phase: WorkerPhase = WorkerPhase.PLANNED
-    pid: int | None = None
-    cpus: str | None = None
-    joined: bool = False
-    trying: bool = False
-    doing: str = ""
-    stalled: bool = False
-    stack: tuple[str, ...] = ()
-    status: int | None = None
-    at: float | None = None
-    stopped: bool = False
-    error_record: Any = None
-    oom_kills: int = 0
-    shm: tuple[int, ...] = ()
-    peer_gone: bool = False
 
 
 class Cause(NamedTuple):
@@ -108,7 +74,7 @@ class State(NamedTuple):
     phase: Phase = Phase.CONNECTING
     timers: Mapping[Alarm, float] = MappingProxyType({})
     plan: LaunchPlan | None = None
-    workers: tuple[WorkerState, ...] = ()
+    workers: tuple[Worker, ...] = ()
     generation: int = 0
     port: int | None = None
     started_at: float | None = None
@@ -211,7 +177,7 @@ class State(NamedTuple):
         """The first of our ranks: others come before it where launchers were started by hand."""
         return self.workers[0].rank if self.workers else 0
 
-    def worker(self, rank: int) -> WorkerState:
+    def worker(self, rank: int) -> Worker:
         """The worker of that rank."""
         return self.workers[rank - self.first_rank]
 

@@ -43,7 +43,7 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.nodes import Clean, Closed, Connecting, Leaving, Reaping, Up
+from distlaunch.supervisor.nodes import Connecting, End, Leaving, Reaping, Up
 from distlaunch.supervisor.state import Phase, State, Step
 from distlaunch.supervisor.timers import Alarm, Timer
 
@@ -70,8 +70,8 @@ def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
     match state.nodes[event.node]:
         case Connecting() as node:
             return connecting.not_connected(state, event.node, node, event.failure, now)
-        case Clean():
-            return ending.all_closed(state.with_node(event.node, Closed()), now)
+        case End.CLEAN:
+            return ending.all_closed(state.with_node(event.node, End.CLOSED), now)
         case Up() | Reaping() | Leaving() as node:
             return running.node_lost(state, event.node, node, event.failure, now)
         case _:

@@ -5,12 +5,14 @@ from typing import Any
 
 from distlaunch.errors import JobError
 from distlaunch.plan.elastic import with_node
+from distlaunch.supervisor import workers
 from distlaunch.supervisor.actions import Action, FindRoute, Notice
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.nodes import Leaving, Route, Up, facts_of, is_missing
 from distlaunch.supervisor.preparing import start_when_prepared
-from distlaunch.supervisor.state import Cause, State, Step, WorkerPhase, WorkerState
+from distlaunch.supervisor.state import Cause, State, Step
 from distlaunch.supervisor.timers import Timer
+from distlaunch.supervisor.workers import Worker
 
 NEVER_IN = re.compile(r"\bRendezvous(Closed|Connection|Timeout|State)Error\b|\bDistNetworkError\b")
 """How a torch agent fails that finds no rendezvous to join."""
@@ -20,10 +22,10 @@ def agent_failed(state: State, rank: int, cause: Cause, record: Any, now: float)
     """A torch agent has failed: so has the job, unless it only went with its node, or came too late."""
     node = state.members[rank]
     if isinstance(state.nodes[node], Leaving):
-        return state.with_worker(rank, phase=WorkerPhase.LOST), ()
+        return state.with_worker(rank, phase=workers.Phase.VANISHED), ()
     if _finishing(state) and NEVER_IN.search(_message(record)):
         text = f"{state.label(node)}: its torch agent joined too late, when the others had finished"
-        state, actions = finish(state.with_worker(rank, phase=WorkerPhase.LOST), now)
+        state, actions = finish(state.with_worker(rank, phase=workers.Phase.VANISHED), now)
         return state, (Notice("info", text), *actions)
     gone = [state.label(part) for part in state.members if is_missing(state.nodes[part])]
     after = f"; before that, {listed(gone)} was lost" if gone else ""
@@ -37,7 +39,7 @@ def _message(record: Any) -> str:
 
 def finish(state: State, now: float) -> Step:
     """Success once every torch agent that is left has ended well."""
-    done = all(worker.status == 0 or worker.phase is WorkerPhase.LOST for worker in state.workers)
+    done = all(worker.status == 0 or worker.phase is workers.Phase.VANISHED for worker in state.workers)
     return end_job(state, None, now) if done and _finishing(state) else (state, ())
 
 
@@ -97,8 +99,7 @@ def take_in(state: State, node: int, now: float) -> Step:
 
 def _with_new_worker(state: State, node: int) -> State:
     number = state.members.index(node)
-    workers = (*state.workers[:number], WorkerState(number), *state.workers[number + 1 :])
-    return state._replace(workers=workers)
+    return state._replace(workers=(*state.workers[:number], Worker(number), *state.workers[number + 1 :]))
 
 
 def _find_way(state: State, node: int, now: float) -> tuple[State, tuple[Action, ...]]:

@@ -47,10 +47,11 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.nodes import Lost, Over, Route, failure_of, route_of
-from distlaunch.supervisor.state import Phase, State, WorkerPhase, exit_status_of, status_words
+from distlaunch.supervisor.nodes import Lost, Route, failure_of, is_over, route_of
+from distlaunch.supervisor.state import Phase, State, exit_status_of, status_words
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.timers import Timer
+from distlaunch.supervisor.workers import Exited
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
@@ -146,7 +147,7 @@ class History:
 
     def close(self) -> Actions:
         """Every node that is left confirms its clean-up and ends."""
-        left = [node for node, each in enumerate(self.state.nodes) if not isinstance(each, Over)]
+        left = [node for node, each in enumerate(self.state.nodes) if not is_over(each)]
         return self.feed(*(Swept(node, 0, 0) for node in left), *(lost(node, "closed") for node in left))
 
     @property
@@ -546,16 +547,15 @@ def test_who_was_stopped_is_told_from_who_failed_by_itself() -> None:
     job = History().to_running()
     job.feed(exited(0, 0, 1, T + 5), exited(0, 1, -15, T + 6), exited(1, 0, 7, T + 4))
     assert [worker.stopped for worker in job.state.workers] == [False, True, False, False]
-    assert [worker.phase for worker in job.state.workers] == [
-        *[WorkerPhase.EXITED] * 3,
-        WorkerPhase.RUNNING,
-    ]
+    assert [worker.phase_word for worker in job.state.workers] == [*["exited"] * 3, "running"]
 
 
 def test_torchs_error_record_is_kept_with_its_rank() -> None:
     job = History().to_running()
     job.feed(WorkerExited(1, 1, 1, job.now, {"message": "boom"}))
-    assert job.state.workers[3].error_record == {"message": "boom"}
+    exited_so = job.state.workers[3].phase
+    assert isinstance(exited_so, Exited)
+    assert exited_so.error_record == {"message": "boom"}
 
 
 @pytest.mark.parametrize(
@@ -569,7 +569,7 @@ def test_a_worker_that_could_not_be_started_ends_the_job_as_shells_have_it(code:
     assert words == "rank 3 (b) could not be started: ./a.out: why"
     job.close()
     assert job.blamed == (status, 3, 1)
-    assert job.state.workers[3].phase is WorkerPhase.UNSTARTED
+    assert job.state.workers[3].phase_word == "not started"
 
 
 def test_a_lost_node_takes_its_running_workers_with_it() -> None:
@@ -578,7 +578,11 @@ def test_a_lost_node_takes_its_running_workers_with_it() -> None:
     actions = job.feed(lost(1, "a\nTimeout, server b not responding."))
     assert texts(actions, "error")[0].startswith("b was lost: ")
     assert wanted(actions) == [Close(0, STOP_S)]
-    assert [worker.phase.name for worker in job.state.workers] == ["RUNNING", "RUNNING", "EXITED", "LOST"]
+    assert [worker.phase_word for worker in job.state.workers] == [
+        *["running"] * 2,
+        "exited",
+        "lost with its node",
+    ]
     assert job.close() == [Finish()]
 
 

@@ -34,7 +34,7 @@ from distlaunch.supervisor.events import (
 )
 from distlaunch.supervisor.nodes import route_of
 from distlaunch.supervisor.root_cause import root_cause_lines
-from distlaunch.supervisor.state import Phase, WorkerPhase
+from distlaunch.supervisor.state import Phase
 from tests.unit.samples import spec_of
 from tests.unit.test_restarts import Job, gone, unreachable
 from tests.unit.test_supervisor import JOB, MASTER, STOP_S, exited, texts, up, wanted
@@ -258,7 +258,7 @@ def test_a_lost_node_is_a_warning_while_enough_are_left_and_its_torch_agent_is_s
     actions = job.come_back(2)
     assert wanted(actions) == [Connect(2), Reap(2), FindRoute(2, MASTER), StartWorkers(2)]
     assert texts(actions) == ["c is back: its torch agent is started"]
-    assert (job.state.generation, job.state.workers[2].phase) == (0, WorkerPhase.RUNNING)
+    assert (job.state.generation, job.state.workers[2].running) == (0, True)
 
 
 def test_a_node_that_returns_is_not_used_before_it_is_reaped() -> None:

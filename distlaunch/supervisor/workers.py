@@ -1,0 +1,78 @@
+"""Where a worker is, and what is seen of it."""
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class Phase(Enum):
+    """What is known of a worker whose end is not."""
+
+    PLANNED = "planned"
+    RUNNING = "running"
+    UNSTARTED = "not started"
+    VANISHED = "lost with its node"
+
+
+class Exited(NamedTuple):
+    """It ended by itself, or `stopped`: after we told it to. The rest is as in the event.
+
+    `peer_gone`: it failed because another rank was gone.
+    """
+
+    status: int
+    at: float
+    stopped: bool = False
+    error_record: Any = None
+    oom_kills: int = 0
+    shm: tuple[int, ...] = ()
+    peer_gone: bool = False
+
+
+class Meeting(NamedTuple):
+    """What is seen of its way to the rendezvous: until it has `joined`, whether it is `trying`, in words."""
+
+    joined: bool = False
+    trying: bool = False
+    doing: str = ""
+
+
+class Stall(NamedTuple):
+    """It neither prints nor computes; `stack` is where, innermost frame first, once that is known."""
+
+    stack: tuple[str, ...] = ()
+
+
+class Worker(NamedTuple):
+    """One worker of the current generation; `pid` and `cpus` are known once it has started."""
+
+    rank: int
+    phase: Phase | Exited = Phase.PLANNED
+    pid: int | None = None
+    cpus: str | None = None
+    meeting: Meeting = Meeting()
+    stall: Stall | None = None
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, or the negative signal number; None unless it has ended."""
+        return self.phase.status if isinstance(self.phase, Exited) else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended after we told it to."""
+        return isinstance(self.phase, Exited) and self.phase.stopped
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there, as far as we know."""
+        return self.phase is Phase.RUNNING
+
+    @property
+    def going(self) -> bool:
+        """Whether its end is still to come."""
+        return self.phase in (Phase.PLANNED, Phase.RUNNING)
+
+    @property
+    def phase_word(self) -> str:
+        """Its phase in a word or a few."""
+        return "exited" if isinstance(self.phase, Exited) else self.phase.value
