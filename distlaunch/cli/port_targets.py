@@ -25,7 +25,7 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
     if target == STDIN or os.path.exists(target) or target.endswith((".yaml", ".yml")):
         # Ports do not depend on GPUs: don't ask for their number where the file leaves it open.
         spec = _reached_with(load_job(target, overrides), config)
-        if spec.ranking == "etcd-v2":
+        if not spec.engine.serves_store:
             text = "its endpoint is your etcd server's, not a port that distlaunch holds: nothing to check"
             raise UsageError(f"{target}: {text}")
         known = spec._replace(

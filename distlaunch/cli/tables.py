@@ -23,7 +23,7 @@ def _table(*columns: str) -> Table:
 
 def print_plan_table(plan: LaunchPlan) -> None:
     """One row per worker: node, local rank, rank, device, address; with torch's agents, one per node."""
-    heading, table = _agents_table(plan) if plan.spec.torch_agents else _ranks_table(plan)
+    heading, table = (_ranks_table if plan.spec.engine.gives_ranks else _agents_table)(plan)
     console = Console(highlight=False)
     with console.capture() as printed:
         console.print(Text(escape(heading)))

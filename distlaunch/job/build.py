@@ -20,7 +20,7 @@ from distlaunch.job.document import (
     is_unset,
     setting,
 )
-from distlaunch.job.engines import check_torch_agents
+from distlaunch.job.elastic import check_torch_agents
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
 from distlaunch.job.paths import home_error, path_in
@@ -336,7 +336,7 @@ class _Builder:
     def _check_master(self, spec: JobSpec) -> None:
         others = {name for node in spec.nodes[1:] for name in (node.label, node.address) if name}
         first = {spec.nodes[0].label, spec.nodes[0].address} if spec.nodes else set()
-        if spec.ranking != "etcd-v2" and spec.master_host in others - first:
+        if spec.engine.serves_store and spec.master_host in others - first:
             place = "rendezvous.endpoint" if "rendezvous.endpoint" in self.places else "master_addr"
             self.problem(
                 place,

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
+from distlaunch.job.engine import ENGINES, Engine, Ranking
 
 Console = Literal["all", "rank0", "none"] | tuple[int, ...]
 
@@ -40,8 +41,6 @@ class EnvValue(NamedTuple):
 Env = Mapping[str, EnvValue]
 NO_ENV: Env = MappingProxyType({})
 Backend = Literal["nccl", "gloo"]
-Ranking = Literal["static", "c10d", "etcd-v2"]
-"""Who assigns ranks: distlaunch, or torch's elastic agents by a store of that kind."""
 
 
 class Program(NamedTuple):
@@ -213,14 +212,14 @@ class JobSpec(NamedTuple):
         return not self.by_hand and (len(self.pool) == 1 or all(node.local for node in self.pool))
 
     @property
-    def torch_agents(self) -> bool:
-        """Whether torch's elastic agents, one on each node, start the workers, and start them again."""
-        return self.ranking != "static"
+    def engine(self) -> Engine:
+        """Who gives out the ranks."""
+        return ENGINES[self.ranking]
 
     @property
     def takes_nodes_back(self) -> bool:
         """Whether a node that was lost can be used again."""
-        return self.restarts.most > 0 or (self.torch_agents and self.elastic)
+        return self.restarts.most > 0 or (not self.engine.gives_ranks and self.elastic)
 
     @property
     def names_join_limit(self) -> bool:

@@ -89,9 +89,9 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
     assert part is not None
     planned = _workers_of(state, part, run_id)
     shared = common_contract(planned)
-    binding = state.spec.binding
+    binding, engine = state.spec.binding, state.spec.engine
     shares = _shared_descriptors(state.plan, part, state.generation)
-    one_device = state.spec.one_device and not state.spec.torch_agents  # whose flag does it
+    one_device = state.spec.one_device and engine.gives_ranks  # else torch's flag does it
     return {
         "op": "start",
         "generation": state.generation,
@@ -100,11 +100,11 @@ def _start_message(state: State, node: int, run_id: str) -> Message:
         "lease_s": state.spec.timeouts.lease_s,
         "stall_s": state.spec.timeouts.stall_s,
         "watch_port": state.port,
-        "hosts_store": part.node_rank == 0 and state.spec.ranking != "etcd-v2" and not state.spec.by_hand,
-        "flight": state.plan.backend == "nccl" and not state.spec.torch_agents,
+        "hosts_store": part.node_rank == 0 and engine.serves_store and not state.spec.by_hand,
+        "flight": state.plan.backend == "nccl" and engine.gives_ranks,
         "binding": binding and {**binding._asdict(), "gpus": part.gpus},
         # torch's agent never deletes its folders: they go into ours, which is deleted.
-        "temporary": ["PET_LOG_DIR"] if state.spec.torch_agents else [],
+        "temporary": [] if engine.gives_ranks else ["PET_LOG_DIR"],
         # What all workers of the node have in common travels once.
         "env": {name: value.text for name, value in planned[0].env.items()}
         | shared

@@ -12,7 +12,7 @@ RESOLVE_S = 2.0
 
 def ssh_addresses(spec: JobSpec) -> dict[int, str]:
     """Index in the pool → the address by which ssh reaches it, for the nodes whose address the job needs."""
-    if spec.one_machine or spec.ranking == "etcd-v2":
+    if spec.one_machine or not spec.engine.serves_store:
         return {}
     needed = [index for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)]
     asked = {index: _ask(spec, spec.pool[index]) for index in needed}

@@ -49,7 +49,7 @@ class Record:
     def event(self, event: Event, state: State, now: float) -> None:
         """Write an event down, and the plan once there is one."""
         fresh = state.generation > self._planned
-        if state.spec.torch_agents and state.plan and len(state.members) > len(self._members):
+        if not state.spec.engine.gives_ranks and state.plan and len(state.members) > len(self._members):
             self._members = state.members
             self._routes[state.generation] = routes(state.plan, state.generation)
         if state.plan and isinstance(event, FIRST_SIGNS_OF_WORKERS) and fresh:

@@ -38,7 +38,7 @@ def start_run(spec: JobSpec) -> Start:
     clock = Clock(time.monotonic())
     run_id = new_run_id(spec.name)
     try:
-        folder = RunFolder(spec.logs.folder, run_id, "agent" if spec.torch_agents else "rank")
+        folder = RunFolder(spec.logs.folder, run_id, spec.engine.stem)
     except OSError as error:
         text = f"can't make the run folder in {spec.logs.folder}: {reason(error)}; logs.dir says where else"
         raise DistlaunchError(text) from None

@@ -93,9 +93,13 @@ class Summary(NamedTuple):
             "folder": self.folder,
         }
 
+    @property
+    def _gives_ranks(self) -> bool:
+        return self.state.spec.engine.gives_ranks
+
     def _rank(self, rank: int | None) -> int | None:
         """A worker's rank, unless it is a torch agent, which has none."""
-        return None if self.state.spec.torch_agents else rank
+        return rank if self._gives_ranks else None
 
     def _worker(self, worker: Worker) -> dict[str, Any]:
         assert self.state.plan is not None
@@ -131,7 +135,7 @@ class Summary(NamedTuple):
 
     def _as_printed(self, rank: int, source: int) -> bool:
         """Whether its last words stand in its output just so."""
-        if self.state.spec.torch_agents:
+        if not self._gives_ranks:
             return False
         recorded = "\n".join(self._recorded_lines(self.state.worker(rank)))
         return source != RECORD or recorded in self.last_words.get(rank, "")
@@ -151,13 +155,13 @@ class Summary(NamedTuple):
 
     def _recorded_lines(self, worker: Worker) -> list[str]:
         words = _record_words(worker)
-        if words and self.state.spec.torch_agents:
+        if words and not self._gives_ranks:
             words.append(root_cause_line(self.last_words.get(worker.rank, "")))
         return words
 
     def _last_lines(self, rank: int) -> list[str]:
         words = self.last_words.get(rank, "")
-        if self.state.spec.torch_agents:
+        if not self._gives_ranks:
             return root_cause_lines(words)
         return words.splitlines() if _without_remarks(words) else []
 
@@ -184,7 +188,7 @@ class Summary(NamedTuple):
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
                 groups.setdefault(self._fate(worker), []).append(worker.rank)
-        named = self._agent_list if self.state.spec.torch_agents else _rank_list
+        named = _rank_list if self._gives_ranks else self._agent_list
         return [f"{named(ranks)}: {fate}" for fate, ranks in groups.items()]
 
     def _agent_list(self, numbers: Sequence[int]) -> str:
@@ -204,14 +208,14 @@ class Summary(NamedTuple):
         if end.peer_gone:
             return "also failed, after losing the connection to another rank"
         if end.stopped:
-            its_own = end.status > 0 and not self.state.spec.torch_agents  # it may have ended by itself
+            its_own = end.status > 0 and self._gives_ranks  # it may have ended by itself
             return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
         last = _without_remarks(self.last_words.get(worker.rank, "")).strip().splitlines()[-1:]
         return f"also failed, {status_words(end.status)}" + (f": {last[0][:200]}" if last else "")
 
     def _same_traceback(self, rank: int) -> bool:
         cause = self.state.cause
-        if cause is None or cause.rank is None or self.state.spec.torch_agents:
+        if cause is None or cause.rank is None or not self._gives_ranks:
             return False
         from distlaunch.supervisor.peer_errors import traceback_key
 

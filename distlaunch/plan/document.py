@@ -9,7 +9,7 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan
 
 def plan_document(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> dict[str, Any]:
     """The plan; `nodes` maps node index → its workers. Inherited values are null: they may be secrets."""
-    if plan.spec.torch_agents:
+    if not plan.spec.engine.gives_ranks:
         return _elastic_document(plan, nodes)
     return {
         "name": plan.spec.name,

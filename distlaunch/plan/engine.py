@@ -10,7 +10,7 @@ from distlaunch.plan.layout import Facts, LaunchPlan, NodePlan, WorkerPlan
 
 def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
     """As `layout.make_plan`, with the engine that the job asks for."""
-    make = elastic.make_plan if spec.torch_agents else layout.make_plan
+    make = layout.make_plan if spec.engine.gives_ranks else elastic.make_plan
     return make(spec, facts, master_address)
 
 
@@ -22,6 +22,6 @@ def workers(
     source: str | None = None,
 ) -> list[WorkerPlan]:
     """What is started on one node; `source` is the node's own address as the others reach it."""
-    if plan.spec.torch_agents:
-        return elastic.workers(plan, node, meeting, interface, source)
-    return layout.workers(plan, node, meeting, interface)
+    if plan.spec.engine.gives_ranks:
+        return layout.workers(plan, node, meeting, interface)
+    return elastic.workers(plan, node, meeting, interface, source)

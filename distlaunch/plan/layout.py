@@ -150,7 +150,7 @@ def _first_node(spec: JobSpec) -> int:
 
 def _together(spec: JobSpec, nodes: Sequence[NodePlan]) -> bool:
     """Whether all run on the same machine; torch's elastic agents may be joined by others later."""
-    if spec.torch_agents or spec.by_hand:
+    if spec.by_hand or not spec.engine.gives_ranks:
         return spec.one_machine
     return len(nodes) == 1 or all(node.reach.host is None for node in nodes)
 
@@ -214,7 +214,7 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
 def _master_addr(spec: JobSpec, nodes: Sequence[NodePlan], master_address: str | None) -> str:
     first = spec.pool[nodes[0].node]
     # An endpoint in the job file names the first node; another that takes its place has its own address.
-    named = spec.master_host if nodes[0].node == 0 or spec.ranking == "etcd-v2" else None
+    named = spec.master_host if nodes[0].node == 0 or not spec.engine.serves_store else None
     if _together(spec, nodes):
         return named or "127.0.0.1"
     chosen = named or first.address or master_address or first.label

@@ -34,7 +34,7 @@ def _remarks(plan: LaunchPlan) -> list[str]:
 
 def _line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
     spec = plan.spec
-    flags = elastic.torch_flags(plan, node, meeting) if spec.torch_agents else _static(plan, node, meeting)
+    flags = (_static if spec.engine.gives_ranks else elastic.torch_flags)(plan, node, meeting)
     arguments = [fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args)]
     exports = job_exports(node.env)
     export = f"export {' '.join(exports)} && " if exports else ""

@@ -4,8 +4,8 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from distlaunch.supervisor import stalling, torch_agents
-from distlaunch.supervisor.ending import listed
+from distlaunch.supervisor import stalling
+from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import WorkerExited
 from distlaunch.supervisor.restarting import generation_failed
 from distlaunch.supervisor.state import Cause, Phase, State, Step, exit_status_of
@@ -22,18 +22,16 @@ VERDICT_S = 1.0
 
 
 def rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
-    """A worker has ended with a status other than 0: end the generation, once it is clear who is to blame."""
-    from distlaunch.supervisor.peer_errors import Words, words_of  # most ranks don't fail
+    """A rank has ended with a status other than 0: end the generation, once it is clear who is to blame."""
+    from distlaunch.supervisor.peer_errors import words_of  # most ranks don't fail
 
-    words = Words() if state.spec.torch_agents else words_of(event.status, event.words, event.error_record)
+    words = words_of(event.status, event.words, event.error_record)
     state = _with_exit(state, rank, lambda exited: exited._replace(peer_gone=words.peer_gone))
-    cause = _cause(state, rank, event, words)
-    if _died_of_its_dump(state, rank, event):
+    cause = cause_of(state, rank, event, words)
+    if stalling.died_of_its_dump(state, rank, event.status):
         return stalling.stall_act_due(state, now)
     if state.phase is not Phase.RUNNING:
-        return _blamed_instead(state, cause, words), ()
-    if state.spec.torch_agents:
-        return torch_agents.agent_failed(state, rank, cause, event.error_record, now)
+        return blamed_instead(state, cause, words), ()
     if not cause.peer_gone:
         return generation_failed(state, cause, now)
     if state.suspect is None:
@@ -41,7 +39,14 @@ def rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Ste
     return when_all_ended(state, now)
 
 
-def _cause(state: State, rank: int, event: WorkerExited, words: "Words") -> Cause:
+def rank_finished(state: State, now: float) -> Step:
+    """A rank has ended well: so has the job, when all have."""
+    done = all(worker.status == 0 for worker in state.workers)
+    return end_job(state, None, now) if done else when_all_ended(state, now)
+
+
+def cause_of(state: State, rank: int, event: WorkerExited, words: "Words") -> Cause:
+    """What is said of the rank, or torch agent, if it is the first that failed."""
     who = f"{state.named(rank)} failed first"
     if words.traceback and _was_told_to_end(state, event):
         # How it would have ended: Python's status after a traceback.
@@ -53,12 +58,6 @@ def _cause(state: State, rank: int, event: WorkerExited, words: "Words") -> Caus
 
 def _was_told_to_end(state: State, event: WorkerExited) -> bool:
     return state.phase is not Phase.RUNNING and event.status in (-signal.SIGTERM, -signal.SIGKILL)
-
-
-def _died_of_its_dump(state: State, rank: int, event: WorkerExited) -> bool:
-    """Whether our own SIGABRT, which has Python print a stalled rank's stacks, has ended it."""
-    dumping = state.due_at(Timer.STALL_ACT) is not None
-    return dumping and state.worker(rank).stall is not None and event.status == -signal.SIGABRT
 
 
 def when_all_ended(state: State, now: float) -> Step:
@@ -76,8 +75,8 @@ def verdict_due(state: State, now: float) -> Step:
     return generation_failed(state, suspect._replace(text=suspect.text + after), now)
 
 
-def _blamed_instead(state: State, cause: Cause, words: "Words") -> State:
-    """`state` with the blame on `cause` where that was first: what we heard first may not have been."""
+def blamed_instead(state: State, cause: Cause, words: "Words") -> State:
+    """`state`, which is ending, with the blame on `cause` if that came first: not all is heard in order."""
     known = state.cause
     if known is None or known.rank is None or cause.rank is None:
         return state

@@ -4,7 +4,7 @@ from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Connect, Drop, GiveUp, Notice, Reap
 from distlaunch.supervisor.ending import end_job, listed, processes_words
 from distlaunch.supervisor.events import AddressesFound, AgentUp, OrphansKilled, Reaped
-from distlaunch.supervisor.members import choose_members, complete, misfit
+from distlaunch.supervisor.members import choose_members, misfit
 from distlaunch.supervisor.nodes import (
     Away,
     Connecting,
@@ -15,17 +15,16 @@ from distlaunch.supervisor.nodes import (
     is_expected,
     unfit_words,
 )
+from distlaunch.supervisor.policies import policy_of
 from distlaunch.supervisor.preparing import prepare
 from distlaunch.supervisor.restarting import (
     RECONNECT_MAX_S,
     RECONNECT_S,
     advance,
-    grow,
     reconnect_later,
 )
 from distlaunch.supervisor.state import Cause, Phase, State, Step
 from distlaunch.supervisor.timers import Timer
-from distlaunch.supervisor.torch_agents import take_in
 from distlaunch.transport.failure import Kind, LinkFailure
 
 MAX_ATTEMPTS = 6
@@ -73,7 +72,7 @@ def _joined_the_pool(state: State, node: int, up: Up, attempt: int, now: float) 
     state = state.with_node(node, up._replace(unfit=""))
     if state.phase is Phase.RESTARTING:
         return advance(state, now)
-    return (take_in if state.spec.torch_agents else _is_back)(state, node, now)
+    return policy_of(state).node_back(state, node, now)
 
 
 def _misfit_notice(state: State, node: int, why: str) -> tuple[Notice, ...]:
@@ -88,14 +87,6 @@ def _let_go(state: State, node: int, why: str, attempt: int, now: float) -> Step
     again = Retrying(max(2, attempt), None, Away(unfit=why))
     state, actions = advance(reconnect_later(state, node, again, now), now)
     return state, (*said, Drop(node), *actions)
-
-
-def _is_back(state: State, node: int, now: float) -> Step:
-    if complete(state) or node in state.members:
-        return state, ()
-    if state.spec.grow == "now":
-        return grow(state, node, now)
-    return state, (Notice("info", f"{state.label(node)} is back, and is taken in at the next restart"),)
 
 
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
@@ -172,7 +163,7 @@ def _too_few(state: State, now: float) -> Step:
 def _with_another_try(state: State, now: float) -> State:
     """The job starts without some nodes: those that may come later are tried again."""
     # Torch's agents take a node in at once, so it is worth trying soon, and ever more slowly.
-    wait_s = RECONNECT_S if state.spec.torch_agents else RECONNECT_MAX_S
+    wait_s = RECONNECT_MAX_S if state.spec.engine.gives_ranks else RECONNECT_S
     for index, node in enumerate(state.nodes):
         if isinstance(node, Unusable) and node.failure and node.failure.may_pass:
             state = state.with_node(index, Retrying(2, node.failure, Away()))

@@ -33,7 +33,7 @@ def misfit(state: State, index: int) -> str:
     A job can't begin without the nodes that it lists; of those it is the plan that says it.
     """
     known = state.plan.backend if state.plan else state.spec.backend
-    if state.spec.torch_agents or (state.plan is None and index < len(state.spec.nodes)):
+    if not state.spec.engine.gives_ranks or (state.plan is None and index < len(state.spec.nodes)):
         return ""
     try:
         part = node_plan(state.spec, facts_of(state.nodes[index]), index, 0, 0)
@@ -42,11 +42,6 @@ def misfit(state: State, index: int) -> str:
     if known == "nccl" and part.gpus < part.procs:
         return f"it has {part.gpus} GPUs for {part.procs} workers, and the job runs with nccl"
     return ""
-
-
-def complete(state: State) -> bool:
-    """Whether this generation has as many nodes as the job asks for."""
-    return len(state.members) >= len(state.spec.nodes)
 
 
 def may_come(state: State) -> bool:

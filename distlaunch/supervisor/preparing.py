@@ -50,7 +50,8 @@ def _with_its_backend(state: State) -> JobSpec:
 
 
 def _hold_port(state: State, plan: LaunchPlan, first: int) -> Step:
-    if state.spec.ranking == "etcd-v2" or state.spec.by_hand:  # the user's server has it, or the first keeper
+    if not state.spec.engine.serves_store or state.spec.by_hand:
+        # The user's server has it, or the launcher of the first node.
         return state._replace(port=plan.master_port), ()
     return state, (HoldPort(first, plan.master_port),)
 
@@ -58,7 +59,7 @@ def _hold_port(state: State, plan: LaunchPlan, first: int) -> Step:
 def _first_asked(state: State, members: Sequence[int]) -> Sequence[int]:
     """Who is asked for its way to MASTER_ADDR at once; the first, if it is there, not before the others."""
     alone = len(members) == 1
-    return members if alone or state.spec.ranking == "etcd-v2" else members[1:]
+    return members[1:] if state.spec.engine.serves_store and not alone else members
 
 
 def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
@@ -119,8 +120,7 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     state = state.with_node(event.node, node._replace(route=route))
     state = state.without_timers(Timer.ANSWER, node=event.node)
     first = state.nodes[state.members[0]]
-    its_own = state.spec.ranking != "etcd-v2"
-    if its_own and isinstance(first, Up) and not (first.route or first.asked):
+    if state.spec.engine.serves_store and isinstance(first, Up) and not (first.route or first.asked):
         # The master's interface is the one that carries the address by which the others reach it.
         state = state.with_node(state.members[0], first._replace(asked=True))
         return state, (FindRoute(state.members[0], event.address),)
@@ -150,7 +150,7 @@ def _here(state: State) -> list[int]:
 def _waits(state: State, node: int) -> bool:
     planned = state.workers[state.members.index(node)].phase is workers.Phase.PLANNED
     ready = is_usable(state.nodes[node]) and route_of(state.nodes[node]) is not None
-    return state.spec.torch_agents and planned and ready
+    return not state.spec.engine.gives_ranks and planned and ready
 
 
 def _start(state: State, nodes: Sequence[int]) -> Step:

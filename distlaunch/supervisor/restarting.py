@@ -62,6 +62,27 @@ def generation_failed(state: State, cause: Cause, now: float) -> Step:
     return _restart(state, Why.FAILURE, cause, f"restart {len(recent) + 1} of {limit.most}", now)
 
 
+def member_lost(state: State, node: int, cause: Cause, leaving: bool, now: float) -> Step:
+    """A node that took part is lost: that fails the generation."""
+    fenced = fence_words(state, node, now)
+    state, actions = generation_failed(state, cause, now)
+    return state, (*actions, *fenced)
+
+
+def member_leaving(state: State, node: int, cause: Cause, now: float) -> Step:
+    """A node that takes part will be lost in a moment."""
+    return generation_failed(state, cause, now)
+
+
+def fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
+    """Why a lost node is waited for, if it is."""
+    fence_at = state.due_at(Timer.FENCE, node)
+    if fence_at is None or state.spec.restarts.most == 0:
+        return ()
+    until = f"until its ranks are certain to have ended (at most {fence_at - now:.0f} s), or until it returns"
+    return (Notice("info", f"{state.label(node)}: waiting {until}"),)
+
+
 def _recent(state: State, why: Why, now: float) -> list[Restart]:
     """The restarts that count against a limit: those in its window."""
     window_s = state.spec.restarts.window_s
@@ -79,8 +100,16 @@ def growth_failed(state: State, cause: Cause, now: float) -> Step:
     return state, ()
 
 
-def grow(state: State, node: int, now: float) -> Step:
-    """Take a node in at once."""
+def is_back(state: State, node: int, now: float) -> Step:
+    """A node can be used: now, at the next restart, or not at all."""
+    if len(state.members) >= len(state.spec.nodes) or node in state.members:
+        return state, ()
+    if state.spec.grow == "now":
+        return _grow(state, node, now)
+    return state, (Notice("info", f"{state.label(node)} is back, and is taken in at the next restart"),)
+
+
+def _grow(state: State, node: int, now: float) -> Step:
     cause = Cause(f"{state.label(node)} is back", Exit.OK, now, node=node)
     return _restart(state, Why.GROWTH, cause, "restarting to take it in", now)
 
@@ -91,7 +120,7 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
         return state, ()
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
     cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
-    fixed = state.spec.master_port is not None or state.spec.torch_agents
+    fixed = state.spec.master_port is not None or not state.spec.engine.gives_ranks
     if fixed or len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
         return end_job(state, cause, now)
     return _restart(state, Why.PORT, cause, "restarting with another", now)
@@ -103,7 +132,7 @@ def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
     if state.plan is None or event.node not in state.members or not isinstance(node, Up) or node.route:
         return state, ()  # nobody asked it
     first = state.members[0]
-    if event.node == first and state.spec.ranking != "etcd-v2":
+    if event.node == first and state.spec.engine.serves_store:
         return start_when_prepared(state.with_node(first, node._replace(route=Route())), now)
     text = _no_route_words(state, state.plan.master_addr, event)
     if state.phase is Phase.RUNNING:  # the others go on without it
@@ -116,7 +145,7 @@ def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
 
 def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
     node, first = state.label(event.node), state.members[0]
-    if state.spec.ranking == "etcd-v2":
+    if not state.spec.engine.serves_store:
         return f"{node} can't reach etcd at {master}: {event.error}"
     return (
         f"{node} can't reach MASTER_ADDR {master}: {event.error}; "

@@ -3,7 +3,7 @@
 import errno
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor import blame, torch_agents, workers
+from distlaunch.supervisor import workers
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.ending import all_closed, end_job, with_time_to_drain
 from distlaunch.supervisor.events import (
@@ -14,7 +14,8 @@ from distlaunch.supervisor.events import (
     WorkerUnstarted,
 )
 from distlaunch.supervisor.nodes import Leaving, Linked, Reaping, Up, may_be_occupied
-from distlaunch.supervisor.restarting import advance, generation_failed, growth_failed, lose_node
+from distlaunch.supervisor.policies import policy_of
+from distlaunch.supervisor.restarting import advance, fence_words, growth_failed, lose_node
 from distlaunch.supervisor.state import (
     Cause,
     Phase,
@@ -22,7 +23,6 @@ from distlaunch.supervisor.state import (
     Step,
     signal_words,
 )
-from distlaunch.supervisor.timers import Timer
 from distlaunch.supervisor.workers import Exited
 from distlaunch.transport.failure import LinkFailure
 
@@ -59,13 +59,8 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
     exited = Exited(event.status, event.at, stopped, event.error_record, event.oom_kills, event.shm)
     state = state.with_worker(rank, phase=exited)
     if event.status != 0:
-        return blame.rank_failed(state, rank, event, now)
-    if state.phase is not Phase.RUNNING:
-        return state, ()
-    if state.spec.torch_agents:
-        return torch_agents.finish(state, now)
-    done = all(worker.status == 0 for worker in state.workers)
-    return end_job(state, None, now) if done else blame.when_all_ended(state, now)
+        return policy_of(state).worker_failed(state, rank, event, now)
+    return policy_of(state).worker_finished(state, now) if state.phase is Phase.RUNNING else (state, ())
 
 
 def on_peer_failed(event: PeerFailed, state: State, now: float) -> Step:
@@ -86,27 +81,15 @@ def node_lost(state: State, node: int, before: Linked, failure: LinkFailure, now
     last = failure.words.splitlines()[-1:] or ["its agent ended"]
     text = f"{state.label(node)} was lost: {last[0].rstrip('.')}"
     cause = Cause(text, Exit.NODE_LOST, now, node=node)
-    fenced = _fence_words(state, node, now)
     if state.phase is Phase.CONNECTING:
         return end_job(state, cause, now)
-    if state.spec.torch_agents and node in state.members:
-        return torch_agents.go_on(state, now) if leaving else torch_agents.node_gone(state, node, cause, now)
     if state.phase is not Phase.RESTARTING and node in state.members:
-        state, actions = generation_failed(state, cause, now)
-        return state, (*actions, *fenced)
+        return policy_of(state).member_lost(state, node, cause, leaving, now)
     said: tuple[Notice, ...] = () if leaving else (Notice("warning", text),)
     state, failed = growth_failed(state, cause, now) if state.phase is Phase.RESTARTING else (state, ())
+    fenced = fence_words(state, node, now)
     state, actions = advance(state, now)
     return state, (*said, *failed, *fenced, *actions)
-
-
-def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
-    fence_at = state.due_at(Timer.FENCE, node)
-    if fence_at is None or state.spec.restarts.most == 0:
-        return ()
-    until = f"until its ranks are certain to have ended (at most {fence_at - now:.0f} s), or until it returns"
-    text = f"{state.label(node)}: waiting {until}"
-    return (Notice("info", text),)
 
 
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
@@ -121,8 +104,6 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     cause = Cause(text, Exit.NODE_LOST, now, node=event.node)
     if state.phase is Phase.CONNECTING:
         return end_job(state, cause, now)
-    if state.spec.torch_agents and event.node in state.members:
-        return torch_agents.node_gone(state, event.node, cause, now)
     if state.phase is not Phase.RESTARTING and event.node in state.members:
-        return generation_failed(state, cause, now)
+        return policy_of(state).member_leaving(state, event.node, cause, now)
     return state, (Notice("warning", text),)

@@ -1,6 +1,7 @@
 """Watching for ranks that stall: who does nothing at all, where, and what is done about it."""
 
 import re
+import signal
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
@@ -80,7 +81,7 @@ def _stall_words(state: State, again: bool) -> str:
 def _others_words(state: State) -> str:
     active = [w.rank for w in state.workers if w.running and w.stall is None]
     if not active:
-        return f"no {'torch agent' if state.spec.torch_agents else 'rank'} is active"
+        return f"no {state.spec.engine.unit} is active"
     verb = "is" if len(active) == 1 else "are"
     return f"{_ranks_words(state, active)} {verb} still active"
 
@@ -88,7 +89,9 @@ def _others_words(state: State) -> str:
 def _ranks_words(state: State, ranks: list[int]) -> str:
     if len(ranks) == 1:
         return state.called(ranks[0])
-    return state.counted(len(ranks)) if state.spec.torch_agents else f"ranks {listed([*map(str, ranks)])}"
+    if not state.spec.engine.gives_ranks:
+        return state.counted(len(ranks))
+    return f"ranks {listed([*map(str, ranks)])}"
 
 
 def _dumps(state: State, abort: bool) -> list[Action]:
@@ -119,6 +122,12 @@ def _frames(dump: str) -> tuple[str, ...]:
     """The frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`."""
     first_thread = re.split(r"(?m)^Thread .*\n", dump)[1:2] or [dump]
     return tuple(line.strip() for line in first_thread[0].splitlines() if line.startswith("    "))
+
+
+def died_of_its_dump(state: State, rank: int, status: int) -> bool:
+    """Whether our own SIGABRT, which has Python print a stalled rank's stacks, has ended it."""
+    dumping = state.due_at(Timer.STALL_ACT) is not None
+    return dumping and state.worker(rank).stall is not None and status == -signal.SIGABRT
 
 
 def stall_act_due(state: State, now: float) -> Step:

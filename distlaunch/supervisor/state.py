@@ -142,11 +142,11 @@ class State(NamedTuple):
 
     def called(self, rank: int) -> str:
         """A worker for people, in short: `rank 3`, or `torch's agent on gpu-b`."""
-        return f"torch's agent on {self._home(rank)}" if self.spec.torch_agents else f"rank {rank}"
+        return self.spec.engine.called(rank, self._home(rank))
 
     def named(self, rank: int, more: str = "") -> str:
         """A worker for people, with where it is, and `more`: `rank 3 (gpu-b, pid 812)`."""
-        known = [more] if self.spec.torch_agents else [self._home(rank), more]
+        known = [self._home(rank), more] if self.spec.engine.gives_ranks else [more]
         inside = ", ".join(filter(None, known))
         return f"{self.called(rank)} ({inside})" if inside else self.called(rank)
 
@@ -156,8 +156,7 @@ class State(NamedTuple):
 
     def counted(self, number: int) -> str:
         """So many workers for people: `3 ranks`, or `3 torch agents`."""
-        noun = "torch agent" if self.spec.torch_agents else "rank"
-        return f"{number} {noun}" + ("s" if number != 1 else "")
+        return self.spec.engine.counted(number)
 
     def rank_of(self, node: int, local_rank: int) -> int | None:
         """The rank of a worker, or None when the plan has no such worker."""

@@ -5,12 +5,13 @@ from typing import Any
 
 from distlaunch.errors import JobError
 from distlaunch.plan.elastic import with_node
-from distlaunch.supervisor import workers
+from distlaunch.supervisor import blame, stalling, workers
 from distlaunch.supervisor.actions import Action, FindRoute, Notice
 from distlaunch.supervisor.ending import end_job, listed
+from distlaunch.supervisor.events import WorkerExited
 from distlaunch.supervisor.nodes import Leaving, Route, Up, facts_of, is_missing
 from distlaunch.supervisor.preparing import start_when_prepared
-from distlaunch.supervisor.state import Cause, State, Step
+from distlaunch.supervisor.state import Cause, Phase, State, Step
 from distlaunch.supervisor.timers import Timer
 from distlaunch.supervisor.workers import Worker
 
@@ -18,8 +19,19 @@ NEVER_IN = re.compile(r"\bRendezvous(Closed|Connection|Timeout|State)Error\b|\bD
 """How a torch agent fails that finds no rendezvous to join."""
 
 
-def agent_failed(state: State, rank: int, cause: Cause, record: Any, now: float) -> Step:
+def agent_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
     """A torch agent has failed: so has the job, unless it only went with its node, or came too late."""
+    from distlaunch.supervisor.peer_errors import Words  # most agents don't fail
+
+    cause = blame.cause_of(state, rank, event, Words())
+    if stalling.died_of_its_dump(state, rank, event.status):
+        return stalling.stall_act_due(state, now)
+    if state.phase is not Phase.RUNNING:
+        return blame.blamed_instead(state, cause, Words()), ()
+    return _failed(state, rank, cause, event.error_record, now)
+
+
+def _failed(state: State, rank: int, cause: Cause, record: Any, now: float) -> Step:
     node = state.members[rank]
     if isinstance(state.nodes[node], Leaving):
         return state.with_worker(rank, phase=workers.Phase.VANISHED), ()
@@ -46,6 +58,11 @@ def finish(state: State, now: float) -> Step:
 def _finishing(state: State) -> bool:
     """Whether some torch agent has ended well: it does so when all ranks of its round have."""
     return any(worker.status == 0 for worker in state.workers)
+
+
+def node_lost(state: State, node: int, cause: Cause, leaving: bool, now: float) -> Step:
+    """A node is lost; if it was leaving, that is told already."""
+    return go_on(state, now) if leaving else node_gone(state, node, cause, now)
 
 
 def node_gone(state: State, node: int, cause: Cause, now: float) -> Step:

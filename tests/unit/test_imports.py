@@ -309,7 +309,7 @@ def test_other_lines_that_are_offered_load() -> None:
         for backend in ("c10d", "etcd", "etcd-v2"):
             config = f"{{distributed_type: MULTI_GPU, num_machines: 2, rdzv_backend: {backend}{more}}}"
             (taken,) = uncommented(draft_text(accelerated(config)))
-            assert spec_of(taken).torch_agents
+            assert not spec_of(taken).engine.gives_ranks
 
 
 @pytest.mark.parametrize("name", ["torchrun", "accelerate", "hostfile"])

@@ -250,7 +250,7 @@ class World:
     def _start(self, agent: Agent) -> None:
         assert isinstance(self.state.nodes[agent.node], Up)
         assert not agent.running and not agent.reaping
-        procs = 1 if self.state.spec.torch_agents else PROCS
+        procs = PROCS if self.state.spec.engine.gives_ranks else 1
         agent.generation, agent.running = self.state.generation, set(range(procs))
         for rank in range(procs):
             self._start_worker(agent, rank)
