@@ -6,12 +6,16 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster.hosts import Bed, Site, bed_of, why_not
 from tests.harness import TORCHS_ABORT, LateError, children_of
 from tests.replays import check_replays
+
+MOST_TRIES = 5
+"""In a whole run."""
 
 
 def pytest_configure() -> None:
@@ -31,6 +35,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.get_closest_marker("flaky"):
             item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=[LateError, TORCHS_ABORT]))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How much was tried again: what is late now and then is the machine, what often is, is ours."""
+    tries = len(terminalreporter.stats.get("rerun", ()))
+    if tries:
+        terminalreporter.section("tried again")
+        terminalreporter.write_line(f"{tries} tries were late or aborted by torch, of at most {MOST_TRIES}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """More late tries than may be are a failure."""
+    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and len(reporter.stats.get("rerun", ())) > MOST_TRIES:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _descriptors() -> set[str]:

@@ -11,7 +11,9 @@ from tests.faults import report
 from tests.faults.report import Row
 from tests.harness import LateError, on_time
 
-_rows: list[Row] = []
+_rows: dict[str, list[Row]] = {}
+"""Of each test, those of all its tries, as its report tells them: several processes may run the tests."""
+_TOLD = "figures"
 
 
 class Pace(NamedTuple):
@@ -60,7 +62,8 @@ def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     yield noted
     assert noted.rows, "a test of the catalogue notes a figure"
     outcome = request.node.stash.get(_OUTCOME, "kept")
-    _rows.extend(row._replace(outcome=outcome) for row in noted.rows)
+    rows = [row._replace(outcome=outcome)._asdict() for row in noted.rows]
+    request.node.user_properties.append((_TOLD, rows))
 
 
 _OUTCOME = pytest.StashKey[str]()
@@ -77,16 +80,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return made
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Take the figures of a test that is over; a try has its own and those of the tries before."""
+    properties: list[tuple[str, Any]] = list(report.user_properties)
+    told = [row for name, rows in properties if name == _TOLD for row in rows]
+    if report.when == "teardown" and told:
+        _rows[report.nodeid] = [Row(**row) for row in told]
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Keep the table, and print it, but not between failures and whoever reads them."""
-    if not _rows:
+    rows = [row for each in _rows.values() for row in each]
+    if not rows:
         return
-    text = report.table(_rows)
+    text = report.table(rows)
     report.FOLDER.mkdir(parents=True, exist_ok=True)
     (report.FOLDER / "faults.md").write_text(text)
-    (report.FOLDER / "faults.json").write_text(json.dumps([row._asdict() for row in _rows], indent=1))
+    (report.FOLDER / "faults.json").write_text(json.dumps([row._asdict() for row in rows], indent=1))
     terminalreporter.section("fault catalogue")
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
-        terminalreporter.write_line(f"{len(_rows)} rows in {report.FOLDER / 'faults.md'}")
+        terminalreporter.write_line(f"{len(rows)} rows in {report.FOLDER / 'faults.md'}")
     else:
         terminalreporter.write(text)
