@@ -27,7 +27,7 @@ def check_replay(folder: Path) -> None:
     difference = retold(history, moments)
     assert not difference, f"{folder} is told otherwise when it is lived again:\n{difference}"
     summary = folder / "summary.json"
-    if summary.exists():
+    if summary.is_file() and not summary.is_symlink() and summary.stat().st_nlink == 1:  # else it was planted
         assert _end(moments[-1].state) == _of_state(json.loads(summary.read_text()))
 
 

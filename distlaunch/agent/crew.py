@@ -6,6 +6,7 @@ import signal
 import time
 
 from distlaunch.agent import cookies, flight, scratch, stacks, sweep, wire, workers
+from distlaunch.agent.messages import Exited, Stack, Started, Stuck, Swept, Usurped
 from distlaunch.agent.probes import memory, procfs
 from distlaunch.agent.watches import JoinWatch, StallWatch
 
@@ -13,18 +14,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Optional, Union
 
+    from distlaunch.agent.messages import Start, WorkerSpec
     from distlaunch.agent.outbox import Outbox
     from distlaunch.agent.poller import Poller
-    from distlaunch.agent.wire import Message
 
 STUCK_S = 5.0
 """Seconds a sweep may take before the PIDs that resist it are reported."""
 
 
-def _tmpdir(command: "Message") -> "Optional[str]":
+def _tmpdir(command: "Start") -> "Optional[str]":
     """The job's TMPDIR for this node, if it has one; relative to where the workers are."""
-    tmpdir = command["env"].get("TMPDIR")
-    return os.path.join(command["workers"][0]["cwd"], tmpdir) if tmpdir else None
+    tmpdir = command.env.get("TMPDIR")
+    return os.path.join(command.workers[0].cwd, tmpdir) if tmpdir else None
 
 
 class Crew:
@@ -33,7 +34,7 @@ class Crew:
     def __init__(self, poller: "Poller", outbox: "Outbox", folder: "scratch.Folder", node: int) -> None:
         self._poller, self._outbox, self._folder, self._node = poller, outbox, folder, node
         self._workers: "List[workers.Worker]" = []
-        self._specs: "Dict[int, Message]" = {}
+        self._specs: "Dict[int, WorkerSpec]" = {}
         self._sweep: "Optional[sweep.Sweep]" = None
         self._watches: "List[Union[JoinWatch, StallWatch]]" = []
         self._joins: "Optional[JoinWatch]" = None
@@ -44,57 +45,64 @@ class Crew:
         self._stopping = self._failed = False
         self.swept = True
 
-    def start(self, command: "Message") -> None:
-        """Spawn the workers of a `start` command; a refusal by the system is reported, not raised."""
+    def start(self, command: "Start") -> None:
+        """Spawn the workers of a generation; a refusal by the system is reported, not raised."""
         if not self.swept:
             raise wire.ProtocolError("a generation may not start before the one before it has ended")
-        self._generation = command["generation"]
-        command["env"]["DISTLAUNCH_AGENT"] = cookies.agent_cookie(self._node)
+        self._generation = command.generation
         self._workers, self._joins = [], None
-        self._store_port = command["watch_port"] if command["hosts_store"] else None
+        self._store_port = command.watch_port if command.hosts_store else None
         self._oom_kills = memory.oom_kills()
         self._sweep, self._stopping, self._failed, self.swept = None, False, False, False
-        self._specs = {spec["local_rank"]: spec for spec in command["workers"]}
         self._flight = None
-        if not self._prepare(command):
+        specs = self._prepared(command)
+        if not specs:
             return
-        command["env"].update(dict.fromkeys(command["temporary"], self._folder.inner))
-        if command["flight"]:
+        shared = {**command.env, "DISTLAUNCH_AGENT": cookies.agent_cookie(self._node)}
+        shared.update(dict.fromkeys(command.temporary, self._folder.inner))
+        if command.flight:
             self._flight = flight.Flight(self._folder.path, self._generation)
-        workers.make_room(len(command["workers"]))
-        for spec in command["workers"]:
-            self._spawn(spec, command["env"])
-        self._joins = JoinWatch(self._poller, self._outbox, self._live, command["watch_port"])
-        self._watches = [self._joins]
-        if command["stall_s"]:
-            stalls = StallWatch(self._poller, self._outbox, self._live, command["stall_s"])
-            self._watches.append(stalls)
+        workers.make_room(len(specs))
+        self._specs = {spec.local_rank: self._complete(spec, shared) for spec in specs}
+        for spec in self._specs.values():
+            self._spawn(spec)
+        self._watch(command)
 
-    def _prepare(self, command: "Message") -> bool:
-        """Make the folder for error records and choose CPUs; False, and told, when that can't be."""
+    def _watch(self, command: "Start") -> None:
+        self._joins = JoinWatch(self._poller, self._outbox, self._live, command.watch_port)
+        self._watches = [self._joins]
+        if command.stall_s:
+            self._watches.append(StallWatch(self._poller, self._outbox, self._live, command.stall_s))
+
+    def _prepared(self, command: "Start") -> "List[WorkerSpec]":
+        """Make the folder for error records and choose CPUs; no workers, and told, when that can't be."""
         try:
             self._folder.make(_tmpdir(command))
         except scratch.NoPlaceError as error:
             return self._refuse(command, "scratch", errno.ENOSPC, str(error))
-        if command["binding"]:
-            from distlaunch.agent.probes import cpus  # few jobs bind
+        if command.binding is None:
+            return command.workers
+        from distlaunch.agent.probes import cpus  # few jobs bind
 
-            try:
-                cpus.assign(command)
-            except cpus.BindingError as error:
-                return self._refuse(command, "setup", errno.EINVAL, str(error))
-        return True
+        try:
+            return cpus.assign(command, command.binding)
+        except cpus.BindingError as error:
+            return self._refuse(command, "setup", errno.EINVAL, str(error))
 
-    def _refuse(self, command: "Message", stage: str, code: int, why: str = "") -> bool:
-        for spec in command["workers"]:
+    def _refuse(self, command: "Start", stage: str, code: int, why: str) -> "List[WorkerSpec]":
+        for spec in command.workers:
             self._outbox.report(workers.unstarted(spec, stage, code, why))
-        return False
+        return []
 
-    def _spawn(self, spec: "Message", shared_env: "Dict[str, str]") -> None:
-        spec["env"] = {**shared_env, **spec["env"]}
-        if self._flight:
-            spec["defaults"]["TORCH_FR_DUMP_TEMP_FILE"] = self._flight.prefix
-        error_file = "%s/%d-%d.json" % (self._folder.path, self._generation, spec["local_rank"])
+    def _complete(self, spec: "WorkerSpec", shared: "Dict[str, str]") -> "WorkerSpec":
+        """What a worker is started with: its paths at home, and what it has in common with the others."""
+        spec = workers.at_home(spec)._replace(env={**shared, **spec.env})
+        if not self._flight:
+            return spec
+        return spec._replace(defaults={**spec.defaults, "TORCH_FR_DUMP_TEMP_FILE": self._flight.prefix})
+
+    def _spawn(self, spec: "WorkerSpec") -> None:
+        error_file = "%s/%d-%d.json" % (self._folder.path, self._generation, spec.local_rank)
         try:
             worker = workers.spawn(spec, error_file)
         except OSError as error:
@@ -125,8 +133,7 @@ class Crew:
         if data:
             self._outbox.report(workers.exec_failure(data, spec))
         else:
-            started = {"op": "started", "local_rank": worker.local_rank, "pid": worker.pid}
-            self._outbox.report({**started, "cpus": spec.get("cpus")})
+            self._outbox.report(Started(worker.local_rank, worker.pid, spec.cpus))
 
     def _pump(self, worker: "workers.Worker", stream: int, fd: int) -> bool:
         """Forward what a worker printed; False when there is no more for now."""
@@ -164,16 +171,15 @@ class Crew:
             self._hear(worker)
             self._look_for_usurper(worker)
         self._outbox.report(
-            {
-                "op": "exited",
-                "local_rank": worker.local_rank,
-                "status": status,
-                "t": time.monotonic(),
-                "error_record": worker.error_record(),
-                "words": worker.words.decode(errors="replace") if status != 0 else "",
-                "oom_kills": memory.oom_kills() - self._oom_kills,
-                "shm": memory.shared_memory(),
-            }
+            Exited(
+                local_rank=worker.local_rank,
+                status=status,
+                t=time.monotonic(),
+                error_record=worker.error_record(),
+                words=worker.words.decode(errors="replace") if status != 0 else "",
+                oom_kills=memory.oom_kills() - self._oom_kills,
+                shm=memory.shared_memory(),
+            )
         )
 
     def _hear(self, worker: "workers.Worker") -> None:
@@ -189,7 +195,7 @@ class Crew:
 
         owners = ports.strangers(self._store_port)
         if owners:
-            self._outbox.report({"op": "usurped", "owners": owners})
+            self._outbox.report(Usurped(owners))
         self._store_port = None
 
     def _live(self) -> "List[workers.Worker]":
@@ -220,7 +226,7 @@ class Crew:
 
     def _report_stack(self, worker: "workers.Worker", text: bytes) -> None:
         words = text.decode(errors="replace")
-        self._outbox.report({"op": "stack", "local_rank": worker.local_rank, "text": words})
+        self._outbox.report(Stack(worker.local_rank, words))
 
     # The rest of a generation: SIGTERM, grace, sweep.
 
@@ -286,11 +292,11 @@ class Crew:
     def _report_swept(self) -> None:
         workers_pids = {worker.pid for worker in self._workers}
         killed = self._sweep.killed - workers_pids if self._sweep else set()
-        self._outbox.report({"op": "swept", "generation": self._generation, "leftovers": len(killed)})
+        self._outbox.report(Swept(self._generation, len(killed)))
         for loss in self._outbox.losses():
             self._outbox.report(loss)
 
     def _report_stuck(self) -> None:
         assert self._sweep is not None
         stuck = [{"pid": pid, "command": procfs.command_name(pid)} for pid in self._sweep.stuck()]
-        self._outbox.report({"op": "stuck", "generation": self._generation, "processes": stuck[:64]})
+        self._outbox.report(Stuck(self._generation, stuck[:64]))

@@ -7,11 +7,12 @@ the agent's places that has room for it; beyond DISK bytes it is dropped and cou
 import os
 from collections import deque
 
-from distlaunch.agent import scratch, wire
+from distlaunch.agent import messages, scratch, wire
+from distlaunch.agent.messages import Dropped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Deque, Dict, List
+    from typing import Any, Deque, Dict, List, Tuple
 
     from distlaunch.agent.wire import Message
 
@@ -132,8 +133,12 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._current) or bool(self._control) or bool(self._spool)
 
-    def report(self, message: "Message") -> None:
+    def report(self, report: "Tuple[Any, ...]") -> None:
         """Queue one control frame."""
+        self.post(messages.as_object(report))
+
+    def post(self, message: "Message") -> None:
+        """Queue one control frame of this JSON object."""
         self._control.append(wire.encode_message(self._node, message))
 
     def discard(self) -> None:
@@ -151,13 +156,10 @@ class Outbox:
         """Queue a piece of a flight recorder's dump, at most MAX_OUTPUT bytes, where there is room."""
         self._spool.append(wire.encode_flight(self._node, generation, rank, data))
 
-    def losses(self) -> "List[Message]":
-        """`dropped` reports of what was lost since the last call."""
+    def losses(self) -> "List[Dropped]":
+        """What was lost since the last call."""
         lost, self._lost = self._lost, {}
-        return [
-            {"op": "dropped", "local_rank": channel // 2, "stream": channel % 2, "bytes": size}
-            for channel, size in sorted(lost.items())
-        ]
+        return [Dropped(channel // 2, channel % 2, size) for channel, size in sorted(lost.items())]
 
     def write(self, link: int) -> int:
         """Write until the link would block; the number of bytes. Raises OSError when the link is gone."""

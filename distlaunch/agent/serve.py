@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from distlaunch.agent import cookies, wire, workers
+from distlaunch.agent import cookies, messages, wire, workers
 from distlaunch.agent.crew import Crew
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
@@ -19,11 +19,10 @@ from distlaunch.agent.probes import gpus
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
-    from typing import Optional, Tuple
+    from typing import Any, Callable, Dict, Optional, Tuple
 
     from distlaunch.agent.probes.ports import Hold, Listener
     from distlaunch.agent.scratch import Folder
-    from distlaunch.agent.wire import Message
 
 GRACE_S = 10.0
 REAP_INTERVAL_S = 0.05
@@ -75,17 +74,17 @@ class Agent:
         self._claim: "Optional[socket]" = None
         self._listener: "Optional[Listener]" = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
-        self._commands = {
-            "ping": self._on_ping,
-            "hold": self._on_hold,
-            "route": self._on_route,
-            "start": self._on_start,
-            "stop": self._on_stop,
-            "dump": self._on_dump,
-            "reap": self._on_reap,
-            "listen": self._on_listen,
-            "dial": self._on_dial,
-            "close": self._on_close,
+        self._commands: "Dict[type, Callable[[Any], None]]" = {
+            messages.Ping: self._on_ping,
+            messages.HoldPort: self._on_hold,
+            messages.FindRoute: self._on_route,
+            messages.Start: self._on_start,
+            messages.Stop: self._on_stop,
+            messages.DumpStacks: self._on_dump,
+            messages.Reap: self._on_reap,
+            messages.Listen: self._on_listen,
+            messages.DialAll: self._on_dial,
+            messages.Close: self._on_close,
         }
         self._link_lost = False
         self._leaving = False
@@ -106,22 +105,21 @@ class Agent:
         self._flush_rest()
         return self._status
 
-    def _hello(self) -> "Message":
-        return {
-            "op": "hello",
-            "protocol": wire.PROTOCOL,
-            "python": sys.executable,
-            "version": list(sys.version_info[:3]),
-            "gpus": gpus.gpu_count(),
-            "hostname": os.uname().nodename,
-            "pid": os.getpid(),
-            "t": time.monotonic(),
-        }
+    def _hello(self) -> "messages.Hello":
+        return messages.Hello(
+            protocol=wire.PROTOCOL,
+            python=sys.executable,
+            version=list(sys.version_info[:3]),
+            gpus=gpus.gpu_count(),
+            hostname=os.uname().nodename,
+            pid=os.getpid(),
+            t=time.monotonic(),
+        )
 
     def _report_orphans(self) -> None:
         killed = cookies.kill_orphans()
         if killed:
-            self._outbox.report({"op": "orphans", "processes": killed})
+            self._outbox.report(messages.Orphans(killed))
 
     # The link
 
@@ -137,8 +135,8 @@ class Agent:
             self._say_leaving(signal.SIGHUP)  # sshd closes our input alone when the guardian dies
             self._lose_link()
         for frame in frames:
-            message = frame.message()
-            self._commands[message["op"]](message)
+            command = messages.read(messages.COMMANDS, frame.message())
+            self._commands[type(command)](command)
 
     def _flush(self) -> None:
         if self._link_lost:
@@ -199,79 +197,79 @@ class Agent:
     def _say_leaving(self, signum: int) -> None:
         """Said at once, before the workers' exits, so that none of them is taken for the cause."""
         if not self._leaving:
-            self._outbox.report({"op": "leaving", "signal": signum})
+            self._outbox.report(messages.LeavingEarly(signum))
             self._flush()
 
     # Commands, one method each
 
-    def _on_ping(self, command: "Message") -> None:
+    def _on_ping(self, command: "messages.Ping") -> None:
         self._renew_lease()
-        self._outbox.report({"op": "pong", "t": time.monotonic()})
+        self._outbox.report(messages.Pong(time.monotonic()))
 
-    def _on_hold(self, command: "Message") -> None:
+    def _on_hold(self, command: "messages.HoldPort") -> None:
         from distlaunch.agent.probes import ports  # needs socket (2 ms), and only one node holds
 
-        if self._hold and self._hold.answers(command["port"]):
-            self._outbox.report({"op": "held", "port": self._hold.port})  # asked again: the same answer
+        if self._hold and self._hold.answers(command.port):
+            self._outbox.report(messages.Held(self._hold.port))  # asked again: the same answer
             return
         if self._hold:
             self._hold.close()
         try:
-            self._hold = ports.hold(command["port"])
-            self._outbox.report({"op": "held", "port": self._hold.port})
+            self._hold = ports.hold(command.port)
+            self._outbox.report(messages.Held(self._hold.port))
         except OSError as error:
-            self._report_unheld(command["port"], error)
+            self._report_unheld(command.port, error)
 
     def _report_unheld(self, port: "Optional[int]", error: OSError) -> None:
         from distlaunch.agent.probes import ports
 
         owners = ports.owners(port) if port else []
-        self._outbox.report({"op": "unheld", "error": error.strerror or str(error), "owners": owners})
+        self._outbox.report(messages.Unheld(error.strerror or str(error), owners))
 
-    def _on_route(self, command: "Message") -> None:
+    def _on_route(self, command: "messages.FindRoute") -> None:
         from distlaunch.agent.probes import routes
 
-        self._outbox.report({"op": "route", **routes.route(command["address"])})
+        self._outbox.report(routes.route(command.address))
 
-    def _on_start(self, command: "Message") -> None:
+    def _on_start(self, command: "messages.Start") -> None:
         if self._hold:
             self._hold.release()
-        self._grace_s, self._lease_s = command["grace_s"], command["lease_s"]
+        self._grace_s, self._lease_s = command.grace_s, command.lease_s
         self._renew_lease()
-        self._claim = self._claim or cookies.claim(command["run_id"], self._node)
+        self._claim = self._claim or cookies.claim(command.run_id, self._node)
         self._crew.start(command)
 
-    def _on_stop(self, command: "Message") -> None:
-        self._crew.stop(command["grace_s"])
+    def _on_stop(self, command: "messages.Stop") -> None:
+        self._crew.stop(command.grace_s)
 
-    def _on_dump(self, command: "Message") -> None:
-        self._crew.dump(command["local_ranks"], command["abort"])
+    def _on_dump(self, command: "messages.DumpStacks") -> None:
+        self._crew.dump(command.local_ranks, command.abort)
 
-    def _on_reap(self, command: "Message", killed: int = 0) -> None:
+    def _on_reap(self, command: "messages.Reap", killed: int = 0) -> None:
         """Kill what the run has here, until nothing is left and no other agent of it can start anything."""
-        self._claim = self._claim or cookies.claim(command["run_id"], self._node)
-        fresh = cookies.kill_run(command["run_id"], self._node)
+        self._claim = self._claim or cookies.claim(command.run_id, self._node)
+        fresh = cookies.kill_run(command.run_id, self._node)
         if fresh or not self._claim:
             self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed + fresh))
         else:
-            self._outbox.report({"op": "reaped", "processes": killed})
+            self._outbox.report(messages.Reaped(killed))
 
-    def _on_listen(self, command: "Message") -> None:
+    def _on_listen(self, command: "messages.Listen") -> None:
         from distlaunch.agent.probes import ports
 
         try:
-            self._listener = ports.Listener(command["port"], command["token"].encode())
-            self._outbox.report({"op": "listening", "port": self._listener.port})
+            self._listener = ports.Listener(command.port, command.token.encode())
+            self._outbox.report(messages.Listening(self._listener.port))
         except OSError as error:
-            self._report_unheld(command["port"], error)
+            self._report_unheld(command.port, error)
 
-    def _on_dial(self, command: "Message") -> None:
+    def _on_dial(self, command: "messages.DialAll") -> None:
         from distlaunch.agent.probes import ports
 
-        token = command["token"].encode()
-        results = ports.dial_all(command["targets"], command["timeout_s"], token)
-        self._outbox.report({"op": "dialled", "results": results})
+        token = command.token.encode()
+        results = ports.dial_all(command.targets, command.timeout_s, token)
+        self._outbox.report(messages.Dialled(results))
 
-    def _on_close(self, command: "Message") -> None:
+    def _on_close(self, command: "messages.Close") -> None:
         self._leaving = True
-        self._crew.stop(command["grace_s"], command["signum"])
+        self._crew.stop(command.grace_s, command.signum)

@@ -2,6 +2,7 @@
 
 import time
 
+from distlaunch.agent.messages import Joined, Lagging, Stalled
 from distlaunch.agent.probes import activity, gpus, joins, procfs
 
 TYPE_CHECKING = False
@@ -48,7 +49,7 @@ class JoinWatch:
         fresh = joins.joined(self._port, missing)
         if fresh:
             self.joined |= fresh
-            self._outbox.report({"op": "joined", "local_ranks": sorted(fresh)})
+            self._outbox.report(Joined(sorted(fresh)))
         left = {rank: pid for rank, pid in missing.items() if rank not in fresh}
         if left:
             if time.monotonic() >= self._lag_at:
@@ -63,7 +64,7 @@ class JoinWatch:
         if fresh:
             self._told.update(fresh)
             ranks = [[rank, seen[rank][0], words] for rank, words in sorted(fresh.items())]
-            self._outbox.report({"op": "lagging", "ranks": ranks})
+            self._outbox.report(Lagging(ranks))
 
 
 class _Pulse:
@@ -104,7 +105,7 @@ class StallWatch:
         )
         if stalled != self._stalled:
             self._stalled = stalled
-            self._outbox.report({"op": "stalled", "local_ranks": stalled})
+            self._outbox.report(Stalled(stalled))
         self._poller.after(self._interval_s, "stalls", self._look)
 
     def _feel(self, worker: "Worker", pulse: "_Pulse", devices: "gpus.Utilization") -> None:

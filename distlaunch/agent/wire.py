@@ -12,57 +12,7 @@ both directions carry frames:
                   the rank for FLIGHT: a piece of its flight recorder's dump, which `start` asked for
     7       4     length of the payload in bytes, capped by kind
 
-A CONTROL payload is one JSON object with an ``op``. Controller to agent, *commands*:
-
-    ping     {}                                heartbeat; renews the agent's lease
-    hold     {port | null}                     hold the rendezvous port, null = one of the agent's choice
-    route    {address}                         find the interface that leads there
-    start    {generation, run_id, grace_s, lease_s, stall_s, watch_port, hosts_store, flight,
-              temporary, env, binding: {how, gpus, cpus} | null,
-              workers: [{local_rank, argv, cwd, paths, env, defaults, one_device, shares}]}
-                                               stall_s: null = stalled workers are not looked for
-                                               temporary: variables that name a folder the agent deletes
-                                               how: node, socket, exclusive or core-complex, for that many
-                                               gpus; cores: an equal share each; listed: cpus[local_rank]
-                                               paths: indices in argv of what may begin with the ~ of the
-                                               node's user, as cwd may; above 0 that is the script
-                                               shares: 0 and 1, where those are the command's own
-    stop     {grace_s}                         end this generation: SIGTERM, SIGKILL after the grace, sweep
-    dump     {local_ranks, abort}              report the Python stacks of these workers
-    reap     {run_id}                          end what an earlier agent of the run has left on the node
-    listen   {port | null, token}              answer connections with the token
-    dial     {targets: [[host, port]], timeout_s, token}      connect to every address of each, all at once
-    close    {grace_s, signum}                 that signal, SIGKILL after the grace, sweep, flush, exit
-
-Agent to controller, *reports* (`t` is the node's monotonic time in seconds):
-
-    hello     {protocol, python, version, gpus, hostname, pid, t}
-    pong      {t}
-    held      {port}                           answers hold
-    unheld    {error, owners: [{uid, pid, command}]}          answers hold and listen
-    route     {address, source, interface, interfaces: {name: has an address}, named} or {error}
-                                               named: variables of the node's own that name interfaces
-    started   {local_rank, pid, cpus}          the worker's exec has succeeded; cpus: those that `binding`
-                                               gave it, as "0-3,8", or null
-    unstarted {local_rank, stage, errno, text} stage: scratch, fork, setup, workdir, script,
-                                               exec, or interpreter: that of #! is not there
-    exited    {local_rank, status, t, error_record: {message, callstack} | null, words, oom_kills,
-              shm: [size, free]}               status: exit code, or negative signal; words: the end of its
-                                               stderr, before it was told to stop; oom_kills: by the
-                                               kernel since the start; shm: /dev/shm in bytes
-    joined    {local_ranks}                    connected to the rendezvous port
-    lagging   {ranks: [[local_rank, trying, words]]}          what those do that have not joined
-    stalled   {local_ranks}                    all that neither print nor compute for stall_s
-    stack     {local_rank, text}               answers dump
-    leaving   {signal}                         the agent was told to stop by a signal, its workers follow
-    dropped   {local_rank, stream, bytes}      output lost because the spool was full
-    stuck     {generation, processes: [{pid, command}]}       these resist SIGKILL
-    swept     {generation, leftovers}          no descendant is left; so many had outlived the workers
-    reaped    {processes}                      answers reap: nothing of the run is left on the node
-    orphans   {processes}                      left by agents that are dead, of any run: they were killed
-    usurped   {owners}                         the rendezvous port was taken by somebody else
-    listening {port}
-    dialled   {results: [[{family, address, ok, error}]]}     of each target in turn
+A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`.
 
 No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`ProtocolError`).
 """

@@ -13,6 +13,7 @@ import signal
 import stat
 
 from distlaunch.agent import sweep
+from distlaunch.agent.messages import Unstarted
 from distlaunch.agent.probes import gpus
 from distlaunch.agent.wire import SHARED_VARIABLE
 
@@ -20,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
+    from distlaunch.agent.messages import WorkerSpec
     from distlaunch.agent.wire import Message
 
 DESCRIPTORS = 6
@@ -110,26 +112,25 @@ def _texts(record: "Any") -> "Optional[Message]":
     return {"message": str(message.get("message") or ""), "callstack": str(callstack or "")}
 
 
-def environment(spec: "Message") -> "Dict[str, str]":
+def environment(spec: "WorkerSpec") -> "Dict[str, str]":
     """The worker's environment: this node's, `defaults` where it has none, then `env`."""
-    merged = dict(spec.get("defaults", {}))
+    merged = dict(spec.defaults)
     merged.update(os.environ)
-    merged.update(spec["env"])
-    if spec.get("one_device") and os.environ.get("CUDA_VISIBLE_DEVICES"):
+    merged.update(spec.env)
+    if spec.one_device and os.environ.get("CUDA_VISIBLE_DEVICES"):
         devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-        merged["CUDA_VISIBLE_DEVICES"] = "".join(devices[spec["local_rank"] :][:1])
+        merged["CUDA_VISIBLE_DEVICES"] = "".join(devices[spec.local_rank :][:1])
     return merged
 
 
-def spawn(spec: "Message", error_file: str) -> Worker:
-    """Start one worker of a `start` command. Raises OSError when pipes or fork are refused.
+def spawn(spec: "WorkerSpec", error_file: str) -> Worker:
+    """Start one worker, whose paths are `at_home`. Raises OSError when pipes or fork are refused.
 
     Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
     """
-    _expand_home(spec)
     env = environment(spec)
     env["TORCHELASTIC_ERROR_FILE"] = error_file
-    shared = {fd: _shared[fd] for fd in spec["shares"] if fd in _shared}
+    shared = {fd: _shared[fd] for fd in spec.shares if fd in _shared}
     pipes = {fd: os.pipe() for fd in (1, 2) if fd not in shared}
     confirm = os.pipe()
     agent = os.getpid()
@@ -146,23 +147,22 @@ def spawn(spec: "Message", error_file: str) -> Worker:
         os.close(write)
         os.set_blocking(read, False)
     streams = [pipes[fd][0] if fd in pipes else -1 for fd in (1, 2)]
-    worker = Worker(spec["local_rank"], pid, streams, confirm[0], error_file)
+    worker = Worker(spec.local_rank, pid, streams, confirm[0], error_file)
     worker.device = gpus.device_of(worker.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
-    worker.python = spec["argv"][0]
+    worker.python = spec.argv[0]
     return worker
 
 
-def _expand_home(spec: "Message") -> None:
-    """Put the home of this node's user in place of the ~ that a path of `spec` may begin with."""
-    for i in spec["paths"]:
-        spec["argv"][i] = _at_home(spec["argv"][i])
-    spec["cwd"] = _at_home(spec["cwd"])
+def at_home(spec: "WorkerSpec") -> "WorkerSpec":
+    """`spec` with the home of this node's user in place of the ~ that a path may begin with."""
+    argv = [_expanded(word) if i in spec.paths else word for i, word in enumerate(spec.argv)]
+    return spec._replace(argv=argv, cwd=_expanded(spec.cwd))
 
 
-def _script(spec: "Message") -> str:
+def _script(spec: "WorkerSpec") -> str:
     """The file that the program is given to run, if there is one."""
-    last = max(spec["paths"], default=0)
-    return str(spec["argv"][last]) if last else ""
+    last = max(spec.paths, default=0)
+    return spec.argv[last] if last else ""
 
 
 def _look_at(script: str) -> None:
@@ -172,12 +172,12 @@ def _look_at(script: str) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _at_home(path: str) -> str:
+def _expanded(path: str) -> str:
     return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path
 
 
 def _become_worker(
-    spec: "Message", env: "Dict[str, str]", stdio: "Dict[int, int]", confirm: int, agent: int
+    spec: "WorkerSpec", env: "Dict[str, str]", stdio: "Dict[int, int]", confirm: int, agent: int
 ) -> None:
     stage = "setup"
     try:
@@ -189,14 +189,14 @@ def _become_worker(
         for fd, end in stdio.items():
             os.dup2(end, fd)
         stage = "workdir"
-        os.chdir(spec["cwd"])
-        env["PWD"] = spec["cwd"]
+        os.chdir(spec.cwd)
+        env["PWD"] = spec.cwd
         resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)  # not before the last open
         stage = "script"
         if _script(spec):
             _look_at(_script(spec))
         stage = "exec"
-        os.execvpe(spec["argv"][0], spec["argv"], env)
+        os.execvpe(spec.argv[0], spec.argv, env)
     except OSError as error:
         os.write(confirm, ("%s %d" % (stage, error.errno or 0)).encode())
     except ValueError:  # a NUL inside an argument or a variable
@@ -205,11 +205,11 @@ def _become_worker(
         os._exit(127)
 
 
-def _bind(spec: "Message") -> None:
-    if spec.get("cpus"):
+def _bind(spec: "WorkerSpec") -> None:
+    if spec.cpus:
         from distlaunch.agent.probes import cpus  # there already: it has chosen them
 
-        os.sched_setaffinity(0, cpus.cpu_set(spec["cpus"]))
+        os.sched_setaffinity(0, cpus.cpu_set(spec.cpus))
 
 
 def _reset_signals() -> None:
@@ -220,32 +220,26 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def exec_failure(data: bytes, spec: "Message") -> "Message":
-    """The `unstarted` report of what came through ``exec_pipe``."""
+def exec_failure(data: bytes, spec: "WorkerSpec") -> "Unstarted":
+    """The report of what came through ``exec_pipe``."""
     stage, _, number = data.decode().partition(" ")
     return unstarted(spec, stage, int(number))
 
 
-def unstarted(spec: "Message", stage: str, code: int, why: str = "") -> "Message":
-    """The `unstarted` report of a worker whose fork, chdir or exec failed with errno `code`."""
+def unstarted(spec: "WorkerSpec", stage: str, code: int, why: str = "") -> "Unstarted":
+    """The report of a worker whose fork, chdir or exec failed with errno `code`."""
     subject = _subject(spec, stage)
     if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
         stage = "interpreter"
-    return {
-        "op": "unstarted",
-        "local_rank": spec["local_rank"],
-        "stage": stage,
-        "errno": code,
-        "text": why or "%s: %s" % (subject, _words(code, stage)),
-    }
+    return Unstarted(spec.local_rank, stage, code, why or "%s: %s" % (subject, _words(code, stage)))
 
 
-def _subject(spec: "Message", stage: str) -> str:
+def _subject(spec: "WorkerSpec", stage: str) -> str:
     """What a failure is about."""
-    subjects = {"workdir": spec["cwd"], "script": _script(spec)}
-    if spec.get("cpus"):
-        subjects["setup"] = "binding to CPU %s" % spec["cpus"]  # all else before it hardly fails
-    return str(subjects.get(stage, spec["argv"][0]))
+    subjects = {"workdir": spec.cwd, "script": _script(spec)}
+    if spec.cpus:
+        subjects["setup"] = "binding to CPU %s" % spec.cpus  # all else before it hardly fails
+    return str(subjects.get(stage, spec.argv[0]))
 
 
 def _words(code: int, stage: str) -> str:

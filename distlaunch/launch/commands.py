@@ -1,9 +1,11 @@
-"""The messages that tell an agent what to do: from the plan's frozen data to the wire's form."""
+"""The commands that tell an agent what to do, from what the supervisor wants and the plan."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from distlaunch.agent.wire import Message
+from distlaunch.agent import messages
 from distlaunch.contract import HANDLED_SIGNALS, Rendezvous
+from distlaunch.job.spec import JobSpec
 from distlaunch.plan.engine import workers
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, WorkerPlan, common_contract
 from distlaunch.plan.output import routes
@@ -48,25 +50,21 @@ def planned_workers(plan: LaunchPlan) -> dict[int, list[WorkerPlan]]:
     return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
 
 
-def message_for(action: AgentAction, state: State, run_id: str) -> Message:
+def command_for(action: AgentAction, state: State, run_id: str) -> tuple[Any, ...]:
     """The command that has an agent do what the supervisor wants."""
     if isinstance(action, StartWorkers):
-        return _start_message(state, action.node, run_id)
-    if isinstance(action, Reap):
-        return {"op": "reap", "run_id": run_id}
-    fields = action._asdict()
-    del fields["node"]
-    return {"op": _OPS[type(action)], **fields}
+        return _start(state, action.node, run_id)
+    return messages.Reap(run_id) if isinstance(action, Reap) else _COMMANDS[type(action)](action)
 
 
-_OPS: Mapping[type, str] = {
-    HoldPort: "hold",
-    FindRoute: "route",
-    StopWorkers: "stop",
-    Dump: "dump",
-    Close: "close",
+_COMMANDS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
+    HoldPort: lambda action: messages.HoldPort(action.port),
+    FindRoute: lambda action: messages.FindRoute(action.address),
+    StopWorkers: lambda action: messages.Stop(action.grace_s),
+    Dump: lambda action: messages.DumpStacks(list(action.local_ranks), action.abort),
+    Close: lambda action: messages.Close(action.grace_s, action.signum),
 }
-"""Commands whose fields are those of their action."""
+"""Those that need nothing but their action."""
 
 
 def running_workers(state: State, run_id: str) -> dict[int, list[WorkerPlan]]:
@@ -83,37 +81,58 @@ def _workers_of(state: State, part: NodePlan, run_id: str) -> list[WorkerPlan]:
     return workers(state.plan, part, meeting, way.interface, way.source)
 
 
-def _start_message(state: State, node: int, run_id: str) -> Message:
+def _start(state: State, node: int, run_id: str) -> messages.Start:
     assert state.plan is not None
+    assert state.port is not None
     part = state.plan.part_of(node)
     assert part is not None
     planned = _workers_of(state, part, run_id)
     shared = common_contract(planned)
-    binding, engine = state.spec.binding, state.spec.engine
-    shares = _shared_descriptors(state.plan, part, state.generation)
-    one_device = state.spec.one_device and engine.gives_ranks  # else torch's flag does it
-    return {
-        "op": "start",
-        "generation": state.generation,
-        "run_id": run_id,
-        "grace_s": state.spec.timeouts.stop_s,
-        "lease_s": state.spec.timeouts.lease_s,
-        "stall_s": state.spec.timeouts.stall_s,
-        "watch_port": state.port,
-        "hosts_store": part.node_rank == 0 and engine.serves_store and not state.spec.by_hand,
-        "flight": state.plan.backend == "nccl" and engine.gives_ranks,
-        "binding": binding and {**binding._asdict(), "gpus": part.gpus},
+    engine, times = state.spec.engine, state.spec.timeouts
+    return messages.Start(
+        generation=state.generation,
+        run_id=run_id,
+        grace_s=times.stop_s,
+        lease_s=times.lease_s,
+        stall_s=times.stall_s,
+        watch_port=state.port,
+        hosts_store=part.node_rank == 0 and engine.serves_store and not state.spec.by_hand,
+        flight=state.plan.backend == "nccl" and engine.gives_ranks,
         # torch's agent never deletes its folders: they go into ours, which is deleted.
-        "temporary": [] if engine.gives_ranks else ["PET_LOG_DIR"],
+        temporary=[] if engine.gives_ranks else ["PET_LOG_DIR"],
         # What all workers of the node have in common travels once.
-        "env": {name: value.text for name, value in planned[0].env.items()}
+        env={name: value.text for name, value in planned[0].env.items()}
         | shared
         | {"DISTLAUNCH_RUN_ID": run_id},
-        "workers": [
-            {**_worker(worker, shared), "one_device": one_device, "shares": shares[worker.rank]}
-            for worker in planned
-        ],
-    }
+        binding=_binding(state.spec, part),
+        workers=_worker_specs(state, part, planned, shared),
+    )
+
+
+def _binding(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
+    binding = spec.binding
+    return messages.Binding(binding.how, part.gpus, list(binding.cpus)) if binding else None
+
+
+def _worker_specs(
+    state: State, part: NodePlan, planned: Sequence[WorkerPlan], shared: Mapping[str, str]
+) -> list[messages.WorkerSpec]:
+    assert state.plan is not None
+    shares = _shared_descriptors(state.plan, part, state.generation)
+    one_device = state.spec.one_device and state.spec.engine.gives_ranks  # else torch's flag does it
+    return [
+        messages.WorkerSpec(
+            local_rank=worker.local_rank,
+            argv=list(worker.argv),
+            cwd=worker.cwd,
+            paths=list(worker.paths),
+            env={name: value for name, value in worker.contract.items() if name not in shared},
+            defaults=dict(worker.defaults),
+            one_device=one_device,
+            shares=shares[worker.rank],
+        )
+        for worker in planned
+    ]
 
 
 def _shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Mapping[int, list[int]]:
@@ -122,14 +141,3 @@ def _shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Ma
         return {rank: [] for rank in part.ranks}
     streams = routes(plan, generation)
     return {rank: [0, 1] if streams[rank, 0].direct else [0] for rank in part.ranks}
-
-
-def _worker(worker: WorkerPlan, shared: Mapping[str, str]) -> Message:
-    return {
-        "local_rank": worker.local_rank,
-        "argv": worker.argv,
-        "cwd": worker.cwd,
-        "paths": worker.paths,
-        "env": {name: value for name, value in worker.contract.items() if name not in shared},
-        "defaults": worker.defaults,
-    }

@@ -2,8 +2,9 @@
 
 import selectors
 from collections.abc import Callable
+from typing import Any
 
-from distlaunch.agent.wire import Frame, Message, ProtocolError
+from distlaunch.agent.wire import Frame, ProtocolError
 from distlaunch.rim.link import Link
 from distlaunch.transport.failure import LinkFailure
 
@@ -41,11 +42,11 @@ class Links:
         for link in self._links.values():
             link.nudge()
 
-    def send(self, node: int, message: Message) -> None:
-        """Send a message if the node's agent is there to get it."""
+    def send(self, node: int, command: tuple[Any, ...]) -> None:
+        """Send one of `distlaunch.agent.messages` if the node's agent is there to get it."""
         link = self._links.get(node)
         if link and link.booted:
-            link.send(message)
+            link.send(command)
             self._watch_writing(link)
 
     def turn(self, wait_s: float) -> None:

@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from distlaunch.agent import wire
+from distlaunch.agent import messages, wire
 from distlaunch.launch import commands
 from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.launch.record import Record
-from distlaunch.launch.reports import event_of, node_time
+from distlaunch.launch.reports import event_of, seconds
 from distlaunch.launch.start import Start
 from distlaunch.plan.layout import LaunchPlan, NodePlan
 from distlaunch.rim.link import Link
@@ -77,7 +77,7 @@ class Loop:
             self._next_heartbeat = now + self._heartbeat_s
             self._links.nudge()
             for node in self._links.present:
-                self._links.send(node, {"op": "ping"})
+                self._links.send(node, messages.Ping())
                 if now - self._heard.get(node, now) > self._lease_s:
                     self._links.give_up(node, f"nothing heard from it for {self._lease_s:g} s")
 
@@ -106,8 +106,8 @@ class Loop:
                 case actions.Finish():
                     self._finished = True
                 case _:
-                    message = commands.message_for(action, self.state, self._run_id)
-                    self._links.send(action.node, message)
+                    command = commands.command_for(action, self.state, self._run_id)
+                    self._links.send(action.node, command)
 
     def _connect(self, node: int) -> None:
         link = self._opened.pop(node, None) or open_link(self._spec, node)
@@ -125,10 +125,10 @@ class Loop:
         if frame.kind == wire.FLIGHT:
             self._take_flight(node, frame)
             return
-        message = frame.message()
-        if (there := node_time(message)) is not None:
-            self._learn_clock(node, there)
-        event = event_of(node, message, lambda t: t + self._clock_offsets.get(node, 0.0))
+        report = messages.read(messages.REPORTS, frame.message())
+        if isinstance(report, messages.Hello | messages.Pong | messages.Exited):
+            self._learn_clock(node, seconds(report.t, "t"))
+        event = event_of(node, report, lambda t: t + self._clock_offsets.get(node, 0.0))
         if event is not None:
             self._feed(event)
 

@@ -1,9 +1,10 @@
-"""Turns an agent's reports into events; what does not have the documented form ends the link."""
+"""Turns an agent's reports into events; what can't be so ends the link."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distlaunch.agent.wire import PROTOCOL, Message, ProtocolError
+from distlaunch.agent import messages
+from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.plan.layout import Facts
 from distlaunch.supervisor import events
 from distlaunch.supervisor.events import Event
@@ -22,115 +23,72 @@ MAX_SECONDS = 1e12
 MAX_NUMBER = 1 << 53
 
 
-class _Fields:
-    """Reads a report's fields, checking their types: the node is not trusted."""
-
-    def __init__(self, message: Message) -> None:
-        self._message = message
-
-    def _get(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        value = self._message.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ProtocolError(f"a report has no proper {name}: {self._message['op']}")
-        return value
-
-    def number(self, name: str) -> int:
-        value: int = self._get(name, int)
-        if abs(value) > MAX_NUMBER:
-            raise ProtocolError(f"{name} is out of range")
-        return value
-
-    def number_within(self, name: str, least: int, most: int) -> int:
-        value = self.number(name)
-        if not least <= value <= most:
-            raise ProtocolError(f"{name} is out of range: {value}")
-        return value
-
-    def seconds(self, name: str) -> float:
-        value = self._get(name, (int, float))
-        if not 0 <= value <= MAX_SECONDS:
-            raise ProtocolError(f"{name} is out of range")
-        return float(value)
-
-    def text(self, name: str, most: int = MAX_TEXT) -> str:
-        value: str = self._get(name, str)
-        return value[:most]
-
-    def optional_text(self, name: str) -> str | None:
-        return None if self._message.get(name) is None else self.text(name)
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        values = self._get(name, list)
-        if not all(isinstance(value, int) for value in values):
-            raise ProtocolError(f"{name} is not a list of numbers")
-        return tuple(values)
-
-    def mappings(self, name: str) -> tuple[Mapping[str, Any], ...]:
-        values = self._get(name, list)
-        if not all(isinstance(value, dict) for value in values):
-            raise ProtocolError(f"{name} is not a list of objects")
-        return tuple({key[:MAX_WORDS]: _short(inner) for key, inner in value.items()} for value in values)
-
-    def items(self, name: str, kind: type) -> tuple[tuple[str, Any], ...]:
-        values = self._get(name, dict)
-        if not all(isinstance(value, kind) for value in values.values()):
-            raise ProtocolError(f"{name} is not an object of such values")
-        return tuple((key[:MAX_WORDS], _short(value)) for key, value in values.items())
-
-    def rows(self, name: str) -> tuple[Any, ...]:
-        return tuple(self._get(name, list))
-
-    def anything(self, name: str) -> Any:
-        return self._message.get(name)
+def number(value: int, name: str, least: int = -MAX_NUMBER, most: int = MAX_NUMBER) -> int:
+    """A number from a node. Raises `ProtocolError` when it is out of range."""
+    if not least <= value <= most:
+        raise ProtocolError(f"{name} is out of range: {value}")
+    return value
 
 
-def node_time(message: Message) -> float | None:
-    """The node's monotonic time in a report, in seconds, if it has one. Raises `ProtocolError`."""
-    return _Fields(message).seconds("t") if "t" in message else None
+def seconds(value: float, name: str) -> float:
+    """A time from a node. Raises `ProtocolError` when it is none."""
+    if not 0 <= value <= MAX_SECONDS:
+        raise ProtocolError(f"{name} is out of range")
+    return float(value)
 
 
-def event_of(node: int, message: Message, clock: Clock) -> Event | None:
+def _numbers(values: list[int], name: str) -> tuple[int, ...]:
+    return tuple(number(value, name) for value in values)
+
+
+def _mappings(values: list[Any], name: str) -> tuple[Mapping[str, Any], ...]:
+    if not all(isinstance(value, dict) for value in values):
+        raise ProtocolError(f"{name} is no list of objects")
+    return tuple({key[:MAX_WORDS]: _short(inner) for key, inner in value.items()} for value in values)
+
+
+def _items(values: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((key[:MAX_WORDS], _short(value)) for key, value in values.items())
+
+
+def _cut(text: str | None, most: int = MAX_TEXT) -> Any:
+    return text if text is None else text[:most]
+
+
+def event_of(node: int, report: Any, clock: Clock) -> Event | None:
     """The event that a report stands for, or None for one that is only a sign of life.
 
-    Raises `ProtocolError` when the report is not as `distlaunch.agent.wire` documents it.
+    What it holds is of the right types, but not trusted: texts are cut. Raises `ProtocolError`.
     """
-    make = _EVENTS.get(message["op"])
+    make = _EVENTS.get(type(report))
     if make is None:
-        raise ProtocolError(f"unknown report {message['op'][:40]!r}")
-    return make(node, _Fields(message), clock)
+        raise ProtocolError(f"nobody has asked for this: {type(report).__name__}")
+    return make(node, report, clock)
 
 
-def _hello(node: int, fields: _Fields, clock: Clock) -> Event:
-    if fields.number("protocol") != PROTOCOL:
-        raise ProtocolError(f"the agent speaks protocol {fields.number('protocol')}, not {PROTOCOL}")
-    return events.AgentUp(
-        node, Facts(fields.text("python"), fields.number_within("gpus", 0, MAX_GPUS)), fields.text("hostname")
-    )
+def _hello(node: int, report: messages.Hello, clock: Clock) -> Event:
+    if report.protocol != PROTOCOL:
+        raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
+    gpus = number(report.gpus, "gpus", 0, MAX_GPUS)
+    return events.AgentUp(node, Facts(_cut(report.python), gpus), _cut(report.hostname))
 
 
-def _route(node: int, fields: _Fields, clock: Clock) -> Event:
-    if fields.anything("error"):
-        return events.RouteFailed(node, fields.text("error"))
-    return events.RouteFound(
-        node,
-        fields.text("address"),
-        fields.optional_text("interface"),
-        fields.optional_text("source"),
-        fields.items("interfaces", bool),
-        fields.items("named", str),
-    )
+def _route(node: int, report: messages.Route, clock: Clock) -> Event:
+    address, interface, source = _cut(report.address), _cut(report.interface), _cut(report.source)
+    interfaces, named = _items(report.interfaces), _items(report.named)
+    return events.RouteFound(node, address, interface, source, interfaces, named)
 
 
-def _exited(node: int, fields: _Fields, clock: Clock) -> Event:
+def _exited(node: int, report: messages.Exited, clock: Clock) -> Event:
     return events.WorkerExited(
         node,
-        fields.number("local_rank"),
-        fields.number_within("status", -MAX_SIGNAL, 255),
-        clock(fields.seconds("t")),
-        _error_record(fields.anything("error_record")),
-        fields.number("oom_kills"),
-        fields.numbers("shm"),
-        fields.text("words", MAX_LAST_WORDS),
+        number(report.local_rank, "local_rank"),
+        number(report.status, "status", -MAX_SIGNAL, 255),
+        clock(seconds(report.t, "t")),
+        _error_record(report.error_record),
+        number(report.oom_kills, "oom_kills"),
+        _numbers(report.shm, "shm"),
+        _cut(report.words, MAX_LAST_WORDS),
     )
 
 
@@ -150,51 +108,51 @@ def _short(value: Any) -> Any:
     return value[:MAX_WORDS] if isinstance(value, str) else value if isinstance(value, int) else None
 
 
-def _lagging(node: int, fields: _Fields, clock: Clock) -> Event:
-    return events.RanksLag(node, tuple(map(_seen, fields.rows("ranks"))))
-
-
 def _seen(row: Any) -> tuple[int, bool, str]:
     match row:
         case [int(rank), bool(trying), str(words)]:
             return rank, trying, words[:MAX_WORDS]
-    raise ProtocolError("a report has no proper ranks: lagging")
+    raise ProtocolError("lagging: ranks is no list of ranks, with what they do")
 
 
-def _unstarted(node: int, fields: _Fields, clock: Clock) -> Event:
-    return events.WorkerUnstarted(
-        node, fields.number("local_rank"), fields.text("stage"), fields.number("errno"), fields.text("text")
-    )
+def _unstarted(node: int, report: messages.Unstarted, clock: Clock) -> Event:
+    code = number(report.errno, "errno")
+    return events.WorkerUnstarted(node, report.local_rank, _cut(report.stage), code, _cut(report.text))
 
 
-_EVENTS: Mapping[str, Callable[[int, _Fields, Clock], Event | None]] = {
-    "hello": _hello,
-    "pong": lambda node, fields, clock: None,
-    "leaving": lambda node, fields, clock: events.AgentLeaving(node, fields.number("signal")),
-    "held": lambda node, fields, clock: events.PortHeld(node, fields.number("port")),
-    "unheld": lambda node, fields, clock: events.PortRefused(
-        node, fields.text("error"), fields.mappings("owners")
+_EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
+    messages.Hello: _hello,
+    messages.Pong: lambda node, it, clock: None,
+    messages.LeavingEarly: lambda node, it, clock: events.AgentLeaving(node, number(it.signal, "signal")),
+    messages.Held: lambda node, it, clock: events.PortHeld(node, number(it.port, "port")),
+    messages.Unheld: lambda node, it, clock: events.PortRefused(
+        node, _cut(it.error), _mappings(it.owners, "owners")
     ),
-    "usurped": lambda node, fields, clock: events.PortUsurped(node, fields.mappings("owners")),
-    "reaped": lambda node, fields, clock: events.Reaped(node, fields.number("processes")),
-    "orphans": lambda node, fields, clock: events.OrphansKilled(node, fields.number("processes")),
-    "route": _route,
-    "started": lambda node, fields, clock: events.WorkerStarted(
-        node, fields.number("local_rank"), fields.number("pid"), fields.optional_text("cpus")
+    messages.Usurped: lambda node, it, clock: events.PortUsurped(node, _mappings(it.owners, "owners")),
+    messages.Reaped: lambda node, it, clock: events.Reaped(node, number(it.processes, "processes")),
+    messages.Orphans: lambda node, it, clock: events.OrphansKilled(node, number(it.processes, "processes")),
+    messages.Route: _route,
+    messages.NoRoute: lambda node, it, clock: events.RouteFailed(node, _cut(it.error)),
+    messages.Started: lambda node, it, clock: events.WorkerStarted(
+        node, number(it.local_rank, "local_rank"), number(it.pid, "pid"), _cut(it.cpus)
     ),
-    "unstarted": _unstarted,
-    "exited": _exited,
-    "joined": lambda node, fields, clock: events.RanksJoined(node, fields.numbers("local_ranks")),
-    "lagging": _lagging,
-    "stalled": lambda node, fields, clock: events.RanksStalled(node, fields.numbers("local_ranks")),
-    "stack": lambda node, fields, clock: events.StackDumped(
-        node, fields.number("local_rank"), fields.text("text", MAX_STACK)
+    messages.Unstarted: _unstarted,
+    messages.Exited: _exited,
+    messages.Joined: lambda node, it, clock: events.RanksJoined(
+        node, _numbers(it.local_ranks, "local_ranks")
     ),
-    "dropped": lambda node, fields, clock: events.OutputLost(
-        node, fields.number("local_rank"), fields.number("stream"), fields.number("bytes")
+    messages.Lagging: lambda node, it, clock: events.RanksLag(node, tuple(map(_seen, it.ranks))),
+    messages.Stalled: lambda node, it, clock: events.RanksStalled(
+        node, _numbers(it.local_ranks, "local_ranks")
     ),
-    "swept": lambda node, fields, clock: events.Swept(
-        node, fields.number("generation"), fields.number("leftovers")
+    messages.Stack: lambda node, it, clock: events.StackDumped(
+        node, number(it.local_rank, "local_rank"), _cut(it.text, MAX_STACK)
     ),
-    "stuck": lambda node, fields, clock: events.Stuck(node, fields.mappings("processes")),
+    messages.Dropped: lambda node, it, clock: events.OutputLost(
+        node, number(it.local_rank, "local_rank"), number(it.stream, "stream"), number(it.bytes, "bytes")
+    ),
+    messages.Swept: lambda node, it, clock: events.Swept(
+        node, number(it.generation, "generation"), number(it.leftovers, "leftovers")
+    ),
+    messages.Stuck: lambda node, it, clock: events.Stuck(node, _mappings(it.processes, "processes")),
 }

@@ -5,8 +5,10 @@ import select
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from distlaunch.agent import wire
+from distlaunch.agent.messages import as_object
 from distlaunch.transport.boot import NUDGE
 from distlaunch.transport.failure import LinkFailure, classify
 from distlaunch.transport.handshake import Handshake
@@ -65,9 +67,9 @@ class Link:
         """Whether `flush` has something left to write."""
         return bool(self._unsent)
 
-    def send(self, message: wire.Message) -> None:
-        """Send one control message as soon as the pipe takes it."""
-        self._unsent += wire.encode_message(0, message)
+    def send(self, command: tuple[Any, ...]) -> None:
+        """Send one of `distlaunch.agent.messages` as soon as the pipe takes it."""
+        self._unsent += wire.encode_message(0, as_object(command))
         self.flush()
 
     def flush(self) -> None:

@@ -30,7 +30,7 @@ def run_and_wait(agent):
     begin = os.open({begin!r}, os.O_RDONLY | os.O_NONBLOCK)
     def speak():
         agent._poller.forget(begin)
-        agent._outbox.report({{"op": "ours"}})
+        agent._outbox.post({{"op": "ours"}})
     agent._poller.watch(begin, speak)
     return run(agent)
 serve.Agent.run = run_and_wait

@@ -230,7 +230,7 @@ YAMLS = {
     "a deep list": ("[" * 100_000, "nested deeper than"),
     "a deep mapping": ("{a: " * 100_000, "nested deeper than"),
     "deep blocks": ("- " * 100_000, "nested deeper than"),
-    "two documents": ("script: a\n---\nscript: b\n", "another document"),
+    "two documents": ("script: a\n---\nscript: b\n", "a second document begins here"),
     "more than 1 MiB": (f"script: a\nargs: [{'x,' * 600_000}]", "larger than 1 MiB"),
     "half a million values": (f"script: a\nargs: [{'x,' * 500_000}]", ""),
     "a million hosts": (f"script: a\nnodes: ['{'[1-99]' * 100_000}']", "names more than"),

@@ -7,11 +7,11 @@ import select
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from distlaunch.agent import workers
+from distlaunch.agent.messages import WorkerSpec
 from distlaunch.agent.probes.cpus import Machine, cpu_list, cpu_set
 from tests.harness import distlaunch, running, write_job
 
@@ -126,23 +126,15 @@ def test_torchruns_flag_binds_too(tmp_path: Path) -> None:
 
 def test_a_refusal_of_the_kernel_is_told(tmp_path: Path) -> None:
     # The CPUs were chosen among those of the agent, and have gone offline since.
-    spec: dict[str, Any] = {
-        "local_rank": 0,
-        "argv": ["/bin/true"],
-        "cwd": "/",
-        "paths": [],
-        "env": {},
-        "shares": [],
-        "cpus": "8000-8001",
-    }
+    spec = WorkerSpec(0, ["/bin/true"], "/", [], {}, {}, False, [], "8000-8001")
     worker = workers.spawn(spec, str(tmp_path / "error.json"))
     select.select([worker.exec_pipe], [], [])
     report = workers.exec_failure(os.read(worker.exec_pipe, 256), spec)
     os.waitpid(worker.pid, 0)
     for end in (*worker.streams, worker.exec_pipe):
         os.close(end)
-    assert (report["stage"], report["errno"]) == ("setup", errno.EINVAL)
-    assert report["text"] == "binding to CPU 8000-8001: Invalid argument"
+    assert (report.stage, report.errno) == ("setup", errno.EINVAL)
+    assert report.text == "binding to CPU 8000-8001: Invalid argument"
 
 
 @pytest.mark.parametrize(

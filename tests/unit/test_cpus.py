@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.agent.messages import Binding, Start, WorkerSpec
 from distlaunch.agent.probes.cpus import BindingError, Machine, assign, cpu_list, cpu_set, shares
 from tests.unit.samples import bounded
 
@@ -97,14 +98,14 @@ HYBRID = Tree(["0-7"], siblings=["0-1", "2-3"], caches=["0-1", "2-3", "4-7"])
 ONE_NODE_TWO_SOCKETS = Tree(["0-7"], sockets=["0-3", "4-7"])
 
 
-def wish(how: str, gpus: int = 0, cpus: Sequence[str] = ()) -> dict[str, Any]:
-    return {"how": how, "gpus": gpus, "cpus": list(cpus)}
+def wish(how: str, gpus: int = 0, cpus: Sequence[str] = ()) -> Binding:
+    return Binding(how, gpus, list(cpus))
 
 
 def given_to(
     root: Path,
     tree: Tree,
-    binding: dict[str, Any],
+    binding: Binding,
     workers: int,
     allowed: str = "",
     visible: str | None = None,
@@ -203,9 +204,9 @@ def test_a_single_workers_only_device_is_no_list_of_devices(
     root = str(BIG.write(tmp_path))
     monkeypatch.setattr("distlaunch.agent.probes.cpus.Machine", lambda allowed: Machine(BIG.cpus, root))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    worker: dict[str, Any] = {"local_rank": 0, "one_device": one_device}
-    assign({"binding": wish("node", 1), "env": {"CUDA_VISIBLE_DEVICES": "4"}, "workers": [worker]})
-    assert worker["cpus"] == wanted
+    worker = WorkerSpec(0, ["/bin/true"], "/", [], {}, {}, one_device, [])
+    start = Start(0, "id", 1.0, 1.0, None, 1, False, False, [], {"CUDA_VISIBLE_DEVICES": "4"}, None, [worker])
+    assert [spec.cpus for spec in assign(start, wish("node", 1))] == [wanted]
 
 
 def test_without_numa_in_the_kernel_all_cpus_are_one_node(tmp_path: Path) -> None:
@@ -237,9 +238,7 @@ def test_listed_cpus_are_given_as_they_are(tmp_path: Path) -> None:
     ],
     ids=["listed", "cores", "exclusive"],
 )
-def test_what_a_node_can_not_give_is_told(
-    tmp_path: Path, binding: dict[str, Any], workers: int, words: str
-) -> None:
+def test_what_a_node_can_not_give_is_told(tmp_path: Path, binding: Binding, workers: int, words: str) -> None:
     with pytest.raises(BindingError) as caught:
         given_to(tmp_path, SMALL, binding, workers)
     assert str(caught.value) == words

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, Iterable, List, Optional, Set
 
-    from distlaunch.agent.wire import Message
+    from distlaunch.agent.messages import Binding, Start, WorkerSpec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SYSTEM = "sys/devices/system/"
@@ -23,33 +23,32 @@ class BindingError(Exception):
     """The node can't give what a binding asks for; the text says why."""
 
 
-def assign(command: "Message") -> None:
-    """Give each worker of a `start` command its CPUs, as ``cpus: "0-3"``. Raises `BindingError`."""
+def assign(command: "Start", binding: "Binding") -> "List[WorkerSpec]":
+    """The workers of `command`, each with its CPUs, as "0-3". Raises `BindingError`."""
     # Of all workers: with `one_device` each has its own, and a single worker's travels in `env`.
-    one_device = any(spec.get("one_device") for spec in command["workers"])
-    visible = os.environ.get(VISIBLE) if one_device else command["env"].get(VISIBLE, os.environ.get(VISIBLE))
+    one_device = any(spec.one_device for spec in command.workers)
+    visible = os.environ.get(VISIBLE) if one_device else command.env.get(VISIBLE, os.environ.get(VISIBLE))
     machine = Machine(os.sched_getaffinity(0))
-    found = shares(command["binding"], len(command["workers"]), machine, visible)
-    for spec in command["workers"]:
-        spec["cpus"] = cpu_list(found[spec["local_rank"]])
+    found = shares(binding, len(command.workers), machine, visible)
+    return [spec._replace(cpus=cpu_list(found[spec.local_rank])) for spec in command.workers]
 
 
 def shares(
-    binding: "Message", workers: int, machine: "Machine", visible: "Optional[str]" = None
+    binding: "Binding", workers: int, machine: "Machine", visible: "Optional[str]" = None
 ) -> "List[Set[int]]":
-    """The CPUs of each local rank, for the `binding` of a `start` command. Raises `BindingError`.
+    """The CPUs of each local rank, as `binding` has it. Raises `BindingError`.
 
     `visible` is the workers' CUDA_VISIBLE_DEVICES.
     """
-    how = binding["how"]
+    how = binding.how
     if how == "listed":
-        return [_listed(text, machine.allowed) for text in binding["cpus"][:workers]]
+        return [_listed(text, machine.allowed) for text in binding.cpus[:workers]]
     if how == "cores":
         whose = "cpu_binding: %d workers on a node" % workers
         return _deal([core for _, core in machine.cores], workers, whose)
     # As in torch, the share of a GPU stays free where no worker uses it.
-    seats = max(workers, binding["gpus"])
-    gpus = machine.gpu_nodes(binding["gpus"], visible)
+    seats = max(workers, binding.gpus)
+    gpus = machine.gpu_nodes(binding.gpus, visible)
     nodes = [machine.usable_node(gpus.get(seat), seat, seats) for seat in range(seats)]
     return _seated(nodes, lambda node, count: _MODES[how](machine, node, count))[:workers]
 

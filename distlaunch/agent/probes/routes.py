@@ -5,11 +5,11 @@ import os
 import socket
 import struct
 
+from distlaunch.agent.messages import NoRoute, Route
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional
-
-    from distlaunch.agent.wire import Message
+    from typing import Dict, List, Optional, Union
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LINK_LOCAL = "20"
@@ -18,18 +18,17 @@ SIOCGIFADDR = 0x8915
 """ioctl that gives an interface's first IPv4 address (netdevice(7))."""
 
 
-def route(host: str) -> "Message":
-    """{address, source, interface, interfaces, named} of the way to `host`, or {error} without one."""
+def route(host: str) -> "Union[Route, NoRoute]":
+    """The way to `host`."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect(address)  # UDP: looks the route up, sends nothing
             source = str(sock.getsockname()[0])
     except OSError as error:
-        return {"error": error.strerror or str(error)}
-    found: "Message" = {"address": address[0], "source": source, "interface": interface_of(source)}
+        return NoRoute(error.strerror or str(error))
     named = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    return {**found, "interfaces": interfaces(), "named": named}
+    return Route(str(address[0]), source, interface_of(source), interfaces(), named)
 
 
 def interfaces() -> "Dict[str, bool]":

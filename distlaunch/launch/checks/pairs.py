@@ -7,7 +7,16 @@ port from the range that they take theirs from.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from distlaunch.agent.wire import Message
+from distlaunch.agent.messages import (
+    DialAll,
+    Dialled,
+    FindRoute,
+    Listen,
+    Listening,
+    NoRoute,
+    Route,
+    Unheld,
+)
 from distlaunch.launch.checks.questions import Agents
 from distlaunch.supervisor.ending import listed
 
@@ -45,9 +54,9 @@ def partners(count: int) -> dict[int, list[int]]:
     return {node: [(node + step) % count for step in steps] for node in range(count)}
 
 
-def dial(targets: Sequence[tuple[str, int]], token: str) -> Message:
+def dial(targets: Sequence[tuple[str, int]], token: str) -> DialAll:
     """The command that has an agent connect to these hosts and ports."""
-    return {"op": "dial", "targets": targets, "timeout_s": DIAL_S, "token": token}
+    return DialAll([*targets], DIAL_S, token)
 
 
 def try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> Pairs:
@@ -62,7 +71,7 @@ def try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> P
     questions = {
         source: dial([ends[target] for target in targets], token) for source, targets in wanted.items()
     }
-    answers = agents.ask(questions, frozenset({"dialled"}), ANSWER_S)
+    answers = agents.ask(questions, (Dialled,), ANSWER_S)
     failed = [
         Unreached(labels[source], labels[target], ends[target][0], error)
         for source, answer in sorted(answers.items())
@@ -75,28 +84,24 @@ def try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> P
 def _ends(agents: Agents, count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
     """Node → the address and port at which it listens for the others, of those that can."""
     here = [node for node in agents.present if node < count]
-    route: Message = {"op": "route", "address": host}
-    addresses = _addresses(agents.ask(dict.fromkeys(here, route), frozenset({"route"}), ANSWER_S))
+    addresses = _addresses(agents.ask(dict.fromkeys(here, FindRoute(host)), (Route, NoRoute), ANSWER_S))
     # Port 0: the system's choice, as theirs; a firewall may be open for that range alone.
-    listen: Message = {"op": "listen", "port": 0, "token": token}
-    answers = agents.ask(dict.fromkeys(addresses, listen), frozenset({"listening", "unheld"}), ANSWER_S)
-    ports = {node: answer.get("port") for node, answer in answers.items()}
-    return {node: (addresses[node], port) for node, port in ports.items() if isinstance(port, int)}
+    answers = agents.ask(dict.fromkeys(addresses, Listen(0, token)), (Listening, Unheld), ANSWER_S)
+    ports = {node: answer.port for node, answer in answers.items() if isinstance(answer, Listening)}
+    return {node: (addresses[node], port) for node, port in ports.items()}
 
 
-def _addresses(routes: Mapping[int, Message]) -> dict[int, str]:
+def _addresses(routes: Mapping[int, Route | NoRoute]) -> dict[int, str]:
     """Each node's own address on its way to the first; the first's is the one that the others dial."""
-    found = {node: route.get("source") for node, route in routes.items() if node}
-    dialled = [route.get("address") for node, route in routes.items() if node]
-    if 0 in routes and dialled:
-        found[0] = dialled[0]
-    return {node: address for node, address in found.items() if isinstance(address, str)}
+    found = {node: route for node, route in routes.items() if isinstance(route, Route)}
+    sources = {node: route.source for node, route in found.items() if node and route.source}
+    dialled = [route.address for node, route in found.items() if node]
+    return {**sources, 0: dialled[0]} if 0 in routes and dialled else sources
 
 
-def _errors(answer: Message) -> Iterator[str | None]:
+def _errors(answer: Dialled) -> Iterator[str | None]:
     """What a node says of each target: None where one of its addresses has let it in."""
-    results = answer.get("results")
-    for tried in results if isinstance(results, list) else []:
+    for tried in answer.results:
         rows = [row for row in tried if isinstance(row, dict)] if isinstance(tried, list) else []
         failed = [str(row.get("error")) for row in rows if row.get("ok") is not True]
         yield None if rows and not failed else (failed or ["no answer"])[0]

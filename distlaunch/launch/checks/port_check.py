@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from distlaunch.agent.wire import Message
+from distlaunch.agent.messages import Dialled, Listen, Listening, Unheld
 from distlaunch.job.spec import Address, JobSpec, NodeSpec
 from distlaunch.launch.checks.pairs import Pairs, dial, try_pairs
 from distlaunch.launch.checks.questions import Agents
@@ -50,7 +50,7 @@ class PortReport(NamedTuple):
     host: str
     port: int | None
     free: bool | None
-    owners: tuple[Message, ...] = ()
+    owners: tuple[Any, ...] = ()
     error: str | None = None
     dials: tuple[Dial, ...] = ()
     failures: tuple[Unasked, ...] = ()
@@ -87,12 +87,11 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     token = os.urandom(16).hex()
     with Agents(asked) as agents:
         first = asked.nodes[0].label
-        listen: Message = {"op": "listen", "port": port, "token": token}
-        answer = agents.ask({0: listen}, frozenset({"listening", "unheld"}), ANSWER_S).get(0)
+        answer = agents.ask({0: Listen(port, token)}, (Listening, Unheld), ANSWER_S).get(0)
         report = _first_answer(first, host, port, answer)
         if report.free and report.port is not None:
             question = dial([(host, report.port)], token)
-            answers = agents.ask(dict.fromkeys(agents.present, question), frozenset({"dialled"}), ANSWER_S)
+            answers = agents.ask(dict.fromkeys(agents.present, question), (Dialled,), ANSWER_S)
             report = report._replace(dials=_dials(asked.nodes, answers))
             if not spec.one_machine and len(spec.nodes) > 1:
                 labels = [node.label for node in spec.nodes]
@@ -117,26 +116,26 @@ def _with_here(spec: JobSpec, host: str) -> JobSpec:
     return spec._replace(nodes=(*nodes, NodeSpec(HERE)), python=None)
 
 
-def _first_answer(node: str, host: str, port: int | None, answer: Message | None) -> PortReport:
+def _first_answer(node: str, host: str, port: int | None, answer: Listening | Unheld | None) -> PortReport:
     match answer:
-        case {"op": "listening", "port": int(held)}:
-            return PortReport(node, host, held, True)
-        case {"op": "unheld", "error": str(error), "owners": list(owners)}:
-            return PortReport(node, host, port, False, tuple(owners), error)
+        case Listening():
+            return PortReport(node, host, answer.port, True)
+        case Unheld():
+            return PortReport(node, host, port, False, tuple(answer.owners), answer.error)
     return PortReport(node, host, port, None)
 
 
-def _dials(nodes: Sequence[NodeSpec], answers: dict[int, Message]) -> tuple[Dial, ...]:
+def _dials(nodes: Sequence[NodeSpec], answers: dict[int, Dialled]) -> tuple[Dial, ...]:
     found = [
         _dial(nodes[index].label, one) for index, answer in sorted(answers.items()) for one in _rows(answer)
     ]
     return tuple(filter(None, found))
 
 
-def _rows(answer: Message) -> list[Any]:
+def _rows(answer: Dialled) -> list[Any]:
     """What a node that was given one target says of it."""
-    match answer:
-        case {"results": [list(rows)]}:
+    match answer.results:
+        case [list(rows)]:
             return rows
     return []
 

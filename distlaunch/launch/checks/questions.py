@@ -3,16 +3,16 @@
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, Message, ProtocolError
+from distlaunch.agent import messages
+from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, ProtocolError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
 from distlaunch.transport.failure import LinkFailure
 
 HEARTBEAT_S = 5.0
-PING: Message = {"op": "ping"}
 
 
 class Agents:
@@ -24,8 +24,8 @@ class Agents:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._links = Links(self._take, self._fail)
-        self._answers: dict[int, Message] = {}
-        self._expected: frozenset[str] = frozenset()
+        self._answers: dict[int, Any] = {}
+        self._expected: tuple[type, ...] = ()
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self.failures: dict[int, LinkFailure] = {}
 
@@ -33,7 +33,7 @@ class Agents:
         nodes = range(len(self._spec.pool))
         for node in nodes:
             self._links.add(node, open_link(self._spec, node))
-        self._await(set(nodes), frozenset({"hello"}), self._spec.timeouts.connect_s)
+        self._await(set(nodes), (messages.Hello,), self._spec.timeouts.connect_s)
         return self
 
     def __exit__(
@@ -49,15 +49,15 @@ class Agents:
         return self._links.present
 
     def ask(
-        self, questions: Mapping[int, Message], expected: frozenset[str], within_s: float
-    ) -> dict[int, Message]:
-        """Send each node its question; the answers, `expected` by their op, that came in time."""
+        self, questions: Mapping[int, tuple[Any, ...]], expected: tuple[type, ...], within_s: float
+    ) -> dict[int, Any]:
+        """Send each node its question; the answers, of the `expected` kinds, that came in time."""
         asked = set(questions) & set(self.present)
         for node in asked:
             self._links.send(node, questions[node])
         return self._await(asked, expected, within_s)
 
-    def _await(self, asked: set[int], expected: frozenset[str], within_s: float) -> dict[int, Message]:
+    def _await(self, asked: set[int], expected: tuple[type, ...], within_s: float) -> dict[int, Any]:
         self._answers, self._expected = {}, expected
         deadline = time.monotonic() + within_s
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
@@ -75,16 +75,16 @@ class Agents:
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self._links.nudge()
         for node in self.present:
-            self._links.send(node, PING)
+            self._links.send(node, messages.Ping())
 
     def _take(self, node: int, frame: Frame) -> None:
-        message = frame.message()
         if frame.node != node or frame.kind != CONTROL:
             raise ProtocolError("a frame that was not asked for")
-        if message["op"] == "hello" and message.get("protocol") != PROTOCOL:
+        report = messages.read(messages.REPORTS, frame.message())
+        if isinstance(report, messages.Hello) and report.protocol != PROTOCOL:
             raise ProtocolError(f"the agent does not speak protocol {PROTOCOL}")
-        if message["op"] in self._expected:
-            self._answers[node] = message
+        if isinstance(report, self._expected):
+            self._answers[node] = report
 
     def _fail(self, node: int, failure: LinkFailure) -> None:
         self.failures[node] = failure

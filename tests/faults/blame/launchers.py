@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,9 +69,10 @@ def _job(case: Case, shape: _Shape, bed: Bed | None) -> dict[str, Any]:
 
 def _exits(folder: Path, procs: int) -> Mapping[int, tuple[float, int]]:
     """rank → when it ended (monotonic) and its status."""
-    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    began = events[0]["time"] - events[0]["t"] - (time.time() - time.monotonic())
     return {
-        event["node"] * procs + event["local_rank"]: (event["at"], event["status"])
+        event["node"] * procs + event["local_rank"]: (began + event["at"], event["status"])
         for event in events
         if event["event"] == "WorkerExited"
     }

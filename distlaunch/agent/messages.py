@@ -1,0 +1,431 @@
+"""The messages between controller and agent: one class each, in which they are written down and checked.
+
+A control frame's payload is a message's fields as one JSON object, with its `op`: see `COMMANDS`, from the
+controller to an agent, and `REPORTS`, from an agent to the controller. Names that end with _s are seconds;
+`t` is the node's monotonic time. Both ends import this module, so the types of fields are those of Python
+3.8, and only some are understood: see `_CHECKS`.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+from distlaunch.agent.wire import ProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+    from typing import NamedTuple as Record
+else:
+
+    class Record(tuple):
+        """What typing.NamedTuple is; importing that costs 10 ms on the node."""
+
+        __slots__ = ()
+
+        def __init_subclass__(cls):
+            cls._fields = tuple(cls.__annotations__)
+            cls._defaults = {name: cls.__dict__[name] for name in cls._fields if name in cls.__dict__}
+            for position, name in enumerate(cls._fields):
+                setattr(cls, name, property(itemgetter(position)))
+
+        def __new__(cls, *values, **named):
+            """By position or by name."""
+            rest = cls._fields[len(values) :]
+            given = {**cls._defaults, **named}
+            fits = len(values) <= len(cls._fields) and set(named) <= set(rest) <= set(given)
+            if not fits:
+                raise TypeError("%s has the fields %s" % (cls.__name__, ", ".join(cls._fields)))
+            return tuple.__new__(cls, (*values, *(given[name] for name in rest)))
+
+        def __getnewargs__(self):
+            return tuple(self)
+
+        def _asdict(self):
+            return dict(zip(self._fields, self))
+
+        def _replace(self, **changes):
+            return type(self)(**{**self._asdict(), **changes})
+
+
+# Commands: from the controller to an agent
+
+
+class Ping(Record):
+    """The heartbeat: renews the agent's lease."""
+
+
+class HoldPort(Record):
+    """Hold the rendezvous port; None = one of the agent's choice."""
+
+    port: Optional[int]
+
+
+class FindRoute(Record):
+    """Find the interface that leads to this address."""
+
+    address: str
+
+
+class Binding(Record):
+    """CPUs for each worker: `how` is node, socket, exclusive or core-complex, for that many GPUs; cores: an
+    equal share each; listed: `cpus` by local rank."""
+
+    how: str
+    gpus: int
+    cpus: List[str]
+
+
+class WorkerSpec(Record):
+    """One worker to start. `env` wins over the node's, which wins over `defaults`.
+
+    `paths` are indices in `argv` of what may begin with the ~ of the node's user, as `cwd` may; above 0 that
+    is the script. With `one_device` it sees its own GPU alone. `shares`: 0 and 1, where those are the
+    command's own. `cpus` are for the agent to fill in, which chooses them by `Binding`.
+    """
+
+    local_rank: int
+    argv: List[str]
+    cwd: str
+    paths: List[int]
+    env: Dict[str, str]
+    defaults: Dict[str, str]
+    one_device: bool
+    shares: List[int]
+    cpus: Optional[str] = None
+
+
+class Start(Record):
+    """Start the workers of a generation; `env` is what theirs have in common.
+
+    `stall_s` None = stalled workers are not looked for. `hosts_store`: the rendezvous is here. `flight`:
+    dumps of flight recorders are wanted. `temporary` are variables that name a folder the agent deletes.
+    """
+
+    generation: int
+    run_id: str
+    grace_s: float
+    lease_s: float
+    stall_s: Optional[float]
+    watch_port: int
+    hosts_store: bool
+    flight: bool
+    temporary: List[str]
+    env: Dict[str, str]
+    binding: Optional[Binding]
+    workers: List[WorkerSpec]
+
+
+class Stop(Record):
+    """End this generation: SIGTERM, SIGKILL after the grace, sweep."""
+
+    grace_s: float
+
+
+class DumpStacks(Record):
+    """Report the Python stacks of these workers; with `abort` they may die of it."""
+
+    local_ranks: List[int]
+    abort: bool
+
+
+class Reap(Record):
+    """End what an earlier agent of the run has left on the node."""
+
+    run_id: str
+
+
+class Listen(Record):
+    """Answer connections with the token; port None = the agent's choice, 0 = the system's."""
+
+    port: Optional[int]
+    token: str
+
+
+class DialAll(Record):
+    """Connect to every address of each [host, port], all at once."""
+
+    targets: List[Any]
+    timeout_s: float
+    token: str
+
+
+class Close(Record):
+    """End the workers with that signal, SIGKILL after the grace, sweep, flush, exit."""
+
+    grace_s: float
+    signum: int
+
+
+# Reports: from an agent to the controller
+
+
+class Hello(Record):
+    """The first report."""
+
+    protocol: int
+    python: str
+    version: List[int]
+    gpus: int
+    hostname: str
+    pid: int
+    t: float
+
+
+class Pong(Record):
+    """Answers `Ping`."""
+
+    t: float
+
+
+class Held(Record):
+    """Answers `HoldPort`."""
+
+    port: int
+
+
+class Unheld(Record):
+    """Answers `HoldPort` and `Listen`: owners are [{uid, pid, command}], as far as they can be seen."""
+
+    error: str
+    owners: List[Any]
+
+
+class Route(Record):
+    """Answers `FindRoute`: the address that was meant, the node's own on that way, the interface.
+
+    `interfaces` are all of the node's, with whether each has an address; `named` are variables of the node's
+    own environment that name some.
+    """
+
+    address: str
+    source: Optional[str]
+    interface: Optional[str]
+    interfaces: Dict[str, bool]
+    named: Dict[str, str]
+
+
+class NoRoute(Record):
+    """Answers `FindRoute`."""
+
+    error: str
+
+
+class Started(Record):
+    """A worker's exec has succeeded; `cpus` are those that `Binding` gave it, as "0-3,8"."""
+
+    local_rank: int
+    pid: int
+    cpus: Optional[str]
+
+
+class Unstarted(Record):
+    """A worker could not be started. `stage`: scratch, fork, setup, workdir, script, exec, or interpreter:
+    that of #! is not there."""
+
+    local_rank: int
+    stage: str
+    errno: int
+    text: str
+
+
+class Exited(Record):
+    """A worker has ended: `status` is its exit code, or the negative signal.
+
+    `error_record` is {message, callstack} as torch's @record wrote them. `words` are the end of its stderr,
+    before it was told to stop. `oom_kills` are the kernel's since the start, `shm` is [size, free] of
+    /dev/shm in bytes, or empty.
+    """
+
+    local_rank: int
+    status: int
+    t: float
+    error_record: Any
+    words: str
+    oom_kills: int
+    shm: List[int]
+
+
+class Joined(Record):
+    """These are connected to the rendezvous port."""
+
+    local_ranks: List[int]
+
+
+class Lagging(Record):
+    """What those do that have not joined: [local rank, whether it tries to, in words] of each."""
+
+    ranks: List[Any]
+
+
+class Stalled(Record):
+    """All that neither print nor compute for `stall_s`."""
+
+    local_ranks: List[int]
+
+
+class Stack(Record):
+    """Answers `DumpStacks`, for each."""
+
+    local_rank: int
+    text: str
+
+
+class LeavingEarly(Record):
+    """The agent was told to stop by a signal, its workers follow."""
+
+    signal: int
+
+
+class Dropped(Record):
+    """So many bytes of output were lost because the spool was full."""
+
+    local_rank: int
+    stream: int
+    bytes: int
+
+
+class Stuck(Record):
+    """[{pid, command}] of processes that resist the sweep."""
+
+    generation: int
+    processes: List[Any]
+
+
+class Swept(Record):
+    """No descendant is left; so many had outlived the workers."""
+
+    generation: int
+    leftovers: int
+
+
+class Reaped(Record):
+    """Answers `Reap`: nothing of the run is left on the node; so many processes were."""
+
+    processes: int
+
+
+class Orphans(Record):
+    """So many processes were left by agents that are dead, of any run: they were killed."""
+
+    processes: int
+
+
+class Usurped(Record):
+    """The rendezvous port was taken by somebody else: owners as in `Unheld`."""
+
+    owners: List[Any]
+
+
+class Listening(Record):
+    """Answers `Listen`."""
+
+    port: int
+
+
+class Dialled(Record):
+    """Answers `DialAll`: of each target in turn, [{family, address, ok, error}]."""
+
+    results: List[Any]
+
+
+COMMANDS = {
+    "ping": Ping,
+    "hold": HoldPort,
+    "route": FindRoute,
+    "start": Start,
+    "stop": Stop,
+    "dump": DumpStacks,
+    "reap": Reap,
+    "listen": Listen,
+    "dial": DialAll,
+    "close": Close,
+}
+REPORTS = {
+    "hello": Hello,
+    "pong": Pong,
+    "held": Held,
+    "unheld": Unheld,
+    "route": Route,
+    "no route": NoRoute,
+    "started": Started,
+    "unstarted": Unstarted,
+    "exited": Exited,
+    "joined": Joined,
+    "lagging": Lagging,
+    "stalled": Stalled,
+    "stack": Stack,
+    "leaving": LeavingEarly,
+    "dropped": Dropped,
+    "stuck": Stuck,
+    "swept": Swept,
+    "reaped": Reaped,
+    "orphans": Orphans,
+    "usurped": Usurped,
+    "listening": Listening,
+    "dialled": Dialled,
+}
+_OPS = {kind: op for table in (COMMANDS, REPORTS) for op, kind in table.items()}
+
+
+def as_object(message: Tuple[Any, ...]) -> Dict[str, Any]:
+    """The JSON object of a message."""
+    return {"op": _OPS[type(message)], **_plain(message)}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_fields"):
+        return {name: _plain(inner) for name, inner in zip(value._fields, value)}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
+    """The message of `table` that this JSON object is. Raises `ProtocolError`, which names what is wrong."""
+    kind = table.get(fields["op"])
+    if kind is None:
+        raise ProtocolError("unknown message: %s" % fields["op"][:40])
+    return _read(kind, fields, fields["op"])
+
+
+def _read(kind: Type[Any], fields: Any, where: str) -> Any:
+    if not isinstance(fields, dict):
+        raise ProtocolError("%s is no object" % where)
+    values = []
+    for name, form in kind.__annotations__.items():
+        if name not in fields:
+            raise ProtocolError("%s lacks %s" % (where, name))
+        values.append(_checked(form, fields[name], "%s: %s" % (where, name)))
+    return kind(*values)
+
+
+def _checked(form: str, value: Any, where: str) -> Any:
+    """`value`, if it is of that form; records where such are due."""
+    if form.startswith("Optional["):
+        return None if value is None else _checked(form[9:-1], value, where)
+    if form.startswith("List["):
+        if not isinstance(value, list):
+            raise ProtocolError("%s is no list" % where)
+        return [_checked(form[5:-1], inner, where) for inner in value]
+    nested = _NESTED.get(form)
+    if nested:
+        return _read(nested, value, where)
+    if not _CHECKS[form](value):
+        raise ProtocolError("%s is no %s" % (where, form))
+    return value
+
+
+def _mapping_of(kind: Type[Any]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
+
+
+_NESTED = {"Binding": Binding, "WorkerSpec": WorkerSpec}
+_CHECKS = {
+    "Any": lambda value: True,
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "Dict[str, str]": _mapping_of(str),
+    "Dict[str, bool]": _mapping_of(bool),
+}
+"""The forms that a field may have, besides lists, records, and None."""

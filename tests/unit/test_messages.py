@@ -1,0 +1,101 @@
+"""The messages between controller and agent: what is sent is what is read, and what is wrong is named."""
+
+import json
+from typing import Any
+
+import pytest
+
+from distlaunch.agent import messages
+from distlaunch.agent.messages import COMMANDS, REPORTS, Binding, Exited, Ping, Start, WorkerSpec
+from distlaunch.agent.wire import ProtocolError
+
+WORKER = WorkerSpec(0, ["python", "t.py"], "/w", [0, 1], {"A": "b"}, {}, False, [])
+START = Start(1, "id", 10.0, 30.0, None, 29500, True, False, [], {}, Binding("listed", 0, ["0-3"]), [WORKER])
+EXITED = Exited(0, -9, 12.5, {"message": "m", "callstack": ""}, "words", 0, [1, 2])
+SAMPLES: dict[str, Any] = {
+    "Any": 1,
+    "bool": True,
+    "int": 7,
+    "float": 0.5,
+    "str": "text",
+    "Dict[str, str]": {"a": "b"},
+    "Dict[str, bool]": {"a": True},
+    "Binding": START.binding,
+    "WorkerSpec": WORKER,
+}
+
+
+def sample(form: str) -> Any:
+    """A value of that form."""
+    if form.startswith("List["):
+        return [sample(form[5:-1])]
+    return sample(form[9:-1]) if form.startswith("Optional[") else SAMPLES[form]
+
+
+def through_json(message: tuple[Any, ...]) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(json.dumps(messages.as_object(message)))
+    return document
+
+
+@pytest.mark.parametrize("table", [COMMANDS, REPORTS], ids=["commands", "reports"])
+def test_what_is_sent_is_what_is_read(table: dict[str, Any]) -> None:
+    for kind in table.values():
+        message = kind(*map(sample, kind.__annotations__.values()))
+        assert messages.read(table, through_json(message)) == message
+
+
+def test_nested_records_are_records_again() -> None:
+    read = messages.read(COMMANDS, through_json(START))
+    assert (read.binding.how, read.workers[0].argv) == ("listed", ["python", "t.py"])
+    assert messages.read(COMMANDS, through_json(START._replace(binding=None))).binding is None
+
+
+def test_a_message_that_lacks_a_field_is_named_with_it() -> None:
+    for op, kind in {**COMMANDS, **REPORTS}.items():
+        for name in kind.__annotations__:
+            fields = through_json(kind(*map(sample, kind.__annotations__.values())))
+            del fields[name]
+            with pytest.raises(ProtocolError, match=f"^{op} lacks {name}$"):
+                messages.read(COMMANDS if kind in COMMANDS.values() else REPORTS, fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"status": "7"}, "exited: status is no int"),
+        ({"status": True}, "exited: status is no int"),
+        ({"t": None}, "exited: t is no float"),
+        ({"words": 1}, "exited: words is no str"),
+        ({"shm": 1}, "exited: shm is no list"),
+        ({"shm": [1, "2"]}, "exited: shm is no int"),
+        ({"op": "x" * 100}, "unknown message: x{40}$"),
+        ({"op": "start"}, "unknown message: start"),
+    ],
+)
+def test_what_is_of_another_type_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        messages.read(REPORTS, {**through_json(EXITED), **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"workers": [{}]}, "start: workers lacks local_rank"),
+        ({"workers": [1]}, "start: workers is no object"),
+        ({"binding": {"how": "cores", "gpus": 0}}, "start: binding lacks cpus"),
+        ({"env": {"A": 1}}, r"start: env is no Dict\[str, str\]"),
+    ],
+)
+def test_what_is_wrong_inside_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        messages.read(COMMANDS, {**through_json(START), **changes})
+
+
+def test_records_are_made_by_position_or_by_name_with_all_their_fields() -> None:
+    made = messages.Stop(grace_s=1.0)
+    assert made == messages.Stop(1.0)
+    assert made._replace(grace_s=2.0).grace_s == 2.0
+    assert Ping() == Ping()
+    for values, named in (((), {}), ((1.0, 2.0), {}), ((1.0,), {"grace_s": 1.0}), ((), {"x": 1})):
+        with pytest.raises(TypeError):
+            messages.Stop(*values, **named)
