@@ -65,8 +65,13 @@ def distlaunch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[s
     )
 
 
-def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, bytes]:
-    """Run a command on a terminal of its own: its exit status, and all that was shown there."""
+def on_a_terminal(
+    *arguments: str, gate: tuple[bytes, Path] | None = None, **environment: str
+) -> tuple[int, bytes]:
+    """Run a command on a terminal of its own: its exit status, and all that was shown there.
+
+    Once the words of `gate` are shown there, its named pipe, which somebody reads, is opened and closed.
+    """
     controller, terminal = os.openpty()
     env = {**os.environ, "TERM": "xterm", **environment}
     argv = distlaunch_argv(*arguments)
@@ -76,6 +81,9 @@ def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, bytes]:
         with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
             while data := os.read(controller, 4096):
                 shown += data
+                if gate and gate[0] in shown:
+                    os.close(os.open(gate[1], os.O_WRONLY))
+                    gate = None
         status = process.wait(PATIENCE_S)
     os.close(controller)
     return status, shown

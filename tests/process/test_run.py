@@ -394,20 +394,20 @@ def test_where_others_spoke_meanwhile_the_summary_points_at_the_traceback(tmp_pa
         import atexit, os, signal, sys
         if os.environ["RANK"] == "1":
             def leave():
-                open("told", "w").close()
                 open("said").read()
                 print("done", file=sys.stderr, flush=True)
             atexit.register(leave)
             raise RuntimeError("boom")
-        open("told").read()
+        open("shown").read()
         print("between", file=sys.stderr, flush=True)
         open("said", "w").close()
         signal.pause()
     """
-    for name in ("told", "said"):
+    for name in ("shown", "said"):
         os.mkfifo(tmp_path / name)
     job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2\n")
-    _, shown = on_a_terminal("run", str(job), NO_COLOR="1")
+    gate = (b"RuntimeError: boom", tmp_path / "shown")
+    _, shown = on_a_terminal("run", str(job), gate=gate, NO_COLOR="1")
     assert shown.count(b"RuntimeError: boom") == 1
     assert b"distlaunch:   its traceback is above, marked [node0:1]" in shown
 
