@@ -66,7 +66,7 @@ def distlaunch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[s
 
 
 def on_a_terminal(
-    *arguments: str, gate: tuple[bytes, Path] | None = None, **environment: str
+    *arguments: str, gate: tuple[bytes, Path] | None = None, **environment: Any
 ) -> tuple[int, bytes]:
     """Run a command on a terminal of its own: its exit status, and all that was shown there.
 

@@ -1,7 +1,7 @@
 """The Typer application: options and exit statuses; each command's work is elsewhere."""
 
 import sys
-from enum import StrEnum
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -37,7 +37,7 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-class PlanFormat(StrEnum):
+class PlanFormat(str, Enum):
     """How `dry-run` prints a plan."""
 
     table = "table"

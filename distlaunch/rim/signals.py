@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
@@ -24,7 +24,7 @@ class Signals:
         self._any = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Signals":
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for signum in self._watched:
             if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:

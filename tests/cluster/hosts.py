@@ -290,8 +290,7 @@ def _explained(text: str) -> Iterator[None]:
     try:
         yield
     except AssertionError as error:
-        error.add_note(text)
-        raise
+        raise type(error)(f"{error}\n{text}") from error
 
 
 def _hiding_argv(over: Mapping[Path, Path], argv: Sequence[str]) -> list[str]:

@@ -244,8 +244,7 @@ def series(bed: Bed, folder: Path, kills: int, seed: int, tell: Callable[[str], 
         try:
             outcome = strike(bed, place, plan)
         except AssertionError as error:
-            error.add_note(f"kill {number} of seed {seed}: {plan}")
-            raise
+            raise type(error)(f"{error}\nkill {number} of seed {seed}: {plan}") from error
         limit_s = CUT_LIMIT_S if plan.kind == "network" else LIMIT_S
         on_time(f"kill {number} of seed {seed}: {plan}", outcome.clean_s, limit_s)
         assert outcome.peak_kb <= MEMORY_KB, f"kill {number} of seed {seed}: {outcome.peak_kb} KiB"

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -263,7 +264,7 @@ def test_without_a_terminal_there_are_no_colours(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def shown_on_a_terminal(job: Path, **environment: str) -> bytes:
+def shown_on_a_terminal(job: Path, **environment: Any) -> bytes:
     """All that a run writes to its terminal."""
     status, shown = on_a_terminal("run", "--quiet", str(job), **environment)
     assert status == 0, shown

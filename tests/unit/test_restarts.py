@@ -3,9 +3,10 @@
 import errno
 import itertools
 import signal
-from typing import Self
+from typing import TypeVar
 
 import pytest
+from typing_extensions import Self
 
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import (
@@ -69,6 +70,9 @@ RESTARTS = "restarts: {max: 3, backoff: 4s}"
 def text_of(nodes: str = "[a, b]", *more: str, restarts: str = RESTARTS) -> str:
     """A job file: these nodes, and these lines."""
     return "\n".join([f"{JOB}nodes: {nodes}", restarts, *more])
+
+
+J = TypeVar("J", bound="Job")
 
 
 class Job(History):

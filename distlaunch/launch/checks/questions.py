@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from distlaunch.agent import messages
 from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, ProtocolError
@@ -29,7 +29,7 @@ class Agents:
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self.failures: dict[int, LinkFailure] = {}
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Agents":
         nodes = range(len(self._spec.pool))
         for node in nodes:
             self._links.add(node, open_link(self._spec, node))
