@@ -205,12 +205,13 @@ class Summary(NamedTuple):
             return "finished"
         if self._same_traceback(worker.rank):
             return "also failed, with the same traceback"
-        if end.peer_gone:
-            return "also failed, after losing the connection to another rank"
+        return _PEERS_FATES.get((end.peer_gone, end.timed_out)) or self._own_fate(worker.rank, end)
+
+    def _own_fate(self, rank: int, end: Exited) -> str:
         if end.stopped:
             its_own = end.status > 0 and self._gives_ranks  # it may have ended by itself
             return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
-        last = _without_remarks(self.last_words.get(worker.rank, "")).strip().splitlines()[-1:]
+        last = _without_remarks(self.last_words.get(rank, "")).strip().splitlines()[-1:]
         return f"also failed, {status_words(end.status)}" + (f": {last[0][:200]}" if last else "")
 
     def _same_traceback(self, rank: int) -> bool:
@@ -227,6 +228,13 @@ def _without_remarks(words: str) -> str:
     from distlaunch.supervisor.peer_errors import without_remarks  # most jobs end well
 
     return without_remarks(words)
+
+
+_PEERS_FATES = {
+    (True, True): "also failed, after waiting for another rank until it timed out",
+    (True, False): "also failed, after losing the connection to another rank",
+}
+"""By whether a peer was gone, and whether it was waited for."""
 
 
 def _end_of(lines: list[str], whole: int) -> list[str]:

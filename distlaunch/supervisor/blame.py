@@ -26,12 +26,16 @@ def rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Ste
     from distlaunch.supervisor.peer_errors import words_of  # most ranks don't fail
 
     words = words_of(event.status, event.words, event.error_record)
-    state = _with_exit(state, rank, lambda exited: exited._replace(peer_gone=words.peer_gone))
+    state = _with_exit(
+        state, rank, lambda exited: exited._replace(peer_gone=words.peer_gone, timed_out=words.timed_out)
+    )
     cause = cause_of(state, rank, event, words)
     if stalling.died_of_its_dump(state, rank, event.status):
-        return stalling.stall_act_due(state, now)
+        return stalling.dump_came(_with_exit(state, rank, _stopped), rank, event.words, now)
     if state.phase is not Phase.RUNNING:
         return blamed_instead(state, cause, words), ()
+    if words.peer_gone and stalling.dumping(state):
+        return state, ()  # the peer died of its dump
     if not cause.peer_gone:
         return generation_failed(state, cause, now)
     if state.suspect is None:
@@ -52,8 +56,14 @@ def cause_of(state: State, rank: int, event: WorkerExited, words: "Words") -> Ca
         # How it would have ended: Python's status after a traceback.
         return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, words.peer_gone)
     how = facts(Ending(event.status, event.oom_kills, event.shm))
-    how += ", after losing its connection to another rank" if words.peer_gone else ""
+    how += _after(words)
     return Cause(f"{who}: {how}", exit_status_of(event.status), event.at, rank, event.node, words.peer_gone)
+
+
+def _after(words: "Words") -> str:
+    if words.timed_out:
+        return ", after waiting for another rank until it timed out"
+    return ", after losing its connection to another rank" if words.peer_gone else ""
 
 
 def _was_told_to_end(state: State, event: WorkerExited) -> bool:
@@ -70,9 +80,22 @@ def verdict_due(state: State, now: float) -> Step:
     """No other rank has failed by itself: who lost a peer first is all that is known."""
     suspect = state.suspect
     assert suspect is not None
-    early = [state.called(worker.rank) for worker in state.workers if worker.status == 0]
-    after = f"; {listed(early)} had already ended with exit status 0 (uneven batches?)" if early else ""
-    return generation_failed(state, suspect._replace(text=suspect.text + after), now)
+    return generation_failed(state, suspect._replace(text=suspect.text + _absent_words(state)), now)
+
+
+def _absent_words(state: State) -> str:
+    """Who may have been waited for: ranks that had ended well, or that did not fail when the others did."""
+    early = [worker for worker in state.workers if worker.status == 0]
+    waited = any(isinstance(worker.phase, Exited) and worker.phase.timed_out for worker in state.workers)
+    if early:
+        names = listed([state.called(worker.rank) for worker in early])
+        never = waited and not any(worker.meeting.joined for worker in early)
+        why = " without joining the rendezvous" if never else " (uneven batches?)"
+        return f"; {names} had already ended with exit status 0{why}"
+    going = [state.called(worker.rank) for worker in state.workers if worker.going]
+    if waited and going and len(going) <= len(state.workers) // 2:
+        return f"; {listed(going)} had not failed (stalled, or in another collective?)"
+    return ""
 
 
 def blamed_instead(state: State, cause: Cause, words: "Words") -> State:
@@ -92,6 +115,10 @@ def _with_exit(state: State, rank: int, change: Callable[[Exited], Exited]) -> S
     phase = state.worker(rank).phase
     assert isinstance(phase, Exited)
     return state.with_worker(rank, phase=change(phase))
+
+
+def _stopped(exited: Exited) -> Exited:
+    return exited._replace(stopped=True)
 
 
 def _by_itself(exited: Exited) -> Exited:

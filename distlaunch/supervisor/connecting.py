@@ -71,7 +71,9 @@ def _joined_the_pool(state: State, node: int, up: Up, attempt: int, now: float) 
         return _let_go(state, node, why, attempt, now)
     state = state.with_node(node, up._replace(unfit=""))
     if state.phase is Phase.RESTARTING:
-        return advance(state, now)
+        back = (Notice("info", f"{state.label(node)} is back"),) if state.wait_told else ()
+        state, actions = advance(state, now)
+        return state, (*back, *actions)
     return policy_of(state).node_back(state, node, now)
 
 

@@ -125,7 +125,15 @@ def _missing_words(state: State, missing: list[Worker]) -> str:
     first = missing[0]
     serves = first.rank == 0 and state.spec.engine.gives_ranks and not state.spec.by_hand
     waits = serves and not first.meeting.trying and _has_begun(state)
-    return f"{text}; the others wait for rank 0" if waits else text
+    if waits:
+        return f"{text}; the others wait for rank 0"
+    return text if any(worker.meeting.joined for worker in _here(state)) else text + _where_words(state)
+
+
+def _where_words(state: State) -> str:
+    """Where they try to join, if they do."""
+    trying = any(worker.meeting.trying for worker in _here(state))
+    return f"; the rendezvous is at {state.plan.master_addr}:{state.port}" if trying and state.plan else ""
 
 
 def _named(state: State, worker: Worker) -> str:

@@ -28,18 +28,23 @@ _COLLECTIVES = re.compile(
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
     r"|monitoredBarrier"
 )
-_PEER_GONE = re.compile(
-    r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|[Tt]im(?:ed |e)out|failed to recv"
+_LOST = re.compile(
+    r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|failed to recv"
     r"|failed to connect|remote process exit|ncclRemoteError|network error|pair closure"
     r"|received errors while waiting"
 )
+_TIMED_OUT = re.compile(r"[Tt]im(?:ed |e)out")
 
 
 class Words(NamedTuple):
-    """What a rank's last words tell: whether they hold a `traceback`, and whether a peer was gone."""
+    """What a rank's last words tell: whether they hold a `traceback`, and whether a peer was gone.
+
+    `timed_out`: no connection was lost, but the peer was waited for in vain.
+    """
 
     traceback: bool = False
     peer_gone: bool = False
+    timed_out: bool = False
 
 
 def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
@@ -49,7 +54,9 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     said = _RANK_PREFIX.sub("", stderr)
     recorded = record and (record.get("callstack") or record.get("message"))
     text = root_error(recorded if isinstance(recorded, str) else said)
-    return Words(TRACEBACK in said or bool(recorded), _tells_of_a_peer(text))
+    error = _of_a_collective(text)
+    lost, timed_out = _LOST.search(error) is not None, _TIMED_OUT.search(error) is not None
+    return Words(TRACEBACK in said or bool(recorded), lost or timed_out, timed_out and not lost)
 
 
 def root_error(words: str) -> str:
@@ -63,12 +70,12 @@ def root_error(words: str) -> str:
     return blocks[first]
 
 
-def _tells_of_a_peer(error: str) -> bool:
-    """Whether an error is that of a collective whose peer was gone; others may use the same words."""
+def _of_a_collective(error: str) -> str:
+    """What a collective says of its error; nothing of any other, which may use the same words."""
     frames = list(_FRAME.finditer(error))
     message = _LOG.split(error[frames[-1].end() :], maxsplit=1)[0] if frames else error
     within = bool(frames) and bool(_IN_TORCH_DISTRIBUTED.search(frames[-1][1]))
-    return bool(_PEER_GONE.search(message)) and (within or bool(_COLLECTIVES.search(message)))
+    return message if within or _COLLECTIVES.search(message) else ""
 
 
 def without_remarks(words: str) -> str:

@@ -7,7 +7,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.plan.engine import make_plan
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.supervisor import workers
-from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, StartWorkers
+from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
 from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFound
 from distlaunch.supervisor.interfaces import interface_notices, misnamed
@@ -119,12 +119,26 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     route = Route(event.interface, event.source, misnamed(event, state))
     state = state.with_node(event.node, node._replace(route=route))
     state = state.without_timers(Timer.ANSWER, node=event.node)
+    strange = _strange_master(event, state)
     first = state.nodes[state.members[0]]
     if state.spec.engine.serves_store and isinstance(first, Up) and not (first.route or first.asked):
         # The master's interface is the one that carries the address by which the others reach it.
         state = state.with_node(state.members[0], first._replace(asked=True))
         return state, (FindRoute(state.members[0], event.address),)
-    return start_when_prepared(state, now)
+    state, actions = start_when_prepared(state, now)
+    return state, (*strange, *actions)
+
+
+def _strange_master(event: RouteFound, state: State) -> tuple[Notice, ...]:
+    """A warning if the node of rank 0 would take another way than to itself to reach MASTER_ADDR."""
+    theirs = event.node != state.members[0] or not state.spec.engine.serves_store
+    if theirs or state.plan is None or event.source in (None, event.address):
+        return ()
+    address = state.plan.master_addr
+    is_it = "" if address == event.address else f" ({event.address})"
+    text = f"MASTER_ADDR {address}{is_it} is not an address of {state.label(event.node)}, where rank 0 runs"
+    advice = f"unless it is forwarded there, no rank can join; it has {event.source}"
+    return (Notice("warning", f"{text}: {advice}"),)
 
 
 def start_when_prepared(state: State, now: float) -> Step:

@@ -4,7 +4,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
 from distlaunch.supervisor import workers
 from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
-from distlaunch.supervisor.ending import end_job, with_end_of_workers
+from distlaunch.supervisor.ending import end_job, listed, with_end_of_workers
 from distlaunch.supervisor.events import PortUsurped, RouteFailed
 from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
 from distlaunch.supervisor.nodes import (
@@ -17,6 +17,7 @@ from distlaunch.supervisor.nodes import (
     Up,
     emptied,
     is_missing,
+    is_usable,
     may_be_occupied,
     no_more,
     route_of,
@@ -159,7 +160,7 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     wait = f" in {delay_s:.1f} s" if delay_s else ""
     grace_s = state.spec.timeouts.stop_s
     restarts = (*state.restarts, Restart(now, why, cause, lived_s))
-    state = state._replace(phase=Phase.RESTARTING, cause=cause, restarts=restarts)
+    state = state._replace(phase=Phase.RESTARTING, cause=cause, restarts=restarts, wait_told=False)
     state = with_end_of_workers(state.without_timers(Timer.PREPARE), Timer.CLEAR, grace_s, now)
     for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.timeouts.rejoin_s)):
         state = state.with_timer(timer, now + wait_s if wait_s else None)
@@ -196,7 +197,18 @@ def advance(state: State, now: float) -> Step:
         return _next_generation(state, found, now)
     if state.due_at(Timer.REJOIN) is None or not hope_is_left(state):
         return _nobody_came(state, len(found), now)
-    return state.without_timers(Timer.CLEAR), ()
+    return _waiting(state.without_timers(Timer.CLEAR), len(found), now)
+
+
+def _waiting(state: State, found: int, now: float) -> Step:
+    """Say once who is waited for, and how long."""
+    until = state.due_at(Timer.REJOIN)
+    if state.wait_told or until is None:
+        return state, ()
+    names = [state.label(i) for i, node in enumerate(state.nodes) if not is_usable(node)]
+    there = f"{found} of at least {state.spec.fewest} nodes {'is' if found == 1 else 'are'} there"
+    text = f"{there}: waiting up to {until - now:.0f} s for {listed(names)} to return (timeouts.rejoin)"
+    return state._replace(wait_told=True), (Notice("info", text),)
 
 
 def fence_due(state: State, node: int, now: float) -> Step:

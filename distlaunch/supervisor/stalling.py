@@ -130,6 +130,30 @@ def died_of_its_dump(state: State, rank: int, status: int) -> bool:
     return dumping and state.worker(rank).stall is not None and status == -signal.SIGABRT
 
 
+def dumping(state: State) -> bool:
+    """Whether ranks are dying of our SIGABRT, and those that lose them tell nothing of their own."""
+    died = any(worker.stall is not None and worker.stopped for worker in state.workers)
+    return died and state.due_at(Timer.STALL_ACT) is not None
+
+
+def dump_came(state: State, rank: int, words: str, now: float) -> Step:
+    """A rank has died of its dump, which is in its last words; it is acted on once all have come."""
+    state = state.with_worker(rank, stall=Stall(_frames_of_python(words)))
+    return (state, ()) if _stalled(state) else stall_act_due(state.without_timers(Timer.STALL_ACT), now)
+
+
+def _frames_of_python(words: str) -> tuple[str, ...]:
+    """The frames of the thread that SIGABRT met, as Python's faulthandler prints them, in py-spy's form."""
+    _, _, thread = words.rpartition("Current thread ")
+    found = re.findall(r'(?m)^  File "(.+)", line (\d+) in (.+)$', thread.split("\n\n")[0])
+    return tuple(f"{name} ({_short_path(path)}:{line})" for path, line, name in found)
+
+
+def _short_path(path: str) -> str:
+    _, torch, rest = path.rpartition("/torch/")
+    return f"torch/{rest}" if torch else path.rpartition("/")[2]
+
+
 def stall_act_due(state: State, now: float) -> Step:
     """Do what `on_stall` says."""
     end = generation_failed if state.spec.on_stall == "restart" else end_job

@@ -80,6 +80,7 @@ class State(NamedTuple):
     started_at: float | None = None
     suspect: Cause | None = None
     stall_told: bool = False
+    wait_told: bool = False
     cause: Cause | None = None
     restarts: tuple[Restart, ...] = ()
     interrupts: int = 0

@@ -25,7 +25,7 @@ def agent_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
 
     cause = blame.cause_of(state, rank, event, Words())
     if stalling.died_of_its_dump(state, rank, event.status):
-        return stalling.stall_act_due(state, now)
+        return stalling.stall_act_due(state.without_timers(Timer.STALL_ACT), now)
     if state.phase is not Phase.RUNNING:
         return blame.blamed_instead(state, cause, Words()), ()
     return _failed(state, rank, cause, event.error_record, now)

@@ -16,7 +16,7 @@ class Phase(Enum):
 class Exited(NamedTuple):
     """It ended by itself, or `stopped`: after we told it to. The rest is as in the event.
 
-    `peer_gone`: it failed because another rank was gone.
+    `peer_gone`: it failed because another rank was gone, or `timed_out`: was waited for in vain.
     """
 
     status: int
@@ -26,6 +26,7 @@ class Exited(NamedTuple):
     oom_kills: int = 0
     shm: tuple[int, ...] = ()
     peer_gone: bool = False
+    timed_out: bool = False
 
 
 class Meeting(NamedTuple):

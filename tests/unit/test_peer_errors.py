@@ -119,6 +119,12 @@ def test_errors_of_a_ranks_own(words: str) -> None:
     assert not words_of(1, words).peer_gone
 
 
+def test_waiting_in_vain_is_told_from_a_lost_connection() -> None:
+    timed_out = raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms")
+    assert words_of(1, timed_out) == Words(traceback=True, peer_gone=True, timed_out=True)
+    assert words_of(1, VICTIM) == Words(traceback=True, peer_gone=True)
+
+
 def test_torchs_error_record_counts_before_what_was_printed() -> None:
     assert words_of(1, VICTIM, {"message": "ValueError: bad", "callstack": OWN}) == Words(traceback=True)
     assert words_of(1, "", {"message": f"RuntimeError: {GLOO}", "callstack": ""}).peer_gone

@@ -665,6 +665,22 @@ def test_a_node_that_returns_in_time_has_its_place_again_and_every_route_is_know
     assert len(job.state.restarts) == 1
 
 
+def test_who_is_waited_for_is_told_once_and_that_it_is_back() -> None:
+    job = Job(text_of("[a, b]")).started()
+    job.lose(1)
+    said = job.tick() if job.state.due_at(Timer.FENCE, 1) is None else Actions()
+    while not any("timeouts.rejoin" in text for text in texts(said)):
+        said = job.obey(job.tick())
+    (words,) = [text for text in texts(said) if "timeouts.rejoin" in text]
+    assert words.startswith("1 of at least 2 nodes is there: waiting up to ")
+    assert words.endswith(" s for b to return (timeouts.rejoin)")
+    job.come_back(1)
+    told = texts(job.actions)
+    assert sum("timeouts.rejoin" in text for text in told) == 1
+    assert "b is back" in told
+    assert job.state.phase is Phase.RUNNING
+
+
 def test_after_a_generation_on_one_node_the_routes_are_found_again() -> None:
     job = Job(text_of("[a, b]", "min_nodes: 1", f"master_addr: {MASTER}")).started()
     job.lose(1)

@@ -871,6 +871,26 @@ def test_a_limit_that_the_file_gives_counts_whatever_the_ranks_look_like() -> No
     assert job.blamed == (Exit.TIMEOUT, None, None)
 
 
+def test_where_nobody_has_joined_the_place_is_told() -> None:
+    job = History().to_running()
+    job.feed(RanksLag(0, ((0, True, REFUSED),)), RanksLag(1, ((0, True, REFUSED),)))
+    (words,) = texts(job.tick())
+    assert words.endswith(f"; the rendezvous is at {MASTER}:29400")
+
+
+def test_an_address_that_is_not_rank_0s_is_told_at_the_start() -> None:
+    job = History().to_preparing()
+    job.feed(PortHeld(0, 29400), RouteFound(1, MASTER, "eth0", "10.0.0.2"))
+    (words,) = texts(job.feed(RouteFound(0, MASTER, "eth1", "10.0.0.7")), "warning")
+    assert words == (
+        f"MASTER_ADDR {MASTER} is not an address of a, where rank 0 runs: "
+        "unless it is forwarded there, no rank can join; it has 10.0.0.7"
+    )
+    job = History().to_preparing()
+    job.feed(PortHeld(0, 29400), RouteFound(1, MASTER, "eth0", "10.0.0.2"))
+    assert texts(job.feed(RouteFound(0, MASTER, "lo", MASTER))) == []
+
+
 def test_without_a_limit_nobody_is_waited_for() -> None:
     job = History(f"{JOB.replace('stop: 10s', 'stop: 10s, join: none')}nodes: [a, b]").to_running()
     job.feed(RanksLag(1, ((0, True, REFUSED),)))
@@ -881,6 +901,9 @@ def test_without_a_limit_nobody_is_waited_for() -> None:
 
 
 OWN = 'Traceback (most recent call last):\n  File "/t.py", line 7, in <module>\nValueError: bad\n'
+
+
+TIMED_OUT = PEER_GONE.replace("Connection closed by peer", "Timed out waiting 12000ms for send operation")
 
 
 def victim(node: int, local_rank: int, at: float, status: int = 1) -> WorkerExited:
@@ -973,6 +996,30 @@ def test_when_no_other_rank_fails_in_a_second_the_first_that_lost_its_peer_is_bl
     assert job.blamed == (1, 0, 0)
 
 
+def test_who_was_waited_for_until_time_was_up_is_named() -> None:
+    job = History().to_running()
+    job.feed(failed(0, 0, T, 1, TIMED_OUT), failed(0, 1, T, 1, TIMED_OUT), victim(1, 0, T + 0.1))
+    (words,) = texts(job.tick(), "error")
+    assert words == (
+        "rank 0 (a) failed first: exit status 1, after waiting for another rank until it timed out; "
+        "rank 3 had not failed (stalled, or in another collective?)"
+    )
+
+
+def test_nobody_is_named_where_most_ranks_still_run() -> None:
+    job = History().to_running()
+    job.feed(failed(0, 0, T, 1, TIMED_OUT))
+    (words,) = texts(job.tick(), "error")
+    assert words.endswith("until it timed out")
+
+
+def test_a_rank_that_ended_before_it_joined_left_no_uneven_batches() -> None:
+    job = History().to_running()
+    job.feed(exited(0, 1, 0, T), RanksJoined(0, (0,)), failed(1, 0, T, 1, TIMED_OUT))
+    (words,) = texts(job.tick(), "error")
+    assert words.endswith("rank 1 had already ended with exit status 0 without joining the rendezvous")
+
+
 def test_a_restart_blames_who_failed_by_itself_too() -> None:
     job = History(f"{TWO}\nrestarts: {{max: 1}}").to_running()
     assert job.feed(victim(0, 0, T)) == []
@@ -1060,6 +1107,49 @@ def test_a_rank_that_dies_of_the_dump_of_its_stacks_is_blamed_for_the_stall() ->
     job.tick()
     (words,) = texts(job.feed(exited(0, 1, -signal.SIGABRT, job.now)), "error")
     assert words == "stalled: rank 1 (a) did nothing for 10 min"
+
+
+ABORTED = """Fatal Python error: Aborted
+
+Thread 0x00007f0a (most recent call first):
+  File "/v/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f0b (most recent call first):
+{}
+Extension modules: numpy._core._multiarray_umath (total: 1)
+"""
+"""What Python prints of SIGABRT under PYTHONFAULTHANDLER."""
+
+
+def aborted(node: int, local_rank: int, *frames: str) -> WorkerExited:
+    """A rank that has died of its dump."""
+    lines = "".join(f'  File "{frame}\n' for frame in frames)
+    return WorkerExited(node, local_rank, -signal.SIGABRT, T, words=ABORTED.format(lines))
+
+
+def test_stacks_that_ranks_die_of_tell_who_is_at_fault() -> None:
+    job = stalled("stop")
+    job.feed(RanksStalled(0, (0, 1)), RanksStalled(1, (0,)))
+    job.tick()
+    waits = ('/v/torch/distributed/c10d.py", line 9 in all_reduce', '/j/t.py", line 5 in main')
+    culprit = aborted(0, 1, '/j/t.py", line 3 in step')
+    assert job.feed(aborted(0, 0, *waits), victim(1, 1, T + 0.1), culprit) == []
+    (words,) = texts(job.feed(aborted(1, 0, *waits)), "error")
+    assert words == (
+        "stalled: rank 1 (a) did nothing for 10 min, in step (t.py:3); ranks 0, 2 wait in a collective"
+    )
+    job.close()
+    assert job.blamed == (Exit.TIMEOUT, 1, 0)
+    assert [worker.stopped for worker in job.state.workers] == [True, True, True, False]
+
+
+def test_who_has_died_of_its_dump_does_not_hold_the_others_up_for_ever() -> None:
+    job = stalled("stop")
+    job.feed(RanksStalled(0, (0, 1)))
+    job.tick()
+    job.feed(aborted(0, 0, '/j/t.py", line 5 in main'))
+    (words,) = texts(job.tick(), "error")
+    assert words.startswith("stalled: rank 0 (a), rank 1 (a) did nothing")
 
 
 @pytest.mark.parametrize(
