@@ -39,7 +39,7 @@ def job(
 ) -> JobSpec:
     spec = JobSpec(
         name="job",
-        nodes=tuple(NodeSpec(f"n{i}", Address(f"n{i}")) for i in range(nodes)),
+        nodes=tuple(NodeSpec(f"n{i}", Ssh(f"n{i}")) for i in range(nodes)),
         program=Program("command", TELLER),
         workdir="/",
         logs=Logs("/logs"),
@@ -230,7 +230,7 @@ def test_torchruns_line_says_the_same_as_the_plan(
 ) -> None:
     spec = job(["-x", "$(id)", ""], {"V_A": EnvValue("b 'c'")}, program=program, rendezvous_id="an id")
     spec = spec._replace(
-        nodes=(NodeSpec("n0", Address("n0"), procs=2), NodeSpec("n1", Address("n1"), procs=2))
+        nodes=(NodeSpec("n0", Ssh("n0"), procs=2), NodeSpec("n1", Ssh("n1"), procs=2))
     )
     argv, environ = told_to_torchrun(plan_of(spec), node)
     assert argv == [

@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent.wire import READY_MARKER
-from distlaunch.job.spec import Address, SshOptions
 from distlaunch.transport.advice import advice_for
-from distlaunch.transport.argv import argv_of, local_argv, ssh_argv, ssh_resolve_argv
 from distlaunch.transport.boot import NO_PYTHON, NUDGE, SCRIPT, TOO_OLD, Bundle, boot_text, candidates_text
 from distlaunch.transport.failure import Kind, LinkFailure, classify
 from tests.unit.samples import bounded, spec_of

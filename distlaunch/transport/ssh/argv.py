@@ -1,9 +1,12 @@
-"""The command lines that reach a node: pure, as lists, with nothing of the job in them."""
+"""ssh's command lines: pure, as lists, with nothing of the job in them."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from distlaunch.job.spec import Address, SshOptions
 from distlaunch.transport.boot import SCRIPT
+
+if TYPE_CHECKING:
+    from distlaunch.transport.ssh import Ssh, SshOptions
 
 # Ours come first and so win over the user's: ssh takes the first value of each option.
 _FIXED = (
@@ -28,55 +31,46 @@ _RECENT = (
 )
 
 
-def local_argv() -> list[str]:
-    """An agent as a child of this process."""
-    return ["/bin/sh", "-c", SCRIPT]
-
-
-def ssh_argv(address: Address, ssh: SshOptions) -> list[str]:
+def ssh_argv(ssh: "Ssh") -> list[str]:
     """An agent at the other end of OpenSSH's client."""
-    if address.host is None:
-        raise ValueError("a node on this machine is not reached over ssh")
-    times = (f"ServerAliveInterval={ssh.alive_s}", f"ConnectTimeout={ssh.connect_s}")
-    options = [*_FIXED, *times, *_sharing(ssh), *ssh.options, *_RECENT]
+    times = (f"ServerAliveInterval={ssh.options.alive_s}", f"ConnectTimeout={ssh.options.connect_s}")
+    options = [*_FIXED, *times, *_sharing(ssh.options), *ssh.options.words, *_RECENT]
     return [
         "ssh",
-        *(["-F", ssh.config] if ssh.config else []),
+        *_config(ssh),
         *_pairs("-o", options),
-        *_target(address),
+        *_target(ssh),
         # exec spares the login shell; the quotes are safe in every shell (see SCRIPT).
         f"exec /bin/sh -c '{SCRIPT}'",
     ]
 
 
-def ssh_resolve_argv(address: Address, ssh: SshOptions) -> list[str]:
+def resolve_argv(ssh: "Ssh") -> list[str]:
     """Ask ssh which address it would use (`hostname` in its answer); touches no host."""
-    config = ["-F", ssh.config] if ssh.config else []
-    return ["ssh", "-G", *config, *_pairs("-o", ssh.options), *_target(address)]
+    return ["ssh", "-G", *_config(ssh), *_pairs("-o", ssh.options.words), *_target(ssh)]
 
 
-def plain_ssh_argv(address: Address, ssh: SshOptions) -> list[str]:
+def plain_argv(ssh: "Ssh") -> list[str]:
     """ssh to the node as people would type it, with the job's options and none of ours."""
-    config = ["-F", ssh.config] if ssh.config else []
-    return ["ssh", *config, *_pairs("-o", ssh.options), *(word for word in _target(address) if word != "--")]
+    words = (word for word in _target(ssh) if word != "--")
+    return ["ssh", *_config(ssh), *_pairs("-o", ssh.options.words), *words]
 
 
-def argv_of(address: Address, ssh: SshOptions) -> list[str]:
-    """The command line of the transport that `address` needs."""
-    return local_argv() if address.host is None else ssh_argv(address, ssh)
+def _config(ssh: "Ssh") -> list[str]:
+    return ["-F", ssh.options.config] if ssh.options.config else []
 
 
-def _sharing(ssh: SshOptions) -> list[str]:
-    if ssh.persist_s is None:
+def _sharing(options: "SshOptions") -> list[str]:
+    if options.persist_s is None:
         # A master that the user keeps may outlive us and then owns our stdio: never join it unasked.
         return ["ControlMaster=no", "ControlPath=none"]
-    return ["ControlMaster=auto", "ControlPath=~/.ssh/distlaunch-%C", f"ControlPersist={ssh.persist_s}"]
+    return ["ControlMaster=auto", "ControlPath=~/.ssh/distlaunch-%C", f"ControlPersist={options.persist_s}"]
 
 
-def _target(address: Address) -> list[str]:
-    user = ["-l", address.user] if address.user else []
-    port = ["-p", str(address.port)] if address.port else []
-    return [*user, *port, "--", str(address.host)]
+def _target(ssh: "Ssh") -> list[str]:
+    user = ["-l", ssh.user] if ssh.user else []
+    port = ["-p", str(ssh.port)] if ssh.port else []
+    return [*user, *port, "--", ssh.host]
 
 
 def _pairs(flag: str, values: Sequence[str]) -> list[str]:
