@@ -19,6 +19,8 @@ from distlaunch.job.fields import JOB, reference
 from distlaunch.job.spec import Binding, EnvValue, JobSpec, Restarts, Timeouts
 from distlaunch.plan.advice import unstarted_advice
 from distlaunch.rim.job_file import load_job
+from distlaunch.transport.local import Local
+from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import bounded, job_documents
 
 Load = Callable[..., JobSpec]
@@ -110,9 +112,17 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "on_stall": ("on_stall: stop", "on_stall", "stop"),
     "logs.dir": ("logs: {dir: out}", "logs.folder", "{here}/out"),
     "logs.console": ("logs: {console: [0, 3]}", "logs.console", (0, 3)),
-    "ssh.config": ("ssh: {config: ssh_config}", "ssh.config", "{here}/ssh_config"),
-    "ssh.options": ("ssh: {options: [Compression=no]}", "ssh.options", ("Compression=no",)),
-    "ssh.persist": ("ssh: {persist: 10m}", "ssh.persist_s", 600),
+    "ssh.config": (
+        "nodes: [a]\nssh: {config: ssh_config}",
+        "nodes.0.reach.options.config",
+        "{here}/ssh_config",
+    ),
+    "ssh.options": (
+        "nodes: [a]\nssh: {options: [Compression=no]}",
+        "nodes.0.reach.options.words",
+        ("Compression=no",),
+    ),
+    "ssh.persist": ("nodes: [a]\nssh: {persist: 10m}", "nodes.0.reach.options.persist_s", 600),
     "launcher": ("nodes: [a]\nlauncher: local", "nodes.0.reach", Local()),
 }
 
@@ -231,7 +241,12 @@ def test_null_takes_the_callers_variable_and_marks_it_as_secret(
         pytest.param("script: a\npython: python3.12", "python", "python3.12", id="a bare python is for PATH"),
         pytest.param("script: a\npython: ~/v/python", "python", "~/v/python", id="python at home there"),
         pytest.param("script: a\nlogs: {dir: ~/r}", "logs.folder", "/home/me/r", id="logs are here"),
-        pytest.param("script: a\nssh: {config: ~/c}", "ssh.config", "/home/me/c", id="ssh is called here"),
+        pytest.param(
+            "script: a\nnodes: [a]\nssh: {config: ~/c}",
+            "nodes.0.reach.options.config",
+            "/home/me/c",
+            id="ssh is called here",
+        ),
     ],
 )
 def test_paths_are_relative_to_the_file_or_to_a_home(

@@ -2,25 +2,23 @@
 
 import re
 from shlex import join, quote
-from typing import TYPE_CHECKING
 
 from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.transport.ssh.argv import plain_argv
 from distlaunch.transport.ssh.failures import on_the_way
 
-if TYPE_CHECKING:
-    from distlaunch.transport.ssh import Ssh
 
+def advice_for(failure: LinkFailure, by_hand: list[str], config: str | None, python: str) -> str:
+    """What to do about a `failure` of the node that `by_hand` reaches, with this ssh_config.
 
-def advice_for(failure: LinkFailure, ssh: "Ssh", python: str) -> str:
-    """What to do about a `failure` of the node that `ssh` reaches, whose interpreter is to be `python`."""
-    plain = join(plain_argv(ssh))
+    `python` is to be its interpreter.
+    """
+    plain = join(by_hand)
     text = _ADVICE[failure.kind].format(
         ssh=plain,
         quiet=plain.replace("ssh", "ssh -o BatchMode=yes", 1),
         asking=plain.replace("ssh", "ssh -o StrictHostKeyChecking=ask", 1),
         version=f"{plain} {_remote([python, '-V'])}",
-        config=ssh.options.config or "~/.ssh/config",
+        config=config or "~/.ssh/config",
         forget=_forgetting(failure.words),
     )
     return text + (_ON_THE_WAY if on_the_way(failure) and failure.kind not in _OF_PROXIES else "")
