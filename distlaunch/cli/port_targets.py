@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import parse_endpoint
-from distlaunch.job.spec import JobSpec, Logs, Program
+from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.checks.port_check import PortReport, check_port, node_for
 from distlaunch.launch.master import ssh_address
 from distlaunch.launch.plan import plan_without_nodes
 from distlaunch.rim.job_file import STDIN, load_job
+from distlaunch.transport.ssh import Ssh
 
 
 def reports_on(
@@ -44,7 +45,16 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
 
 
 def _reached_with(spec: JobSpec, config: str | None) -> JobSpec:
-    return spec._replace(ssh=spec.ssh._replace(config=config)) if config else spec
+    if not config:
+        return spec
+    nodes, spares = (tuple(_with_config(node, config) for node in part) for part in (spec.nodes, spec.spares))
+    return spec._replace(nodes=nodes, spares=spares)
+
+
+def _with_config(node: NodeSpec, config: str) -> NodeSpec:
+    if not isinstance(node.reach, Ssh):
+        return node
+    return node._replace(reach=node.reach._replace(options=node.reach.options._replace(config=config)))
 
 
 def _lone_node(host: str) -> JobSpec:

@@ -4,6 +4,7 @@ import difflib
 import os.path
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from distlaunch.contract import RESERVED
@@ -26,7 +27,6 @@ from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_end
 from distlaunch.job.paths import home_error, path_in
 from distlaunch.job.placeholders import placeholder_error
 from distlaunch.job.spec import (
-    Address,
     Binding,
     EnvValue,
     JobSpec,
@@ -34,10 +34,12 @@ from distlaunch.job.spec import (
     NodeSpec,
     Program,
     Restarts,
-    SshOptions,
     Timeouts,
 )
 from distlaunch.job.types import colon_hint
+from distlaunch.transport.kinds import Transport
+from distlaunch.transport.local import Local
+from distlaunch.transport.ssh import Ssh, SshOptions
 
 Checked = Mapping[str, Any]
 ELASTIC_RESTARTS = 3
@@ -226,7 +228,6 @@ class _Builder:
             role=checked.get("role", "default"),
             one_device=checked.get("virtual_local_rank", False),
             binding=self._binding(),
-            ssh=self._ssh(),
             places=self.places,
             source=source,
             piped=self.around.piped,
@@ -265,7 +266,7 @@ class _Builder:
         else:
             given = self.checked.get("nodes", 1)
             if isinstance(given, int):
-                return tuple(self._node_of(f"node{i}", Address(), {}, "nodes") for i in range(given))
+                return tuple(self._node_of(f"node{i}", Local(), {}, "nodes") for i in range(given))
             nodes = [spec for i, node in enumerate(given) for spec in self._from_list(f"nodes[{i}]", node)]
         return tuple(nodes)
 
@@ -305,7 +306,7 @@ class _Builder:
             return []
         return [(user, host) for host in hosts]
 
-    def _node_of(self, host: str, reach: Address, record: Checked, path: str) -> NodeSpec:
+    def _node_of(self, host: str, reach: Transport, record: Checked, path: str) -> NodeSpec:
         gpus = record.get("gpus", self.checked.get("gpus_per_node"))
         return NodeSpec(
             host,
@@ -319,11 +320,11 @@ class _Builder:
             path=path,
         )
 
-    def _reach(self, host: str, user: str | None, port: int | None) -> Address:
+    def _reach(self, host: str, user: str | None, port: int | None) -> Transport:
         launcher = self.checked.get("launcher", "auto")
         if launcher == "local" or (launcher == "auto" and host == "localhost" and not user and not port):
-            return Address()
-        return Address(host, user, port)
+            return Local()
+        return Ssh(host, user, port, self._ssh)
 
     def _check_twice(self, nodes: tuple[NodeSpec, ...]) -> None:
         seen: dict[str, bool] = {}
@@ -381,12 +382,13 @@ class _Builder:
         how = self.checked.get("numa_binding") or listed
         return Binding(how) if how else None
 
+    @cached_property
     def _ssh(self) -> SshOptions:
         ssh = self.checked.get("ssh", {})
         connect_s = self._timeouts().connect_s
         return SshOptions(
             config=self._path(ssh["config"]) if "config" in ssh else None,
-            options=ssh.get("options", ()),
+            words=ssh.get("options", ()),
             persist_s=None if ssh.get("persist") is None else max(1, round(ssh["persist"])),
             connect_s=max(1, int(connect_s / 2)),
             alive_s=max(1, int(self._timeouts().lease_s / 6)),

@@ -7,28 +7,12 @@ from typing import Literal, NamedTuple
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
+from distlaunch.transport.kinds import Transport
+from distlaunch.transport.local import Local
 
 Console = Literal["all", "rank0", "none"] | tuple[int, ...]
 
 NumaMode = Literal["node", "socket", "exclusive", "core-complex"]
-
-
-class SshOptions(NamedTuple):
-    """What the job file's `ssh` section says, how long a TCP connect may take, how often ssh looks."""
-
-    config: str | None = None
-    options: tuple[str, ...] = ()
-    persist_s: int | None = None
-    connect_s: int = 15
-    alive_s: int = 5
-
-
-class Address(NamedTuple):
-    """How a node is reached: `host` None is this machine."""
-
-    host: str | None = None
-    user: str | None = None
-    port: int | None = None
 
 
 class EnvValue(NamedTuple):
@@ -75,7 +59,7 @@ class NodeSpec(NamedTuple):
     """One node as the job file has it; None = decided by the plan."""
 
     label: str
-    reach: Address = Address()
+    reach: Transport = Local()
     gpus: int | None = None
     procs: int | None = None
     address: str | None = None
@@ -87,7 +71,7 @@ class NodeSpec(NamedTuple):
     @property
     def local(self) -> bool:
         """Whether it is this machine."""
-        return self.reach.host is None
+        return self.reach.here
 
 
 class Timeouts(NamedTuple):
@@ -196,7 +180,6 @@ class JobSpec(NamedTuple):
     binding: Binding | None = None
     shares_stdio: bool = False
     signals: tuple[str, ...] = ()
-    ssh: SshOptions = SshOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     source: str = "job"
     piped: bool = False

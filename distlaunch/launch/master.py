@@ -5,7 +5,6 @@ import time
 
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.layout import is_loopback
-from distlaunch.transport.argv import ssh_resolve_argv
 
 RESOLVE_S = 2.0
 
@@ -15,7 +14,7 @@ def ssh_addresses(spec: JobSpec) -> dict[int, str]:
     if spec.one_machine or not spec.engine.serves_store:
         return {}
     needed = [index for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)]
-    asked = {index: _ask(spec, spec.pool[index]) for index in needed}
+    asked = {index: _ask(spec.pool[index]) for index in needed}
     deadline = time.monotonic() + RESOLVE_S
     answers = {index: _answer(process, deadline) for index, process in asked.items() if process}
     return {index: address for index, address in answers.items() if address}
@@ -23,7 +22,7 @@ def ssh_addresses(spec: JobSpec) -> dict[int, str]:
 
 def ssh_address(spec: JobSpec) -> str | None:
     """The address by which ssh reaches the first node."""
-    process = None if spec.nodes[0].local else _ask(spec, spec.nodes[0])
+    process = _ask(spec.nodes[0])
     return _answer(process, time.monotonic() + RESOLVE_S) if process else None
 
 
@@ -33,8 +32,10 @@ def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
     return not spec.master_host if index == 0 else spec.elastic
 
 
-def _ask(spec: JobSpec, node: NodeSpec) -> "subprocess.Popen[bytes] | None":
-    argv = ssh_resolve_argv(node.reach, spec.ssh)
+def _ask(node: NodeSpec) -> "subprocess.Popen[bytes] | None":
+    argv = node.reach.address_argv()
+    if not argv:
+        return None
     null = subprocess.DEVNULL
     try:
         return subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null)

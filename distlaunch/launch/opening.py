@@ -5,13 +5,12 @@ import os
 import sys
 
 from distlaunch.errors import DistlaunchError, reason
-from distlaunch.job.spec import Address, JobSpec, SshOptions
+from distlaunch.job.spec import JobSpec
 from distlaunch.rim.bundle import bundle_for
 from distlaunch.rim.link import Link
-from distlaunch.transport.argv import argv_of
 from distlaunch.transport.boot import boot_text, candidates_text
-
-_HERE = Address()
+from distlaunch.transport.kinds import Transport
+from distlaunch.transport.local import Local
 
 
 class Ahead:
@@ -27,7 +26,7 @@ class Ahead:
     def start(self, shares_stdio: bool) -> None:
         """Start it, as the first node's."""
         with contextlib.suppress(DistlaunchError):  # who needs it is told why when it tries again
-            self._link = _open(_HERE, None, SshOptions(), 0, shares_stdio)
+            self._link = _open(Local(), None, 0, shares_stdio)
 
     def take(self) -> Link | None:
         """The link, once."""
@@ -41,7 +40,7 @@ ahead = Ahead()
 def open_link(spec: JobSpec, index: int) -> Link:
     """Start the transport to node `index`; its agent will say hello."""
     node = spec.pool[index]
-    return _open(node.reach, node.python or spec.python, spec.ssh, index, spec.shares_stdio)
+    return _open(node.reach, node.python or spec.python, index, spec.shares_stdio)
 
 
 def open_links(spec: JobSpec) -> dict[int, Link]:
@@ -56,20 +55,16 @@ def open_links(spec: JobSpec) -> dict[int, Link]:
     return links | {index: open_link(spec, index) for index in range(len(links), len(spec.pool))}
 
 
-def _open(
-    reach: Address, named_python: str | None, ssh: SshOptions, index: int, shares: bool = False
-) -> Link:
-    local = reach.host is None
+def _open(reach: Transport, named_python: str | None, index: int, shares: bool = False) -> Link:
     interpreters = [named_python] if named_python else [sys.executable, "python3"]
     nonce = os.urandom(16).hex()
 
     def boot() -> bytes:
         return boot_text(
-            bundle_for(same_interpreter=local and named_python in (None, sys.executable)), nonce, index
+            bundle_for(same_interpreter=reach.here and named_python in (None, sys.executable)), nonce, index
         )
 
-    argv = argv_of(reach, ssh)
     try:
-        return Link(argv, candidates_text(interpreters), boot, nonce, local, (0, 1) if shares else ())
+        return Link(reach, candidates_text(interpreters), boot, nonce, (0, 1) if shares else ())
     except OSError as error:
-        raise DistlaunchError(f"can't start {argv[0]}: {reason(error)}") from None
+        raise DistlaunchError(f"can't start {reach.argv()[0]}: {reason(error)}") from None

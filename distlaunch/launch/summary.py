@@ -257,13 +257,12 @@ def _unusable_nodes(state: State) -> list[str]:
     unusable = [index for index, node in enumerate(state.nodes) if isinstance(node, Unusable)]
     if not unusable:
         return []
-    from distlaunch.transport.advice import advice_for  # needs shlex
 
     lines = []
     for index in unusable:
         if failure := failure_of(state.nodes[index]):
             there = state.spec.pool[index]
-            what = advice_for(failure, there.reach, state.spec.ssh, there.python or state.spec.python)
+            what = there.reach.advice(failure, there.python or state.spec.python)
             lines.append(f"{state.label(index)}: {failure.kind.value}; {what}")
             lines += [f"  | {line}" for line in failure.words.splitlines()[-MAX_LINES:]]
     return lines

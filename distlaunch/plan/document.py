@@ -60,7 +60,7 @@ def _node(node: NodePlan, workers: list[WorkerPlan]) -> dict[str, Any]:
 def _place(node: NodePlan) -> dict[str, Any]:
     return {
         "name": node.label,
-        "transport": "local" if node.reach.host is None else "ssh",
+        "transport": node.reach.name,
         "gpus": node.gpus,
         "python": node.python,
         "workdir": node.workdir,

@@ -7,7 +7,8 @@ from distlaunch import contract
 from distlaunch.job.document import counted
 from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
-from distlaunch.job.spec import Address, Backend, Env, JobSpec, Program
+from distlaunch.job.spec import Backend, Env, JobSpec, Program
+from distlaunch.transport.kinds import Transport
 
 MAX_PROCS = 4096
 """Workers per node: the protocol has room for 32768."""
@@ -32,7 +33,7 @@ class NodePlan(NamedTuple):
     node: int
     node_rank: int
     label: str
-    reach: Address
+    reach: Transport
     first_rank: int
     procs: int
     gpus: int
@@ -152,7 +153,7 @@ def _together(spec: JobSpec, nodes: Sequence[NodePlan]) -> bool:
     """Whether all run on the same machine; torch's elastic agents may be joined by others later."""
     if spec.by_hand or not spec.engine.gives_ranks:
         return spec.one_machine
-    return len(nodes) == 1 or all(node.reach.host is None for node in nodes)
+    return len(nodes) == 1 or all(node.reach.here for node in nodes)
 
 
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: int, first_rank: int) -> NodePlan:

@@ -10,8 +10,9 @@ from typing import Any
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
 from distlaunch.transport.boot import NUDGE
-from distlaunch.transport.failure import LinkFailure, classify
+from distlaunch.transport.failure import End, LinkFailure
 from distlaunch.transport.handshake import Handshake
+from distlaunch.transport.kinds import Transport
 
 MAX_WORDS = 8192
 """Bytes of the transport's stderr that are kept, from its end."""
@@ -25,20 +26,20 @@ class Link:
     """The process that reaches a node. Its descriptors never block; the owner waits on them.
 
     `opening` is sent when the node's shell answers; `boot` is made, and sent, while an interpreter starts
-    there. A `quiet` shell, one that reads no rc file, gets both at once. The agent finds copies of the
+    there; where the transport is quiet, both at once. The agent finds copies of the
     `shared` descriptors, for its workers, where `wire.SHARED_VARIABLE` says.
     """
 
     def __init__(
         self,
-        argv: Sequence[str],
+        transport: Transport,
         opening: bytes,
         boot: Callable[[], bytes],
         nonce: str,
-        quiet: bool,
         shared: Sequence[int] = (),
     ) -> None:
-        self._process = _start(argv, shared)
+        self._transport = transport
+        self._process = _start(transport.argv(), shared)
         self.stdin, self.stdout, self.stderr = (
             pipe.fileno()
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
@@ -53,8 +54,7 @@ class Link:
         self._protocol_error = ""
         self.at_end = False
         self._pidfd: int | None = None
-        self._quiet = quiet
-        if quiet:
+        if transport.quiet:
             self._send_opening(self._handshake.without_marker())
 
     @property
@@ -138,7 +138,7 @@ class Link:
     def failure(self, overdue: str = "") -> LinkFailure:
         """What the transport's last words mean, complete once its process has ended, or why we gave it up."""
         self.listen()
-        failure = classify(
+        end = End(
             self._words.decode(errors="replace"),
             booted=self.booted,
             status=self._process.poll(),
@@ -146,6 +146,7 @@ class Link:
             timed_out=bool(overdue),
             protocol_error=self._protocol_error,
         )
+        failure = self._transport.failure(end)
         return failure._replace(words="\n".join(filter(None, (failure.words, overdue))))
 
     def hang_up(self) -> None:
@@ -168,7 +169,7 @@ class Link:
         """Kill the transport's process; a remote agent notices the end of the pipe."""
         if self._process.poll() is not None:
             return
-        if self._quiet:
+        if self._transport.quiet:
             self._process.terminate()  # the guardian here: it must outlive its agent to sweep
         else:
             os.killpg(self._process.pid, signal.SIGKILL)  # with its ProxyCommand, which may hear of nothing
@@ -180,7 +181,7 @@ class Link:
                 pipe.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
-        if not self._quiet:
+        if not self._transport.quiet:
             self._process.wait()  # killed, or seen to have ended
         else:
             self._process.poll()  # a guardian that still sweeps is reaped by init after us

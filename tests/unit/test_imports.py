@@ -27,6 +27,7 @@ from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.plan.torchrun import torchrun_text
 from distlaunch.rim.job_file import parse
+from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import FOLDER, bounded, process_text, spec_of
 
 CPUS = 6
@@ -805,4 +806,5 @@ def _read_hosts(text: str) -> JobSpec:
 
 
 def _reached(node: NodeSpec) -> tuple[str, str | None, str | None, int | None]:
+    assert isinstance(node.reach, Ssh)
     return node.label, node.reach.host, node.reach.user or None, node.procs

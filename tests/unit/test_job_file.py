@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from distlaunch.errors import DistlaunchError, JobError, UsageError
 from distlaunch.job.fields import JOB, reference
-from distlaunch.job.spec import Address, Binding, EnvValue, JobSpec, Restarts, Timeouts
+from distlaunch.job.spec import Binding, EnvValue, JobSpec, Restarts, Timeouts
 from distlaunch.plan.advice import unstarted_advice
 from distlaunch.rim.job_file import load_job
+from distlaunch.transport.local import Local
+from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import bounded, job_documents
 
 Load = Callable[..., JobSpec]
@@ -55,16 +57,16 @@ Problems = Callable[..., list[str]]
 KEYS: dict[str, tuple[str, str, Any]] = {
     "name": ("name: mnist", "name", "mnist"),
     "nodes": ("nodes: 3", "nodes", 3),
-    "nodes[].host": ("nodes: [{host: gpu-a}]", "nodes.0.reach", Address("gpu-a")),
+    "nodes[].host": ("nodes: [{host: gpu-a}]", "nodes.0.reach", Ssh("gpu-a")),
     "nodes[].gpus": ("nodes: [{host: a, gpus: 4}]", "nodes.0.gpus", 4),
     "nodes[].procs": ("nodes: [{host: a, procs: 2}]", "nodes.0.procs", 2),
     "nodes[].address": ("nodes: [{host: a, address: 10.0.0.2}]", "nodes.0.address", "10.0.0.2"),
-    "nodes[].user": ("nodes: [{host: a, user: me}]", "nodes.0.reach", Address("a", "me")),
-    "nodes[].port": ("nodes: [{host: a, port: 2222}]", "nodes.0.reach", Address("a", None, 2222)),
+    "nodes[].user": ("nodes: [{host: a, user: me}]", "nodes.0.reach", Ssh("a", "me")),
+    "nodes[].port": ("nodes: [{host: a, port: 2222}]", "nodes.0.reach", Ssh("a", None, 2222)),
     "nodes[].python": ("nodes: [{host: a, python: /opt/py}]", "nodes.0.python", "/opt/py"),
     "nodes[].workdir": ("nodes: [{host: a, workdir: data}]", "nodes.0.workdir", "{here}/data"),
     "nodes[].env": ("nodes: [{host: a, env: {A: b}}]", "nodes.0.env", {"A": EnvValue("b")}),
-    "hostfile": ("hostfile: hosts", "nodes.0.reach", Address("from-hostfile")),
+    "hostfile": ("hostfile: hosts", "nodes.0.reach", Ssh("from-hostfile")),
     "gpus_per_node": ("gpus_per_node: 8", "nodes.0.gpus", 8),
     "procs_per_node": ("procs_per_node: 6", "nodes.0.procs", 6),
     "numa_binding": ("numa_binding: core-complex", "binding", Binding("core-complex")),
@@ -103,17 +105,25 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "restarts.backoff": ("restarts: {backoff: 5s}", "restarts.backoff_s", 5.0),
     "restarts.window": ("restarts: {window: 2h}", "restarts.window_s", 7200.0),
     "min_nodes": ("nodes: 3\nmin_nodes: 2", "fewest", 2),
-    "spares": ("nodes: [a]\nspares: [z]", "pool.1.reach", Address("z")),
+    "spares": ("nodes: [a]\nspares: [z]", "pool.1.reach", Ssh("z")),
     "elastic.grow": ("elastic: {grow: now}", "grow", "now"),
     "role": ("role: trainer", "role", "trainer"),
     "virtual_local_rank": ("virtual_local_rank: true", "one_device", True),
     "on_stall": ("on_stall: stop", "on_stall", "stop"),
     "logs.dir": ("logs: {dir: out}", "logs.folder", "{here}/out"),
     "logs.console": ("logs: {console: [0, 3]}", "logs.console", (0, 3)),
-    "ssh.config": ("ssh: {config: ssh_config}", "ssh.config", "{here}/ssh_config"),
-    "ssh.options": ("ssh: {options: [Compression=no]}", "ssh.options", ("Compression=no",)),
-    "ssh.persist": ("ssh: {persist: 10m}", "ssh.persist_s", 600),
-    "launcher": ("nodes: [a]\nlauncher: local", "nodes.0.reach", Address()),
+    "ssh.config": (
+        "nodes: [a]\nssh: {config: ssh_config}",
+        "nodes.0.reach.options.config",
+        "{here}/ssh_config",
+    ),
+    "ssh.options": (
+        "nodes: [a]\nssh: {options: [Compression=no]}",
+        "nodes.0.reach.options.words",
+        ("Compression=no",),
+    ),
+    "ssh.persist": ("nodes: [a]\nssh: {persist: 10m}", "nodes.0.reach.options.persist_s", 600),
+    "launcher": ("nodes: [a]\nlauncher: local", "nodes.0.reach", Local()),
 }
 
 
@@ -148,7 +158,7 @@ def test_the_table_above_has_every_key() -> None:
 def test_defaults_of_the_smallest_job(load: Load, tmp_path: Path) -> None:
     spec = load("script: train.py")
     assert spec.name == "job"
-    assert [node.reach for node in spec.nodes] == [Address()]
+    assert [node.reach for node in spec.nodes] == [Local()]
     assert spec.backend == "auto"
     assert spec.workdir == str(tmp_path)
     assert spec.logs.folder == f"{tmp_path}/runs"
@@ -181,7 +191,7 @@ def test_nodes_are_listed_by_name_range_or_number(load: Load, nodes: str, expect
 
 def test_user_at_host_is_split_and_user_wins_over_it(load: Load) -> None:
     spec = load("script: a\nnodes: [me@a, {host: me@b, user: you}]")
-    assert [node.reach for node in spec.nodes] == [Address("a", "me"), Address("b", "you")]
+    assert [node.reach for node in spec.nodes] == [Ssh("a", "me"), Ssh("b", "you")]
 
 
 def test_localhost_is_this_machine_unless_ssh_details_are_given(load: Load) -> None:
@@ -231,7 +241,12 @@ def test_null_takes_the_callers_variable_and_marks_it_as_secret(
         pytest.param("script: a\npython: python3.12", "python", "python3.12", id="a bare python is for PATH"),
         pytest.param("script: a\npython: ~/v/python", "python", "~/v/python", id="python at home there"),
         pytest.param("script: a\nlogs: {dir: ~/r}", "logs.folder", "/home/me/r", id="logs are here"),
-        pytest.param("script: a\nssh: {config: ~/c}", "ssh.config", "/home/me/c", id="ssh is called here"),
+        pytest.param(
+            "script: a\nnodes: [a]\nssh: {config: ~/c}",
+            "nodes.0.reach.options.config",
+            "/home/me/c",
+            id="ssh is called here",
+        ),
     ],
 )
 def test_paths_are_relative_to_the_file_or_to_a_home(
@@ -1059,7 +1074,7 @@ def test_hostfiles_of_three_tools_are_read(
 def test_a_hostfiles_user_is_kept_and_procs_per_node_is_the_default(load: Load, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("me@a\nb slots=2\n")
     nodes = load("script: x\nhostfile: hosts\nprocs_per_node: 7").nodes
-    assert [(node.reach, node.procs) for node in nodes] == [(Address("a", "me"), 7), (Address("b"), 2)]
+    assert [(node.reach, node.procs) for node in nodes] == [(Ssh("a", "me"), 7), (Ssh("b"), 2)]
 
 
 @pytest.mark.parametrize(

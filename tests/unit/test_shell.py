@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.spec import Address, Binding, EnvValue, JobSpec, Logs, NodeSpec, Program
+from distlaunch.job.spec import Binding, EnvValue, JobSpec, Logs, NodeSpec, Program
 from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, workers
 from distlaunch.plan.shell import shell_text
 from distlaunch.plan.torchrun import torchrun_text
+from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import bounded, process_text
 
 SHELLS = sorted(
@@ -39,7 +40,7 @@ def job(
 ) -> JobSpec:
     spec = JobSpec(
         name="job",
-        nodes=tuple(NodeSpec(f"n{i}", Address(f"n{i}")) for i in range(nodes)),
+        nodes=tuple(NodeSpec(f"n{i}", Ssh(f"n{i}")) for i in range(nodes)),
         program=Program("command", TELLER),
         workdir="/",
         logs=Logs("/logs"),
@@ -229,9 +230,7 @@ def test_torchruns_line_says_the_same_as_the_plan(
     told_to_torchrun: Callable[[LaunchPlan, int], list[Any]], program: Program, words: list[str], node: int
 ) -> None:
     spec = job(["-x", "$(id)", ""], {"V_A": EnvValue("b 'c'")}, program=program, rendezvous_id="an id")
-    spec = spec._replace(
-        nodes=(NodeSpec("n0", Address("n0"), procs=2), NodeSpec("n1", Address("n1"), procs=2))
-    )
+    spec = spec._replace(nodes=(NodeSpec("n0", Ssh("n0"), procs=2), NodeSpec("n1", Ssh("n1"), procs=2)))
     argv, environ = told_to_torchrun(plan_of(spec), node)
     assert argv == [
         "--nnodes=2",

@@ -10,20 +10,27 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent.wire import READY_MARKER
-from distlaunch.job.spec import Address, SshOptions
-from distlaunch.transport.advice import advice_for
-from distlaunch.transport.argv import argv_of, local_argv, ssh_argv, ssh_resolve_argv
 from distlaunch.transport.boot import NO_PYTHON, NUDGE, SCRIPT, TOO_OLD, Bundle, boot_text, candidates_text
-from distlaunch.transport.failure import Kind, LinkFailure, classify
+from distlaunch.transport.failure import End, Kind, LinkFailure
+from distlaunch.transport.kinds import Transport
+from distlaunch.transport.local import Local
+from distlaunch.transport.ssh import Ssh, SshOptions
+from distlaunch.transport.ssh.failures import on_the_way
 from tests.unit.samples import bounded, spec_of
 
-PLAIN = SshOptions()
+PLAIN = Ssh("a")
+
+
+def classify(stderr: str, **more: Any) -> LinkFailure:
+    """What it means that ssh, or the node behind it, ends so."""
+    return PLAIN.failure(End(stderr, **more))
 
 
 def options_of(argv: list[str]) -> list[str]:
@@ -34,14 +41,14 @@ def options_of(argv: list[str]) -> list[str]:
 
 
 def test_the_host_comes_last_behind_two_dashes_and_then_only_the_constant_command() -> None:
-    argv = ssh_argv(Address("gpu-a", "me", 2222), PLAIN)
+    argv = Ssh("gpu-a", "me", 2222).argv()
     assert argv[-7:] == ["-l", "me", "-p", "2222", "--", "gpu-a", f"exec /bin/sh -c '{SCRIPT}'"]
 
 
 def test_a_host_that_looks_like_an_option_stays_behind_the_dashes() -> None:
-    argv = ssh_argv(Address("-oProxyCommand=id"), PLAIN)
+    argv = Ssh("-oProxyCommand=id").argv()
     assert argv[-3:-1] == ["--", "-oProxyCommand=id"]
-    assert ssh_resolve_argv(Address("-oProxyCommand=id"), PLAIN)[-2:] == ["--", "-oProxyCommand=id"]
+    assert Ssh("-oProxyCommand=id").address_argv()[-2:] == ["--", "-oProxyCommand=id"]
 
 
 def test_nothing_of_the_job_reaches_a_command_line() -> None:
@@ -57,20 +64,18 @@ rendezvous: {id: canary10}
 logs: {dir: canary11}
 """
     spec = spec_of(text)
-    argvs = [argv_of(node.reach, spec.ssh) for node in spec.nodes]
+    argvs = [node.reach.argv() for node in spec.nodes]
     assert "canary" not in str(argvs)
     assert [word for word in argvs[0] if word != "gpu-a"] == [word for word in argvs[1] if word != "gpu-b"]
 
 
 def test_a_node_on_this_machine_gets_the_same_script_from_sh() -> None:
-    assert argv_of(Address(), PLAIN) == local_argv() == ["/bin/sh", "-c", SCRIPT]
-    with pytest.raises(ValueError, match="not reached over ssh"):
-        ssh_argv(Address(), PLAIN)
+    assert Local().argv() == ["/bin/sh", "-c", SCRIPT]
 
 
 def test_our_options_come_before_the_users_since_ssh_takes_the_first() -> None:
     mine = ("BatchMode=no", "Compression=no", "RequestTTY=force")
-    options = options_of(ssh_argv(Address("a"), SshOptions(options=mine)))
+    options = options_of(Ssh("a", options=SshOptions(words=mine)).argv())
     first = options.index(mine[0])
     assert tuple(options[first : first + 3]) == mine
     assert options.index("BatchMode=yes") < options.index("BatchMode=no")
@@ -78,7 +83,7 @@ def test_our_options_come_before_the_users_since_ssh_takes_the_first() -> None:
 
 
 def test_options_that_old_clients_do_not_know_come_after_the_one_that_excuses_them() -> None:
-    options = options_of(ssh_argv(Address("a"), PLAIN))
+    options = options_of(PLAIN.argv())
     excused = options[options.index("IgnoreUnknown=*") + 1 :]
     assert [option.partition("=")[0] for option in excused] == [
         "StdinNull",
@@ -88,7 +93,7 @@ def test_options_that_old_clients_do_not_know_come_after_the_one_that_excuses_th
 
 
 @pytest.mark.parametrize(
-    ("ssh", "expected"),
+    ("options", "expected"),
     [
         pytest.param(SshOptions(), {"ControlMaster=no", "ControlPath=none"}, id="never the user's master"),
         pytest.param(
@@ -98,19 +103,19 @@ def test_options_that_old_clients_do_not_know_come_after_the_one_that_excuses_th
         pytest.param(SshOptions(), {"ForwardAgent=no", "ClearAllForwardings=yes"}, id="nothing is forwarded"),
     ],
 )
-def test_what_ssh_is_told(ssh: SshOptions, expected: set[str]) -> None:
-    assert expected <= set(options_of(ssh_argv(Address("a"), ssh)))
+def test_what_ssh_is_told(options: SshOptions, expected: set[str]) -> None:
+    assert expected <= set(options_of(Ssh("a", options=options).argv()))
 
 
 def test_host_keys_are_left_to_the_users_ssh() -> None:
-    assert "HostKey" not in str(ssh_argv(Address("a"), PLAIN)[:-1])
-    assert "KnownHosts" not in str(ssh_argv(Address("a"), PLAIN)[:-1])
+    assert "HostKey" not in str(PLAIN.argv()[:-1])
+    assert "KnownHosts" not in str(PLAIN.argv()[:-1])
 
 
 def test_the_jobs_ssh_config_is_used_for_resolving_too() -> None:
-    ssh = SshOptions(config="/j/config", options=("Port=7",))
-    assert ssh_argv(Address("a"), ssh)[:3] == ["ssh", "-F", "/j/config"]
-    assert ssh_resolve_argv(Address("a", "me", 5), ssh) == [
+    options = SshOptions(config="/j/config", words=("Port=7",))
+    assert Ssh("a", options=options).argv()[:3] == ["ssh", "-F", "/j/config"]
+    assert Ssh("a", "me", 5, options).address_argv() == [
         *["ssh", "-G", "-F", "/j/config", "-o", "Port=7", "-l", "me", "-p", "5", "--", "a"]
     ]
 
@@ -123,9 +128,7 @@ def test_our_options_win_over_an_ssh_config_that_is_in_the_way(tmp_path: Path) -
         " BatchMode no\n ForwardAgent yes\n ForwardX11 yes\n PermitLocalCommand yes\n LogLevel DEBUG3\n"
         " ServerAliveInterval 0\n HostName real.example\n"
     )
-    ssh, *rest, host, _ = ssh_argv(
-        Address("alias"), SshOptions(config=str(config), options=("BatchMode=no",))
-    )
+    ssh, *rest, host, _ = Ssh("alias", options=SshOptions(config=str(config), words=("BatchMode=no",))).argv()
     ran = subprocess.run([ssh, "-G", *rest, host], capture_output=True, text=True, check=True, timeout=30)
     effective = dict(line.split(" ", 1) for line in ran.stdout.splitlines() if " " in line)
     expected = {
@@ -373,30 +376,30 @@ def test_only_what_a_server_or_a_proxy_dropped_is_tried_again() -> None:
 
 # What the user can do
 
-ODD = (Address("gpu-a", "me", 2222), SshOptions(config="/my job/ssh_config", options=("Compression=no",)))
+ODD = Ssh("gpu-a", "me", 2222, SshOptions(config="/my job/ssh_config", words=("Compression=no",)))
 BY_HAND = "ssh -F '/my job/ssh_config' -o Compression=no -l me -p 2222 gpu-a"
 
 
 @pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize(("reach", "ssh"), [(Address(), PLAIN), (Address("a"), PLAIN), ODD])
-def test_each_kind_has_advice_without_a_gap(kind: Kind, reach: Address, ssh: SshOptions) -> None:
-    advice = advice_for(LinkFailure(kind), reach, ssh)
+@pytest.mark.parametrize("reach", [Local(), PLAIN, ODD])
+def test_each_kind_has_advice_without_a_gap(kind: Kind, reach: Transport) -> None:
+    advice = reach.advice(LinkFailure(kind), None)
     assert advice and not set(advice.replace("ssh: {options: […]}", "")) & set("{}")
-    if reach.host is None:
+    if reach.here:
         assert "`ssh" not in advice
 
 
 def test_commands_in_advice_can_be_pasted() -> None:
-    assert f"`{BY_HAND} python3 -V`" in advice_for(LinkFailure(Kind.UNSTARTED), *ODD)
-    assert f"`{BY_HAND} /v/bin/python -V`" in advice_for(LinkFailure(Kind.UNSTARTED), *ODD, "/v/bin/python")
-    advice = advice_for(LinkFailure(Kind.UNSTARTED), Address("a"), PLAIN, "/my env/python")
+    assert f"`{BY_HAND} python3 -V`" in ODD.advice(LinkFailure(Kind.UNSTARTED), None)
+    assert f"`{BY_HAND} /v/bin/python -V`" in ODD.advice(LinkFailure(Kind.UNSTARTED), "/v/bin/python")
+    advice = PLAIN.advice(LinkFailure(Kind.UNSTARTED), "/my env/python")
     _, host, remote = shlex.split(advice.split("`")[1])
     assert (host, shlex.split(remote)) == ("a", ["/my env/python", "-V"])
     asking = BY_HAND.replace("ssh", "ssh -o StrictHostKeyChecking=ask", 1)
-    assert f"`{asking}`" in advice_for(LinkFailure(Kind.HOST_KEY), *ODD)
-    assert "`python3 -V`" in advice_for(LinkFailure(Kind.UNSTARTED), Address(), PLAIN)
-    assert "`python:`" in advice_for(LinkFailure(Kind.NO_PYTHON), Address(), PLAIN)
-    _, *words = shlex.split(advice_for(LinkFailure(Kind.AUTHENTICATION), *ODD).split("`")[1])
+    assert f"`{asking}`" in ODD.advice(LinkFailure(Kind.HOST_KEY), None)
+    assert "`python3 -V`" in Local().advice(LinkFailure(Kind.UNSTARTED), None)
+    assert "`python:`" in Local().advice(LinkFailure(Kind.NO_PYTHON), None)
+    _, *words = shlex.split(ODD.advice(LinkFailure(Kind.AUTHENTICATION), None).split("`")[1])
     assert words[:2] == ["-o", "BatchMode=yes"] and words[-2:] == ["gpu-a", "true"]
 
 
@@ -406,18 +409,18 @@ def test_a_changed_key_is_removed_where_ssh_has_found_it() -> None:
         "Host key for [gpu-a]:2222 has changed and you have requested strict checking.\n"
         "Host key verification failed."
     )
-    advice = advice_for(classify(words), *ODD)
+    advice = ODD.advice(classify(words), None)
     assert "`ssh-keygen -f '/my home/known_hosts' -R '[gpu-a]:2222'`" in advice
     assert "intercept" in advice
 
 
 def test_advice_says_when_it_is_the_jump_host_that_failed() -> None:
     behind = _BEHIND.replace(" / ", "\n")
-    on_the_way = classify(f"ssh: connect to host jump port 22: Connection refused\n{behind}")
+    behind_it = classify(f"ssh: connect to host jump port 22: Connection refused\n{behind}")
     there = "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed"
-    assert (on_the_way.kind, on_the_way.on_the_way) == (Kind.REFUSED, True)
-    assert "jump host" in advice_for(on_the_way, Address("a"), PLAIN)
-    assert "jump host" not in advice_for(classify(f"{there}\n{behind}"), Address("a"), PLAIN)
+    assert (behind_it.kind, on_the_way(behind_it)) == (Kind.REFUSED, True)
+    assert "jump host" in PLAIN.advice(behind_it, None)
+    assert "jump host" not in PLAIN.advice(classify(f"{there}\n{behind}"), None)
 
 
 @given(st.text(max_size=80))
@@ -445,7 +448,7 @@ def start(
     shell: str, data: bytes, path: str | None = None, home: str | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """What happens on a node whose login shell is `shell` when `data` comes through the link."""
-    command = ssh_argv(Address("a"), PLAIN)[-1]
+    command = PLAIN.argv()[-1]
     environ = {"PATH": path or "/usr/bin:/bin", **({"HOME": home} if home else {})}
     return subprocess.run(
         [shell, "-c", command],

@@ -53,6 +53,7 @@ from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.timers import Timer
 from distlaunch.supervisor.workers import Exited
 from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
 JOB = (
@@ -1221,7 +1222,9 @@ def test_a_rank_that_has_not_started_is_named_without_a_pid() -> None:
 
 def test_limits_can_be_lifted_by_their_word() -> None:
     job = History(f"{JOB.replace('stop: 10s', 'stop: 10s, job: none')}nodes: [a, b]\nssh: {{persist: none}}")
-    assert (job.state.spec.timeouts.job_s, job.state.spec.ssh.persist_s) == (None, None)
+    reach = job.state.spec.nodes[0].reach
+    assert isinstance(reach, Ssh)
+    assert (job.state.spec.timeouts.job_s, reach.options.persist_s) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from distlaunch.agent.messages import Dialled, Listen, Listening, Unheld
-from distlaunch.job.spec import Address, JobSpec, NodeSpec
+from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.launch.checks.pairs import Pairs, dial, try_pairs
 from distlaunch.launch.checks.questions import Agents
 from distlaunch.plan.layout import is_loopback
-from distlaunch.transport.advice import advice_for
 from distlaunch.transport.failure import LinkFailure
+from distlaunch.transport.ssh import Ssh
 
 HERE = "here"
 ANSWER_S = 30.0
@@ -103,7 +103,7 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
 
 def _unasked(asked: JobSpec, index: int, failure: LinkFailure) -> Unasked:
     node = asked.nodes[index]
-    advice = advice_for(failure, node.reach, asked.ssh, node.python or asked.python)
+    advice = node.reach.advice(failure, node.python or asked.python)
     return Unasked(node.label, failure, advice)
 
 
@@ -150,4 +150,4 @@ def _dial(source: str, result: Any) -> Dial | None:
 def node_for(host: str, own_names: Sequence[str]) -> NodeSpec:
     """The node that a host:port on the command line means: this machine by any of its names, or ssh."""
     local = is_loopback(host) or host in own_names
-    return NodeSpec(host) if local else NodeSpec(host, Address(host))
+    return NodeSpec(host) if local else NodeSpec(host, Ssh(host))

@@ -1,28 +1,27 @@
-"""What the user can do about a node that can't be used: one clause, with commands to paste."""
+"""What the user can do about a node that can't be used over ssh: one clause, with commands to paste."""
 
 import re
 from shlex import join, quote
 
-from distlaunch.job.spec import Address, SshOptions
-from distlaunch.transport.argv import plain_ssh_argv
 from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transport.ssh.failures import on_the_way
 
 
-def advice_for(failure: LinkFailure, reach: Address, ssh: SshOptions, python: str | None = None) -> str:
-    """What to do about a `failure` of the node at `reach`, whose interpreter is to be `python`."""
-    python = python or "python3"
-    if reach.host is None:
-        return _HERE.get(failure.kind, _LOG).format(python=quote(python))
-    plain = join(plain_ssh_argv(reach, ssh))
+def advice_for(failure: LinkFailure, by_hand: list[str], config: str | None, python: str) -> str:
+    """What to do about a `failure` of the node that `by_hand` reaches, with this ssh_config.
+
+    `python` is to be its interpreter.
+    """
+    plain = join(by_hand)
     text = _ADVICE[failure.kind].format(
         ssh=plain,
         quiet=plain.replace("ssh", "ssh -o BatchMode=yes", 1),
         asking=plain.replace("ssh", "ssh -o StrictHostKeyChecking=ask", 1),
         version=f"{plain} {_remote([python, '-V'])}",
-        config=ssh.config or "~/.ssh/config",
+        config=config or "~/.ssh/config",
         forget=_forgetting(failure.words),
     )
-    return text + (_ON_THE_WAY if failure.on_the_way and failure.kind not in _OF_PROXIES else "")
+    return text + (_ON_THE_WAY if on_the_way(failure) and failure.kind not in _OF_PROXIES else "")
 
 
 def _remote(argv: list[str]) -> str:
@@ -82,13 +81,3 @@ _ADVICE = {
     Kind.UNSTARTED: "try `{version}`: its login shell or its Python ended too soon",
     Kind.LOST: "check the network, and the machine's log",
 }
-_HERE = {
-    Kind.SILENT: "is the machine overloaded? try `{python} -V`",
-    Kind.UNSTARTED: "try `{python} -V`: it ended before the agent had started",
-    Kind.PROTOCOL: "try `{python} -V`: does it print more than its version?",
-    Kind.NOISE: "try `{python} -V`: does it print more than its version?",
-    Kind.NO_PYTHON: "set `python:` to one that is there",
-    Kind.OLD_PYTHON: _ADVICE[Kind.OLD_PYTHON],
-}
-"""On this machine there is no ssh in between."""
-_LOG = "check the machine's log"

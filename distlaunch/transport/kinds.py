@@ -1,0 +1,18 @@
+"""The kinds of transports. Each is a frozen value that says how one node is reached:
+
+* `name`, for documents; `here`: whether the node is this machine;
+* `argv()`: the command line of a process whose stdin and stdout become the link;
+* `quiet`: whether nothing stands between that process and the agent, not even a shell with an rc file. Then
+  the agent's text is sent at once, and the process is the node's guardian, which must outlive its agent to
+  sweep: it is asked to end, and not waited for. Else it is a messenger, and killed with all that it started;
+* `address_argv()`: a command that tells the address by which others may reach the node, in a line
+  `hostname ADDRESS`; empty where there is none;
+* `failure(end)`: what the process's end means; `advice(failure, python)`: what to do about it.
+
+To add one: a module with such a type, and its name in `Transport`.
+"""
+
+from distlaunch.transport.local import Local
+from distlaunch.transport.ssh import Ssh
+
+Transport = Local | Ssh

@@ -1,0 +1,50 @@
+"""This machine as a node: the agent is a child of this process."""
+
+from typing import Literal, NamedTuple
+
+from distlaunch.transport.boot import SCRIPT
+from distlaunch.transport.failure import End, Kind, LinkFailure, classify
+
+
+class Local(NamedTuple):
+    """As `distlaunch.transport.kinds` has it."""
+
+    name: Literal["local"] = "local"
+
+    @property
+    def here(self) -> bool:
+        """It is."""
+        return True
+
+    @property
+    def quiet(self) -> bool:
+        """No login shell, no rc file."""
+        return True
+
+    def argv(self) -> list[str]:
+        """An agent as a child of this process."""
+        return ["/bin/sh", "-c", SCRIPT]
+
+    def address_argv(self) -> list[str]:
+        """Its own names are known here."""
+        return []
+
+    def failure(self, end: End) -> LinkFailure:
+        """There is nothing in between that could have words of its own."""
+        return classify(end)
+
+    def advice(self, failure: LinkFailure, python: str | None) -> str:
+        """About its interpreter, for there is not much else."""
+        from shlex import quote  # few nodes fail
+
+        return _ADVICE.get(failure.kind, "check the machine's log").format(python=quote(python or "python3"))
+
+
+_ADVICE = {
+    Kind.SILENT: "is the machine overloaded? try `{python} -V`",
+    Kind.UNSTARTED: "try `{python} -V`: it ended before the agent had started",
+    Kind.PROTOCOL: "try `{python} -V`: does it print more than its version?",
+    Kind.NOISE: "try `{python} -V`: does it print more than its version?",
+    Kind.NO_PYTHON: "set `python:` to one that is there",
+    Kind.OLD_PYTHON: "set `python:` to one that is 3.8 or later",
+}
