@@ -80,6 +80,7 @@ def test_a_host_that_comes_late_is_taken_in_and_again_after_its_agent_was_killed
         server = site.processes() - sshd
         run.wait_for("late is there now: its torch agent is started")
         run.wait_for("on 3 ranks")
+        run.wait_until(lambda: f"[{late}] ready".encode() in run.out, f"a worker on {late}")
         pids = worker_of(run.stdout, late)
         kill(parent_of(parent_of(pids)))  # ours, above torch's
         run.wait_for("late was lost: ")
