@@ -1,6 +1,8 @@
 """Ranks that stall, with limits as short as a test can wait for."""
 
+import os
 import re
+import sys
 from pathlib import Path
 
 from tests.harness import distlaunch, write_job
@@ -22,6 +24,36 @@ def test_a_rank_that_wakes_up_now_and_then_is_stalled_all_the_same(tmp_path: Pat
     done = distlaunch("run", str(job))
     assert done.returncode == 124
     assert re.search(r"stalled: rank 0 \(node0\) did nothing for 2 s", done.stderr), done.stderr
+
+
+WAITS_OR_STEPS = """
+    import os, signal, sys
+    sys.path.insert(0, os.environ["PLACE"])
+    import c10d
+    def step():
+        signal.pause()
+    c10d.all_reduce() if os.environ["RANK"] == "0" else step()
+"""
+
+
+def test_without_py_spy_the_stacks_that_python_prints_tell_the_culprit(tmp_path: Path) -> None:
+    """A stand-in for torch's collective, in a folder of that name: what counts is the stack."""
+    place = tmp_path / "torch" / "distributed"
+    place.mkdir(parents=True)
+    (place / "c10d.py").write_text("import signal\n\n\ndef all_reduce():\n    signal.pause()\n")
+    (tmp_path / "python").symlink_to(os.path.realpath(sys.executable))  # where no py-spy is beside it
+    keys = f"python: {tmp_path}/python\nenv: {{PYTHONFAULTHANDLER: 1, PLACE: {place}}}\nprocs_per_node: 2"
+    job = write_job(
+        tmp_path,
+        WAITS_OR_STEPS,
+        f"gpus_per_node: 0\non_stall: stop\ntimeouts: {{stall: 1s, job: 60s}}\n{keys}",
+    )
+    done = distlaunch("run", str(job), env={**os.environ, "PATH": "/usr/bin:/bin"})
+    assert done.returncode == 124, done.stderr
+    cause = "stalled: rank 1 (node0) did nothing for 1 s, in step (worker.py:6); rank 0 waits in a collective"
+    assert cause in done.stderr
+    assert "SIGABRT" not in done.stderr
+    assert "distlaunch: rank 0: stopped by distlaunch" in done.stderr
 
 
 def test_stacks_that_can_not_be_had_are_told_in_a_line(tmp_path: Path) -> None:
