@@ -29,21 +29,26 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
     """
     if path.endswith(".py"):
         raise UsageError(f"{path} is a script, not a job file: name it in one, with script: {path}")
-    source = "standard input" if path == STDIN else path
+    source = source_of(path)
     document = parse(read_text(path), source)
     for text in overrides:
         document = _overridden(document, text)
     if extra_args:
         document = _with_args(document, extra_args)
-    piped = _is_piped(path)
+    piped = is_piped(path)
     folder = _working_directory() if piped else str(Path(path).resolve().parent)
     name = PIPED_NAME if piped else None
     around = Surroundings(folder, os.path.expanduser("~"), os.environ, name=name, piped=piped)
     return build_spec(document, source, around._replace(hostfile=_hostfile(document, around)))
 
 
-def _is_piped(path: str) -> bool:
-    """Whether a job file has no place of its own: standard input, or a shell's <(command)."""
+def source_of(path: str) -> str:
+    """How a message names a file."""
+    return "standard input" if path == STDIN else path
+
+
+def is_piped(path: str) -> bool:
+    """Whether a file has no place of its own: standard input, or a shell's <(command)."""
     return path == STDIN or path.startswith("/dev/") or not os.path.isfile(path)
 
 
