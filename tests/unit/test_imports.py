@@ -381,7 +381,8 @@ def test_rendezvous_lines_that_are_offered_load(backend: str, nodes: list[str]) 
 
 def test_other_lines_that_are_offered_load() -> None:
     text = draft_text(hostfile_draft("a slots=1\nb slots=2\n" * 9, "my hosts"))
-    (taken,) = uncommented(text)
+    told, taken = sorted(uncommented(text), key=lambda each: "\nhostfile:" in each)
+    assert [(node.procs, node.gpus) for node in spec_of(told).nodes] == [(9, 9), (18, 18)]
     assert 'hostfile: "my hosts"' in taken
     assert len(spec_of(taken, hostfile=tuple(parse_hostfile("a\nb\n", "my hosts", []))).nodes) == 2
     for more in ("", ", main_process_ip: a", ", main_process_ip: a, main_process_port: 0"):
