@@ -54,13 +54,14 @@ def distlaunch_argv(*arguments: str) -> list[str]:
 def distlaunch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     options.setdefault("cwd", ROOT)
+    if "input" not in options:
+        options["stdin"] = subprocess.DEVNULL
     return subprocess.run(
         distlaunch_argv(*arguments),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
-        stdin=subprocess.DEVNULL,
         **options,
     )
 

@@ -31,7 +31,8 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override a key of the job file, e.g. --set timeouts.job=1h; null removes it.",
+        help="Override a key of the job file, e.g. --set timeouts.job=1h; null removes it. "
+        "For a variable that env lacks, null is the caller's value.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

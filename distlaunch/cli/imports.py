@@ -26,8 +26,8 @@ def from_torchrun(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="'COMMAND LINE' | -- WORDS…",
-            help="A torchrun command, quoted as a whole or after `--`.",
+            metavar="'COMMAND LINE' | - | -- WORDS…",
+            help="A torchrun command, quoted as a whole or after `--`; - reads it from standard input.",
         ),
     ],
     as_json: Json = False,
@@ -36,36 +36,45 @@ def from_torchrun(
     from distlaunch.dropin.around import Line, launcher_line
     from distlaunch.dropin.from_torchrun import torchrun_draft
     from distlaunch.dropin.words import Command
+    from distlaunch.rim.job_file import STDIN, read_text
 
-    line = launcher_line(words[0]) if len(words) == 1 else Line(Command(tuple(words)))
+    text = read_text(STDIN) if words == [STDIN] else words[0]
+    line = launcher_line(text) if len(words) == 1 else Line(Command(tuple(words)))
     cpus = len(os.sched_getaffinity(0))
-    _print(torchrun_draft(line.command, cpus, line.notes), as_json)
+    _print(torchrun_draft(line.command, cpus, line.notes, line.remote), as_json)
 
 
 @imports.command("accelerate")
 def from_accelerate(
-    config: Annotated[str, typer.Argument(metavar="CONFIG.YAML", help="What `accelerate config` writes.")],
+    config: Annotated[
+        str,
+        typer.Argument(metavar="CONFIG.YAML", help="What `accelerate config` writes; - is standard input."),
+    ],
     program: Program = None,
     as_json: Json = False,
 ) -> None:
     """Print the job file of an accelerate config."""
     from distlaunch.dropin.from_accelerate import accelerate_draft
-    from distlaunch.rim.job_file import parse, read_text
+    from distlaunch.rim.job_file import parse, read_text, source_of
 
-    _print(accelerate_draft(parse(read_text(config), config), config, program or ()), as_json)
+    source = source_of(config)
+    _print(accelerate_draft(parse(read_text(config), source), source, program or ()), as_json)
 
 
 @imports.command("hostfile")
 def from_hostfile(
-    hosts: Annotated[str, typer.Argument(metavar="HOSTS", help="Of Open MPI, DeepSpeed or Horovod.")],
+    hosts: Annotated[
+        str, typer.Argument(metavar="HOSTS", help="Of Open MPI, DeepSpeed or Horovod; - is standard input.")
+    ],
     program: Program = None,
     as_json: Json = False,
 ) -> None:
     """Print a job file with the hosts of a hostfile."""
     from distlaunch.dropin.from_hostfile import hostfile_draft
-    from distlaunch.rim.job_file import read_text
+    from distlaunch.rim.job_file import is_piped, read_text, source_of
 
-    _print(hostfile_draft(read_text(hosts), hosts, program or ()), as_json)
+    draft = hostfile_draft(read_text(hosts), source_of(hosts), program or (), is_piped(hosts))
+    _print(draft, as_json)
 
 
 def _print(draft: "Draft", as_json: bool) -> None:

@@ -39,7 +39,10 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
     except ValueError as error:
         raise UsageError(str(error)) from None
     if host is None or port is None:
-        raise UsageError(f"{target}: neither a job file nor host:port")
+        hint = (
+            f"; write localhost:{target.strip(':')} for a port here" if target.strip(":").isdecimal() else ""
+        )
+        raise UsageError(f"{target}: neither a job file nor host:port{hint}")
     lone = _reached_with(_lone_node(host), config)
     return check_port(lone, ssh_address(lone) or host, port)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from distlaunch.dropin.calls import is_variable, launcher_at
+from distlaunch.dropin.over_ssh import Remote, SshCall, ssh_call
 from distlaunch.dropin.words import Command, shell_commands
 
 _NO_STDIN = "ranks of a job file read nothing from stdin"
@@ -24,31 +25,79 @@ _HINTS = {
     "numactl": "set numa_binding",
     "taskset": "set numa_binding",
     "cd": "keep this file in that folder",
-    **dict.fromkeys(("srun", "mpirun", "mpiexec", "ssh", "pdsh"), _STARTS_ALL),
+    **dict.fromkeys(("srun", "mpirun", "mpiexec", "pdsh"), _STARTS_ALL),
     **dict.fromkeys(("source", ".", "conda", "module", "uv", "poetry", "pipenv"), _ENVIRONMENT),
 }
 
 
 class Line(NamedTuple):
-    """A launcher's command, and a comment on each thing around it."""
+    """A launcher's command, a comment on each thing around it, and where ssh runs it.
+
+    `folder` is that of a `cd` before it.
+    """
 
     command: Command
     notes: tuple[str, ...] = ()
+    remote: Remote | None = None
+    folder: str = ""
 
 
-def launcher_line(text: str) -> Line:
-    """The command in a shell's line that starts torchrun; else its first. Raises `UsageError`."""
+def launcher_line(text: str, remotely: bool = False) -> Line:
+    """The command in a shell's line that starts torchrun; else its first. Raises `UsageError`.
+
+    `remotely` = ssh runs the line, in another folder.
+    """
     commands = shell_commands(_without_prompts(text)) or (Command(()),)
     for i, command in enumerate(commands):
-        inner = _inner(command.words)
-        if inner is None and launcher_at(command.words) is None:
+        if _inner(command.words) is None and launcher_at(command.words) is None:
             continue
-        around = (*_before(commands[:i]), *_wrapped(command), *_behind(command, commands[i + 1 :]))
-        if inner is None:
-            return Line(_with_exports(command, commands[:i]), around)
-        found = launcher_line(inner)
-        return Line(_with_exports(found.command, (*commands[:i], command)), (*around, *found.notes))
+        moved = remotely or _ssh(command) is not None
+        notes = (
+            *_before(commands[:i], remotely),
+            *_wrapped(command),
+            *_behind(command, commands[i + 1 :]),
+            *_remarks(commands),
+        )
+        line = Line(command, notes, folder=_folder(commands[:i]) if remotely else "")
+        return _with_inner(line, commands[:i], moved)
     return Line(commands[0])
+
+
+def _with_inner(line: Line, before: Sequence[Command], moved: bool) -> Line:
+    """The line that a shell is given in the command of another one, if it is; and where ssh runs it."""
+    call, inner = _ssh(line.command), _inner(line.command.words)
+    if inner is None:
+        line = line._replace(command=_with_exports(line.command, before))
+    else:
+        found = launcher_line(inner, moved)
+        command = _with_exports(found.command, (*before, line.command))
+        line = Line(command, (*line.notes, *found.notes), found.remote, found.folder or line.folder)
+    return line._replace(remote=Remote(call.host, _below_home(line.folder))) if call else line
+
+
+def _ssh(command: Command) -> SshCall | None:
+    """The ssh that the launcher is started by, if it is."""
+    at = launcher_at(command.words)
+    return ssh_call(command.words[:at])
+
+
+def _folder(before: Sequence[Command]) -> str:
+    """Where the last `cd` led."""
+    return next((each.words[1] for each in reversed(before) if _is_move(each)), "")
+
+
+def _is_move(command: Command) -> bool:
+    return command.words[:1] == ("cd",) and len(command.words) == 2 and not command.filled
+
+
+def _below_home(folder: str) -> str:
+    """A folder as the shell that ssh starts would see it."""
+    return folder if folder.startswith(("/", "~")) else f"~/{folder}".rstrip("/")
+
+
+def _remarks(commands: Sequence[Command]) -> Iterator[str]:
+    for command in commands:
+        yield from (f"from the command line: {remark}" for remark in command.remarks)
 
 
 def _without_prompts(text: str) -> str:
@@ -60,12 +109,18 @@ def _without_prompts(text: str) -> str:
 
 
 def _inner(words: Sequence[str]) -> str | None:
-    """The command line that `bash -c` is given, if it is torchrun's."""
+    """The command line that `bash -c` or ssh is given, if it is torchrun's."""
+    call = ssh_call(words)
+    if call and len(call.words) == 1 and launcher_at(words) is None:
+        return _torchruns(call.words[0])
     for i, word in enumerate(words[:-2]):
         if os.path.basename(word) in ("bash", "sh") and words[i + 1] in ("-c", "-lc"):
-            text = words[i + 2]
-            return text if "torchrun" in text or "torch.distributed" in text else None
+            return _torchruns(words[i + 2])
     return None
+
+
+def _torchruns(text: str) -> str | None:
+    return text if "torchrun" in text or "torch.distributed" in text else None
 
 
 def _with_exports(command: Command, before: Sequence[Command]) -> Command:
@@ -76,7 +131,12 @@ def _with_exports(command: Command, before: Sequence[Command]) -> Command:
         words=(*found, *command.words),
         variables=tuple(dict.fromkeys((*variables, *command.variables))),
         filled=command.filled.union(*(each.filled for each in before)),
+        homes=(*(word for word in found if _from_home(word, before)), *command.homes),
     )
+
+
+def _from_home(word: str, before: Sequence[Command]) -> bool:
+    return any(word in each.homes for each in before)
 
 
 def _assignments(command: Command) -> list[str]:
@@ -87,9 +147,9 @@ def _assignments(command: Command) -> list[str]:
     return list(words[:count]) if wanted else []
 
 
-def _before(commands: Sequence[Command]) -> Iterator[str]:
+def _before(commands: Sequence[Command], remotely: bool) -> Iterator[str]:
     for command in commands:
-        if _assignments(command) or not command.words:
+        if _assignments(command) or not command.words or (remotely and _is_move(command)):
             continue
         hint = _NO_STDIN if command.operator in ("|", "|&") else _hint(command.words, "run it before")
         yield f"left out: `{shlex.join(command.words)} {command.operator}`: {hint}"
@@ -106,6 +166,7 @@ def _wrapped(command: Command) -> Iterator[str]:
 
 def _hint(words: Sequence[str], otherwise: str) -> str:
     known = [_HINTS[name] for name in map(os.path.basename, words) if name in _HINTS]
+    known += [call.hint] if (call := ssh_call(words)) else []
     return "; ".join(dict.fromkeys(known)) or otherwise
 
 

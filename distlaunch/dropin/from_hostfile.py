@@ -8,14 +8,17 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job.hosts import HostEntry, parse_hostfile
 
 
-def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft:
-    """The job of an Open MPI, DeepSpeed or Horovod hostfile. Raises `JobError` with all problems."""
+def hostfile_draft(text: str, source: str, program: Sequence[str] = (), piped: bool = False) -> Draft:
+    """The job of an Open MPI, DeepSpeed or Horovod hostfile. Raises `JobError` with all problems.
+
+    One that was `piped` can't be read again.
+    """
     problems: list[Problem] = []
     entries = parse_hostfile(text, source, problems)
     if problems:
         raise JobError(problems)
     offer = Offer("instead of nodes, to read the file at each start:", "hostfile", source, "nodes")
-    hosts = Draft(_hosts(entries), offers=(offer,))
+    hosts = Draft(_hosts(entries), offers=() if piped else (offer,))
     return checked(gpus_offer(joined([program_draft(program), hosts, *_remarks(text)])), source)
 
 

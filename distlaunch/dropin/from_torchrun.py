@@ -1,5 +1,6 @@
 """A job file that does what a torchrun command line does."""
 
+import os.path
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from distlaunch.dropin.job_text import (
     gpus_offer,
     joined,
 )
+from distlaunch.dropin.over_ssh import UNNAMED, Remote
 from distlaunch.dropin.torchrun import endpoint_of, notices, ranks_of
 from distlaunch.dropin.words import Command
 from distlaunch.errors import UsageError
@@ -30,6 +32,9 @@ LISTED_HOSTS = 16
 """More hosts than this stand as a range."""
 _PATHS = "relative paths are relative to this file: keep it in the folder where the command was run"
 _NO_SHELL = "a job file expands no shell variables"
+_NO_HOME = "a job file expands ~ only in paths such as script and workdir"
+_NO_PATTERN = "a job file expands no patterns"
+_SSH_STARTS = "ssh starts a command in the home of its user"
 _FREE = "the ranks meet on the first node, at a free port"
 _LEFT_OUT = {
     "": "write its flags into the command, or their keys here",
@@ -49,15 +54,24 @@ _LEFT_OUT = {
 
 
 class Setting(NamedTuple):
-    """One torchrun command, and this machine's CPUs."""
+    """One torchrun command, this machine's CPUs, where ssh runs it, and words whose ~ a shell replaces."""
 
     call: Call
     cpus: int
+    remote: Remote | None = None
+    homes: tuple[str, ...] = ()
 
     @property
     def flags(self) -> Flags:
         """torchrun's own words."""
         return self.call.flags
+
+    def path(self, text: str) -> str:
+        """A path, in which a ~ stays what it was to the shell: a home, or part of a name."""
+        # An interpreter is named by the launcher's path, beside which it stands.
+        beside = f"{os.path.dirname(text)}/torchrun"
+        home = any(word in (text, beside) or word.endswith(f"={text}") for word in self.homes)
+        return text if home else as_path(text)
 
     def unknown(self, field: str) -> bool:
         """Whether only a shell knows what this flag says, or whether it is there at all."""
@@ -87,11 +101,13 @@ class Setting(NamedTuple):
         return (host if far else None), (port or None if named else None)
 
 
-def torchrun_draft(command: Command, cpus: int, around: Sequence[str] = ()) -> Draft:
+def torchrun_draft(
+    command: Command, cpus: int, around: Sequence[str] = (), remote: Remote | None = None
+) -> Draft:
     """The job of a command; `around` are comments on what stood around it. Raises our errors."""
-    setting = Setting(parse_call(command.words, command.filled), cpus)
+    setting = Setting(parse_call(command.words, command.filled), cpus, remote, command.homes)
     unfilled = (*_unfilled(setting.flags), *_unexpanded(setting.call, command))
-    top = [_PATHS, *around, *unfilled, *notices(setting.flags)]
+    top = [*([] if remote else [_PATHS]), *around, *unfilled, *notices(setting.flags)]
     parts = (part(setting) for part in _PARTS)
     return checked(gpus_offer(joined([Draft(notes=tuple(map(Note, top))), *parts])), SOURCE)
 
@@ -104,22 +120,28 @@ def _unfilled(flags: Flags) -> Iterator[str]:
 
 
 def _unexpanded(call: Call, command: Command) -> Iterator[str]:
-    """The variables that stay as they are."""
+    """What stays as it is, though a shell would have put something else there."""
     env = (text for name, text in call.env.items() if not name.startswith("PET_"))
     words = (call.flags.script, *call.flags.args, *env)
     left = [name for name in command.variables if any(name in word for word in words)]
     if left:
         yield f"{_NO_SHELL}: write the values of {' '.join(left)}"
+    args = set(call.flags.args)
+    of_env = {f"{name}={text}" for name, text in call.env.items() if not name.startswith("PET_")}
+    if homes := [word for word in command.homes if word in args | of_env]:
+        yield f"{_NO_HOME}: write the whole path for {' '.join(homes)}"
+    if patterns := [word for word in command.patterns if word in {call.flags.script, *args}]:
+        yield f"{_NO_PATTERN}: write the words for {' '.join(patterns)}"
 
 
 def _program(setting: Setting) -> Draft:
     flags, call = setting.flags, setting.call
     kind = "module" if flags.module else "command" if flags.no_python else "script"
-    path = as_path(flags.script) if kind == "script" or "/" in flags.script else flags.script
+    path = setting.path(flags.script) if kind == "script" or "/" in flags.script else flags.script
     legacy = ["--local-rank={local_rank}"] if call.local_rank_flag else []
     keys: dict[str, Data] = {kind: [path] if kind == "command" else path, **args_of(flags.args, legacy)}
     if call.python:
-        keys["python"] = as_path(call.python)
+        keys["python"] = setting.path(call.python)
     return Draft(keys, tuple(_program_notes(setting)))
 
 
@@ -136,14 +158,40 @@ def _program_notes(setting: Setting) -> Iterator[Note]:
 def _nodes(setting: Setting) -> Draft:
     fewest, most = setting.nodes
     if most == 1:
-        return Draft()
+        return _lone(setting.remote)
     hosts, first = _hosts(most, setting.master[0]), setting.master[0]
     advice = "the first is rank 0's" if first else "rank 0's first"
     notes = [Note(f"put the names of the machines here, as your ssh knows them; {advice}", "nodes")]
     if "node_rank" in setting.flags.given:
         notes.append(Note("--node-rank is not needed: this one file starts all nodes", "nodes"))
     elastic: dict[str, Data] = {"min_nodes": fewest} if fewest < most else {}
-    return Draft({"nodes": hosts, **elastic}, tuple(notes))
+    nodes = Draft({"nodes": _with(setting, hosts), **elastic}, tuple(notes))
+    return joined([nodes, _workdir(setting.remote)])
+
+
+def _lone(remote: Remote | None) -> Draft:
+    """The one host that ssh ran the command on."""
+    if not remote:
+        return Draft()
+    note = Note("put the name of the machine here, as your ssh knows it", "nodes")
+    nodes = Draft({"nodes": [remote.host]}, (note,) if remote.host == UNNAMED else ())
+    return joined([nodes, _workdir(remote)])
+
+
+def _workdir(remote: Remote | None) -> Draft:
+    if not remote:
+        return Draft()
+    notes = (Note(_SSH_STARTS, "workdir"),) if remote.workdir == "~" else ()
+    return Draft({"workdir": remote.workdir}, notes)
+
+
+def _with(setting: Setting, hosts: list[str]) -> list[str]:
+    """The hosts with that of ssh in the place of the node that its command started."""
+    rank, remote = setting.flags.node_rank, setting.remote
+    if not remote or remote.host in (*hosts, UNNAMED) or not rank < len(hosts) <= LISTED_HOSTS:
+        return hosts
+    at = rank if "node_rank" in setting.flags.given else int(setting.master[0] is not None)
+    return [remote.host if i == at else host for i, host in enumerate(hosts)]
 
 
 def _hosts(count: int, first: str | None) -> list[str]:
@@ -265,7 +313,7 @@ def visible_gpus(env: Mapping[str, str]) -> Draft:
 
 def _logs(setting: Setting) -> Draft:
     flags = setting.flags
-    folder: dict[str, Data] = {"dir": as_path(flags.log_dir)} if flags.log_dir else {}
+    folder: dict[str, Data] = {"dir": setting.path(flags.log_dir)} if flags.log_dir else {}
     shown, notes = _shown(setting)
     if {"redirects", "tee"} & flags.given:
         notes = [*notes, "--redirects, --tee: each rank's output is always kept, stdout and stderr apart"]

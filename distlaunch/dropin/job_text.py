@@ -14,6 +14,7 @@ Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100
 """A list or mapping that is longer than this has a line for each item."""
 NO_SCRIPT = "train.py"
+_DRY_RUN = "for dry-run, which contacts no host"
 
 
 class Note(NamedTuple):
@@ -89,9 +90,19 @@ def gpus_offer(draft: Draft) -> Draft:
     if not {"nodes", "hostfile"} & set(draft.keys) or "gpus_per_node" in draft.keys:
         return draft
     procs = draft.keys.get("procs_per_node")
-    told = "for dry-run, which contacts no host (0 = a CPU job; run asks each host itself):"
+    told = f"{_DRY_RUN}: the number of GPUs on each host (0 = a CPU job; run asks each host itself):"
     offer = Offer(told, "gpus_per_node", procs if isinstance(procs, int) else 8)
-    return draft._replace(offers=(*draft.offers, offer))
+    return draft._replace(offers=(*draft.offers, _uneven_offer(draft.keys.get("nodes")) or offer))
+
+
+def _uneven_offer(nodes: Data) -> Offer | None:
+    """Where each host has its own number of workers, the same number of GPUs is likelier than one for all."""
+    given = nodes if isinstance(nodes, Sequence) else ()
+    listed = [node for node in given if isinstance(node, Mapping) and "procs" in node]
+    if not listed or len(listed) < len(given):
+        return None
+    told = f"instead of nodes, {_DRY_RUN}: each host's GPUs (0 = a CPU job; run asks each host itself):"
+    return Offer(told, "nodes", [{**node, "gpus": node["procs"]} for node in listed], "nodes")
 
 
 def as_path(text: str) -> str:

@@ -21,12 +21,17 @@ _PIECE = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _VARIABLE = re.compile(rf"(?<!\\)(\$(?:\w+|[@*])|{_FILLED})")
+_COMMENT = re.compile(r"#[^\n]*")
+_HOME = re.compile(r"~|[A-Za-z_]\w*=(?:.*:)?~", re.DOTALL)
+_PATTERN = re.compile(r"[*?]|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}")
+_QUOTED = "\0"
 
 
 class Command(NamedTuple):
     """One simple command, and the operator behind it: `&&`, `|`, `;` …
 
-    A shell would have put values for `variables`; `filled` are the words that have one.
+    A shell would have put values for `variables`; `filled` are the words that have one, `homes` those in
+    which it would have replaced a ~, and `patterns` those from which it would have made others: *.pt, {1..3}.
     """
 
     words: tuple[str, ...]
@@ -34,6 +39,9 @@ class Command(NamedTuple):
     variables: tuple[str, ...] = ()
     redirected: tuple[str, ...] = ()
     operator: str = ""
+    homes: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 class _Reader:
@@ -48,9 +56,18 @@ class _Reader:
         self._filled: set[str] = set()
         self._variables: list[str] = []
         self._redirected: list[str] = []
+        self._homes: list[str] = []
+        self._patterns: list[str] = []
+        self._remarks: list[str] = []
         self._redirect = ""
+        self._bare = ""
         self._word: str | None = None
         self._found: list[str] = []
+
+    @property
+    def between_words(self) -> bool:
+        """Whether a # would begin a comment here."""
+        return self._word is None
 
     def take(self, kind: str, text: str) -> None:
         """The next piece."""
@@ -60,17 +77,29 @@ class _Reader:
             self._redirect = text
         elif kind == "operator":
             self.end(text)
+        elif kind == "comment":
+            self._remarks.append(text)
         elif kind not in ("space", "joined"):
-            self._word = (self._word or "") + _meant(kind, text)
+            meant = _meant(kind, text)
+            self._word = (self._word or "") + meant
+            self._bare += meant if kind == "plain" else _QUOTED * max(1, len(meant))
             self._found += _VARIABLE.findall(text) if kind in ("plain", "double", "filled") else []
 
     def end(self, operator: str = "") -> None:
         """The command is whole."""
         self._end_word()
-        if self._words or operator:
-            variables, redirected = tuple(dict.fromkeys(self._variables)), tuple(self._redirected)
-            filled = frozenset(self._filled)
-            self.commands.append(Command(tuple(self._words), filled, variables, redirected, operator))
+        if self._words or operator or self._remarks:
+            command = Command(
+                tuple(self._words),
+                filled=frozenset(self._filled),
+                variables=tuple(dict.fromkeys(self._variables)),
+                redirected=tuple(self._redirected),
+                operator=operator,
+                homes=tuple(dict.fromkeys(self._homes)),
+                patterns=tuple(dict.fromkeys(self._patterns)),
+                remarks=tuple(self._remarks),
+            )
+            self.commands.append(command)
         self._begin()
 
     def _end_word(self) -> None:
@@ -83,7 +112,9 @@ class _Reader:
             self._words.append(self._word)
             self._variables += self._found
             self._filled |= {self._word} if self._found else set()
-        self._word, self._redirect, self._found = None, "", []
+            self._homes += [self._word] if _HOME.match(self._bare) else []
+            self._patterns += [self._word] if _PATTERN.search(self._bare) else []
+        self._word, self._redirect, self._found, self._bare = None, "", [], ""
 
 
 def shell_commands(text: str) -> tuple[Command, ...]:
@@ -91,10 +122,12 @@ def shell_commands(text: str) -> tuple[Command, ...]:
     reader = _Reader()
     at = 0
     while at < len(text):
-        found = _PIECE.match(text, at)
-        if not found:
+        if reader.between_words and (found := _COMMENT.match(text, at)):
+            reader.take("comment", found[0])
+        elif found := _PIECE.match(text, at):
+            reader.take(str(found.lastgroup), found[str(found.lastgroup)])
+        else:
             raise UsageError(f"the command line, character {at + 1}: {_refused(text[at])}")
-        reader.take(str(found.lastgroup), found[str(found.lastgroup)])
         at = found.end()
     reader.end()
     return tuple(reader.commands)

@@ -5,6 +5,7 @@ import os.path
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from distlaunch.contract import RESERVED
@@ -131,12 +132,18 @@ class _Builder:
                 self._check_env(f"{path}.env", node.get("env"))
 
     def _check_script(self) -> None:
-        found = re.fullmatch(r"(\S+\.py)\s+(\S.*)", self.checked.get("script") or "")
-        if found and self.places["script"].typed:
-            both = (setting("script", found[1]), setting("args", as_list(found[2])))
-            self.problem("script", f"write {' '.join(both)}")
-        elif found:
-            self.problem("script", f"write script: {found[1]} and args: {as_list(found[2])}")
+        text = self.checked.get("script") or ""
+        keys = _program_of(text)
+        if re.match(r"(?:\S*/)?torchrun\s", text):
+            import shlex  # only a mistake needs it
+
+            made = f"`distlaunch import torchrun {shlex.quote(text)}`"
+            self.problem("script", f"{made} prints a job file for this command")
+        elif keys and self.places["script"].typed:
+            gone = {} if "script" in keys else {"script": "null"}
+            self.problem("script", f"write {' '.join(starmap(setting, {**gone, **keys}.items()))}")
+        elif keys:
+            self.problem("script", f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}")
 
     def _check_binding(self) -> None:
         given = self.checked.get("cpu_binding")
@@ -405,6 +412,19 @@ class _Builder:
     def _interpreter(self, text: str | None) -> str | None:
         """A path if it has a slash, else a name for the node's PATH."""
         return self._on_node(text) if text and "/" in text else text
+
+
+def _program_of(text: str) -> dict[str, str]:
+    """The keys for a script that was written as a command line; none for a mere path."""
+    if found := re.fullmatch(r"(\S+\.py)\s+(\S.*)", text):
+        return {"script": found[1], "args": as_list(found[2])}
+    if found := re.fullmatch(r"((?:\S*/)?python[0-9.]*)\s+(-m\s+)?([^\s-]\S*)(?:\s+(\S.*))?", text):
+        keys = {"module" if found[2] else "script": found[3]}
+        keys |= {"args": as_list(found[4])} if found[4] else {}
+        return keys if found[1] in ("python", "python3") else {**keys, "python": found[1]}
+    if re.match(r"(?:\S*/)?(?:python[0-9.]*|bash|sh)\s", text):
+        return {"command": as_list(text)}
+    return {}
 
 
 def _twice(host: str, spare: bool, spare_before: bool) -> str:

@@ -100,7 +100,7 @@ def describe(value: Value) -> str:
         case Scalar(value=str(text)):
             return f'"{text}"' if len(text) <= 60 else f'"{text[:57]}…"'
         case Scalar(value=None, text=text):
-            return "~, which YAML reads as null: quote it" if text == "~" else "nothing"
+            return ("~, which YAML reads as null" if text == "~" else text) or "nothing"
         case Scalar(value=bool(flag)):
             return _as_read(value.text, str(flag).lower())
         case Scalar():
@@ -119,9 +119,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def as_list(text: str) -> str:
-    """How YAML writes the words of `text`, which stand between blanks, or else between commas, as a list."""
+    """How YAML writes the words of `text` as a list."""
+    return f"[{', '.join(map(_in_list, words_of(text)))}]"
+
+
+def words_of(text: str) -> list[str]:
+    """The words of `text`, which stand between blanks, or else between commas."""
     words = text.split() if re.search(r"\s", text.strip()) else re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", text)
-    return f"[{', '.join(map(_in_list, filter(None, (word.strip(' ,') for word in words))))}]"
+    return [word for word in (word.strip(" ,") for word in words) if word]
 
 
 def _in_list(word: str) -> str:

@@ -1,5 +1,6 @@
 """The job file's keys: the one table from which checks, the JSON schema and the reference are made."""
 
+from collections.abc import Sequence
 from typing import get_args
 
 from distlaunch.job.spec import NumaMode
@@ -316,6 +317,23 @@ def reference(record: Record = JOB, prefix: str = "") -> list[tuple[str, str, st
         for inner, inner_prefix in _sections(entry.kind, prefix + key):
             rows += reference(inner, inner_prefix)
     return rows
+
+
+def list_at(steps: Sequence[str]) -> tuple[str, int, list[str]]:
+    """The key of the list that `steps` lead into, how many of them lead to it, and those inside its item.
+
+    ("", 0, []) where they lead into none.
+    """
+    record: Record = JOB
+    for i, step in enumerate(steps[:-1]):
+        kind = record.fields[step].kind if step in record.fields else None
+        listed = isinstance(kind, ListOf) or (isinstance(kind, Either) and kind.items is not None)
+        if listed and steps[i + 1].isdecimal():
+            return ".".join(steps[: i + 1]), i + 1, list(steps[i + 2 :])
+        if not isinstance(kind, Record):
+            break
+        record = kind
+    return "", 0, []
 
 
 def _sections(kind: Type, path: str) -> list[tuple[Record, str]]:

@@ -20,6 +20,8 @@ from distlaunch.job.document import (
     describe,
     in_quotes,
     is_unset,
+    setting,
+    words_of,
 )
 
 Schema = dict[str, Any]
@@ -49,12 +51,31 @@ def _refuse_mapping(kind: Type, value: Value, path: str, problems: list[Problem]
     _refuse(kind, value, path, problems, hint and f"; {hint}")
 
 
-def _list_hint(value: Value, path: str) -> str:
-    """How to write a list whose items were given as one string."""
+def _list_hint(item: Type, value: Value, path: str) -> str:
+    """How to write a list whose items were given as one string, or as the keys of a mapping."""
     match value:
         case Scalar(value=str(text)) if text.strip(" ,"):
+            trial: list[Problem] = []
+            for word in words_of(text):
+                item.check(Scalar(word, value.place, word), path, trial)
+            if trial:
+                return f"; each of its items is {item.name}"
             return f"; write {value.place.entry(path.rpartition('.')[2], text, as_list(text))}"
+        case Entries() if value.entries and isinstance(item, Either) and isinstance(item.entries, Record):
+            return _records_hint(item.entries, value)
     return ""
+
+
+def _records_hint(record: "Record", value: Entries) -> str:
+    """How to write as a list one record, or several that were given as a mapping of names."""
+    names = [key for key, _, _ in value.walk()]
+    if set(names) & {*record.fields, *record.foreign}:
+        return f"; begin each item of the list with a dash, also a single one: - {names[0]}: …"
+    main = record.required[0]
+    if not value.place.typed:
+        return f"; write - {main}: {names[0]}"
+    listed = ", ".join(f"{{{main}: {name}}}" for name in names)
+    return f"; write {setting(value.place.source, f'[{listed}]')}"
 
 
 def _quote_hint(kind: Type, value: Value, path: str) -> str:
@@ -69,7 +90,7 @@ def _quote_hint(kind: Type, value: Value, path: str) -> str:
 def _unquoted(value: Value) -> str:
     """What was meant as a string: a number, a switch, `{word}` or `word: word`."""
     match value:
-        case Scalar(value=bool() | int() | float(), text=text):
+        case Scalar(value=bool() | int() | float() | None, text=text):
             return text
         case Entries(entries=((Scalar(value=str(key)), Scalar(value=None, text="")),)):
             return f"{{{key}}}"
@@ -121,9 +142,8 @@ class Word(NamedTuple):
                 pass
             case Scalar(value=str(text)) | Scalar(text=text) if "\0" not in text:
                 return text
-        _refuse(
-            self, value, path, problems, _quote_hint(self, value, path) if isinstance(value, Entries) else ""
-        )
+        odd = isinstance(value, Entries) or (isinstance(value, Scalar) and value.value is None)
+        _refuse(self, value, path, problems, _quote_hint(self, value, path) if odd else "")
         return None
 
     def schema(self) -> Schema:
@@ -297,7 +317,7 @@ class ListOf(NamedTuple):
     def check(self, value: Value, path: str, problems: list[Problem]) -> tuple[Any, ...] | None:
         """The items."""
         if not isinstance(value, Items) or len(value.items) < self.least:
-            _refuse(self, value, path, problems, _list_hint(value, path))
+            _refuse(self, value, path, problems, _list_hint(self.item, value, path))
             return None
         return tuple(self.item.check(item, f"{path}[{i}]", problems) for i, item in enumerate(value.items))
 
@@ -321,6 +341,8 @@ class MapOf(NamedTuple):
             return None
         checked = {}
         for key, at, entry in value.walk():
+            if is_unset(entry):
+                continue
             if not re.fullmatch(self.pattern, key):
                 wrong = colon_hint(key, at.place) or f"expected {self.key_name}, got {describe(at)}"
                 problems.append(at.place.problem(f"{path}.{key}", wrong))
@@ -386,7 +408,7 @@ class Either(NamedTuple):
     def _hint(self, value: Value, path: str) -> str:
         if self.text:
             return _quote_hint(self.text, value, path)
-        return _list_hint(value, path) if isinstance(self.items, ListOf) else ""
+        return _list_hint(self.items.item, value, path) if isinstance(self.items, ListOf) else ""
 
     def schema(self) -> Schema:
         """JSON Schema."""

@@ -8,7 +8,10 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan
 
 
 def plan_document(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> dict[str, Any]:
-    """The plan; `nodes` maps node index → its workers. Inherited values are null: they may be secrets."""
+    """The plan; `nodes` maps node index → its workers.
+
+    Inherited values are null: they may be secrets. So is a port that is picked at the start.
+    """
     if not plan.spec.engine.gives_ranks:
         return _elastic_document(plan, nodes)
     return {
@@ -18,7 +21,7 @@ def plan_document(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> dict[
         "master_addr": plan.master_addr,
         "master_port": plan.master_port,
         **_binding(plan.spec.binding),
-        "nodes": [_node(node, nodes[node.node_rank]) for node in plan.nodes],
+        "nodes": [_node(plan, node, nodes[node.node_rank]) for node in plan.nodes],
     }
 
 
@@ -49,11 +52,11 @@ def _agent(node: NodePlan, agent: WorkerPlan) -> dict[str, Any]:
     return {**_place(node), "procs": node.agent_procs, "agent": _process(agent)}
 
 
-def _node(node: NodePlan, workers: list[WorkerPlan]) -> dict[str, Any]:
+def _node(plan: LaunchPlan, node: NodePlan, workers: list[WorkerPlan]) -> dict[str, Any]:
     return {
         "node_rank": node.node_rank,
         **_place(node),
-        "workers": [_worker(node, worker) for worker in workers],
+        "workers": [_worker(plan, node, worker) for worker in workers],
     }
 
 
@@ -67,12 +70,15 @@ def _place(node: NodePlan) -> dict[str, Any]:
     }
 
 
-def _worker(node: NodePlan, worker: WorkerPlan) -> dict[str, Any]:
+def _worker(plan: LaunchPlan, node: NodePlan, worker: WorkerPlan) -> dict[str, Any]:
+    process = _process(worker)
+    if plan.master_port is None:
+        process["env"]["MASTER_PORT"] = None
     return {
         "rank": worker.rank,
         "local_rank": worker.local_rank,
         "device": node.device(worker.local_rank),
-        **_process(worker),
+        **process,
     }
 
 

@@ -8,7 +8,18 @@ import yaml
 
 from distlaunch.errors import JobError, Problem, UsageError, reason
 from distlaunch.job.build import Surroundings, build_spec
-from distlaunch.job.document import OVERRIDE, Entries, Items, Place, Scalar, Value, in_quotes, override
+from distlaunch.job.document import (
+    OVERRIDE,
+    Entries,
+    Items,
+    Place,
+    Scalar,
+    Value,
+    in_quotes,
+    override,
+    setting,
+)
+from distlaunch.job.fields import list_at
 from distlaunch.job.hosts import HostEntry, parse_hostfile
 from distlaunch.job.paths import home_error
 from distlaunch.job.spec import JobSpec
@@ -29,21 +40,26 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
     """
     if path.endswith(".py"):
         raise UsageError(f"{path} is a script, not a job file: name it in one, with script: {path}")
-    source = "standard input" if path == STDIN else path
+    source = source_of(path)
     document = parse(read_text(path), source)
     for text in overrides:
         document = _overridden(document, text)
     if extra_args:
         document = _with_args(document, extra_args)
-    piped = _is_piped(path)
+    piped = is_piped(path)
     folder = _working_directory() if piped else str(Path(path).resolve().parent)
     name = PIPED_NAME if piped else None
     around = Surroundings(folder, os.path.expanduser("~"), os.environ, name=name, piped=piped)
     return build_spec(document, source, around._replace(hostfile=_hostfile(document, around)))
 
 
-def _is_piped(path: str) -> bool:
-    """Whether a job file has no place of its own: standard input, or a shell's <(command)."""
+def source_of(path: str) -> str:
+    """How a message names a file."""
+    return "standard input" if path == STDIN else path
+
+
+def is_piped(path: str) -> bool:
+    """Whether a file has no place of its own: standard input, or a shell's <(command)."""
     return path == STDIN or path.startswith("/dev/") or not os.path.isfile(path)
 
 
@@ -209,13 +225,37 @@ def _overridden(document: Value, text: str) -> Value:
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]
     if len(steps) > MAX_DEPTH:
         raise UsageError(f"{source[:60]}…: deeper than {MAX_DEPTH} levels")
+    if refused := _itemless(document, steps, value):
+        raise UsageError(f"--set {text}: {refused}")
     new = _moved(new, Place(source, typed=value))
-    if isinstance(new, Scalar) and new.value is None and steps[-2:-1] != ["env"]:
+    if isinstance(new, Scalar) and new.value is None and not _is_callers(document, steps):
         new = new._replace(unset=True)
     try:
         return override(_spelled_out(document, steps), steps, new)
     except KeyError as error:
         raise UsageError(f"--set {text}: {error.args[0]}") from None
+
+
+def _is_callers(document: Value, steps: list[str]) -> bool:
+    """Whether null means the caller's value: for a variable that is not there to be taken out."""
+    return steps[-2:-1] == ["env"] and _found(document, steps) is None
+
+
+def _itemless(document: Value, steps: list[str], value: str) -> str | None:
+    """What to write where `steps` lead to an item of a list that the file does not have."""
+    key, at, inner = list_at(steps)
+    above = _found(document, steps[:at])
+    if not at or isinstance(above, Items | Entries):
+        return None
+    item = value
+    for step in reversed(inner):
+        item = f"{{{step}: {item}}}"
+    if inner and steps[0] in _SHORT and inner != [_SHORT[steps[0]][1]]:
+        item = f"{{{_SHORT[steps[0]][1]}: …, {item[1:]}"
+    whole = setting(key, f"[{item}]")
+    return (
+        f"{key} is not a list in the job file, so none of its items can be set; give the whole list: {whole}"
+    )
 
 
 def _spelled_out(document: Value, steps: list[str]) -> Value:

@@ -41,6 +41,21 @@ def test_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("torchrun", "torchrun --nproc-per-node 2 \\\n x.py\n", "script: x.py"),
+        ("accelerate", "num_processes: 2\n", "procs_per_node"),
+        ("hostfile", "a slots=2\n", "nodes: [a]"),
+    ],
+)
+def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
+    made = distlaunch("import", kind, "-", input=text)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert words in made.stdout
+    assert "hostfile:" not in made.stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["torchrun", "torchrun 'x"], "the command line, character 10"),

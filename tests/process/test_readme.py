@@ -1,11 +1,12 @@
 """README says what is true: its commands exist, its examples run, its tables are complete."""
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
-from distlaunch.contract import RESERVED
+from distlaunch.contract import HANDLED_SIGNALS, RESERVED
 from distlaunch.errors import Exit
 from distlaunch.job.fields import reference
 from tests.harness import ROOT, distlaunch
@@ -24,6 +25,7 @@ def test_every_exit_status_is_told() -> None:
     table = README.partition("distlaunch's own:")[2].partition("## ")[0]
     told = {int(number) for row in re.findall(r"(?m)^\| ([\d, ]+) \|", table) for number in row.split(",")}
     assert told >= {status for status in Exit if status not in (Exit.OK, Exit.FAILED, Exit.INTERNAL)}
+    assert told >= {128 + signal.Signals[name] for name in HANDLED_SIGNALS.split(",")}
 
 
 def test_the_variables_that_workers_get_are_told() -> None:

@@ -250,6 +250,13 @@ def test_h_is_help(command: str) -> None:
     assert distlaunch(command, "-h").stdout == distlaunch(command, "--help").stdout != ""
 
 
+@pytest.mark.parametrize("target", ["29777", ":29777"])
+def test_a_port_alone_to_check_is_told_with_a_host(target: str) -> None:
+    done = distlaunch("check-port", target)
+    words = f"{target}: neither a job file nor host:port; write localhost:29777 for a port here"
+    assert (done.returncode, done.stderr) == (2, f"distlaunch: {words}\n")
+
+
 def test_a_rank_to_show_must_be_there(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", "gpus_per_node: 0\nprocs_per_node: 3\nlogs: {console: [7]}")
     for command in ("run", "dry-run"):

@@ -35,7 +35,7 @@ CPUS = 6
 
 def imported(command: str) -> Draft:
     line = launcher_line(command)
-    return torchrun_draft(line.command, CPUS, line.notes)
+    return torchrun_draft(line.command, CPUS, line.notes, line.remote)
 
 
 def words_in(text: str) -> tuple[str, ...]:
@@ -208,6 +208,40 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("torchrun '~/x.py'", {"procs_per_node": 1, "script": "./~/x.py"}),
+    ("torchrun \\~/x.py", {"procs_per_node": 1, "script": "./~/x.py"}),
+    ("torchrun ~/x.py", {"procs_per_node": 1, "script": "~/x.py"}),
+    (
+        "~/v/bin/torchrun --log-dir ~/l '~/x.py'",
+        {"procs_per_node": 1, "script": "./~/x.py", "python": "~/v/bin/python", "logs": {"dir": "~/l"}},
+    ),
+    (
+        "PYTHON_EXEC=~/p PET_LOG_DIR=~/l torchrun ~/x.py",
+        {"procs_per_node": 1, "script": "~/x.py", "python": "~/p", "logs": {"dir": "~/l"}},
+    ),
+    (
+        "torchrun x.py a#b '#c' \\#d # e 'f",
+        {"procs_per_node": 1, "script": "x.py", "args": ["a#b", "#c", "#d"]},
+    ),
+    ("ssh a torchrun x.py", {"nodes": ["a"], "procs_per_node": 1, "script": "x.py", "workdir": "~"}),
+    (
+        "ssh -tp 22 -iK me@a -v 'cd b && A=1 torchrun x.py'",
+        {"nodes": ["me@a"], "procs_per_node": 1, "script": "x.py", "env": {"A": "1"}, "workdir": "~/b"},
+    ),
+    (
+        "ssh $H 'cd /b; torchrun x.py'",
+        {"nodes": ["HOST0"], "procs_per_node": 1, "script": "x.py", "workdir": "/b"},
+    ),
+    (
+        "ssh b torchrun --nnodes 3 --node-rank 2 --master-addr a x.py",
+        {
+            "nodes": ["a", "HOST1", "b"],
+            "procs_per_node": 1,
+            "master_addr": "a",
+            "script": "x.py",
+            "workdir": "~",
+        },
+    ),
+    ("torchrun x.py ssh a", {"procs_per_node": 1, "script": "x.py", "args": ["ssh", "a"]}),
 ]
 
 
@@ -249,6 +283,51 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
 )
 def test_what_has_no_equal_is_a_comment(command: str, words: str) -> None:
     assert words in comments(imported(command))
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("data/*.pt", True),
+        ("a?", True),
+        ("[0-3].pt", True),
+        ("{1..3}", True),
+        ("x{a,b}", True),
+        ("~/x", True),
+        ("data=~/x", True),
+        ("'*.pt'", False),
+        ('"~/x"', False),
+        ("\\*", False),
+        ("'{1..3}'", False),
+        ("{rank}", False),
+        ("layers=[64,64]", False),
+        ("a~", False),
+        ("--data=~/x", False),
+    ],
+)
+def test_what_a_shell_would_have_expanded_is_told_as_it_stands(word: str, told: bool) -> None:
+    found = [line for line in comments(imported(f"torchrun x.py {word}")).splitlines() if "expands" in line]
+    assert len(found) == told
+    assert all(line.startswith("# a job file expands ") and line.endswith(f" {word}") for line in found)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("torchrun x.py # best", "from the command line: # best"),
+        ("A=~/x torchrun x.py", "write the whole path for A=~/x"),
+        ("export A=~/x; torchrun x.py", "write the whole path for A=~/x"),
+        ("torchrun ~bob/x.py", "~bob is not expanded"),
+        ("ssh -p 9 a torchrun x.py", "`ssh -p 9 a`: `distlaunch run` reaches the hosts in nodes over ssh"),
+        ("ssh -p 9 a torchrun x.py", "put -p 9 into your ssh_config"),
+        ("ssh a torchrun x.py", "ssh starts a command in the home of its user"),
+    ],
+)
+def test_what_else_a_shell_does_is_told(command: str, words: str) -> None:
+    try:
+        assert words in comments(imported(command))
+    except JobError as error:
+        assert words in str(error)
 
 
 def test_a_common_line_of_one_node_needs_no_remark() -> None:
@@ -303,7 +382,8 @@ def test_rendezvous_lines_that_are_offered_load(backend: str, nodes: list[str]) 
 
 def test_other_lines_that_are_offered_load() -> None:
     text = draft_text(hostfile_draft("a slots=1\nb slots=2\n" * 9, "my hosts"))
-    (taken,) = uncommented(text)
+    told, taken = sorted(uncommented(text), key=lambda each: "\nhostfile:" in each)
+    assert [(node.procs, node.gpus) for node in spec_of(told).nodes] == [(9, 9), (18, 18)]
     assert 'hostfile: "my hosts"' in taken
     assert len(spec_of(taken, hostfile=tuple(parse_hostfile("a\nb\n", "my hosts", []))).nodes) == 2
     for more in ("", ", main_process_ip: a", ", main_process_ip: a, main_process_port: 0"):

@@ -470,7 +470,7 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
         pytest.param(
             "script: x\nenv: {A-B: 1}", '2:7: env.A-B: expected a variable name, got "A-B"', id="no name"
         ),
-        pytest.param("script: x\nargs: [null]", "2:8: args[0]: expected a string, got nothing", id="null"),
+        pytest.param("script: x\nargs: [null]", "2:8: args[0]: expected a string, got null", id="null"),
         pytest.param("script: x\nargs: --a b", "2:7: args: expected a list, got", id="args as one string"),
         pytest.param(
             "script: x\nbackend: ncll",
@@ -937,6 +937,16 @@ def test_set_alone_makes_a_job_of_an_empty_file(load: Load) -> None:
         ("script: x\nargs: [a]", ("args=null",), "args", ("more",)),
         ("script: x", ("name=null",), "name", "job"),
         ("script: x", ("script=null", "script=y"), "program.words", ("y",)),
+        ("script: x\nenv: {A: b, C: d}", ("env.A=null",), "env", {"C": EnvValue("d")}),
+        ("script: x\nenv: {A: null}", ("env.A=null",), "env", {}),
+        ("script: x", ("env.A=b", "env.A=null"), "env", {}),
+        ("script: x\nnodes: [{host: a, env: {A: b}}]", ("nodes[0].env.A=null",), "nodes.0.env", {}),
+        (
+            "script: x\nrendezvous: {backend: c10d, conf: {a: b}}",
+            ("rendezvous.conf.a=null",),
+            "rendezvous_conf",
+            {},
+        ),
     ],
 )
 def test_null_takes_a_key_out(
@@ -949,6 +959,74 @@ def test_null_takes_a_key_out(
 def test_null_still_takes_the_callers_variable(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "s3cret")
     assert load("script: x", "env.SOME_TOKEN=null").env["SOME_TOKEN"].text == "s3cret"
+    told = load("script: x\nenv: {SOME_TOKEN: a}", "env={SOME_TOKEN: null}")
+    assert told.env["SOME_TOKEN"].text == "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("nodes.0.procs=3", "nodes=[{host: …, procs: 3}]"),
+        ("nodes[0].env.A=3", "nodes=[{host: …, env: {A: 3}}]"),
+        ("nodes[0].host=a", "nodes=[{host: a}]"),
+        ("spares[0]=a", "spares=[a]"),
+        ("command[1]=b", "command=[b]"),
+        ("logs.console[0]=1", "logs.console=[1]"),
+    ],
+)
+@pytest.mark.parametrize("base", ["script: x", "script: x\nnodes: 2"])
+def test_an_item_of_a_list_that_is_not_there_needs_the_whole_list(
+    load: Load, base: str, override: str, value: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(base, override)
+    key = value.partition("=")[0]
+    assert f"{override}: {key} is not a list in the job file" in str(caught.value)
+    assert str(caught.value).endswith(f"give the whole list: --set {shlex.quote(value)}")
+
+
+HOSTS_AS_KEYS = [
+    ("nodes: {host1: }", "2:8: nodes: expected an integer from 1 to 4096 or a list", "- host: host1"),
+    ("nodes:\n  host1: {procs: 2}", "3:3: nodes: expected an integer", "- host: host1"),
+    ("spares: {host1: }", "2:9: spares: expected a list", "- host: host1"),
+    ("nodes: {host: a, procs: 2}", "2:8: nodes: expected", "also a single one: - host: …"),
+    ("ssh: {options: -v}", "2:16: ssh.options:", 'each of its items is an option such as "Compression=no"'),
+    ("args: [--a, null]", "2:13: args[1]: expected a string, got null", 'quote it: "null"'),
+    ("args: [~]", "2:8: args[0]: expected a string, got ~, which YAML reads as null", 'quote it: "~"'),
+    ("args: [Null]", "2:8: args[0]: expected a string, got Null", 'quote it: "Null"'),
+]
+
+
+@pytest.mark.parametrize(("text", "start", "end"), HOSTS_AS_KEYS)
+def test_what_to_write_for_an_item_is_told(problems: Problems, text: str, start: str, end: str) -> None:
+    (problem,) = problems(f"script: x\n{text}")
+    assert problem.startswith(f"job.yaml:{start}")
+    assert problem.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("python ddp.py --epochs 3", "write script: ddp.py and args: [--epochs, 3]"),
+        ("python3 a/ddp.py", "write script: a/ddp.py"),
+        ("python3.12 ddp.py a", "write script: ddp.py and args: [a] and python: python3.12"),
+        ("/v/bin/python ddp.py", "write script: ddp.py and python: /v/bin/python"),
+        ("python -m a.b c", "write module: a.b and args: [c]"),
+        ("python -u ddp.py", "write command: [python, -u, ddp.py]"),
+        ("bash ddp.sh a", "write command: [bash, ddp.sh, a]"),
+        ("torchrun a.py", "`distlaunch import torchrun 'torchrun a.py'` prints a job file for this command"),
+    ],
+)
+def test_a_command_line_as_a_script_is_told_as_keys(
+    load: Load, problems: Problems, text: str, hint: str
+) -> None:
+    assert problems(f"script: {text}") == [f"job.yaml:1:9: script: {hint}"]
+    if hint.startswith("write"):
+        load(hint.removeprefix("write ").replace(" and ", "\n"))
+
+
+def test_a_script_with_blanks_in_its_name_is_one(load: Load) -> None:
+    assert load("script: my python script.py").program.words == ("my python script.py",)
 
 
 def test_null_for_a_key_that_does_not_exist_is_refused(problems: Problems) -> None:
@@ -977,6 +1055,9 @@ def test_null_for_a_key_that_does_not_exist_is_refused(problems: Problems) -> No
         ("env.A=*x", """--set 'env.A="*x"'"""),
         ("env={A:1}", "--set 'env={A: 1}'"),
         ("ssh.options=A=b", "--set 'ssh.options=[A=b]'"),
+        ("nodes={a: , b: }", "--set 'nodes=[{host: a}, {host: b}]'"),
+        ("script=python a.py b", "--set script=a.py --set 'args=[b]'"),
+        ("script=python -m a.b", "--set script=null --set module=a.b"),
     ],
 )
 def test_a_hint_about_an_override_is_one_to_paste(

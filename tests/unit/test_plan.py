@@ -459,6 +459,18 @@ def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> N
     assert worker["argv"] == ["python3", "-u", "/project/t.py"]
 
 
+@pytest.mark.parametrize(
+    ("text", "port", "variable"), [("", None, None), ("master_port: 29500", 29500, "29500")]
+)
+def test_a_port_that_is_picked_at_the_start_is_null_in_a_plan_as_data(
+    text: str, port: int | None, variable: str | None
+) -> None:
+    plan = plan_of(text)
+    document = plan_document(plan, {0: workers(plan, plan.nodes[0], MEETING)})
+    (worker,) = document["nodes"][0]["workers"]
+    assert (document["master_port"], worker["env"]["MASTER_PORT"]) == (port, variable)
+
+
 # The console
 
 
