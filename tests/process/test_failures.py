@@ -164,6 +164,30 @@ def test_what_is_left_out_of_the_last_words_is_counted_from_the_start(tmp_path: 
     assert done.stderr.count("  | noise") == 23
 
 
+def test_input_says_where_stdin_is(tmp_path: Path) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, "input('name? ')", "gpus_per_node: 0")))
+    expected = "hint: input() needs stdin, which `run` gives no rank: use `distlaunch torchrun` on one node\n"
+    assert expected in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        ("plain.py", "a module is named without .py: `module: plain`; a file belongs in `script:`"),
+        ("pkg.trian", "check the name of the module: Python looks for it in the workdir and on PYTHONPATH"),
+        ("pgk.train", "check the name of the module: Python looks for it in the workdir and on PYTHONPATH"),
+        ("pkg", "name a module in that package, or give it a __main__.py: `python -m pkg` runs that"),
+    ],
+)
+def test_a_module_that_is_misnamed_says_how_to_name_it(tmp_path: Path, module: str, hint: str) -> None:
+    (tmp_path / "pkg").mkdir()
+    for name in ("plain.py", "pkg/__init__.py", "pkg/train.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "job.yaml").write_text(f"module: {module}\ngpus_per_node: 0\n")
+    done = distlaunch("run", str(tmp_path / "job.yaml"))
+    assert f"hint: {hint}\n" in done.stderr, done.stderr
+
+
 def test_a_breakpoint_says_where_a_terminal_is(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, "breakpoint()", "gpus_per_node: 0")))
     assert done.returncode == 1
