@@ -131,10 +131,14 @@ class RanksLag(NamedTuple):
 
 
 class RanksStalled(NamedTuple):
-    """The node's workers that neither print nor compute; the others do, or have ended."""
+    """The node's workers that neither print nor compute; the others do, or have ended.
+
+    `stopped` are (local rank, pid) of those that a signal has stopped, themselves or a process below them.
+    """
 
     node: int
     local_ranks: tuple[int, ...]
+    stopped: tuple[tuple[int, int], ...] = ()
 
 
 class StackDumped(NamedTuple):

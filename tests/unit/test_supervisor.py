@@ -122,8 +122,8 @@ class History:
             done += self.feed(TimerDue(*alarm))
         return done
 
-    def to_preparing(self) -> "History":
-        self.feed(*(up(node) for node in range(len(self.state.nodes))))
+    def to_preparing(self, gpus: int = 0) -> "History":
+        self.feed(*(up(node, gpus) for node in range(len(self.state.nodes))))
         assert self.state.phase is Phase.PREPARING
         return self
 
@@ -1155,6 +1155,27 @@ def test_where_a_rank_is_blocked_is_told_by_its_innermost_frames() -> None:
     assert words == "rank 1 is blocked in: read (t.py:3) < main (t.py:9)"
     (words,) = texts(job.feed(StackDumped(0, 1, "Permission denied")))
     assert words == "where rank 1 is blocked: Permission denied"
+
+
+def test_why_there_are_no_stacks_is_told_once_in_a_run() -> None:
+    job = stalled("notice")
+    why = "py-spy is not there"
+    said = [texts(job.feed(StackDumped(node, rank, why))) for node, rank in ((0, 1), (0, 0), (1, 0))]
+    assert said == [["where rank 1 is blocked: py-spy is not there"], [], []]
+
+
+def test_a_rank_that_a_signal_has_stopped_is_told_so_and_blamed_before_those_that_wait_for_it() -> None:
+    job = stalled("stop")
+    job.feed(RanksStalled(0, (0, 1), ((1, 812),)))
+    said = job.tick()
+    (words,) = texts(said, "warning")
+    stopped = "rank 1 (a, pid 101: stopped by a signal; `kill -CONT 812` resumes it)"
+    assert words.startswith(f"stalled: rank 0 (a, pid 100), {stopped}: no output"), words
+    assert wanted(said) == [Dump(0, (0,), abort=True)]
+    job.feed(stack(0, 0, *IN_COLLECTIVE))
+    (words,) = texts(job.tick(), "error")
+    assert words == "stalled: rank 1 (a) did nothing for 10 min, stopped by a signal"
+    assert job.blamed == (Exit.TIMEOUT, 1, 0)
 
 
 # Reports out of turn: an agent may be broken, or not ours at all
