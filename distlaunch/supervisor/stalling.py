@@ -153,7 +153,7 @@ def stall_act_due(state: State, now: float) -> Step:
 
 
 def _cause(state: State, now: float) -> Cause:
-    """Who keeps the others waiting: who was stopped, or the rank that stacks tell; else all that are stalled."""
+    """Who keeps the others waiting: who was stopped, or whom stacks tell; else all that are stalled."""
     # Also who has died of the dump.
     stalled = [worker for worker in state.workers if worker.stall is not None]
     waiting = [worker.rank for worker in stalled if _waits_for_others(worker)]
