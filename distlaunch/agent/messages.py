@@ -274,9 +274,10 @@ class Stack(Record):
 
 
 class LeavingEarly(Record):
-    """The agent was told to stop by a signal, its workers follow."""
+    """The agent was told to stop by a signal, its workers follow; `orphaned`: as its guardian has ended."""
 
     signal: int
+    orphaned: bool
 
 
 class Dropped(Record):

@@ -130,7 +130,9 @@ def _unstarted(node: int, report: messages.Unstarted, clock: Clock) -> Event:
 _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
     messages.Hello: _hello,
     messages.Pong: lambda node, it, clock: None,
-    messages.LeavingEarly: lambda node, it, clock: events.AgentLeaving(node, number(it.signal, "signal")),
+    messages.LeavingEarly: lambda node, it, clock: events.AgentLeaving(
+        node, number(it.signal, "signal"), it.orphaned
+    ),
     messages.Held: lambda node, it, clock: events.PortHeld(node, number(it.port, "port")),
     messages.Unheld: lambda node, it, clock: events.PortRefused(
         node, _cut(it.error), _mappings(it.owners, "owners")

@@ -24,10 +24,11 @@ class LinkEnded(NamedTuple):
 
 
 class AgentLeaving(NamedTuple):
-    """An agent was told to stop by a signal, or its guardian died; its workers will follow."""
+    """An agent was told to stop by a signal, or is `orphaned`: its guardian died. Its workers will follow."""
 
     node: int
     signum: int
+    orphaned: bool = False
 
 
 class AddressesFound(NamedTuple):

@@ -370,6 +370,23 @@ def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         assert run.holders() == []
 
 
+@pytest.mark.parametrize(
+    ("signum", "why"),
+    [
+        (signal.SIGKILL, "its agent's guardian process was killed"),
+        (signal.SIGTERM, "its agent was stopped by signal 15 (SIGTERM)"),
+    ],
+)
+def test_a_guardian_that_gets_a_signal_is_told_as_what_it_is(
+    signum: signal.Signals, why: str, tmp_path: Path
+) -> None:
+    with running(write_job(tmp_path, SLEEPER, CPU)) as run:
+        run.wait_ready(4)
+        kill(children_of(run.process.pid)[1], signum)
+        assert run.wait() == 71
+        assert f"node1 was lost: {why}\n" in run.stderr, run.stderr
+
+
 def test_a_third_interrupt_returns_at_once_and_the_agents_finish(tmp_path: Path) -> None:
     with running(write_job(tmp_path, STUBBORN, CPU), "--set", "timeouts.stop=60s") as run:
         run.wait_ready(4)
