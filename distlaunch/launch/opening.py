@@ -8,7 +8,7 @@ from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import Address, JobSpec, SshOptions
 from distlaunch.rim.bundle import bundle_for
 from distlaunch.rim.link import Link
-from distlaunch.transport.argv import argv_of
+from distlaunch.transport.argv import CONTROL_FOLDER, argv_of
 from distlaunch.transport.boot import boot_text, candidates_text
 
 _HERE = Address()
@@ -69,7 +69,17 @@ def _open(
         )
 
     argv = argv_of(reach, ssh)
+    if ssh.persist_s is not None and not local:
+        _make_control_folder()
     try:
         return Link(argv, candidates_text(interpreters), boot, nonce, local, (0, 1) if shares else ())
     except OSError as error:
         raise DistlaunchError(f"can't start {argv[0]}: {reason(error)}") from None
+
+
+def _make_control_folder() -> None:
+    """Where ssh will make its socket; it makes that folder itself only for known_hosts."""
+    from pwd import getpwuid  # few jobs keep their connections
+
+    with contextlib.suppress(OSError, KeyError):  # ssh says what it lacks
+        os.mkdir(CONTROL_FOLDER.replace("~", getpwuid(os.geteuid()).pw_dir, 1), 0o700)

@@ -4,7 +4,7 @@ import re
 from shlex import join, quote
 
 from distlaunch.job.spec import Address, SshOptions
-from distlaunch.transport.argv import plain_ssh_argv
+from distlaunch.transport.argv import CONTROL_FOLDER, plain_ssh_argv
 from distlaunch.transport.failure import Kind, LinkFailure
 
 
@@ -20,6 +20,7 @@ def advice_for(failure: LinkFailure, reach: Address, ssh: SshOptions, python: st
         asking=plain.replace("ssh", "ssh -o StrictHostKeyChecking=ask", 1),
         version=f"{plain} {_remote([python, '-V'])}",
         config=ssh.config or "~/.ssh/config",
+        sockets=CONTROL_FOLDER,
         forget=_forgetting(failure.words),
     )
     return text + (_ON_THE_WAY if failure.on_the_way and failure.kind not in _OF_PROXIES else "")
@@ -79,6 +80,10 @@ _ADVICE = {
     Kind.NOISE: "does its shell start-up file print? try `{ssh} true`",
     Kind.PROTOCOL: "the agent is of another version, or something on the way alters the data",
     Kind.BAD_OPTION: "check `ssh:` in the job file, and {config}",
+    Kind.SHARING: (
+        "ssh.persist has ssh make a socket in {sockets} here: see that it is writable and its path is short,"
+        " or leave out ssh.persist"
+    ),
     Kind.UNSTARTED: "try `{version}`: its login shell or its Python ended too soon",
     Kind.LOST: "check the network, and the machine's log",
 }

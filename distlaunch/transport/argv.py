@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from distlaunch.job.spec import Address, SshOptions
 from distlaunch.transport.boot import SCRIPT
 
+CONTROL_FOLDER = "~/.ssh"
+"""Where kept connections have their sockets; ssh takes ~ from the user database, not from HOME."""
+
 # Ours come first and so win over the user's: ssh takes the first value of each option.
 _FIXED = (
     "BatchMode=yes",  # a password prompt would hang unseen
@@ -70,7 +73,8 @@ def _sharing(ssh: SshOptions) -> list[str]:
     if ssh.persist_s is None:
         # A master that the user keeps may outlive us and then owns our stdio: never join it unasked.
         return ["ControlMaster=no", "ControlPath=none"]
-    return ["ControlMaster=auto", "ControlPath=~/.ssh/distlaunch-%C", f"ControlPersist={ssh.persist_s}"]
+    path = f"{CONTROL_FOLDER}/distlaunch-%C"
+    return ["ControlMaster=auto", f"ControlPath={path}", f"ControlPersist={ssh.persist_s}"]
 
 
 def _target(address: Address) -> list[str]:

@@ -32,6 +32,7 @@ class Kind(Enum):
     NOISE = "too much output before the agent started"
     PROTOCOL = "protocol error"
     BAD_OPTION = "ssh refused its options"
+    SHARING = "connection can't be kept open"
     UNSTARTED = "agent not started"
     LOST = "connection lost"
 
@@ -66,7 +67,7 @@ _SETTINGS = frozenset(
     {
         *(Kind.AUTHENTICATION, Kind.HOST_KEY, Kind.HOST_KEY_CHANGED, Kind.HOST_KEY_REVOKED),
         *(Kind.NO_PYTHON, Kind.OLD_PYTHON, Kind.NOISE, Kind.PROTOCOL),
-        *(Kind.NOT_SSH, Kind.ALGORITHM, Kind.FORWARDING, Kind.NO_PROXY, Kind.BAD_OPTION),
+        *(Kind.NOT_SSH, Kind.ALGORITHM, Kind.FORWARDING, Kind.NO_PROXY, Kind.BAD_OPTION, Kind.SHARING),
     }
 )
 
@@ -107,6 +108,7 @@ _BAD_OPTION = (
     r"|Can't open user config file|Bad owner or permissions on"
     r"|^bind .*: Cannot assign requested address|no suitable addresses"
 )
+_SHARING = r"^unix_listener: (?:cannot bind to )?path |^ControlPath .*too long"
 _NOT_SSH = (
     r"banner line too long|banner exchange: .*(?:invalid format|could not read protocol)|Bad remote protocol"
 )
@@ -127,6 +129,7 @@ _BY_SSH = (
     (Kind.AUTHENTICATION, _AUTHENTICATION),
     (Kind.UNRESOLVED, r"Could not resolve hostname"),
     (Kind.BAD_OPTION, _BAD_OPTION),
+    (Kind.SHARING, _SHARING),
     (Kind.ALGORITHM, r"Unable to negotiate with"),
     (Kind.NOT_SSH, _NOT_SSH),
     (Kind.JUMP_UNRESOLVED, _JUMP_UNRESOLVED),
