@@ -507,6 +507,13 @@ def test_a_record_of_torch_is_shown(tmp_path: Path) -> None:
     assert "  | boom at last" in done.stderr
 
 
+def test_why_the_last_node_can_not_be_used_is_told_once(tmp_path: Path) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, "", "gpus_per_node: 0\npython: /nowhere/python3\n")))
+    assert done.returncode == 69
+    told = [line for line in done.stderr.splitlines() if "no python" in line and "  | " not in line]
+    assert told == ["distlaunch: node0: no python; set `python:` to one that is there"], done.stderr
+
+
 def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
