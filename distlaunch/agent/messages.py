@@ -259,9 +259,11 @@ class Lagging(Record):
 
 
 class Stalled(Record):
-    """All that neither print nor compute for `stall_s`."""
+    """All that neither print nor compute for `stall_s`; `stopped`: [local rank, pid] of each of them that a
+    signal has stopped, itself or a process below it."""
 
     local_ranks: List[int]
+    stopped: List[List[int]]
 
 
 class Stack(Record):
@@ -272,9 +274,10 @@ class Stack(Record):
 
 
 class LeavingEarly(Record):
-    """The agent was told to stop by a signal, its workers follow."""
+    """The agent was told to stop by a signal, its workers follow; `orphaned`: as its guardian has ended."""
 
     signal: int
+    orphaned: bool
 
 
 class Dropped(Record):

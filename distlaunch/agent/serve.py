@@ -86,6 +86,7 @@ class Agent:
             messages.DialAll: self._on_dial,
             messages.Close: self._on_close,
         }
+        self._guardian = os.getppid()
         self._link_lost = False
         self._leaving = False
         self._status = wire.CLEAN
@@ -197,7 +198,7 @@ class Agent:
     def _say_leaving(self, signum: int) -> None:
         """Said at once, before the workers' exits, so that none of them is taken for the cause."""
         if not self._leaving:
-            self._outbox.report(messages.LeavingEarly(signum))
+            self._outbox.report(messages.LeavingEarly(signum, os.getppid() != self._guardian))
             self._flush()
 
     # Commands, one method each

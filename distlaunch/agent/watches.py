@@ -83,7 +83,7 @@ class StallWatch:
         self._poller, self._outbox, self._running, self._stall_s = poller, outbox, running, stall_s
         self._interval_s = min(STALL_INTERVAL_MAX_S, stall_s / STALL_LOOKS)
         self._pulses: "Dict[int, _Pulse]" = {}
-        self._stalled: "List[int]" = []
+        self._told = Stalled([], [])
         self._gpus: "Optional[gpus.Utilization]" = None
         self._poller.after(self._interval_s, "stalls", self._look)
 
@@ -98,15 +98,15 @@ class StallWatch:
         for worker in self._running():
             pids = [worker.pid, *procfs.descendants(worker.pid, parents)]
             self._feel(worker, _Pulse(activity.cpu_ticks(pids), worker.printed, now), self._gpus)
-        stalled = sorted(
-            worker.local_rank
-            for worker in self._running()
-            if now - self._pulses[worker.local_rank].alive_at >= self._stall_s
-        )
-        if stalled != self._stalled:
-            self._stalled = stalled
-            self._outbox.report(Stalled(stalled))
+        self._tell([w for w in self._running() if now - self._pulses[w.local_rank].alive_at >= self._stall_s])
         self._poller.after(self._interval_s, "stalls", self._look)
+
+    def _tell(self, stalled: "List[Worker]") -> None:
+        stopped = [[worker.local_rank, activity.stopped(worker.pid)] for worker in stalled]
+        told = Stalled(sorted(w.local_rank for w in stalled), sorted(each for each in stopped if each[1]))
+        if told != self._told:
+            self._told = told
+            self._outbox.report(told)
 
     def _feel(self, worker: "Worker", pulse: "_Pulse", devices: "gpus.Utilization") -> None:
         before = self._pulses.get(worker.local_rank)

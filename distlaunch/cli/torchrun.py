@@ -58,13 +58,14 @@ def _run(flags: Flags) -> int:
 
 def here() -> Here:
     """This machine and this process."""
+    from distlaunch.agent import scratch
     from distlaunch.agent.probes.gpus import gpu_count
 
     return Here(
         folder=_folder(),
         hostname=os.uname().nodename or "localhost",
         python=sys.executable,
-        temporary=os.environ.get("TMPDIR") or "/tmp",  # noqa: S108 — the run folder in it is new, and private
+        temporary=(*scratch.places(), scratch.MEMORY),
         gpus=gpu_count(),
         cpus=len(os.sched_getaffinity(0)),
         environ=os.environ,

@@ -40,12 +40,12 @@ UNUSED_WHEN_STATIC = {
 
 
 class Here(NamedTuple):
-    """What the command line is read against."""
+    """What the command line is read against; `temporary` are the folders for temporary ones, best first."""
 
     folder: str
     hostname: str
     python: str
-    temporary: str
+    temporary: tuple[str, ...]
     gpus: int
     cpus: int
     environ: Mapping[str, str]
@@ -219,9 +219,10 @@ def _logs(flags: Flags, here: Here) -> Logs:
         local_ranks=ranks_of(flags.local_ranks_filter),
     )
     wanted = None if nowhere else flags.log_dir
-    folder = os.path.join(here.folder, wanted or here.temporary)
+    places = (wanted,) if wanted else here.temporary
+    folder, *spares = (os.path.join(here.folder, place) for place in places)
     kept = wanted or streams.redirects or streams.tee
-    return Logs(folder, temporary=not kept, torchrun=streams)
+    return Logs(folder, temporary=not kept, torchrun=streams, spares=tuple(spares))
 
 
 def ranks_of(text: str) -> frozenset[int]:

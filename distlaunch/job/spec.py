@@ -112,7 +112,7 @@ class TorchrunLogs(NamedTuple):
 
 
 class Logs(NamedTuple):
-    """`folder` holds the run folders; `console` says whose output is shown.
+    """`folder` holds the run folders, or one of `spares` if it can't; `console` says whose output is shown.
 
     A `temporary` run folder is removed after a success; `torchrun` replaces `console`.
     """
@@ -121,6 +121,7 @@ class Logs(NamedTuple):
     console: Console = "all"
     temporary: bool = False
     torchrun: TorchrunLogs | None = None
+    spares: tuple[str, ...] = ()
 
 
 class ByHand(NamedTuple):

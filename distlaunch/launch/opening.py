@@ -64,7 +64,17 @@ def _open(reach: Transport, named_python: str | None, index: int, shares: bool =
             bundle_for(same_interpreter=reach.here and named_python in (None, sys.executable)), nonce, index
         )
 
+    if reach.folder:
+        _make_folder(reach.folder)
     try:
         return Link(reach, candidates_text(interpreters), boot, nonce, (0, 1) if shares else ())
     except OSError as error:
         raise DistlaunchError(f"can't start {reach.argv()[0]}: {reason(error)}") from None
+
+
+def _make_folder(path: str) -> None:
+    """Make a folder of the user's; the home is that of the user database, as ssh has it."""
+    from pwd import getpwuid  # few transports need one
+
+    with contextlib.suppress(OSError, KeyError):  # the transport says what it lacks
+        os.mkdir(path.replace("~", getpwuid(os.geteuid()).pw_dir, 1), 0o700)

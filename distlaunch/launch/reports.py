@@ -115,6 +115,13 @@ def _seen(row: Any) -> tuple[int, bool, str]:
     raise ProtocolError("lagging: ranks is no list of ranks, with what they do")
 
 
+def _stopped(row: list[int]) -> tuple[int, int]:
+    match row:
+        case [rank, pid]:
+            return number(rank, "stopped"), number(pid, "stopped", 1)
+    raise ProtocolError("stopped is no list of ranks, with a pid each")
+
+
 def _unstarted(node: int, report: messages.Unstarted, clock: Clock) -> Event:
     code = number(report.errno, "errno")
     return events.WorkerUnstarted(node, report.local_rank, _cut(report.stage), code, _cut(report.text))
@@ -123,7 +130,9 @@ def _unstarted(node: int, report: messages.Unstarted, clock: Clock) -> Event:
 _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
     messages.Hello: _hello,
     messages.Pong: lambda node, it, clock: None,
-    messages.LeavingEarly: lambda node, it, clock: events.AgentLeaving(node, number(it.signal, "signal")),
+    messages.LeavingEarly: lambda node, it, clock: events.AgentLeaving(
+        node, number(it.signal, "signal"), it.orphaned
+    ),
     messages.Held: lambda node, it, clock: events.PortHeld(node, number(it.port, "port")),
     messages.Unheld: lambda node, it, clock: events.PortRefused(
         node, _cut(it.error), _mappings(it.owners, "owners")
@@ -143,7 +152,7 @@ _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
     ),
     messages.Lagging: lambda node, it, clock: events.RanksLag(node, tuple(map(_seen, it.ranks))),
     messages.Stalled: lambda node, it, clock: events.RanksStalled(
-        node, _numbers(it.local_ranks, "local_ranks")
+        node, _numbers(it.local_ranks, "local_ranks"), tuple(map(_stopped, it.stopped))
     ),
     messages.Stack: lambda node, it, clock: events.StackDumped(
         node, number(it.local_rank, "local_rank"), _cut(it.text, MAX_STACK)

@@ -37,13 +37,21 @@ def start_run(spec: JobSpec) -> Start:
     """Begin a run of `spec`. Raises `DistlaunchError` when its folder can't be made."""
     clock = Clock(time.monotonic())
     run_id = new_run_id(spec.name)
-    try:
-        folder = RunFolder(spec.logs.folder, run_id, spec.engine.stem)
-    except OSError as error:
-        text = f"can't make the run folder in {spec.logs.folder}: {reason(error)}; logs.dir says where else"
-        raise DistlaunchError(text) from None
+    folder = _run_folder(spec, run_id)
     if len(spec.pool) > MANY_NODES:
         from distlaunch.rim.limits import make_room_for_links
 
         make_room_for_links(len(spec.pool))
     return Start(spec, run_id, folder, open_links(spec), clock)
+
+
+def _run_folder(spec: JobSpec, run_id: str) -> RunFolder:
+    refused = []
+    for place in (spec.logs.folder, *spec.logs.spares):
+        try:
+            return RunFolder(place, run_id, spec.engine.stem)
+        except OSError as error:
+            refused.append(f"{place}: {reason(error)}")
+    flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"
+    key = flag if spec.logs.torchrun else "logs.dir"
+    raise DistlaunchError(f"can't make the run folder in {'; '.join(refused)}; {key} says where else")

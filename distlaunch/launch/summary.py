@@ -179,9 +179,16 @@ class Summary(NamedTuple):
         assert self.state.plan is not None
         python = self.state.plan.node_of(cause.rank).python
         ending = Ending(
-            worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python
+            *(worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python),
+            *(self._module, self.state.spec.shares_stdio),
         )
         return "" if "uneven batches" in cause.text else advice(ending, words)
+
+    @property
+    def _module(self) -> str:
+        """What `module:` names, where a rank's own Python is to find it."""
+        program = self.state.spec.program
+        return program.words[0] if program.kind == "module" and self._gives_ranks else ""
 
     def _others(self) -> list[str]:
         groups: dict[str, list[int]] = {}

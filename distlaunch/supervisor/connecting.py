@@ -119,9 +119,10 @@ def _not_back(state: State, node: int, this: Retrying, now: float) -> Step:
 
 def _unusable(state: State, node: int, failure: LinkFailure, now: float) -> Step:
     state = state.with_node(node, Unusable(failure)).without_timers(Timer.RETRY, Timer.ANSWER, node=node)
-    said = Notice("error", f"{state.label(node)}: {failure.kind.value}")
     state, actions = all_connected(state, now)
-    return state, (said, *actions)
+    if state.cause and isinstance(state.nodes[node], Unusable):
+        return state, actions  # the summary, which follows at once, tells it with what to do
+    return state, (Notice("error", f"{state.label(node)}: {failure.kind.value}"), *actions)
 
 
 def all_connected(state: State, now: float) -> Step:

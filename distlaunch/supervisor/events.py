@@ -24,10 +24,11 @@ class LinkEnded(NamedTuple):
 
 
 class AgentLeaving(NamedTuple):
-    """An agent was told to stop by a signal, or its guardian died; its workers will follow."""
+    """An agent was told to stop by a signal, or is `orphaned`: its guardian died. Its workers will follow."""
 
     node: int
     signum: int
+    orphaned: bool = False
 
 
 class AddressesFound(NamedTuple):
@@ -131,10 +132,14 @@ class RanksLag(NamedTuple):
 
 
 class RanksStalled(NamedTuple):
-    """The node's workers that neither print nor compute; the others do, or have ended."""
+    """The node's workers that neither print nor compute; the others do, or have ended.
+
+    `stopped` are (local rank, pid) of those that a signal has stopped, themselves or a process below them.
+    """
 
     node: int
     local_ranks: tuple[int, ...]
+    stopped: tuple[tuple[int, int], ...] = ()
 
 
 class StackDumped(NamedTuple):

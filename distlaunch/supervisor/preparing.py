@@ -12,6 +12,7 @@ from distlaunch.supervisor.ending import end_job, listed
 from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFound
 from distlaunch.supervisor.interfaces import interface_notices, misnamed
 from distlaunch.supervisor.joining import watched
+from distlaunch.supervisor.missing_gpus import gpu_notices
 from distlaunch.supervisor.nodes import Route, Up, facts_of, is_usable, route_of
 from distlaunch.supervisor.state import Cause, Phase, State, Step
 from distlaunch.supervisor.timers import Timer
@@ -153,7 +154,8 @@ def start_when_prepared(state: State, now: float) -> Step:
     state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
     state = watched(state, now)
     state, started = _start(state, here)
-    return state, (*(() if state.generation else interface_notices(state)), *started)
+    notices = () if state.generation else (*gpu_notices(state), *interface_notices(state))
+    return state, (*notices, *started)
 
 
 def _here(state: State) -> list[int]:

@@ -100,7 +100,9 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     attempt = node.attempt if isinstance(node, Reaping) else 1
     leaving = Leaving(may_be_occupied(node), attempt, returned=isinstance(node, Reaping))
     state = state.with_node(event.node, leaving)
-    text = f"{state.label(event.node)} was lost: its agent was stopped by {signal_words(event.signum)}"
+    stopped = f"its agent was stopped by {signal_words(event.signum)}"
+    why = "its agent's guardian process was killed" if event.orphaned else stopped
+    text = f"{state.label(event.node)} was lost: {why}"
     cause = Cause(text, Exit.NODE_LOST, now, node=event.node)
     if state.phase is Phase.CONNECTING:
         return end_job(state, cause, now)

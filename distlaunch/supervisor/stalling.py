@@ -35,10 +35,12 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
     part = state.plan.part_of(event.node) if state.plan else None
     if part is None:
         return state, ()
-    before = {worker.rank for worker in _stalled(state)}
+    before, stopped = {worker.rank for worker in _stalled(state)}, dict(event.stopped)
     for rank in part.ranks:
         stalled = rank - part.first_rank in event.local_ranks
-        known = state.worker(rank).stall or Stall()
+        known = (state.worker(rank).stall or Stall())._replace(
+            stopped_pid=stopped.get(rank - part.first_rank)
+        )
         state = state.with_worker(rank, stall=known if stalled else None)
     after = {worker.rank for worker in _stalled(state)}
     if not after:
@@ -73,9 +75,15 @@ def stall_notice_due(state: State, now: float) -> Step:
 
 
 def _stall_words(state: State, again: bool) -> str:
-    names = listed([state.named(worker.rank, f"pid {worker.pid}") for worker in _stalled(state)])
+    names = listed([_named(state, worker) for worker in _stalled(state)])
     what = f"no output, CPU or GPU use for {span_words(_limit_s(state))}"
     return f"{'now ' if again else ''}stalled: {names}: {what}; {_others_words(state)}"
+
+
+def _named(state: State, worker: Worker) -> str:
+    pid = _stopped_pid(worker)
+    why = f": stopped by a signal; `kill -CONT {pid}` resumes it" if pid else ""
+    return state.named(worker.rank, f"pid {worker.pid}{why}")
 
 
 def _others_words(state: State) -> str:
@@ -95,9 +103,9 @@ def _ranks_words(state: State, ranks: list[int]) -> str:
 
 
 def _dumps(state: State, abort: bool) -> list[Action]:
-    """Of those whose stacks are not known yet."""
+    """Of those whose stacks are not known yet; where a rank is that was stopped says nothing."""
     wanted: dict[int, list[int]] = {}
-    for worker in [worker for worker in _stalled(state)[:MAX_DUMPS] if not _stack(worker)]:
+    for worker in [w for w in _stalled(state)[:MAX_DUMPS] if not (_stack(w) or _stopped_pid(w))]:
         assert state.plan is not None
         part = state.plan.node_of(worker.rank)
         wanted.setdefault(part.node, []).append(worker.rank - part.first_rank)
@@ -111,11 +119,19 @@ def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
         return state, ()
     frames = _frames(event.text)
     if not frames:
-        first_line = event.text.strip().partition("\n")[0]
-        return state, (Notice("info", f"where {state.called(rank)} is blocked: {first_line}"),)
-    state = state.with_worker(rank, stall=Stall(frames))
+        return _no_stack(state, rank, event.text.strip().partition("\n")[0])
+    known = state.worker(rank).stall or Stall()
+    state = state.with_worker(rank, stall=known._replace(stack=frames))
     where = " < ".join(frames[:SHOWN_FRAMES])
     return state, (Notice("info", f"{state.called(rank)} is blocked in: {where}"),)
+
+
+def _no_stack(state: State, rank: int, why: str) -> Step:
+    """The same is true of many ranks: it is told of the first."""
+    if why in state.stackless:
+        return state, ()
+    said = Notice("info", f"where {state.called(rank)} is blocked: {why}")
+    return state._replace(stackless=state.stackless | {why}), (said,)
 
 
 def _frames(dump: str) -> tuple[str, ...]:
@@ -161,15 +177,18 @@ def stall_act_due(state: State, now: float) -> Step:
 
 
 def _cause(state: State, now: float) -> Cause:
-    """The rank that the others wait for, where stacks tell it; else all that are stalled."""
+    """Who keeps the others waiting: who was stopped, or whom stacks tell; else all that are stalled."""
     # Also who has died of the dump.
     stalled = [worker for worker in state.workers if worker.stall is not None]
     waiting = [worker.rank for worker in stalled if _waits_for_others(worker)]
     elsewhere = [worker for worker in stalled if _stack(worker) and worker.rank not in waiting]
-    at_fault = elsewhere if elsewhere and waiting else stalled
+    stopped = [worker for worker in stalled if _stopped_pid(worker)]
+    at_fault = stopped or (elsewhere if elsewhere and waiting else stalled)
     who = listed([state.named(worker.rank) for worker in at_fault])
     text = f"stalled: {who} did nothing for {span_words(_limit_s(state))}"
-    if elsewhere and waiting:
+    if stopped:
+        text += ", stopped by a signal"
+    elif elsewhere and waiting:
         verb = "waits" if len(waiting) == 1 else "wait"
         text += f", in {_stack(elsewhere[0])[0]}; {_ranks_words(state, waiting)} {verb} in a collective"
     if not state.spec.one_machine and any(map(_is_meeting, stalled)):
@@ -183,6 +202,10 @@ def _cause(state: State, now: float) -> Cause:
 
 def _stack(worker: Worker) -> tuple[str, ...]:
     return worker.stall.stack if worker.stall else ()
+
+
+def _stopped_pid(worker: Worker) -> int | None:
+    return worker.stall.stopped_pid if worker.stall else None
 
 
 def _is_meeting(worker: Worker) -> bool:

@@ -63,7 +63,8 @@ class State(NamedTuple):
     `nodes` are the pool's, `addresses` those by which ssh reaches them, as far as the job needs to know; the
     nodes that take part in the generation are the plan's. `cause` is why the
     generation, or the job, is being ended; until the verdict `suspect` would be, unless another rank turns
-    out to have failed by itself. `chance` (0 to 1) spreads what many runs would do at once.
+    out to have failed by itself. `stackless` is why stacks could not be had, as far as that was told.
+    `chance` (0 to 1) spreads what many runs would do at once.
     """
 
     spec: JobSpec
@@ -80,6 +81,7 @@ class State(NamedTuple):
     started_at: float | None = None
     suspect: Cause | None = None
     stall_told: bool = False
+    stackless: frozenset[str] = frozenset()
     wait_told: bool = False
     cause: Cause | None = None
     restarts: tuple[Restart, ...] = ()

@@ -15,7 +15,8 @@ SMALL_SHM = 1 << 30
 class Ending(NamedTuple):
     """How a worker ended, and what its node's kernel says: OOM kills since the start, (size, free) of shm.
 
-    `peer_gone`: it lost its connection to another rank; `python` is its interpreter.
+    `peer_gone`: it lost its connection to another rank; `python` is its interpreter, `module` what that was
+    to run, if not a file; `stdin`: it has the command's own.
     """
 
     status: int
@@ -23,6 +24,8 @@ class Ending(NamedTuple):
     shm: tuple[int, ...] = ()
     peer_gone: bool = False
     python: str = "python"
+    module: str = ""
+    stdin: bool = False
 
 
 def facts(ending: Ending) -> str:
@@ -51,8 +54,29 @@ def advice(ending: Ending, words: str) -> str:
     if ending.peer_gone:
         return "no rank reported an error of its own; see what the others printed last in their logs"
     last = "\n".join(words.splitlines()[-LAST_LINES:])
+    if ending.module and (said := _of_module(ending.module, last)):
+        return said
     found = next((text for pattern, text in _BY_WORDS if re.search(pattern, last)), None)
     return found(ending) if callable(found) else found or ""
+
+
+def _of_module(module: str, words: str) -> str:
+    """What is wrong with the name of the job's own module, as far as `python -m` says that it is the name."""
+    name = re.escape(module)
+    if without_py := re.search(rf"Try using '(\S+)' instead of '{name}' as the module name", words):
+        return f"a module is named without .py: `module: {without_py[1]}`; a file belongs in `script:`"
+    if re.search(rf"No module named {name}\.__main__; ", words):
+        return f"name a module in that package, or give it a __main__.py: `python -m {module}` runs that"
+    if re.search(
+        rf"(?m)^\S+: (?:No module named {name}$|Error while finding .* '{name}' .*No module)", words
+    ):
+        return "check the name of the module: Python looks for it in the workdir and on PYTHONPATH"
+    return ""
+
+
+def _needs_stdin(what: str, needed: str) -> Callable[[Ending], str]:
+    told = f"{what} needs {needed}, which `run` gives no rank: use `distlaunch torchrun` on one node"
+    return lambda ending: "" if ending.stdin else told
 
 
 def _no_package(ending: Ending) -> str:
@@ -94,10 +118,8 @@ _BY_STATUS: dict[int, Callable[[Ending], str]] = {
 _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     (r"DataLoader worker .* killed by signal: Bus error", _SHM),
     (r"DataLoader worker .*(?:killed by signal|exited unexpectedly)", _data_loader),
-    (
-        r"bdb\.BdbQuit",
-        "breakpoint() needs a terminal, which `run` gives no rank: use `distlaunch torchrun` on one node",
-    ),
+    (r"bdb\.BdbQuit", _needs_stdin("breakpoint()", "a terminal")),
+    (r"EOFError: EOF when reading a line", _needs_stdin("input()", "stdin")),
     (
         r"[Aa]ddress already in use|EADDRINUSE",
         "leave out rendezvous.endpoint to get a free port; `distlaunch check-port` names who holds it",

@@ -38,9 +38,13 @@ class Meeting(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """It neither prints nor computes; `stack` is where, innermost frame first, once that is known."""
+    """It neither prints nor computes; `stack` is where, innermost frame first, once that is known.
+
+    `stopped_pid` is the process of its own that a signal has stopped.
+    """
 
     stack: tuple[str, ...] = ()
+    stopped_pid: int | None = None
 
 
 class Worker(NamedTuple):

@@ -33,6 +33,7 @@ class Kind(Enum):
     NOISE = "too much output before the agent started"
     PROTOCOL = "protocol error"
     BAD_OPTION = "ssh refused its options"
+    SHARING = "connection can't be kept open"
     UNSTARTED = "agent not started"
     LOST = "connection lost"
 
@@ -81,7 +82,7 @@ _SETTINGS = frozenset(
     {
         *(Kind.AUTHENTICATION, Kind.HOST_KEY, Kind.HOST_KEY_CHANGED, Kind.HOST_KEY_REVOKED),
         *(Kind.NO_PYTHON, Kind.OLD_PYTHON, Kind.NOISE, Kind.PROTOCOL),
-        *(Kind.NOT_SSH, Kind.ALGORITHM, Kind.FORWARDING, Kind.NO_PROXY, Kind.BAD_OPTION),
+        *(Kind.NOT_SSH, Kind.ALGORITHM, Kind.FORWARDING, Kind.NO_PROXY, Kind.BAD_OPTION, Kind.SHARING),
     }
 )
 

@@ -21,6 +21,11 @@ class Local(NamedTuple):
         """No login shell, no rc file."""
         return True
 
+    @property
+    def folder(self) -> str:
+        """None."""
+        return ""
+
     def argv(self) -> list[str]:
         """An agent as a child of this process."""
         return ["/bin/sh", "-c", SCRIPT]

@@ -2,9 +2,11 @@
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,13 @@ import pytest
 from tests.cluster.hosts import Bed, Site
 from tests.cluster.odd_hosts import installed
 from tests.harness import (
+    PATIENCE_S,
     ROOT,
     Run,
     children_of,
     cookie_holders,
     distlaunch,
+    distlaunch_argv,
     kill,
     nothing_was_dropped,
     running,
@@ -297,3 +301,35 @@ def test_a_home_is_that_of_the_user_on_the_node(site: Site, shell: str, whose: s
     assert done.stdout == f"[odd:0] {there}/w/t.py {there}/w\n", done.stderr
     port = distlaunch("check-port", str(site.folder / "job.yaml"))
     assert port.returncode == 0, port.stderr
+
+
+def _with_home(home: Path, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command of a user whose home, as ssh has it from the user database, is that."""
+    us = pwd.getpwuid(os.geteuid())
+    users = folder / "passwd"
+    users.write_text(f"{us.pw_name}:x:{us.pw_uid}:{us.pw_gid}::{home}:/bin/sh\n")
+    inside = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"', str(users)]
+    argv = [*inside, *distlaunch_argv(*words)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def test_a_connection_is_kept_for_a_user_who_had_no_ssh_folder(tmp_path: Path, bed: Bed) -> None:
+    where = f"ssh: {{config: {bed.folder}/ssh_config, persist: 60s}}\ngpus_per_node: 0\nnodes: [host1]"
+    job = write_job(tmp_path, "", where)
+    with tempfile.TemporaryDirectory() as home:  # its path is short
+        done = _with_home(Path(home), tmp_path, "run", str(job))
+        kept = list(Path(home, ".ssh").glob("distlaunch-*"))
+        for path in kept:
+            subprocess.run(["ssh", "-S", str(path), "-O", "exit", "x"], capture_output=True, check=False)
+        assert (done.returncode, len(kept)) == (0, 1), done.stderr
+        assert Path(home, ".ssh").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_connection_that_can_not_be_kept_says_which_setting_asks_for_it(tmp_path: Path, bed: Bed) -> None:
+    (home := tmp_path / ("h" * 60)).mkdir()
+    where = f"ssh: {{config: {bed.folder}/ssh_config, persist: 60s}}\ngpus_per_node: 0\nnodes: [host1]"
+    done = _with_home(home, tmp_path, "run", str(write_job(tmp_path, "", where)))
+    assert done.returncode == 69
+    told = "host1: connection can't be kept open; ssh.persist has ssh make a socket in ~/.ssh here: "
+    assert told in done.stderr, done.stderr
+    assert f"{home}/.ssh" in done.stderr, "ssh names the path"

@@ -62,7 +62,10 @@ def test_guardian_killed(tmp_path: Path, bed: Bed, figures: Figures) -> None:
     with running(write_job(tmp_path, STUBBORN, on_hosts(bed)), *stop_after(grace_s)) as run:
         pids = run.wait_ready(RANKS)
         with clean(
-            run, pids, figures, Ending(LOST, "host2 was lost: its agent ", grace_s + 2.0, reaped=False)
+            *(run, pids, figures),
+            Ending(
+                LOST, "host2 was lost: its agent's guardian process was killed", grace_s + 2.0, reaped=False
+            ),
         ):
             kill(parent_of(parent_of(pids[1])))
 

@@ -164,6 +164,30 @@ def test_what_is_left_out_of_the_last_words_is_counted_from_the_start(tmp_path: 
     assert done.stderr.count("  | noise") == 23
 
 
+def test_input_says_where_stdin_is(tmp_path: Path) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, "input('name? ')", "gpus_per_node: 0")))
+    expected = "hint: input() needs stdin, which `run` gives no rank: use `distlaunch torchrun` on one node\n"
+    assert expected in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        ("plain.py", "a module is named without .py: `module: plain`; a file belongs in `script:`"),
+        ("pkg.trian", "check the name of the module: Python looks for it in the workdir and on PYTHONPATH"),
+        ("pgk.train", "check the name of the module: Python looks for it in the workdir and on PYTHONPATH"),
+        ("pkg", "name a module in that package, or give it a __main__.py: `python -m pkg` runs that"),
+    ],
+)
+def test_a_module_that_is_misnamed_says_how_to_name_it(tmp_path: Path, module: str, hint: str) -> None:
+    (tmp_path / "pkg").mkdir()
+    for name in ("plain.py", "pkg/__init__.py", "pkg/train.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "job.yaml").write_text(f"module: {module}\ngpus_per_node: 0\n")
+    done = distlaunch("run", str(tmp_path / "job.yaml"))
+    assert f"hint: {hint}\n" in done.stderr, done.stderr
+
+
 def test_a_breakpoint_says_where_a_terminal_is(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, "breakpoint()", "gpus_per_node: 0")))
     assert done.returncode == 1
@@ -346,6 +370,23 @@ def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         assert run.holders() == []
 
 
+@pytest.mark.parametrize(
+    ("signum", "why"),
+    [
+        (signal.SIGKILL, "its agent's guardian process was killed"),
+        (signal.SIGTERM, "its agent was stopped by signal 15 (SIGTERM)"),
+    ],
+)
+def test_a_guardian_that_gets_a_signal_is_told_as_what_it_is(
+    signum: signal.Signals, why: str, tmp_path: Path
+) -> None:
+    with running(write_job(tmp_path, SLEEPER, CPU)) as run:
+        run.wait_ready(4)
+        kill(children_of(run.process.pid)[1], signum)
+        assert run.wait() == 71
+        assert f"node1 was lost: {why}\n" in run.stderr, run.stderr
+
+
 def test_a_third_interrupt_returns_at_once_and_the_agents_finish(tmp_path: Path) -> None:
     with running(write_job(tmp_path, STUBBORN, CPU), "--set", "timeouts.stop=60s") as run:
         run.wait_ready(4)
@@ -464,6 +505,13 @@ def test_a_record_of_torch_is_shown(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
     assert done.returncode == 1
     assert "  | boom at last" in done.stderr
+
+
+def test_why_the_last_node_can_not_be_used_is_told_once(tmp_path: Path) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, "", "gpus_per_node: 0\npython: /nowhere/python3\n")))
+    assert done.returncode == 69
+    told = [line for line in done.stderr.splitlines() if "no python" in line and "  | " not in line]
+    assert told == ["distlaunch: node0: no python; set `python:` to one that is there"], done.stderr
 
 
 def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 def peers(port: int, node_rank: int) -> meeting.Peers:
     """One of two nodes' ends of the store."""
     words = ("--nnodes=2", f"--master-port={port}", f"--node-rank={node_rank}", "x.py")
-    spec = job_of(parse_flags(words, {}), Here("/", "host", sys.executable, "/tmp", 0, 1, {}))
+    spec = job_of(parse_flags(words, {}), Here("/", "host", sys.executable, ("/tmp",), 0, 1, {}))
     assert spec.by_hand is not None
     assert spec.by_hand.wait_s == 600.0
     return meeting.Peers(spec, spec.by_hand, print)

@@ -469,3 +469,10 @@ def test_pasted_commands_end_with_the_status_of_the_worker_that_failed(tmp_path:
     for procs, status in ((1, 0), (2, 7)):
         text = distlaunch("dry-run", str(job), "--set", f"procs_per_node={procs}", "--format", "shell").stdout
         assert subprocess.run([shell, "-c", text], check=False).returncode == status
+
+
+def test_gpus_that_are_not_there_are_told_at_the_start(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "", "nodes: 2\ngpus_per_node: 2\n")
+    done = distlaunch("run", str(job), env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    told = "node0, node1: the job file says 2 GPUs, but none is visible there: compare `nvidia-smi -L`\n"
+    assert (done.returncode, done.stderr.count(told)) == (0, 1), done.stderr

@@ -1,6 +1,8 @@
 """What the agent writes on its node: where it goes when a place is full, read-only or missing."""
 
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -37,10 +39,17 @@ def run_among(spoilt: dict[str, str], folder: Path, job: str) -> "subprocess.Com
     `folder` is /mnt there, since /tmp may be hidden.
     """
     write_job(folder, TELL, f"gpus_per_node: 0\n{job}")
+    return command_among(spoilt, folder, "run", "/mnt/job.yaml")
+
+
+def command_among(
+    spoilt: dict[str, str], folder: Path, *words: str, **environ: str
+) -> "subprocess.CompletedProcess[str]":
+    """The same for any command, with more in the environment."""
     lines = ['mount --bind "$0" /mnt', *(how.format(place) for place, how in spoilt.items())]
     script = " && ".join([*lines, "cd /mnt", 'exec "$@"'])
-    argv = ["unshare", "--mount", "sh", "-c", script, str(folder), *distlaunch_argv("run", "/mnt/job.yaml")]
-    environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    argv = ["unshare", "--mount", "sh", "-c", script, str(folder), *distlaunch_argv(*words)]
+    environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"} | environ
     return subprocess.run(
         argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
     )
@@ -77,6 +86,45 @@ def test_without_room_anywhere_every_place_is_named(tmp_path: Path) -> None:
     )
     assert f"no room for its error records: {tried}; set TMPDIR in env\n" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@mounts
+@pytest.mark.parametrize(
+    ("spoilt", "environ", "place"),
+    [
+        (["/tmp"], {}, "/var/tmp"),
+        (["/tmp", "/var/tmp"], {}, "/dev/shm"),
+        (["/dev/shm"], {"TMPDIR": "/dev/shm"}, "/tmp"),
+    ],
+)
+def test_torchruns_run_folder_is_where_it_can_be_made(
+    spoilt: list[str], environ: dict[str, str], place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "fail.py").write_text("raise SystemExit(3)")
+    words = ("torchrun", "/mnt/fail.py")
+    environ = environ or {"TMPDIR": "/tmp"}
+    done = command_among(dict.fromkeys(spoilt, READ_ONLY), tmp_path, *words, **environ)
+    found = re.search(r"with exit status 3; logs: (.*)/[^/]+\n", done.stderr)
+    assert found and found[1] == place, done.stderr
+    shutil.rmtree(re.findall("logs: (.*)\n", done.stderr)[0])
+
+
+@mounts
+def test_a_run_folder_that_can_be_made_nowhere_says_which_setting_says_where(tmp_path: Path) -> None:
+    write_job(tmp_path, TELL, "gpus_per_node: 0\nlogs: {dir: /var/tmp}\n")
+    spoilt = dict.fromkeys(("/tmp", "/var/tmp", "/dev/shm"), READ_ONLY)
+    tried = "; ".join(f"{place}: Read-only file system" for place in spoilt)
+    done = command_among(spoilt, tmp_path, "torchrun", "/mnt/worker.py")
+    assert (
+        done.returncode,
+        f"run folder in {tried}; TMPDIR or --log-dir says where else\n" in done.stderr,
+    ) == (
+        1,
+        True,
+    )
+    done = command_among(spoilt, tmp_path, "run", "/mnt/job.yaml")
+    told = "run folder in /var/tmp: Read-only file system; logs.dir says where else\n"
+    assert (done.returncode, told in done.stderr) == (1, True), done.stderr
 
 
 def test_the_places_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

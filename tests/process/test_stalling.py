@@ -66,6 +66,16 @@ def test_stacks_that_can_not_be_had_are_told_in_a_line(tmp_path: Path) -> None:
     assert "Stack backtrace" not in done.stderr
 
 
+def test_a_rank_that_a_signal_has_stopped_is_told_so(tmp_path: Path) -> None:
+    worker = "import os, signal; os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGSTOP)"
+    keys = "gpus_per_node: 0\nprocs_per_node: 2\non_stall: stop\ntimeouts: {stall: 1s, job: 60s}"
+    done = distlaunch("run", str(write_job(tmp_path, worker, keys)))
+    told = r"rank 1 \(node0, pid (\d+): stopped by a signal; `kill -CONT \1` resumes it\)"
+    assert re.search(f"stalled: {told}: ", done.stderr), done.stderr
+    assert "stalled: rank 1 (node0) did nothing for 1 s, stopped by a signal" in done.stderr
+    assert "rank 1 is blocked in" not in done.stderr
+
+
 def test_nothing_counts_as_stalled_without_a_limit(tmp_path: Path) -> None:
     """With the limit of 1 s that the other tests have, 4 s without output would be told."""
     keys = "gpus_per_node: 0\ntimeouts: {stall: none, job: 30s}\ncommand: [sleep, '4']\n"

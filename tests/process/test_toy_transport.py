@@ -19,6 +19,7 @@ class Room(NamedTuple):
     name: str = "room"
     here: bool = False
     quiet: bool = False
+    folder: str = ""
 
     def argv(self) -> list[str]:
         return ["env", "sh", "-c", SCRIPT if self.door else f"echo no door >&2; exit {REFUSED}"]

@@ -21,7 +21,7 @@ backend: {backend}
 script: x.py
 env: {{{env}}}
 """
-    job = History(text).to_preparing()
+    job = History(text).to_preparing(gpus=1)
     routes = [RouteFound(node, MASTER, "eth0", f"10.0.0.{node}", HAS, named) for node in (1, 2, 0)]
     said = job.feed(PortHeld(0, 29400), *routes).of(Notice)
     assert all(isinstance(notice, Notice) and notice.level == "warning" for notice in said)

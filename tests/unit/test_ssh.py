@@ -266,6 +266,11 @@ WORDS = {
             " / banner exchange: Connection to 10.0.0.1 port 22: could not read protocol version"
         ),
     ],
+    Kind.SHARING: [
+        "unix_listener: cannot bind to path /root/.ssh/distlaunch-91c6.wXK: No such file or directory",
+        'unix_listener: path "/long/.ssh/distlaunch-91c6.wXK" too long for Unix domain socket',
+        "ControlPath too long ('/long/.ssh/distlaunch-91c6' >= 108 bytes)",
+    ],
     Kind.ALGORITHM: [
         (
             "Unable to negotiate with 10.0.0.1 port 22: no matching host key type found."

@@ -56,6 +56,11 @@ def test_facts(ending: Ending, words: str) -> None:
             "the workers' Python (/opt/venv/bin/python) lacks a package",
         ),
         (Ending(1), "bdb.BdbQuit", "distlaunch torchrun"),
+        (Ending(1, stdin=True), "bdb.BdbQuit", ""),
+        (Ending(1), "EOFError: EOF when reading a line", "distlaunch torchrun"),
+        (Ending(1, stdin=True), "EOFError: EOF when reading a line", ""),
+        (Ending(1, module="train"), "ModuleNotFoundError: No module named 'train'", "lacks a package"),
+        (Ending(1, module="train"), "/bin/python: No module named ninja", ""),
         (
             Ending(1),
             "Connection reset by peer\nRuntimeError: DataLoader worker (pid 7) is killed by signal: K.",

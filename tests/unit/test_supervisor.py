@@ -123,8 +123,8 @@ class History:
             done += self.feed(TimerDue(*alarm))
         return done
 
-    def to_preparing(self) -> "History":
-        self.feed(*(up(node) for node in range(len(self.state.nodes))))
+    def to_preparing(self, gpus: int = 0) -> "History":
+        self.feed(*(up(node, gpus) for node in range(len(self.state.nodes))))
         assert self.state.phase is Phase.PREPARING
         return self
 
@@ -249,10 +249,7 @@ def test_all_nodes_that_fail_are_told_before_the_job_ends_and_nothing_is_started
     assert said == [Notice("error", "b: authentication failed")]
     assert job.state.phase is Phase.CONNECTING
     said = job.feed(lost(2, "no", Kind.UNRESOLVED))
-    assert texts(said, "error") == [
-        "c: unknown host",
-        "2 of 3 nodes can't be used (b, c); nothing was started",
-    ]
+    assert texts(said, "error") == ["2 of 3 nodes can't be used (b, c); nothing was started"]
     assert wanted(said) == [Close(0, STOP_S)]
     assert job.close() == [Finish()]
     assert job.blamed == (Exit.UNREACHABLE, None, 1)
@@ -321,7 +318,7 @@ def test_who_has_not_answered_at_the_deadline_is_given_up_and_named() -> None:
     assert wanted(said) == [GiveUp(1, f"no agent after {CONNECT_S:g} s")]
     assert texts(said) == ["c: dropped by the server"]
     said = job.feed(lost(1, "", Kind.SILENT))
-    assert texts(said)[0] == "b: no answer"
+    assert texts(said) == ["2 of 3 nodes can't be used (b, c); nothing was started"]
     assert wanted(said) == [Close(0, STOP_S)]
     assert job.feed(up(1)) == []
     assert job.close() == [Finish()]
@@ -333,7 +330,9 @@ def test_a_try_that_time_cuts_short_says_less_than_the_one_before_it() -> None:
     job.feed(lost(0, "Connection closed", Kind.DROPPED), after=CONNECT_S - 1.0)
     assert job.wait(0.9) == [Connect(0)]
     assert wanted(job.wait(0.1)) == [GiveUp(0, f"no agent after {CONNECT_S:g} s")]
-    assert texts(job.feed(lost(0, "", Kind.SILENT)))[0] == "a: dropped by the server"
+    job.feed(lost(0, "", Kind.SILENT))
+    failure = failure_of(job.state.nodes[0])
+    assert failure and failure.kind is Kind.DROPPED
 
 
 def test_a_link_that_ends_before_all_are_connected_ends_the_job() -> None:
@@ -1248,6 +1247,27 @@ def test_where_a_rank_is_blocked_is_told_by_its_innermost_frames() -> None:
     assert words == "rank 1 is blocked in: read (t.py:3) < main (t.py:9)"
     (words,) = texts(job.feed(StackDumped(0, 1, "Permission denied")))
     assert words == "where rank 1 is blocked: Permission denied"
+
+
+def test_why_there_are_no_stacks_is_told_once_in_a_run() -> None:
+    job = stalled("notice")
+    why = "py-spy is not there"
+    said = [texts(job.feed(StackDumped(node, rank, why))) for node, rank in ((0, 1), (0, 0), (1, 0))]
+    assert said == [["where rank 1 is blocked: py-spy is not there"], [], []]
+
+
+def test_a_rank_that_a_signal_has_stopped_is_told_so_and_blamed_before_those_that_wait_for_it() -> None:
+    job = stalled("stop")
+    job.feed(RanksStalled(0, (0, 1), ((1, 812),)))
+    said = job.tick()
+    (words,) = texts(said, "warning")
+    stopped = "rank 1 (a, pid 101: stopped by a signal; `kill -CONT 812` resumes it)"
+    assert words.startswith(f"stalled: rank 0 (a, pid 100), {stopped}: no output"), words
+    assert wanted(said) == [Dump(0, (0,), abort=True)]
+    job.feed(stack(0, 0, *IN_COLLECTIVE))
+    (words,) = texts(job.tick(), "error")
+    assert words == "stalled: rank 1 (a) did nothing for 10 min, stopped by a signal"
+    assert job.blamed == (Exit.TIMEOUT, 1, 0)
 
 
 # Reports out of turn: an agent may be broken, or not ours at all

@@ -39,7 +39,7 @@ WITHOUT_VARIABLE = {"logs_specs", "numa_binding", "print_completion", "help"}
 
 def here_with(gpus: int = 0, environ: Mapping[str, str] | None = None) -> Here:
     """A machine of eight cores."""
-    return Here("/work", "host", "/usr/bin/python3", "/var/tmp", gpus, 8, environ or {})
+    return Here("/work", "host", "/usr/bin/python3", ("/var/tmp", "/dev/shm"), gpus, 8, environ or {})
 
 
 def parsed(*words: str, **environ: str) -> Flags:
@@ -425,6 +425,7 @@ def test_output() -> None:
 def test_the_log_folder(words: str, folder: str, temporary: bool) -> None:
     made = job(*words.split())
     assert (made.logs.folder, made.logs.temporary) == (folder, temporary)
+    assert made.logs.spares == (() if "logs" in folder else ("/dev/shm",))
 
 
 def test_without_a_log_folder_all_is_shown() -> None:

@@ -22,16 +22,21 @@ def cpu_ticks(pids: "Sequence[int]") -> int:
     return sum(procfs.cpu_time(pid) for pid in pids)
 
 
+def stopped(pid: int) -> int:
+    """The first of a process and its descendants that a signal has stopped; 0 where none is."""
+    return next((each for each in tree(pid) if procfs.state(each) == "T"), 0)
+
+
 def doing(pid: int, port: int) -> "Tuple[bool, str]":
     """(whether it is trying to reach the rendezvous `port`, what it does in words) of a worker."""
     pids = tree(pid)
     sockets = list(procfs.sockets())
     if _is_connecting(pids, port, sockets):
         return True, "its connection to the rendezvous is not answered"
-    state = procfs.state(pid)
-    if state == "T":
-        return False, "stopped by a signal"
-    if state == "D":
+    halted = stopped(pid)
+    if halted:
+        return False, "stopped by a signal; `kill -CONT %d` resumes it" % halted
+    if procfs.state(pid) == "D":
         return False, "waiting for a disk or a driver"
     if not any(procfs.has_mapped(each, b"libtorch") for each in pids):
         return False, "has not imported torch yet"

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from distlaunch.transport.boot import SCRIPT
 from distlaunch.transport.failure import End, LinkFailure, classify
 from distlaunch.transport.ssh.failures import BY_SSH, SSH_FAILED
+from distlaunch.transport.ssh.sockets import SOCKETS
 
 # Ours come first and so win over the user's: ssh takes the first value of each option.
 _FIXED = (
@@ -62,6 +63,11 @@ class Ssh(NamedTuple):
         """A login shell may print, and read, before it runs our command."""
         return False
 
+    @property
+    def folder(self) -> str:
+        """ssh makes it only for known_hosts."""
+        return "" if self.options.persist_s is None else SOCKETS
+
     def argv(self) -> list[str]:
         """ssh, with options of ours before the user's, and behind the host nothing of the job."""
         times = (f"ServerAliveInterval={self.options.alive_s}", f"ConnectTimeout={self.options.connect_s}")
@@ -105,7 +111,8 @@ def _sharing(options: SshOptions) -> list[str]:
     if options.persist_s is None:
         # A master that the user keeps may outlive us and then owns our stdio: never join it unasked.
         return ["ControlMaster=no", "ControlPath=none"]
-    return ["ControlMaster=auto", "ControlPath=~/.ssh/distlaunch-%C", f"ControlPersist={options.persist_s}"]
+    path = f"{SOCKETS}/distlaunch-%C"
+    return ["ControlMaster=auto", f"ControlPath={path}", f"ControlPersist={options.persist_s}"]
 
 
 def _pairs(flag: str, values: Sequence[str]) -> list[str]:

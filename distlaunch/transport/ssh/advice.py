@@ -5,6 +5,7 @@ from shlex import join, quote
 
 from distlaunch.transport.failure import Kind, LinkFailure
 from distlaunch.transport.ssh.failures import on_the_way
+from distlaunch.transport.ssh.sockets import SOCKETS
 
 
 def advice_for(failure: LinkFailure, by_hand: list[str], config: str | None, python: str) -> str:
@@ -19,6 +20,7 @@ def advice_for(failure: LinkFailure, by_hand: list[str], config: str | None, pyt
         asking=plain.replace("ssh", "ssh -o StrictHostKeyChecking=ask", 1),
         version=f"{plain} {_remote([python, '-V'])}",
         config=config or "~/.ssh/config",
+        sockets=SOCKETS,
         forget=_forgetting(failure.words),
     )
     return text + (_ON_THE_WAY if on_the_way(failure) and failure.kind not in _OF_PROXIES else "")
@@ -78,6 +80,10 @@ _ADVICE = {
     Kind.NOISE: "does its shell start-up file print? try `{ssh} true`",
     Kind.PROTOCOL: "the agent is of another version, or something on the way alters the data",
     Kind.BAD_OPTION: "check `ssh:` in the job file, and {config}",
+    Kind.SHARING: (
+        "ssh.persist has ssh make a socket in {sockets} here: see that it is writable and its path is short,"
+        " or leave out ssh.persist"
+    ),
     Kind.UNSTARTED: "try `{version}`: its login shell or its Python ended too soon",
     Kind.LOST: "check the network, and the machine's log",
 }

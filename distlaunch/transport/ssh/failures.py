@@ -44,6 +44,7 @@ _BAD_OPTION = (
     r"|Can't open user config file|Bad owner or permissions on"
     r"|^bind .*: Cannot assign requested address|no suitable addresses"
 )
+_SHARING = r"^unix_listener: (?:cannot bind to )?path |^ControlPath .*too long"
 _NOT_SSH = (
     r"banner line too long|banner exchange: .*(?:invalid format|could not read protocol)|Bad remote protocol"
 )
@@ -59,6 +60,7 @@ BY_SSH = (
     (Kind.AUTHENTICATION, _AUTHENTICATION),
     (Kind.UNRESOLVED, r"Could not resolve hostname"),
     (Kind.BAD_OPTION, _BAD_OPTION),
+    (Kind.SHARING, _SHARING),
     (Kind.ALGORITHM, r"Unable to negotiate with"),
     (Kind.NOT_SSH, _NOT_SSH),
     (Kind.JUMP_UNRESOLVED, _JUMP_UNRESOLVED),
