@@ -1,6 +1,5 @@
 """`distlaunch import`: job files from what other launchers read."""
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,11 +35,12 @@ def from_torchrun(
     from distlaunch.dropin.around import Line, launcher_line
     from distlaunch.dropin.from_torchrun import torchrun_draft
     from distlaunch.dropin.words import Command
+    from distlaunch.rim.here import cpu_count
     from distlaunch.rim.job_file import STDIN, read_text
 
     text = read_text(STDIN) if words == [STDIN] else words[0]
     line = launcher_line(text) if len(words) == 1 else Line(Command(tuple(words)))
-    cpus = len(os.sched_getaffinity(0))
+    cpus = cpu_count()
     _print(torchrun_draft(line.command, cpus, line.notes, line.remote), as_json)
 
 

@@ -60,6 +60,7 @@ def here() -> Here:
     """This machine and this process."""
     from distlaunch.agent import scratch
     from distlaunch.agent.probes.gpus import gpu_count
+    from distlaunch.rim.here import cpu_count
 
     return Here(
         folder=_folder(),
@@ -67,7 +68,7 @@ def here() -> Here:
         python=sys.executable,
         temporary=(*scratch.places(), scratch.MEMORY),
         gpus=gpu_count(),
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=cpu_count(),
         environ=os.environ,
     )
 

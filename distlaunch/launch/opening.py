@@ -7,10 +7,13 @@ import sys
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.rim.bundle import bundle_for
+from distlaunch.rim.here import runs_ranks
 from distlaunch.rim.link import Link
 from distlaunch.transport.boot import boot_text, candidates_text
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
+
+NO_RANKS_HERE = "ranks run on Linux only, and this is another system: name Linux hosts in nodes"
 
 
 class Ahead:
@@ -56,6 +59,8 @@ def open_links(spec: JobSpec) -> dict[int, Link]:
 
 
 def _open(reach: Transport, named_python: str | None, index: int, shares: bool = False) -> Link:
+    if reach.here and not runs_ranks():
+        raise DistlaunchError(NO_RANKS_HERE)
     interpreters = [named_python] if named_python else [sys.executable, "python3"]
     nonce = os.urandom(16).hex()
 

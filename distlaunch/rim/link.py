@@ -9,6 +9,7 @@ from typing import Any
 
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
+from distlaunch.rim.here import exit_descriptor
 from distlaunch.transport.boot import NUDGE
 from distlaunch.transport.failure import End, LinkFailure
 from distlaunch.transport.handshake import Handshake
@@ -125,9 +126,9 @@ class Link:
         return bool(data)
 
     def exit_descriptor(self) -> int:
-        """A descriptor that becomes readable when the process has ended (pidfd, Linux 5.3)."""
+        """A descriptor that becomes readable when the process has ended."""
         if self._pidfd is None:
-            self._pidfd = os.pidfd_open(self._process.pid)
+            self._pidfd = exit_descriptor(self._process.pid)
         return self._pidfd
 
     @property

@@ -15,6 +15,7 @@ from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.launch.checks.pairs import Pairs, dial, try_pairs
 from distlaunch.launch.checks.questions import Agents
 from distlaunch.plan.layout import is_loopback
+from distlaunch.rim.here import runs_ranks
 from distlaunch.transport.failure import LinkFailure
 from distlaunch.transport.ssh import Ssh
 
@@ -108,8 +109,11 @@ def _unasked(asked: JobSpec, index: int, failure: LinkFailure) -> Unasked:
 
 
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
-    """`spec` with this machine as one more node, unless it is one already or `host` means another there."""
-    if any(node.local for node in spec.nodes) or is_loopback(host):
+    """`spec` with this machine as one more node, unless it is one already or `host` means another there.
+
+    On a system where no agent runs it is left out.
+    """
+    if any(node.local for node in spec.nodes) or is_loopback(host) or not runs_ranks():
         return spec
     # The job's interpreter is for its own nodes.
     nodes = [node._replace(python=node.python or spec.python) for node in spec.nodes]

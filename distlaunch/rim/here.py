@@ -1,0 +1,30 @@
+"""This machine, where systems differ: the controller also runs on macOS, agents and ranks on Linux alone."""
+
+import os
+import select
+import sys
+
+
+def runs_ranks() -> bool:
+    """Whether this machine can be a node."""
+    return sys.platform == "linux"
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def exit_descriptor(pid: int) -> int:
+    """A descriptor, to be closed, that is readable once our child has ended (pidfd, since Linux 5.3)."""
+    if sys.platform == "linux":
+        return os.pidfd_open(pid)
+    queue = select.kqueue()
+    ended = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+    try:
+        queue.control([ended], 0)
+        return os.dup(queue.fileno())
+    except ProcessLookupError:  # it has ended already: what is at its end can be read
+        return os.open(os.devnull, os.O_RDONLY)

@@ -1,0 +1,29 @@
+"""Where the controller runs but ranks don't: a stand-in, since no such machine is here."""
+
+import pytest
+
+from distlaunch.errors import DistlaunchError
+from distlaunch.launch import opening
+from distlaunch.launch.checks import port_check
+from distlaunch.rim.here import cpu_count, runs_ranks
+from tests.unit.samples import spec_of
+
+
+def test_ranks_on_another_system_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert not runs_ranks()
+    with pytest.raises(DistlaunchError, match="ranks run on Linux only"):
+        opening.open_link(spec_of("script: t.py"), 0)
+
+
+def test_ports_are_not_dialled_from_where_no_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of("script: t.py\nnodes: [a, b]")
+    assert [node.label for node in port_check._with_here(spec, "a").nodes] == ["a", "b", "here"]
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert port_check._with_here(spec, "a") == spec
+
+
+def test_cpus_are_counted_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_count() >= 1
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert cpu_count() >= 1
