@@ -154,8 +154,11 @@ def dumping(state: State) -> bool:
 
 def dump_came(state: State, rank: int, words: str, now: float) -> Step:
     """A rank has died of its dump, which is in its last words; it is acted on once all have come."""
-    state = state.with_worker(rank, stall=Stall(_frames_of_python(words)))
-    return (state, ()) if _stalled(state) else stall_act_due(state.without_timers(Timer.STALL_ACT), now)
+    known = state.worker(rank).stall or Stall()
+    state = state.with_worker(rank, stall=known._replace(stack=_frames_of_python(words)))
+    if any(not _stopped_pid(worker) for worker in _stalled(state)):
+        return state, ()
+    return stall_act_due(state.without_timers(Timer.STALL_ACT), now)
 
 
 def _frames_of_python(words: str) -> tuple[str, ...]:
