@@ -1,6 +1,7 @@
 """The hosts that tests share, and a check after every test that nothing is left of it."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import threading
@@ -72,6 +73,21 @@ def nothing_left() -> Iterator[None]:
     assert threading.active_count() <= threads, "a thread is left"
     left = {entry for entry in _descriptors() - descriptors if "/proc/" not in entry}
     assert not left, "a descriptor is left"
+
+
+@pytest.fixture(autouse=True)
+def side_by_side(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where several processes run tests, nothing runs beside one that is marked `alone`."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    alone = request.node.get_closest_marker("alone") is not None
+    shared = tmp_path_factory.getbasetemp().parent
+    with (shared / "door").open("w") as door, (shared / "room").open("w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)  # who is to be alone keeps it shut until the room is empty
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -181,7 +181,7 @@ def test_daemons_of_workers_are_swept(tmp_path: Path, nodes: str) -> None:
 
 def test_ddp_trains_and_all_ranks_agree(tmp_path: Path, nodes: str) -> None:
     job = tmp_path / "job.yaml"
-    job.write_text(f"script: {ROOT}/scripts/quickstart.py\nargs: [--steps, 20]\n{nodes}")
+    job.write_text(f"script: {ROOT}/scripts/quickstart.py\nargs: [--steps, 30]\n{nodes}")
     done = distlaunch("run", str(job))
     assert done.returncode == 0, done.stderr
     assert f"quickstart: ok, {RANKS} ranks" in done.stdout

@@ -29,6 +29,7 @@ WITH_DAEMON = f"if RANK == '1': daemon()\n{SLEEPER}"
 LEFT = "killed 1 process left by a dead agent"
 
 
+@pytest.mark.alone  # any other run that starts here kills what was left, and tells it
 @pytest.mark.fault(22, "agent and guardian are killed at once, then another run starts", promise="12")
 def test_the_next_start_reaps(tmp_path: Path, figures: Figures) -> None:
     (tmp_path / "next").mkdir()

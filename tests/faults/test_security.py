@@ -244,6 +244,7 @@ YAMLS = {
 YAML_S = 10.0
 
 
+@pytest.mark.alone  # it is all about time
 @pytest.mark.fault(66, "YAML that runs code, grows or nests", promise="11")
 def test_hostile_yaml(tmp_path: Path, figures: Figures) -> None:
     meter = Meter(tmp_path)
