@@ -236,8 +236,12 @@ def test_a_time_that_no_clock_shows_is_refused(t: float) -> None:
 
 @pytest.mark.parametrize("t", [0, 0.0, 7, MAX_SECONDS])
 def test_a_time_is_turned_into_ours(t: float) -> None:
-    at = told(changed(messages.Exited, t=t)).at
-    assert at == t + AHEAD_S and isinstance(at, float)
+    assert told(changed(messages.Exited, t=t)).at == t + AHEAD_S
+
+
+def test_a_whole_number_of_seconds_is_a_time_too() -> None:
+    at = event_of(NODE, changed(messages.Exited, t=7), lambda t: t).at  # type: ignore[union-attr]
+    assert at == 7 and isinstance(at, float)
 
 
 def test_the_clock_never_sees_a_time_that_is_out_of_range() -> None:
