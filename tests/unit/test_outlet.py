@@ -17,6 +17,9 @@ from distlaunch.rim import outlet as module
 from distlaunch.rim.outlet import Outlet
 from tests.unit.samples import bounded
 
+pytestmark = pytest.mark.timeout(60)
+"""A pipe that nothing comes out of would be waited for."""
+
 PAGE = 4096
 """Bytes of the smallest pipe."""
 CHUNK = 1 << 16
@@ -266,15 +269,18 @@ def test_patience_is_told_how_long_the_reader_has_taken_nothing(
     outlet = Outlet(full.write_end, never)
     outlet.write(b"a" * CHUNK + b"b\n")
     quiet: list[float] = []
+    # That is all of the chunk but a page, which then goes into the pipe.
+    reading = threading.Thread(target=full.read, args=(CHUNK,))
 
     def patient(quiet_s: float) -> bool:
         quiet.append(quiet_s)
         if len(quiet) == 3:
-            full.read(CHUNK)  # all but a page of it, behind the page that filled the pipe: that goes in now
             monkeypatch.setattr(module, "LOOK_S", LONG_S)
+            reading.start()
         return len(quiet) < 4
 
     outlet.close(patient)
+    reading.join(LONG_S)
     assert quiet == [1.0, 2.0, 3.0, 1.0], "from anew when the reader takes something"
     assert outlet.dropped_lines == 1
     full.read(PAGE + 2)
