@@ -1,0 +1,433 @@
+"""The writer of log files: each in order, a slow disk waited for, what a bad one does not take counted."""
+
+import contextlib
+import fcntl
+import os
+import resource
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.rim import log_writer as module
+from distlaunch.rim.log_writer import LogWriter
+from tests.unit.samples import bounded
+
+pytestmark = pytest.mark.timeout(60)
+"""A pipe that nothing comes out of would be waited for."""
+
+PAGE = 4096
+"""Bytes of the smallest pipe."""
+LONG_S = 30.0
+"""What never takes so long has failed."""
+AT_ONCE_S = 0.001
+
+
+class Disk:
+    """What takes bytes when `take` says so: a full pipe, in the place of the writer's file `log`."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._read_end, self._write_end = os.pipe()
+        fcntl.fcntl(self._write_end, fcntl.F_SETPIPE_SZ, PAGE)
+        self.fill()
+        writer._open["log"] = self._write_end  # it closes its files itself
+
+    def fill(self) -> None:
+        """Nothing is taken until `take`."""
+        self._filled = os.write(self._write_end, bytes(PAGE))
+
+    def take(self, size: int) -> bytes:
+        """So many bytes of the log, as soon as they come."""
+        data = b""
+        while len(data) < self._filled + size:
+            data += os.read(self._read_end, self._filled + size - len(data))
+        data, self._filled = data[self._filled :], 0
+        return data
+
+    def break_down(self) -> None:
+        os.close(self._read_end)
+        self._read_end = -1
+
+    def close(self) -> None:
+        """Takes what is left, so that the writer's thread can end."""
+        if self._read_end >= 0:
+            while os.read(self._read_end, 1 << 20):
+                pass
+            self.break_down()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> LogWriter:
+    return LogWriter(str(tmp_path))
+
+
+@pytest.fixture
+def disk(writer: LogWriter) -> Iterator[Disk]:
+    """A disk that takes nothing yet; the writer is closed at the end, if the test has not done so."""
+    disk = Disk(writer)
+    yield disk
+    with writer._changed:
+        writer._closing = True
+        writer._changed.notify_all()
+    if writer._thread is None:
+        os.close(writer._open.pop("log"))
+    disk.close()
+    if writer._thread:
+        writer._thread.join(LONG_S)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six bytes may wait, and no time is spent on a disk that takes nothing."""
+    monkeypatch.setattr(module, "CAPACITY", 6)
+    monkeypatch.setattr(module, "PATIENCE_S", AT_ONCE_S)
+    monkeypatch.setattr(module, "FLUSH_S", AT_ONCE_S)
+
+
+@contextlib.contextmanager
+def when_waited_for(
+    writer: LogWriter, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
+) -> Iterator[list[float | None]]:
+    """Does that once this thread waits for the writer's; the times for which it was willing to wait."""
+    wait, waits = writer._changed.wait, list[float | None]()
+    acting = threading.Thread(target=act)
+
+    def observed(timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            waits.append(timeout)
+            if len(waits) == 1:
+                acting.start()  # it may need the lock, which the wait gives back
+        return wait(timeout)
+
+    monkeypatch.setattr(writer._changed, "wait", observed)
+    yield waits
+    acting.join(LONG_S)
+
+
+def unwaited(wait: Callable[[float | None], bool]) -> Callable[[float | None], bool]:
+    """The same for the writer's thread; this one has nothing to wait for."""
+
+    def observed(timeout: float | None = None) -> bool:
+        assert threading.current_thread() is not threading.main_thread()
+        return wait(timeout)
+
+    return observed
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@contextlib.contextmanager
+def longest_file(size: int) -> Iterator[None]:
+    """No file can be longer: as on a disk that fills up, a write is cut short, and the next fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# Files
+
+
+def test_each_file_has_its_own_in_order(writer: LogWriter, tmp_path: Path) -> None:
+    for index in range(100):
+        writer.append(f"rank{index % 3}.log", b"%d " % index)
+    writer.close()
+    for rank in range(3):
+        text = (tmp_path / f"rank{rank}.log").read_text()
+        assert text.split() == [str(index) for index in range(rank, 100, 3)]
+    assert writer.lost_bytes == 0
+
+
+def test_files_and_folders_are_for_nobody_else(writer: LogWriter, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        writer.append("node1/rank0/out.log", b"text")
+        writer.close()
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "node1/rank0/out.log") == 0o600
+    assert mode(tmp_path / "node1/rank0") == 0o700
+
+
+def test_a_folder_may_be_there(writer: LogWriter, tmp_path: Path) -> None:
+    (tmp_path / "node1").mkdir()
+    writer.append("node1/a.log", b"a")
+    writer.append("node1/b.log", b"b")
+    writer.close()
+    assert sorted(path.read_bytes() for path in (tmp_path / "node1").iterdir()) == [b"a", b"b"]
+
+
+def test_what_is_flushed_can_be_read(writer: LogWriter, tmp_path: Path) -> None:
+    for text in (b"one ", b"two "):
+        writer.append("log", text)
+        assert writer.flush()
+        assert (tmp_path / "log").read_bytes().endswith(text)
+    writer.close()
+
+
+def test_nothing_to_write_is_flushed_and_closed_at_once(writer: LogWriter, tmp_path: Path) -> None:
+    assert writer.flush()
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def open_logs(folder: Path) -> int:
+    """How many files there are open."""
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that reads the folder
+            links.append(os.readlink(entry))
+    return sum(link.startswith(f"{folder}/") for link in links)
+
+
+def test_few_files_are_open_at_once_and_none_is_begun_anew(
+    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_OPEN", 2)
+    for turn in range(3):
+        for rank in range(5):
+            writer.append(f"{rank}.log", b"%d.%d " % (rank, turn))
+    assert writer.flush() and open_logs(tmp_path) == 2
+    writer.close()
+    assert open_logs(tmp_path) == 0 and writer.lost_bytes == 0
+    for rank in range(5):
+        assert (tmp_path / f"{rank}.log").read_text() == f"{rank}.0 {rank}.1 {rank}.2 "
+
+
+# Files that can't be opened
+
+
+def test_a_file_that_somebody_put_there_is_left_alone(writer: LogWriter, tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    for name in ("theirs", "ours", "theirs"):
+        writer.append(name, b"text")
+    writer.close()
+    assert (tmp_path / "theirs").read_bytes() == b"theirs"
+    assert (tmp_path / "ours").read_bytes() == b"text"
+    assert writer.lost_bytes == 8
+
+
+@pytest.mark.parametrize("target", ["victim", "missing"])
+def test_a_link_that_somebody_put_there_is_not_followed(
+    writer: LogWriter, tmp_path: Path, target: str
+) -> None:
+    (tmp_path / "victim").write_bytes(b"theirs")
+    (tmp_path / "log").symlink_to(tmp_path / target)
+    writer.append("log", b"text")
+    writer.close()
+    assert (tmp_path / "victim").read_bytes() == b"theirs" and not (tmp_path / "missing").exists()
+    assert writer.lost_bytes == 4
+
+
+def test_a_link_in_the_place_of_our_own_file_is_not_followed(
+    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_OPEN", 1)
+    (tmp_path / "victim").write_bytes(b"theirs")
+    writer.append("log", b"text")
+    writer.append("other", b"text")
+    assert writer.flush()
+    (tmp_path / "log").unlink()
+    (tmp_path / "log").symlink_to("victim")
+    writer.append("log", b"more")
+    writer.close()
+    assert (tmp_path / "victim").read_bytes() == b"theirs" and writer.lost_bytes == 4
+
+
+@pytest.mark.parametrize("name", ["file/log", "n" * 300], ids=["below a file", "a name too long"])
+def test_a_file_that_can_not_be_made_loses_its_own_alone(
+    writer: LogWriter, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    writer.append(name, b"lost")
+    writer.append("log", b"text")
+    writer.append(name, b"lost too")
+    writer.close()
+    assert (tmp_path / "log").read_bytes() == b"text"
+    assert writer.lost_bytes == 12
+
+
+def test_a_file_that_could_not_be_made_is_tried_again(writer: LogWriter, tmp_path: Path) -> None:
+    (tmp_path / "folder").write_bytes(b"")
+    writer.append("folder/log", b"lost")
+    assert writer.flush()
+    (tmp_path / "folder").unlink()
+    writer.append("folder/log", b"text")
+    writer.close()
+    assert (tmp_path / "folder/log").read_bytes() == b"text" and writer.lost_bytes == 4
+
+
+# Disks that fail
+
+
+def test_of_what_a_full_disk_takes_in_part_the_rest_is_lost(writer: LogWriter, tmp_path: Path) -> None:
+    with longest_file(5):
+        writer.append("log", b"abcdefgh")
+        writer.append("other", b"abcd")
+        writer.close()
+    assert (tmp_path / "log").read_bytes() == b"abcde"
+    assert (tmp_path / "other").read_bytes() == b"abcd"
+    assert writer.lost_bytes == 3
+
+
+def test_a_disk_that_has_room_again_is_written_to(writer: LogWriter, tmp_path: Path) -> None:
+    with longest_file(5):
+        writer.append("log", b"abcdefgh")
+        assert writer.flush()
+    writer.append("log", b"ij")
+    writer.close()
+    assert (tmp_path / "log").read_bytes() == b"abcdeij" and writer.lost_bytes == 3
+
+
+def test_a_reader_that_is_gone_is_lost_bytes(writer: LogWriter, disk: Disk) -> None:
+    disk.break_down()
+    writer.append("log", b"text")
+    assert writer.flush(), "nothing waits any more"
+    writer.append("log", b"more")
+    writer.close()
+    assert writer.lost_bytes == 8
+
+
+def test_a_reader_that_leaves_while_it_is_waited_for_ends_the_waiting(
+    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", LONG_S)
+    writer.append("log", b"text")
+    with when_waited_for(writer, monkeypatch, disk.break_down) as waits:
+        writer.close()
+    assert waits == [LONG_S] and writer.lost_bytes == 4
+
+
+# Disks that are slow, or take nothing
+
+
+@pytest.mark.usefixtures("short")
+def test_what_a_stalled_disk_has_no_room_for_is_lost_and_waited_for_once(
+    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.append("log", b"abc")
+    writer.append("log", b"def")
+    assert writer.lost_bytes == 0
+    with when_waited_for(writer, monkeypatch, lambda: None) as waits:
+        writer.append("log", b"gh")
+        assert (writer.lost_bytes, waits) == (2, [AT_ONCE_S])
+        writer.append("log", b"i")
+        assert (writer.lost_bytes, waits) == (3, [AT_ONCE_S]), "not a second time"
+    assert disk.take(6) == b"abcdef"
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("size", "lost"), [(2, 0), (3, 0), (4, 4)], ids=["less", "as much", "a byte more"])
+def test_there_is_room_up_to_the_capacity(writer: LogWriter, disk: Disk, size: int, lost: int) -> None:
+    writer.append("log", b"abc")
+    writer.append("log", b"x" * size)
+    assert writer.lost_bytes == lost
+
+
+@pytest.mark.usefixtures("short")
+def test_one_piece_may_be_larger_than_the_capacity(
+    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer._changed, "wait", unwaited(writer._changed.wait))
+    writer.append("log", b"abcdefghi")
+    assert disk.take(9) == b"abcdefghi"
+    assert writer.lost_bytes == 0
+
+
+@pytest.mark.usefixtures("short")
+def test_a_disk_that_goes_on_is_trusted_again(
+    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.append("log", b"abcdef")
+    writer.append("log", b"lost")
+    assert disk.take(6) == b"abcdef"
+    monkeypatch.setattr(module, "FLUSH_S", LONG_S)
+    assert writer.flush()
+    disk.fill()
+    writer.append("log", b"ghijkl")
+    monkeypatch.setattr(module, "PATIENCE_S", LONG_S)
+    with when_waited_for(writer, monkeypatch, lambda: disk.take(6)) as waits:
+        writer.append("log", b"mno")
+    assert waits == [LONG_S], "it is waited for"
+    assert disk.take(3) == b"mno" and writer.lost_bytes == 4
+
+
+def test_a_slow_disk_holds_its_source_back_and_loses_nothing(
+    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CAPACITY", 6)
+    monkeypatch.setattr(module, "PATIENCE_S", LONG_S)
+    writer.append("log", b"abc")
+    writer.append("log", b"def")
+    with when_waited_for(writer, monkeypatch, lambda: disk.take(6)) as waits:
+        writer.append("log", b"ghi")
+    assert waits and set(waits) == {LONG_S}
+    assert disk.take(3) == b"ghi"
+    assert writer.lost_bytes == 0
+
+
+def test_flush_waits_for_a_slow_disk(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", LONG_S)
+    writer.append("log", b"text")
+    with when_waited_for(writer, monkeypatch, lambda: disk.take(4)) as waits:
+        assert writer.flush()
+    assert waits == [LONG_S]
+
+
+@pytest.mark.usefixtures("short")
+def test_flush_gives_a_stalled_disk_up(writer: LogWriter, disk: Disk) -> None:
+    writer.append("log", b"text")
+    assert not writer.flush()
+    assert writer.lost_bytes == 0, "it may be written still"
+    disk.take(4)
+    assert writer.lost_bytes == 0
+
+
+def test_close_writes_out_what_waits(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", LONG_S)
+    writer.append("log", b"one ")
+    writer.append("log", b"two")
+    got: list[bytes] = []
+    with when_waited_for(writer, monkeypatch, lambda: got.append(disk.take(7))):
+        writer.close()
+    assert got == [b"one two"] and writer.lost_bytes == 0
+    assert not any(thread.name == "log-writer" for thread in threading.enumerate())
+
+
+@pytest.mark.usefixtures("short")
+def test_what_a_stalled_disk_leaves_at_the_end_is_lost(writer: LogWriter, disk: Disk) -> None:
+    writer.append("log", b"abc")
+    writer.append("log", b"de")
+    writer.close()
+    assert writer.lost_bytes == 5
+
+
+_appends = st.lists(st.tuples(st.sampled_from(["a", "b", "n/c", "n/d", "m/e"]), st.binary(max_size=50)))
+
+
+@given(_appends, st.integers(1, 6))
+@bounded(60)
+def test_whatever_is_appended_is_in_its_file_in_order(
+    appends: list[tuple[str, bytes]], most_open: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(module, "MAX_OPEN", most_open)
+        patch.setattr(module, "CAPACITY", 64)
+        patch.setattr(module, "PATIENCE_S", LONG_S)
+        writer = LogWriter(folder)
+        for name, data in appends:
+            writer.append(name, data)
+        writer.close()
+        assert writer.lost_bytes == 0
+        for name in {name for name, _ in appends}:
+            expected = b"".join(data for each, data in appends if each == name)
+            assert Path(folder, name).read_bytes() == expected

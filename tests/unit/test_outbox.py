@@ -1,0 +1,546 @@
+"""The agent's outbox: what it takes comes out once and in order, what it can't take is counted."""
+
+import contextlib
+import os
+import resource
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from fcntl import F_SETPIPE_SZ, fcntl
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.agent import messages, outbox, scratch, wire
+from distlaunch.agent.messages import Dropped
+from distlaunch.agent.outbox import Outbox, Segment, Spool
+from tests.unit.samples import bounded
+
+PAGE = 4096
+"""Bytes of the smallest pipe, and the most that are written to one whole or not at all."""
+FRAME = wire.HEADER.size + 1
+"""Bytes of one `frame`."""
+
+
+def frame(mark: str, size: int = 1) -> bytes:
+    return wire.encode_output(0, 0, 0, mark.encode() * size)
+
+
+@contextlib.contextmanager
+def folder_in(*places: "Path | str") -> Iterator[scratch.Folder]:
+    """A folder with only these places."""
+    folder = scratch.Folder()
+    folder.places = [str(place) for place in places]
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+@contextlib.contextmanager
+def spool_in(
+    *places: "Path | str", memory: int = 2 * FRAME, disk: int = 100 * FRAME, segment: int = 100 * FRAME
+) -> Iterator[Spool]:
+    with folder_in(*places) as folder:
+        spool = Spool(folder, memory, disk, segment)
+        try:
+            yield spool
+        finally:
+            spool.close()
+
+
+def taken(spool: Spool, marks: str) -> str:
+    """Those of the marks that the spool took."""
+    return "".join(mark for mark in marks if spool.append(frame(mark)))
+
+
+def popped(spool: Spool, count: int = 1000) -> str:
+    """The marks of the next frames, at most so many."""
+    marks = ""
+    while spool and len(marks) < count:
+        marks += spool.pop()[wire.HEADER.size :].decode()
+    return marks
+
+
+def files_in(place: Path) -> int:
+    """How many files without a name this process keeps open there."""
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that reads the folder
+            links.append(os.readlink(entry))
+    return sum(link.startswith(f"{place}/") for link in links)
+
+
+@contextlib.contextmanager
+def longest_file(size: int) -> Iterator[None]:
+    """No file can be longer: as on a disk that fills up, a write is cut short, and the next fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place where files can be made, but nothing can be written."""
+    unlinked_file = scratch.unlinked_file
+    full = str(tmp_path / "full")
+    monkeypatch.setattr(
+        scratch,
+        "unlinked_file",
+        lambda place: os.open("/dev/full", os.O_RDWR) if place == full else unlinked_file(place),
+    )
+    return full
+
+
+# The spool's order
+
+
+@pytest.mark.parametrize(
+    ("memory", "files"),
+    [(0, 1), (FRAME, 1), (3 * FRAME - 1, 1), (3 * FRAME, 0), (3 * FRAME + 1, 0)],
+    ids=["no memory", "one fits", "a byte too little", "all fit", "a byte to spare"],
+)
+def test_frames_come_out_in_order_wherever_they_were(tmp_path: Path, memory: int, files: int) -> None:
+    with spool_in(tmp_path, memory=memory) as spool:
+        assert taken(spool, "abc") == "abc"
+        assert files_in(tmp_path) == files
+        assert popped(spool) == "abc"
+        assert not spool and files_in(tmp_path) == 0
+
+
+def test_a_frame_that_would_fit_into_memory_again_does_not_overtake_those_on_disk(tmp_path: Path) -> None:
+    with spool_in(tmp_path) as spool:
+        taken(spool, "abc")
+        assert popped(spool, 2) == "ab"
+        taken(spool, "d")
+        assert popped(spool) == "cd"
+
+
+def test_memory_is_used_again_when_the_disk_is_read(tmp_path: Path) -> None:
+    with spool_in(tmp_path) as spool:
+        for _ in range(3):
+            taken(spool, "abc")
+            assert files_in(tmp_path) == 1
+            assert popped(spool) == "abc"
+            taken(spool, "de")
+            assert files_in(tmp_path) == 0
+            assert popped(spool) == "de"
+
+
+def test_a_frame_larger_than_the_memory_goes_to_disk(tmp_path: Path) -> None:
+    large = frame("x", 5 * FRAME)
+    with spool_in(tmp_path) as spool:
+        assert spool.append(large) and files_in(tmp_path) == 1
+        assert taken(spool, "a") == "a"
+        assert spool.pop() == large
+        assert popped(spool) == "a"
+
+
+def test_a_frame_without_content_comes_out_of_the_disk(tmp_path: Path) -> None:
+    empty = wire.encode_output(7, 2, 3, b"")
+    with spool_in(tmp_path, memory=0) as spool:
+        assert spool.append(empty) and spool.append(frame("a"))
+        assert spool.pop() == empty
+        assert popped(spool) == "a"
+
+
+# The spool's disk
+
+
+@pytest.mark.parametrize(
+    ("disk", "kept"),
+    [(0, "ab"), (2 * FRAME - 1, "abc"), (2 * FRAME, "abcd"), (2 * FRAME + 1, "abcd")],
+    ids=["none", "a byte too little", "two frames", "a byte to spare"],
+)
+def test_what_is_beyond_the_disk_is_dropped(tmp_path: Path, disk: int, kept: str) -> None:
+    with spool_in(tmp_path, disk=disk) as spool:
+        assert taken(spool, "abcdef") == kept
+        assert popped(spool) == kept
+
+
+def test_what_is_read_makes_room_on_disk(tmp_path: Path) -> None:
+    with spool_in(tmp_path, disk=2 * FRAME) as spool:
+        assert taken(spool, "abcde") == "abcd"
+        assert popped(spool, 2) == "ab"
+        assert taken(spool, "f") == "", "the disk is full still"
+        assert popped(spool, 1) == "c"
+        assert taken(spool, "gh") == "g"
+        assert popped(spool) == "dg"
+
+
+def test_a_frame_too_large_for_the_rest_leaves_it_to_smaller_ones(tmp_path: Path) -> None:
+    with spool_in(tmp_path, memory=0, disk=2 * FRAME) as spool:
+        assert taken(spool, "a") == "a"
+        assert not spool.append(frame("x", 2))
+        assert taken(spool, "b") == "b"
+        assert popped(spool) == "ab"
+
+
+def test_segments_are_given_back_as_they_are_read(tmp_path: Path) -> None:
+    with spool_in(tmp_path, memory=0, segment=2 * FRAME) as spool:
+        taken(spool, "abcde")
+        files = [files_in(tmp_path)]
+        for mark in "abcde":
+            assert popped(spool, 1) == mark
+            files.append(files_in(tmp_path))
+        assert files == [3, 3, 2, 2, 1, 0]
+
+
+def test_a_segment_that_is_read_but_not_full_takes_no_more(tmp_path: Path) -> None:
+    with spool_in(tmp_path, memory=0, segment=2 * FRAME) as spool:
+        for mark in "abcdef":
+            assert taken(spool, mark) == mark
+            assert popped(spool) == mark
+            assert files_in(tmp_path) == 0
+
+
+def test_what_is_on_disk_has_no_name_there(tmp_path: Path) -> None:
+    with spool_in(tmp_path, memory=0) as spool:
+        taken(spool, "abc")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_spool_has_forgotten_everything(tmp_path: Path) -> None:
+    with spool_in(tmp_path, segment=FRAME) as spool:
+        taken(spool, "abcdef")
+        spool.close()
+        assert not spool and files_in(tmp_path) == 0
+
+
+# The spool's places
+
+
+def test_a_place_that_refuses_is_passed_over(tmp_path: Path) -> None:
+    with spool_in(tmp_path / "missing", tmp_path, memory=0) as spool:
+        assert taken(spool, "abc") == "abc"
+        assert files_in(tmp_path) == 1
+        assert popped(spool) == "abc"
+
+
+def test_a_full_disk_is_passed_over_and_its_file_given_back(tmp_path: Path, full_disk: str) -> None:
+    before = files_in(Path("/dev"))
+    with spool_in(full_disk, tmp_path, memory=0) as spool:
+        assert taken(spool, "abc") == "abc"
+        assert (files_in(Path("/dev")), files_in(tmp_path)) == (before, 1)
+        assert popped(spool) == "abc"
+
+
+def test_the_first_place_with_room_is_taken(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with spool_in(first, second, memory=0, segment=FRAME) as spool:
+        taken(spool, "abc")
+        assert (files_in(first), files_in(second)) == (3, 0)
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["full", "missing"])
+def test_where_no_place_has_room_only_memory_counts(tmp_path: Path, full_disk: str, missing: bool) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with spool_in(tmp_path / "missing" if missing else full_disk) as spool:
+        assert taken(spool, "abcd") == "ab"
+        assert popped(spool, 1) == "a"
+        assert taken(spool, "ef") == "e"
+        assert popped(spool) == "be"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_refused_place_is_asked_again(tmp_path: Path) -> None:
+    place = tmp_path / "later"
+    with spool_in(place, memory=0) as spool:
+        assert taken(spool, "a") == ""
+        place.mkdir()
+        assert taken(spool, "bc") == "bc"
+        assert popped(spool) == "bc"
+
+
+def test_a_frame_that_was_written_in_part_is_not_in_that_file(tmp_path: Path) -> None:
+    with longest_file(2 * FRAME + FRAME // 2), spool_in(tmp_path, memory=0) as spool:
+        assert taken(spool, "abcde") == "abcde"
+        assert files_in(tmp_path) == 3
+        assert popped(spool) == "abcde"
+
+
+def test_what_could_not_be_written_takes_no_room_on_disk(tmp_path: Path) -> None:
+    place = tmp_path / "later"
+    with spool_in(place, memory=0, disk=FRAME) as spool:
+        assert taken(spool, "abc") == ""
+        place.mkdir()
+        assert taken(spool, "d") == "d"
+        assert popped(spool) == "d"
+
+
+def test_a_segment_counts_whole_frames_alone(tmp_path: Path) -> None:
+    segment = Segment(str(tmp_path))
+    with contextlib.closing(segment), longest_file(FRAME + 1):
+        assert segment.append(frame("a"))
+        assert not segment.append(frame("b")), "short"
+        assert (segment.read, segment.written) == (0, FRAME)
+        assert segment.pop() == frame("a")
+        assert segment.read == segment.written
+
+
+def test_a_segment_on_a_full_disk_takes_nothing(full_disk: str) -> None:
+    with contextlib.closing(Segment(full_disk)) as segment:
+        assert not segment.append(frame("a"))
+        assert segment.written == 0
+
+
+class Limits(NamedTuple):
+    memory: int
+    disk: int
+    segment: int
+
+
+_limits = st.builds(Limits, st.integers(0, 120), st.integers(0, 200), st.integers(1, 100))
+_steps = st.lists(st.binary(max_size=40) | st.none(), max_size=40)
+"""Frames with that content to append, or None to pop one."""
+
+
+@given(_limits, _steps)
+@bounded(300)
+def test_whatever_a_spool_takes_comes_out_once_and_in_order(
+    limits: Limits, steps: list[bytes | None]
+) -> None:
+    accepted: deque[bytes] = deque()
+    with tempfile.TemporaryDirectory() as place, spool_in(place, **limits._asdict()) as spool:
+        for step in steps:
+            if step is None:
+                if accepted:
+                    assert spool.pop() == accepted.popleft()
+            else:
+                entry = wire.encode_output(1, 2, 3, step)
+                took = spool.append(entry)
+                held = sum(map(len, accepted))
+                assert took or held + len(entry) > min(limits.memory, limits.disk), "it had room"
+                assert not took or held + len(entry) <= limits.memory + limits.disk, "it had none"
+                accepted.extend([entry] * took)
+            assert bool(spool) == bool(accepted)
+        assert [spool.pop() for _ in range(len(accepted))] == list(accepted)
+        assert not spool and files_in(Path(place)) == 0
+
+
+# The outbox
+
+
+class Pipe:
+    """A link, as small as the system has one; what is written never waits."""
+
+    def __init__(self, size: int = PAGE) -> None:
+        self.read_end, self.write_end = os.pipe()
+        for end in (self.read_end, self.write_end):
+            os.set_blocking(end, False)
+        fcntl(self.write_end, F_SETPIPE_SZ, size)
+
+    def read(self, most: int = 1 << 20) -> bytes:
+        try:
+            return os.read(self.read_end, most)
+        except BlockingIOError:
+            return b""
+
+    def leave(self) -> None:
+        os.close(self.read_end)
+        self.read_end = -1
+
+    def close(self) -> None:
+        for end in (self.read_end, self.write_end):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    with contextlib.closing(Pipe()) as pipe:
+        yield pipe
+
+
+@contextlib.contextmanager
+def outbox_in(*places: "Path | str") -> Iterator[Outbox]:
+    with folder_in(*places) as folder:
+        box = Outbox(5, folder)
+        try:
+            yield box
+        finally:
+            box.discard()
+
+
+def drained(box: Outbox, pipe: Pipe) -> bytes:
+    """All that comes through the pipe, a piece at a time, until nothing is left to send."""
+    data = b""
+    while box:
+        box.write(pipe.write_end)
+        piece = pipe.read()
+        assert piece, "nothing moves"
+        data += piece
+    return data + pipe.read()
+
+
+def frames(data: bytes) -> list[wire.Frame]:
+    return wire.FrameDecoder(wire.MAX_REPORT).feed(data)
+
+
+def shown(data: bytes) -> list[str]:
+    """The frames in it: the content of output, the op of a report."""
+    return [
+        each.message()["op"] if each.kind == wire.CONTROL else each.payload[:1].decode()
+        for each in frames(data)
+    ]
+
+
+def test_frames_name_their_node_generation_and_channel(tmp_path: Path, pipe: Pipe) -> None:
+    with outbox_in(tmp_path) as box:
+        box.output(65537, 3, b"text")
+        box.flight(2, 9, b"dump")
+        box.report(messages.Pong(1.5))
+        box.post({"op": "own"})
+        sent = [
+            (each.kind, each.node, each.generation, each.channel, each.payload)
+            for each in frames(drained(box, pipe))
+        ]
+    assert sent == [
+        (wire.CONTROL, 5, 0, 0, b'{"op":"pong","t":1.5}'),
+        (wire.CONTROL, 5, 0, 0, b'{"op":"own"}'),
+        (wire.OUTPUT, 5, 1, 3, b"text"),
+        (wire.FLIGHT, 5, 2, 9, b"dump"),
+    ]
+
+
+def test_write_says_how_many_bytes_it_wrote(tmp_path: Path, pipe: Pipe) -> None:
+    with outbox_in(tmp_path) as box:
+        assert not box and box.write(pipe.write_end) == 0
+        box.output(0, 0, b"text")
+        assert box and box.write(pipe.write_end) == wire.HEADER.size + 4
+        assert not box and box.write(pipe.write_end) == 0
+
+
+def test_reports_go_before_output_that_waits(tmp_path: Path, pipe: Pipe) -> None:
+    with outbox_in(tmp_path) as box:
+        box.output(0, 0, b"a")
+        box.output(0, 0, b"b")
+        box.post({"op": "first"})
+        box.post({"op": "second"})
+        assert shown(drained(box, pipe)) == ["first", "second", "a", "b"]
+
+
+def test_a_report_waits_for_the_frame_that_is_half_sent(tmp_path: Path, pipe: Pipe) -> None:
+    with outbox_in(tmp_path) as box:
+        box.output(0, 0, b"a" * 2 * PAGE)
+        box.output(0, 0, b"b")
+        assert box.write(pipe.write_end) == PAGE
+        box.post({"op": "report"})
+        assert shown(drained(box, pipe)) == ["a", "report", "b"]
+
+
+def test_a_pipe_that_is_nearly_full_takes_a_part_and_the_rest_later(tmp_path: Path, pipe: Pipe) -> None:
+    fcntl(pipe.write_end, F_SETPIPE_SZ, 2 * PAGE)
+    junk = os.write(pipe.write_end, bytes(PAGE))
+    data = bytes(range(256)) * 48
+    with outbox_in(tmp_path) as box:
+        box.output(0, 0, data)
+        assert box.write(pipe.write_end) == PAGE
+        assert box.write(pipe.write_end) == 0, "the pipe is full"
+        assert box
+        (sent,) = frames(drained(box, pipe)[junk:])
+    assert sent.payload == data
+
+
+def test_a_frame_half_sent_is_still_to_be_sent(tmp_path: Path, pipe: Pipe) -> None:
+    with outbox_in(tmp_path) as box:
+        box.output(0, 0, bytes(2 * PAGE))
+        while box.write(pipe.write_end):
+            pipe.read(PAGE)
+        assert not box
+        box.output(0, 0, bytes(2 * PAGE))
+        box.write(pipe.write_end)
+        assert box, "a part is not sent"
+
+
+def test_a_link_whose_reader_is_gone_raises(tmp_path: Path, pipe: Pipe) -> None:
+    with outbox_in(tmp_path) as box:
+        box.output(0, 0, b"text")
+        pipe.leave()
+        with pytest.raises(BrokenPipeError):
+            box.write(pipe.write_end)
+
+
+def test_what_is_discarded_is_never_sent(tmp_path: Path, pipe: Pipe) -> None:
+    with outbox_in(tmp_path) as box:
+        box.output(0, 0, b"a" * 2 * PAGE)
+        box.write(pipe.write_end)
+        box.post({"op": "report"})
+        box.output(0, 0, b"b")
+        pipe.read()
+        box.discard()
+        assert not box and box.write(pipe.write_end) == 0 and pipe.read() == b""
+
+
+def test_losses_are_told_once_by_rank_and_stream() -> None:
+    data = bytes(wire.MAX_OUTPUT)
+    with outbox_in() as box:
+        fits = outbox.MEMORY // (wire.HEADER.size + len(data))
+        for _ in range(fits):
+            box.output(0, 0, data)
+        assert box.losses() == []
+        for channel in (5, 0, 5):
+            box.output(0, channel, data)
+        assert box.losses() == [Dropped(0, 0, len(data)), Dropped(2, 1, 2 * len(data))]
+        assert box.losses() == []
+        box.output(0, 1, data)
+        assert box.losses() == [Dropped(0, 1, len(data))]
+
+
+def test_what_is_lost_of_a_flight_record_is_no_lost_output() -> None:
+    data = bytes(wire.MAX_OUTPUT)
+    with outbox_in() as box:
+        for _ in range(outbox.MEMORY // len(data) + 1):
+            box.flight(0, 0, data)
+        assert box.losses() == []
+
+
+def test_reports_are_taken_where_output_is_not(pipe: Pipe) -> None:
+    data = b"x" * wire.MAX_OUTPUT
+    with outbox_in() as box:
+        while not box.losses():
+            box.output(0, 0, data)
+        box.post({"op": "report"})
+        sent = shown(drained(box, pipe))
+    assert sent == ["report"] + ["x"] * (outbox.MEMORY // (wire.HEADER.size + len(data)))
+
+
+_traffic = st.lists(
+    st.one_of(
+        st.tuples(st.just("output"), st.integers(0, 3 * PAGE)),
+        st.tuples(st.just("report"), st.integers(0, 50)),
+        st.tuples(st.just("write"), st.just(0)),
+        st.tuples(st.just("read"), st.integers(1, 2 * PAGE)),
+    ),
+    max_size=30,
+)
+
+
+@given(_traffic)
+@bounded(200)
+def test_whatever_is_queued_is_sent_once_whole_and_in_order(traffic: list[tuple[str, int]]) -> None:
+    data, outputs, reports = b"", [], []
+    with outbox_in() as box, contextlib.closing(Pipe()) as pipe:
+        for index, (what, size) in enumerate(traffic):
+            if what == "output":
+                outputs.append(bytes([index]) * size)
+                box.output(0, 0, outputs[-1])
+            elif what == "report":
+                reports.append({"op": "x" * size, "index": index})
+                box.post(reports[-1])
+            elif what == "write":
+                box.write(pipe.write_end)
+            else:
+                data += pipe.read(size)
+        data += pipe.read()
+        sent = frames(data + drained(box, pipe))
+    assert [each.payload for each in sent if each.kind == wire.OUTPUT] == outputs
+    assert [each.message() for each in sent if each.kind == wire.CONTROL] == reports

@@ -1,0 +1,365 @@
+"""The console's writer: it holds up nobody, tells of a reader that is gone, and counts what it drops."""
+
+import contextlib
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from fcntl import F_SETPIPE_SZ, fcntl
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.rim import outlet as module
+from distlaunch.rim.outlet import Outlet
+from tests.unit.samples import bounded
+
+pytestmark = pytest.mark.timeout(60)
+"""A pipe that nothing comes out of would be waited for."""
+
+PAGE = 4096
+"""Bytes of the smallest pipe."""
+CHUNK = 1 << 16
+"""Bytes that are written at once."""
+LONG_S = 30.0
+"""What never takes so long has failed."""
+
+
+class Reader:
+    """A pipe that somebody reads, or not yet."""
+
+    def __init__(self) -> None:
+        self.read_end, self.write_end = os.pipe()
+        fcntl(self.write_end, F_SETPIPE_SZ, PAGE)
+
+    def fill(self) -> None:
+        """Not a byte more goes into the pipe until `read` has taken these."""
+        os.write(self.write_end, bytes(PAGE))
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, as soon as they come."""
+        data = b""
+        while len(data) < size:
+            piece = os.read(self.read_end, size - len(data))
+            assert piece, "the writer has ended"
+            data += piece
+        return data
+
+    def read_rest(self) -> bytes:
+        """All that is in the pipe."""
+        os.set_blocking(self.read_end, False)
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self.read_end, 1 << 20)
+        return b""
+
+    def leave(self) -> None:
+        os.close(self.read_end)
+        self.read_end = -1
+
+    def close(self) -> None:
+        for end in (self.read_end, self.write_end):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+class Broken:
+    """What an outlet has told of its end, and from which threads."""
+
+    def __init__(self) -> None:
+        self.errors: list[int | None] = []
+        self.threads: list[threading.Thread] = []
+        self._told = threading.Event()
+
+    def __call__(self, error: OSError) -> None:
+        self.errors.append(error.errno)
+        self.threads.append(threading.current_thread())
+        self._told.set()
+
+    def wait(self) -> None:
+        assert self._told.wait(LONG_S)
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with contextlib.closing(Reader()) as reader:
+        yield reader
+
+
+@pytest.fixture
+def full(reader: Reader) -> Reader:
+    """A reader that takes nothing yet, of a pipe that is full."""
+    reader.fill()
+    return reader
+
+
+def never(error: OSError) -> None:
+    raise AssertionError(error)
+
+
+def always(quiet_s: float) -> bool:
+    return True
+
+
+def not_at_all(quiet_s: float) -> bool:
+    return False
+
+
+def unasked(quiet_s: float) -> bool:
+    raise AssertionError("nothing is to be waited for")
+
+
+def wait_until(outlet: Outlet, waiting: int) -> None:
+    """Until so many bytes wait for the reader."""
+    with outlet._changed:
+        assert outlet._changed.wait_for(lambda: outlet._waiting == waiting, LONG_S)
+
+
+def end(outlet: Outlet) -> None:
+    """The end of a thread that was not waited for."""
+    assert outlet._thread
+    outlet._thread.join(LONG_S)
+    assert not outlet._thread.is_alive()
+
+
+# Order, and who waits for whom
+
+
+def test_what_is_written_comes_out_in_order(reader: Reader) -> None:
+    outlet = Outlet(reader.write_end, never)
+    for line in (b"one\n", b"two\nthree\n", b"four"):
+        outlet.write(line)
+    outlet.close(always)
+    assert reader.read_rest() == b"one\ntwo\nthree\nfour"
+    assert (outlet.dropped_lines, outlet.broken) == (0, False)
+
+
+def test_a_reader_that_takes_nothing_yet_holds_up_nobody(full: Reader) -> None:
+    outlet = Outlet(full.write_end, never)
+    lines = [b"%d\n" % index for index in range(1000)]
+    for line in lines:
+        outlet.write(line)
+    assert full.read(PAGE + sum(map(len, lines)))[PAGE:] == b"".join(lines)
+    outlet.close(always)
+    assert outlet.dropped_lines == 0
+
+
+def test_close_waits_for_a_patient_reader(full: Reader) -> None:
+    outlet = Outlet(full.write_end, never)
+    data = b"x" * 5 * CHUNK + b"\n"
+    outlet.write(data)
+    closing = threading.Thread(target=outlet.close, args=(always,))
+    closing.start()
+    got = full.read(PAGE + len(data))
+    closing.join(LONG_S)
+    assert got[PAGE:] == data and not closing.is_alive()
+    assert outlet.dropped_lines == 0
+
+
+def test_a_terminal_that_somebody_made_non_blocking_gets_everything(full: Reader) -> None:
+    os.set_blocking(full.write_end, False)
+    outlet = Outlet(full.write_end, never)
+    data = b"".join(b"%d\n" % index for index in range(5000))
+    outlet.write(data)
+    assert full.read(PAGE + len(data))[PAGE:] == data
+    outlet.close(always)
+    assert not outlet.broken
+
+
+def test_an_outlet_that_wrote_nothing_closes_at_once(full: Reader) -> None:
+    Outlet(full.write_end, never).close(unasked)
+
+
+# What is too much
+
+
+@pytest.mark.parametrize(
+    ("capacity", "dropped"),
+    [(0, 3), (5, 2), (6, 1), (7, 1), (9, 0)],
+    ids=["nothing fits", "one line", "two lines", "a byte to spare", "all"],
+)
+def test_lines_beyond_the_capacity_are_dropped_and_counted(
+    full: Reader, monkeypatch: pytest.MonkeyPatch, capacity: int, dropped: int
+) -> None:
+    monkeypatch.setattr(module, "CAPACITY", capacity)
+    outlet = Outlet(full.write_end, never)
+    lines = [b"aa\n", b"bb\n", b"cc\n"]
+    for line in lines:
+        outlet.write(line)
+    assert outlet.dropped_lines == dropped
+    kept = b"".join(lines[: 3 - dropped])
+    assert full.read(PAGE + len(kept))[PAGE:] == kept
+    outlet.close(always)
+    assert outlet.dropped_lines == dropped
+
+
+def test_each_line_of_a_piece_is_counted(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CAPACITY", 3)
+    outlet = Outlet(full.write_end, never)
+    outlet.write(b"a\nb\nc\n")
+    outlet.write(b"d\ne\n")
+    assert outlet.dropped_lines == 5
+    outlet.close(unasked)
+
+
+def test_our_own_lines_are_never_too_much(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CAPACITY", 3)
+    outlet = Outlet(full.write_end, never)
+    outlet.write(b"aa\n")
+    outlet.write(b"bb\n")
+    outlet.write(b"ours\n", ours=True)
+    outlet.write(b"cc\n")
+    assert full.read(PAGE + 8)[PAGE:] == b"aa\nours\n"
+    outlet.close(always)
+    assert outlet.dropped_lines == 2
+
+
+def test_what_the_reader_takes_makes_room(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CAPACITY", 3)
+    outlet = Outlet(full.write_end, never)
+    outlet.write(b"aa\n")
+    outlet.write(b"bb\n")
+    assert full.read(PAGE + 3)[PAGE:] == b"aa\n"
+    wait_until(outlet, 0)
+    outlet.write(b"cc\n")
+    outlet.close(always)
+    assert full.read_rest() == b"cc\n"
+    assert outlet.dropped_lines == 1
+
+
+# Patience at the end
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        ([b"a\n"], 1),
+        ([b"a\n", b"b\nc\n"], 3),
+        ([b"a\n", b"b"], 2),
+        ([b"a"], 1),
+    ],
+    ids=["a line", "three lines", "a line without an end", "that alone"],
+)
+def test_what_an_impatient_close_leaves_is_counted(
+    full: Reader, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes], lines: int
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    outlet = Outlet(full.write_end, never)
+    for piece in pieces:
+        outlet.write(piece)
+    outlet.close(not_at_all)
+    assert outlet.dropped_lines == lines
+    full.read(PAGE + sum(map(len, pieces)))
+    end(outlet)
+
+
+def ticking() -> Callable[[], float]:
+    """A clock that goes on by a second whenever it is looked at."""
+    ticks = itertools.count()
+    return lambda: float(next(ticks))
+
+
+def test_patience_is_told_how_long_the_reader_has_taken_nothing(
+    full: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=ticking()))
+    outlet = Outlet(full.write_end, never)
+    outlet.write(b"a" * CHUNK + b"b\n")
+    quiet: list[float] = []
+    # That is all of the chunk but a page, which then goes into the pipe.
+    reading = threading.Thread(target=full.read, args=(CHUNK,))
+
+    def patient(quiet_s: float) -> bool:
+        quiet.append(quiet_s)
+        if len(quiet) == 3:
+            monkeypatch.setattr(module, "LOOK_S", LONG_S)
+            reading.start()
+        return len(quiet) < 4
+
+    outlet.close(patient)
+    reading.join(LONG_S)
+    assert quiet == [1.0, 2.0, 3.0, 1.0], "from anew when the reader takes something"
+    assert outlet.dropped_lines == 1
+    full.read(PAGE + 2)
+    end(outlet)
+
+
+# Readers that leave, disks that are full
+
+
+def test_a_reader_that_is_gone_is_told_from_the_thread(reader: Reader) -> None:
+    broken = Broken()
+    outlet = Outlet(reader.write_end, broken)
+    reader.leave()
+    outlet.write(b"a\n")
+    broken.wait()
+    assert outlet.broken and broken.errors == [errno.EPIPE]
+    assert broken.threads != [threading.main_thread()]
+    outlet.close(unasked)
+
+
+def test_a_reader_that_leaves_while_it_is_waited_for_ends_the_waiting(full: Reader) -> None:
+    broken = Broken()
+    outlet = Outlet(full.write_end, broken)
+    outlet.write(b"a\n")
+    full.leave()
+    broken.wait()
+    outlet.close(unasked)
+    assert broken.errors == [errno.EPIPE]
+
+
+def test_a_reader_that_leaves_during_close_ends_it(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    broken = Broken()
+    outlet = Outlet(full.write_end, broken)
+    outlet.write(b"a\n")
+    asked: list[float] = []
+
+    def patient(quiet_s: float) -> bool:
+        if not asked:
+            full.leave()
+        asked.append(quiet_s)
+        return True
+
+    outlet.close(patient)
+    assert asked and outlet.broken and broken.errors == [errno.EPIPE]
+
+
+def test_a_full_disk_is_told_with_its_reason() -> None:
+    broken = Broken()
+    with open("/dev/full", "wb") as full:
+        outlet = Outlet(full.fileno(), broken)
+        outlet.write(b"a\n")
+        broken.wait()
+        outlet.close(unasked)
+    assert broken.errors == [errno.ENOSPC]
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["a worker's", "ours"])
+def test_what_comes_after_the_end_is_counted(reader: Reader, ours: bool) -> None:
+    broken = Broken()
+    outlet = Outlet(reader.write_end, broken)
+    reader.leave()
+    outlet.write(b"a\n")
+    broken.wait()
+    outlet.write(b"b\nc\n", ours)
+    assert outlet.dropped_lines == 2
+    outlet.close(unasked)
+    assert broken.errors == [errno.EPIPE]
+
+
+@given(st.lists(st.binary(max_size=3 * PAGE), max_size=12), st.booleans())
+@bounded(60)
+def test_whatever_is_written_is_read_once_and_in_order(pieces: list[bytes], blocking: bool) -> None:
+    with contextlib.closing(Reader()) as reader:
+        os.set_blocking(reader.write_end, blocking)
+        outlet = Outlet(reader.write_end, never)
+        for piece in pieces:
+            outlet.write(piece)
+        data = b"".join(pieces)
+        assert reader.read(len(data)) == data
+        outlet.close(always)
+        assert reader.read_rest() == b"" and outlet.dropped_lines == 0

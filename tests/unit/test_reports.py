@@ -1,0 +1,444 @@
+"""An agent's reports: what each becomes, and what of a hostile one is refused or cut."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.agent import messages
+from distlaunch.agent.wire import PROTOCOL, ProtocolError
+from distlaunch.launch import reports
+from distlaunch.launch.reports import (
+    MAX_GPUS,
+    MAX_LAST_WORDS,
+    MAX_NUMBER,
+    MAX_SECONDS,
+    MAX_SIGNAL,
+    MAX_STACK,
+    MAX_TEXT,
+    MAX_WORDS,
+    event_of,
+)
+from distlaunch.plan.layout import Facts
+from distlaunch.supervisor import events
+from tests.unit.samples import bounded
+
+NODE = 3
+AHEAD_S = 1000.0
+"""Our clock is that much ahead of the node's."""
+OWNER = {"uid": 1000, "pid": 7, "command": "redis-server"}
+RECORD = {"message": "ValueError: bad", "callstack": "File t.py\n  f()"}
+
+HELLO = messages.Hello(PROTOCOL, "/venv/bin/python", [3, 11], 8, "gpu-3", 99, 5.0)
+ROUTE = messages.Route(
+    "10.0.0.1", "10.0.0.4", "ib0", {"ib0": True, "lo": False}, {"GLOO_SOCKET_IFNAME": "ib0"}
+)
+EXITED = messages.Exited(1, -9, 5.0, RECORD, "Killed", 2, [64, 32])
+
+TABLE: list[tuple[Any, Any]] = [
+    (HELLO, events.AgentUp(NODE, Facts("/venv/bin/python", 8), "gpu-3")),
+    (messages.Pong(5.0), None),
+    (messages.LeavingEarly(15, True), events.AgentLeaving(NODE, 15, True)),
+    (messages.Held(29500), events.PortHeld(NODE, 29500)),
+    (messages.Unheld("in use", [OWNER]), events.PortRefused(NODE, "in use", (OWNER,))),
+    (messages.Usurped([OWNER]), events.PortUsurped(NODE, (OWNER,))),
+    (messages.Reaped(4), events.Reaped(NODE, 4)),
+    (messages.Orphans(4), events.OrphansKilled(NODE, 4)),
+    (
+        ROUTE,
+        events.RouteFound(
+            NODE,
+            "10.0.0.1",
+            "ib0",
+            "10.0.0.4",
+            (("ib0", True), ("lo", False)),
+            (("GLOO_SOCKET_IFNAME", "ib0"),),
+        ),
+    ),
+    (messages.NoRoute("no route to host"), events.RouteFailed(NODE, "no route to host")),
+    (messages.Started(1, 77, "0-3,8"), events.WorkerStarted(NODE, 1, 77, "0-3,8")),
+    (messages.Unstarted(1, "exec", 2, "/x"), events.WorkerUnstarted(NODE, 1, "exec", 2, "/x")),
+    (EXITED, events.WorkerExited(NODE, 1, -9, 5.0 + AHEAD_S, RECORD, 2, (64, 32), "Killed")),
+    (messages.Joined([0, 2]), events.RanksJoined(NODE, (0, 2))),
+    (
+        messages.Lagging([[0, True, "connects"], [1, False, "sleeps"]]),
+        events.RanksLag(NODE, ((0, True, "connects"), (1, False, "sleeps"))),
+    ),
+    (messages.Stalled([0, 1], [[1, 77]]), events.RanksStalled(NODE, (0, 1), ((1, 77),))),
+    (messages.Stack(1, "Thread 7"), events.StackDumped(NODE, 1, "Thread 7")),
+    (messages.Dropped(1, 0, 512), events.OutputLost(NODE, 1, 0, 512)),
+    (messages.Swept(2, 5), events.Swept(NODE, 2, 5)),
+    (messages.Stuck(2, [{"pid": 7, "command": "x"}]), events.Stuck(NODE, ({"pid": 7, "command": "x"},))),
+]
+SAMPLES = {type(report): report for report, _ in TABLE}
+UNASKED: list[Any] = [messages.Listening(29500), messages.Dialled([])]
+
+
+def told(report: Any) -> Any:
+    return event_of(NODE, report, lambda t: t + AHEAD_S)
+
+
+def changed(kind: type, **changes: Any) -> Any:
+    """What the table has of that kind, but for these fields."""
+    return SAMPLES[kind]._replace(**changes)
+
+
+def refused(report: Any) -> str:
+    """The words with which a report is refused."""
+    with pytest.raises(ProtocolError) as caught:
+        told(report)
+    return str(caught.value)
+
+
+def kind_of(value: Any) -> str | None:
+    """A test's id: the kind of a report."""
+    if isinstance(value, type):
+        return value.__name__
+    return type(value).__name__ if hasattr(value, "_fields") else None
+
+
+# What each becomes
+
+
+@pytest.mark.parametrize(("report", "event"), TABLE, ids=[kind_of(report) for report, _ in TABLE])
+def test_a_report_becomes_its_event(report: Any, event: Any) -> None:
+    assert told(report) == event
+
+
+def test_every_kind_of_report_is_in_these_tables() -> None:
+    assert {*SAMPLES, *map(type, UNASKED)} == set(messages.REPORTS.values())
+
+
+@pytest.mark.parametrize("report", UNASKED, ids=kind_of)
+def test_an_answer_to_what_run_never_asks_is_refused(report: Any) -> None:
+    assert refused(report) == f"nobody has asked for this: {type(report).__name__}"
+
+
+def test_a_command_is_no_report() -> None:
+    assert refused(messages.Ping()) == "nobody has asked for this: Ping"
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1, -1])
+def test_a_hello_of_another_protocol_is_refused(protocol: int) -> None:
+    words = f"the agent speaks protocol {protocol}, not {PROTOCOL}"
+    assert refused(changed(messages.Hello, protocol=protocol)) == words
+
+
+@pytest.mark.parametrize(
+    ("report", "event"),
+    [
+        (
+            messages.Route("10.0.0.1", None, None, {}, {}),
+            events.RouteFound(NODE, "10.0.0.1", None, None, (), ()),
+        ),
+        (messages.Started(1, 77, None), events.WorkerStarted(NODE, 1, 77, None)),
+        (
+            messages.Exited(1, 0, 5.0, None, "", 0, []),
+            events.WorkerExited(NODE, 1, 0, 5.0 + AHEAD_S, None, 0, (), ""),
+        ),
+        (messages.Unheld("in use", []), events.PortRefused(NODE, "in use", ())),
+        (messages.Stalled([], []), events.RanksStalled(NODE, (), ())),
+    ],
+    ids=kind_of,
+)
+def test_what_a_node_can_not_tell_stays_unknown(report: Any, event: Any) -> None:
+    assert told(report) == event
+
+
+# Numbers
+
+NUMBERS: list[tuple[type, str]] = [
+    (messages.LeavingEarly, "signal"),
+    (messages.Held, "port"),
+    (messages.Reaped, "processes"),
+    (messages.Orphans, "processes"),
+    (messages.Started, "local_rank"),
+    (messages.Started, "pid"),
+    (messages.Unstarted, "errno"),
+    (messages.Exited, "local_rank"),
+    (messages.Exited, "oom_kills"),
+    (messages.Stack, "local_rank"),
+    (messages.Dropped, "local_rank"),
+    (messages.Dropped, "stream"),
+    (messages.Dropped, "bytes"),
+    (messages.Swept, "generation"),
+    (messages.Swept, "leftovers"),
+]
+LISTS: list[tuple[type, str]] = [
+    (messages.Exited, "shm"),
+    (messages.Joined, "local_ranks"),
+    (messages.Stalled, "local_ranks"),
+]
+
+
+@pytest.mark.parametrize("value", [MAX_NUMBER + 1, -MAX_NUMBER - 1, 10**400], ids=["over", "under", "huge"])
+@pytest.mark.parametrize(("kind", "field"), NUMBERS, ids=kind_of)
+def test_a_number_that_no_computer_has_is_refused(kind: type, field: str, value: int) -> None:
+    assert refused(changed(kind, **{field: value})) == f"{field} is out of range: {value}"
+
+
+@pytest.mark.parametrize("value", [MAX_NUMBER, -MAX_NUMBER])
+@pytest.mark.parametrize(("kind", "field"), NUMBERS, ids=kind_of)
+def test_the_largest_numbers_are_taken(kind: type, field: str, value: int) -> None:
+    assert value in told(changed(kind, **{field: value}))
+
+
+@pytest.mark.parametrize("value", [MAX_NUMBER + 1, -MAX_NUMBER - 1])
+@pytest.mark.parametrize(("kind", "field"), LISTS, ids=kind_of)
+def test_each_number_of_a_list_is_looked_at(kind: type, field: str, value: int) -> None:
+    assert refused(changed(kind, **{field: [0, value]})) == f"{field} is out of range: {value}"
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (changed(messages.Hello, gpus=-1), "gpus is out of range: -1"),
+        (changed(messages.Hello, gpus=MAX_GPUS + 1), f"gpus is out of range: {MAX_GPUS + 1}"),
+        (changed(messages.Exited, status=256), "status is out of range: 256"),
+        (changed(messages.Exited, status=-MAX_SIGNAL - 1), f"status is out of range: {-MAX_SIGNAL - 1}"),
+        (messages.Stalled([], [[MAX_NUMBER + 1, 7]]), f"stopped is out of range: {MAX_NUMBER + 1}"),
+        (messages.Stalled([], [[0, 0]]), "stopped is out of range: 0"),
+        (messages.Stalled([], [[0, 7], [1, -7]]), "stopped is out of range: -7"),
+    ],
+    ids=[
+        "fewer than no GPUs",
+        "more GPUs than a node has",
+        "status over 255",
+        "signal over 127",
+        "rank",
+        "pid 0",
+        "pid of a group",
+    ],
+)
+def test_a_number_has_the_bounds_of_what_it_counts(report: Any, words: str) -> None:
+    assert refused(report) == words
+
+
+@pytest.mark.parametrize("gpus", [0, MAX_GPUS])
+def test_a_node_has_none_or_many_gpus(gpus: int) -> None:
+    assert told(changed(messages.Hello, gpus=gpus)).facts.gpus == gpus
+
+
+@pytest.mark.parametrize("status", [0, 255, -1, -MAX_SIGNAL])
+def test_a_status_is_what_wait_can_return(status: int) -> None:
+    assert told(changed(messages.Exited, status=status)).status == status
+
+
+@pytest.mark.parametrize(
+    "t", [-1e-9, MAX_SECONDS * 1.01, math.inf, -math.inf, math.nan, 10**400], ids=lambda t: f"{str(t)[:9]}"
+)
+def test_a_time_that_no_clock_shows_is_refused(t: float) -> None:
+    assert refused(changed(messages.Exited, t=t)) == "t is out of range"
+
+
+@pytest.mark.parametrize("t", [0, 0.0, 7, MAX_SECONDS])
+def test_a_time_is_turned_into_ours(t: float) -> None:
+    assert told(changed(messages.Exited, t=t)).at == t + AHEAD_S
+
+
+def test_a_whole_number_of_seconds_is_a_time_too() -> None:
+    at = event_of(NODE, changed(messages.Exited, t=7), lambda t: t).at  # type: ignore[union-attr]
+    assert at == 7 and isinstance(at, float)
+
+
+def test_the_clock_never_sees_a_time_that_is_out_of_range() -> None:
+    asked: list[float] = []
+    with pytest.raises(ProtocolError):
+        event_of(NODE, changed(messages.Exited, t=math.nan), lambda t: asked.append(t) or t)  # type: ignore[func-returns-value]
+    assert asked == []
+
+
+# Texts
+
+TEXTS: list[tuple[type, str, int, Callable[[Any], Any]]] = [
+    (messages.Hello, "python", MAX_TEXT, lambda event: event.facts.python),
+    (messages.Hello, "hostname", MAX_TEXT, lambda event: event.hostname),
+    (messages.Unheld, "error", MAX_TEXT, lambda event: event.error),
+    (messages.Route, "address", MAX_TEXT, lambda event: event.address),
+    (messages.Route, "source", MAX_TEXT, lambda event: event.source),
+    (messages.Route, "interface", MAX_TEXT, lambda event: event.interface),
+    (messages.NoRoute, "error", MAX_TEXT, lambda event: event.error),
+    (messages.Started, "cpus", MAX_TEXT, lambda event: event.cpus),
+    (messages.Unstarted, "stage", MAX_TEXT, lambda event: event.stage),
+    (messages.Unstarted, "text", MAX_TEXT, lambda event: event.text),
+    (messages.Exited, "words", MAX_LAST_WORDS, lambda event: event.words),
+    (messages.Stack, "text", MAX_STACK, lambda event: event.text),
+]
+
+
+@pytest.mark.parametrize(("kind", "field", "most", "shown"), TEXTS, ids=kind_of)
+def test_a_text_is_cut_at_its_maximum(kind: type, field: str, most: int, shown: Callable[[Any], Any]) -> None:
+    text = "é" * (most - 1) + "xy"
+    assert shown(told(changed(kind, **{field: text}))) == text[:-1]
+    assert shown(told(changed(kind, **{field: text[:-1]}))) == text[:-1]
+
+
+def test_names_of_interfaces_and_variables_are_cut_but_none_is_left_out() -> None:
+    name, value = "n" * MAX_WORDS, "v" * MAX_WORDS
+    event = told(
+        changed(messages.Route, interfaces={name + "x": True, "lo": False}, named={name + "x": value + "x"})
+    )
+    assert event.interfaces == ((name, True), ("lo", False))
+    assert event.named == ((name, value),)
+
+
+def test_what_a_rank_does_is_cut() -> None:
+    event = told(messages.Lagging([[0, True, "w" * MAX_WORDS + "x"]]))
+    assert event.seen == ((0, True, "w" * MAX_WORDS),)
+
+
+# Lists of rows
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param([], id="empty"),
+        pytest.param([0, True], id="short"),
+        pytest.param([0, True, "connects", 1], id="long"),
+        pytest.param(["0", True, "connects"], id="a rank that is a text"),
+        pytest.param([0.0, True, "connects"], id="a rank that is a float"),
+        pytest.param([0, 1, "connects"], id="a number for yes"),
+        pytest.param([0, None, "connects"], id="neither yes nor no"),
+        pytest.param([0, True, None], id="no words"),
+        pytest.param([0, True, ["connects"]], id="a list of words"),
+        pytest.param({"rank": 0}, id="an object"),
+        pytest.param("abc", id="a text of three"),
+        pytest.param(None, id="null"),
+        pytest.param(0, id="a number"),
+    ],
+)
+def test_what_is_no_row_of_a_rank_that_lags_is_refused(row: Any) -> None:
+    good = [1, False, "sleeps"]
+    assert refused(messages.Lagging([good, row])) == "lagging: ranks is no list of ranks, with what they do"
+
+
+@pytest.mark.parametrize("row", [[], [0], [0, 7, 8]], ids=["empty", "short", "long"])
+def test_what_is_no_row_of_a_rank_that_is_stopped_is_refused(row: list[int]) -> None:
+    assert refused(messages.Stalled([0], [[1, 9], row])) == "stopped is no list of ranks, with a pid each"
+
+
+# Owners and processes
+
+
+@pytest.mark.parametrize("value", [None, 7, "redis", [], ["pid", 7]], ids=repr)
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [(messages.Unheld, "owners"), (messages.Usurped, "owners"), (messages.Stuck, "processes")],
+    ids=kind_of,
+)
+def test_a_process_that_is_no_object_is_refused(kind: type, field: str, value: Any) -> None:
+    assert refused(changed(kind, **{field: [OWNER, value]})) == f"{field} is no list of objects"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"command": "c" * (MAX_WORDS + 1)}, {"command": "c" * MAX_WORDS}),
+        ({"k" * (MAX_WORDS + 1): 1}, {"k" * MAX_WORDS: 1}),
+        ({"uid": 0, "pid": -1}, {"uid": 0, "pid": -1}),
+        ({"pid": 1.5}, {"pid": None}),
+        ({"command": ["a", "b"]}, {"command": None}),
+        ({"command": {"a": {"b": "c"}}}, {"command": None}),
+        ({"command": None}, {"command": None}),
+        ({}, {}),
+    ],
+    ids=["long value", "long name", "numbers", "float", "list", "nested", "null", "empty"],
+)
+def test_of_a_process_words_and_whole_numbers_are_kept(given: Any, kept: Any) -> None:
+    assert told(messages.Stuck(0, [given])).processes == (kept,)
+    assert told(messages.Usurped([given])).owners == (kept,)
+    assert told(messages.Unheld("in use", [given])).owners == (kept,)
+
+
+# Error records
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (None, None),
+        (7, None),
+        ("ValueError", None),
+        ([RECORD], None),
+        ({}, {}),
+        (RECORD, RECORD),
+        ({"message": "m"}, {"message": "m"}),
+        ({"callstack": "c"}, {"callstack": "c"}),
+        ({"message": {"message": "m"}, "callstack": "c"}, {"callstack": "c"}),
+        ({"message": None, "callstack": 7}, {}),
+        ({"message": "m", "timestamp": 5, "extra": {}}, {"message": "m"}),
+        ({"message": "m" * (MAX_TEXT + 1)}, {"message": "m" * MAX_TEXT}),
+        (
+            {"callstack": "\n".join(["a" * (MAX_TEXT + 1), "b", "c" * (MAX_TEXT + 9)])},
+            {"callstack": "\n".join(["a" * MAX_TEXT, "b", "c" * MAX_TEXT])},
+        ),
+        ({"message": "one\r\ntwo\n"}, {"message": "one\ntwo"}),
+    ],
+    ids=[
+        "none",
+        "number",
+        "text",
+        "list",
+        "empty",
+        "both",
+        "message alone",
+        "callstack alone",
+        "nested message",
+        "no texts",
+        "more than asked",
+        "long message",
+        "long lines",
+        "ends of lines",
+    ],
+)
+def test_of_an_error_record_two_texts_are_kept_by_lines(given: Any, kept: Any) -> None:
+    assert told(changed(messages.Exited, error_record=given)).error_record == kept
+
+
+# Whatever comes
+
+_any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+_FORMS: dict[str, st.SearchStrategy[Any]] = {
+    "Any": _any,
+    "bool": st.booleans(),
+    "int": st.integers() | st.integers(-2, 300),
+    "float": st.floats() | st.integers(),
+    "str": st.text(max_size=5) | st.just("x" * (MAX_STACK + 1)),
+    "Optional[str]": st.none() | st.text(max_size=5),
+    "Dict[str, str]": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    "Dict[str, bool]": st.dictionaries(st.text(max_size=5), st.booleans(), max_size=3),
+    "List[int]": st.lists(st.integers(), max_size=3),
+    "List[List[int]]": st.lists(st.lists(st.integers(), max_size=3), max_size=3),
+    "List[Any]": st.lists(_any, max_size=3),
+}
+
+
+def _of_kind(kind: Any) -> st.SearchStrategy[Any]:
+    return st.builds(kind, *(_FORMS[form] for form in kind.__annotations__.values()))
+
+
+def longest(value: Any) -> int:
+    """The length of the longest text in it."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return max(map(longest, (*value, *value.values())), default=0)
+    return max(map(longest, value), default=0) if isinstance(value, tuple | list) else 0
+
+
+@given(st.sampled_from(sorted(messages.REPORTS)).flatmap(lambda op: _of_kind(messages.REPORTS[op])))
+@bounded(500)
+def test_any_report_is_a_bounded_event_or_a_protocol_error(report: Any) -> None:
+    try:
+        event = told(report)
+    except ProtocolError:
+        return
+    assert longest(event) <= reports.MAX_STACK
