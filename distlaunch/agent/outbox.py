@@ -87,6 +87,7 @@ class Spool:
     def close(self) -> None:
         """Forget everything."""
         self._entries.clear()
+        self._in_memory = self._on_disk = 0
         while self._segments:
             self._segments.popleft().close()
 

@@ -110,8 +110,8 @@ def _short(value: Any) -> Any:
 
 def _seen(row: Any) -> tuple[int, bool, str]:
     match row:
-        case [int(rank), bool(trying), str(words)]:
-            return rank, trying, words[:MAX_WORDS]
+        case [int(rank), bool(trying), str(words)] if not isinstance(rank, bool):
+            return number(rank, "ranks"), trying, words[:MAX_WORDS]
     raise ProtocolError("lagging: ranks is no list of ranks, with what they do")
 
 
@@ -123,8 +123,8 @@ def _stopped(row: list[int]) -> tuple[int, int]:
 
 
 def _unstarted(node: int, report: messages.Unstarted, clock: Clock) -> Event:
-    code = number(report.errno, "errno")
-    return events.WorkerUnstarted(node, report.local_rank, _cut(report.stage), code, _cut(report.text))
+    rank, code = number(report.local_rank, "local_rank"), number(report.errno, "errno")
+    return events.WorkerUnstarted(node, rank, _cut(report.stage), code, _cut(report.text))
 
 
 _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {

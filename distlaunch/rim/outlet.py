@@ -88,6 +88,7 @@ class Outlet:
     def _break(self, error: OSError) -> None:
         with self._changed:
             self.broken = True
+            self._queue.clear()  # what came while that was written
             self._waiting = 0
             self._changed.notify_all()
         self._on_broken(error)

@@ -213,6 +213,13 @@ def test_a_closed_spool_has_forgotten_everything(tmp_path: Path) -> None:
         assert not spool and files_in(tmp_path) == 0
 
 
+def test_a_closed_spool_has_all_its_room_again(tmp_path: Path) -> None:
+    with spool_in(tmp_path, memory=FRAME, disk=2 * FRAME) as spool:
+        for _ in range(2):
+            assert [spool.append(frame(mark)) for mark in "abcd"] == [True, True, True, False]
+            spool.close()
+
+
 # The spool's places
 
 

@@ -311,6 +311,18 @@ def test_a_reader_that_leaves_while_it_is_waited_for_ends_the_waiting(full: Read
     assert broken.errors == [errno.EPIPE]
 
 
+def test_the_end_is_told_once_whatever_was_queued_meanwhile(full: Reader) -> None:
+    broken = Broken()
+    outlet = Outlet(full.write_end, broken)
+    outlet.write(b"a\n")
+    wait_until(outlet, 2)
+    outlet.write(b"b\n")
+    full.leave()
+    broken.wait()
+    outlet.close(unasked)
+    assert broken.errors == [errno.EPIPE]
+
+
 def test_a_reader_that_leaves_during_close_ends_it(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
     broken = Broken()
