@@ -110,9 +110,9 @@ class State(NamedTuple):
 
     def with_timer(self, timer: Timer, at: float | None, node: int | None = None) -> "State":
         """This state with a timer set to another time, or with None not set."""
-        timers = {**self.timers}
-        timers.pop(Alarm(timer, node), None)
-        return self._replace(timers=timers if at is None else {**timers, Alarm(timer, node): at})
+        if at is None:
+            return self.without_timers(timer, node=node)
+        return self._replace(timers={**self.timers, Alarm(timer, node): at})
 
     def without_timers(self, *timers: Timer, node: int | None = None) -> "State":
         """This state with these timers not set."""

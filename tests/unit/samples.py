@@ -1,6 +1,9 @@
 """What several unit tests need: job specs from text, and bounds for property tests."""
 
-from collections.abc import Mapping
+import contextlib
+import os
+import resource
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hypothesis import settings
@@ -35,6 +38,33 @@ def spec_of(
     """The job that `text` describes, as if it stood in FOLDER/job.yaml."""
     around = Surroundings(FOLDER, "/home/me", environ or {}, hostfile)
     return build_spec(parse(text, "job.yaml"), "job.yaml", around)
+
+
+@contextlib.contextmanager
+def longest_file(size: int) -> Iterator[None]:
+    """No file can be longer: as on a disk that fills up, a write is cut short, and the next fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class PipeEnds:
+    """The two ends of a pipe, as descriptors, for a test to make."""
+
+    read_end: int
+    write_end: int
+
+    def leave(self) -> None:
+        os.close(self.read_end)
+        self.read_end = -1
+
+    def close(self) -> None:
+        for end in (self.read_end, self.write_end):
+            with contextlib.suppress(OSError):
+                os.close(end)
 
 
 # Everything that a process can be given: any text without NUL. A lone surrogate is no text.

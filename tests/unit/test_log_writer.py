@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import os
-import resource
 import stat
 import tempfile
 import threading
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from distlaunch.rim import log_writer as module
 from distlaunch.rim.log_writer import LogWriter
-from tests.unit.samples import bounded
+from tests.unit.samples import bounded, longest_file
 
 pytestmark = pytest.mark.timeout(60)
 """A pipe that nothing comes out of would be waited for."""
@@ -121,17 +120,6 @@ def unwaited(wait: Callable[[float | None], bool]) -> Callable[[float | None], b
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-@contextlib.contextmanager
-def longest_file(size: int) -> Iterator[None]:
-    """No file can be longer: as on a disk that fills up, a write is cut short, and the next fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 # Files

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import resource
 import tempfile
 from collections import deque
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from distlaunch.agent import messages, outbox, scratch, wire
 from distlaunch.agent.messages import Dropped
 from distlaunch.agent.outbox import Outbox, Segment, Spool
-from tests.unit.samples import bounded
+from tests.unit.samples import PipeEnds, bounded, longest_file
 
 PAGE = 4096
 """Bytes of the smallest pipe, and the most that are written to one whole or not at all."""
@@ -72,17 +71,6 @@ def files_in(place: Path) -> int:
         with contextlib.suppress(OSError):  # the one that reads the folder
             links.append(os.readlink(entry))
     return sum(link.startswith(f"{place}/") for link in links)
-
-
-@contextlib.contextmanager
-def longest_file(size: int) -> Iterator[None]:
-    """No file can be longer: as on a disk that fills up, a write is cut short, and the next fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture
@@ -336,7 +324,7 @@ def test_whatever_a_spool_takes_comes_out_once_and_in_order(
 # The outbox
 
 
-class Pipe:
+class Pipe(PipeEnds):
     """A link, as small as the system has one; what is written never waits."""
 
     def __init__(self, size: int = PAGE) -> None:
@@ -350,15 +338,6 @@ class Pipe:
             return os.read(self.read_end, most)
         except BlockingIOError:
             return b""
-
-    def leave(self) -> None:
-        os.close(self.read_end)
-        self.read_end = -1
-
-    def close(self) -> None:
-        for end in (self.read_end, self.write_end):
-            with contextlib.suppress(OSError):
-                os.close(end)
 
 
 @pytest.fixture

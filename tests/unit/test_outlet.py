@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distlaunch.rim import outlet as module
 from distlaunch.rim.outlet import Outlet
-from tests.unit.samples import bounded
+from tests.unit.samples import PipeEnds, bounded
 
 pytestmark = pytest.mark.timeout(60)
 """A pipe that nothing comes out of would be waited for."""
@@ -28,7 +28,7 @@ LONG_S = 30.0
 """What never takes so long has failed."""
 
 
-class Reader:
+class Reader(PipeEnds):
     """A pipe that somebody reads, or not yet."""
 
     def __init__(self) -> None:
@@ -54,15 +54,6 @@ class Reader:
         with contextlib.suppress(BlockingIOError):
             return os.read(self.read_end, 1 << 20)
         return b""
-
-    def leave(self) -> None:
-        os.close(self.read_end)
-        self.read_end = -1
-
-    def close(self) -> None:
-        for end in (self.read_end, self.write_end):
-            with contextlib.suppress(OSError):
-                os.close(end)
 
 
 class Broken:
