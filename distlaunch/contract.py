@@ -21,6 +21,8 @@ OMP_NUM_THREADS is not among them: torchrun gives a default only where there is 
 """
 
 
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Which network interface the ranks use."""
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default of --signals-to-handle."""
 
@@ -98,5 +100,5 @@ def defaults(local_world_size: int, interface: str | None, backend: str) -> dict
     if local_world_size > 1:
         given["OMP_NUM_THREADS"] = "1"  # as torchrun: else every worker takes all cores
     if interface:
-        given |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        given |= dict.fromkeys(INTERFACE_VARIABLES, interface)
     return given

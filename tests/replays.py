@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.launch.summary import Summary
-from distlaunch.replay import history_in, retold
-from distlaunch.supervisor.replay import replay
-from distlaunch.supervisor.state import State
+from distlaunch.replay.lives import replay
+from distlaunch.replay.show import history_in, retold
+from distlaunch.state.job import State
 
 OF_OUTPUT = {"hint", "lagging", "seconds", "folder"}
 """What a summary has from the ranks' output, and from the clock."""

@@ -11,7 +11,7 @@ from distlaunch.launch.checks.pairs import EVERY, folded
 from distlaunch.launch.checks.port_check import PortReport
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.rim.console import escape
-from distlaunch.supervisor.preparing import holders_words
+from distlaunch.wording import holders_words
 
 
 def _table(*columns: str) -> Table:

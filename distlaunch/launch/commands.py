@@ -9,7 +9,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.plan.engine import workers
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, WorkerPlan, common_contract
 from distlaunch.plan.output import routes
-from distlaunch.supervisor.actions import (
+from distlaunch.state.actions import (
     Close,
     Dump,
     FindRoute,
@@ -18,8 +18,8 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.supervisor.nodes import Route, route_of
-from distlaunch.supervisor.state import State
+from distlaunch.state.job import State
+from distlaunch.state.nodes import Route, route_of
 
 HEARTBEATS = 6
 """In each lease: so many signs of life may be lost but one."""

@@ -14,9 +14,9 @@ from distlaunch.launch.start import Start
 from distlaunch.plan.layout import LaunchPlan, NodePlan
 from distlaunch.rim.link import Link
 from distlaunch.rim.signals import Signals
-from distlaunch.supervisor import actions, events
-from distlaunch.supervisor.nodes import End
-from distlaunch.supervisor.state import Phase, State
+from distlaunch.state import actions, events
+from distlaunch.state.job import Phase, State
+from distlaunch.state.nodes import End
 from distlaunch.supervisor.step import begin, step
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from distlaunch.launch.summary import Above, Summary
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.plan.output import Route, routes
+from distlaunch.replay.history import BEGAN, NOTICE, beginning, fields_of
 from distlaunch.rim.console import Console
 from distlaunch.rim.run_folder import RunFolder
-from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.events import Event, StackDumped, WorkerExited, WorkerStarted, WorkerUnstarted
-from distlaunch.supervisor.history import BEGAN, NOTICE, beginning, fields_of
-from distlaunch.supervisor.state import State
+from distlaunch.state.actions import Notice
+from distlaunch.state.events import Event, StackDumped, WorkerExited, WorkerStarted, WorkerUnstarted
+from distlaunch.state.job import State
 
 LAST_WORDS = 16384
 """Bytes of a rank's stderr that are kept for the summary."""

@@ -6,8 +6,8 @@ from typing import Any
 from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.plan.layout import Facts
-from distlaunch.supervisor import events
-from distlaunch.supervisor.events import Event
+from distlaunch.state import events
+from distlaunch.state.events import Event
 
 Clock = Callable[[float], float]
 """Turns the node's monotonic time into ours."""

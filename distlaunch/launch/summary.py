@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from distlaunch.job.document import counted
-from distlaunch.supervisor.ending import listed
-from distlaunch.supervisor.nodes import Unusable, failure_of, phase_word
-from distlaunch.supervisor.root_cause import root_cause_line, root_cause_lines
-from distlaunch.supervisor.state import State, status_words
-from distlaunch.supervisor.stories import Ending, advice
-from distlaunch.supervisor.workers import Exited, Phase, Worker
+from distlaunch.diagnosis.exits import Ending, advice
+from distlaunch.diagnosis.root_cause import root_cause_line, root_cause_lines
+from distlaunch.state.job import State
+from distlaunch.state.nodes import Unusable, failure_of, phase_word
+from distlaunch.state.workers import Exited, Phase, Worker
+from distlaunch.wording import counted, listed, status_words
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
@@ -115,7 +114,7 @@ class Summary(NamedTuple):
 
     def _cause_lines(self) -> list[str]:
         cause = self.state.cause
-        if cause is None or self.state.started_at is None:
+        if cause is None or (self.state.started_at is None and not self.state.generation):
             return []  # told a moment ago, and nothing has been printed since
         if cause.rank is None:
             return [cause.text]
@@ -128,7 +127,7 @@ class Summary(NamedTuple):
         above = self.above.get(STDERR if source == RECORD else source)
         if not words or above is None or above.since > FAR or not self._as_printed(rank, source):
             return [f"  | {line}" for line in words]
-        from distlaunch.supervisor.peer_errors import TRACEBACK
+        from distlaunch.diagnosis.peer_errors import TRACEBACK
 
         what = "its traceback is" if TRACEBACK in self.last_words.get(rank, "") else "its last words are"
         return [f"  {what} above, marked {above.mark}"] if above.since else []
@@ -225,14 +224,14 @@ class Summary(NamedTuple):
         cause = self.state.cause
         if cause is None or cause.rank is None or not self._gives_ranks:
             return False
-        from distlaunch.supervisor.peer_errors import traceback_key
+        from distlaunch.diagnosis.peer_errors import traceback_key
 
         mine, first = (traceback_key(self.last_words.get(r, "")) for r in (rank, cause.rank))
         return bool(mine) and mine == first
 
 
 def _without_remarks(words: str) -> str:
-    from distlaunch.supervisor.peer_errors import without_remarks  # most jobs end well
+    from distlaunch.diagnosis.peer_errors import without_remarks  # most jobs end well
 
     return without_remarks(words)
 

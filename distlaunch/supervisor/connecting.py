@@ -1,11 +1,11 @@
 """Reaching the nodes: at the start all together, and later those that were lost, until they return."""
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import Action, Connect, Drop, GiveUp, Notice, Reap
-from distlaunch.supervisor.ending import end_job, listed, processes_words
-from distlaunch.supervisor.events import AddressesFound, AgentUp, OrphansKilled, Reaped
-from distlaunch.supervisor.members import choose_members, misfit
-from distlaunch.supervisor.nodes import (
+from distlaunch.state.actions import Action, Connect, Drop, GiveUp, Notice, Reap
+from distlaunch.state.events import AddressesFound, AgentUp, OrphansKilled, Reaped
+from distlaunch.state.findings import Finding, JobOver, NodeBack, Planned, Prepare, Step
+from distlaunch.state.job import Cause, Phase, State
+from distlaunch.state.nodes import (
     Away,
     Connecting,
     Reaping,
@@ -15,17 +15,11 @@ from distlaunch.supervisor.nodes import (
     is_expected,
     unfit_words,
 )
-from distlaunch.supervisor.policies import policy_of
-from distlaunch.supervisor.preparing import prepare
-from distlaunch.supervisor.restarting import (
-    RECONNECT_MAX_S,
-    RECONNECT_S,
-    advance,
-    reconnect_later,
-)
-from distlaunch.supervisor.state import Cause, Phase, State, Step
-from distlaunch.supervisor.timers import Timer
+from distlaunch.state.timers import Timer
+from distlaunch.supervisor.losing import RECONNECT_MAX_S, RECONNECT_S, reconnect_later
+from distlaunch.supervisor.members import choose_members, misfit
 from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.wording import counted, listed
 
 MAX_ATTEMPTS = 6
 RETRY_S = 0.4
@@ -40,7 +34,7 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
     state = state.without_timers(Timer.ANSWER, node=event.node)
     if node.away:
         return state.with_node(event.node, Reaping(event.facts, node.attempt, node.away)), (Reap(event.node),)
-    return _joined_the_pool(state, event.node, Up(event.facts), 1, now)
+    return _in_the_pool(state, event.node, Up(event.facts), 1, now)
 
 
 def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
@@ -55,26 +49,19 @@ def on_reaped(event: Reaped, state: State, now: float) -> Step:
         return state, ()
     state = state.without_timers(Timer.FENCE, node=event.node)
     up = Up(node.facts, unfit=node.away.unfit)
-    return _joined_the_pool(state, event.node, up, node.attempt, now)
+    return _in_the_pool(state, event.node, up, node.attempt, now)
 
 
-def _joined_the_pool(state: State, node: int, up: Up, attempt: int, now: float) -> Step:
+def _in_the_pool(state: State, node: int, up: Up, attempt: int, now: float) -> Step:
     state = state.with_node(node, up)
-    if state.phase in (Phase.STOPPING, Phase.DONE):
+    if state.phase is Phase.STOPPING:
         return state, ()
     why = misfit(state, node)
     if state.phase is Phase.CONNECTING:
-        said = _misfit_notice(state, node, why)
-        state, actions = all_connected(state.with_node(node, up._replace(unfit=why)), now)
-        return state, (*said, *actions)
+        return state.with_node(node, up._replace(unfit=why)), _misfit_notice(state, node, why)
     if why:
         return _let_go(state, node, why, attempt, now)
-    state = state.with_node(node, up._replace(unfit=""))
-    if state.phase is Phase.RESTARTING:
-        back = (Notice("info", f"{state.label(node)} is back"),) if state.wait_told else ()
-        state, actions = advance(state, now)
-        return state, (*back, *actions)
-    return policy_of(state).node_back(state, node, now)
+    return state.with_node(node, up._replace(unfit="")), (NodeBack(node),)
 
 
 def _misfit_notice(state: State, node: int, why: str) -> tuple[Notice, ...]:
@@ -83,24 +70,34 @@ def _misfit_notice(state: State, node: int, why: str) -> tuple[Notice, ...]:
     return () if known else (Notice("warning", f"{state.label(node)} can't take part: {why}"),)
 
 
-def _let_go(state: State, node: int, why: str, attempt: int, now: float) -> Step:
+def _let_go(state: State, node: int, why: str, attempt: int, now: float) -> tuple[State, tuple[Action, ...]]:
     """A node can't take part as it is: look at it again later, for its GPUs may come."""
     said = _misfit_notice(state, node, why)
     again = Retrying(max(2, attempt), None, Away(unfit=why))
-    state, actions = advance(reconnect_later(state, node, again, now), now)
-    return state, (*said, Drop(node), *actions)
+    return reconnect_later(state, node, again, now), (*said, Drop(node))
+
+
+def let_misfits_go(found: Planned, state: State, now: float) -> Step:
+    """Now that there is a plan: which of the spares can't stand in."""
+    actions: tuple[Action, ...] = ()
+    for index, node in enumerate(state.nodes):
+        idle = isinstance(node, Up) and index not in state.members
+        if idle and (why := misfit(state, index)):
+            state, more = _let_go(state, index, why, 1, now)
+            actions += more
+    return state, actions
 
 
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
     """Something had been left there by an agent that was killed with its guardian."""
-    text = f"{state.label(event.node)}: killed {processes_words(event.processes)} left by a dead agent"
-    return state, (Notice("warning", text),)
+    killed = counted(event.processes, "process")
+    return state, (Notice("warning", f"{state.label(event.node)}: killed {killed} left by a dead agent"),)
 
 
 def not_connected(state: State, node: int, this: Connecting, failure: LinkFailure, now: float) -> Step:
     """A node can't be used, or not yet: try again where that can help."""
     if this.away or state.phase is not Phase.CONNECTING:
-        return _not_back(state, node, Retrying(this.attempt, failure, this.away), now)
+        return reconnect_later(state, node, Retrying(this.attempt, failure, this.away), now), ()
     answer_by = state.due_at(Timer.ANSWER, node)
     in_time = answer_by is not None and now < answer_by
     if in_time and failure.worth_retrying and this.attempt < MAX_ATTEMPTS:
@@ -109,58 +106,43 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
         return state.with_timer(Timer.RETRY, retry_at, node), ()
     if not in_time and this.failure and failure.kind is Kind.SILENT:
         failure = this.failure  # a try that was cut short knows less than the one before
-    return _unusable(state, node, failure, now)
+    return _unusable(state, node, failure)
 
 
-def _not_back(state: State, node: int, this: Retrying, now: float) -> Step:
-    """A node that the job goes on without could not be reached: later again, as long as that can help."""
-    return advance(reconnect_later(state, node, this, now), now)
-
-
-def _unusable(state: State, node: int, failure: LinkFailure, now: float) -> Step:
+def _unusable(state: State, node: int, failure: LinkFailure) -> Step:
     state = state.with_node(node, Unusable(failure)).without_timers(Timer.RETRY, Timer.ANSWER, node=node)
-    state, actions = all_connected(state, now)
-    if state.cause and isinstance(state.nodes[node], Unusable):
-        return state, actions  # the summary, which follows at once, tells it with what to do
-    return state, (Notice("error", f"{state.label(node)}: {failure.kind.value}"), *actions)
+    if not _more_may_come(state) and len(choose_members(state)) < state.spec.fewest:
+        return state, ()  # the summary, which follows at once, tells it with what to do
+    return state, (Notice("error", f"{state.label(node)}: {failure.kind.value}"),)
 
 
-def all_connected(state: State, now: float) -> Step:
+def _more_may_come(state: State) -> bool:
+    """Whether a node that the job would rather begin with is still expected."""
+    wanted = len(state.spec.nodes)
+    if any(map(is_expected, state.nodes[:wanted])):
+        return True
+    return any(map(is_expected, state.nodes)) and len(choose_members(state)) < wanted
+
+
+def begin_when_connected(state: State, now: float) -> Step:
     """Prepare once the job has its nodes; end once it can't have enough of them."""
-    if state.phase is not Phase.CONNECTING or any(map(is_expected, state.nodes[: len(state.spec.nodes)])):
+    if _more_may_come(state):
         return state, ()
     found = choose_members(state)
-    if len(found) < len(state.spec.nodes) and any(map(is_expected, state.nodes)):
-        return state, ()  # a spare may still come
     if len(found) < state.spec.fewest:
-        return _too_few(state, now)
-    missing = [i for i in range(len(state.spec.nodes)) if i not in found]
-    state, actions = prepare(_with_another_try(state, now), found, now)
-    state, let_go = _let_misfits_go(state, now)
-    actions = (*actions, *let_go)
-    if not missing:
-        return state, actions
-    text = f"without {listed([state.label(i) for i in missing])}: starting on {len(found)} nodes"
-    return state, (Notice("warning", text), *actions)
+        return state, (_too_few(state, now),)
+    said: tuple[Finding | Notice, ...] = ()
+    if missing := [state.label(i) for i in range(len(state.spec.nodes)) if i not in found]:
+        said = (Notice("warning", f"without {listed(missing)}: starting on {len(found)} nodes"),)
+    return _with_another_try(state, now), (*said, Prepare(found))
 
 
-def _let_misfits_go(state: State, now: float) -> Step:
-    """Now that there is a plan: which of the spares can't stand in."""
-    actions: tuple[Action, ...] = ()
-    for index, node in enumerate(state.nodes):
-        idle = isinstance(node, Up) and index not in state.members
-        if idle and state.phase is not Phase.STOPPING and (why := misfit(state, index)):
-            state, more = _let_go(state, index, why, 1, now)
-            actions += more
-    return state, actions
-
-
-def _too_few(state: State, now: float) -> Step:
+def _too_few(state: State, now: float) -> JobOver:
     unusable = [i for i, node in enumerate(state.nodes) if isinstance(node, Unusable)]
     names = listed([state.label(i) for i in unusable])
     which = "the only node" if len(state.nodes) == 1 else f"{len(unusable)} of {len(state.nodes)} nodes"
     text = f"{which} can't be used ({names}); nothing was started"
-    return end_job(state, Cause(text, Exit.UNREACHABLE, now, node=unusable[0]), now)
+    return JobOver(Cause(text, Exit.UNREACHABLE, now, node=unusable[0]))
 
 
 def _with_another_try(state: State, now: float) -> State:
@@ -184,8 +166,8 @@ def answer_overdue(state: State, node: int, now: float) -> Step:
     if not isinstance(this, Retrying) or this.failure is None:
         return state, ()
     if state.phase is Phase.CONNECTING:
-        return _unusable(state, node, this.failure, now)
-    return advance(reconnect_later(state, node, this, now), now)
+        return _unusable(state, node, this.failure)
+    return reconnect_later(state, node, this, now), ()
 
 
 def retry_due(state: State, node: int, now: float) -> Step:
@@ -195,5 +177,4 @@ def retry_due(state: State, node: int, now: float) -> Step:
     state = state.with_node(node, Connecting(this.attempt + 1, this.failure, this.away))
     if this.away:
         state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
-    state, actions = advance(state, now)
-    return state, (Connect(node), *actions)
+    return state, (Connect(node),)

@@ -3,9 +3,11 @@
 import signal
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
-from distlaunch.supervisor.events import Interrupted, OutputFlows, OutputLost, Stuck, Swept
-from distlaunch.supervisor.nodes import (
+from distlaunch.state.actions import Action, Close, Drop, Finish, Notice
+from distlaunch.state.events import Interrupted, OutputFlows, Stuck, Swept
+from distlaunch.state.findings import JobOver, Step
+from distlaunch.state.job import Cause, Phase, State, Verdict
+from distlaunch.state.nodes import (
     Connecting,
     End,
     Linked,
@@ -17,9 +19,9 @@ from distlaunch.supervisor.nodes import (
     may_be_occupied,
     no_more,
 )
-from distlaunch.supervisor.state import Cause, Phase, State, Step
-from distlaunch.supervisor.timers import Timer
-from distlaunch.supervisor.workers import Worker
+from distlaunch.state.timers import Timer
+from distlaunch.state.workers import Worker
+from distlaunch.wording import counted, listed
 
 STOP_MARGIN_S = 14.0
 """Seconds beyond the grace until a node that does not confirm its clean-up is given up: all is over at 15."""
@@ -30,30 +32,24 @@ STOP_NOTICE_S = 3.0
 ONE_WISH_S = 0.1
 """Seconds within which several signals are one wish: wrappers pass on what the terminal has sent to all."""
 NO_SUSPENDING = "a run can't be suspended: start it with nohup, or in tmux, to leave the terminal"
-MAX_NAMED = 8
-"""Ranks or nodes named in one line."""
 
 
-def end_job(state: State, cause: Cause | None, now: float, signum: int = signal.SIGTERM) -> Step:
-    """Begin to end the job everywhere, its workers by `signum`; `cause` None is success.
-
-    A job that is ending keeps its cause.
-    """
+def end_job(found: JobOver, state: State, now: float) -> Step:
+    """Begin to end the job everywhere. A job that is ending keeps its cause."""
     if state.phase is Phase.STOPPING:
         return state, ()
+    cause = found.cause
     grace_s = state.spec.timeouts.stop_s if cause else 0.0
-    state = state.unwatched()._replace(phase=Phase.STOPPING, cause=cause, timers={}, ended_at=now)
+    state = state.unwatched()._replace(phase=Phase.STOPPING, verdict=Verdict(cause, now), timers={})
     state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)
-    said = (Notice("error", cause.text),) if cause else ()
-    state, closing = _close_all(state, grace_s, signum)
-    state, finished = all_closed(state, now)
-    return state, (*said, *closing, *finished)
+    state, closing = _close_all(state, grace_s, found.signum)
+    return state, ((Notice("error", cause.text), *closing) if cause else closing)
 
 
 def job_overdue(state: State, now: float) -> Step:
     """The job's own time is over."""
     text = f"the job's time limit of {state.spec.timeouts.job_s:g} s has passed"
-    return end_job(state, Cause(text, Exit.TIMEOUT, now), now)
+    return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
 
 def with_end_of_workers(state: State, limit: Timer, grace_s: float, now: float) -> State:
@@ -79,7 +75,9 @@ def _still_running(state: State) -> list[Worker]:
     return [worker for worker in map(state.worker, ranks) if worker.running]
 
 
-def _close_all(state: State, grace_s: float, signum: int = signal.SIGTERM) -> Step:
+def _close_all(
+    state: State, grace_s: float, signum: int = signal.SIGTERM
+) -> tuple[State, tuple[Action, ...]]:
     actions: list[Action] = []
     for i, node in enumerate(state.nodes):
         if isinstance(node, Linked) or node is End.CLEAN:
@@ -100,24 +98,26 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
         return state, ()  # what is there is not of this agent, or this generation
     if state.phase is not Phase.STOPPING:
         return state.with_node(event.node, emptied(node)), ()
-    state = with_time_to_drain(state.with_node(event.node, End.CLEAN), now)
+    state = state.with_node(event.node, End.CLEAN)
     if event.leftovers and state.cause is None:
         whose = "its worker" if event.leftovers == 1 else "their workers"
-        text = f"{state.label(event.node)}: killed {processes_words(event.leftovers)} that outlived {whose}"
+        killed = counted(event.leftovers, "process")
+        text = f"{state.label(event.node)}: killed {killed} that outlived {whose}"
         return state, (Notice("warning", text),)
     return state, ()
 
 
-def with_time_to_drain(state: State, now: float) -> State:
-    """`state`, with time for the rest of the output once no node is left that has to clean up."""
-    if any(isinstance(node, Linked) for node in state.nodes):
-        return state
-    return state.with_timer(Timer.CLOSE, now + DRAIN_S)
+def drain_when_clean(state: State, now: float) -> Step:
+    """Once no node is left that has to clean up, the rest of the output has its own time."""
+    if state.due_at(Timer.CLOSE) is None or any(isinstance(node, Linked) for node in state.nodes):
+        return state, ()
+    return state.without_timers(Timer.CLOSE).with_timer(Timer.DRAIN, now + DRAIN_S), ()
 
 
 def on_output_flows(event: OutputFlows, state: State, now: float) -> Step:
     """A clean node is still delivering: it has more time."""
-    return (with_time_to_drain(state, now) if state.phase is Phase.STOPPING else state), ()
+    draining = state.due_at(Timer.DRAIN) is not None
+    return (state.with_timer(Timer.DRAIN, now + DRAIN_S) if draining else state), ()
 
 
 def on_stuck(event: Stuck, state: State, now: float) -> Step:
@@ -126,20 +126,9 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
     return state, (Notice("warning", f"{state.label(event.node)}: can't be killed: {names}"),)
 
 
-def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
-    """A node could not keep some output: say how much."""
-    rank = state.rank_of(event.node, event.local_rank)
-    if rank is None:
-        return state, ()
-    stream = "stderr" if event.stream else "stdout"
-    return state, (
-        Notice("warning", f"{event.size} bytes of {state.called(rank)}'s {stream} were lost on its node"),
-    )
-
-
-def all_closed(state: State, now: float) -> Step:
+def finish_when_closed(state: State, now: float) -> Step:
     """Finish once every node is done with."""
-    if state.phase is not Phase.STOPPING or not all(map(is_over, state.nodes)):
+    if not all(map(is_over, state.nodes)):
         return state, ()
     return state._replace(phase=Phase.DONE, timers={}), (Finish(),)
 
@@ -159,7 +148,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
         passed_on = event.signum if name in state.spec.signals else signal.SIGTERM
         # A rank that has failed is the cause, though it was not told yet.
         cause = state.suspect or Cause(f"stopped by {name}", 128 + event.signum, now)
-        return end_job(state, cause, now, passed_on)
+        return state, (JobOver(cause, passed_on),)
     # A terminal that closes sends SIGHUP and breaks both streams: that is one wish.
     return _interrupted_again(state) if insists else (state, ())
 
@@ -177,7 +166,7 @@ def _interrupted_again(state: State) -> Step:
 
 
 def close_overdue(state: State, now: float) -> Step:
-    """Give up the nodes that have not confirmed their clean-up in time."""
+    """Give up the nodes that have not confirmed their clean-up, or delivered their output, in time."""
     said: list[Action] = []
     for i, node in enumerate(state.nodes):
         if not is_over(node):
@@ -185,16 +174,4 @@ def close_overdue(state: State, now: float) -> Step:
             what = "its output is incomplete" if clean else "it did not confirm its clean-up"
             said += [Drop(i), Notice("warning", f"{state.label(i)}: given up, {what}")]
             state = state.with_node(i, End.CLOSED if clean else Lost(occupied=may_be_occupied(node)))
-    state, actions = all_closed(state, now)
-    return state, (*said, *actions)
-
-
-def processes_words(number: int) -> str:
-    """So many processes for people."""
-    return f"{number} process{'es' if number != 1 else ''}"
-
-
-def listed(names: list[str]) -> str:
-    """Some names for people; the number of the rest."""
-    shown = ", ".join(names[:MAX_NAMED])
-    return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"
+    return state, tuple(said)

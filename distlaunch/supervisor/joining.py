@@ -5,19 +5,14 @@ on the others counted; one that the job file gives counts from the start, whatev
 """
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor import workers
-from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.ending import end_job, listed
-from distlaunch.supervisor.events import RanksJoined, RanksLag
-from distlaunch.supervisor.state import (
-    Cause,
-    State,
-    Step,
-    span_words,
-    status_words,
-)
-from distlaunch.supervisor.timers import Timer
-from distlaunch.supervisor.workers import Worker
+from distlaunch.state import workers
+from distlaunch.state.actions import Notice
+from distlaunch.state.events import RanksJoined, RanksLag
+from distlaunch.state.findings import JobOver, Started, Step
+from distlaunch.state.job import Cause, State
+from distlaunch.state.timers import Timer
+from distlaunch.state.workers import Worker
+from distlaunch.wording import listed, span_words, status_words
 
 NOTICE_S = 15.0
 """Seconds after the start until the ranks that have not joined are named; then at every doubling."""
@@ -25,14 +20,14 @@ NOTICE_S = 15.0
 _ENDPOINT = "MASTER_ADDR and MASTER_PORT"
 
 
-def watched(state: State, now: float) -> State:
-    """`state` with what is watched from the start of a generation on."""
+def watch(found: Started, state: State, now: float) -> Step:
+    """Watch who joins, from the start of a generation on."""
     limit_s, named = state.spec.timeouts.join_s, state.spec.names_join_limit
     state = state.unwatched()
     if limit_s is None:
-        return state
+        return state, ()
     state = state.with_timer(Timer.JOIN_NOTICE, now + NOTICE_S)
-    return state.with_timer(Timer.JOIN, now + limit_s) if named else state
+    return (state.with_timer(Timer.JOIN, now + limit_s) if named else state), ()
 
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
@@ -106,7 +101,7 @@ def join_overdue(state: State, now: float) -> Step:
     text = f"{_missing_words(state, missing)}; gave up after {span_words(limit_s)} (timeouts.join)"
     if not _has_begun(state):
         text += f"; if the script does not use {_ENDPOINT}, set timeouts: {{join: none}}"
-    return end_job(state, Cause(text, Exit.TIMEOUT, now), now)
+    return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
 
 def _missing(state: State) -> list[Worker]:

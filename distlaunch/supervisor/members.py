@@ -2,18 +2,19 @@
 
 from distlaunch.errors import JobError
 from distlaunch.plan.layout import node_plan
-from distlaunch.supervisor.nodes import (
+from distlaunch.state.job import State
+from distlaunch.state.nodes import (
     Connecting,
     Linked,
     Node,
+    Reaping,
     Retrying,
     facts_of,
     is_expected,
     is_missing,
     is_usable,
 )
-from distlaunch.supervisor.state import State
-from distlaunch.supervisor.timers import Timer
+from distlaunch.state.timers import Timer
 
 
 def choose_members(state: State) -> tuple[int, ...]:
@@ -46,7 +47,9 @@ def misfit(state: State, index: int) -> str:
 
 def may_come(state: State) -> bool:
     """Whether a node that could take part will be known to be usable, or not, within moments."""
-    return any(is_expected(node) or _first_try(node) or _to_be_reaped(state, node) for node in state.nodes)
+    return any(
+        is_expected(node) or _first_try(state, node) or _to_be_reaped(state, node) for node in state.nodes
+    )
 
 
 def hope_is_left(state: State) -> bool:
@@ -58,9 +61,11 @@ def _to_be_reaped(state: State, node: Node) -> bool:
     return isinstance(node, Linked) and is_missing(node) and state.due_at(Timer.REJOIN) is not None
 
 
-def _first_try(node: Node) -> bool:
+def _first_try(state: State, node: Node) -> bool:
     """Whether a node that was lost is tried for the first time since."""
-    first = (isinstance(node, Retrying) and node.attempt == 1) or (
-        isinstance(node, Connecting) and node.attempt == 2
-    )
-    return first and is_missing(node)
+    match node:
+        case Retrying(attempt=1) | Connecting(attempt=2):
+            return is_missing(node)
+        case Reaping(attempt=2):
+            return state.due_at(Timer.CLEAR) is not None  # it has as long as those that were there
+    return False

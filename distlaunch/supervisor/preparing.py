@@ -6,43 +6,42 @@ from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.engine import make_plan
 from distlaunch.plan.layout import LaunchPlan
-from distlaunch.supervisor import workers
-from distlaunch.supervisor.actions import Action, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
-from distlaunch.supervisor.ending import end_job, listed
-from distlaunch.supervisor.events import PortHeld, PortRefused, RouteFound
-from distlaunch.supervisor.interfaces import interface_notices, misnamed
-from distlaunch.supervisor.joining import watched
-from distlaunch.supervisor.missing_gpus import gpu_notices
-from distlaunch.supervisor.nodes import Route, Up, facts_of, is_usable, route_of
-from distlaunch.supervisor.state import Cause, Phase, State, Step
-from distlaunch.supervisor.timers import Timer
-from distlaunch.supervisor.workers import Worker
+from distlaunch.state import workers
+from distlaunch.state.actions import Action, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
+from distlaunch.state.events import PortHeld, PortRefused, PortUsurped, RouteFailed, RouteFound
+from distlaunch.state.findings import GenerationFailed, JobOver, Planned, Prepare, StartAgain, Started, Step
+from distlaunch.state.job import Cause, Generation, Phase, State, Why
+from distlaunch.state.nodes import Route, Up, facts_of, is_usable, route_of
+from distlaunch.state.timers import Timer
+from distlaunch.state.workers import Worker
+from distlaunch.supervisor.mismatches import mismatches, misnamed
+from distlaunch.wording import holders_words, listed
 
 
-def prepare(state: State, members: Sequence[int], now: float) -> Step:
+def prepare(found: Prepare, state: State, now: float) -> Step:
     """All agents are there: make the plan, hold the port, find the interfaces."""
+    members = found.members
     facts = {index: facts_of(state.nodes[index]) for index in members}
     try:
         plan = make_plan(_with_its_backend(state), facts, state.addresses.get(members[0]))
     except JobError as error:
-        return end_job(state, Cause(str(error), error.exit_status, now), now)
+        return state, (JobOver(Cause(str(error), error.exit_status, now)),)
     moved = _has_moved(state, plan, members[0])
-    state = state._replace(
-        phase=Phase.PREPARING,
-        plan=plan,
-        workers=tuple(Worker(rank) for node in plan.nodes for rank in node.ranks),
-    )
+    state = state._replace(phase=Phase.PREPARING, current=_generation(state, plan))
     state = state.with_timer(Timer.PREPARE, now + state.spec.timeouts.connect_s)
-    state, hold = _hold_port(state, plan, members[0])
+    state, todo = _hold_port(state, plan, members[0])
     if plan.one_machine:
         way = Route("lo" if state.spec.one_machine else None, "127.0.0.1")
-        state = _with_routes(state, members, way)
-        state, started = start_when_prepared(state, now)
-        return state, (*hold, *started)
+        return _with_routes(state, members, way), (*todo, Planned())
     if moved:
         state = _with_routes(state, members, None)
     asked = [index for index in _first_asked(state, members) if route_of(state.nodes[index]) is None]
-    return state, (*hold, *(FindRoute(index, plan.master_addr) for index in asked))
+    return state, (*todo, *(FindRoute(index, plan.master_addr) for index in asked), Planned())
+
+
+def _generation(state: State, plan: LaunchPlan) -> Generation:
+    number = state.generation + 1 if state.current else 0
+    return Generation(number, plan, tuple(Worker(rank) for node in plan.nodes for rank in node.ranks))
 
 
 def _with_its_backend(state: State) -> JobSpec:
@@ -50,10 +49,10 @@ def _with_its_backend(state: State) -> JobSpec:
     return state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
 
 
-def _hold_port(state: State, plan: LaunchPlan, first: int) -> Step:
+def _hold_port(state: State, plan: LaunchPlan, first: int) -> tuple[State, tuple[Action, ...]]:
     if not state.spec.engine.serves_store or state.spec.by_hand:
         # The user's server has it, or the launcher of the first node.
-        return state._replace(port=plan.master_port), ()
+        return state.with_generation(port=plan.master_port), ()
     return state, (HoldPort(first, plan.master_port),)
 
 
@@ -83,7 +82,7 @@ def on_port_held(event: PortHeld, state: State, now: float) -> Step:
     """The first node has the port."""
     if event.node not in state.members[:1]:
         return state, ()  # nobody asked it
-    return start_when_prepared(state._replace(port=event.port), now)
+    return state.with_generation(port=event.port), ()
 
 
 def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
@@ -96,20 +95,17 @@ def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
         port = f"port {state.plan.master_port} on {state.label(event.node)}"
         advice = "leave the port out to get a free one"
         text = f"{port} can't be used: {event.error.lower()}; held by {who}; {advice}"
-    return end_job(state, Cause(text, Exit.PORT_TAKEN, now, node=event.node), now)
+    return state, (JobOver(Cause(text, Exit.PORT_TAKEN, now, node=event.node)),)
 
 
-def holders_words(owners: Sequence[object]) -> str:
-    """Who holds a port, for people, also where nobody is seen."""
-    return ", ".join(map(_owner_words, owners)) or "a program that does not listen on it"
-
-
-def _owner_words(owner: object) -> str:
-    """`owner` is {uid, pid, command} as an agent reports it."""
-    fields = owner if isinstance(owner, dict) else {}
-    if fields.get("pid") is None:
-        return f"a process of user id {fields.get('uid')}"
-    return f"{fields.get('command')} (pid {fields['pid']})"
+def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
+    """Somebody else has got the rendezvous port: move to another one, or end when it is the user's choice."""
+    if event.node not in state.members[:1]:
+        return state, ()
+    text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
+    cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
+    fixed = state.spec.master_port is not None or not state.spec.engine.gives_ranks
+    return state, (JobOver(cause) if fixed else StartAgain(Why.PORT, cause, "restarting with another"),)
 
 
 def on_route_found(event: RouteFound, state: State, now: float) -> Step:
@@ -120,14 +116,12 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     route = Route(event.interface, event.source, misnamed(event, state))
     state = state.with_node(event.node, node._replace(route=route))
     state = state.without_timers(Timer.ANSWER, node=event.node)
-    strange = _strange_master(event, state)
     first = state.nodes[state.members[0]]
     if state.spec.engine.serves_store and isinstance(first, Up) and not (first.route or first.asked):
         # The master's interface is the one that carries the address by which the others reach it.
         state = state.with_node(state.members[0], first._replace(asked=True))
         return state, (FindRoute(state.members[0], event.address),)
-    state, actions = start_when_prepared(state, now)
-    return state, (*strange, *actions)
+    return state, _strange_master(event, state)
 
 
 def _strange_master(event: RouteFound, state: State) -> tuple[Notice, ...]:
@@ -142,20 +136,48 @@ def _strange_master(event: RouteFound, state: State) -> tuple[Notice, ...]:
     return (Notice("warning", f"{text}: {advice}"),)
 
 
+def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
+    """A node knows no way to the master: go on without it where others do, else end, saying what to set."""
+    node = state.nodes[event.node]
+    if state.plan is None or event.node not in state.members or not isinstance(node, Up) or node.route:
+        return state, ()  # nobody asked it
+    first = state.members[0]
+    if event.node == first and state.spec.engine.serves_store:
+        return state.with_node(first, node._replace(route=Route())), ()
+    text = _no_route_words(state, state.plan.master_addr, event)
+    if state.phase is Phase.RUNNING:  # the others go on without it
+        return state, (Notice("warning", text),)
+    cause = Cause(text, Exit.USAGE, now, node=event.node)
+    if state.generation and route_of(state.nodes[first]):
+        return state.with_node(event.node, node._replace(unfit=text)), (GenerationFailed(cause),)
+    return state, (JobOver(cause),)
+
+
+def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
+    node, first = state.label(event.node), state.members[0]
+    if not state.spec.engine.serves_store:
+        return f"{node} can't reach etcd at {master}: {event.error}"
+    return (
+        f"{node} can't reach MASTER_ADDR {master}: {event.error}; "
+        f"set {state.spec.pool[first].path}.address to what the other nodes call {state.label(first)}"
+    )
+
+
 def start_when_prepared(state: State, now: float) -> Step:
-    """Start the workers once all is prepared for them; torch's agents also on nodes that come later."""
-    if state.phase is Phase.RUNNING:
-        return _start(state, [node for node in _here(state) if _waits(state, node)])
-    if state.phase is not Phase.PREPARING or state.port is None:
-        return state, ()
+    """Start the workers once all is prepared for them."""
     here = _here(state)
-    if any(route_of(state.nodes[index]) is None for index in here):
+    if state.port is None or any(route_of(state.nodes[index]) is None for index in here):
         return state, ()
-    state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
-    state = watched(state, now)
+    state = state._replace(phase=Phase.RUNNING).with_generation(started_at=now).without_timers(Timer.PREPARE)
     state, started = _start(state, here)
-    notices = () if state.generation else (*gpu_notices(state), *interface_notices(state))
-    return state, (*notices, *started)
+    return state, (Started(), *(() if state.generation else mismatches(state)), *started)
+
+
+def start_latecomers(state: State, now: float) -> Step:
+    """Start torch's agents on nodes that come, or come back, while the others run."""
+    if state.spec.engine.gives_ranks:
+        return state, ()
+    return _start(state, [node for node in _here(state) if _waits(state, node)])
 
 
 def _here(state: State) -> list[int]:
@@ -166,10 +188,10 @@ def _here(state: State) -> list[int]:
 def _waits(state: State, node: int) -> bool:
     planned = state.workers[state.members.index(node)].phase is workers.Phase.PLANNED
     ready = is_usable(state.nodes[node]) and route_of(state.nodes[node]) is not None
-    return not state.spec.engine.gives_ranks and planned and ready
+    return planned and ready
 
 
-def _start(state: State, nodes: Sequence[int]) -> Step:
+def _start(state: State, nodes: Sequence[int]) -> tuple[State, tuple[Action, ...]]:
     actions: list[Action] = []
     for index in nodes:
         node = state.nodes[index]
@@ -199,4 +221,4 @@ def prepare_overdue(state: State, now: float) -> Step:
         why = f"no answer in {state.spec.timeouts.connect_s:g} s"
         return state, tuple(GiveUp(i, why) for i in late)
     text = f"no answer from {listed(slow)} while preparing"
-    return end_job(state, Cause(text, Exit.UNREACHABLE, now), now)
+    return state, (JobOver(Cause(text, Exit.UNREACHABLE, now)),)

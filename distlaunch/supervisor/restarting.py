@@ -2,80 +2,76 @@
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
-from distlaunch.supervisor import workers
-from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
-from distlaunch.supervisor.ending import end_job, listed, with_end_of_workers
-from distlaunch.supervisor.events import PortUsurped, RouteFailed
-from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
-from distlaunch.supervisor.nodes import (
-    Away,
-    Leaving,
-    Linked,
-    Reaping,
-    Retrying,
-    Route,
-    Up,
-    emptied,
-    is_missing,
-    is_usable,
-    may_be_occupied,
-    no_more,
-    route_of,
-    unfit_words,
-)
-from distlaunch.supervisor.preparing import holders_words, prepare, start_when_prepared
-from distlaunch.supervisor.state import (
-    Cause,
-    Phase,
-    Restart,
-    State,
+from distlaunch.state.actions import Action, Drop, Notice, StopWorkers
+from distlaunch.state.findings import (
+    GenerationFailed,
+    JobOver,
+    NodeBack,
+    NodeLeaving,
+    NodeLost,
+    Prepare,
+    StartAgain,
     Step,
-    Why,
-    span_words,
 )
-from distlaunch.supervisor.timers import Timer
+from distlaunch.state.job import Cause, Phase, Restart, State, Why
+from distlaunch.state.nodes import Linked, emptied, is_usable, may_be_occupied, unfit_words
+from distlaunch.state.timers import Timer
+from distlaunch.supervisor.ending import with_end_of_workers
+from distlaunch.supervisor.losing import lost
+from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
 from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.wording import listed, span_words
 
-FENCE_MARGIN_S = 5.0
-"""Seconds beyond lease and grace until a node that can't be asked is taken to be empty."""
 HEALTHY_S = 300.0
 """A generation that lived so long has worked: the next failure is not one more in a row."""
 BACKOFF_MAX_S = 300.0
-RECONNECT_S = 0.2
-RECONNECT_MAX_S = 30.0
 MAX_PORT_MOVES = 3
 
 
-def generation_failed(state: State, cause: Cause, now: float) -> Step:
+def generation_failed(found: GenerationFailed, state: State, now: float) -> Step:
     """Start again, if the job may; else end it. One failure ends a generation, whatever else follows."""
     if state.phase not in (Phase.PREPARING, Phase.RUNNING):
         return state, ()
-    limit = state.spec.restarts
+    limit, cause = state.spec.restarts, found.cause
     if limit.most == 0:
-        return end_job(state, cause, now)
+        return state, (JobOver(cause),)
     recent = _recent(state, Why.FAILURE, now)
     if len(recent) >= limit.most:
         times = {1: "once", 2: "twice"}.get(limit.most, f"{limit.most} times")
         span = span_words(limit.window_s)
         when = "" if limit.window_s == FOREVER_S else f" in the last {'hour' if span == '1 h' else span}"
         used_up = f"; not restarting: already restarted {times}{when}"
-        return end_job(state, cause._replace(text=cause.text + used_up), now)
+        return state, (JobOver(cause._replace(text=cause.text + used_up)),)
     return _restart(state, Why.FAILURE, cause, f"restart {len(recent) + 1} of {limit.most}", now)
 
 
-def member_lost(state: State, node: int, cause: Cause, leaving: bool, now: float) -> Step:
-    """A node that took part is lost: that fails the generation."""
-    fenced = fence_words(state, node, now)
-    state, actions = generation_failed(state, cause, now)
-    return state, (*actions, *fenced)
+def start_again(found: StartAgain, state: State, now: float) -> Step:
+    """A new generation though none has failed, unless that happens again and again."""
+    if found.why is Why.PORT and len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
+        return state, (JobOver(found.cause),)
+    return _restart(state, found.why, found.cause, found.what, now)
 
 
-def member_leaving(state: State, node: int, cause: Cause, now: float) -> Step:
-    """A node that takes part will be lost in a moment."""
-    return generation_failed(state, cause, now)
+def node_lost(found: NodeLost, state: State, now: float) -> Step:
+    """A node that takes part fails the generation when it is lost; any other is missed, at most."""
+    fenced = _fence_words(state, found.node, now)
+    if state.phase is not Phase.RESTARTING and found.node in state.members:
+        return state, (GenerationFailed(found.cause), *fenced)
+    said = () if found.told else (Notice("warning", found.cause.text),)
+    state, failed = (
+        _growth_failed(state, found.cause, now) if state.phase is Phase.RESTARTING else (state, ())
+    )
+    return state, (*said, *failed, *fenced)
 
 
-def fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
+def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
+    """A node will be lost in a moment."""
+    if state.phase is not Phase.RESTARTING and found.node in state.members:
+        return state, (GenerationFailed(found.cause),)
+    return state, (Notice("warning", found.cause.text),)
+
+
+def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
     """Why a lost node is waited for, if it is."""
     fence_at = state.due_at(Timer.FENCE, node)
     if fence_at is None or state.spec.restarts.most == 0:
@@ -90,68 +86,27 @@ def _recent(state: State, why: Why, now: float) -> list[Restart]:
     return [restart for restart in state.restarts if restart.why is why and now - restart.at < window_s]
 
 
-def growth_failed(state: State, cause: Cause, now: float) -> Step:
+def _growth_failed(state: State, cause: Cause, now: float) -> Step:
     """A node was lost while one was taken in: that counts, or a bad node could do so for ever."""
     *earlier, last = state.restarts
     if last.why is not Why.GROWTH:
         return state, ()
-    state = state._replace(restarts=(*earlier, last._replace(why=Why.FAILURE, cause=cause)), cause=cause)
-    if len(_recent(state, Why.FAILURE, now)) > state.spec.restarts.most:
-        return end_job(state, cause, now)
-    return state, ()
+    state = state._replace(restarts=(*earlier, last._replace(why=Why.FAILURE, cause=cause)))
+    beyond = len(_recent(state, Why.FAILURE, now)) > state.spec.restarts.most
+    return state, (JobOver(cause),) if beyond else ()
 
 
-def is_back(state: State, node: int, now: float) -> Step:
+def node_back(found: NodeBack, state: State, now: float) -> Step:
     """A node can be used: now, at the next restart, or not at all."""
-    if len(state.members) >= len(state.spec.nodes) or node in state.members:
+    back = f"{state.label(found.node)} is back"
+    if state.phase is Phase.RESTARTING:
+        return state, (Notice("info", back),) if state.wait_told else ()
+    if len(state.members) >= len(state.spec.nodes) or found.node in state.members:
         return state, ()
     if state.spec.grow == "now":
-        return _grow(state, node, now)
-    return state, (Notice("info", f"{state.label(node)} is back, and is taken in at the next restart"),)
-
-
-def _grow(state: State, node: int, now: float) -> Step:
-    cause = Cause(f"{state.label(node)} is back", Exit.OK, now, node=node)
-    return _restart(state, Why.GROWTH, cause, "restarting to take it in", now)
-
-
-def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
-    """Somebody else has got the rendezvous port: move to another one, or end when it is the user's choice."""
-    if event.node not in state.members[:1]:
-        return state, ()
-    text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
-    cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
-    fixed = state.spec.master_port is not None or not state.spec.engine.gives_ranks
-    if fixed or len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
-        return end_job(state, cause, now)
-    return _restart(state, Why.PORT, cause, "restarting with another", now)
-
-
-def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
-    """A node knows no way to the master: go on without it where others do, else end, saying what to set."""
-    node = state.nodes[event.node]
-    if state.plan is None or event.node not in state.members or not isinstance(node, Up) or node.route:
-        return state, ()  # nobody asked it
-    first = state.members[0]
-    if event.node == first and state.spec.engine.serves_store:
-        return start_when_prepared(state.with_node(first, node._replace(route=Route())), now)
-    text = _no_route_words(state, state.plan.master_addr, event)
-    if state.phase is Phase.RUNNING:  # the others go on without it
-        return state, (Notice("warning", text),)
-    cause = Cause(text, Exit.USAGE, now, node=event.node)
-    if state.generation and route_of(state.nodes[first]):
-        return generation_failed(state.with_node(event.node, node._replace(unfit=text)), cause, now)
-    return end_job(state, cause, now)
-
-
-def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
-    node, first = state.label(event.node), state.members[0]
-    if not state.spec.engine.serves_store:
-        return f"{node} can't reach etcd at {master}: {event.error}"
-    return (
-        f"{node} can't reach MASTER_ADDR {master}: {event.error}; "
-        f"set {state.spec.pool[first].path}.address to what the other nodes call {state.label(first)}"
-    )
+        cause = Cause(back, Exit.OK, now, node=found.node)
+        return state, (StartAgain(Why.GROWTH, cause, "restarting to take it in"),)
+    return state, (Notice("info", f"{back}, and is taken in at the next restart"),)
 
 
 def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:
@@ -160,15 +115,13 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     wait = f" in {delay_s:.1f} s" if delay_s else ""
     grace_s = state.spec.timeouts.stop_s
     restarts = (*state.restarts, Restart(now, why, cause, lived_s))
-    state = state._replace(phase=Phase.RESTARTING, cause=cause, restarts=restarts, wait_told=False)
+    state = state._replace(phase=Phase.RESTARTING, restarts=restarts, wait_told=False)
     state = with_end_of_workers(state.without_timers(Timer.PREPARE), Timer.CLEAR, grace_s, now)
     for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.timeouts.rejoin_s)):
         state = state.with_timer(timer, now + wait_s if wait_s else None)
     said = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
     busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]
-    stops = [StopWorkers(i, grace_s) for i in busy]
-    state, more = advance(state, now)
-    return state, (said, *stops, *more)
+    return state, (said, *(StopWorkers(i, grace_s) for i in busy))
 
 
 def _backoff_s(state: State, lived_s: float) -> float:
@@ -184,19 +137,17 @@ def _backoff_s(state: State, lived_s: float) -> float:
     return min(doubled, BACKOFF_MAX_S) * (0.75 + 0.5 * ((state.chance + in_a_row * 0.618034) % 1.0))
 
 
-def advance(state: State, now: float) -> Step:
+def go_on_when_cleared(state: State, now: float) -> Step:
     """Start the next generation as soon as that is safe and there are nodes for it."""
-    if state.phase is not Phase.RESTARTING:
-        return state, ()
     if state.due_at(Timer.BACKOFF) is not None or any(map(may_be_occupied, state.nodes)):
         return state, ()
     found = choose_members(state)
     if len(found) < len(state.spec.nodes) and may_come(state):
         return state, ()  # its answer, or its time, is awaited
     if len(found) >= state.spec.fewest:
-        return _next_generation(state, found, now)
+        return _next_generation(state, found)
     if state.due_at(Timer.REJOIN) is None or not hope_is_left(state):
-        return _nobody_came(state, len(found), now)
+        return state, (_nobody_came(state, len(found)),)
     return _waiting(state.without_timers(Timer.CLEAR), len(found), now)
 
 
@@ -213,66 +164,29 @@ def _waiting(state: State, found: int, now: float) -> Step:
 
 def fence_due(state: State, node: int, now: float) -> Step:
     """Whatever a lost node's workers did, they have ended by now."""
-    return advance(state.with_node(node, emptied(state.nodes[node])), now)
+    return state.with_node(node, emptied(state.nodes[node])), ()
 
 
-def _next_generation(state: State, found: tuple[int, ...], now: float) -> Step:
+def _next_generation(state: State, found: tuple[int, ...]) -> Step:
     before = [state.label(index) for index in state.members]
     names = [state.label(index) for index in found]
-    state = state._replace(generation=state.generation + 1, cause=None, port=None)
     state = state.without_timers(Timer.CLEAR, Timer.STOP_NOTICE, Timer.REJOIN)
-    state, actions = prepare(state, found, now)
     if names == before:
-        return state, actions
+        return state, (Prepare(found),)
     text = f"going on with {len(names)} of {len(state.spec.nodes)} nodes: {', '.join(names)}"
-    return state, (Notice("info", text), *actions)
+    return state, (Notice("info", text), Prepare(found))
 
 
-def _nobody_came(state: State, found: int, now: float) -> Step:
-    assert state.cause is not None
+def _nobody_came(state: State, found: int) -> JobOver:
+    cause = state.restarts[-1].cause
     waited = "" if hope_is_left(state) else ", and no other can come"
     if state.due_at(Timer.REJOIN) is None:
         waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} for others"
     for index, node in enumerate(state.nodes):
         unfit = unfit_words(node)
         waited += f"; {state.label(index)} can't take part: {unfit}" if unfit else ""
-    text = f"{state.cause.text}; {found} of at least {state.spec.fewest} nodes are left{waited}"
-    return end_job(state, state.cause._replace(text=text), now)
-
-
-def lose_node(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> State:
-    """`state` after the end of a node's agent: its workers are lost, and it is fenced unless it is clean."""
-    returned = is_missing(before)
-    clean = failure.clean and not returned  # a later agent speaks for itself alone
-    away = Away(occupied=may_be_occupied(before) and not clean)
-    attempt = before.attempt if isinstance(before, Reaping | Leaving) else 1
-    part = state.plan.part_of(node) if state.plan else None
-    for rank in part.ranks if part else ():
-        if state.worker(rank).going:
-            state = state.with_worker(rank, phase=workers.Phase.VANISHED)
-    state = _fenced(state, node, away, now)
-    return reconnect_later(state, node, Retrying(attempt, failure, away), now)
-
-
-def _fenced(state: State, node: int, away: Away, now: float) -> State:
-    """`state` with a time when a lost node is certain to be clean; a later loss does not put it off."""
-    if not away.occupied or state.phase is Phase.STOPPING:
-        return state.without_timers(Timer.FENCE, node=node)
-    times = state.spec.timeouts
-    fence_at = now + times.lease_s + times.stop_s + FENCE_MARGIN_S
-    return state.with_timer(Timer.FENCE, state.due_at(Timer.FENCE, node) or fence_at, node)
-
-
-def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
-    """Have a node connected again, ever more slowly, where the job could use it and that can help."""
-    hopeless = this.failure is not None and not this.failure.may_pass
-    state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
-    if not state.spec.takes_nodes_back or hopeless or state.phase in (Phase.STOPPING, Phase.CONNECTING):
-        return state.with_node(node, no_more(this, this.failure))
-    spread = 0.75 + 0.5 * state.chance_of(node, this.attempt)
-    wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempt - 1, 30)) * spread
-    state = state.with_node(node, this._replace(away=this.away or Away()))
-    return state.with_timer(Timer.RETRY, now + wait_s, node)
+    text = f"{cause.text}; {found} of at least {state.spec.fewest} nodes are left{waited}"
+    return JobOver(cause._replace(text=text))
 
 
 def clearing_overdue(state: State, now: float) -> Step:
@@ -282,6 +196,5 @@ def clearing_overdue(state: State, now: float) -> Step:
         occupied = isinstance(node, Linked) and may_be_occupied(node)
         if isinstance(node, Linked) and occupied and state.due_at(Timer.FENCE, i) is None:
             actions += [Drop(i), Notice("warning", f"{state.label(i)} did not confirm its clean-up: fenced")]
-            state = lose_node(state, i, node, LinkFailure(Kind.SILENT), now)
-    state, more = advance(state, now)
-    return state, (*actions, *more)
+            state = lost(state, i, node, LinkFailure(Kind.SILENT), now)
+    return state, tuple(actions)

@@ -5,13 +5,13 @@ import signal
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
-from distlaunch.supervisor.actions import Action, Dump, Notice
-from distlaunch.supervisor.ending import end_job, listed
-from distlaunch.supervisor.events import RanksStalled, StackDumped
-from distlaunch.supervisor.restarting import generation_failed
-from distlaunch.supervisor.state import Cause, State, Step, span_words
-from distlaunch.supervisor.timers import Timer
-from distlaunch.supervisor.workers import Stall, Worker
+from distlaunch.state.actions import Action, Dump, Notice
+from distlaunch.state.events import RanksStalled, StackDumped
+from distlaunch.state.findings import DumpCame, GenerationFailed, JobOver, Step
+from distlaunch.state.job import Cause, State
+from distlaunch.state.timers import Timer
+from distlaunch.state.workers import Stall, Worker
+from distlaunch.wording import listed, span_words
 
 SETTLE_S = 2.0
 LOOKS = 8
@@ -44,12 +44,16 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
         state = state.with_worker(rank, stall=known if stalled else None)
     after = {worker.rank for worker in _stalled(state)}
     if not after:
-        said = (Notice("info", "stalled ranks resumed"),) if state.stall_told else ()
+        said = (Notice("info", "stalled ranks resumed"),) if _is_told(state) else ()
         state = state.without_timers(Timer.STALL_NOTICE, Timer.STALL_ACT)
-        return state._replace(stall_told=False), said
+        return state.with_generation(stall_told=False), said
     if after <= before or state.due_at(Timer.STALL_NOTICE) is not None:
         return state, ()
     return state.with_timer(Timer.STALL_NOTICE, now + _settle_s(state)), ()
+
+
+def _is_told(state: State) -> bool:
+    return state.current is not None and state.current.stall_told
 
 
 def _limit_s(state: State) -> float:
@@ -66,9 +70,9 @@ def _stalled(state: State) -> list[Worker]:
 
 def stall_notice_due(state: State, now: float) -> Step:
     """Say which ranks are stalled and which are not, and have their stacks dumped."""
-    acts, again = state.spec.on_stall != "notice", state.stall_told
+    acts, again = state.spec.on_stall != "notice", _is_told(state)
     text, dumps = _stall_words(state, again), _dumps(state, acts)
-    state = state._replace(stall_told=True)
+    state = state.with_generation(stall_told=True)
     if acts and not again:
         state = state.with_timer(Timer.STALL_ACT, now + DUMP_S)
     return state, (Notice("warning", text), *dumps)
@@ -152,10 +156,12 @@ def dumping(state: State) -> bool:
     return died and state.due_at(Timer.STALL_ACT) is not None
 
 
-def dump_came(state: State, rank: int, words: str, now: float) -> Step:
-    """A rank has died of its dump, which is in its last words; it is acted on once all have come."""
-    known = state.worker(rank).stall or Stall()
-    state = state.with_worker(rank, stall=known._replace(stack=_frames_of_python(words)))
+def dump_came(found: DumpCame, state: State, now: float) -> Step:
+    """A rank has died of its dump; it is acted on once all have come."""
+    if not state.spec.engine.gives_ranks:  # what torch's agents wait for tells nothing
+        return stall_act_due(state.without_timers(Timer.STALL_ACT), now)
+    known = state.worker(found.rank).stall or Stall()
+    state = state.with_worker(found.rank, stall=known._replace(stack=_frames_of_python(found.words)))
     if any(not _stopped_pid(worker) for worker in _stalled(state)):
         return state, ()
     return stall_act_due(state.without_timers(Timer.STALL_ACT), now)
@@ -175,8 +181,8 @@ def _short_path(path: str) -> str:
 
 def stall_act_due(state: State, now: float) -> Step:
     """Do what `on_stall` says."""
-    end = generation_failed if state.spec.on_stall == "restart" else end_job
-    return end(state, _cause(state, now), now)
+    cause = _cause(state, now)
+    return state, (GenerationFailed(cause) if state.spec.on_stall == "restart" else JobOver(cause),)
 
 
 def _cause(state: State, now: float) -> Cause:

@@ -1,21 +1,16 @@
-"""The policy of a job, one event at a time: this is where every event finds its handler."""
+"""The policy of a job, one event at a time: what happens, what is found, what follows, and who decides on it.
 
-from collections.abc import Callable, Mapping
+An event's handler writes down what is known now. What it finds beyond that goes to whoever decides on such
+findings; once nothing is left of those, the rules of the job's phase see whether it can go on.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distlaunch.job.spec import JobSpec
-from distlaunch.supervisor import (
-    blame,
-    connecting,
-    ending,
-    joining,
-    preparing,
-    restarting,
-    running,
-    stalling,
-)
-from distlaunch.supervisor.actions import Connect
-from distlaunch.supervisor.events import (
+from distlaunch.state.actions import Action, Connect
+from distlaunch.state.events import (
     AddressesFound,
     AgentLeaving,
     AgentUp,
@@ -43,12 +38,43 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.nodes import Connecting, End, Leaving, Reaping, Up
-from distlaunch.supervisor.state import Phase, State, Step
-from distlaunch.supervisor.timers import Alarm, Timer
+from distlaunch.state.findings import (
+    DumpCame,
+    Finding,
+    GenerationFailed,
+    JobOver,
+    NodeBack,
+    NodeLeaving,
+    NodeLost,
+    Planned,
+    Prepare,
+    StartAgain,
+    Started,
+    Step,
+    WorkerFailed,
+    WorkerFinished,
+)
+from distlaunch.state.job import Phase, State
+from distlaunch.state.nodes import Connecting, End, Leaving, Reaping, Up
+from distlaunch.state.timers import Alarm, Timer
+from distlaunch.supervisor import (
+    blame,
+    connecting,
+    ending,
+    joining,
+    losing,
+    preparing,
+    restarting,
+    running,
+    stalling,
+    torch_agents,
+)
+
+Handler = Callable[[Any, State, float], Step]
+Rule = Callable[[State, float], Step]
 
 
-def begin(spec: JobSpec, now: float, chance: float = 0.0) -> Step:
+def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[Action, ...]]:
     """The first state of a job: all nodes are connected at once. `chance` is 0 to 1, another in each run."""
     pool = range(len(spec.pool))
     timers = {Alarm(Timer.ANSWER, node): now + spec.timeouts.connect_s for node in pool}
@@ -58,12 +84,42 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> Step:
     return state, tuple(map(Connect, pool))
 
 
-def step(state: State, event: Event, now: float) -> Step:
+def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
     """The next state and what to do, after `event` at monotonic time `now` (seconds)."""
     kind = type(event)
     if state.phase not in _PHASES.get(kind, _ALIVE):
         return state, ()
-    return _HANDLERS[kind](event, state, now)
+    state, found = _HANDLERS[kind](event, state, now)
+    todo: list[Action] = []
+    while True:
+        state = _decided(state, found, now, todo)
+        before, (state, found) = state, _followed(state, now)
+        if state is before and not found:
+            return state, tuple(todo)
+
+
+def _decided(state: State, found: Iterable[Action | Finding], now: float, todo: list[Action]) -> State:
+    """`state` once all that was found is decided on; actions are added to `todo`."""
+    deciders = _OURS if state.spec.engine.gives_ranks else _TORCHS
+    left = deque(found)
+    while left:
+        each = left.popleft()
+        decide = deciders.get(type(each))
+        if decide is None:
+            todo.append(each)  # type: ignore[arg-type]  # no finding is without its decider
+        else:
+            state, more = decide(each, state, now)
+            left.extendleft(reversed(more))
+    return state
+
+
+def _followed(state: State, now: float) -> Step:
+    """What the first rule that applies makes of `state`."""
+    for rule in _RULES.get(state.phase, ()):
+        after, found = rule(state, now)
+        if after is not state or found:
+            return after, found
+    return state, ()
 
 
 def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
@@ -71,17 +127,11 @@ def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
         case Connecting() as node:
             return connecting.not_connected(state, event.node, node, event.failure, now)
         case End.CLEAN:
-            return ending.all_closed(state.with_node(event.node, End.CLOSED), now)
+            return state.with_node(event.node, End.CLOSED), ()
         case Up() | Reaping() | Leaving() as node:
-            return running.node_lost(state, event.node, node, event.failure, now)
+            return losing.link_ended(state, event.node, node, event.failure, now)
         case _:
             return state, ()
-
-
-def _on_swept(event: Swept, state: State, now: float) -> Step:
-    state, actions = ending.on_swept(event, state, now)
-    state, more = restarting.advance(state, now)
-    return state, (*actions, *more)
 
 
 def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
@@ -94,7 +144,76 @@ def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
     return _DUE[event.timer](state, now)
 
 
-_DUE: Mapping[Timer, Callable[[State, float], Step]] = {
+def _nothing(state: State, now: float) -> Step:
+    """It was only waited for: the rules see that it is over."""
+    return state, ()
+
+
+_HANDLERS: Mapping[type, Handler] = {
+    AgentLeaving: losing.on_agent_leaving,
+    AgentUp: connecting.on_agent_up,
+    AddressesFound: connecting.on_addresses_found,
+    LinkEnded: _on_link_ended,
+    PortHeld: preparing.on_port_held,
+    PortRefused: preparing.on_port_refused,
+    PortUsurped: preparing.on_port_usurped,
+    RouteFound: preparing.on_route_found,
+    RouteFailed: preparing.on_route_failed,
+    WorkerStarted: running.on_worker_started,
+    WorkerUnstarted: running.on_worker_unstarted,
+    WorkerExited: running.on_worker_exited,
+    RanksJoined: joining.on_ranks_joined,
+    RanksLag: joining.on_ranks_lag,
+    RanksStalled: stalling.on_ranks_stalled,
+    StackDumped: stalling.on_stack_dumped,
+    Swept: ending.on_swept,
+    Reaped: connecting.on_reaped,
+    OrphansKilled: connecting.on_orphans_killed,
+    OutputFlows: ending.on_output_flows,
+    OutputLost: running.on_output_lost,
+    Stuck: ending.on_stuck,
+    PeerFailed: running.on_peer_failed,
+    Interrupted: ending.on_interrupted,
+    TimerDue: _on_timer_due,
+}
+"""Who writes down what happened."""
+
+_OURS: Mapping[type, Handler] = {
+    Prepare: preparing.prepare,
+    Planned: connecting.let_misfits_go,
+    Started: joining.watch,
+    NodeBack: restarting.node_back,
+    NodeLeaving: restarting.node_leaving,
+    NodeLost: restarting.node_lost,
+    WorkerFinished: blame.rank_finished,
+    WorkerFailed: blame.rank_failed,
+    DumpCame: stalling.dump_came,
+    GenerationFailed: restarting.generation_failed,
+    StartAgain: restarting.start_again,
+    JobOver: ending.end_job,
+}
+"""Who decides on what was found: one failure ends a generation; another may follow."""
+
+_TORCHS: Mapping[type, Handler] = {
+    **_OURS,
+    NodeBack: torch_agents.take_in,
+    NodeLeaving: torch_agents.node_leaving,
+    NodeLost: torch_agents.node_lost,
+    WorkerFinished: torch_agents.agent_finished,
+    WorkerFailed: torch_agents.agent_failed,
+}
+"""Torch's agents restart their ranks and go on without a node; we take nodes in, and end the job."""
+
+_RULES: Mapping[Phase, tuple[Rule, ...]] = {
+    Phase.CONNECTING: (connecting.begin_when_connected,),
+    Phase.PREPARING: (preparing.start_when_prepared,),
+    Phase.RUNNING: (blame.verdict_when_all_ended, preparing.start_latecomers),
+    Phase.RESTARTING: (restarting.go_on_when_cleared,),
+    Phase.STOPPING: (ending.drain_when_clean, ending.finish_when_closed),
+}
+"""What follows, in each phase, as soon as it can."""
+
+_DUE: Mapping[Timer, Rule] = {
     Timer.JOB: ending.job_overdue,
     Timer.VERDICT: blame.verdict_due,
     Timer.JOIN: joining.join_overdue,
@@ -105,8 +224,9 @@ _DUE: Mapping[Timer, Callable[[State, float], Step]] = {
     Timer.PREPARE: preparing.prepare_overdue,
     Timer.CLEAR: restarting.clearing_overdue,
     Timer.CLOSE: ending.close_overdue,
-    Timer.BACKOFF: restarting.advance,
-    Timer.REJOIN: restarting.advance,
+    Timer.DRAIN: ending.close_overdue,
+    Timer.BACKOFF: _nothing,
+    Timer.REJOIN: _nothing,
 }
 """What is done when a timer of the job comes due."""
 
@@ -116,34 +236,6 @@ _DUE_ON_A_NODE: Mapping[Timer, Callable[[State, int, float], Step]] = {
     Timer.FENCE: restarting.fence_due,
 }
 """What is done when a timer of a node comes due."""
-
-_HANDLERS: Mapping[type, Callable[[Any, State, float], Step]] = {
-    AgentLeaving: running.on_agent_leaving,
-    AgentUp: connecting.on_agent_up,
-    AddressesFound: connecting.on_addresses_found,
-    LinkEnded: _on_link_ended,
-    PortHeld: preparing.on_port_held,
-    PortRefused: preparing.on_port_refused,
-    PortUsurped: restarting.on_port_usurped,
-    RouteFound: preparing.on_route_found,
-    RouteFailed: restarting.on_route_failed,
-    WorkerStarted: running.on_worker_started,
-    WorkerUnstarted: running.on_worker_unstarted,
-    WorkerExited: running.on_worker_exited,
-    RanksJoined: joining.on_ranks_joined,
-    RanksLag: joining.on_ranks_lag,
-    RanksStalled: stalling.on_ranks_stalled,
-    StackDumped: stalling.on_stack_dumped,
-    Swept: _on_swept,
-    Reaped: connecting.on_reaped,
-    OrphansKilled: connecting.on_orphans_killed,
-    OutputFlows: ending.on_output_flows,
-    OutputLost: ending.on_output_lost,
-    Stuck: ending.on_stuck,
-    PeerFailed: running.on_peer_failed,
-    Interrupted: ending.on_interrupted,
-    TimerDue: _on_timer_due,
-}
 
 _ALIVE = frozenset(Phase) - {Phase.DONE}
 _WITH_WORKERS = frozenset({Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})

@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.plan.layout import Facts
-from distlaunch.supervisor.actions import (
+from distlaunch.replay.history import BEGAN, beginning, fields_of
+from distlaunch.replay.lives import loaded, read, replay
+from distlaunch.state.actions import (
     Action,
     Close,
     Connect,
@@ -30,8 +32,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.supervisor.blame import VERDICT_S
-from distlaunch.supervisor.events import (
+from distlaunch.state.events import (
     AddressesFound,
     AgentLeaving,
     AgentUp,
@@ -59,12 +60,11 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.history import BEGAN, beginning, fields_of
-from distlaunch.supervisor.nodes import Lost, Up, may_be_occupied
-from distlaunch.supervisor.replay import loaded, read, replay
-from distlaunch.supervisor.state import Phase, State, Why
+from distlaunch.state.job import Phase, State, Why
+from distlaunch.state.nodes import Lost, Up, may_be_occupied
+from distlaunch.state.timers import Timer
+from distlaunch.supervisor.blame import VERDICT_S
 from distlaunch.supervisor.step import begin, step
-from distlaunch.supervisor.timers import Timer
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 

@@ -23,7 +23,7 @@ from distlaunch.launch.reports import (
     event_of,
 )
 from distlaunch.plan.layout import Facts
-from distlaunch.supervisor import events
+from distlaunch.state import events
 from tests.unit.samples import bounded
 
 NODE = 3

@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import Self
 
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import (
+from distlaunch.state.actions import (
     Action,
     Close,
     Connect,
@@ -23,7 +23,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.supervisor.events import (
+from distlaunch.state.events import (
     AgentLeaving,
     Event,
     Interrupted,
@@ -38,7 +38,8 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.nodes import (
+from distlaunch.state.job import Phase, Why
+from distlaunch.state.nodes import (
     Lost,
     Unusable,
     Up,
@@ -46,8 +47,7 @@ from distlaunch.supervisor.nodes import (
     phase_word,
     unfit_words,
 )
-from distlaunch.supervisor.state import Phase, Why
-from distlaunch.supervisor.timers import Timer
+from distlaunch.state.timers import Timer
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.test_supervisor import (
     JOB,

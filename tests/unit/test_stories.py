@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from distlaunch.supervisor.stories import Ending, advice, facts
+from distlaunch.diagnosis.exits import Ending, advice, facts
 
 GIB = 1 << 30
 SHM_FULL, SHM_SMALL, SHM_FINE = (8 * GIB, 0), (64 << 20, 60 << 20), (8 * GIB, 7 * GIB)

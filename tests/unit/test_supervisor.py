@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.diagnosis.exits import exit_status_of
 from distlaunch.errors import Exit
 from distlaunch.plan.layout import Facts
-from distlaunch.supervisor.actions import (
+from distlaunch.state.actions import (
     Action,
     Close,
     Connect,
@@ -24,7 +25,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.supervisor.events import (
+from distlaunch.state.events import (
     AgentLeaving,
     AgentUp,
     Event,
@@ -47,13 +48,14 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.supervisor.nodes import Lost, Route, failure_of, is_over, route_of
-from distlaunch.supervisor.state import Phase, State, exit_status_of, status_words
+from distlaunch.state.job import Phase, State
+from distlaunch.state.nodes import Lost, Route, failure_of, is_over, route_of
+from distlaunch.state.timers import Timer
+from distlaunch.state.workers import Exited
 from distlaunch.supervisor.step import begin, step
-from distlaunch.supervisor.timers import Timer
-from distlaunch.supervisor.workers import Exited
 from distlaunch.transport.failure import Kind, LinkFailure
 from distlaunch.transport.ssh import Ssh
+from distlaunch.wording import status_words
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
 JOB = (

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from distlaunch.contract import RESERVED, Rendezvous
+from distlaunch.diagnosis.root_cause import root_cause_lines
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.elastic import with_node
@@ -13,7 +14,7 @@ from distlaunch.plan.layout import Facts, LaunchPlan
 from distlaunch.plan.output import routes
 from distlaunch.plan.shell import shell_text
 from distlaunch.plan.torchrun import torchrun_text
-from distlaunch.supervisor.actions import (
+from distlaunch.state.actions import (
     Close,
     Connect,
     FindRoute,
@@ -23,7 +24,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.supervisor.events import (
+from distlaunch.state.events import (
     AgentLeaving,
     LinkEnded,
     PortUsurped,
@@ -32,9 +33,8 @@ from distlaunch.supervisor.events import (
     RouteFound,
     WorkerExited,
 )
-from distlaunch.supervisor.nodes import route_of
-from distlaunch.supervisor.root_cause import root_cause_lines
-from distlaunch.supervisor.state import Phase
+from distlaunch.state.job import Phase
+from distlaunch.state.nodes import route_of
 from tests.unit.samples import spec_of
 from tests.unit.test_restarts import Job, gone, unreachable
 from tests.unit.test_supervisor import JOB, MASTER, STOP_S, exited, texts, up, wanted

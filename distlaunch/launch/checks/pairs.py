@@ -18,7 +18,7 @@ from distlaunch.agent.messages import (
     Unheld,
 )
 from distlaunch.launch.checks.questions import Agents
-from distlaunch.supervisor.ending import listed
+from distlaunch.wording import listed
 
 EVERY = 16
 """Up to so many nodes every pair is tried; of more, each node dials one fewer than this."""

@@ -1,15 +1,15 @@
 """A run as lines of JSON: how it began and every event, with all that `step` needs to live it again.
 
-`distlaunch.supervisor.replay` reads them.
+`distlaunch.replay.lives` reads them.
 """
 
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
+from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.job.spec import EnvValue, JobSpec
-from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.interfaces import VARIABLES
+from distlaunch.state.events import Event
 
 VERSION = 1
 """Of events.jsonl: another one as soon as a line can't be read as before."""
@@ -37,7 +37,7 @@ def without_secrets(spec: JobSpec) -> JobSpec:
 
 def _open(env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:
     return {
-        name: EnvValue("", inherited=True) if value.inherited and name not in VARIABLES else value
+        name: EnvValue("", inherited=True) if value.inherited and name not in INTERFACE_VARIABLES else value
         for name, value in env.items()
     }
 

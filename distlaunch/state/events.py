@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from distlaunch.plan.layout import Facts
-from distlaunch.supervisor.timers import Timer
+from distlaunch.state.timers import Timer
 from distlaunch.transport.failure import LinkFailure
 
 

@@ -1,20 +1,49 @@
-"""Do GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where the user sets them, name what a node has?"""
+"""Does a node have what the user says it has: the GPUs, the interfaces that variables name?"""
 
 from collections.abc import Mapping
 
-from distlaunch.job.spec import EnvValue
-from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.ending import listed
-from distlaunch.supervisor.events import RouteFound
-from distlaunch.supervisor.nodes import route_of
-from distlaunch.supervisor.state import State
+from distlaunch.contract import INTERFACE_VARIABLES
+from distlaunch.job.spec import Env, EnvValue
+from distlaunch.state.actions import Notice
+from distlaunch.state.events import RouteFound
+from distlaunch.state.job import State
+from distlaunch.state.nodes import facts_of, route_of
+from distlaunch.wording import counted, listed
 
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
+"""Where the job sets it, what the agent's own environment shows counts for nothing."""
+
+
+def mismatches(state: State) -> tuple[Notice, ...]:
+    """One warning for all members of which the same is true."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for look in (_missing_gpus, _misnamed_interface):
+        for index in state.members:
+            if words := look(state, index):
+                found.setdefault(words, []).append(state.label(index))
+    return tuple(Notice("warning", f"{one}{listed(nodes)}{other}") for (one, other), nodes in found.items())
+
+
+def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
+    """What is said before and after the node's name. The agent may not see all GPUs that there are."""
+    said, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
+    env: Env = {**state.spec.env, **state.spec.pool[index].env}
+    if not said or visible is None or visible >= said or CHOOSES_GPUS in env:
+        return None
+    there = "none is" if not visible else f"only {visible} {'is' if visible == 1 else 'are'}"
+    asked = counted(said, "GPU")
+    return "", f": the job file says {asked}, but {there} visible there: compare `nvidia-smi -L`"
+
+
+def _misnamed_interface(state: State, index: int) -> tuple[str, str] | None:
+    route = route_of(state.nodes[index])
+    setting, why = route.misnamed if route else ("", "")
+    return (f"{setting} on ", f": {why}") if why else None
 
 
 def misnamed(event: RouteFound, state: State) -> tuple[str, str]:
     """The setting that can't work on the node that has found its route, and why; ("", "") without one."""
-    used = VARIABLES if state.plan and state.plan.backend == "nccl" else VARIABLES[:1]
+    used = INTERFACE_VARIABLES if state.plan and state.plan.backend == "nccl" else INTERFACE_VARIABLES[:1]
     given = {name: EnvValue(text) for name, text in event.named}
     env: Mapping[str, EnvValue] = {**given, **state.spec.env, **state.spec.pool[event.node].env}
     for name in used:
@@ -25,19 +54,6 @@ def misnamed(event: RouteFound, state: State) -> tuple[str, str]:
             way = f"; the route to the other nodes uses {event.interface}" if event.interface else ""
             return setting, why + way
     return "", ""
-
-
-def interface_notices(state: State) -> tuple[Notice, ...]:
-    """One warning for all nodes on which the same setting fails for the same reason."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for index in state.members:
-        route = route_of(state.nodes[index])
-        setting, why = route.misnamed if route else ("", "")
-        if why:
-            found.setdefault((setting, why), []).append(state.label(index))
-    return tuple(
-        Notice("warning", f"{setting} on {listed(nodes)}: {why}") for (setting, why), nodes in found.items()
-    )
 
 
 def _flaw(name: str, value: str, interfaces: Mapping[str, bool]) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.errors import reason
-from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.replay import History, HistoryError, Moment, loaded, read, replay
-from distlaunch.supervisor.state import State
+from distlaunch.replay.lives import History, HistoryError, Moment, loaded, read, replay
+from distlaunch.state.actions import Notice
+from distlaunch.state.job import State
 
 WIDTH = 160
 """Characters of a value that are shown."""
@@ -92,7 +92,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     difference = retold(history, moments)
     print(difference, end="\n" if difference else "", file=sys.stderr)
     return 1 if difference else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

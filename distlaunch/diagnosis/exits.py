@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from distlaunch.supervisor.state import status_words
+from distlaunch.wording import counted, status_words
 
 LAST_LINES = 40
 """Lines of a rank's last words in which a known trouble is looked for."""
@@ -28,12 +28,17 @@ class Ending(NamedTuple):
     stdin: bool = False
 
 
+def exit_status_of(status: int) -> int:
+    """A worker's status as a shell has it: 128 + n for signal n."""
+    return status if status >= 0 else 128 - status
+
+
 def facts(ending: Ending) -> str:
     """The exit in words, with who or what caused it where that is known."""
     said = status_words(ending.status)
     if ending.status == -signal.SIGKILL:
         if ending.oom_kills > 0:
-            kills = f"{ending.oom_kills} OOM kill{'s' if ending.oom_kills > 1 else ''}"
+            kills = counted(ending.oom_kills, "OOM kill")
             return f"{said}, probably by the OOM killer (the kernel reports {kills} on that node)"
         return f"{said}; the kernel reports no OOM kill on that node"  # a rank may have sent it to itself
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:

@@ -8,10 +8,10 @@ from types import UnionType
 from typing import Any, NamedTuple
 
 from distlaunch.job.spec import JobSpec
-from distlaunch.supervisor.actions import Action
-from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.history import BEGAN, NOTICE, VERSION
-from distlaunch.supervisor.state import State
+from distlaunch.replay.history import BEGAN, NOTICE, VERSION
+from distlaunch.state.actions import Action
+from distlaunch.state.events import Event
+from distlaunch.state.job import State
 from distlaunch.supervisor.step import begin, step
 
 

@@ -1,0 +1,100 @@
+"""What one part of the supervisor finds, and another decides upon, within the same step."""
+
+import signal
+from typing import NamedTuple
+
+from distlaunch.state.actions import Action
+from distlaunch.state.events import WorkerExited
+from distlaunch.state.job import Cause, State, Why
+
+
+class Prepare(NamedTuple):
+    """A generation may begin on these nodes, in rank order."""
+
+    members: tuple[int, ...]
+
+
+class Planned(NamedTuple):
+    """A generation has a plan."""
+
+
+class Started(NamedTuple):
+    """A generation's workers are being started."""
+
+
+class NodeBack(NamedTuple):
+    """A node has come, or has returned, and can be used."""
+
+    node: int
+
+
+class NodeLeaving(NamedTuple):
+    """A node's agent was stopped by somebody: its workers will end in a moment."""
+
+    node: int
+    cause: Cause
+
+
+class NodeLost(NamedTuple):
+    """A node is gone, and its workers with it; `told`: it was known to be leaving."""
+
+    node: int
+    cause: Cause
+    told: bool
+
+
+class WorkerFinished(NamedTuple):
+    """A worker has ended well, while all were running."""
+
+
+class WorkerFailed(NamedTuple):
+    """A worker has ended with a status other than 0."""
+
+    rank: int
+    event: WorkerExited
+
+
+class DumpCame(NamedTuple):
+    """A stalled worker has died of the SIGABRT that had it print its stacks; they are in its last words."""
+
+    rank: int
+    words: str
+
+
+class GenerationFailed(NamedTuple):
+    """The current generation can't succeed any more: another one follows, or the job ends."""
+
+    cause: Cause
+
+
+class StartAgain(NamedTuple):
+    """A new generation is wanted though none has failed; `what` is said of it."""
+
+    why: Why
+    cause: Cause
+    what: str
+
+
+class JobOver(NamedTuple):
+    """The job ends, its workers by `signum`; `cause` None is success."""
+
+    cause: Cause | None = None
+    signum: int = signal.SIGTERM
+
+
+Finding = (
+    Prepare
+    | Planned
+    | Started
+    | NodeBack
+    | NodeLeaving
+    | NodeLost
+    | WorkerFinished
+    | WorkerFailed
+    | DumpCame
+    | GenerationFailed
+    | StartAgain
+    | JobOver
+)
+Step = tuple[State, tuple[Action | Finding, ...]]
+"""What every handler and rule gives: the next state, what to do, and what it has found."""

@@ -1,0 +1,270 @@
+"""A job's state: frozen, and complete enough to make every summary from it."""
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from distlaunch.errors import Exit
+from distlaunch.job.spec import JobSpec
+from distlaunch.plan.layout import LaunchPlan
+from distlaunch.state.nodes import Node
+from distlaunch.state.timers import WATCHES, Alarm, Timer
+from distlaunch.state.workers import Worker
+
+
+class Phase(Enum):
+    """Where the job is; it moves forward, but for RESTARTING, which leads back to PREPARING."""
+
+    CONNECTING = "connecting"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+class Cause(NamedTuple):
+    """Why a generation, or the job, ends other than by success: the first, and the only one that is blamed.
+
+    `peer_gone`: the rank only lost its connection to another one, of which nothing worse is known yet.
+    """
+
+    text: str
+    exit_status: int
+    at: float
+    rank: int | None = None
+    node: int | None = None
+    peer_gone: bool = False
+
+
+class Why(Enum):
+    """Why there was a new generation; only failures count against `restarts.max`."""
+
+    FAILURE = "failure"
+    GROWTH = "growth"
+    PORT = "port"
+
+
+class Restart(NamedTuple):
+    """The end of a generation that another one follows; it had lived `lived_s` seconds."""
+
+    at: float
+    why: Why
+    cause: Cause
+    lived_s: float
+
+
+class Verdict(NamedTuple):
+    """The end of the job was decided on; `cause` None is success."""
+
+    cause: Cause | None
+    at: float
+
+
+class Generation(NamedTuple):
+    """One start of all workers: where each is to run, and what has become of it. `workers` are in rank order.
+
+    `port` and `started_at` are known once it is prepared, and has started. The `suspect` would be blamed,
+    unless another rank turns out to have failed by itself.
+    """
+
+    number: int
+    plan: LaunchPlan
+    workers: tuple[Worker, ...]
+    port: int | None = None
+    started_at: float | None = None
+    suspect: Cause | None = None
+    stall_told: bool = False
+
+
+class State(NamedTuple):
+    """The whole job.
+
+    `nodes` are the pool's, and a node's number is its place there, everywhere but in what is called
+    `node_rank`: its place in a generation. `addresses` are those by which ssh reaches nodes, as far as the
+    job needs to know. `current` is the last generation that was planned. The `verdict` is there from
+    STOPPING on. `stackless` is why stacks could not be had, as far as that was told, `wait_told`
+    whether it was told who is waited for between two generations. `chance` (0 to 1) spreads what many runs
+    would do at once.
+    """
+
+    spec: JobSpec
+    nodes: tuple[Node, ...]
+    began_at: float
+    chance: float = 0.0
+    addresses: Mapping[int, str] = MappingProxyType({})
+    phase: Phase = Phase.CONNECTING
+    timers: Mapping[Alarm, float] = MappingProxyType({})
+    current: Generation | None = None
+    stackless: frozenset[str] = frozenset()
+    restarts: tuple[Restart, ...] = ()
+    wait_told: bool = False
+    verdict: Verdict | None = None
+    interrupts: int = 0
+    interrupted_at: float | None = None
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why the generation, or the job, is being ended, or was."""
+        if self.verdict:
+            return self.verdict.cause
+        return self.restarts[-1].cause if self.phase is Phase.RESTARTING else None
+
+    @property
+    def ended_at(self) -> float:
+        """When the workers were told to end."""
+        return self.verdict.at if self.verdict else self.restarts[-1].at
+
+    def blaming(self, cause: Cause) -> "State":
+        """This state, which is restarting or ending, with another cause of that."""
+        if self.verdict:
+            return self._replace(verdict=self.verdict._replace(cause=cause))
+        *earlier, last = self.restarts
+        return self._replace(restarts=(*earlier, last._replace(cause=cause)))
+
+    @property
+    def outcome(self) -> int:
+        """The exit status that the command will have."""
+        return self.cause.exit_status if self.cause else Exit.OK
+
+    # Timers
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next timer is due, or None."""
+        return min(self.timers.values(), default=None)
+
+    def alarm(self, now: float) -> Alarm | None:
+        """The first of the timers that are due."""
+        due = [(at, _TIMERS.index(alarm.timer), alarm) for alarm, at in self.timers.items() if at <= now]
+        return min(due, key=lambda each: each[:2])[2] if due else None
+
+    def due_at(self, timer: Timer, node: int | None = None) -> float | None:
+        """When a timer is due; None where it is not set."""
+        return self.timers.get(Alarm(timer, node))
+
+    def with_timer(self, timer: Timer, at: float | None, node: int | None = None) -> "State":
+        """This state with a timer set to another time, or with None not set."""
+        if at is None:
+            return self.without_timers(timer, node=node)
+        return self._replace(timers={**self.timers, Alarm(timer, node): at})
+
+    def without_timers(self, *timers: Timer, node: int | None = None) -> "State":
+        """This state with these timers not set."""
+        unset = {Alarm(timer, node) for timer in timers}
+        if unset.isdisjoint(self.timers):
+            return self
+        return self._replace(timers={alarm: at for alarm, at in self.timers.items() if alarm not in unset})
+
+    def unwatched(self) -> "State":
+        """This state with nothing watched about the workers."""
+        return self.without_timers(*WATCHES).with_generation(suspect=None, stall_told=False)
+
+    # Nodes
+
+    def label(self, node: int) -> str:
+        """What the user calls the node."""
+        return self.spec.pool[node].label
+
+    def with_node(self, index: int, node: Node) -> "State":
+        """This state with one node as it is now."""
+        nodes = list(self.nodes)
+        nodes[index] = node
+        return self._replace(nodes=tuple(nodes))
+
+    def chance_of(self, node: int, attempt: int) -> float:
+        """0 to 1, spread by the golden ratio: nodes that are dropped together don't come back together."""
+        return (self.chance + (node + 1) * 0.618034 + attempt * 0.414214) % 1.0
+
+    # The current generation
+
+    def with_generation(self, **changes: Any) -> "State":
+        """This state with its current generation changed, if there is one."""
+        return self._replace(current=self.current._replace(**changes)) if self.current else self
+
+    @property
+    def generation(self) -> int:
+        """Its number; they count from 0."""
+        return self.current.number if self.current else 0
+
+    @property
+    def plan(self) -> LaunchPlan | None:
+        """Its plan."""
+        return self.current.plan if self.current else None
+
+    @property
+    def port(self) -> int | None:
+        """That of its rendezvous."""
+        return self.current.port if self.current else None
+
+    @property
+    def started_at(self) -> float | None:
+        """When it did."""
+        return self.current.started_at if self.current else None
+
+    @property
+    def suspect(self) -> Cause | None:
+        """Who has lost a peer, and is blamed unless another rank has failed by itself."""
+        return self.current.suspect if self.current else None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Its nodes, in rank order."""
+        return tuple(part.node for part in self.plan.nodes) if self.plan else ()
+
+    @property
+    def restart_count(self) -> int:
+        """TORCHELASTIC_RESTART_COUNT: earlier generations, but for those that only lost their port."""
+        return sum(restart.why is not Why.PORT for restart in self.restarts)
+
+    # Its workers
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """All of them, in rank order."""
+        return self.current.workers if self.current else ()
+
+    @property
+    def first_rank(self) -> int:
+        """The first of our ranks: others come before it where launchers were started by hand."""
+        return self.workers[0].rank if self.workers else 0
+
+    def worker(self, rank: int) -> Worker:
+        """The worker of that rank."""
+        return self.workers[rank - self.first_rank]
+
+    def with_worker(self, rank: int, **changes: Any) -> "State":
+        """This state with one worker changed."""
+        workers = list(self.workers)
+        index = rank - self.first_rank
+        workers[index] = workers[index]._replace(**changes)
+        return self.with_generation(workers=tuple(workers))
+
+    def rank_of(self, node: int, local_rank: int) -> int | None:
+        """The rank of a worker, or None when the plan has no such worker."""
+        part = self.plan.part_of(node) if self.plan else None
+        if part is None or not 0 <= local_rank < part.procs:
+            return None
+        return part.first_rank + local_rank
+
+    def called(self, rank: int) -> str:
+        """A worker for people, in short: `rank 3`, or `torch's agent on gpu-b`."""
+        return self.spec.engine.called(rank, self._home(rank))
+
+    def named(self, rank: int, more: str = "") -> str:
+        """A worker for people, with where it is, and `more`: `rank 3 (gpu-b, pid 812)`."""
+        known = [self._home(rank), more] if self.spec.engine.gives_ranks else [more]
+        inside = ", ".join(filter(None, known))
+        return f"{self.called(rank)} ({inside})" if inside else self.called(rank)
+
+    def _home(self, rank: int) -> str:
+        assert self.plan is not None
+        return self.plan.node_of(rank).label
+
+    def counted(self, number: int) -> str:
+        """So many workers for people: `3 ranks`, or `3 torch agents`."""
+        return self.spec.engine.counted(number)
+
+
+_TIMERS = tuple(Timer)

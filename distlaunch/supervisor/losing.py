@@ -1,0 +1,94 @@
+"""Losing a node: it is fenced until its workers are certain to have ended, and connected again."""
+
+from distlaunch.errors import Exit
+from distlaunch.state import workers
+from distlaunch.state.actions import Notice
+from distlaunch.state.events import AgentLeaving
+from distlaunch.state.findings import JobOver, NodeLeaving, NodeLost, Step
+from distlaunch.state.job import Cause, Phase, State
+from distlaunch.state.nodes import (
+    Away,
+    Leaving,
+    Linked,
+    Reaping,
+    Retrying,
+    Up,
+    is_missing,
+    may_be_occupied,
+    no_more,
+)
+from distlaunch.state.timers import Timer
+from distlaunch.transport.failure import LinkFailure
+from distlaunch.wording import signal_words
+
+FENCE_MARGIN_S = 5.0
+"""Seconds beyond lease and grace until a node that can't be asked is taken to be empty."""
+RECONNECT_S = 0.2
+RECONNECT_MAX_S = 30.0
+
+
+def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> Step:
+    """A node is gone, and its workers with it."""
+    state = lost(state, node, before, failure, now)
+    if state.phase is Phase.STOPPING:
+        text = f"{state.label(node)}: the agent ended before it confirmed its clean-up"
+        return state, (Notice("warning", text),)
+    last = failure.words.splitlines()[-1:] or ["its agent ended"]
+    cause = _cause(state, node, last[0].rstrip("."), now)
+    if state.phase is Phase.CONNECTING:
+        return state, (JobOver(cause),)
+    return state, (NodeLost(node, cause, told=isinstance(before, Leaving)),)
+
+
+def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
+    """An agent was stopped by someone: its workers are not to blame for ending."""
+    node = state.nodes[event.node]
+    if state.phase is Phase.STOPPING or not isinstance(node, Up | Reaping):
+        return state, ()
+    attempt = node.attempt if isinstance(node, Reaping) else 1
+    leaving = Leaving(may_be_occupied(node), attempt, returned=isinstance(node, Reaping))
+    state = state.with_node(event.node, leaving)
+    stopped = f"its agent was stopped by {signal_words(event.signum)}"
+    why = "its agent's guardian process was killed" if event.orphaned else stopped
+    cause = _cause(state, event.node, why, now)
+    if state.phase is Phase.CONNECTING:
+        return state, (JobOver(cause),)
+    return state, (NodeLeaving(event.node, cause),)
+
+
+def _cause(state: State, node: int, why: str, now: float) -> Cause:
+    return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node)
+
+
+def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> State:
+    """`state` after the end of a node's agent: its workers are lost, and it is fenced unless it is clean."""
+    clean = failure.clean and not is_missing(before)  # a later agent speaks for itself alone
+    away = Away(occupied=may_be_occupied(before) and not clean)
+    attempt = before.attempt if isinstance(before, Reaping | Leaving) else 1
+    part = state.plan.part_of(node) if state.plan else None
+    for rank in part.ranks if part else ():
+        if state.worker(rank).going:
+            state = state.with_worker(rank, phase=workers.Phase.VANISHED)
+    state = _fenced(state, node, away, now)
+    return reconnect_later(state, node, Retrying(attempt, failure, away), now)
+
+
+def _fenced(state: State, node: int, away: Away, now: float) -> State:
+    """`state` with a time when a lost node is certain to be clean; a later loss does not put it off."""
+    if not away.occupied or state.phase is Phase.STOPPING:
+        return state.without_timers(Timer.FENCE, node=node)
+    times = state.spec.timeouts
+    fence_at = now + times.lease_s + times.stop_s + FENCE_MARGIN_S
+    return state.with_timer(Timer.FENCE, state.due_at(Timer.FENCE, node) or fence_at, node)
+
+
+def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
+    """Have a node connected again, ever more slowly, where the job could use it and that can help."""
+    hopeless = this.failure is not None and not this.failure.may_pass
+    state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
+    if not state.spec.takes_nodes_back or hopeless or state.phase in (Phase.STOPPING, Phase.CONNECTING):
+        return state.with_node(node, no_more(this, this.failure))
+    spread = 0.75 + 0.5 * state.chance_of(node, this.attempt)
+    wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempt - 1, 30)) * spread
+    state = state.with_node(node, this._replace(away=this.away or Away()))
+    return state.with_timer(Timer.RETRY, now + wait_s, node)

@@ -1,0 +1,52 @@
+"""How numbers, times, signals and lists of names are put for people."""
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_NAMED = 8
+"""Ranks or nodes named in one line."""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 rank`, `3 ranks`, `2 processes`."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}" + (plural if number != 1 else "")
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    shown = ", ".join(names[:MAX_NAMED])
+    return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"
+
+
+def span_words(seconds: float) -> str:
+    """A length of time: `90 s`, `5 min`, `1 h`."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= unit and seconds % unit == 0:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"
+
+
+def status_words(status: int) -> str:
+    """A worker's status: its exit code, or the negative number of the signal that killed it."""
+    return f"exit status {status}" if status >= 0 else f"killed by {signal_words(-status)}"
+
+
+def signal_words(signum: int) -> str:
+    """A signal: its number, and its name where it has one."""
+    try:
+        return f"signal {signum} ({signal.Signals(signum).name})"
+    except ValueError:
+        return f"signal {signum}"
+
+
+def holders_words(owners: Sequence[Mapping[str, Any]]) -> str:
+    """Who holds a port, also where nobody is seen; `owners` are as in `PortRefused`."""
+    return ", ".join(map(_owner_words, owners)) or "a program that does not listen on it"
+
+
+def _owner_words(owner: Mapping[str, Any]) -> str:
+    if owner.get("pid") is None:
+        return f"a process of user id {owner.get('uid')}"
+    return f"{owner.get('command')} (pid {owner['pid']})"
