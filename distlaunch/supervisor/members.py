@@ -67,5 +67,6 @@ def _first_try(state: State, node: Node) -> bool:
         case Retrying(attempt=1) | Connecting(attempt=2):
             return is_missing(node)
         case Reaping(attempt=2):
-            return state.due_at(Timer.CLEAR) is not None  # it has as long as those that were there
+            # Where others are not waited for, it has as long as those that were there.
+            return not state.spec.timeouts.rejoin_s and state.due_at(Timer.CLEAR) is not None
     return False
