@@ -49,7 +49,7 @@ def _run(flags: Flags) -> int:
     spec = job_of(flags, here())
     from distlaunch.launch.run import run_by_hand, run_job  # after the command line is understood
 
-    if spec.by_hand:
+    if spec.invocation.by_hand:
         for line in by_hand_notices(flags):
             say(line)
         return run_by_hand(spec._replace(restarts=Restarts()), say)

@@ -11,6 +11,7 @@ from distlaunch.job.spec import (
     FOREVER_S,
     Binding,
     ByHand,
+    Invocation,
     JobSpec,
     Logs,
     NodeSpec,
@@ -123,17 +124,19 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
         master_port=None if made_up else port,
         rendezvous_id=_rendezvous_id(flags, made_up),
         args=_args(flags),
-        placeholders=False,
         python=here.environ.get("PYTHON_EXEC") or here.python,
         timeouts=Timeouts(stop_s=_stop_s(flags, here), lease_s=LEASE_S),
         restarts=Restarts(flags.max_restarts, 0.0, FOREVER_S),
         role=flags.role,
         one_device=flags.virtual_local_rank,
         binding=Binding(flags.numa_binding) if flags.numa_binding else None,
-        by_hand=None if alone else _by_hand(flags, host, port),
-        shares_stdio=True,
-        signals=tuple(filter(None, _signals(flags).values())),
         source="the command line",
+        invocation=Invocation(
+            placeholders=False,
+            shares_stdio=True,
+            signals=tuple(filter(None, _signals(flags).values())),
+            by_hand=None if alone else _by_hand(flags, host, port),
+        ),
     )
 
 

@@ -30,6 +30,7 @@ from distlaunch.job.placeholders import placeholder_error
 from distlaunch.job.spec import (
     Binding,
     EnvValue,
+    Invocation,
     JobSpec,
     Logs,
     NodeSpec,
@@ -237,7 +238,7 @@ class _Builder:
             binding=self._binding(),
             places=self.places,
             source=source,
-            piped=self.around.piped,
+            invocation=Invocation(piped=self.around.piped),
         )
         self._check_twice(spec.pool)
         self._check_master(spec)

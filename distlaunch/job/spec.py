@@ -143,14 +143,27 @@ class ByHand(NamedTuple):
         return sum(self.sizes[: self.node_rank])
 
 
+class Invocation(NamedTuple):
+    """How this command runs the job, which no job file says.
+
+    A job file that was `piped` has no folder. `placeholders` in arguments are filled in. With `shares_stdio`
+    workers have our stdin and, where nothing is to be done with what they print, our stdout.
+    `signals` are the names of those that end the job and reach the workers as they are, not as SIGTERM.
+    """
+
+    piped: bool = False
+    placeholders: bool = True
+    shares_stdio: bool = False
+    signals: tuple[str, ...] = ()
+    by_hand: ByHand | None = None
+
+
 class JobSpec(NamedTuple):
     """A whole job. Paths are absolute; those on a node may begin with the ~ of its user instead.
 
-    `places` maps a path in the file to where it stands; one that was `piped` has no folder.
+    `places` maps a path in the file to where it stands.
 
-    With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0. With `shares_stdio` they have our
-    stdin and, where nothing is to be done with what they print, our stdout.
-    `signals` are the names of those that end the job and reach the workers as they are, not as SIGTERM.
+    With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed.
     """
 
@@ -166,7 +179,6 @@ class JobSpec(NamedTuple):
     rendezvous_id: str | None = None
     rendezvous_conf: Mapping[str, str] = MappingProxyType({})
     args: tuple[str, ...] = ()
-    placeholders: bool = True
     env: Env = NO_ENV
     python: str | None = None
     timeouts: Timeouts = Timeouts()
@@ -175,15 +187,12 @@ class JobSpec(NamedTuple):
     min_nodes: int | None = None
     grow: Literal["restart", "now"] = "restart"
     on_stall: Literal["notice", "restart", "stop"] = "notice"
-    by_hand: ByHand | None = None
     role: str = "default"
     one_device: bool = False
     binding: Binding | None = None
-    shares_stdio: bool = False
-    signals: tuple[str, ...] = ()
     places: Mapping[str, Place] = MappingProxyType({})
     source: str = "job"
-    piped: bool = False
+    invocation: Invocation = Invocation()
 
     @property
     def pool(self) -> tuple[NodeSpec, ...]:
@@ -193,7 +202,7 @@ class JobSpec(NamedTuple):
     @property
     def one_machine(self) -> bool:
         """Whether every worker will always run on the same machine."""
-        return not self.by_hand and (len(self.pool) == 1 or all(node.local for node in self.pool))
+        return not self.invocation.by_hand and (len(self.pool) == 1 or all(node.local for node in self.pool))
 
     @property
     def engine(self) -> Engine:

@@ -38,8 +38,8 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
         restart_count=restart_count,
         max_restarts=plan.spec.restarts.most,
         role=plan.spec.role,
-        agent_store=plan.spec.by_hand is not None,
-        signals=",".join(plan.spec.signals) or HANDLED_SIGNALS,
+        agent_store=plan.spec.invocation.by_hand is not None,
+        signals=",".join(plan.spec.invocation.signals) or HANDLED_SIGNALS,
     )
 
 
@@ -96,7 +96,7 @@ def _start(state: State, node: int, run_id: str) -> messages.Start:
         lease_s=times.lease_s,
         stall_s=times.stall_s,
         watch_port=state.port,
-        hosts_store=part.node_rank == 0 and engine.serves_store and not state.spec.by_hand,
+        hosts_store=part.node_rank == 0 and engine.serves_store and not state.spec.invocation.by_hand,
         flight=state.plan.backend == "nccl" and engine.gives_ranks,
         # torch's agent never deletes its folders: they go into ours, which is deleted.
         temporary=[] if engine.gives_ranks else ["PET_LOG_DIR"],
@@ -137,7 +137,7 @@ def _worker_specs(
 
 def _shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Mapping[int, list[int]]:
     """Rank → which of stdin (0) and stdout (1) are the command's own."""
-    if not plan.spec.shares_stdio:
+    if not plan.spec.invocation.shares_stdio:
         return {rank: [] for rank in part.ranks}
     streams = routes(plan, generation)
     return {rank: [0, 1] if streams[rank, 0].direct else [0] for rank in part.ranks}

@@ -43,7 +43,7 @@ ahead = Ahead()
 def open_link(spec: JobSpec, index: int) -> Link:
     """Start the transport to node `index`; its agent will say hello."""
     node = spec.pool[index]
-    return _open(node.reach, node.python or spec.python, index, spec.shares_stdio)
+    return _open(node.reach, node.python or spec.python, index, spec.invocation.shares_stdio)
 
 
 def open_links(spec: JobSpec) -> dict[int, Link]:

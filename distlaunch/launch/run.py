@@ -22,14 +22,16 @@ def run_by_hand(spec: JobSpec, tell: Callable[[str], object]) -> int:
     from distlaunch.launch.peers.meeting import Peers
     from distlaunch.launch.supervise import supervise
 
-    assert spec.by_hand is not None
-    with Signals(spec.signals) as signals, closing(Peers(spec, spec.by_hand, tell)) as peers:
+    invocation = spec.invocation
+    assert invocation.by_hand is not None
+    with Signals(invocation.signals) as signals, closing(Peers(spec, invocation.by_hand, tell)) as peers:
         early = ahead.take()  # its lease may end while the others are waited for
         if early:
             early.discard()
         try:
             sizes = tuple(peers.meet(signals))
-            spec = spec._replace(by_hand=spec.by_hand._replace(sizes=sizes))
+            met = invocation._replace(by_hand=invocation.by_hand._replace(sizes=sizes))
+            spec = spec._replace(invocation=met)
             status = supervise(start_run(spec), signals, peers, as_json=False, quiet=True).state.outcome
         except DistlaunchError as error:
             peers.tell(error.exit_status, str(error))
@@ -44,7 +46,7 @@ def run_by_hand(spec: JobSpec, tell: Callable[[str], object]) -> int:
 
 def run_job(spec: JobSpec, *, as_json: bool = False, quiet: bool = False) -> "Summary":
     """Run `spec`; ranks' output goes to the console and the run folder. Raises `DistlaunchError`."""
-    with Signals(spec.signals) as signals:  # from here on a Ctrl-C finds a supervisor
+    with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
         start = start_run(spec)
         # Imported only now: agents boot for 20 ms or more, and the supervisor takes 10 to import.
         from distlaunch.launch.supervise import supervise

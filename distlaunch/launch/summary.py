@@ -179,7 +179,7 @@ class Summary(NamedTuple):
         python = self.state.plan.node_of(cause.rank).python
         ending = Ending(
             *(worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python),
-            *(self._module, self.state.spec.shares_stdio),
+            *(self._module, self.state.spec.invocation.shares_stdio),
         )
         return "" if "uneven batches" in cause.text else advice(ending, words)
 

@@ -30,5 +30,6 @@ def _program_advice(spec: JobSpec, node: int) -> str:
 def _workdir_key(spec: JobSpec, node: int) -> str:
     if spec.pool[node].workdir is not None:
         return f"set by {spec.pool[node].path}.workdir"
-    default = "the current directory, since the job is piped" if spec.piped else "the job file's folder"
+    piped = spec.invocation.piped
+    default = "the current directory, since the job is piped" if piped else "the job file's folder"
     return "set by workdir" if "workdir" in spec.places else f"by default {default}"

@@ -76,7 +76,8 @@ class LaunchPlan(NamedTuple):
     @property
     def group_world_size(self) -> int:
         """All nodes, those included that have launchers of their own."""
-        return self.spec.by_hand.nodes if self.spec.by_hand else len(self.nodes)
+        by_hand = self.spec.invocation.by_hand
+        return by_hand.nodes if by_hand else len(self.nodes)
 
     def node_of(self, rank: int) -> NodePlan:
         """The node on which `rank` runs."""
@@ -120,7 +121,8 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
         first_rank = nodes[-1].ranks.stop if nodes else _first_rank(spec)
         nodes.append(node_plan(spec, fact, index, _first_node(spec) + len(nodes), first_rank))
     backend = choose_backend(spec, nodes)
-    world_size = sum(spec.by_hand.sizes) if spec.by_hand else nodes[-1].ranks.stop
+    by_hand = spec.invocation.by_hand
+    world_size = sum(by_hand.sizes) if by_hand else nodes[-1].ranks.stop
     _check_console(spec, world_size)
     return LaunchPlan(
         spec=spec,
@@ -142,16 +144,18 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
 
 
 def _first_rank(spec: JobSpec) -> int:
-    return spec.by_hand.first_rank if spec.by_hand else 0
+    by_hand = spec.invocation.by_hand
+    return by_hand.first_rank if by_hand else 0
 
 
 def _first_node(spec: JobSpec) -> int:
-    return spec.by_hand.node_rank if spec.by_hand else 0
+    by_hand = spec.invocation.by_hand
+    return by_hand.node_rank if by_hand else 0
 
 
 def _together(spec: JobSpec, nodes: Sequence[NodePlan]) -> bool:
     """Whether all run on the same machine; torch's elastic agents may be joined by others later."""
-    if spec.by_hand or not spec.engine.gives_ranks:
+    if spec.invocation.by_hand or not spec.engine.gives_ranks:
         return spec.one_machine
     return len(nodes) == 1 or all(node.reach.here for node in nodes)
 
@@ -219,7 +223,7 @@ def _master_addr(spec: JobSpec, nodes: Sequence[NodePlan], master_address: str |
     if _together(spec, nodes):
         return named or "127.0.0.1"
     chosen = named or first.address or master_address or first.label
-    if is_loopback(chosen) and not spec.by_hand:
+    if is_loopback(chosen) and not spec.invocation.by_hand:
         path = next((p for p in ("rendezvous.endpoint", "master_addr") if p in spec.places), first.path)
         raise spec.error(
             path,
@@ -281,7 +285,7 @@ def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
 def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[str, ...]:
     program, word = plan.spec.program, program_word(plan.spec, node)
     args = (*program.words[1:], *plan.spec.args)
-    if plan.spec.placeholders:
+    if plan.spec.invocation.placeholders:
         args = tuple(fill(argument, values) for argument in args)
     match program.kind:
         case "script":

@@ -145,7 +145,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
         state = state._replace(interrupts=state.interrupts + 1, interrupted_at=now)
     if state.phase is not Phase.STOPPING:
         name = signal.Signals(event.signum).name
-        passed_on = event.signum if name in state.spec.signals else signal.SIGTERM
+        passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
         # A rank that has failed is the cause, though it was not told yet.
         cause = state.suspect or Cause(f"stopped by {name}", 128 + event.signum, now)
         return state, (JobOver(cause, passed_on),)

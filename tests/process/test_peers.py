@@ -24,9 +24,9 @@ def peers(port: int, node_rank: int) -> meeting.Peers:
     """One of two nodes' ends of the store."""
     words = ("--nnodes=2", f"--master-port={port}", f"--node-rank={node_rank}", "x.py")
     spec = job_of(parse_flags(words, {}), Here("/", "host", sys.executable, ("/tmp",), 0, 1, {}))
-    assert spec.by_hand is not None
-    assert spec.by_hand.wait_s == 600.0
-    return meeting.Peers(spec, spec.by_hand, print)
+    assert spec.invocation.by_hand is not None
+    assert spec.invocation.by_hand.wait_s == 600.0
+    return meeting.Peers(spec, spec.invocation.by_hand, print)
 
 
 def test_nodes_on_one_machine_meet_over_loopback_and_are_told_that_others_can_not(tmp_path: Path) -> None:

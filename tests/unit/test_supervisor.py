@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from distlaunch.diagnosis.exits import exit_status_of
 from distlaunch.errors import Exit
+from distlaunch.job.spec import Invocation
 from distlaunch.plan.layout import Facts
 from distlaunch.state.actions import (
     Action,
@@ -720,7 +721,8 @@ def test_signals_that_come_at_once_are_one_wish() -> None:
 @pytest.mark.parametrize(("name", "reaches"), [("SIGUSR1", "SIGUSR1"), ("SIGINT", "SIGTERM")])
 def test_signals_that_are_named_reach_the_workers_as_they_are(name: str, reaches: str) -> None:
     job = job_in("running")
-    job.state = job.state._replace(spec=job.state.spec._replace(signals=("SIGUSR1", "SIGTERM")))
+    invocation = Invocation(signals=("SIGUSR1", "SIGTERM"))
+    job.state = job.state._replace(spec=job.state.spec._replace(invocation=invocation))
     actions = job.feed(Interrupted(signal.Signals[name]))
     assert wanted(actions) == [Close(node, STOP_S, signal.Signals[reaches]) for node in range(2)]
 

@@ -312,7 +312,7 @@ def test_a_bare_script() -> None:
     )
     assert (made.master_host, made.master_port, made.rendezvous_id) == (None, None, None)
     assert (made.restarts.most, made.restarts.backoff_s, made.timeouts.stop_s) == (0, 0.0, 30.0)
-    assert (made.placeholders, made.python, made.role, made.one_device) == (
+    assert (made.invocation.placeholders, made.python, made.role, made.one_device) == (
         False,
         "/usr/bin/python3",
         "default",
@@ -512,7 +512,7 @@ def test_what_nodes_started_by_hand_are_told(words: str, told: list[str]) -> Non
 )
 def test_signals_to_handle(text: str, used: tuple[str, ...], left_out: list[str]) -> None:
     flags = parsed(f"--signals-to-handle={text}", "s.py")
-    assert job_of(flags, here_with()).signals == used
+    assert job_of(flags, here_with()).invocation.signals == used
     lines = [f"--signals-to-handle: ignoring {name}, which can't be handled" for name in left_out]
     assert notices(flags) == lines
 
