@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -19,11 +20,7 @@ def main() -> None:
     try:
         _fill_standard_descriptors()
         _print_anything()
-        if sys.argv[1:2] in (["run"], ["torchrun"]):
-            from distlaunch.launch.opening import ahead
-
-            ahead.start(shares_stdio=sys.argv[1] == "torchrun")
-        _leave(_run_command())
+        _leave(_run_command(sys.argv[1:]))
     except KeyboardInterrupt:
         _leave(_INTERRUPTED)  # while importing or parsing: nothing was started yet
     except OSError as error:
@@ -47,14 +44,20 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _run_command() -> int:
-    if sys.argv[1:2] == ["torchrun"]:  # its command line is torchrun's, not Typer's
+def _run_command(words: Sequence[str]) -> int:
+    early = None
+    command = words[0] if words else ""
+    if command in ("run", "torchrun"):
+        from distlaunch.launch.opening import open_ahead
+
+        early = open_ahead(shares_stdio=command == "torchrun")
+    if command == "torchrun":  # its command line is torchrun's, not Typer's
         from distlaunch.cli.torchrun import run_torchrun
 
-        return run_torchrun(sys.argv[2:])
+        return run_torchrun(words[1:], early)
     from distlaunch.cli.app import run_app
 
-    return run_app()
+    return run_app(words, early)
 
 
 def _fill_standard_descriptors() -> None:

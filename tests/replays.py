@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distlaunch.launch.summary import Summary
+from distlaunch.diagnosis.summary import Summary
 from distlaunch.replay.lives import replay
 from distlaunch.replay.show import history_in, retold
 from distlaunch.state.job import State

@@ -1,8 +1,9 @@
 """The Typer application: options and exit statuses; each command's work is elsewhere."""
 
 import sys
+from collections.abc import Sequence
 from enum import Enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +19,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+
+if TYPE_CHECKING:
+    from distlaunch.rim.link import Link
 
 Job = Annotated[
     str, typer.Argument(metavar="JOB.YAML", help="The job file; - is standard input.", show_default=False)
@@ -47,10 +51,17 @@ class PlanFormat(str, Enum):
     json = "json"
 
 
-def run_app() -> int:
-    """Run the command line; the exit status. Only our own errors are caught: a bug shows its traceback."""
+def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
+    """Run the command line; the exit status. Only our own errors are caught: a bug shows its traceback.
+
+    `early` is an agent on this machine, for a job that needs one.
+    """
+    if words[:1] != ["run"]:  # which pays for nothing that it does not use
+        from distlaunch.cli.imports import imports
+
+        app.add_typer(imports)
     try:
-        app(standalone_mode=True)
+        app(list(words), obj=early)
     except SystemExit as end:  # how Typer ends, always with a number
         return end.code if isinstance(end.code, int) else Exit.OK
     except DistlaunchError as error:
@@ -76,6 +87,7 @@ def _options(
 
 @app.command("run")
 def run(
+    context: typer.Context,
     job: Job,
     args: Args = None,
     overrides: Set = None,
@@ -83,11 +95,12 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Start the job, show its output, and end with the exit status of the first worker that fails."""
-    from distlaunch.launch.run import run_job
+    from distlaunch.cli.running import run_shown
     from distlaunch.rim.job_file import load_job
 
     _after_dashes(args)
-    summary = run_job(load_job(job, overrides or (), args or ()), as_json=as_json, quiet=quiet)
+    spec = load_job(job, overrides or (), args or ())
+    summary = run_shown(spec, context.obj, output_fd=2 if as_json else 1, quiet=quiet)
     if as_json:
         print_json(summary.document())
     raise typer.Exit(summary.state.outcome)
@@ -163,9 +176,3 @@ def schema() -> None:
     from distlaunch.job.fields import json_schema
 
     print_json(json_schema())
-
-
-if sys.argv[1:2] != ["run"]:  # which pays for nothing that it does not use
-    from distlaunch.cli.imports import imports
-
-    app.add_typer(imports)

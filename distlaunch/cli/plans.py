@@ -1,11 +1,11 @@
 """Prints a plan in the form that was asked for."""
 
 from distlaunch.cli.output import print_json, print_text
-from distlaunch.launch.commands import planned_workers
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan
 from distlaunch.plan.shell import shell_text
 from distlaunch.plan.torchrun import torchrun_text
+from distlaunch.protocol.commands import planned_workers
 
 
 def print_plan(plan: LaunchPlan, style: str) -> None:

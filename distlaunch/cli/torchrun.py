@@ -3,12 +3,16 @@
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from distlaunch.cli.words import say
 from distlaunch.dropin.flags import FLAGS, Flags, parse_flags
 from distlaunch.dropin.torchrun import Here, by_hand_notices, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import Restarts
+
+if TYPE_CHECKING:
+    from distlaunch.rim.link import Link
 
 USAGE = """\
 usage: distlaunch torchrun [flags] SCRIPT [the script's arguments]
@@ -21,15 +25,15 @@ flags: {flags}
 docs/torchrun.md says what each of them does here."""
 
 
-def run_torchrun(words: Sequence[str]) -> int:
-    """Run a torchrun command line; the exit status."""
+def run_torchrun(words: Sequence[str], early: "Link | None" = None) -> int:
+    """Run a torchrun command line; the exit status. `early` is an agent on this machine."""
     try:
         flags = parse_flags(words, os.environ)
         if flags.help:
             return _help()
         if why := left_to_torch(flags):
-            _hand_over(why, words)
-        return _run(flags)
+            _hand_over(why, words, early)
+        return _run(flags, early)
     except DistlaunchError as error:
         say(str(error))
         return error.exit_status
@@ -43,17 +47,17 @@ def _help() -> int:
     return Exit.OK
 
 
-def _run(flags: Flags) -> int:
+def _run(flags: Flags, early: "Link | None") -> int:
     for line in notices(flags):
         say(line)
     spec = job_of(flags, here())
-    from distlaunch.launch.run import run_by_hand, run_job  # after the command line is understood
+    from distlaunch.cli.running import run_shown, run_shown_by_hand  # after the command line is understood
 
     if spec.invocation.by_hand:
         for line in by_hand_notices(flags):
             say(line)
-        return run_by_hand(spec._replace(restarts=Restarts()), say)
-    return run_job(spec, quiet=True).state.outcome
+        return run_shown_by_hand(spec._replace(restarts=Restarts()), early, say)
+    return run_shown(spec, early, quiet=True).state.outcome
 
 
 def here() -> Here:
@@ -80,13 +84,10 @@ def _folder() -> str:
         raise DistlaunchError(f"the working directory is gone: {error.strerror}") from None
 
 
-def _hand_over(why: str, words: Sequence[str]) -> None:
+def _hand_over(why: str, words: Sequence[str], early: "Link | None") -> None:
     """Become torch's own elastic agent."""
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     say(f"{why} needs torch's elastic agent; handing over to {python} -m torch.distributed.run")
-    from distlaunch.launch.opening import ahead
-
-    early = ahead.take()
     if early:
         early.discard()
     sys.stderr.flush()

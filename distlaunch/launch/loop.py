@@ -2,18 +2,19 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distlaunch.agent import messages, wire
-from distlaunch.launch import commands
 from distlaunch.launch.links import Links
 from distlaunch.launch.opening import open_link
-from distlaunch.launch.record import Record
-from distlaunch.launch.reports import event_of, seconds
 from distlaunch.launch.start import Start
+from distlaunch.observers.observer import Observer, Observers, Printed
 from distlaunch.plan.layout import LaunchPlan, NodePlan
+from distlaunch.plan.output import Route, routes
+from distlaunch.protocol import commands
+from distlaunch.protocol.reports import event_of, seconds
 from distlaunch.rim.link import Link
-from distlaunch.rim.signals import Signals
+from distlaunch.rim.signals import Interrupts
 from distlaunch.state import actions, events
 from distlaunch.state.job import Phase, State
 from distlaunch.state.nodes import End
@@ -23,15 +24,24 @@ if TYPE_CHECKING:
     from distlaunch.launch.peers.meeting import Peers
 
 
+class Begun(NamedTuple):
+    """A generation whose workers are or were on their way, and where what each prints goes."""
+
+    plan: LaunchPlan
+    routes: Mapping[tuple[int, int], Route]
+
+
 class Loop:
     """Runs one job to its end."""
 
-    def __init__(self, start: Start, record: Record, signals: Signals, peers: "Peers | None" = None) -> None:
+    def __init__(
+        self, start: Start, observers: Observers, interrupts: Interrupts, peers: "Peers | None" = None
+    ) -> None:
         self._spec, self._run_id, self._now = start.spec, start.run_id, start.clock.now
-        self._record, self._signals, self._peers = record, signals, peers
+        self._tell, self._interrupts, self._peers = observers.tell, interrupts, peers
         self._opened: dict[int, Link] = {}
         self._links = Links(self._take, lambda node, failure: self._feed(events.LinkEnded(node, failure)))
-        self._links.watch(signals.fd, self._on_signals)
+        self._links.watch(interrupts.fd, self._on_interrupts)
         if peers:
             self._links.watch(peers.fd, self._on_peers)
         self._heard: dict[int, float] = {}
@@ -40,7 +50,7 @@ class Loop:
         self._lease_s = start.spec.timeouts.lease_s
         self._heartbeat_s = self._lease_s / commands.HEARTBEATS
         self._next_heartbeat = self._now() + self._heartbeat_s
-        self._plans: dict[int, LaunchPlan] = {}
+        self._begun: dict[int, Begun] = {}
         self._finished = False
         self.state: State
 
@@ -55,7 +65,7 @@ class Loop:
         chance, now = int.from_bytes(os.urandom(2), "big") / 65536, self._now()
         self.state, first = begin(self._spec, now, chance)
         self._execute(first, now)
-        self._record.begin(self._spec, chance, now)
+        self._tell(Observer.began, self._spec, chance, now)
         if addresses := find_addresses():
             self._feed(events.AddressesFound(tuple(addresses.items())))
         while not self._finished:
@@ -84,13 +94,23 @@ class Loop:
     def _feed(self, event: events.Event) -> None:
         now = self._now()
         self.state, todo = step(self.state, event, now)
-        if self.state.plan:
-            self._plans[self.state.generation] = self.state.plan
-        self._record.event(event, self.state, now)
+        self._tell(Observer.happened, event, self.state, now)
         self._execute(todo, now)
+        self._note_start(now)
         if self._peers and self.state.phase is Phase.STOPPING:
             cause = self.state.cause
             self._peers.tell(self.state.outcome, cause.text if cause else "")
+
+    def _note_start(self, now: float) -> None:
+        """Not before the workers are on their way: they need no plan. Torch's agents may come late to one."""
+        this = self.state.current
+        if this is None or this.started_at is None:
+            return
+        known = self._begun.get(this.number)
+        if known is None or known.plan is not this.plan:
+            self._begun[this.number] = Begun(this.plan, routes(this.plan, this.number))
+        if known is None:
+            self._tell(Observer.started, self.state, now)
 
     def _execute(self, todo: tuple[actions.Action, ...], now: float) -> None:
         for action in todo:
@@ -102,7 +122,7 @@ class Loop:
                 case actions.GiveUp():
                     self._links.give_up(action.node, action.why)
                 case actions.Notice():
-                    self._record.notice(action, now)
+                    self._tell(Observer.told, action, now)
                 case actions.Finish():
                     self._finished = True
                 case _:
@@ -137,20 +157,22 @@ class Loop:
         part = self._part_of(node, frame.generation)
         if part is None or local_rank >= part.procs:
             raise wire.ProtocolError(f"output of a local rank {local_rank} that does not run")
-        self._record.output(part.first_rank + local_rank, stream, frame.payload, frame.generation)
+        rank = part.first_rank + local_rank
+        route = self._begun[frame.generation].routes[rank, stream]
+        self._tell(Observer.printed, Printed(rank, stream, frame.payload, frame.generation, route))
         self._tell_of_flow(node)
 
     def _take_flight(self, node: int, frame: wire.Frame) -> None:
         part = self._part_of(node, frame.generation)
         if part is None or frame.channel not in part.ranks:
             raise wire.ProtocolError(f"a flight record of rank {frame.channel}, which does not run")
-        self._record.flight(frame.channel, frame.payload, frame.generation)
+        self._tell(Observer.dumped, frame.channel, frame.payload, frame.generation)
         self._tell_of_flow(node)
 
     def _part_of(self, node: int, generation: int) -> NodePlan | None:
         """What the node did in a generation that has started, of which something may come late."""
-        plan = self._plans.get(generation) if self._record.has_begun(generation) else None
-        return plan.part_of(node) if plan else None
+        begun = self._begun.get(generation)
+        return begun.plan.part_of(node) if begun else None
 
     def _tell_of_flow(self, node: int) -> None:
         now = self._now()
@@ -168,6 +190,6 @@ class Loop:
             self._links.unwatch(self._peers.fd)
             self._feed(events.PeerFailed(ended.status, ended.words))
 
-    def _on_signals(self) -> None:
-        for signum in self._signals.received():
+    def _on_interrupts(self) -> None:
+        for signum in self._interrupts.received():
             self._feed(events.Interrupted(signum))

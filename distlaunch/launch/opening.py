@@ -16,28 +16,16 @@ from distlaunch.transport.local import Local
 NO_RANKS_HERE = "ranks run on Linux only, and this is another system: name Linux hosts in nodes"
 
 
-class Ahead:
-    """An agent on this machine that is started before the job file is read.
+def open_ahead(shares_stdio: bool) -> Link | None:
+    """A link to an agent on this machine, for the first node of a job that is yet to be read.
 
     It boots (17 ms) on another core while Typer and YAML are imported. Where the job does not need it, it
     sees the end of its link and leaves.
     """
-
-    def __init__(self) -> None:
-        self._link: Link | None = None
-
-    def start(self, shares_stdio: bool) -> None:
-        """Start it, as the first node's."""
-        with contextlib.suppress(DistlaunchError):  # who needs it is told why when it tries again
-            self._link = _open(Local(), None, 0, shares_stdio)
-
-    def take(self) -> Link | None:
-        """The link, once."""
-        link, self._link = self._link, None
-        return link
-
-
-ahead = Ahead()
+    try:
+        return _open(Local(), None, 0, shares_stdio)
+    except DistlaunchError:
+        return None  # who needs it is told why when it tries again
 
 
 def open_link(spec: JobSpec, index: int) -> Link:
@@ -46,11 +34,10 @@ def open_link(spec: JobSpec, index: int) -> Link:
     return _open(node.reach, node.python or spec.python, index, spec.invocation.shares_stdio)
 
 
-def open_links(spec: JobSpec) -> dict[int, Link]:
-    """Start the transports to all nodes; the first node takes the agent that was started ahead, if it can."""
+def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:
+    """Start the transports to all nodes; the first node takes the `early` one, if it can."""
     links: dict[int, Link] = {}
     first = spec.nodes[0]
-    early = ahead.take()
     if early and first.local and (first.python or spec.python) in (None, sys.executable):
         links[0] = early
     elif early:

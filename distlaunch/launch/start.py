@@ -33,8 +33,11 @@ class Start(NamedTuple):
     clock: Clock
 
 
-def start_run(spec: JobSpec) -> Start:
-    """Begin a run of `spec`. Raises `DistlaunchError` when its folder can't be made."""
+def start_run(spec: JobSpec, early: Link | None = None) -> Start:
+    """Begin a run of `spec`; `early` is as in `open_links`.
+
+    Raises `DistlaunchError` when its folder can't be made.
+    """
     clock = Clock(time.monotonic())
     run_id = new_run_id(spec.name)
     folder = _run_folder(spec, run_id)
@@ -42,7 +45,7 @@ def start_run(spec: JobSpec) -> Start:
         from distlaunch.rim.limits import make_room_for_links
 
         make_room_for_links(len(spec.pool))
-    return Start(spec, run_id, folder, open_links(spec), clock)
+    return Start(spec, run_id, folder, open_links(spec, early), clock)
 
 
 def _run_folder(spec: JobSpec, run_id: str) -> RunFolder:

@@ -94,6 +94,10 @@ class Console:
                 return self._shown_lines - (end - lines) - own
         return None
 
+    def prefix(self, rank: int, stream: int) -> str:
+        """What stands before a rank's lines, if they have been shown with something there."""
+        return self._prefixes.get((rank, stream), "")
+
     def finish_lines(self) -> None:
         """Show the last lines that lack their end."""
         for (rank, stream), rest in sorted(self._partial.items()):
@@ -135,7 +139,7 @@ class Console:
 
     def _lines(self, rank: int, stream: int, whole: bytes) -> None:
         self._came_between(stream)
-        prefix = self._prefix(rank, stream)
+        prefix = self._coloured_prefix(rank, stream)
         if self._terminal[stream]:
             # A progress bar rewrites its line with \r: show where it stands.
             shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole.split(b"\n")]
@@ -153,7 +157,7 @@ class Console:
         self._shown_lines += lines
         pieces.append((self._shown_lines, before + lines))
 
-    def _prefix(self, rank: int, stream: int) -> bytes:
+    def _coloured_prefix(self, rank: int, stream: int) -> bytes:
         text = self._prefixes[rank, stream].encode()
         if wants_colour(self._terminal[stream]):
             return b"\x1b[%dm%s%s" % (_COLOURS[rank % len(_COLOURS)], text, _RESET)

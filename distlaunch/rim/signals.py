@@ -10,18 +10,54 @@ from typing import Any
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
-class Signals:
-    """Turns signals into bytes on a pipe while it is entered; SIGHUP stays ignored under nohup.
+class Interrupts:
+    """Numbers of signals that are meant for a job, on a pipe: `fd` is readable when there are some."""
 
-    `more` are the names of signals beside those that always end a job.
-    """
-
-    def __init__(self, more: Iterable[str] = ()) -> None:
-        self._watched = {*_WATCHED, *(signal.Signals[name] for name in more)}
+    def __init__(self) -> None:
         self.fd, self._write = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write, False)
         self._any = False
+
+    def __enter__(self) -> "Interrupts":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        write, self._write = self._write, -1  # a thread that comes too late finds nothing to write to
+        os.close(self.fd)
+        os.close(write)
+
+    def send(self, signum: int) -> None:
+        """Have the job see `signum`; safe from any thread, and too late is no trouble."""
+        with contextlib.suppress(OSError):
+            os.write(self._write, bytes([signum]))
+
+    def received(self) -> bytes:
+        """The numbers that came and were not asked for before."""
+        try:
+            numbers = os.read(self.fd, 4096)
+        except BlockingIOError:
+            return b""
+        self._any = True
+        return numbers
+
+    def any(self) -> bool:
+        """Whether one has ever come."""
+        return self._any or bool(self.received())
+
+
+class Signals(Interrupts):
+    """The signals to this process, while it is entered; SIGHUP stays ignored under nohup.
+
+    `more` are the names of signals beside those that always end a job. Python lets only the main thread
+    enter it.
+    """
+
+    def __init__(self, more: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._watched = {*_WATCHED, *(signal.Signals[name] for name in more)}
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
@@ -38,23 +74,4 @@ class Signals:
         signal.set_wakeup_fd(-1)
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
-        os.close(self.fd)
-        os.close(self._write)
-
-    def raise_from_thread(self, signum: int) -> None:
-        """Have the loop see `signum`; safe from any thread, and too late is no trouble."""
-        with contextlib.suppress(OSError):
-            os.write(self._write, bytes([signum]))
-
-    def received(self) -> bytes:
-        """The numbers of the signals that came and were not asked for before."""
-        try:
-            numbers = os.read(self.fd, 4096)
-        except BlockingIOError:
-            return b""
-        self._any = True
-        return numbers
-
-    def any(self) -> bool:
-        """Whether a signal has ever come."""
-        return self._any or bool(self.received())
+        super().__exit__(kind, error, trace)

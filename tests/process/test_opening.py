@@ -1,12 +1,11 @@
 """The agent that is started before the job file is read: who takes it."""
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
-from distlaunch.launch.opening import ahead, open_links
+from distlaunch.launch.opening import open_ahead, open_links
 from distlaunch.rim.link import Link
 
 
@@ -15,11 +14,10 @@ def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:
 
 
 @pytest.fixture
-def early() -> Iterator[Link]:
-    ahead.start(False)
-    assert ahead._link is not None
-    yield ahead._link
-    assert ahead.take() is None
+def early() -> Link:
+    link = open_ahead(shares_stdio=False)
+    assert link is not None
+    return link
 
 
 @pytest.mark.parametrize(
@@ -36,6 +34,6 @@ def early() -> Iterator[Link]:
 def test_an_agent_that_runs_ahead_is_taken_by_whoever_wants_our_interpreter(
     spec: JobSpec, taken: bool, early: Link
 ) -> None:
-    links = open_links(spec)
+    links = open_links(spec, early)
     assert (links[0] is early) is taken
     links[0].discard()

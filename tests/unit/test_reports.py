@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
-from distlaunch.launch import reports
-from distlaunch.launch.reports import (
+from distlaunch.plan.layout import Facts
+from distlaunch.protocol import reports
+from distlaunch.protocol.reports import (
     MAX_GPUS,
     MAX_LAST_WORDS,
     MAX_NUMBER,
@@ -22,7 +23,6 @@ from distlaunch.launch.reports import (
     MAX_WORDS,
     event_of,
 )
-from distlaunch.plan.layout import Facts
 from distlaunch.state import events
 from tests.unit.samples import bounded
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import ByHand, JobSpec
-from distlaunch.rim.signals import Signals
+from distlaunch.rim.signals import Interrupts
 from distlaunch.supervisor.ending import NO_SUSPENDING
 
 BARRIER_S = 300.0
@@ -67,10 +67,10 @@ class Peers:
         self._buffer = b""
         self._told = self._over = False
 
-    def meet(self, signals: Signals) -> list[int]:
+    def meet(self, interrupts: Interrupts) -> list[int]:
         """Wait for all nodes; their numbers of workers. Raises `MeetingError`."""
         while True:
-            self._wait(signals, None)
+            self._wait(interrupts, None)
             for message in self._messages():
                 if "sizes" in message:
                     sizes: list[int] = message["sizes"]
@@ -96,7 +96,7 @@ class Peers:
         with contextlib.suppress(BrokenPipeError):  # the keeper has ended: its last words say why
             self._process.stdin.write(json.dumps({"status": status, "text": text}).encode() + b"\n")
 
-    def wait_for_all(self, signals: Signals) -> PeerEnded | None:
+    def wait_for_all(self, interrupts: Interrupts) -> PeerEnded | None:
         """After a good end here: wait for the others' ends, at most BARRIER_S; a failure among them.
 
         Raises `MeetingError` when this node is stopped meanwhile.
@@ -104,7 +104,7 @@ class Peers:
         deadline = time.monotonic() + BARRIER_S
         while not self._over and time.monotonic() < deadline:
             try:
-                self._wait(signals, deadline)
+                self._wait(interrupts, deadline)
                 for message in self._messages():
                     if "ended" in message:
                         return _ended(message)
@@ -132,10 +132,10 @@ class Peers:
             self._process.stdout.close()
         self._errors.close()
 
-    def _wait(self, signals: Signals, deadline: float | None) -> None:
+    def _wait(self, interrupts: Interrupts, deadline: float | None) -> None:
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select([self.fd, signals.fd], [], [], left_s)
-        for signum in signals.received() if signals.fd in ready else b"":
+        ready, _, _ = select.select([self.fd, interrupts.fd], [], [], left_s)
+        for signum in interrupts.received() if interrupts.fd in ready else b"":
             name = signal.Signals(signum).name
             if signum != signal.SIGTSTP:
                 raise MeetingError(f"stopped by {name}", 128 + signum)

@@ -28,11 +28,13 @@ class Above(NamedTuple):
     mark: str
 
 
+NOWHERE: Mapping[int, Above] = MappingProxyType({})
+
+
 class Summary(NamedTuple):
     """What is known at the end. `last_words` are each rank's, the end of `printed` lines on its stderr.
 
-    `last_lines` are the end of each rank's stdout; `lagging` says who missed a collective. `above` has, by
-    stream, what the terminal has just shown of the rank to blame.
+    `last_lines` are the end of each rank's stdout; `lagging` says who missed a collective.
     """
 
     state: State
@@ -42,22 +44,21 @@ class Summary(NamedTuple):
     lagging: Sequence[str] = ()
     printed: Mapping[int, int] = MappingProxyType({})
     last_lines: Mapping[int, str] = MappingProxyType({})
-    above: Mapping[int, Above] = MappingProxyType({})
 
     @property
     def temporary(self) -> bool:
         """Whether nobody wants the run folder any more."""
         return self.state.spec.logs.temporary and self.state.cause is None
 
-    def lines(self) -> list[str]:
-        """For people."""
+    def lines(self, above: Mapping[int, Above] = NOWHERE) -> list[str]:
+        """For people; `above` has, by stream, what they were just shown of the rank to blame."""
         cause = self.state.cause
         if cause is None:
             workers, nodes = self.state.counted(len(self.state.workers)), len(self.state.members)
             what = f"{workers} on {counted(nodes, 'node')}"
             after = f" after {counted(self.state.generation, 'restart')}" if self.state.generation else ""
             return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"]
-        lines = [*_unusable_nodes(self.state), *self._cause_lines(), *self.lagging, *self._others()]
+        lines = [*_unusable_nodes(self.state), *self._cause_lines(above), *self.lagging, *self._others()]
         return [
             *lines,
             f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
@@ -112,19 +113,19 @@ class Summary(NamedTuple):
             "cpus": worker.cpus,
         }
 
-    def _cause_lines(self) -> list[str]:
+    def _cause_lines(self, above: Mapping[int, Above]) -> list[str]:
         cause = self.state.cause
         if cause is None or (self.state.started_at is None and not self.state.generation):
             return []  # told a moment ago, and nothing has been printed since
         if cause.rank is None:
             return [cause.text]
         hint = self.advice
-        return [cause.text, *self._words_lines(cause.rank), *([f"hint: {hint}"] if hint else [])]
+        return [cause.text, *self._words_lines(cause.rank, above), *([f"hint: {hint}"] if hint else [])]
 
-    def _words_lines(self, rank: int) -> list[str]:
+    def _words_lines(self, rank: int, shown: Mapping[int, Above]) -> list[str]:
         """A rank's last words, or where to find them where the terminal shows them already."""
         words, source = self._shown_words(rank), self._origin(rank)
-        above = self.above.get(STDERR if source == RECORD else source)
+        above = shown.get(STDERR if source == RECORD else source)
         if not words or above is None or above.since > FAR or not self._as_printed(rank, source):
             return [f"  | {line}" for line in words]
         from distlaunch.diagnosis.peer_errors import TRACEBACK

@@ -1,0 +1,44 @@
+"""Runs a job as a command of this process: its signals, its terminal, its garbage collector."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from distlaunch.job.spec import JobSpec
+from distlaunch.launch.start import start_run
+from distlaunch.rim.link import Link
+from distlaunch.rim.signals import Interrupts, Signals
+
+if TYPE_CHECKING:
+    from distlaunch.diagnosis.summary import Summary
+    from distlaunch.observers.observer import Observer
+
+
+def run_shown(
+    spec: JobSpec, early: Link | None = None, *, output_fd: int = 1, quiet: bool = False
+) -> "Summary":
+    """Run `spec` and show it; ranks' output goes to `output_fd`. Raises `DistlaunchError`."""
+    with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
+        start = start_run(spec, early)
+        from distlaunch.launch.supervise import supervise  # while agents boot, as in `run_job`
+
+        return supervise(start, signals, [_terminal(signals, output_fd, quiet)])
+
+
+def run_shown_by_hand(spec: JobSpec, early: Link | None, tell: Callable[[str], object]) -> int:
+    """The same of this node's part of a job whose launchers were started by hand; the status of the whole."""
+    from distlaunch.launch.run import run_by_hand
+
+    with Signals(spec.invocation.signals) as signals:
+        if early:
+            early.discard()  # its lease may end while the others are waited for
+        return run_by_hand(spec, tell, [_terminal(signals, 1, quiet=True)], signals)
+
+
+def _terminal(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Observer":
+    import gc
+
+    from distlaunch.observers.terminal import Terminal
+
+    gc.freeze()  # off since the start of the program: what was imported stays, what a long run makes may not
+    gc.enable()
+    return Terminal(interrupts, output_fd, quiet)

@@ -1,0 +1,95 @@
+"""What is kept of a run, in its folder: how it began, every event, all output, how it ended."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distlaunch.diagnosis.summary import Summary
+from distlaunch.job.spec import JobSpec
+from distlaunch.observers.observer import Observer, Printed
+from distlaunch.plan.document import plan_document
+from distlaunch.plan.output import routes
+from distlaunch.protocol.commands import running_workers
+from distlaunch.replay.history import BEGAN, NOTICE, beginning, fields_of
+from distlaunch.rim.run_folder import RunFolder
+from distlaunch.state.actions import Notice
+from distlaunch.state.events import Event, StackDumped, WorkerExited
+from distlaunch.state.job import State
+
+
+class Folder(Observer):
+    """Writes all of a run into its folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._flights: set[int] = set()
+        self._loss_told = False
+
+    def began(self, spec: JobSpec, chance: float, at: float) -> None:
+        """Write down what the run was asked to be."""
+        self._folder.record(at, BEGAN, beginning(spec, chance))
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """Write it down, and what people look for in a file of its own there."""
+        if isinstance(event, StackDumped):
+            rank = state.rank_of(event.node, event.local_rank)
+            if rank is not None:
+                self._folder.write_stack(rank, event.text, state.generation)
+        elif isinstance(event, WorkerExited) and event.error_record and state.spec.logs.torchrun:
+            name = f"attempt_{state.generation}/{event.local_rank}/error.json"
+            self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
+        self._folder.record(at, type(event).__name__, fields_of(event))
+
+    def started(self, state: State, at: float) -> None:
+        """Keep the plan."""
+        assert state.plan is not None
+        document = plan_document(state.plan, running_workers(state, self._folder.run_id))
+        self._folder.write_plan(document, state.generation)
+        if state.spec.logs.torchrun:  # as torchrun has it, also for a stream that says nothing
+            for route in routes(state.plan, state.generation).values():
+                self._append(route.file, b"")
+
+    def told(self, notice: Notice, at: float) -> None:
+        """Write it down."""
+        self._folder.record(at, NOTICE, {"level": notice.level, "text": notice.text})
+
+    def printed(self, output: Printed) -> None:
+        """Keep it, byte for byte."""
+        self._append(output.route.file, output.data)
+        if self._folder.lost_bytes and not self._loss_told:
+            self._loss_told = True
+            self.remark(f"can't write to {self._folder.path}: output is being lost")
+
+    def _append(self, file: str | None, data: bytes) -> None:
+        if file:
+            self._folder.append(file, data)
+
+    def dumped(self, rank: int, data: bytes, generation: int) -> None:
+        """Keep it."""
+        self._flights.add(generation)
+        self._folder.append_flight(rank, data, generation)
+
+    def lagging(self, state: State) -> list[str]:
+        """Who never came to the last collective, where flight recorders tell it."""
+        if state.generation not in self._flights:
+            return []
+        from distlaunch.observers.flight import lagging_words  # few jobs end so
+
+        self._folder.flush()
+        return lagging_words(Path(self._folder.generation_path(state.generation)), len(state.workers))
+
+    def ended(self, summary: Summary) -> None:
+        """Keep how it ended, or nothing where the folder was a temporary one."""
+        self._folder.write_summary(summary.document())
+        self._folder.close()
+        if self._folder.lost_bytes:
+            self.remark(f"{self._folder.lost_bytes} bytes could not be written to {self._folder.path}")
+        if summary.temporary:
+            self._folder.remove()
+
+
+def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An error record in the form that torch's @record writes."""
+    extra = {"py_callstack": record.get("callstack", "")}
+    return {"message": {"message": record.get("message", ""), "extraInfo": extra}}

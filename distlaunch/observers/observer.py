@@ -1,0 +1,80 @@
+"""What there is to see of a run, and how all who want to see it are told."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, NamedTuple, ParamSpec
+
+from distlaunch.diagnosis.summary import Summary
+from distlaunch.job.spec import JobSpec
+from distlaunch.plan.output import Route
+from distlaunch.state.actions import Notice
+from distlaunch.state.events import Event
+from distlaunch.state.job import State
+
+P = ParamSpec("P")
+
+
+class Printed(NamedTuple):
+    """What a rank has printed on its stdout (0) or stderr (1), and where that goes."""
+
+    rank: int
+    stream: int
+    data: bytes
+    generation: int
+    route: Route
+
+
+class Observer:
+    """Sees a run: each method is called once that has happened, in order, in the thread that runs the job.
+
+    Times are seconds since the run began. One that raises sees no more of it, and the job goes on.
+    """
+
+    remark: Callable[[str], None] = staticmethod(lambda text: None)
+    """Tells the other observers something; set when the run begins."""
+
+    def began(self, spec: JobSpec, chance: float, at: float) -> None:
+        """The run has begun; `chance` is what its supervisor was given."""
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """An event has led to `state`."""
+
+    def started(self, state: State, at: float) -> None:
+        """The workers of another generation are on their way."""
+
+    def told(self, notice: Notice, at: float) -> None:
+        """There is something to tell the user."""
+
+    def printed(self, output: Printed) -> None:
+        """A rank has printed something."""
+
+    def dumped(self, rank: int, data: bytes, generation: int) -> None:
+        """A piece of what a rank's flight recorder has dumped has come."""
+
+    def drained(self, state: State) -> None:
+        """The last output has come; `state` is the last one, too."""
+
+    def ended(self, summary: Summary) -> None:
+        """All is over."""
+
+    def remarked(self, text: str) -> None:
+        """Another observer has a remark."""
+
+
+class Observers:
+    """All that see a run."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = list(observers)
+        for each in self._observers:
+            each.remark = lambda text: self.tell(Observer.remarked, text)
+
+    def tell(self, what: Callable[Concatenate[Any, P], None], *seen: P.args, **named: P.kwargs) -> None:
+        """Call the method `what` of each; who fails is left out from then on."""
+        for each in tuple(self._observers):
+            try:
+                getattr(each, what.__name__)(*seen, **named)
+            except Exception as error:  # whatever it is, a week of training must not end with it
+                self._observers.remove(each)
+                failed = f"{type(error).__name__}: {error}"
+                text = f"{type(each).__name__} failed and sees no more of this run: {failed}"
+                self.tell(Observer.remarked, text)

@@ -1,0 +1,133 @@
+"""Whoever wants to see a run: a toy observer, one that fails, and several runs in one process."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from distlaunch.diagnosis.summary import Summary
+from distlaunch.job.spec import Invocation, JobSpec, Logs, NodeSpec, Program
+from distlaunch.launch.run import run_job
+from distlaunch.observers.observer import Observer, Printed
+from distlaunch.rim.signals import Interrupts
+from distlaunch.state.events import Event, WorkerExited
+from distlaunch.state.job import State
+
+
+def job(folder: Path, script: str, procs: int = 2) -> JobSpec:
+    return JobSpec(
+        "toy",
+        (NodeSpec("here", gpus=0, procs=procs),),
+        Program("command", ("sh",)),
+        str(folder),
+        Logs(str(folder / "runs")),
+        args=("-c", script),
+        invocation=Invocation(placeholders=False),
+    )
+
+
+# A toy observer: all that one needs
+
+
+class Metrics(Observer):
+    """Counts lines, and when each rank ended: what a live view or an exporter would want."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.ends: dict[int, float] = {}
+        self.exit_status: int | None = None
+
+    def printed(self, output: Printed) -> None:
+        self.lines += output.data.count(b"\n")
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        if isinstance(event, WorkerExited):
+            rank = state.rank_of(event.node, event.local_rank)
+            assert rank is not None
+            self.ends[rank] = at
+
+    def ended(self, summary: Summary) -> None:
+        self.exit_status = summary.state.outcome
+
+
+def test_an_observer_of_a_few_lines_sees_a_run(tmp_path: Path) -> None:
+    metrics = Metrics()
+    summary = run_job(job(tmp_path, 'echo one; echo two; exit "$((RANK * 3))"'), [metrics])
+    assert metrics.lines == 4
+    assert set(metrics.ends) == {0, 1}
+    assert all(0.0 < at <= summary.seconds for at in metrics.ends.values())
+    assert metrics.exit_status == summary.state.outcome == 3
+
+
+# What may go wrong with one
+
+
+class Failing(Observer):
+    def printed(self, output: Printed) -> None:
+        raise ZeroDivisionError("a bug")
+
+
+class Remarks(Observer):
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def remarked(self, text: str) -> None:
+        self.seen.append(text)
+
+
+def test_an_observer_that_fails_is_told_of_and_the_job_goes_on(tmp_path: Path) -> None:
+    remarks, metrics = Remarks(), Metrics()
+    summary = run_job(job(tmp_path, "echo one; echo two"), [remarks, Failing(), metrics])
+    assert summary.state.outcome == 0
+    assert metrics.lines == 4
+    assert remarks.seen == ["Failing failed and sees no more of this run: ZeroDivisionError: a bug"]
+
+
+# The entry for programs: nothing of the process is touched
+
+
+@pytest.fixture
+def untouched() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+def in_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_program_runs_two_jobs_at_once_in_threads_and_another_after_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcomes: dict[int, int] = {}
+
+    def run(number: int) -> None:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        outcomes[number] = run_job(job(folder, f"echo said; exit {number}")).state.outcome
+
+    for thread in [in_thread(partial(run, number)) for number in (3, 4)]:
+        thread.join()
+    run(5)
+    assert outcomes == {3: 3, 4: 4, 5: 5}
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_program_ends_a_job_by_an_interrupt(tmp_path: Path) -> None:
+    class EndOnFirstLine(Observer):
+        def printed(self, output: Printed) -> None:
+            interrupts.send(signal.SIGTERM)
+
+    with Interrupts() as interrupts:
+        summary = run_job(
+            job(tmp_path, "echo ready; exec sleep 600", procs=1), [EndOnFirstLine()], interrupts
+        )
+    assert summary.state.outcome == 128 + signal.SIGTERM
