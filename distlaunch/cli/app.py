@@ -14,7 +14,7 @@ from distlaunch.errors import DistlaunchError, Exit, UsageError
 
 app = typer.Typer(
     name="distlaunch",
-    help="One YAML file, one command, and a distributed PyTorch job runs on many machines.",
+    help="Run a distributed PyTorch job on one machine or many, from one YAML file.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from distlaunch.rim.link import Link
 
 Job = Annotated[
-    str, typer.Argument(metavar="JOB.YAML", help="The job file; - is standard input.", show_default=False)
+    str, typer.Argument(metavar="JOB.YAML", help="The job file, or - for standard input.", show_default=False)
 ]
 Args = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- ARGS…]", help="More arguments for the script, after `--`."),
+    typer.Argument(metavar="[-- ARGS…]", help="Arguments for the script, added to those in the job file."),
 ]
 Set = Annotated[
     list[str] | None,
@@ -36,7 +36,7 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Override a key of the job file, e.g. --set timeouts.job=1h; null removes it. "
-        "For a variable that env lacks, null is the caller's value.",
+        "--set env.NAME=null passes on NAME from your shell if the file does not set it.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -79,7 +79,8 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     pass
@@ -91,10 +92,13 @@ def run(
     job: Job,
     args: Args = None,
     overrides: Set = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only say what is wrong.")] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Hide distlaunch's own messages, except warnings and errors."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Start the job, show its output, and end with the exit status of the first worker that fails."""
+    """Run a job; the exit status is that of the first worker that failed."""
     from distlaunch.cli.running import run_shown
     from distlaunch.rim.job_file import load_job
 
@@ -109,7 +113,7 @@ def run(
 def _after_dashes(args: list[str] | None) -> None:
     """A second word is more likely a slip than the script's. Raises `UsageError`."""
     if args and "--" not in sys.argv:
-        what = "--set overrides a key" if "=" in args[0] else "the script's own arguments go after --"
+        what = "use --set to override a key" if "=" in args[0] else "put the script's arguments after --"
         raise UsageError(f"unexpected argument {args[0]!r}: {what}")
 
 
@@ -118,12 +122,12 @@ def dry_run(
     job: Job,
     args: Args = None,
     style: Annotated[
-        PlanFormat, typer.Option("--format", "-f", help="How to print the plan.")
+        PlanFormat, typer.Option("--format", "-f", help="The output format.")
     ] = PlanFormat.table,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Print who would run where with which rank, or commands to paste. Touches no host."""
+    """Show which rank would run where, or print commands to paste; contacts no host."""
     from distlaunch.cli.plans import print_plan
     from distlaunch.launch.plan import plan_without_nodes
     from distlaunch.rim.job_file import load_job
@@ -138,7 +142,7 @@ def dry_run(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
 )
 def torchrun(context: typer.Context) -> None:
-    """Run a script with torchrun's flags, on distlaunch's engine."""
+    """Run a torchrun command line with distlaunch."""
     from distlaunch.cli.torchrun import run_torchrun
 
     raise typer.Exit(run_torchrun(context.args))
@@ -148,15 +152,16 @@ def torchrun(context: typer.Context) -> None:
 def check_port(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="JOB.YAML | HOST:PORT …", help="A job file, or ports."),
+        typer.Argument(metavar="JOB.YAML | HOST:PORT …", help="A job file, or ports to test."),
     ],
     overrides: Set = None,
     ssh_config: Annotated[
-        str | None, typer.Option("--ssh-config", metavar="FILE", help="An ssh_config, as for ssh -F.")
+        str | None,
+        typer.Option("--ssh-config", metavar="FILE", help="The ssh_config file to use, as with ssh -F."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Test the rendezvous port: is it free, can all nodes connect to it and to each other. Exit 0 or 1."""
+    """Test that the port is free and that all nodes can reach it and each other; if not, exit with 1."""
     from distlaunch.cli.port_targets import reports_on
 
     reports = reports_on(targets, overrides or (), ssh_config)
@@ -172,7 +177,7 @@ def check_port(
 
 @app.command("schema")
 def schema() -> None:
-    """Print the JSON schema of job files, for editors that complete and check."""
+    """Print the JSON schema of job files, for completion and checks in an editor."""
     from distlaunch.job.fields import json_schema
 
     print_json(json_schema())

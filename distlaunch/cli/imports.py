@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 imports = typer.Typer(
     name="import",
-    help="Print a job file made from another launcher's command or file. Each takes --json.",
+    help="Print a job file for another launcher's command or file. Each command takes --json.",
     no_args_is_help=True,
 )
-Json = Annotated[bool, typer.Option("--json", help="Print the keys and the comments as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the keys and comments as JSON.")]
 Program = Annotated[
     list[str] | None, typer.Argument(metavar="[-- SCRIPT ARGS…]", help="The script and its arguments.")
 ]
@@ -26,12 +26,12 @@ def from_torchrun(
         list[str],
         typer.Argument(
             metavar="'COMMAND LINE' | - | -- WORDS…",
-            help="A torchrun command, quoted as a whole or after `--`; - reads it from standard input.",
+            help="The whole command, quoted, or its words after `--`; - reads it from standard input.",
         ),
     ],
     as_json: Json = False,
 ) -> None:
-    """Print the job file of a torchrun command line."""
+    """Print a job file for a torchrun command."""
     from distlaunch.dropin.around import Line, launcher_line
     from distlaunch.dropin.from_torchrun import torchrun_draft
     from distlaunch.dropin.words import Command
@@ -48,12 +48,14 @@ def from_torchrun(
 def from_accelerate(
     config: Annotated[
         str,
-        typer.Argument(metavar="CONFIG.YAML", help="What `accelerate config` writes; - is standard input."),
+        typer.Argument(
+            metavar="CONFIG.YAML", help="The file from `accelerate config`, or - for standard input."
+        ),
     ],
     program: Program = None,
     as_json: Json = False,
 ) -> None:
-    """Print the job file of an accelerate config."""
+    """Print a job file for an accelerate config."""
     from distlaunch.dropin.from_accelerate import accelerate_draft
     from distlaunch.rim.job_file import parse, read_text, source_of
 
@@ -64,12 +66,15 @@ def from_accelerate(
 @imports.command("hostfile")
 def from_hostfile(
     hosts: Annotated[
-        str, typer.Argument(metavar="HOSTS", help="Of Open MPI, DeepSpeed or Horovod; - is standard input.")
+        str,
+        typer.Argument(
+            metavar="HOSTS", help="An Open MPI, DeepSpeed or Horovod hostfile, or - for standard input."
+        ),
     ],
     program: Program = None,
     as_json: Json = False,
 ) -> None:
-    """Print a job file with the hosts of a hostfile."""
+    """Print a job file for the hosts of a hostfile."""
     from distlaunch.dropin.from_hostfile import hostfile_draft
     from distlaunch.rim.job_file import is_piped, read_text, source_of
 

@@ -27,7 +27,7 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
         # Ports do not depend on GPUs: don't ask for their number where the file leaves it open.
         spec = _reached_with(load_job(target, overrides), config)
         if not spec.engine.serves_store:
-            text = "its endpoint is your etcd server's, not a port that distlaunch holds: nothing to check"
+            text = "nothing to check: its rendezvous endpoint is your etcd server"
             raise UsageError(f"{target}: {text}")
         known = spec._replace(
             nodes=tuple(n._replace(gpus=n.gpus or 0, procs=n.procs or 1) for n in spec.nodes)
@@ -39,9 +39,8 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
     except ValueError as error:
         raise UsageError(str(error)) from None
     if host is None or port is None:
-        hint = (
-            f"; write localhost:{target.strip(':')} for a port here" if target.strip(":").isdecimal() else ""
-        )
+        number = target.strip(":")
+        hint = f"; write localhost:{number} for a port on this machine" if number.isdecimal() else ""
         raise UsageError(f"{target}: neither a job file nor host:port{hint}")
     lone = _reached_with(_lone_node(host), config)
     return check_port(lone, ssh_address(lone) or host, port)

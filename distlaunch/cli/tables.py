@@ -70,7 +70,8 @@ def _agents_table(plan: LaunchPlan) -> tuple[str, Table]:
 def print_port_report(report: PortReport) -> None:
     """Whether the port is free, then one row per connection that was tried."""
     console = Console(highlight=False)
-    console.print(Text(f"port {report.port or 'of our choice'} on {report.node}: {_port_state(report)}"))
+    port = f"port {report.port}" if report.port else "port"
+    console.print(Text(f"{port} on {report.node}: {_port_state(report)}"))
     for node, failure, advice in report.failures:
         # Not wrapped: it has commands to paste.
         console.print(Text(f"  {node}: {failure.kind.value}; {escape(advice)}"), soft_wrap=True)
@@ -99,7 +100,7 @@ def _pair_lines(report: PortReport) -> list[str]:
 
 def _port_state(report: PortReport) -> str:
     if report.free is None:
-        return "unknown, the node can't be asked"
+        return "unknown (the node could not be asked)"
     if report.free:
         return "free"
     holders = escape(holders_words(report.owners))

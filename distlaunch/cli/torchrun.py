@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from distlaunch.rim.link import Link
 
 USAGE = """\
-usage: distlaunch torchrun [flags] SCRIPT [the script's arguments]
+usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
-torchrun's flags on distlaunch's engine: it starts in a tenth of a second, never leaves another node hanging,
-and the exit status is the first failing worker's. PET_<FLAG> in the environment is a flag's default.
-etcd, c10d on several nodes, --nnodes MIN:MAX and --logs-specs are handed over to torch's own elastic agent.
+Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node ends the
+others too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
+flag's default. etcd, c10d on several nodes, --nnodes MIN:MAX and --logs-specs are handed over to torch's own
+elastic agent.
 
-flags: {flags}
-docs/torchrun.md says what each of them does here."""
+flags:
+{flags}
+
+docs/torchrun.md describes what each flag does here."""
 
 
 def run_torchrun(words: Sequence[str], early: "Link | None" = None) -> int:
@@ -40,8 +43,11 @@ def run_torchrun(words: Sequence[str], early: "Link | None" = None) -> int:
 
 
 def _help() -> int:
+    from textwrap import indent, wrap  # only help needs it
+
+    names = "\n".join(wrap(", ".join(flag.name for flag in FLAGS), 100, break_on_hyphens=False))
     try:
-        print(USAGE.format(flags=", ".join(flag.name for flag in FLAGS)))
+        print(USAGE.format(flags=indent(names, "  ")))
     except BrokenPipeError:
         return Exit.BROKEN_PIPE
     return Exit.OK

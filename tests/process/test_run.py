@@ -253,7 +253,7 @@ def test_h_is_help(command: str) -> None:
 @pytest.mark.parametrize("target", ["29777", ":29777"])
 def test_a_port_alone_to_check_is_told_with_a_host(target: str) -> None:
     done = distlaunch("check-port", target)
-    words = f"{target}: neither a job file nor host:port; write localhost:29777 for a port here"
+    words = f"{target}: neither a job file nor host:port; write localhost:29777 for a port on this machine"
     assert (done.returncode, done.stderr) == (2, f"distlaunch: {words}\n")
 
 
@@ -447,10 +447,10 @@ def test_a_second_word_is_no_argument_of_the_script(tmp_path: Path, command: str
     done = distlaunch(command, job, "procs_per_node=1")
     assert (done.returncode, done.stderr) == (
         2,
-        "distlaunch: unexpected argument 'procs_per_node=1': --set overrides a key\n",
+        "distlaunch: unexpected argument 'procs_per_node=1': use --set to override a key\n",
     )
     done = distlaunch(command, job, job)
-    assert done.stderr.endswith("the script's own arguments go after --\n")
+    assert done.stderr.endswith("put the script's arguments after --\n")
     assert distlaunch(command, job, "--", "--lr", "1").returncode == 0
 
 

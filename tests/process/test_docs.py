@@ -1,0 +1,164 @@
+"""README and docs say what is true: commands run, examples load, tables are complete, links resolve."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distlaunch.contract import HANDLED_SIGNALS, RESERVED
+from distlaunch.errors import Exit
+from distlaunch.job.fields import reference
+from tests.harness import PATIENCE_S, ROOT, distlaunch
+
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md")))
+}
+README, JOB_FILE = PAGES["README.md"], PAGES["docs/job-file.md"]
+REFERENCE = ROOT / "scripts" / "reference"
+ON_HOSTS = {"distlaunch check-port job.yaml", "distlaunch run job.yaml"}
+"""README's commands for several hosts: tests/cluster/test_readme.py runs them."""
+SCRATCH = {
+    "train.py": "import os\nprint('trained as', os.environ['RANK'])\n",
+    "config.yaml": "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n",
+    "hosts": "gpu-a slots=2\ngpu-b slots=2\n",
+    "job.yaml": "script: train.py\ngpus_per_node: 0\nprocs_per_node: 2\n",
+}
+"""What the pages' commands find in their folder."""
+
+
+def blocks(kind: str) -> list[tuple[str, str]]:
+    """(page, text) of each block in a language."""
+    block = rf"(?ms)^```{kind}\n(.*?)^```$"
+    return [(name, found) for name, text in PAGES.items() for found in re.findall(block, text)]
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command) of each line that runs distlaunch, without its comment."""
+    lines = ((page, line) for page, block in blocks("sh") for line in block.splitlines())
+    return [(page, re.sub(r"\s+#.*", "", line)) for page, line in lines if line.split(" ")[0] == "distlaunch"]
+
+
+def headings(text: str) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    titles = re.findall(r"(?m)^#+ (.+)$", text)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links() -> list[tuple[str, str]]:
+    """(page, target) of each link into the checkout."""
+    return sorted(
+        {(name, link) for name, text in PAGES.items() for link in re.findall(r"\]\(([^):]+)\)", text)}
+    )
+
+
+def reference_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, REFERENCE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def test_the_table_of_the_job_file_is_that_of_the_declarations(tmp_path: Path) -> None:
+    checked = reference_script("--check")
+    assert checked.returncode == 0, checked.stderr
+    page = tmp_path / "page.md"
+    page.write_text(re.sub(r"(?m)^\| `nodes.*\n", "", JOB_FILE))
+    refused = reference_script("--check", page)
+    assert (refused.returncode, "run scripts/reference" in refused.stderr) == (1, True)
+    assert reference_script(page).returncode == 0
+    assert page.read_text() == JOB_FILE
+
+
+def test_the_table_of_the_job_file_is_complete() -> None:
+    rows = re.findall(r"(?m)^\| `([\w.\[\]]+)` \| (.+) \| (.+) \| (.*) \|$", JOB_FILE)
+    assert [(key, what, default.strip()) for key, _, what, default in rows] == [
+        (key, what, default) for key, _, what, default in reference()
+    ]
+
+
+def test_every_exit_status_is_told() -> None:
+    table = PAGES["docs/failures.md"].partition("## Exit status")[2].partition("## ")[0]
+    told = {int(number) for row in re.findall(r"(?m)^\| ([\d, ]+) \|", table) for number in row.split(",")}
+    assert told >= {status for status in Exit if status not in (Exit.OK, Exit.FAILED, Exit.INTERNAL)}
+    assert told >= {128 + signal.Signals[name] for name in HANDLED_SIGNALS.split(",")}
+
+
+def test_the_variables_that_workers_get_are_told() -> None:
+    internal = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+    assert [name for name in RESERVED - internal if f"`{name}`" not in JOB_FILE] == []
+
+
+@pytest.mark.parametrize(("page", "link"), links())
+def test_links_lead_somewhere(page: str, link: str) -> None:
+    path, _, anchor = link.partition("#")
+    target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+    assert target.exists()
+    assert not anchor or anchor in headings(target.read_text())
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    linked = {link.partition("#")[0] for page, link in links() if page == "README.md"}
+    assert {page for page in PAGES if page.startswith("docs/")} <= linked
+
+
+@pytest.mark.parametrize(
+    "script", sorted({name for text in PAGES.values() for name in re.findall(r"\bscripts/(\w+)\b", text)})
+)
+def test_the_scripts_can_be_run(script: str) -> None:
+    assert (ROOT / "scripts" / script).stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize(
+    "command", sorted(set(re.findall(r"(?m)^\| `distlaunch ([\w-]+)[ `]", README)) - {"import"})
+)
+def test_the_commands_exist_and_take_json(command: str) -> None:
+    shown = distlaunch(command, "--help", env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "TERM": "dumb"})
+    assert shown.returncode == 0
+    assert command in ("schema", "torchrun") or "--json" in shown.stdout
+
+
+@pytest.mark.parametrize(("page", "command"), [one for one in commands() if one[1] not in ON_HOSTS])
+def test_the_commands_run(page: str, command: str, tmp_path: Path) -> None:
+    for name, text in SCRATCH.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "distlaunch").write_text(f'#!/bin/sh\nexec {sys.executable} -m distlaunch "$@"\n')
+    (tmp_path / "distlaunch").chmod(0o700)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("yaml"))
+def test_the_examples_are_job_files(page: str, text: str, tmp_path: Path) -> None:
+    part = "" if re.search(r"(?m)^script:", text) else "script: train.py\n"
+    (tmp_path / "job.yaml").write_text(text + part)
+    env = {**os.environ, "HF_TOKEN": "x"}
+    planned = distlaunch("dry-run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8", env=env)
+    assert planned.returncode == 0, planned.stderr
+
+
+def test_the_example_job_can_be_planned_as_told(tmp_path: Path) -> None:
+    example = README.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "job.yaml").write_text(example)
+    planned = distlaunch("dry-run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8")
+    assert planned.returncode == 0, planned.stderr
+    assert "16 ranks on 2 nodes, nccl" in planned.stdout
+    asked = distlaunch("dry-run", str(tmp_path / "job.yaml"))
+    assert asked.returncode == 2
+    assert "--set gpus_per_node=8" in asked.stderr
