@@ -8,66 +8,34 @@ controller to an agent, and `REPORTS`, from an agent to the controller. Names th
 
 from __future__ import annotations
 
-from operator import itemgetter
-
+from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import ProtocolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple, Type
-    from typing import NamedTuple as Record
-else:
-
-    class Record(tuple):
-        """What typing.NamedTuple is; importing that costs 10 ms on the node."""
-
-        __slots__ = ()
-
-        def __init_subclass__(cls):
-            cls._fields = tuple(cls.__annotations__)
-            cls._defaults = {name: cls.__dict__[name] for name in cls._fields if name in cls.__dict__}
-            for position, name in enumerate(cls._fields):
-                setattr(cls, name, property(itemgetter(position)))
-
-        def __new__(cls, *values, **named):
-            """By position or by name."""
-            rest = cls._fields[len(values) :]
-            given = {**cls._defaults, **named}
-            fits = len(values) <= len(cls._fields) and set(named) <= set(rest) <= set(given)
-            if not fits:
-                raise TypeError("%s has the fields %s" % (cls.__name__, ", ".join(cls._fields)))
-            return tuple.__new__(cls, (*values, *(given[name] for name in rest)))
-
-        def __getnewargs__(self):
-            return tuple(self)
-
-        def _asdict(self):
-            return dict(zip(self._fields, self))
-
-        def _replace(self, **changes):
-            return type(self)(**{**self._asdict(), **changes})
 
 
 # Commands: from the controller to an agent
 
 
-class Ping(Record):
+class Ping(Frozen):
     """The heartbeat: renews the agent's lease."""
 
 
-class HoldPort(Record):
+class HoldPort(Frozen):
     """Hold the rendezvous port; None = one of the agent's choice."""
 
     port: Optional[int]
 
 
-class FindRoute(Record):
+class FindRoute(Frozen):
     """Find the interface that leads to this address."""
 
     address: str
 
 
-class Binding(Record):
+class Binding(Frozen):
     """CPUs for each worker: `how` is node, socket, exclusive or core-complex, for that many GPUs; cores: an
     equal share each; listed: `cpus` by local rank."""
 
@@ -76,7 +44,7 @@ class Binding(Record):
     cpus: List[str]
 
 
-class WorkerSpec(Record):
+class WorkerSpec(Frozen):
     """One worker to start. `env` wins over the node's, which wins over `defaults`.
 
     `paths` are indices in `argv` of what may begin with the ~ of the node's user, as `cwd` may; above 0 that
@@ -95,7 +63,7 @@ class WorkerSpec(Record):
     cpus: Optional[str] = None
 
 
-class Start(Record):
+class Start(Frozen):
     """Start the workers of a generation; `env` is what theirs have in common.
 
     `stall_s` None = stalled workers are not looked for. `hosts_store`: the rendezvous is here. `flight`:
@@ -116,33 +84,33 @@ class Start(Record):
     workers: List[WorkerSpec]
 
 
-class Stop(Record):
+class Stop(Frozen):
     """End this generation: SIGTERM, SIGKILL after the grace, sweep."""
 
     grace_s: float
 
 
-class DumpStacks(Record):
+class DumpStacks(Frozen):
     """Report the Python stacks of these workers; with `abort` they may die of it."""
 
     local_ranks: List[int]
     abort: bool
 
 
-class Reap(Record):
+class Reap(Frozen):
     """End what an earlier agent of the run has left on the node."""
 
     run_id: str
 
 
-class Listen(Record):
+class Listen(Frozen):
     """Answer connections with the token; port None = the agent's choice, 0 = the system's."""
 
     port: Optional[int]
     token: str
 
 
-class DialAll(Record):
+class DialAll(Frozen):
     """Connect to every address of each [host, port], all at once."""
 
     targets: List[Any]
@@ -150,7 +118,7 @@ class DialAll(Record):
     token: str
 
 
-class Close(Record):
+class Close(Frozen):
     """End the workers with that signal, SIGKILL after the grace, sweep, flush, exit."""
 
     grace_s: float
@@ -160,7 +128,7 @@ class Close(Record):
 # Reports: from an agent to the controller
 
 
-class Hello(Record):
+class Hello(Frozen):
     """The first report."""
 
     protocol: int
@@ -172,26 +140,26 @@ class Hello(Record):
     t: float
 
 
-class Pong(Record):
+class Pong(Frozen):
     """Answers `Ping`."""
 
     t: float
 
 
-class Held(Record):
+class Held(Frozen):
     """Answers `HoldPort`."""
 
     port: int
 
 
-class Unheld(Record):
+class Unheld(Frozen):
     """Answers `HoldPort` and `Listen`: owners are [{uid, pid, command}], as far as they can be seen."""
 
     error: str
     owners: List[Any]
 
 
-class Route(Record):
+class Route(Frozen):
     """Answers `FindRoute`: the address that was meant, the node's own on that way, the interface.
 
     `interfaces` are all of the node's, with whether each has an address; `named` are variables of the node's
@@ -205,13 +173,13 @@ class Route(Record):
     named: Dict[str, str]
 
 
-class NoRoute(Record):
+class NoRoute(Frozen):
     """Answers `FindRoute`."""
 
     error: str
 
 
-class Started(Record):
+class Started(Frozen):
     """A worker's exec has succeeded; `cpus` are those that `Binding` gave it, as "0-3,8"."""
 
     local_rank: int
@@ -219,7 +187,7 @@ class Started(Record):
     cpus: Optional[str]
 
 
-class Unstarted(Record):
+class Unstarted(Frozen):
     """A worker could not be started. `stage`: scratch, fork, setup, workdir, script, exec, or interpreter:
     that of #! is not there."""
 
@@ -229,7 +197,7 @@ class Unstarted(Record):
     text: str
 
 
-class Exited(Record):
+class Exited(Frozen):
     """A worker has ended: `status` is its exit code, or the negative signal.
 
     `error_record` is {message, callstack} as torch's @record wrote them. `words` are the end of its stderr,
@@ -246,19 +214,19 @@ class Exited(Record):
     shm: List[int]
 
 
-class Joined(Record):
+class Joined(Frozen):
     """These are connected to the rendezvous port."""
 
     local_ranks: List[int]
 
 
-class Lagging(Record):
+class Lagging(Frozen):
     """What those do that have not joined: [local rank, whether it tries to, in words] of each."""
 
     ranks: List[Any]
 
 
-class Stalled(Record):
+class Stalled(Frozen):
     """All that neither print nor compute for `stall_s`; `stopped`: [local rank, pid] of each of them that a
     signal has stopped, itself or a process below it."""
 
@@ -266,21 +234,21 @@ class Stalled(Record):
     stopped: List[List[int]]
 
 
-class Stack(Record):
+class Stack(Frozen):
     """Answers `DumpStacks`, for each."""
 
     local_rank: int
     text: str
 
 
-class LeavingEarly(Record):
+class LeavingEarly(Frozen):
     """The agent was told to stop by a signal, its workers follow; `orphaned`: as its guardian has ended."""
 
     signal: int
     orphaned: bool
 
 
-class Dropped(Record):
+class Dropped(Frozen):
     """So many bytes of output were lost because the spool was full."""
 
     local_rank: int
@@ -288,45 +256,45 @@ class Dropped(Record):
     bytes: int
 
 
-class Stuck(Record):
+class Stuck(Frozen):
     """[{pid, command}] of processes that resist the sweep."""
 
     generation: int
     processes: List[Any]
 
 
-class Swept(Record):
+class Swept(Frozen):
     """No descendant is left; so many had outlived the workers."""
 
     generation: int
     leftovers: int
 
 
-class Reaped(Record):
+class Reaped(Frozen):
     """Answers `Reap`: nothing of the run is left on the node; so many processes were."""
 
     processes: int
 
 
-class Orphans(Record):
+class Orphans(Frozen):
     """So many processes were left by agents that are dead, of any run: they were killed."""
 
     processes: int
 
 
-class Usurped(Record):
+class Usurped(Frozen):
     """The rendezvous port was taken by somebody else: owners as in `Unheld`."""
 
     owners: List[Any]
 
 
-class Listening(Record):
+class Listening(Frozen):
     """Answers `Listen`."""
 
     port: int
 
 
-class Dialled(Record):
+class Dialled(Frozen):
     """Answers `DialAll`: of each target in turn, [{family, address, ok, error}]."""
 
     results: List[Any]

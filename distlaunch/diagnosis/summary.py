@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from distlaunch.diagnosis.exits import Ending, advice
-from distlaunch.diagnosis.root_cause import root_cause_line, root_cause_lines
 from distlaunch.state.job import State
 from distlaunch.state.nodes import Unusable, failure_of, phase_word
 from distlaunch.state.workers import Exited, Phase, Worker
@@ -156,12 +154,16 @@ class Summary(NamedTuple):
     def _recorded_lines(self, worker: Worker) -> list[str]:
         words = _record_words(worker)
         if words and not self._gives_ranks:
+            from distlaunch.diagnosis.root_cause import root_cause_line
+
             words.append(root_cause_line(self.last_words.get(worker.rank, "")))
         return words
 
     def _last_lines(self, rank: int) -> list[str]:
         words = self.last_words.get(rank, "")
         if not self._gives_ranks:
+            from distlaunch.diagnosis.root_cause import root_cause_lines
+
             return root_cause_lines(words)
         return words.splitlines() if _without_remarks(words) else []
 
@@ -174,6 +176,8 @@ class Summary(NamedTuple):
         worker = self.state.worker(cause.rank)
         if not isinstance(worker.phase, Exited):
             return ""
+        from distlaunch.diagnosis.exits import Ending, advice  # of a failure
+
         said = _without_remarks(self.last_words.get(cause.rank, ""))
         words = "\n".join(_record_words(worker)) + said
         assert self.state.plan is not None

@@ -1,14 +1,15 @@
 """What happens to a job: everything the supervisor ever learns. `node` is an index, `at` seconds."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.layout import Facts
 from distlaunch.state.timers import Timer
 from distlaunch.transport.failure import LinkFailure
 
 
-class AgentUp(NamedTuple):
+class AgentUp(Frozen):
     """An agent has said hello."""
 
     node: int
@@ -16,14 +17,14 @@ class AgentUp(NamedTuple):
     hostname: str
 
 
-class LinkEnded(NamedTuple):
+class LinkEnded(Frozen):
     """A link has ended, whatever the reason: `failure` is what the transport's words mean."""
 
     node: int
     failure: LinkFailure
 
 
-class AgentLeaving(NamedTuple):
+class AgentLeaving(Frozen):
     """An agent was told to stop by a signal, or is `orphaned`: its guardian died. Its workers will follow."""
 
     node: int
@@ -31,27 +32,27 @@ class AgentLeaving(NamedTuple):
     orphaned: bool = False
 
 
-class AddressesFound(NamedTuple):
+class AddressesFound(Frozen):
     """The addresses by which ssh reaches the nodes: (node, address) of each."""
 
     addresses: tuple[tuple[int, str], ...]
 
 
-class PortHeld(NamedTuple):
+class PortHeld(Frozen):
     """The first node holds the rendezvous port."""
 
     node: int
     port: int
 
 
-class PortUsurped(NamedTuple):
+class PortUsurped(Frozen):
     """Somebody else listens on the rendezvous port; `owners` as in `PortRefused`."""
 
     node: int
     owners: tuple[Mapping[str, Any], ...]
 
 
-class PortRefused(NamedTuple):
+class PortRefused(Frozen):
     """The rendezvous port can't be had; `owners` are {uid, pid, command} as far as visible."""
 
     node: int
@@ -59,7 +60,7 @@ class PortRefused(NamedTuple):
     owners: tuple[Mapping[str, Any], ...]
 
 
-class RouteFound(NamedTuple):
+class RouteFound(Frozen):
     """How `node` reaches MASTER_ADDR: the address it resolved to and the interface that leads there.
 
     `source` is the node's own address on that way. `interfaces` are all of the node's, with whether each has
@@ -74,14 +75,14 @@ class RouteFound(NamedTuple):
     named: tuple[tuple[str, str], ...] = ()
 
 
-class RouteFailed(NamedTuple):
+class RouteFailed(Frozen):
     """`node` can't resolve MASTER_ADDR, or has no route to it."""
 
     node: int
     error: str
 
 
-class WorkerStarted(NamedTuple):
+class WorkerStarted(Frozen):
     """A worker's exec has succeeded; `cpus` are those that it was bound to, as "0-3,8"."""
 
     node: int
@@ -90,7 +91,7 @@ class WorkerStarted(NamedTuple):
     cpus: str | None = None
 
 
-class WorkerUnstarted(NamedTuple):
+class WorkerUnstarted(Frozen):
     """A worker could not be started: `stage` is as in `distlaunch.agent.wire`; `errno` and `text` say why."""
 
     node: int
@@ -100,7 +101,7 @@ class WorkerUnstarted(NamedTuple):
     text: str
 
 
-class WorkerExited(NamedTuple):
+class WorkerExited(Frozen):
     """A worker has ended: `status` is its exit code, or the negative signal number.
 
     `oom_kills` counts those by the kernel on its node since the start; `shm` is (size, free) of /dev/shm;
@@ -117,21 +118,21 @@ class WorkerExited(NamedTuple):
     words: str = ""
 
 
-class RanksJoined(NamedTuple):
+class RanksJoined(Frozen):
     """Workers have connected to the rendezvous."""
 
     node: int
     local_ranks: tuple[int, ...]
 
 
-class RanksLag(NamedTuple):
+class RanksLag(Frozen):
     """What workers do that have not joined: (local rank, whether it tries to, in words) of each."""
 
     node: int
     seen: tuple[tuple[int, bool, str], ...]
 
 
-class RanksStalled(NamedTuple):
+class RanksStalled(Frozen):
     """The node's workers that neither print nor compute; the others do, or have ended.
 
     `stopped` are (local rank, pid) of those that a signal has stopped, themselves or a process below them.
@@ -142,7 +143,7 @@ class RanksStalled(NamedTuple):
     stopped: tuple[tuple[int, int], ...] = ()
 
 
-class StackDumped(NamedTuple):
+class StackDumped(Frozen):
     """The Python stacks of a worker, as py-spy prints them."""
 
     node: int
@@ -150,7 +151,7 @@ class StackDumped(NamedTuple):
     text: str
 
 
-class OutputLost(NamedTuple):
+class OutputLost(Frozen):
     """So many bytes of a worker's output could not be kept on its node."""
 
     node: int
@@ -159,13 +160,13 @@ class OutputLost(NamedTuple):
     size: int
 
 
-class OutputFlows(NamedTuple):
+class OutputFlows(Frozen):
     """More of a clean node's output has come; told at most once a second."""
 
     node: int
 
 
-class Swept(NamedTuple):
+class Swept(Frozen):
     """No descendant of the node's agent is left; `leftovers` processes had outlived the workers."""
 
     node: int
@@ -173,41 +174,41 @@ class Swept(NamedTuple):
     leftovers: int
 
 
-class Reaped(NamedTuple):
+class Reaped(Frozen):
     """Nothing of this run is left on the node; so many processes were."""
 
     node: int
     processes: int
 
 
-class OrphansKilled(NamedTuple):
+class OrphansKilled(Frozen):
     """So many processes of earlier runs, whose agents are dead, were left on the node and killed."""
 
     node: int
     processes: int
 
 
-class Stuck(NamedTuple):
+class Stuck(Frozen):
     """These processes, as {pid, command}, resist SIGKILL."""
 
     node: int
     processes: tuple[Mapping[str, Any], ...]
 
 
-class PeerFailed(NamedTuple):
+class PeerFailed(Frozen):
     """A node with a launcher of its own has failed: the status of that launcher, and which it is."""
 
     status: int
     text: str
 
 
-class Interrupted(NamedTuple):
+class Interrupted(Frozen):
     """The user or the system wants the job to end."""
 
     signum: int
 
 
-class TimerDue(NamedTuple):
+class TimerDue(Frozen):
     """A timer of the job, or of a node, has come due."""
 
     timer: Timer

@@ -1,41 +1,41 @@
 """What one part of the supervisor finds, and another decides upon, within the same step."""
 
 import signal
-from typing import NamedTuple
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.state.actions import Action
 from distlaunch.state.events import WorkerExited
 from distlaunch.state.job import Cause, State, Why
 
 
-class Prepare(NamedTuple):
+class Prepare(Frozen):
     """A generation may begin on these nodes, in rank order."""
 
     members: tuple[int, ...]
 
 
-class Planned(NamedTuple):
+class Planned(Frozen):
     """A generation has a plan."""
 
 
-class Started(NamedTuple):
+class Started(Frozen):
     """A generation's workers are being started."""
 
 
-class NodeBack(NamedTuple):
+class NodeBack(Frozen):
     """A node has come, or has returned, and can be used."""
 
     node: int
 
 
-class NodeLeaving(NamedTuple):
+class NodeLeaving(Frozen):
     """A node's agent was stopped by somebody: its workers will end in a moment."""
 
     node: int
     cause: Cause
 
 
-class NodeLost(NamedTuple):
+class NodeLost(Frozen):
     """A node is gone, and its workers with it; `told`: it was known to be leaving."""
 
     node: int
@@ -43,31 +43,31 @@ class NodeLost(NamedTuple):
     told: bool
 
 
-class WorkerFinished(NamedTuple):
+class WorkerFinished(Frozen):
     """A worker has ended well, while all were running."""
 
 
-class WorkerFailed(NamedTuple):
+class WorkerFailed(Frozen):
     """A worker has ended with a status other than 0."""
 
     rank: int
     event: WorkerExited
 
 
-class DumpCame(NamedTuple):
+class DumpCame(Frozen):
     """A stalled worker has died of the SIGABRT that had it print its stacks; they are in its last words."""
 
     rank: int
     words: str
 
 
-class GenerationFailed(NamedTuple):
+class GenerationFailed(Frozen):
     """The current generation can't succeed any more: another one follows, or the job ends."""
 
     cause: Cause
 
 
-class StartAgain(NamedTuple):
+class StartAgain(Frozen):
     """A new generation is wanted though none has failed; `what` is said of it."""
 
     why: Why
@@ -75,7 +75,7 @@ class StartAgain(NamedTuple):
     what: str
 
 
-class JobOver(NamedTuple):
+class JobOver(Frozen):
     """The job ends, its workers by `signum`; `cause` None is success."""
 
     cause: Cause | None = None

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import LaunchPlan
@@ -24,7 +25,7 @@ class Phase(Enum):
     DONE = "done"
 
 
-class Cause(NamedTuple):
+class Cause(Frozen):
     """Why a generation, or the job, ends other than by success: the first, and the only one that is blamed.
 
     `peer_gone`: the rank only lost its connection to another one, of which nothing worse is known yet.
@@ -46,7 +47,7 @@ class Why(Enum):
     PORT = "port"
 
 
-class Restart(NamedTuple):
+class Restart(Frozen):
     """The end of a generation that another one follows; it had lived `lived_s` seconds."""
 
     at: float
@@ -55,14 +56,14 @@ class Restart(NamedTuple):
     lived_s: float
 
 
-class Verdict(NamedTuple):
+class Verdict(Frozen):
     """The end of the job was decided on; `cause` None is success."""
 
     cause: Cause | None
     at: float
 
 
-class Generation(NamedTuple):
+class Generation(Frozen):
     """One start of all workers: where each is to run, and what has become of it. `workers` are in rank order.
 
     `port` and `started_at` are known once it is prepared, and has started. The `suspect` would be blamed,
@@ -78,7 +79,7 @@ class Generation(NamedTuple):
     stall_told: bool = False
 
 
-class State(NamedTuple):
+class State(Frozen):
     """The whole job.
 
     `nodes` are the pool's, and a node's number is its place there, everywhere but in what is called

@@ -11,13 +11,13 @@ Unusable, Lost               nothing more will come from it
 """
 
 from enum import Enum
-from typing import NamedTuple
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.layout import Facts
 from distlaunch.transport.failure import LinkFailure
 
 
-class Away(NamedTuple):
+class Away(Frozen):
     """A node that the job goes on without: `occupied` while workers of ours may still run there.
 
     `unfit` says why it could not take part when it was last there.
@@ -27,7 +27,7 @@ class Away(NamedTuple):
     unfit: str = ""
 
 
-class Connecting(NamedTuple):
+class Connecting(Frozen):
     """Its agent's hello is awaited; `failure` is the last attempt's."""
 
     attempt: int = 1
@@ -35,7 +35,7 @@ class Connecting(NamedTuple):
     away: Away | None = None
 
 
-class Retrying(NamedTuple):
+class Retrying(Frozen):
     """It will be connected again; `attempt` was the last one."""
 
     attempt: int
@@ -43,7 +43,7 @@ class Retrying(NamedTuple):
     away: Away | None = None
 
 
-class Route(NamedTuple):
+class Route(Frozen):
     """Its way to MASTER_ADDR: the interface, its own address there, None where that is not known.
 
     `misnamed` is a variable's setting that names interfaces of no use there, and why.
@@ -54,7 +54,7 @@ class Route(NamedTuple):
     misnamed: tuple[str, str] = ("", "")
 
 
-class Up(NamedTuple):
+class Up(Frozen):
     """Its agent answers. It is `occupied` from the start of its workers until it has said that it is clean.
 
     `asked`: its route is being found, though it is not known yet. `unfit` says why it can't take part.
@@ -67,7 +67,7 @@ class Up(NamedTuple):
     unfit: str = ""
 
 
-class Reaping(NamedTuple):
+class Reaping(Frozen):
     """It has returned at that `attempt`; what an earlier agent left there is being ended."""
 
     facts: Facts
@@ -75,7 +75,7 @@ class Reaping(NamedTuple):
     away: Away
 
 
-class Leaving(NamedTuple):
+class Leaving(Frozen):
     """Its agent was stopped by somebody, and its link will end; `returned`: it was Reaping before."""
 
     occupied: bool
@@ -90,13 +90,13 @@ class End(Enum):
     CLOSED = "closed"
 
 
-class Unusable(NamedTuple):
+class Unusable(Frozen):
     """It never took part."""
 
     failure: LinkFailure | None = None
 
 
-class Lost(NamedTuple):
+class Lost(Frozen):
     """It took part, and does not any more."""
 
     failure: LinkFailure | None = None

@@ -1,7 +1,8 @@
 """What may come due: every time that a job waits for has a name here, and nothing else has times."""
 
 from enum import Enum
-from typing import NamedTuple
+
+from distlaunch.agent.frozen import Frozen
 
 
 class Timer(Enum):
@@ -52,7 +53,7 @@ WATCHES = (
 """Those that watch workers, from their start until they are told to end, or until they have ended."""
 
 
-class Alarm(NamedTuple):
+class Alarm(Frozen):
     """One timer that is set: of the job, or of one node."""
 
     timer: Timer

@@ -1,7 +1,9 @@
 """Where a worker is, and what is seen of it."""
 
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
+
+from distlaunch.agent.frozen import Frozen
 
 
 class Phase(Enum):
@@ -13,7 +15,7 @@ class Phase(Enum):
     VANISHED = "lost with its node"
 
 
-class Exited(NamedTuple):
+class Exited(Frozen):
     """It ended by itself, or `stopped`: after we told it to. The rest is as in the event.
 
     `peer_gone`: it failed because another rank was gone, or `timed_out`: was waited for in vain.
@@ -29,7 +31,7 @@ class Exited(NamedTuple):
     timed_out: bool = False
 
 
-class Meeting(NamedTuple):
+class Meeting(Frozen):
     """What is seen of its way to the rendezvous: until it has `joined`, whether it is `trying`, in words."""
 
     joined: bool = False
@@ -37,7 +39,7 @@ class Meeting(NamedTuple):
     doing: str = ""
 
 
-class Stall(NamedTuple):
+class Stall(Frozen):
     """It neither prints nor computes; `stack` is where, innermost frame first, once that is known.
 
     `stopped_pid` is the process of its own that a signal has stopped.
@@ -47,7 +49,7 @@ class Stall(NamedTuple):
     stopped_pid: int | None = None
 
 
-class Worker(NamedTuple):
+class Worker(Frozen):
     """One worker of the current generation; `pid` and `cpus` are known once it has started."""
 
     rank: int

@@ -3,7 +3,6 @@
 import signal
 from typing import TYPE_CHECKING, Any
 
-from distlaunch.diagnosis.exits import Ending, exit_status_of, facts
 from distlaunch.state.events import WorkerExited
 from distlaunch.state.findings import GenerationFailed, JobOver, Step, WorkerFailed, WorkerFinished
 from distlaunch.state.job import Cause, Phase, State
@@ -47,6 +46,8 @@ def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
 
 def cause_of(state: State, rank: int, event: WorkerExited, words: "Words | None" = None) -> Cause:
     """What is said of the rank, or torch agent, if it is the first that failed."""
+    from distlaunch.diagnosis.exits import Ending, exit_status_of, facts
+
     who = f"{state.named(rank)} failed first"
     peer_gone = words is not None and words.peer_gone
     if words and words.traceback and _was_told_to_end(state, event):

@@ -6,6 +6,7 @@ findings; once nothing is left of those, the rules of the job's phase see whethe
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from distlaunch.job.spec import JobSpec
@@ -67,7 +68,6 @@ from distlaunch.supervisor import (
     restarting,
     running,
     stalling,
-    torch_agents,
 )
 
 Handler = Callable[[Any, State, float], Step]
@@ -100,7 +100,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, .
 
 def _decided(state: State, found: Iterable[Action | Finding], now: float, todo: list[Action]) -> State:
     """`state` once all that was found is decided on; actions are added to `todo`."""
-    deciders = _OURS if state.spec.engine.gives_ranks else _TORCHS
+    deciders = _OURS if state.spec.engine.gives_ranks else _torchs()
     left = deque(found)
     while left:
         each = left.popleft()
@@ -194,15 +194,21 @@ _OURS: Mapping[type, Handler] = {
 }
 """Who decides on what was found: one failure ends a generation; another may follow."""
 
-_TORCHS: Mapping[type, Handler] = {
-    **_OURS,
-    NodeBack: torch_agents.take_in,
-    NodeLeaving: torch_agents.node_leaving,
-    NodeLost: torch_agents.node_lost,
-    WorkerFinished: torch_agents.agent_finished,
-    WorkerFailed: torch_agents.agent_failed,
-}
-"""Torch's agents restart their ranks and go on without a node; we take nodes in, and end the job."""
+
+@cache
+def _torchs() -> Mapping[type, Handler]:
+    """Torch's agents restart their ranks and go on without a node; we take nodes in, and end the job."""
+    from distlaunch.supervisor import torch_agents  # few jobs have them
+
+    return {
+        **_OURS,
+        NodeBack: torch_agents.take_in,
+        NodeLeaving: torch_agents.node_leaving,
+        NodeLost: torch_agents.node_lost,
+        WorkerFinished: torch_agents.agent_finished,
+        WorkerFailed: torch_agents.agent_failed,
+    }
+
 
 _RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.CONNECTING: (connecting.begin_when_connected,),
