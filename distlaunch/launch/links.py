@@ -10,17 +10,18 @@ from distlaunch.transport.failure import LinkFailure
 
 
 class Links:
-    """Links by node index. `on_frame` gets each frame, `on_end` the reason once a link has ended.
+    """Links by node, of which several may share one. `on_frame` gets each frame.
 
-    `on_frame` may raise `ProtocolError`: the link then ends.
+    `on_end` gets a node whose link has ended, and the reason; `on_frame` may raise `ProtocolError`: the link
+    then ends.
     """
 
-    def __init__(
-        self, on_frame: Callable[[int, Frame], None], on_end: Callable[[int, LinkFailure], None]
-    ) -> None:
+    def __init__(self, on_frame: Callable[[Frame], None], on_end: Callable[[int, LinkFailure], None]) -> None:
         self._on_frame, self._on_end = on_frame, on_end
         self._selector = selectors.DefaultSelector()
         self._links: dict[int, Link] = {}
+        self._nodes: dict[Link, set[int]] = {}
+        self._heard: set[int] = set()
 
     @property
     def present(self) -> list[int]:
@@ -32,21 +33,25 @@ class Links:
         self._selector.register(fd, mask, handler)
 
     def add(self, node: int, link: Link) -> None:
-        """Serve `link` from now on."""
+        """Serve a node by `link` from now on."""
         self._links[node] = link
-        self.watch(link.stdout, lambda: self._receive(node, link))
+        if link in self._nodes:
+            self._nodes[link].add(node)
+            return
+        self._nodes[link] = {node}
+        self.watch(link.stdout, lambda: self._receive(link))
         self.watch(link.stderr, lambda: self._listen(link))
 
     def nudge(self) -> None:
         """Nudge the nodes whose shells have not answered yet."""
-        for link in self._links.values():
+        for link in self._nodes:
             link.nudge()
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """Send one of `distlaunch.agent.messages` if the node's agent is there to get it."""
         link = self._links.get(node)
-        if link and link.booted:
-            link.send(command)
+        if link and node in self._heard:
+            link.send(node, command)
             self._watch_writing(link)
 
     def turn(self, wait_s: float) -> None:
@@ -57,14 +62,17 @@ class Links:
                 key.data()
 
     def drop(self, node: int) -> None:
-        """Kill a link's process and forget it; `on_end` is not called."""
+        """Forget a node, and kill its link's process if that serves no other; `on_end` is not called.
+
+        The agent of a node that shares its link leaves when its lease is over.
+        """
         link = self._forget(node)
         if link:
             link.kill()
             link.close()
 
     def give_up(self, node: int, why: str) -> None:
-        """End a link that is overdue; `on_end` gets what its transport has said so far, and `why`."""
+        """Drop a node that is overdue; `on_end` gets what its transport has said so far, and `why`."""
         link = self._links.get(node)
         if link:
             failure = link.failure(why)
@@ -84,10 +92,17 @@ class Links:
         self._selector.close()
 
     def _forget(self, node: int) -> Link | None:
+        """The node's link, if that serves none any more."""
         link = self._links.pop(node, None)
-        if link:
-            for fd in link.descriptors:
-                self.unwatch(fd)
+        self._heard.discard(node)
+        if link is None:
+            return None
+        self._nodes[link].discard(node)
+        if self._nodes[link]:
+            return None
+        del self._nodes[link]
+        for fd in link.descriptors:
+            self.unwatch(fd)
         return link
 
     def unwatch(self, fd: int) -> None:
@@ -110,21 +125,33 @@ class Links:
         if not link.listen():
             self.unwatch(link.stderr)
 
-    def _receive(self, node: int, link: Link) -> None:
+    def _receive(self, link: Link) -> None:
         try:
             for frame in link.receive():
-                self._on_frame(node, frame)
+                self._take(link, frame)
         except ProtocolError as error:
             link.distrust(str(error))
-        if self._links.get(node) is not link:
+        if link not in self._nodes:
             return  # dropped because of what it said
         self._watch_writing(link)
         if link.at_end:
             # Its last words may still be on the way: they are complete when the process has ended.
             self.unwatch(link.stdout)
-            self.watch(link.exit_descriptor(), lambda: self._end(node, link))
+            self.watch(link.exit_descriptor(), lambda: self._end(link))
 
-    def _end(self, node: int, link: Link) -> None:
+    def _take(self, link: Link, frame: Frame) -> None:
+        serving = self._links.get(frame.node)
+        if serving is None and len(self._nodes.get(link, ())) != 1:
+            return  # of a node that shared this link, and was dropped
+        if serving is not link:
+            raise ProtocolError(f"a frame of node {frame.node} came on the link of another")
+        self._heard.add(frame.node)
+        self._on_frame(frame)
+
+    def _end(self, link: Link) -> None:
         failure = link.failure()
-        self.drop(node)
-        self._on_end(node, failure)
+        nodes = sorted(self._nodes[link])
+        for node in nodes:
+            self.drop(node)
+        for node in nodes:
+            self._on_end(node, failure)

@@ -135,10 +135,9 @@ class Loop:
             learnt.pop(node, None)  # of an agent that was there before
         self._links.add(node, link)
 
-    def _take(self, node: int, frame: wire.Frame) -> None:
+    def _take(self, frame: wire.Frame) -> None:
+        node = frame.node
         self._heard[node] = self._now()
-        if frame.node != node:
-            raise wire.ProtocolError(f"a frame of node {frame.node} came on the link of node {node}")
         if frame.kind == wire.OUTPUT:
             self._take_output(node, frame)
             return

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Iterable, Mapping
 
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
@@ -23,15 +24,15 @@ def open_ahead(shares_stdio: bool) -> Link | None:
     sees the end of its link and leaves.
     """
     try:
-        return _open(Local(), None, 0, shares_stdio)
+        return _open(Local(), {0: None}, shares_stdio)
     except DistlaunchError:
         return None  # who needs it is told why when it tries again
 
 
-def open_link(spec: JobSpec, index: int) -> Link:
-    """Start the transport to node `index`; its agent will say hello."""
-    node = spec.pool[index]
-    return _open(node.reach, node.python or spec.python, index, spec.invocation.shares_stdio)
+def open_link(spec: JobSpec, *indices: int) -> Link:
+    """Start the transport to a node, or to several that have one together; their agents will say hello."""
+    pythons = {index: spec.pool[index].python or spec.python for index in indices}
+    return _open(spec.pool[indices[0]].reach, pythons, spec.invocation.shares_stdio)
 
 
 def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:
@@ -42,26 +43,47 @@ def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:
         links[0] = early
     elif early:
         early.discard()
-    return links | {index: open_link(spec, index) for index in range(len(links), len(spec.pool))}
+    for group in _groups(spec):
+        if group[0] not in links:
+            links |= dict.fromkeys(group, open_link(spec, *group))
+    return links
 
 
-def _open(reach: Transport, named_python: str | None, index: int, shares: bool = False) -> Link:
+def _groups(spec: JobSpec) -> Iterable[list[int]]:
+    """The nodes, by whether they have a process together."""
+    groups: dict[Transport | int, list[int]] = {}
+    for index, node in enumerate(spec.pool):
+        groups.setdefault(node.reach if node.reach.together else index, []).append(index)
+    return groups.values()
+
+
+def _open(reach: Transport, pythons: Mapping[int, str | None], shares: bool = False) -> Link:
+    """`pythons` has, by node, the interpreter that is named for it."""
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
-    interpreters = [named_python] if named_python else [sys.executable, "python3"]
     nonce = os.urandom(16).hex()
+    (first, named), *others = pythons.items()
 
     def boot() -> bytes:
-        return boot_text(
-            bundle_for(same_interpreter=reach.here and named_python in (None, sys.executable)), nonce, index
-        )
+        texts = [_boot_text(reach, named, nonce, first)]
+        texts += [_opening(name) + _boot_text(reach, name, nonce, index) for index, name in others]
+        return b"".join(texts)
 
     if reach.folder:
         _make_folder(reach.folder)
     try:
-        return Link(reach, candidates_text(interpreters), boot, nonce, (0, 1) if shares else ())
+        return Link(reach, _opening(named), boot, nonce, (0, 1) if shares else ())
     except OSError as error:
         raise DistlaunchError(f"can't start {reach.argv()[0]}: {reason(error)}") from None
+
+
+def _opening(named: str | None) -> bytes:
+    return candidates_text([named] if named else [sys.executable, "python3"])
+
+
+def _boot_text(reach: Transport, named: str | None, nonce: str, index: int) -> bytes:
+    same = reach.here and named in (None, sys.executable)
+    return boot_text(bundle_for(same_interpreter=same), nonce, index)
 
 
 def _make_folder(path: str) -> None:

@@ -1,4 +1,4 @@
-"""A link to one node's agent: a child process (sh or ssh) and its three pipes."""
+"""A link to a node's agent, or to those of several nodes: a child process (sh or ssh) and its three pipes."""
 
 import os
 import select
@@ -24,7 +24,7 @@ EXIT_S = 3.0
 
 
 class Link:
-    """The process that reaches a node. Its descriptors never block; the owner waits on them.
+    """The process that reaches one node, or several. Its descriptors never block; the owner waits on them.
 
     `opening` is sent when the node's shell answers; `boot` is made, and sent, while an interpreter starts
     there; where the transport is quiet, both at once. The agent finds copies of the
@@ -68,9 +68,9 @@ class Link:
         """Whether `flush` has something left to write."""
         return bool(self._unsent)
 
-    def send(self, command: tuple[Any, ...]) -> None:
-        """Send one of `distlaunch.agent.messages` as soon as the pipe takes it."""
-        self._unsent += wire.encode_message(0, as_object(command))
+    def send(self, node: int, command: tuple[Any, ...]) -> None:
+        """Send a node one of `distlaunch.agent.messages` as soon as the pipe takes it."""
+        self._unsent += wire.encode_message(node, as_object(command))
         self.flush()
 
     def flush(self) -> None:

@@ -2,6 +2,8 @@
 
 * `name`, for documents; `here`: whether the node is this machine;
 * `argv()`: the command line of a process whose stdin and stdout become the link;
+* `together`: whether all nodes with an equal transport have one such process. It is sent the opening and the
+  text of each node's agent one after another, and passes frames on, which name their nodes;
 * `quiet`: whether nothing stands between that process and the agent, not even a shell with an rc file. Then
   the agent's text is sent at once, and the process is the node's guardian, which must outlive its agent to
   sweep: it is asked to end, and not waited for. Else it is a messenger, and killed with all that it started;

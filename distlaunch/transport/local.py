@@ -22,6 +22,11 @@ class Local(NamedTuple):
         return True
 
     @property
+    def together(self) -> bool:
+        """Each node has a process of its own."""
+        return False
+
+    @property
     def folder(self) -> str:
         """None."""
         return ""

@@ -1,11 +1,17 @@
 """A kind of transport that distlaunch does not know: a type of its own is all that it takes."""
 
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 from distlaunch.agent.messages import FindRoute, Route
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.checks.questions import Agents
+from distlaunch.launch.run import run_job
+from distlaunch.observers.observer import Observer, Printed
+from distlaunch.state.nodes import End as NodeEnd
 from distlaunch.transport.boot import SCRIPT
 from distlaunch.transport.failure import End, Kind, LinkFailure, classify
 
@@ -19,6 +25,7 @@ class Room(NamedTuple):
     name: str = "room"
     here: bool = False
     quiet: bool = False
+    together: bool = False
     folder: str = ""
 
     def argv(self) -> list[str]:
@@ -42,3 +49,103 @@ def test_a_toy_transport_reaches_a_node_and_tells_why_it_does_not(tmp_path: Path
         answers = agents.ask({0: FindRoute("127.0.0.1")}, (Route,), 30.0)
         assert (answers[0].interface, agents.present) == ("lo", [0])
         assert (agents.failures[1].kind, agents.failures[1].words) == (Kind.REFUSED, "no door")
+
+
+RELAY = """
+import struct, subprocess, sys, threading
+
+HEADER = struct.Struct("!BHHHI")
+stdin, stdout, lock, agents = sys.stdin.buffer, sys.stdout.buffer, threading.Lock(), {}
+
+def tell(data):
+    with lock:
+        stdout.write(data)
+        stdout.flush()
+
+def frame(stream):
+    head = stream.read(HEADER.size)
+    return head + stream.read(HEADER.unpack(head)[-1]) if len(head) == HEADER.size else b""
+
+def serve(agent, text, first):
+    agent.stdout.readline()  # that its shell is there
+    agent.stdin.write(text)
+    agent.stdin.flush()
+    hello = agent.stdout.readline()
+    tell(hello if first else b"")
+    while data := frame(agent.stdout):
+        agents[HEADER.unpack_from(data)[1]] = agent
+        tell(data)
+    agent.wait()
+
+def boot(first):
+    text = b""
+    while not text.endswith(b"\\n\\n"):
+        text += stdin.readline()
+    for _ in range(4):
+        size = stdin.read(8)
+        text += size + stdin.read(int(size))
+    agent = subprocess.Popen(["sh", "-c", sys.argv[1]], stdin=-1, stdout=-1)
+    threads.append(threading.Thread(target=serve, args=(agent, text, first)))
+    threads[-1].start()
+    return agent
+
+tell(b"distlaunch-ready-1\\n")
+threads, all_agents = [], []
+while kind := stdin.peek(1)[:1]:
+    if kind in b"\\1\\2\\3":
+        data = frame(stdin)
+        agent = agents[HEADER.unpack_from(data)[1]]
+        agent.stdin.write(data)
+        agent.stdin.flush()
+    else:
+        all_agents.append(boot(not threads))
+for agent in all_agents:
+    agent.stdin.close()
+for thread in threads:
+    thread.join()
+"""
+
+
+class House(NamedTuple):
+    """Several rooms behind one door: a relay starts their agents, and passes frames on."""
+
+    name: str = "house"
+    here: bool = True
+    quiet: bool = False
+    together: bool = True
+    folder: str = ""
+
+    def argv(self) -> list[str]:
+        return [sys.executable, "-c", RELAY, SCRIPT]
+
+    def address_argv(self) -> list[str]:
+        return []
+
+    def failure(self, end: End) -> LinkFailure:
+        return classify(end)
+
+    def advice(self, failure: LinkFailure, python: str | None) -> str:
+        return "look at the relay"
+
+
+def test_one_link_serves_several_nodes_from_the_first_hello_to_the_last_output(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    house: Any = House()
+    rooms = tuple(NodeSpec(f"room{i}", house, gpus=0, procs=2) for i in range(3))
+    runs = tmp_path_factory.mktemp("runs")  # a replay knows no transport but our own
+    script = "echo $RANK of $WORLD_SIZE; test $RANK != 4 || exit 7; test $RANK != 0 || exec sleep 600"
+    spec = JobSpec("job", rooms, Program("command", ("sh",)), str(tmp_path), Logs(str(runs)))
+    spec = spec._replace(args=("-c", script))
+    printed: dict[int, bytes] = {}
+
+    class Output(Observer):
+        def printed(self, output: Printed) -> None:
+            printed[output.rank] = printed.get(output.rank, b"") + output.data
+
+    summary = run_job(spec, [Output()])
+    assert printed == {rank: f"{rank} of 6\n".encode() for rank in range(6)}
+    assert summary.state.outcome == 7
+    assert summary.state.cause is not None
+    assert summary.state.cause.rank == 4
+    assert all(node is NodeEnd.CLOSED for node in summary.state.nodes)

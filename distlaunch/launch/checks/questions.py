@@ -9,7 +9,7 @@ from distlaunch.agent import messages
 from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, ProtocolError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.links import Links
-from distlaunch.launch.opening import open_link
+from distlaunch.launch.opening import open_links
 from distlaunch.transport.failure import LinkFailure
 
 HEARTBEAT_S = 5.0
@@ -30,10 +30,10 @@ class Agents:
         self.failures: dict[int, LinkFailure] = {}
 
     def __enter__(self) -> "Agents":
-        nodes = range(len(self._spec.pool))
-        for node in nodes:
-            self._links.add(node, open_link(self._spec, node))
-        self._await(set(nodes), (messages.Hello,), self._spec.timeouts.connect_s)
+        links = open_links(self._spec)
+        for node, link in links.items():
+            self._links.add(node, link)
+        self._await(set(links), (messages.Hello,), self._spec.timeouts.connect_s)
         return self
 
     def __exit__(
@@ -77,14 +77,14 @@ class Agents:
         for node in self.present:
             self._links.send(node, messages.Ping())
 
-    def _take(self, node: int, frame: Frame) -> None:
-        if frame.node != node or frame.kind != CONTROL:
+    def _take(self, frame: Frame) -> None:
+        if frame.kind != CONTROL:
             raise ProtocolError("a frame that was not asked for")
         report = messages.read(messages.REPORTS, frame.message())
         if isinstance(report, messages.Hello) and report.protocol != PROTOCOL:
             raise ProtocolError(f"the agent does not speak protocol {PROTOCOL}")
         if isinstance(report, self._expected):
-            self._answers[node] = report
+            self._answers[frame.node] = report
 
     def _fail(self, node: int, failure: LinkFailure) -> None:
         self.failures[node] = failure

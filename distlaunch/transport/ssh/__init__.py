@@ -64,6 +64,11 @@ class Ssh(NamedTuple):
         return False
 
     @property
+    def together(self) -> bool:
+        """Each node has a process of its own."""
+        return False
+
+    @property
     def folder(self) -> str:
         """ssh makes it only for known_hosts."""
         return "" if self.options.persist_s is None else SOCKETS
