@@ -160,7 +160,7 @@ def check_port(
 @app.command("schema")
 def schema() -> None:
     """Print the JSON schema of job files, for editors that complete and check."""
-    from distlaunch.job.fields import json_schema
+    from distlaunch.job.reference import json_schema
 
     print_json(json_schema())
 

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch.errors import JobError, UsageError
-from distlaunch.job.build import Surroundings, build_spec
+from distlaunch.job.build import build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.job.fields import JOB
 from distlaunch.job.placeholders import escaped_in, literal
+from distlaunch.job.reading import Surroundings
 
 Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100

@@ -90,6 +90,10 @@ FOREVER_S = 1e9
 """A window that never ends: torchrun's --max-restarts counts over the whole run."""
 
 
+ELASTIC_RESTARTS = 3
+"""An elastic job without `restarts.max` restarts so often; one that never does would not be elastic."""
+
+
 class Restarts(NamedTuple):
     """At most `most` restarts in any `window_s` seconds; `backoff_s` is the first wait, doubled each time."""
 
