@@ -96,6 +96,14 @@ def gpus_offer(draft: Draft) -> Draft:
     return draft._replace(offers=(*draft.offers, _uneven_offer(draft.keys.get("nodes")) or offer))
 
 
+def visible_gpus(env: Mapping[str, str]) -> Draft:
+    """`gpus_per_node` where the job itself says which GPUs its workers see."""
+    text = env.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return Draft()
+    return Draft({"gpus_per_node": len([name for name in text.split(",") if name.strip() not in ("", "-1")])})
+
+
 def _uneven_offer(nodes: Data) -> Offer | None:
     """Where each host has its own number of workers, the same number of GPUs is likelier than one for all."""
     given = nodes if isinstance(nodes, Sequence) else ()
