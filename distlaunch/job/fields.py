@@ -6,15 +6,20 @@ A plain key is a `Field` here, and in `spec.py` the field that has its value and
 
 from typing import get_args
 
+from distlaunch.job.engine import Ranking
 from distlaunch.job.keys.records import Either, Field, ListOf, MapOf, Record, Short, built
 from distlaunch.job.keys.types import Choice, Duration, Integer, OrNone, Switch, Text, Word
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
+    Backend,
+    Grow,
     JobSpec,
     Logs,
     NodeSpec,
     NumaMode,
+    OnStall,
     Restarts,
+    Shown,
     Timeouts,
 )
 from distlaunch.transport.ssh import SshOptions
@@ -69,7 +74,7 @@ RENDEZVOUS = Record(
             "the first node, a free port that distlaunch holds",
         ),
         "backend": Field(
-            Choice(("static", "c10d", "etcd-v2")),
+            Choice(get_args(Ranking)),
             "Who assigns ranks: static = distlaunch; c10d, etcd-v2 = torch's elastic agents.",
             field="ranking",
         ),
@@ -137,7 +142,7 @@ RESTARTS = Record(
 ELASTIC = Record(
     {
         "grow": Field(
-            Choice(("restart", "now")),
+            Choice(get_args(Grow)),
             "When a node that returned is taken in: at the next restart, or at once by a restart of its own.",
         ),
     },
@@ -148,7 +153,7 @@ LOGS = Record(
     {
         "dir": built(SOME_TEXT, "Where run folders are made.", default="runs"),
         "console": Field(
-            Either(text=Choice(("all", "rank0", "none")), items=ListOf(Integer(0))),
+            Either(text=Choice(get_args(Shown)), items=ListOf(Integer(0))),
             "Whose output is shown: all, rank0, none or a list of ranks.",
         ),
     },
@@ -204,7 +209,7 @@ JOB = Record(
             'or a list by local rank, such as ["0-3", "4-7"].',
         ),
         "backend": Field(
-            Choice(("auto", "nccl", "gloo")),
+            Choice(("auto", *get_args(Backend))),
             "What torch.distributed will use.",
             ": nccl with GPUs, else gloo",
         ),
@@ -240,9 +245,7 @@ JOB = Record(
             "What happens after a failure: the whole job starts again, or nothing; a number is max.",
         ),
         "elastic": Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
-        "on_stall": Field(
-            Choice(("notice", "restart", "stop")), "What to do when ranks stall for timeouts.stall."
-        ),
+        "on_stall": Field(Choice(get_args(OnStall)), "What to do when ranks stall for timeouts.stall."),
         "role": Field(LINE, "ROLE_NAME of the workers."),
         "virtual_local_rank": Field(
             Switch(), "Each worker sees its own GPU alone, and LOCAL_RANK is 0.", field="one_device"

@@ -10,7 +10,8 @@ from distlaunch.job.engine import ENGINES, Engine, Ranking
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 
-Console = Literal["all", "rank0", "none"] | tuple[int, ...]
+Shown = Literal["all", "rank0", "none"]
+Console = Shown | tuple[int, ...]
 
 NumaMode = Literal["node", "socket", "exclusive", "core-complex"]
 
@@ -25,6 +26,8 @@ class EnvValue(NamedTuple):
 Env = Mapping[str, EnvValue]
 NO_ENV: Env = MappingProxyType({})
 Backend = Literal["nccl", "gloo"]
+Grow = Literal["restart", "now"]
+OnStall = Literal["notice", "restart", "stop"]
 
 
 class Program(NamedTuple):
@@ -189,8 +192,8 @@ class JobSpec(NamedTuple):
     restarts: Restarts = Restarts()
     spares: tuple[NodeSpec, ...] = ()
     min_nodes: int | None = None
-    grow: Literal["restart", "now"] = "restart"
-    on_stall: Literal["notice", "restart", "stop"] = "notice"
+    grow: Grow = "restart"
+    on_stall: OnStall = "notice"
     role: str = "default"
     one_device: bool = False
     binding: Binding | None = None

@@ -131,8 +131,8 @@ class Either(NamedTuple):
 class Field(NamedTuple):
     """One key of a record: its type, a line of explanation, and where its value goes.
 
-    That is the field of this name in the type that the record makes, None = one named like the key; its
-    default there is the key's. `told` is a default that is no value, or what to say behind the value.
+    That is the `field` of what the record makes, None = the one named like the key; its default there is the
+    key's. `told` is a default that is no value, or what to say behind the value.
     """
 
     kind: Type
