@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.cli.words import say
-from distlaunch.dropin.flags import FLAGS, Flags, parse_flags
+from distlaunch.dropin.flags import FLAGS, Flags
+from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun import Here, by_hand_notices, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import Restarts

@@ -5,7 +5,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from distlaunch.dropin.flags import FLAGS, Flags, parse_flags
+from distlaunch.dropin.flags import FLAGS, Flags
+from distlaunch.dropin.parsing import parse_flags
 from distlaunch.errors import UsageError
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
@@ -73,9 +74,8 @@ def parse_call(words: Sequence[str], filled: Collection[str] = ()) -> Call:
 def _unfilled(names: Collection[str], env: Mapping[str, str], flags: Flags) -> Iterator[tuple[str, str]]:
     """The flags whose variables only a shell knows the value of."""
     for flag in FLAGS:
-        name = f"PET_{flag.field.upper()}"
-        if name in names and flag.from_environment and flag.field not in flags.given:
-            yield flag.field, env[name]
+        if flag.variable in names and flag.field not in flags.given:
+            yield flag.field, env[flag.variable]
 
 
 def _program(words: list[str]) -> tuple[str | None, str, list[str]]:

@@ -1,9 +1,5 @@
-"""torchrun's command line: abbreviations, spellings and PET_ variables (torch/distributed/run.py, 2.15).
+"""torchrun's flags (torch/distributed/run.py, 2.15): the one table of what each is and what becomes of it."""
 
-What follows the script is the script's: argparse's prefix matching eats some of it, this parser never does.
-"""
-
-from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from distlaunch.contract import HANDLED_SIGNALS
@@ -11,21 +7,8 @@ from distlaunch.errors import UsageError
 from distlaunch.job.spec import NumaMode
 
 Kind = Literal["text", "whole", "number", "switch"]
-
-
-class Flag(NamedTuple):
-    """One flag: its field in `Flags`, what its value is, a letter, and whether PET_<FIELD> is its default."""
-
-    field: str
-    kind: Kind = "text"
-    letter: str = ""
-    from_environment: bool = True
-    choices: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """As users write it."""
-        return "--" + self.field.replace("_", "-")
+Fate = Literal["used", "no effect", "handed over", "refused", "used, or handed over", "used, or no effect"]
+"""What `distlaunch torchrun` makes of a flag: to hand over is to become torch's own agent."""
 
 
 class Flags(NamedTuple):
@@ -71,156 +54,116 @@ class Flags(NamedTuple):
     """(field, value) of flags whose value only a shell knows; field "" = a word that stands for flags."""
 
 
-_BINDINGS = get_args(NumaMode)
-FLAGS = (
-    Flag("nnodes"),
-    Flag("nproc_per_node"),
-    Flag("rdzv_backend"),
-    Flag("rdzv_endpoint"),
-    Flag("rdzv_id"),
-    Flag("rdzv_conf"),
-    Flag("standalone", "switch"),
-    Flag("max_restarts", "whole"),
-    Flag("monitor_interval", "number"),
-    Flag("start_method", choices=("spawn", "fork", "forkserver")),
-    Flag("event_log_handler"),
-    Flag("role"),
-    Flag("module", "switch", "m"),
-    Flag("no_python", "switch"),
-    Flag("run_path", "switch"),
-    Flag("log_dir"),
-    Flag("redirects", letter="r"),
-    Flag("tee", letter="t"),
-    Flag("log_line_prefix_template"),
-    Flag("local_ranks_filter"),
-    Flag("duplicate_stdout_filters"),
-    Flag("duplicate_stderr_filters"),
-    Flag("node_rank", "whole"),
-    Flag("master_addr"),
-    Flag("master_port", "whole"),
-    Flag("local_addr"),
-    Flag("logs_specs", from_environment=False),
-    Flag("numa_binding", from_environment=False, choices=_BINDINGS),
-    Flag("signals_to_handle"),
-    Flag("shutdown_timeout", "whole"),
-    Flag("virtual_local_rank", "switch"),
-    Flag("print_completion", from_environment=False),
-    Flag("help", "switch", "h", from_environment=False),
-)
-_BY_LETTER = {flag.letter: flag for flag in FLAGS if flag.letter}
+class Flag(NamedTuple):
+    """One flag: its `field` in `Flags`, a letter, and whether PET_<FIELD> is its default.
 
-
-def parse_flags(words: Sequence[str], environ: Mapping[str, str], filled: Collection[str] = ()) -> Flags:
-    """The command line `words`. Raises `UsageError` as argparse would, in a line.
-
-    Flags whose value is in a word of `filled`, which a shell would have filled in, are left out.
+    `here` is what `distlaunch torchrun` makes of it; where that is not to use it, or `only_static`, where
+    --master-addr or a static --rdzv-endpoint says where the ranks meet, `why` says why.
+    `key` is that of a job file for it; `in_file` is what a job file says of one that it has no key for,
+    `left_out` what to do about one whose value only a shell knows.
     """
-    values: dict[str, Any] = {}
-    unfilled: list[tuple[str, str]] = []
-    rest = list(words)
-    while rest and (_is_flag(rest[0]) or _hides_flags(rest, filled)):
-        word = rest.pop(0)
-        if not _is_flag(word):
-            unfilled.append(("", word))
-            continue
-        flag, value = _flag_of(word)
-        if flag.kind == "switch" and value and not word.startswith("--"):
-            rest.insert(0, f"-{value}")  # -mr3 is -m -r3
-            value = None
-        elif value is None and flag.kind != "switch":
-            value = word = _next_value(flag, rest)
-        if word in filled:
-            unfilled.append((flag.field, str(value)))
-        else:
-            values[flag.field] = _convert(flag, value)
-    values |= _from_environment(environ, values)
-    given = frozenset(values)
-    if rest and rest[0] == "--":
-        rest.pop(0)
-    if not rest and not values.get("help"):
-        raise UsageError("no script given; usage: distlaunch torchrun [flags] SCRIPT [its arguments]")
-    script, args = "".join(rest[:1]), tuple(rest[1:])
-    return Flags(**values, script=script, args=args, given=given, unfilled=tuple(unfilled))
+
+    field: str
+    letter: str = ""
+    choices: tuple[str, ...] = ()
+    from_environment: bool = True
+    here: Fate = "used"
+    why: str = ""
+    only_static: bool = False
+    key: str = ""
+    in_file: str = ""
+    left_out: str = ""
+
+    @property
+    def name(self) -> str:
+        """As users write it."""
+        return "--" + self.field.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that is its default; "" = none."""
+        return f"PET_{self.field.upper()}" if self.from_environment else ""
+
+    @property
+    def default(self) -> Any:
+        """Torch's."""
+        return Flags._field_defaults[self.field]
+
+    @property
+    def kind(self) -> Kind:
+        """What its value is."""
+        kinds: dict[type, Kind] = {bool: "switch", int: "whole", float: "number"}
+        return kinds.get(type(self.default), "text")
 
 
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and word not in ("-", "--")
-
-
-def _hides_flags(rest: Sequence[str], filled: Collection[str]) -> bool:
-    """Whether the first word, as $FLAGS, stands for flags and not for the script: what follows tells."""
-    following = next((word for word in rest if word not in filled), "")
-    name = following.partition("=")[0].lstrip("-").replace("-", "_")
-    known = _is_flag(following) and any(name in (flag.field, flag.letter) for flag in FLAGS)
-    return rest[0] in filled and (known or following.endswith(".py"))
-
-
-def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What PET_ variables say of flags that are not given."""
-    found: dict[str, Any] = {}
-    for flag in FLAGS:
-        name = f"PET_{flag.field.upper()}"
-        text = environ.get(name)
-        if not flag.from_environment or text is None or flag.field in given:
-            continue
-        if flag.kind == "switch":
-            found[flag.field] = text.strip().lower() not in ("", "0", "false")
-        else:
-            found[flag.field] = _convert(flag, text, name)
-    return found
-
-
-def _flag_of(word: str) -> tuple[Flag, str | None]:
-    """The flag that a word begins with, and the value that it carries, if any."""
-    if not word.startswith("--"):
-        flag = _BY_LETTER.get(word[1])
-        if flag is None:
-            raise UsageError(f"torchrun has no flag {word}")
-        attached = word[2:].removeprefix("=")
-        return flag, attached or None
-    name, equals, value = word[2:].partition("=")
-    return _named(name), value if equals else None
-
-
-def _named(name: str) -> Flag:
-    """The flag of that name, or the only one that begins with it: argparse takes abbreviations."""
-    wanted = name.replace("-", "_")
-    exact = [flag for flag in FLAGS if flag.field == wanted]
-    found = exact or [flag for flag in FLAGS if flag.field.startswith(wanted)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise UsageError(f"torchrun has no flag --{name}; a flag of the script goes after the script")
-    names = ", ".join(flag.name for flag in found)
-    raise UsageError(f"--{name} could mean {names}")
-
-
-def _next_value(flag: Flag, rest: list[str]) -> str:
-    negative = bool(rest) and rest[0][:1] == "-" and rest[0][1:2].isdigit()
-    if not rest or (rest[0].startswith("-") and not negative):
-        raise UsageError(f"{flag.name} needs a value")
-    return rest.pop(0)
-
-
-def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
-    """The value that a text is; `name` is what the user wrote it behind."""
-    name = name or flag.name
-    if flag.kind == "switch":
-        if value is not None:
-            raise UsageError(f"{name} takes no value")
-        return True
-    text = str(value)
-    if flag.choices and text not in flag.choices:
-        raise UsageError(
-            f"{name}: expected {' or '.join((', '.join(flag.choices[:-1]), flag.choices[-1]))}, got {text!r}"
-        )
-    try:
-        number = {"text": str, "whole": int, "number": float}[flag.kind](text)
-    except ValueError:
-        raise UsageError(f"{name}: expected a number, got {text!r}") from None
-    if not isinstance(number, str) and not number >= 0:
-        raise UsageError(f"{name}: expected a number ≥ 0, got {text!r}")
-    return number
+_RANKS = "distlaunch assigns the ranks itself"
+_FREE = "the ranks meet on the first node, at a free port"
+_FILTER = "filter the log files instead"
+_SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, and workers get SIGTERM"
+_UNKNOWN_PROCS = "without procs_per_node there is one worker per GPU"
+FLAGS = (
+    Flag("nnodes", here="used, or handed over", key="nodes", left_out="list as many nodes as it stood for"),
+    Flag("nproc_per_node", key="procs_per_node", left_out=_UNKNOWN_PROCS),
+    Flag("rdzv_backend", here="used, or handed over", key="rendezvous.backend", left_out=_RANKS),
+    Flag("rdzv_endpoint", key="rendezvous.endpoint", left_out=_FREE),
+    Flag("rdzv_id", key="rendezvous.id", left_out="each run has an id of its own"),
+    Flag("rdzv_conf", here="no effect", why=_RANKS, only_static=True, key="rendezvous.conf", left_out=_RANKS),
+    Flag("standalone"),
+    Flag("max_restarts", key="restarts.max", left_out="set restarts.max"),
+    Flag("monitor_interval", here="no effect", why="exits are seen at once"),
+    Flag(
+        "start_method",
+        choices=("spawn", "fork", "forkserver"),
+        here="no effect",
+        why="workers are started by fork and exec",
+    ),
+    Flag("event_log_handler", here="no effect", why="events.jsonl in the log folder has all events"),
+    Flag("role", key="role", left_out="set role"),
+    Flag("module", "m", key="module"),
+    Flag("no_python", key="command"),
+    Flag("run_path", key="script", in_file="has no effect: Python runs the script itself"),
+    Flag("log_dir", key="logs.dir", left_out="set logs.dir"),
+    Flag("redirects", "r", key="logs.console"),
+    Flag("tee", "t"),
+    Flag("log_line_prefix_template", in_file="has no effect: the prefix is [node:rank]"),
+    Flag("local_ranks_filter", key="logs.console"),
+    Flag("duplicate_stdout_filters", here="no effect", why=_FILTER),
+    Flag("duplicate_stderr_filters", here="no effect", why=_FILTER),
+    Flag(
+        "node_rank",
+        in_file="is not needed: this one file starts all nodes",
+        left_out="this one file starts all nodes",
+    ),
+    Flag("master_addr", key="master_addr", left_out=_FREE),
+    Flag("master_port", key="master_port", left_out=_FREE),
+    Flag(
+        "local_addr",
+        here="used, or no effect",
+        why="workers connect to --master-addr",
+        only_static=True,
+        in_file="is one node's: set that node's address in nodes",
+    ),
+    Flag(
+        "logs_specs",
+        from_environment=False,
+        here="handed over",
+        why="a plug-in of torch's agent",
+        in_file="has no equivalent: it is a plug-in of torch's agent",
+    ),
+    Flag("numa_binding", choices=get_args(NumaMode), from_environment=False, key="numa_binding"),
+    Flag("signals_to_handle", in_file=f"has no equivalent: {_SIGNALS}"),
+    Flag("shutdown_timeout", key="timeouts.stop", left_out="set timeouts.stop"),
+    Flag("virtual_local_rank", key="virtual_local_rank"),
+    Flag(
+        "print_completion",
+        from_environment=False,
+        here="refused",
+        why="distlaunch torchrun prints no completion; torchrun does",
+    ),
+    Flag("help", "h", from_environment=False),
+)
+FLAG = {flag.field: flag for flag in FLAGS}
+"""Each flag by its field."""
 
 
 def parse_std(name: str, text: str) -> dict[int, int] | int:
@@ -252,3 +195,31 @@ def node_range(text: str) -> tuple[int, int]:
     if not 1 <= fewest <= most:
         raise UsageError(f"--nnodes: expected 1 ≤ MIN ≤ MAX, got {text!r}")
     return fewest, most
+
+
+Counted = Literal["auto", "cpu", "gpu"]
+"""Words of `--nproc-per-node` for what a machine has."""
+
+
+def parse_procs(text: str) -> int | Counted:
+    """Workers on a node, of `--nproc-per-node`. Raises `UsageError`."""
+    match text:
+        case "auto" | "cpu" | "gpu":
+            return text
+        case "xpu":
+            raise UsageError("--nproc-per-node xpu: XPUs are not counted; pass a number")
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got {text!r}")
+    return int(text)
+
+
+def program_kind(flags: Flags) -> Literal["script", "module", "command"]:
+    """What the script is. --run-path wins over the others, as torch has it."""
+    if flags.run_path or not (flags.module or flags.no_python):
+        return "script"
+    return "module" if flags.module else "command"
+
+
+def is_alone(flags: Flags, most: int) -> bool:
+    """Whether torch would start agents that negotiate with none: one node, whose number never changes."""
+    return flags.standalone or (flags.rdzv_backend == "c10d" and most == 1)

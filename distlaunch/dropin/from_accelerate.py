@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distlaunch.dropin.accelerate_env import VISIBLE, sections_draft
-from distlaunch.dropin.from_torchrun import agents_offer, visible_gpus
+from distlaunch.dropin.agents import agents_offer
 from distlaunch.dropin.job_text import (
     Data,
     Draft,
@@ -14,11 +14,12 @@ from distlaunch.dropin.job_text import (
     gpus_offer,
     joined,
     program_draft,
+    visible_gpus,
 )
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Items, Scalar, Value, describe
 from distlaunch.job.hosts import host_error
-from distlaunch.job.types import Choice, Integer, Switch, Type, Word
+from distlaunch.job.keys.types import Choice, Integer, Switch, Type, Word
 from distlaunch.plan.layout import is_loopback
 
 _SECTIONS = (

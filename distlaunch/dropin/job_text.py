@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch.errors import JobError, UsageError
-from distlaunch.job.build import Surroundings, build_spec
+from distlaunch.job.build import build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.job.fields import JOB
 from distlaunch.job.placeholders import escaped_in, literal
+from distlaunch.job.reading import Surroundings
 
 Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100
@@ -93,6 +94,14 @@ def gpus_offer(draft: Draft) -> Draft:
     told = f"{_DRY_RUN}: the number of GPUs on each host (0 = a CPU job; run asks each host itself):"
     offer = Offer(told, "gpus_per_node", procs if isinstance(procs, int) else 8)
     return draft._replace(offers=(*draft.offers, _uneven_offer(draft.keys.get("nodes")) or offer))
+
+
+def visible_gpus(env: Mapping[str, str]) -> Draft:
+    """`gpus_per_node` where the job itself says which GPUs its workers see."""
+    text = env.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return Draft()
+    return Draft({"gpus_per_node": len([name for name in text.split(",") if name.strip() not in ("", "-1")])})
 
 
 def _uneven_offer(nodes: Data) -> Offer | None:

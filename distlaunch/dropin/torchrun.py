@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from distlaunch.dropin.flags import Flags, node_range, parse_std
+from distlaunch.dropin.flags import FLAGS, Flags, is_alone, node_range, parse_procs, parse_std, program_kind
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import (
     FOREVER_S,
@@ -25,19 +25,6 @@ LEASE_S = 86400.0
 """Agent and command are on one machine and see each other's end; a job that is suspended may go on."""
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
-UNUSED = {
-    "start_method": "workers are started by fork and exec",
-    "event_log_handler": "events.jsonl in the log folder has all events",
-    "monitor_interval": "exits are seen at once",
-    "duplicate_stdout_filters": "filter the log files instead",
-    "duplicate_stderr_filters": "filter the log files instead",
-}
-"""Flags that are accepted and have no meaning here, and why."""
-UNUSED_WHEN_STATIC = {
-    "local_addr": "workers connect to --master-addr",
-    "rdzv_conf": "distlaunch assigns the ranks itself",
-}
-"""The same for these, where --master-addr or a static --rdzv-endpoint says where the ranks meet."""
 
 
 class Here(NamedTuple):
@@ -55,10 +42,11 @@ class Here(NamedTuple):
 def left_to_torch(flags: Flags) -> str:
     """What only torch's own elastic agent can do, or nothing."""
     fewest, most = node_range(flags.nnodes)
-    if flags.logs_specs is not None:
-        return f"--logs-specs {flags.logs_specs}"
-    if flags.standalone or (flags.rdzv_backend == "c10d" and most == 1):
-        return ""  # with one node, whose number never changes, there is nothing for an agent to negotiate
+    for flag in FLAGS:
+        if flag.here == "handed over" and flag.field in flags.given:
+            return f"{flag.name} {getattr(flags, flag.field)}"
+    if is_alone(flags, most):
+        return ""
     if flags.rdzv_backend != "static":
         return f"--rdzv-backend {flags.rdzv_backend}"
     if fewest != most:
@@ -79,16 +67,17 @@ def _makes_up_the_place(flags: Flags) -> bool:
 
 def notices(flags: Flags) -> list[str]:
     """One line for each flag that was given and has no meaning here. Raises `UsageError` for refused ones."""
-    if flags.print_completion is not None:
-        raise UsageError("--print-completion: distlaunch torchrun prints no completion; torchrun does")
+    given = [flag for flag in FLAGS if flag.field in flags.given]
+    for flag in given:
+        if flag.here == "refused":
+            raise UsageError(f"{flag.name}: {flag.why}")
     if flags.no_python and flags.module and not flags.run_path:
         raise UsageError("--no-python and --module exclude each other")
     static = flags.rdzv_backend == "static" and not _makes_up_the_place(flags)
-    without_effect = UNUSED | UNUSED_WHEN_STATIC if static else UNUSED
     unused = [
-        f"--{field.replace('_', '-')} has no effect: {why}"
-        for field, why in without_effect.items()
-        if field in flags.given
+        f"{flag.name} has no effect: {flag.why}"
+        for flag in given
+        if "no effect" in flag.here and (static or not flag.only_static)
     ]
     unknown = [name for name, known in _signals(flags).items() if name and not known]
     return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]
@@ -149,20 +138,16 @@ def _by_hand(flags: Flags, host: str, port: int) -> ByHand:
 
 def procs_of(text: str, here: Here) -> int:
     """Workers on this node, of `--nproc-per-node`. Raises `UsageError`."""
-    match text:
+    match parse_procs(text):
+        case int(number):
+            return number
         case "cpu":
             return here.cpus
         case "auto":
             return here.gpus or here.cpus
-        case "gpu" if here.gpus:
-            return here.gpus
-        case "gpu":
-            raise UsageError("--nproc-per-node gpu: no GPU found on this machine")
-        case "xpu":
-            raise UsageError("--nproc-per-node xpu: XPUs are not counted; pass a number")
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got {text!r}")
-    return int(text)
+    if not here.gpus:
+        raise UsageError("--nproc-per-node gpu: no GPU found on this machine")
+    return here.gpus
 
 
 def endpoint_of(flags: Flags) -> tuple[str, int]:
@@ -198,13 +183,7 @@ def _signals(flags: Flags) -> dict[str, str]:
 
 
 def _program(flags: Flags) -> Program:
-    if flags.run_path:  # wins over the others, as torch has it
-        return Program("script", ("-c",))
-    if flags.module:
-        return Program("module", (flags.script,))
-    if flags.no_python:
-        return Program("command", (flags.script,))
-    return Program("script", (flags.script,))
+    return Program(program_kind(flags), ("-c" if flags.run_path else flags.script,))
 
 
 def _args(flags: Flags) -> tuple[str, ...]:

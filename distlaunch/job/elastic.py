@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from distlaunch.job.fields import LOGS, RENDEZVOUS
 from distlaunch.job.hosts import parse_endpoint
 from distlaunch.job.placeholders import placeholders_in
 
@@ -13,7 +14,7 @@ Note = Callable[[str, str], None]
 def check_torch_agents(job: Mapping[str, Any], note: Note) -> None:
     """Note every key of the checked `job` that its rendezvous backend can't serve."""
     rendezvous = job.get("rendezvous") or {}
-    backend = rendezvous.get("backend", "static")
+    backend = RENDEZVOUS.value(rendezvous, "backend")
     if backend is None:
         return  # it is refused itself
     if backend == "static":
@@ -36,7 +37,7 @@ def _impossible(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("backoff", "window"):
         if key in (job.get("restarts") or {}):
             yield f"restarts.{key}", f"torch's elastic agents know no {key}"
-    if (job.get("logs") or {}).get("console", "all") not in ("all", "none"):
+    if LOGS.value(job.get("logs") or {}, "console") not in ("all", "none"):
         yield "logs.console", "torch's elastic agents mix the output of a node's ranks: all or none"
 
 

@@ -1,26 +1,28 @@
-"""The job file's keys: the one table from which checks, the JSON schema and the reference are made."""
+"""The job file's keys: the one table from which checks, a job's fields, JSON schema and reference are made.
 
-from collections.abc import Sequence
+A plain key is a `Field` here, and in `spec.py` the field that has its value and its default. One that
+`build.py` makes something of is `built`.
+"""
+
 from typing import get_args
 
-from distlaunch.job.spec import NumaMode
-from distlaunch.job.types import (
-    Choice,
-    Duration,
-    Either,
-    Field,
-    Integer,
-    ListOf,
-    MapOf,
-    OrNone,
-    Record,
-    Schema,
-    Short,
-    Switch,
-    Text,
-    Type,
-    Word,
+from distlaunch.job.engine import Ranking
+from distlaunch.job.keys.records import Either, Field, ListOf, MapOf, Record, Short, built
+from distlaunch.job.keys.types import Choice, Duration, Integer, OrNone, Switch, Text, Word
+from distlaunch.job.spec import (
+    ELASTIC_RESTARTS,
+    Backend,
+    Grow,
+    JobSpec,
+    Logs,
+    NodeSpec,
+    NumaMode,
+    OnStall,
+    Restarts,
+    Shown,
+    Timeouts,
 )
+from distlaunch.transport.ssh import SshOptions
 
 AUTO = Choice(("auto",))
 PORT = Integer(1, 65535)
@@ -34,20 +36,23 @@ CPUS = Text('a list of CPUs such as "0-3,8"', rf"{_CPUS}(?:,{_CPUS})*")
 
 NODE = Record(
     {
-        "host": Field(
-            SOME_TEXT, "The host as ssh knows it; user@host and ranges such as gpu[03-10] are understood."
+        "host": built(
+            SOME_TEXT, "The host as ssh knows it; user@host and ranges such as gpu[03-10] work, too."
         ),
-        "gpus": Field(Either(number=Integer(0), text=AUTO), "GPUs of this node.", "gpus_per_node"),
-        "procs": Field(Integer(1), "Workers on this node.", "procs_per_node"),
-        "address": Field(SOME_TEXT, "What the other nodes call it.", "the address that ssh uses"),
-        "user": Field(SOME_TEXT, "User to log in as.", "as ssh does"),
-        "port": Field(PORT, "Port of its sshd.", "as ssh does"),
-        "python": Field(PYTHON, "Interpreter on this node.", "python"),
-        "workdir": Field(
-            SOME_TEXT, "Working directory on this node; moves a relative script, too.", "workdir"
+        "gpus": built(Either(number=Integer(0), text=AUTO), "GPUs of this node.", "gpus_per_node"),
+        "procs": built(Integer(1), "Workers on this node.", "procs_per_node"),
+        "address": Field(
+            SOME_TEXT, "Address at which the other nodes reach it.", "the address that ssh uses"
         ),
-        "env": Field(ENV, "Variables of this node's workers, over those of the job."),
+        "user": built(SOME_TEXT, "User to log in as.", "as ssh does"),
+        "port": built(PORT, "Port of its sshd.", "as ssh does"),
+        "python": built(PYTHON, "Interpreter on this node.", "python"),
+        "workdir": built(
+            SOME_TEXT, "Working directory on this node; a relative script is looked for there.", "workdir"
+        ),
+        "env": built(ENV, "Variables of this node's workers; they win over the job's."),
     },
+    makes=NodeSpec,
     foreign={
         "hostname": "host",
         "name": "host",
@@ -65,19 +70,24 @@ NODE = Record(
 
 RENDEZVOUS = Record(
     {
-        "endpoint": Field(
+        "endpoint": built(
             SOME_TEXT,
             "host:port of rank 0's store; with etcd-v2, of your etcd server.",
             "the first node, a free port that distlaunch holds",
         ),
         "backend": Field(
-            Choice(("static", "c10d", "etcd-v2")),
+            Choice(get_args(Ranking)),
             "Who assigns ranks: static = distlaunch; c10d, etcd-v2 = torch's elastic agents.",
-            "static",
+            field="ranking",
         ),
-        "conf": Field(CONF, "More of torch's --rdzv-conf, such as last_call_timeout, for c10d and etcd-v2."),
-        "id": Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's id"),
+        "conf": Field(
+            CONF,
+            "Settings for torch's --rdzv-conf, such as last_call_timeout; c10d and etcd-v2 only.",
+            field="rendezvous_conf",
+        ),
+        "id": Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's id", "rendezvous_id"),
     },
+    makes=JobSpec,
     foreign={
         "rdzv_endpoint": "endpoint",
         "rdzv_backend": "backend",
@@ -88,25 +98,30 @@ RENDEZVOUS = Record(
 
 TIMEOUTS = Record(
     {
-        "connect": Field(Duration(), "Until every node's agent runs.", "30s"),
+        "connect": Field(Duration(), "Until every node's agent runs.", field="connect_s"),
         "join": Field(
             OrNone(Duration()),
             "Until all ranks have joined the rendezvous, or the job ends and the missing are named. "
             "The default counts from when the first rank tries, yours from the start; none = no limit.",
-            "10m",
+            field="join_s",
         ),
-        "stop": Field(Duration(), "Between SIGTERM and SIGKILL.", "10s"),
-        "job": Field(OrNone(Duration()), "The whole job.", "none"),
+        "stop": Field(Duration(), "Between SIGTERM and SIGKILL.", field="stop_s"),
+        "job": Field(OrNone(Duration()), "The whole job.", field="job_s"),
         "lease": Field(
-            Duration(least_s=3), "Silence after which a node is lost, and ends its workers.", "30s"
+            Duration(least_s=3),
+            "Silence after which a node counts as lost and ends its workers.",
+            field="lease_s",
         ),
-        "rejoin": Field(Duration(), "For a lost node to return, when the job can't go on without it.", "5m"),
+        "rejoin": Field(
+            Duration(), "How long to wait for a lost node that the job can't go on without.", field="rejoin_s"
+        ),
         "stall": Field(
             OrNone(Duration()),
-            "Without output, CPU or GPU use before a rank counts as stalled; none = never.",
-            "10m",
+            "Time without output, CPU or GPU use after which a rank counts as stalled; none = never.",
+            field="stall_s",
         ),
-    }
+    },
+    makes=Timeouts,
 )
 
 RESTARTS = Record(
@@ -114,137 +129,145 @@ RESTARTS = Record(
         "max": Field(
             Integer(0, 10000),
             "Restarts of the whole job, in any window, after a worker failed or a node was lost.",
-            "0; 3 with min_nodes or spares",
+            f"; {ELASTIC_RESTARTS} with min_nodes or spares",
+            "most",
         ),
         "backoff": Field(
-            Duration(), "Wait before the second restart in a row, then twice as long each time.", "1s"
+            Duration(),
+            "Wait before the second restart in a row, then twice as long each time.",
+            field="backoff_s",
         ),
-        "window": Field(Duration(), "The time in which at most max restarts may happen.", "1h"),
+        "window": Field(Duration(), "The time in which at most max restarts may happen.", field="window_s"),
     },
+    makes=Restarts,
     foreign={"max_restarts": "max", "limit": "max", "retries": "max", "delay": "backoff"},
 )
 
 ELASTIC = Record(
     {
         "grow": Field(
-            Choice(("restart", "now")),
-            "When a node that returned is taken in: at the next restart, or at once by a restart of its own.",
-            "restart",
+            Choice(get_args(Grow)),
+            "When to take in a node that returned: at the next restart, or now, with a restart of its own.",
         ),
     },
+    makes=JobSpec,
 )
 
 LOGS = Record(
     {
-        "dir": Field(SOME_TEXT, "Where run folders are made.", "runs"),
+        "dir": built(SOME_TEXT, "Where run folders are made.", default="runs"),
         "console": Field(
-            Either(text=Choice(("all", "rank0", "none")), items=ListOf(Integer(0))),
+            Either(text=Choice(get_args(Shown)), items=ListOf(Integer(0))),
             "Whose output is shown: all, rank0, none or a list of ranks.",
-            "all",
         ),
     },
+    makes=Logs,
     foreign={"log_dir": "dir", "path": "dir", "directory": "dir", "folder": "dir"},
 )
 
 SSH = Record(
     {
-        "config": Field(SOME_TEXT, "An ssh_config file to use.", "as ssh does"),
+        "config": built(SOME_TEXT, "An ssh_config file to use.", "as ssh does"),
         "options": Field(
             ListOf(Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")),
             "More -o options.",
+            field="words",
         ),
-        "persist": Field(OrNone(Duration()), "Keep connections open this long for the next run.", "none"),
-    }
+        "persist": built(OrNone(Duration()), "Keep connections open this long for the next run."),
+    },
+    makes=SshOptions,
 )
 
 JOB = Record(
     {
-        "name": Field(SOME_TEXT, "The job's name.", "the file's stem"),
-        "nodes": Field(
+        "name": built(SOME_TEXT, "The job's name.", "the file's stem"),
+        "nodes": built(
             Either(
                 number=Integer(1, 4096),
                 items=ListOf(Either(text=Text("a host", r"[^\0]+"), entries=NODE), least=1),
             ),
             "A number of nodes on this machine, or the hosts in rank order.",
-            "1",
+            default=1,
         ),
         "min_nodes": Field(Integer(1), "Minimum nodes to continue with when others are lost.", "all of them"),
-        "spares": Field(
+        "spares": built(
             ListOf(Either(text=Text("a host", r"[^\0]+"), entries=NODE)),
-            "Hosts that stand in for lost nodes.",
+            "Hosts that replace lost nodes.",
         ),
-        "hostfile": Field(SOME_TEXT, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
-        "gpus_per_node": Field(
-            Either(number=Integer(0), text=AUTO), "GPUs of each node; 0 = a CPU job.", "auto"
+        "hostfile": built(SOME_TEXT, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
+        "gpus_per_node": built(
+            Either(number=Integer(0), text=AUTO), "GPUs of each node; 0 = a CPU job.", default="auto"
         ),
-        "procs_per_node": Field(Integer(1), "Workers on each node.", "one per GPU, 1 on a CPU job"),
-        "numa_binding": Field(
+        "procs_per_node": built(Integer(1), "Workers on each node.", "one per GPU, 1 on a CPU job"),
+        "numa_binding": built(
             Choice(get_args(NumaMode), none=True),
-            "CPUs of each worker, as torchrun has it: those of its GPU's NUMA node, of that socket, "
-            "a share of the node's cores for it alone, or those of one last-level cache.",
-            "none",
+            "CPUs of each worker, as with torchrun: node = those of its GPU's NUMA node; socket = those of "
+            "its GPU's socket; exclusive = its own share of that NUMA node's cores; core-complex = those of "
+            "one last-level cache.",
         ),
-        "cpu_binding": Field(
+        "cpu_binding": built(
             Either(
                 text=Choice(("cores",), none=True),
                 items=ListOf(Either(number=Integer(0, 99999), text=CPUS), least=1),
             ),
-            "CPUs of each worker: cores = an equal share of the node's physical cores for it alone, "
-            'or a list by local rank, such as ["0-3", "4-7"].',
-            "none",
+            "CPUs of each worker: cores = an equal share of the node's physical cores, shared with no other "
+            'worker; or a list by local rank, such as ["0-3", "4-7"].',
         ),
         "backend": Field(
-            Choice(("auto", "nccl", "gloo")),
+            Choice(("auto", *get_args(Backend))),
             "What torch.distributed will use.",
-            "auto: nccl with GPUs, else gloo",
+            ": nccl with GPUs, else gloo",
         ),
         "rendezvous": Field(RENDEZVOUS, "Where the ranks meet."),
-        "master_addr": Field(SOME_TEXT, "Host of the endpoint; rendezvous.endpoint wins."),
-        "master_port": Field(PORT, "Port of the endpoint; rendezvous.endpoint wins."),
-        "script": Field(SOME_TEXT, "A Python script; relative to the workdir of its node."),
-        "module": Field(
+        "master_addr": built(SOME_TEXT, "Host of the endpoint; rendezvous.endpoint wins."),
+        "master_port": built(PORT, "Port of the endpoint; rendezvous.endpoint wins."),
+        "script": built(SOME_TEXT, "A Python script; relative to the workdir of its node."),
+        "module": built(
             Text("a dotted module name", r"[A-Za-z_][\w.]*"), "A Python module, as with python -m."
         ),
-        "command": Field(
-            ListOf(Word(), least=1), "Any program, in PATH or as a path like script, and its arguments."
+        "command": built(
+            ListOf(Word(), least=1), "Any program, from PATH or by its path, and its arguments."
         ),
         "args": Field(
             ListOf(Word()),
             "Arguments; {rank}, {local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr} "
-            "and {master_port} are filled in, {{rank}} becomes {rank}.",
+            "and {master_port} are filled in; write {{rank}} for a literal {rank}.",
         ),
-        "env": Field(ENV, "Variables of the workers; null takes the caller's value, or fails."),
-        "python": Field(
+        "env": built(
+            ENV,
+            "Variables of the workers; null passes on the value from your shell, and fails if it is unset.",
+        ),
+        "python": built(
             PYTHON,
             "Interpreter on the nodes.",
             "the path of distlaunch's own if it exists there, else python3",
         ),
-        "workdir": Field(
+        "workdir": built(
             SOME_TEXT,
             "Working directory of the workers; ~/ is the home of the node's user.",
             "the job file's folder",
         ),
         "timeouts": Field(TIMEOUTS, "How long things may take."),
-        "restarts": Field(
+        "restarts": built(
             Short(RESTARTS, "max"),
-            "What happens after a failure: the whole job starts again, or nothing; a number is max.",
+            "Whether the whole job starts again after a failure; a number sets max.",
         ),
         "elastic": Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
-        "on_stall": Field(
-            Choice(("notice", "restart", "stop")), "What to do when ranks stall for timeouts.stall.", "notice"
-        ),
-        "role": Field(LINE, "ROLE_NAME of the workers.", "default"),
+        "on_stall": Field(Choice(get_args(OnStall)), "What to do when ranks stall for timeouts.stall."),
+        "role": Field(LINE, "ROLE_NAME of the workers."),
         "virtual_local_rank": Field(
-            Switch(), "Each worker sees its own GPU alone, and LOCAL_RANK is 0.", "false"
+            Switch(), "Each worker sees only its own GPU, and LOCAL_RANK is 0.", field="one_device"
         ),
-        "logs": Field(LOGS, "Where output goes."),
-        "ssh": Field(SSH, "How ssh is called."),
-        "launcher": Field(
+        "logs": built(LOGS, "Where output goes."),
+        "ssh": built(SSH, "How ssh is called."),
+        "launcher": built(
             Choice(("auto", "local", "ssh")),
             "How nodes are reached.",
-            "auto: ssh for hosts, local for a number and for localhost",
+            ": ssh for hosts, local for a number and for localhost",
+            "auto",
         ),
     },
+    makes=JobSpec,
     foreign={
         "nproc_per_node": "procs_per_node",
         "ntasks_per_node": "procs_per_node",
@@ -298,48 +321,3 @@ JOB = Record(
     later=("detach",),
     name="a mapping of job keys",
 )
-
-
-def json_schema() -> Schema:
-    """JSON Schema (draft 2020-12) of a job file, for editors."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "distlaunch job",
-        **JOB.schema(),
-    }
-
-
-def reference(record: Record = JOB, prefix: str = "") -> list[tuple[str, str, str, str]]:
-    """(key, type, explanation, default) of every key, sections before their keys."""
-    rows: list[tuple[str, str, str, str]] = []
-    for key, entry in record.fields.items():
-        rows.append((prefix + key, entry.kind.name, entry.doc, entry.default))
-        for inner, inner_prefix in _sections(entry.kind, prefix + key):
-            rows += reference(inner, inner_prefix)
-    return rows
-
-
-def list_at(steps: Sequence[str]) -> tuple[str, int, list[str]]:
-    """The key of the list that `steps` lead into, how many of them lead to it, and those inside its item.
-
-    ("", 0, []) where they lead into none.
-    """
-    record: Record = JOB
-    for i, step in enumerate(steps[:-1]):
-        kind = record.fields[step].kind if step in record.fields else None
-        listed = isinstance(kind, ListOf) or (isinstance(kind, Either) and kind.items is not None)
-        if listed and steps[i + 1].isdecimal():
-            return ".".join(steps[: i + 1]), i + 1, list(steps[i + 2 :])
-        if not isinstance(kind, Record):
-            break
-        record = kind
-    return "", 0, []
-
-
-def _sections(kind: Type, path: str) -> list[tuple[Record, str]]:
-    if isinstance(kind, Record | Short):
-        return [(kind.record if isinstance(kind, Short) else kind, f"{path}.")]
-    if isinstance(kind, Either) and isinstance(kind.items, ListOf) and isinstance(kind.items.item, Either):
-        record = kind.items.item.entries
-        return [(record, f"{path}[].")] if isinstance(record, Record) else []
-    return []

@@ -1,8 +1,9 @@
 """The {rank} and so on that are filled in in the arguments of a job."""
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
+
+from distlaunch.job.keys.hints import nearest
 
 PLACEHOLDERS = (
     "rank",
@@ -66,7 +67,7 @@ def _single_words(argument: str) -> list[str]:
 
 
 def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), PLACEHOLDERS, 1)
+    close = nearest(name.lower().replace("-", "_"), PLACEHOLDERS)
     known = ", ".join("{" + known + "}" for known in PLACEHOLDERS)
-    hint = f"did you mean {{{close[0]}}}?" if close else f"known are {known};"
+    hint = f"did you mean {{{close}}}?" if close else f"known are {known};"
     return f"unknown placeholder {{{name}}}; {hint} {{{{{name}}}}} passes {{{name}}} to the script"

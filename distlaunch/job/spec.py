@@ -10,7 +10,8 @@ from distlaunch.job.engine import ENGINES, Engine, Ranking
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 
-Console = Literal["all", "rank0", "none"] | tuple[int, ...]
+Shown = Literal["all", "rank0", "none"]
+Console = Shown | tuple[int, ...]
 
 NumaMode = Literal["node", "socket", "exclusive", "core-complex"]
 
@@ -25,6 +26,8 @@ class EnvValue(NamedTuple):
 Env = Mapping[str, EnvValue]
 NO_ENV: Env = MappingProxyType({})
 Backend = Literal["nccl", "gloo"]
+Grow = Literal["restart", "now"]
+OnStall = Literal["notice", "restart", "stop"]
 
 
 class Program(NamedTuple):
@@ -88,6 +91,10 @@ class Timeouts(NamedTuple):
 
 FOREVER_S = 1e9
 """A window that never ends: torchrun's --max-restarts counts over the whole run."""
+
+
+ELASTIC_RESTARTS = 3
+"""An elastic job without `restarts.max` restarts so often; one that never does would not be elastic."""
 
 
 class Restarts(NamedTuple):
@@ -185,8 +192,8 @@ class JobSpec(NamedTuple):
     restarts: Restarts = Restarts()
     spares: tuple[NodeSpec, ...] = ()
     min_nodes: int | None = None
-    grow: Literal["restart", "now"] = "restart"
-    on_stall: Literal["notice", "restart", "stop"] = "notice"
+    grow: Grow = "restart"
+    on_stall: OnStall = "notice"
     role: str = "default"
     one_device: bool = False
     binding: Binding | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from distlaunch.errors import JobError, Problem, UsageError, reason
-from distlaunch.job.build import Surroundings, build_spec
+from distlaunch.job.build import build_spec
 from distlaunch.job.document import (
     OVERRIDE,
     Entries,
@@ -19,9 +19,9 @@ from distlaunch.job.document import (
     override,
     setting,
 )
-from distlaunch.job.fields import list_at
 from distlaunch.job.hosts import HostEntry, parse_hostfile
 from distlaunch.job.paths import home_error
+from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
 
 MAX_BYTES = 1 << 20
@@ -243,6 +243,8 @@ def _is_callers(document: Value, steps: list[str]) -> bool:
 
 def _itemless(document: Value, steps: list[str], value: str) -> str | None:
     """What to write where `steps` lead to an item of a list that the file does not have."""
+    from distlaunch.job.reference import list_at  # few jobs are run with a --set
+
     key, at, inner = list_at(steps)
     above = _found(document, steps[:at])
     if not at or isinstance(above, Items | Entries):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from distlaunch.job.fields import reference
+from distlaunch.job.reference import reference
 from distlaunch.transport.boot import SCRIPT
 from tests.cluster.hosts import Host, Site, parent_of, why_not
 from tests.cluster.odd_hosts import NODE_LOST, UNREACHABLE

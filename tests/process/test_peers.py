@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.dropin.flags import parse_flags
+from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun import Here, job_of
 from distlaunch.errors import Exit
 from distlaunch.launch.peers import keeper, meeting

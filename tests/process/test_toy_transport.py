@@ -56,6 +56,7 @@ import struct, subprocess, sys, threading
 
 HEADER = struct.Struct("!BHHHI")
 stdin, stdout, lock, agents = sys.stdin.buffer, sys.stdout.buffer, threading.Lock(), {}
+met = threading.Event()
 
 def tell(data):
     with lock:
@@ -71,7 +72,10 @@ def serve(agent, text, first):
     agent.stdin.write(text)
     agent.stdin.flush()
     hello = agent.stdout.readline()
-    tell(hello if first else b"")
+    if first:
+        tell(hello)
+        met.set()
+    met.wait()  # one hello is all that a link has
     while data := frame(agent.stdout):
         agents[HEADER.unpack_from(data)[1]] = agent
         tell(data)

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from distlaunch.job.build import Surroundings, build_spec
+from distlaunch.job.build import build_spec
 from distlaunch.job.hosts import HostEntry
+from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
 from distlaunch.rim.job_file import parse
 

@@ -13,11 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distlaunch.dropin.around import launcher_line
-from distlaunch.dropin.flags import Flags, parse_flags
+from distlaunch.dropin.flags import FLAGS, Flag, Flags
 from distlaunch.dropin.from_accelerate import accelerate_draft
 from distlaunch.dropin.from_hostfile import hostfile_draft
 from distlaunch.dropin.from_torchrun import torchrun_draft
-from distlaunch.dropin.job_text import Draft, draft_document, draft_text
+from distlaunch.dropin.job_text import Draft, draft_document, draft_text, joined
+from distlaunch.dropin.parsing import parse_flags
+from distlaunch.dropin.torchrun import Here, job_of
 from distlaunch.dropin.words import Command, shell_commands
 from distlaunch.errors import DistlaunchError, JobError, Problem, UsageError
 from distlaunch.job.fields import JOB
@@ -534,6 +536,58 @@ _values = st.fixed_dictionaries(
         "master_port": st.integers(1, 65535),
     },
 )
+
+
+_ELASTIC = "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:1 --rdzv-conf=timeout=5"
+KEYED: dict[str, tuple[str, Any]] = {
+    "nnodes": ("--nnodes=2", ["HOST0", "HOST1"]),
+    "nproc_per_node": ("--nproc-per-node=3", 3),
+    "rdzv_backend": (_ELASTIC, "c10d"),
+    "rdzv_endpoint": (_ELASTIC, "h:1"),
+    "rdzv_conf": (_ELASTIC, {"timeout": "5"}),
+    "rdzv_id": ("--rdzv-id=j", "j"),
+    "max_restarts": ("--max-restarts=2", 2),
+    "role": ("--role=r", "r"),
+    "module": ("--module", "x"),
+    "no_python": ("--no-python", ["x"]),
+    "run_path": ("--run-path", "x"),
+    "log_dir": ("--log-dir=l", "l"),
+    "redirects": ("--redirects=3", "none"),
+    "local_ranks_filter": ("--local-ranks-filter=0", [0]),
+    "master_addr": ("--nnodes=2 --master-addr=h", "h"),
+    "master_port": ("--master-port=5", 5),
+    "numa_binding": ("--numa-binding=node", "node"),
+    "shutdown_timeout": ("--shutdown-timeout=5", "5s"),
+    "virtual_local_rank": ("--virtual-local-rank", True),
+}
+"""Flag with a job key → a command that has it, and what stands at that key then."""
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.key], ids=lambda flag: flag.field)
+def test_a_flag_becomes_the_key_that_the_table_names(flag: Flag) -> None:
+    words, value = KEYED[flag.field]
+    draft = imported(f"torchrun {words} x")
+    offered = joined([Draft({offer.key: offer.value}) for offer in draft.offers])
+    section, _, inner = flag.key.rpartition(".")
+    found: Any = (offered if section == "rendezvous" and "c10d" in words else draft).keys[section or inner]
+    assert (found[inner] if section else found) == value
+
+
+@pytest.mark.parametrize("others", ["--module", "--no-python", "-m --no-python"])
+def test_a_run_path_is_a_script_whatever_else_is_said(others: str) -> None:
+    assert imported(f"torchrun --run-path {others} x.py").keys["script"] == "x.py"
+
+
+@pytest.mark.parametrize(
+    "words", ["--max-restarts=2", "--role=r", "--virtual-local-rank", "--numa-binding=socket", "--rdzv-id=j"]
+)
+def test_a_flag_means_the_same_in_a_job_file_as_in_the_drop_in(words: str) -> None:
+    file = spec_of(draft_text(imported(f"torchrun {words} x.py")))
+    flags = parse_flags([*words.split(), "x.py"], {})
+    there = job_of(flags, Here("/", "host", "python3", ("/tmp",), 0, 1, {}))
+    for field in ("role", "one_device", "binding", "rendezvous_id"):
+        assert getattr(file, field) == getattr(there, field)
+    assert file.restarts.most == there.restarts.most
 
 
 def words_of(values: dict[str, Any]) -> list[str]:

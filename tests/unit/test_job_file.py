@@ -15,7 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distlaunch.errors import DistlaunchError, JobError, UsageError
-from distlaunch.job.fields import JOB, reference
+from distlaunch.job.fields import JOB
+from distlaunch.job.reference import reference
 from distlaunch.job.spec import Binding, EnvValue, JobSpec, Restarts, Timeouts
 from distlaunch.plan.advice import unstarted_advice
 from distlaunch.rim.job_file import load_job

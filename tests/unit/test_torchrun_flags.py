@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.flags import FLAGS, Flag, Flags, parse_flags, parse_std
+from distlaunch.dropin.flags import FLAGS, Flag, Flags, parse_std
+from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun import (
-    UNUSED,
-    UNUSED_WHEN_STATIC,
     Here,
     by_hand_notices,
     job_of,
@@ -465,13 +464,11 @@ def test_what_is_left_to_torch(words: str, why: str) -> None:
 
 def test_notices() -> None:
     assert notices(parsed("--nproc-per-node=2", "--role=a", "s.py")) == []
-    for field, why in {**UNUSED, **UNUSED_WHEN_STATIC}.items():
-        (flag,) = (flag for flag in FLAGS if flag.field == field)
-        line = f"{flag.name} has no effect: {why}"
+    for flag in (flag for flag in FLAGS if "no effect" in flag.here):
+        line = f"{flag.name} has no effect: {flag.why}"
         assert notices(parsed(flag.name, sample(flag)[0], "--master-port=5", "s.py")) == [line]
-        if flag.from_environment:
-            environ = {"PET_MASTER_PORT": "5", f"PET_{field.upper()}": sample(flag)[0]}
-            assert notices(parsed("s.py", **environ)) == [line]
+        environ = {"PET_MASTER_PORT": "5", flag.variable: sample(flag)[0]}
+        assert notices(parsed("s.py", **environ)) == [line]
 
 
 C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=h:29500", "--rdzv-id=j", "--rdzv-conf=is_host=1,timeout=9")
@@ -520,9 +517,22 @@ def test_signals_to_handle(text: str, used: tuple[str, ...], left_out: list[str]
 # The flags are torch's, and the document has them all
 
 
-def test_the_document_has_every_flag() -> None:
-    rows = re.findall(r"(?m)^\| `(--[a-z-]+)`", DOCUMENT.read_text())
-    assert sorted(rows) == sorted(flag.name for flag in FLAGS)
+def test_the_document_says_of_every_flag_what_becomes_of_it() -> None:
+    rows = re.findall(r"(?m)^\| `(--[a-z-]+)` \| ([^|]+) \| ([^|]*) \| ([^|]+) \|", DOCUMENT.read_text())
+    assert [(name, here, key.strip("` ")) for name, here, key, _ in rows] == [
+        (flag.name, flag.here, flag.key) for flag in FLAGS
+    ]
+    told = {name: why.replace("`", "") for name, _, _, why in rows}
+    assert [flag.name for flag in FLAGS if flag.why not in told[flag.name]] == []
+
+
+def test_what_is_not_used_says_why() -> None:
+    assert [flag.name for flag in FLAGS if "no effect" in flag.here and not flag.why] == []
+    assert [flag.name for flag in FLAGS if flag.here in ("handed over", "refused") and not flag.why] == []
+
+
+def test_every_flag_of_the_table_is_a_field() -> None:
+    assert {flag.field for flag in FLAGS} == set(Flags._fields) - {"script", "args", "given", "unfilled"}
 
 
 def test_the_documents_tests_exist() -> None:

@@ -1,0 +1,155 @@
+"""What a job file may not say: checks across its keys, and of the whole that they make."""
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import starmap
+
+from distlaunch.contract import RESERVED
+from distlaunch.job.document import counted, setting
+from distlaunch.job.elastic import check_torch_agents
+from distlaunch.job.fields import JOB
+from distlaunch.job.keys.hints import nearest, program_keys
+from distlaunch.job.paths import home_error
+from distlaunch.job.placeholders import placeholder_error
+from distlaunch.job.reading import Reading
+from distlaunch.job.spec import JobSpec, NodeSpec
+
+PROGRAMS = ("script", "module", "command")
+
+
+def check_keys(reading: Reading) -> None:
+    """Note what one key alone can't tell."""
+    _check_program(reading)
+    _check_script(reading)
+    if "nodes" in reading.checked and "hostfile" in reading.checked:
+        reading.problem("hostfile", "give nodes or hostfile, not both")
+    reading.endpoint()
+    _check_binding(reading)
+    _check_homes(reading)
+    _check_placeholders(reading)
+    _check_stall(reading)
+    check_torch_agents(reading.checked, reading.problem)
+    _check_env(reading, "env", reading.checked.get("env"))
+    for path, node in reading.listed():
+        reading.hosts(path, node)
+        if isinstance(node, Mapping):
+            _check_env(reading, f"{path}.env", node.get("env"))
+
+
+def check_spec(reading: Reading, spec: JobSpec) -> None:
+    """Note what shows only when hosts and endpoint are known."""
+    _check_twice(reading, spec.pool)
+    _check_master(reading, spec)
+    _check_launcher(reading)
+    if spec.fewest > len(spec.nodes):
+        has = counted(len(spec.nodes), "node")
+        reading.problem("min_nodes", f"{spec.min_nodes} is more than the job has: {has}")
+
+
+def _check_program(reading: Reading) -> None:
+    given = [key for key in PROGRAMS if key in reading.checked]
+    if len(given) != 1:
+        told = " and ".join(given) or "none of them"
+        reading.problem(given[-1] if given else "", f"give one of script, module or command; got {told}")
+
+
+def _check_script(reading: Reading) -> None:
+    text = reading.checked.get("script") or ""
+    keys = program_keys(text)
+    if re.match(r"(?:\S*/)?torchrun\s", text):
+        import shlex  # only a mistake needs it
+
+        made = f"`distlaunch import torchrun {shlex.quote(text)}`"
+        reading.problem("script", f"{made} prints a job file for this command")
+    elif keys and reading.places["script"].typed:
+        gone = {} if "script" in keys else {"script": "null"}
+        reading.problem("script", f"write {' '.join(starmap(setting, {**gone, **keys}.items()))}")
+    elif keys:
+        reading.problem("script", f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}")
+
+
+def _check_binding(reading: Reading) -> None:
+    given = reading.checked.get("cpu_binding")
+    if given and reading.checked.get("numa_binding"):
+        reading.problem("cpu_binding", "give numa_binding or cpu_binding, not both")
+    for i, cpus in enumerate(given if isinstance(given, tuple) else ()):
+        for first, last in re.findall(r"(\d+)-(\d+)", str(cpus)):
+            if int(last) < int(first):
+                reading.problem(f"cpu_binding[{i}]", f"{first}-{last} ends before it begins")
+
+
+def _check_stall(reading: Reading) -> None:
+    on_stall, timeouts = reading.checked.get("on_stall"), reading.section("timeouts")
+    never = "stall" in timeouts and timeouts["stall"] is None and "timeouts.stall" not in reading.refused
+    if never and on_stall in ("restart", "stop"):
+        reading.problem("on_stall", f"on_stall: {on_stall} has no effect, since timeouts.stall is none")
+
+
+def _check_homes(reading: Reading) -> None:
+    for path, text in _file_paths(reading):
+        if wrong := home_error(text) if isinstance(text, str) else None:
+            reading.problem(path, wrong)
+
+
+def _file_paths(reading: Reading) -> Iterator[tuple[str, str | None]]:
+    """Path in the job file and text of each path to a file or folder."""
+    checked = reading.checked
+    yield from ((key, checked.get(key)) for key in ("script", "python", "workdir", "hostfile"))
+    yield "logs.dir", reading.section("logs").get("dir")
+    yield "ssh.config", reading.section("ssh").get("config")
+    yield from (("command[0]", word) for word in (checked.get("command") or ())[:1] if word and "/" in word)
+    for path, node in reading.listed():
+        if isinstance(node, Mapping):
+            yield from ((f"{path}.{key}", node.get(key)) for key in ("python", "workdir"))
+
+
+def _check_placeholders(reading: Reading) -> None:
+    for key, first in (("command", 1), ("args", 0)):
+        for i, word in enumerate((reading.checked.get(key) or ())[first:], first):
+            if word and (wrong := placeholder_error(word)):
+                reading.problem(f"{key}[{i}]", wrong)
+
+
+def _check_env(reading: Reading, path: str, env: Mapping[str, str | None] | None) -> None:
+    environ = reading.around.environ
+    for name, value in (env or {}).items():
+        if name in RESERVED:
+            reading.problem(f"{path}.{name}", f"{name} is set by distlaunch for each worker; remove it")
+        elif value is None and name not in environ:
+            close = nearest(name, environ, 0.8)
+            hint = f"; did you mean {close}?" if close else ""
+            reading.problem(f"{path}.{name}", f"{name} is null, but your environment does not have it{hint}")
+
+
+def _check_twice(reading: Reading, nodes: tuple[NodeSpec, ...]) -> None:
+    seen: dict[str, bool] = {}
+    for node in nodes:
+        spare = node.path.startswith("spares")
+        if node.label in seen:
+            reading.problem(node.path, _twice(node.label, spare, seen[node.label]))
+        seen.setdefault(node.label, spare)
+
+
+def _twice(host: str, spare: bool, spare_before: bool) -> str:
+    if spare and not spare_before:
+        return f"{host} is in nodes too: a host can't be both; drop it from nodes or spares"
+    hint = "drop one of the two" if spare else "give it more procs instead"
+    return f"{host} is listed twice; {hint}"
+
+
+def _check_master(reading: Reading, spec: JobSpec) -> None:
+    others = {name for node in spec.nodes[1:] for name in (node.label, node.address) if name}
+    first = {spec.nodes[0].label, spec.nodes[0].address} if spec.nodes else set()
+    if spec.engine.serves_store and spec.master_host in others - first:
+        place = "rendezvous.endpoint" if "rendezvous.endpoint" in reading.places else "master_addr"
+        reading.problem(
+            place,
+            f"rank 0 runs on the first node, {spec.nodes[0].label}, but the endpoint is on "
+            f"{spec.master_host}; list {spec.master_host} first",
+        )
+
+
+def _check_launcher(reading: Reading) -> None:
+    numbered = isinstance(JOB.value(reading.checked, "nodes"), int) and not reading.around.hostfile
+    if reading.checked.get("launcher") == "ssh" and numbered:
+        reading.problem("launcher", "launcher: ssh needs hosts; nodes is a number here")
