@@ -38,7 +38,7 @@ def say(**message: Any) -> None:
 
 
 def ended(node: int, status: int, text: str) -> "dict[str, Any]":
-    """How a node ended that has failed, for the commands of the others."""
+    """The message that a node has failed."""
     return {"ended": {"node": node, "status": status, "text": text}}
 
 
@@ -79,7 +79,7 @@ class Roll:
         return [int(state.split()[0]) for state in self.store.multi_get(self.keys)]
 
     def verdict(self) -> "dict[str, Any] | None":
-        """What ends all nodes: one has stopped to beat before it was done, or all are done."""
+        """What ends all nodes: one has stopped beating before it was done, or all are done."""
         now = time.monotonic()
         for rank, state in enumerate(self.store.multi_get(self.keys)):
             if rank not in self.heard or state != self.heard[rank][0]:
@@ -101,7 +101,7 @@ class Keeper:
 
     def __init__(self, store: Any, rank: int, nodes: int) -> None:
         self.store, self.rank = store, rank
-        self.keys = [f"node{rank}" for rank in range(nodes)]
+        self.keys = [f"node{node}" for node in range(nodes)]
         self.roll = None if rank else Roll(store, self.keys)
         self.workers = self.beats = 0
         self.done = self.failed_here = self.left = False
@@ -121,7 +121,7 @@ class Keeper:
         return None
 
     def join(self, workers: int) -> None:
-        """Be there; but the first node to come sets how many there are."""
+        """Be there, if this node expects as many nodes as the first that came."""
         nodes = len(self.keys)
         if (agreed := int(self.store.compare_set("nodes", "", str(nodes)))) != nodes:
             text = f"was started with --nnodes {nodes}, another node with {agreed}"
@@ -131,7 +131,7 @@ class Keeper:
             self.beat()
 
     def look_for_missing(self, patience: Patience) -> None:
-        """Tell now and then who has not come; that is a failure in the end."""
+        """Tell now and then who has not come; in the end that is a failure."""
         over = patience.over()
         if not (over or patience.worth_a_word()):
             return
