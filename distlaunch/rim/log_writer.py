@@ -1,13 +1,11 @@
 """Appends to files from a thread, so that a disk that stalls holds up nobody."""
 
 import os
-import threading
-from collections import deque
+
+from distlaunch.rim.backlog import CAPACITY, Backlog
 
 MAX_OPEN = 200
 """Log files kept open at once: two per rank would pass the usual limit of 1024 descriptors."""
-CAPACITY = 8 << 20
-"""Bytes that may wait for the disk."""
 PATIENCE_S = 0.3
 """A full queue is waited for so long; while the disk takes nothing, what comes is counted as lost at once."""
 FLUSH_S = 5.0
@@ -20,80 +18,53 @@ class LogWriter:
         self._folder = folder
         self._open: dict[str, int] = {}
         self._made: set[str] = set()
-        self._queue: deque[tuple[str, bytes]] = deque()
-        self._waiting = 0
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._closing = self._stalled = False
+        self._backlog = Backlog[tuple[str, bytes]]("log-writer", self._write_all)
+        self._stalled = False
         self.lost_bytes = 0
 
     def append(self, name: str, data: bytes) -> None:
         """Have `data` appended to the file; what can't be written is counted in `lost_bytes`."""
-        with self._changed:
-            if not self._has_room(len(data)):
+        with self._backlog.changed:
+            if self._has_room(len(data)):
+                self._backlog.add((name, data), len(data))
+            else:
                 self.lost_bytes += len(data)
-                return
-            self._queue.append((name, data))
-            self._waiting += len(data)
-            self._changed.notify_all()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="log-writer")
-            self._thread.start()
 
     def _has_room(self, size: int) -> bool:
         """Whether there is room; a disk that is only slow is waited for, which holds its source back."""
-        full = self._waiting and self._waiting + size > CAPACITY
-        while full and not self._stalled:
-            before = self._waiting
-            self._changed.wait(PATIENCE_S)
-            self._stalled = self._waiting == before
-            full = self._waiting and self._waiting + size > CAPACITY
-        return not full
+        while self._backlog.waiting and self._backlog.waiting + size > CAPACITY:
+            if self._stalled:
+                return False
+            self._stalled = not self._backlog.moves(PATIENCE_S)
+        return True
 
     def close(self) -> None:
         """Write out what waits, for as long as the disk takes something, and close the files."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if not self.flush():
-            self.lost_bytes += self._waiting  # the thread, which can't be ended, keeps the files
-        elif self._thread:
-            self._thread.join()
+        self.flush()
+        if self._backlog.end():
+            while self._open:
+                os.close(self._open.popitem()[1])
+        else:
+            self.lost_bytes += self._backlog.waiting  # the thread, which can't be stopped, keeps the files
 
     def flush(self) -> bool:
         """Wait until all is written, for as long as the disk takes something; whether it is."""
-        with self._changed:
-            while self._waiting:
-                before = self._waiting
-                if not self._changed.wait(FLUSH_S) and self._waiting == before:
-                    return False
-        return True
+        return self._backlog.drain(FLUSH_S, lambda quiet_s: quiet_s < FLUSH_S)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
-                    break
-                name, data = self._queue.popleft()
-            lost = self._write(name, data)
-            with self._changed:
-                self._waiting -= len(data)
+    def _write_all(self) -> None:
+        while self._backlog.queue:
+            name, data = self._backlog.queue.popleft()  # no lock: nobody else takes
+            left, lost = data, 0
+            try:
+                fd = self._descriptor(name)
+                while left:
+                    left = left[os.write(fd, left) :]
+            except OSError:
+                lost = len(left)
+            with self._backlog.changed:
                 self.lost_bytes += lost
                 self._stalled = False
-                self._changed.notify_all()
-        while self._open:
-            os.close(self._open.popitem()[1])
-
-    def _write(self, name: str, data: bytes) -> int:
-        """Append; the number of bytes that could not be written."""
-        try:
-            fd = self._descriptor(name)
-            while data:
-                data = data[os.write(fd, data) :]
-        except OSError:
-            return len(data)
-        return 0
+                self._backlog.written(len(data))
 
     def _descriptor(self, name: str) -> int:
         if name not in self._open:
@@ -104,7 +75,6 @@ class LogWriter:
                 os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             # What is there already, but for our own, was put there by somebody else.
             fresh = 0 if name in self._made else os.O_CREAT | os.O_EXCL
-            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._open[name] = os.open(path, flags | fresh, 0o600)
+            self._open[name] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | fresh, 0o600)
             self._made.add(name)
         return self._open[name]

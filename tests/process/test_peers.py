@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -115,3 +117,116 @@ def test_the_wait_for_nodes_that_do_not_come_is_bounded() -> None:
         process.communicate(timeout=PATIENCE_S)
     text = "did not come within 0.5 s; nor did 2"
     assert said == {"ended": {"node": 1, "status": Exit.TIMEOUT, "text": text}}
+
+
+def test_a_store_that_is_gone_is_the_first_nodes_failure() -> None:
+    port = free_port()
+    with (
+        Signals() as signals,
+        contextlib.closing(peers(port, 0)) as first,
+        contextlib.closing(peers(port, 1)) as second,
+    ):
+        assert first.meet(signals) == second.meet(signals) == [1, 1]
+        first._process.kill()
+        second.tell(0, "")
+        assert second.wait_for_all(signals) == (0, 71, "its store closed the connection")
+
+
+# What it costs to stay together, and who is lost
+
+
+class Counting:
+    """A store that counts its calls."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls += 1
+        return getattr(self._store, name)
+
+
+def keepers_of(nodes: int) -> list[keeper.Keeper]:
+    """Of nodes that are all there; without a command, and without the program around them."""
+    from torch.distributed import HashStore
+
+    store = Counting(HashStore())
+    keepers = [keeper.Keeper(store, rank, nodes) for rank in range(nodes)]
+    for rank, each in enumerate(keepers):
+        each.join(rank + 1)
+    return keepers
+
+
+def calls_of(each: keeper.Keeper) -> int:
+    """Of one beat."""
+    before = each.store.calls
+    assert not each.turn()
+    calls: int = each.store.calls - before
+    return calls
+
+
+def test_a_beat_takes_no_more_calls_of_many_nodes_than_of_few() -> None:
+    few, many = keepers_of(2), keepers_of(64)
+    assert calls_of(many[0]) == calls_of(few[0]) == 3
+    assert calls_of(many[63]) == calls_of(few[1]) == 2
+
+
+def test_meeting_takes_no_more_calls_of_many_nodes_than_of_few() -> None:
+    def calls(nodes: int, rank: int) -> int:
+        keepers = keepers_of(nodes)
+        before = keepers[0].store.calls
+        assert keepers[0].meet(1, 1.0) == [1, *range(2, nodes + 1)]
+        if rank:
+            before = keepers[0].store.calls
+            keepers[rank].meet(rank + 1, 1.0)
+        taken: int = keepers[0].store.calls - before
+        return taken
+
+    assert calls(64, 0) == calls(2, 0)
+    assert calls(64, 63) == calls(2, 1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The keepers' time, to be set."""
+    now = [1000.0]
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_a_node_without_a_beat_is_lost_after_a_while_and_all_are_told(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert keeper.LOST_S == 15.0
+    first, second, third = keepers_of(3)
+    assert not any(each.turn() for each in (third, second, first))
+    clock[0] += 15.0
+    assert not any(each.turn() for each in (second, first))
+    clock[0] += 0.1
+    assert all(each.turn() for each in (first, second))
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert said == [{"ended": {"node": 2, "status": 71, "text": "no heartbeat for 15 s"}}] * 2
+
+
+def test_a_node_that_is_done_is_not_lost_and_when_all_are_done_all_are_told(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = keepers_of(2)
+    second.done = True
+    assert not any(each.turn() for each in (second, first))
+    clock[0] += 100.0
+    assert not first.turn(), "the second one waits for it"
+    assert capsys.readouterr().out == ""
+    first.done = True
+    assert all(each.turn() for each in (first, second))
+    assert capsys.readouterr().out == '{"over": true}\n' * 2
+
+
+def test_the_first_verdict_counts(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = keepers_of(2)
+    second.end(keeper.ended(1, 7, "rank 1 failed"))
+    first.done = second.done = True
+    assert all(each.turn() for each in (first, second))
+    told = {"ended": {"node": 1, "status": 7, "text": "rank 1 failed"}}
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [told] * 2

@@ -67,17 +67,20 @@ def writer(tmp_path: Path) -> LogWriter:
 
 @pytest.fixture
 def disk(writer: LogWriter) -> Iterator[Disk]:
-    """A disk that takes nothing yet; the writer is closed at the end, if the test has not done so."""
+    """A disk that takes nothing yet; at the end it takes all, and the writer is closed."""
     disk = Disk(writer)
     yield disk
-    with writer._changed:
-        writer._closing = True
-        writer._changed.notify_all()
-    if writer._thread is None:
-        os.close(writer._open.pop("log"))
+    closing = threading.Thread(target=close_at_last, args=(writer,))
+    closing.start()
     disk.close()
-    if writer._thread:
-        writer._thread.join(LONG_S)
+    closing.join(LONG_S)
+
+
+def close_at_last(writer: LogWriter) -> None:
+    """However long it takes: its patience may be short, or all gone."""
+    with writer._backlog.changed:
+        assert writer._backlog.changed.wait_for(lambda: not writer._backlog.waiting, LONG_S)
+    writer.close()
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def when_waited_for(
     writer: LogWriter, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 ) -> Iterator[list[float | None]]:
     """Does that once this thread waits for the writer's; the times for which it was willing to wait."""
-    wait, waits = writer._changed.wait, list[float | None]()
+    wait, waits = writer._backlog.changed.wait, list[float | None]()
     acting = threading.Thread(target=act)
 
     def observed(timeout: float | None = None) -> bool:
@@ -103,7 +106,7 @@ def when_waited_for(
                 acting.start()  # it may need the lock, which the wait gives back
         return wait(timeout)
 
-    monkeypatch.setattr(writer._changed, "wait", observed)
+    monkeypatch.setattr(writer._backlog.changed, "wait", observed)
     yield waits
     acting.join(LONG_S)
 
@@ -325,7 +328,7 @@ def test_there_is_room_up_to_the_capacity(writer: LogWriter, disk: Disk, size: i
 def test_one_piece_may_be_larger_than_the_capacity(
     writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer._changed, "wait", unwaited(writer._changed.wait))
+    monkeypatch.setattr(writer._backlog.changed, "wait", unwaited(writer._backlog.changed.wait))
     writer.append("log", b"abcdefghi")
     assert disk.take(9) == b"abcdefghi"
     assert writer.lost_bytes == 0

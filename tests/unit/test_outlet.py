@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.rim import backlog
 from distlaunch.rim import outlet as module
 from distlaunch.rim.outlet import Outlet
 from tests.unit.samples import PipeEnds, bounded
@@ -104,15 +105,15 @@ def unasked(quiet_s: float) -> bool:
 
 def wait_until(outlet: Outlet, waiting: int) -> None:
     """Until so many bytes wait for the reader."""
-    with outlet._changed:
-        assert outlet._changed.wait_for(lambda: outlet._waiting == waiting, LONG_S)
+    backlog = outlet._backlog
+    with backlog.changed:
+        assert backlog.changed.wait_for(lambda: backlog.waiting == waiting, LONG_S)
 
 
 def end(outlet: Outlet) -> None:
     """The end of a thread that was not waited for."""
-    assert outlet._thread
-    outlet._thread.join(LONG_S)
-    assert not outlet._thread.is_alive()
+    outlet._backlog._thread.join(LONG_S)
+    assert not outlet._backlog._thread.is_alive()
 
 
 # Order, and who waits for whom
@@ -256,7 +257,7 @@ def test_patience_is_told_how_long_the_reader_has_taken_nothing(
     full: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=ticking()))
+    monkeypatch.setattr(backlog, "time", SimpleNamespace(monotonic=ticking()))
     outlet = Outlet(full.write_end, never)
     outlet.write(b"a" * CHUNK + b"b\n")
     quiet: list[float] = []

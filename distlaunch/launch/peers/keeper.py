@@ -29,11 +29,17 @@ TELL_S = 5.0
 LINGER_S = 3.0
 """Seconds that the store outlives a failure, so that the others hear of it."""
 LOST_STATUS = 71
+SILENT = f"no heartbeat for {LOST_S:g} s"
 
 
 def say(**message: Any) -> None:
     """One line of JSON to the command."""
     print(json.dumps(message), flush=True)
+
+
+def ended(node: int, status: int, text: str) -> "dict[str, Any]":
+    """The message that a node has failed."""
+    return {"ended": {"node": node, "status": status, "text": text}}
 
 
 class StaleError(Exception):
@@ -59,84 +65,122 @@ class Patience:
         return True
 
 
+class Roll:
+    """What node 0 knows of all nodes: it alone, next to the store, asks for their states, all in one call."""
+
+    def __init__(self, store: Any, keys: "list[str]") -> None:
+        self.store, self.keys = store, keys
+        self.heard: dict[int, tuple[bytes, float]] = {}
+
+    def sizes(self) -> "list[int] | None":
+        """How many workers each node has, once all are there."""
+        if not self.store.check(self.keys):
+            return None
+        return [int(state.split()[0]) for state in self.store.multi_get(self.keys)]
+
+    def verdict(self) -> "dict[str, Any] | None":
+        """What ends all nodes: one has stopped beating before it was done, or all are done."""
+        now = time.monotonic()
+        for rank, state in enumerate(self.store.multi_get(self.keys)):
+            if rank not in self.heard or state != self.heard[rank][0]:
+                self.heard[rank] = (state, now)
+        running = {rank: at for rank, (state, at) in self.heard.items() if not state.endswith(b"done")}
+        lost = [rank for rank, at in running.items() if now - at > LOST_S]
+        if lost:
+            return ended(lost[0], LOST_STATUS, SILENT)
+        return None if running else {"over": True}
+
+
 class Keeper:
-    """One node's end of the store."""
+    """One node's end of the store.
+
+    Each node keeps one key, its state: how many workers it has, and a count of beats, or "done". From all of
+    them node 0 sets `sizes`, with which all start, and `verdict`, with which all end; a node that has failed
+    sets the verdict itself.
+    """
 
     def __init__(self, store: Any, rank: int, nodes: int) -> None:
-        self.store, self.rank, self.nodes = store, rank, nodes
-        self.beats: dict[int, tuple[int, float]] = {}
+        self.store, self.rank = store, rank
+        self.keys = [f"node{node}" for node in range(nodes)]
+        self.roll = None if rank else Roll(store, self.keys)
+        self.workers = self.beats = 0
         self.done = self.failed_here = self.left = False
         self.turned = time.monotonic()
-        threading.Thread(target=self.watch_the_store, daemon=True).start()
 
     def meet(self, workers: int, wait_s: float) -> "list[int] | None":
         """Wait for all nodes; how many workers each has."""
-        if (agreed := int(self.store.compare_set("nodes", "", str(self.nodes)))) != self.nodes:
-            text = f"was started with --nnodes {self.nodes}, another node with {agreed}"
-            self.fail({"node": self.rank, "status": 2, "text": text})
-            self.tell_failure()
-            return None
-        self.store.set(f"size{self.rank}", str(workers))
+        self.join(workers)
         patience = Patience(wait_s)
-        while missing := [rank for rank in range(self.nodes) if not self.store.check([f"size{rank}"])]:
-            if self.tell_failure():
-                return None
-            if patience.over():
-                others = f"; nor did {', '.join(map(str, missing[1:]))}" if missing[1:] else ""
-                text = f"did not come within {wait_s:g} s{others}"
-                self.fail({"node": missing[0], "status": 124, "text": text})
-            elif patience.worth_a_word():
-                say(waiting=missing)
+        while not self.tell_verdict():
+            if self.roll and (sizes := self.roll.sizes()):
+                self.store.set("sizes", json.dumps(sizes))
+            if self.store.check(["sizes"]):
+                return list(json.loads(self.store.get("sizes")))
+            self.look_for_missing(patience)
             self.listen(BEAT_S)
-        return [int(self.store.get(f"size{rank}")) for rank in range(self.nodes)]
+        return None
+
+    def join(self, workers: int) -> None:
+        """Be there, if this node expects as many nodes as the first that came."""
+        nodes = len(self.keys)
+        if (agreed := int(self.store.compare_set("nodes", "", str(nodes)))) != nodes:
+            text = f"was started with --nnodes {nodes}, another node with {agreed}"
+            self.end(ended(self.rank, 2, text))
+        else:
+            self.workers = workers
+            self.beat()
+
+    def look_for_missing(self, patience: Patience) -> None:
+        """Tell now and then who has not come; in the end that is a failure."""
+        over = patience.over()
+        if not (over or patience.worth_a_word()):
+            return
+        missing = [rank for rank, key in enumerate(self.keys) if not self.store.check([key])]
+        if over and missing:
+            others = f"; nor did {', '.join(map(str, missing[1:]))}" if missing[1:] else ""
+            self.end(ended(missing[0], 124, f"did not come within {patience.wait_s:g} s{others}"))
+        elif missing:
+            say(waiting=missing)
 
     def watch(self) -> None:
         """Tell the command of the others, and the others of the command, until all is over."""
-        self.beats = dict.fromkeys(range(self.nodes), (0, time.monotonic()))  # not before: they may meet late
-        while True:
-            self.store.add(f"beat{self.rank}", 1)
-            if self.tell_failure():
-                return
-            if all(self.store.check([f"done{rank}"]) for rank in range(self.nodes)):
-                say(over=True)
-                return
-            if (lost := self.lost()) is not None:
-                self.fail({"node": lost, "status": LOST_STATUS, "text": f"no heartbeat for {LOST_S:g} s"})
+        while not self.turn():
             self.listen(BEAT_S)
+
+    def turn(self) -> bool:
+        """One beat, and a look at the others; whether all is over."""
+        self.beat()
+        if self.roll and (verdict := self.roll.verdict()):
+            self.end(verdict)
+        return self.tell_verdict()
+
+    def beat(self) -> None:
+        """Show that this node is there, or done."""
+        self.beats += 1
+        self.store.set(self.keys[self.rank], f"{self.workers} {'done' if self.done else self.beats}")
 
     def watch_the_store(self) -> None:
         """End when the store's host has gone silent: the store's client waits for an answer without limit."""
         while time.monotonic() - self.turned < LOST_S:
             time.sleep(BEAT_S)
-        say(ended={"node": 0, "status": LOST_STATUS, "text": f"no heartbeat for {LOST_S:g} s"})
+        say(**ended(0, LOST_STATUS, SILENT))
         os._exit(0)
 
-    def tell_failure(self) -> bool:
-        """Whether a node has failed; the command is told, unless it was the one that said so."""
-        if not self.store.check(["failed"]):
+    def tell_verdict(self) -> bool:
+        """Whether all is over; the command is told how, unless its own failure ended it."""
+        if not self.store.check(["verdict"]):
             return False
         if not self.failed_here:
-            say(ended=json.loads(self.store.get("failed")))
+            say(**json.loads(self.store.get("verdict")))
         return True
 
     def linger(self) -> None:
         """Serve the store until all have seen the end, or for moments."""
         self.store.set(f"seen{self.rank}", "")
         patience = Patience(LINGER_S)
-        everyone = [f"seen{rank}" for rank in range(self.nodes)]
+        everyone = [f"seen{rank}" for rank in range(len(self.keys))]
         while self.rank == 0 and not self.store.check(everyone) and not patience.over():
             time.sleep(BEAT_S)
-
-    def lost(self) -> "int | None":
-        """A node that has stopped to beat before it was done, or None."""
-        now = time.monotonic()
-        for rank, (count, at) in self.beats.items():
-            latest = self.store.add(f"beat{rank}", 0)
-            if latest != count:
-                self.beats[rank] = (latest, now)
-            elif now - at > LOST_S and not self.store.check([f"done{rank}"]):
-                return rank
-        return None
 
     def listen(self, wait_s: float) -> None:
         """Wait for the command's word; its end without one is a failure. A good end may turn bad."""
@@ -150,17 +194,15 @@ class Keeper:
         self.left = not line
         if self.left and self.done:
             return
-        ended = json.loads(line) if line else {"status": 70, "text": "its launcher was killed"}
+        word = json.loads(line) if line else {"status": 70, "text": "its launcher was killed"}
         self.done = True
-        if ended["status"]:
+        if word["status"]:
             self.failed_here = True
-            self.fail({"node": self.rank, **ended})
-        else:
-            self.store.set(f"done{self.rank}", "")
+            self.end(ended(self.rank, **word))
 
-    def fail(self, ended: "dict[str, Any]") -> None:
-        """The first failure of all is the one that counts."""
-        self.store.compare_set("failed", "", json.dumps(ended))
+    def end(self, verdict: "dict[str, Any]") -> None:
+        """The first verdict of all is the one that counts."""
+        self.store.compare_set("verdict", "", json.dumps(verdict))
 
 
 def reach(host: str, port: int, wait_s: float) -> None:
@@ -202,7 +244,7 @@ def attach(host: str, port: int, rank: int, wait_s: float) -> Any:
             store = TCPStore(host, port, None, rank == 0, limit, wait_for_workers=False)
             store = PrefixStore("distlaunch/", store)
             twice = store.add(f"came{rank}", 1) > 1
-            if not twice and not store.check(["failed"]):
+            if not twice and not store.check(["verdict"]):
                 return store
             why = (
                 f"another launcher with --node-rank {rank} has joined"
@@ -236,10 +278,10 @@ def unserved(host: str, port: int, rank: int, error: Exception) -> "dict[str, An
     """Why this node has no store, and the status: 75 where its port is taken, 69 where it is out of reach."""
     if rank == 0 and not is_here(host):
         text = f"{host} is not an address of this machine: is --node-rank 0 right, and --master-addr?"
-        return {"node": 0, "status": 2, "text": text}
+        return ended(0, 2, text)
     can = "serve" if rank == 0 else "reach"
     text = f"can't {can} the store at {host}:{port}: {str(error).splitlines()[0]}"
-    return {"node": 0, "status": 75 if rank == 0 else 69, "text": text}
+    return ended(0, 75 if rank == 0 else 69, text)
 
 
 def main() -> None:
@@ -251,11 +293,12 @@ def main() -> None:
     try:
         keeper = Keeper(attach(host, port, rank, wait_s), rank, nodes)
     except StaleError as error:
-        say(ended={"node": rank, "status": 2, "text": str(error)})
+        say(**ended(rank, 2, str(error)))
         return
     except (DistError, OSError) as error:
-        say(ended=unserved(host, port, rank, error))
+        say(**unserved(host, port, rank, error))
         return
+    threading.Thread(target=keeper.watch_the_store, daemon=True).start()
     try:
         sizes = keeper.meet(workers, wait_s)
         if sizes:
@@ -263,7 +306,7 @@ def main() -> None:
             keeper.watch()
         keeper.linger()
     except (DistError, OSError):
-        say(ended={"node": 0, "status": LOST_STATUS, "text": "its store closed the connection"})
+        say(**ended(0, LOST_STATUS, "its store closed the connection"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,69 @@
+"""What waits to be written, and the thread that writes it: a slow terminal or disk holds up nobody."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Piece = TypeVar("Piece")
+CAPACITY = 8 << 20
+"""Bytes that may wait for a slow reader, or disk."""
+
+
+class Backlog(Generic[Piece]):
+    """A queue, used with `changed` held, and a thread, begun by its first piece, that `write`s it empty."""
+
+    def __init__(self, name: str, write: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=self._run, args=(write,), daemon=True, name=name)
+        self._ending = False
+        self.changed = threading.Condition()
+        self.queue: deque[Piece] = deque()
+        self.waiting = 0
+
+    def add(self, piece: Piece, size: int) -> None:
+        """Have a piece of so many bytes written."""
+        if not self.queue:  # else the thread is at work
+            self.changed.notify_all()
+            if not self._thread.ident:
+                self._thread.start()
+        self.queue.append(piece)
+        self.waiting += size
+
+    def written(self, size: int) -> None:
+        """So many bytes no longer wait: `write` got so far."""
+        self.waiting -= size
+        self.changed.notify_all()
+
+    def moves(self, within_s: float) -> bool:
+        """Wait until something is written; whether it was within that time."""
+        before = self.waiting
+        self.changed.wait(within_s)
+        return self.waiting != before
+
+    def drain(self, look_s: float, patient: Callable[[float], bool]) -> bool:
+        """Wait until all is written, while `patient`, which is told how long nothing was; whether all is."""
+        with self.changed:
+            since = time.monotonic()
+            while self.waiting:
+                since = time.monotonic() if self.moves(look_s) else since
+                if not patient(time.monotonic() - since):
+                    return False
+        return True
+
+    def end(self) -> bool:
+        """Let the thread end when all is written, and wait for it if that is so; whether it has ended."""
+        with self.changed:
+            self._ending = True
+            self.changed.notify_all()
+        if self._thread.ident and not self.waiting:
+            self._thread.join()
+        return not self._thread.is_alive()
+
+    def _run(self, write: Callable[[], None]) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.queue or self._ending)
+                if not self.queue:
+                    return
+            write()
