@@ -48,7 +48,7 @@ def _run_command(words: Sequence[str]) -> int:
     early = None
     command = words[0] if words else ""
     if command in ("run", "torchrun"):
-        from distlaunch.launch.opening import open_ahead
+        from distlaunch.links.opening import open_ahead
 
         early = open_ahead(shares_stdio=command == "torchrun")
     if command == "torchrun":  # its command line is torchrun's, not Typer's

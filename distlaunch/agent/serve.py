@@ -10,18 +10,20 @@ import signal
 import sys
 import time
 
-from distlaunch.agent import cookies, messages, wire, workers
-from distlaunch.agent.crew import Crew
+from distlaunch.agent import cookies, messages, wire
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.probes import gpus
+from distlaunch.agent.worker import close_inherited
+from distlaunch.agent.workers import Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
     from typing import Any, Callable, Dict, Optional, Tuple
 
-    from distlaunch.agent.probes.ports import Hold, Listener
+    from distlaunch.agent.dialling import Listener
+    from distlaunch.agent.port import Hold
     from distlaunch.agent.scratch import Folder
 
 GRACE_S = 10.0
@@ -36,7 +38,7 @@ def main(nonce: str, node: int, folder: "Folder") -> None:
     """Serve on descriptors 0 and 1 and exit; `folder` is for error records. Never returns."""
     status = wire.AGENT_DIED
     try:
-        workers.close_inherited()
+        close_inherited()
         link_in, link_out = _take_link()
         os.write(link_out, wire.HELLO_PREFIX + nonce.encode() + b"\n")
         os.set_blocking(link_in, False)
@@ -69,7 +71,7 @@ class Agent:
         self._poller = Poller()
         self._outbox = Outbox(node, folder)
         self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
-        self._crew = Crew(self._poller, self._outbox, folder, node)
+        self._workers = Workers(self._poller, self._outbox, folder, node)
         self._hold: "Optional[Hold]" = None
         self._claim: "Optional[socket]" = None
         self._listener: "Optional[Listener]" = None
@@ -99,7 +101,7 @@ class Agent:
         self._renew_lease()
         self._flush()
         self._report_orphans()
-        while not (self._leaving and self._crew.swept):
+        while not (self._leaving and self._workers.swept):
             self._flush()
             self._poller.turn()
         self._folder.remove()
@@ -144,7 +146,7 @@ class Agent:
             self._outbox.discard()  # also what the workers print in their grace
             return
         try:
-            if self._outbox.write(self._link_out) and self._leaving and self._crew.swept:
+            if self._outbox.write(self._link_out) and self._leaving and self._workers.swept:
                 self._poller.after(FLUSH_S, "flush", self._lose_link)
         except OSError:
             # Nobody reads; what was sent to us before that still counts, and the end of the input follows.
@@ -172,7 +174,7 @@ class Agent:
     def _leave_early(self) -> None:
         if not self._leaving:
             self._leaving, self._status = True, wire.LEFT_EARLY
-            self._crew.stop(self._grace_s)
+            self._workers.stop(self._grace_s)
 
     def _renew_lease(self) -> None:
         self._poller.after(self._lease_s, "lease", self._lose_link)
@@ -189,7 +191,7 @@ class Agent:
 
     def _on_signals(self, received: bytes) -> None:
         if signal.SIGCHLD in received:
-            self._crew.children_changed()
+            self._workers.children_changed()
         stop = next((signum for signum in received if signum in _SIGNALS), None)
         if stop is not None and not self._leaving:
             self._say_leaving(stop)
@@ -208,7 +210,7 @@ class Agent:
         self._outbox.report(messages.Pong(time.monotonic()))
 
     def _on_hold(self, command: "messages.HoldPort") -> None:
-        from distlaunch.agent.probes import ports  # needs socket (2 ms), and only one node holds
+        from distlaunch.agent.port import hold  # needs socket (2 ms), and only one node holds
 
         if self._hold and self._hold.answers(command.port):
             self._outbox.report(messages.Held(self._hold.port))  # asked again: the same answer
@@ -216,16 +218,16 @@ class Agent:
         if self._hold:
             self._hold.close()
         try:
-            self._hold = ports.hold(command.port)
+            self._hold = hold(command.port)
             self._outbox.report(messages.Held(self._hold.port))
         except OSError as error:
             self._report_unheld(command.port, error)
 
     def _report_unheld(self, port: "Optional[int]", error: OSError) -> None:
-        from distlaunch.agent.probes import ports
+        from distlaunch.agent.probes.ports import owners
 
-        owners = ports.owners(port) if port else []
-        self._outbox.report(messages.Unheld(error.strerror or str(error), owners))
+        holders = owners(port) if port else []
+        self._outbox.report(messages.Unheld(error.strerror or str(error), holders))
 
     def _on_route(self, command: "messages.FindRoute") -> None:
         from distlaunch.agent.probes import routes
@@ -238,13 +240,13 @@ class Agent:
         self._grace_s, self._lease_s = command.grace_s, command.lease_s
         self._renew_lease()
         self._claim = self._claim or cookies.claim(command.run_id, self._node)
-        self._crew.start(command)
+        self._workers.start(command)
 
     def _on_stop(self, command: "messages.Stop") -> None:
-        self._crew.stop(command.grace_s)
+        self._workers.stop(command.grace_s)
 
     def _on_dump(self, command: "messages.DumpStacks") -> None:
-        self._crew.dump(command.local_ranks, command.abort)
+        self._workers.dump(command.local_ranks, command.abort)
 
     def _on_reap(self, command: "messages.Reap", killed: int = 0) -> None:
         """Kill what the run has here, until nothing is left and no other agent of it can start anything."""
@@ -256,21 +258,21 @@ class Agent:
             self._outbox.report(messages.Reaped(killed))
 
     def _on_listen(self, command: "messages.Listen") -> None:
-        from distlaunch.agent.probes import ports
+        from distlaunch.agent.dialling import Listener
 
         try:
-            self._listener = ports.Listener(command.port, command.token.encode())
+            self._listener = Listener(command.port, command.token.encode())
             self._outbox.report(messages.Listening(self._listener.port))
         except OSError as error:
             self._report_unheld(command.port, error)
 
     def _on_dial(self, command: "messages.DialAll") -> None:
-        from distlaunch.agent.probes import ports
+        from distlaunch.agent.dialling import dial_all
 
         token = command.token.encode()
-        results = ports.dial_all(command.targets, command.timeout_s, token)
+        results = dial_all(command.targets, command.timeout_s, token)
         self._outbox.report(messages.Dialled(results))
 
     def _on_close(self, command: "messages.Close") -> None:
         self._leaving = True
-        self._crew.stop(command.grace_s, command.signum)
+        self._workers.stop(command.grace_s, command.signum)

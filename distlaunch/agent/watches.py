@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from distlaunch.agent.outbox import Outbox
     from distlaunch.agent.poller import Poller
-    from distlaunch.agent.workers import Worker
+    from distlaunch.agent.worker import Worker
 
 JOIN_INTERVAL_S = 0.02
 JOIN_INTERVAL_MAX_S = 1.0

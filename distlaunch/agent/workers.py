@@ -1,282 +1,303 @@
-"""Spawns workers and describes how they ended.
-
-A worker is started by fork and exec in a session of its own, with signals at their defaults, stdin
-from /dev/null and both outputs in pipes, but for what it shares with the command. The exec is confirmed
-through a pipe that exec closes, so that "no such file" is told from "the program ended with 127".
-"""
+"""The workers of one node: started, pumped, stopped, swept."""
 
 import errno
-import json
 import os
-import resource
 import signal
-import stat
+import time
 
-from distlaunch.agent import sweep
-from distlaunch.agent.messages import Unstarted
-from distlaunch.agent.probes import gpus
-from distlaunch.agent.wire import SHARED_VARIABLE
+from distlaunch.agent import cookies, flight, scratch, stacks, sweep, wire
+from distlaunch.agent.messages import Exited, Stack, Started, Stuck, Swept, Usurped
+from distlaunch.agent.probes import memory, procfs
+from distlaunch.agent.watches import JoinWatch, StallWatch
+from distlaunch.agent.worker import Worker, at_home, exec_failure, exit_status, make_room, spawn, unstarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
+    from typing import Dict, List, Optional, Union
 
-    from distlaunch.agent.messages import WorkerSpec
-    from distlaunch.agent.wire import Message
+    from distlaunch.agent.messages import Start, WorkerSpec
+    from distlaunch.agent.outbox import Outbox
+    from distlaunch.agent.poller import Poller
 
-DESCRIPTORS = 6
-"""Open at most per worker, while it is started."""
-MAX_WORDS = 1 << 14
-"""Bytes of a worker's stderr that are reported with its exit."""
-MAX_ERROR_RECORD = 1 << 18
-"""Bytes read of a TORCHELASTIC_ERROR_FILE."""
+STUCK_S = 5.0
+"""Seconds a sweep may take before the PIDs that resist it are reported."""
 
 
-class Worker:
-    """One spawned worker: its local rank, PID, pipes (descriptors) and where its error record goes.
+def _tmpdir(command: "Start") -> "Optional[str]":
+    """The job's TMPDIR for this node, if it has one; relative to where the workers are."""
+    tmpdir = command.env.get("TMPDIR")
+    return os.path.join(command.workers[0].cwd, tmpdir) if tmpdir else None
 
-    `streams` are the pipes of stdout and stderr, -1 where there is none, or none any more.
-    `printed` counts the bytes of its output, `device` is its GPU's number here, `python` its program.
-    `words` are the last bytes of its stderr, up to the moment when it is told to end.
-    """
 
-    __slots__ = (
-        "device",
-        "error_file",
-        "exec_pipe",
-        "local_rank",
-        "pid",
-        "printed",
-        "python",
-        "running",
-        "started",
-        "stopping",
-        "streams",
-        "words",
-    )
+class Workers:
+    """All workers of the current generation. Reports go to `outbox`, error records below `folder`."""
 
-    def __init__(
-        self, local_rank: int, pid: int, streams: "List[int]", exec_pipe: int, error_file: str
-    ) -> None:
-        self.local_rank = local_rank
-        self.pid = pid
-        self.streams = streams
-        self.exec_pipe = exec_pipe
-        self.error_file = error_file
-        self.printed = 0
-        self.device = -1
-        self.python = ""
-        self.running = True
-        self.started = False
-        self.stopping = False
-        self.words = b""
+    def __init__(self, poller: "Poller", outbox: "Outbox", folder: "scratch.Folder", node: int) -> None:
+        self._poller, self._outbox, self._folder, self._node = poller, outbox, folder, node
+        self._workers: "List[Worker]" = []
+        self._specs: "Dict[int, WorkerSpec]" = {}
+        self._sweep: "Optional[sweep.Sweep]" = None
+        self._watches: "List[Union[JoinWatch, StallWatch]]" = []
+        self._joins: "Optional[JoinWatch]" = None
+        self._store_port: "Optional[int]" = None
+        self._oom_kills = 0
+        self._flight: "Optional[flight.Flight]" = None
+        self._generation = 0
+        self._stopping = self._failed = False
+        self.swept = True
 
-    def said(self, stream: int, data: bytes) -> None:
-        """Take note of what it printed."""
-        self.printed += len(data)
-        if stream == 1 and not self.stopping:  # what it says of our own signal is no cause of anything
-            self.words = (self.words + data[-MAX_WORDS:])[-MAX_WORDS:]
+    def start(self, command: "Start") -> None:
+        """Spawn the workers of a generation; a refusal by the system is reported, not raised."""
+        if not self.swept:
+            raise wire.ProtocolError("a generation may not start before the one before it has ended")
+        self._generation = command.generation
+        self._workers, self._joins = [], None
+        self._store_port = command.watch_port if command.hosts_store else None
+        self._oom_kills = memory.oom_kills()
+        self._sweep, self._stopping, self._failed, self.swept = None, False, False, False
+        self._flight = None
+        specs = self._prepared(command)
+        if not specs:
+            return
+        shared = {**command.env, "DISTLAUNCH_AGENT": cookies.agent_cookie(self._node)}
+        shared.update(dict.fromkeys(command.temporary, self._folder.inner))
+        if command.flight:
+            self._flight = flight.Flight(self._folder.path, self._generation)
+        make_room(len(specs))
+        self._specs = {spec.local_rank: self._complete(spec, shared) for spec in specs}
+        for spec in self._specs.values():
+            self._spawn(spec)
+        self._watch(command)
 
-    def signal(self, signum: int) -> None:
-        """Send to the worker's process group, only while the worker is not reaped (its PID is ours)."""
-        if self.running:
-            try:
-                os.killpg(self.pid, signum)
-            except ProcessLookupError:
-                os.kill(self.pid, signum)  # not yet in a group of its own
-            except PermissionError:
-                pass  # another user's now: the sweep follows the grace, and names it
+    def _watch(self, command: "Start") -> None:
+        self._joins = JoinWatch(self._poller, self._outbox, self._live, command.watch_port)
+        self._watches = [self._joins]
+        if command.stall_s:
+            self._watches.append(StallWatch(self._poller, self._outbox, self._live, command.stall_s))
 
-    def error_record(self) -> "Optional[Message]":
-        """The texts of what torch's @record wrote to TORCHELASTIC_ERROR_FILE, or None."""
+    def _prepared(self, command: "Start") -> "List[WorkerSpec]":
+        """Make the folder for error records and choose CPUs; no workers, and told, when that can't be."""
         try:
-            # A job may have put anything there: a pipe would block, a link would lead elsewhere.
-            fd = os.open(self.error_file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-            with open(fd, "rb") as record:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    return None
-                return _texts(json.loads(record.read(MAX_ERROR_RECORD)))
-        except (OSError, ValueError, RecursionError):
-            return None
+            self._folder.make(_tmpdir(command))
+        except scratch.NoPlaceError as error:
+            return self._refuse(command, "scratch", errno.ENOSPC, str(error))
+        if command.binding is None:
+            return command.workers
+        from distlaunch.agent.probes import cpus  # few jobs bind
 
+        try:
+            return cpus.assign(command, command.binding)
+        except cpus.BindingError as error:
+            return self._refuse(command, "setup", errno.EINVAL, str(error))
 
-def _texts(record: "Any") -> "Optional[Message]":
-    """{message, callstack} of an error record in torch's form, as far as it has them."""
-    message = record.get("message") if isinstance(record, dict) else None
-    if isinstance(message, str):
-        return {"message": message, "callstack": ""}
-    if not isinstance(message, dict):
-        return None
-    extra = message.get("extraInfo")
-    callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return {"message": str(message.get("message") or ""), "callstack": str(callstack or "")}
+    def _refuse(self, command: "Start", stage: str, code: int, why: str) -> "List[WorkerSpec]":
+        for spec in command.workers:
+            self._outbox.report(unstarted(spec, stage, code, why))
+        return []
 
+    def _complete(self, spec: "WorkerSpec", shared: "Dict[str, str]") -> "WorkerSpec":
+        """What a worker is started with: its paths at home, and what it has in common with the others."""
+        spec = at_home(spec)._replace(env={**shared, **spec.env})
+        if not self._flight:
+            return spec
+        return spec._replace(defaults={**spec.defaults, "TORCH_FR_DUMP_TEMP_FILE": self._flight.prefix})
 
-def environment(spec: "WorkerSpec") -> "Dict[str, str]":
-    """The worker's environment: this node's, `defaults` where it has none, then `env`."""
-    merged = dict(spec.defaults)
-    merged.update(os.environ)
-    merged.update(spec.env)
-    if spec.one_device and os.environ.get("CUDA_VISIBLE_DEVICES"):
-        devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-        merged["CUDA_VISIBLE_DEVICES"] = "".join(devices[spec.local_rank :][:1])
-    return merged
+    def _spawn(self, spec: "WorkerSpec") -> None:
+        error_file = "%s/%d-%d.json" % (self._folder.path, self._generation, spec.local_rank)
+        try:
+            worker = spawn(spec, error_file)
+        except OSError as error:
+            self._outbox.report(unstarted(spec, "fork", error.errno or 0))
+            return
+        self._workers.append(worker)
+        self._poller.watch(worker.exec_pipe, lambda: self._confirm(worker))
+        for stream, fd in enumerate(worker.streams):
+            if fd >= 0:
+                self._watch_stream(worker, stream, fd)
 
+    def _watch_stream(self, worker: "Worker", stream: int, fd: int) -> None:
+        self._poller.watch(fd, lambda: self._pump(worker, stream, fd))
 
-def spawn(spec: "WorkerSpec", error_file: str) -> Worker:
-    """Start one worker, whose paths are `at_home`. Raises OSError when pipes or fork are refused.
+    def _confirm(self, worker: "Worker") -> None:
+        """Read the outcome of exec, once."""
+        if worker.exec_pipe < 0:
+            return
+        try:
+            data = os.read(worker.exec_pipe, 256)
+        except BlockingIOError:
+            return
+        self._poller.forget(worker.exec_pipe)
+        os.close(worker.exec_pipe)
+        worker.exec_pipe = -1
+        worker.started = not data
+        spec = self._specs[worker.local_rank]
+        if data:
+            self._outbox.report(exec_failure(data, spec))
+        else:
+            self._outbox.report(Started(worker.local_rank, worker.pid, spec.cpus))
 
-    Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
-    """
-    env = environment(spec)
-    env["TORCHELASTIC_ERROR_FILE"] = error_file
-    shared = {fd: _shared[fd] for fd in spec.shares if fd in _shared}
-    pipes = {fd: os.pipe() for fd in (1, 2) if fd not in shared}
-    confirm = os.pipe()
-    agent = os.getpid()
-    # Until the child has reset its handlers, a signal to it would be swallowed by ours.
-    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            ends = {fd: write for fd, (_, write) in pipes.items()}
-            _become_worker(spec, env, {**shared, **ends}, confirm[1], agent)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    for read, write in (*pipes.values(), confirm):
-        os.close(write)
-        os.set_blocking(read, False)
-    streams = [pipes[fd][0] if fd in pipes else -1 for fd in (1, 2)]
-    worker = Worker(spec.local_rank, pid, streams, confirm[0], error_file)
-    worker.device = gpus.device_of(worker.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
-    worker.python = spec.argv[0]
-    return worker
+    def _pump(self, worker: "Worker", stream: int, fd: int) -> bool:
+        """Forward what a worker printed; False when there is no more for now."""
+        try:
+            data = os.read(fd, wire.MAX_OUTPUT)
+        except BlockingIOError:
+            return False
+        if data:
+            worker.said(stream, data)
+            self._outbox.output(self._generation, 2 * worker.local_rank + stream, data)
+        else:
+            self._poller.forget(fd)
+            os.close(fd)
+            worker.streams[stream] = -1
+        return bool(data)
 
+    def children_changed(self) -> None:
+        """Reap: report workers that ended, and go on with a stop or sweep in progress."""
+        by_pid = {worker.pid: worker for worker in self._workers if worker.running}
+        for pid, status in sweep.reap():
+            if pid in by_pid:
+                self._ended(by_pid[pid], exit_status(status))
+        if self._sweep:
+            self._go_on_sweeping()
+        elif self._stopping and not self._running():
+            self.sweep()
 
-def at_home(spec: "WorkerSpec") -> "WorkerSpec":
-    """`spec` with the home of this node's user in place of the ~ that a path may begin with."""
-    argv = [_expanded(word) if i in spec.paths else word for i, word in enumerate(spec.argv)]
-    return spec._replace(argv=argv, cwd=_expanded(spec.cwd))
+    def _ended(self, worker: "Worker", status: int) -> None:
+        worker.running = False
+        self._confirm(worker)
+        if not worker.started:
+            return  # its failure to start is reported already
+        if status != 0:
+            self._failed = True
+            self._hear(worker)
+            self._look_for_usurper(worker)
+        self._outbox.report(
+            Exited(
+                local_rank=worker.local_rank,
+                status=status,
+                t=time.monotonic(),
+                error_record=worker.error_record(),
+                words=worker.words.decode(errors="replace") if status != 0 else "",
+                oom_kills=memory.oom_kills() - self._oom_kills,
+                shm=memory.shared_memory(),
+            )
+        )
 
+    def _hear(self, worker: "Worker") -> None:
+        """Take in what a worker has said on stderr: a pipe's worth, as a grandchild may print without end."""
+        if worker.streams[1] >= 0:
+            self._pump(worker, 1, worker.streams[1])
 
-def _script(spec: "WorkerSpec") -> str:
-    """The file that the program is given to run, if there is one."""
-    last = max(spec.paths, default=0)
-    return spec.argv[last] if last else ""
+    def _look_for_usurper(self, worker: "Worker") -> None:
+        """A rank that failed before it joined may have found its port taken: told before it is blamed."""
+        if self._store_port is None or self._joins is None or worker.local_rank in self._joins.joined:
+            return
+        from distlaunch.agent.probes import ports  # needs socket (2 ms)
 
+        owners = ports.strangers(self._store_port)
+        if owners:
+            self._outbox.report(Usurped(owners))
+        self._store_port = None
 
-def _look_at(script: str) -> None:
-    """Raise the OSError of a script that can't be read: Python would end with a status of its own for it."""
-    os.stat(script)
-    if not os.access(script, os.R_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    def _live(self) -> "List[Worker]":
+        return [worker for worker in self._workers if worker.running]
 
+    def _running(self) -> bool:
+        return any(worker.running for worker in self._workers)
 
-def _expanded(path: str) -> str:
-    return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path
+    # Looking at workers that are stalled
 
+    def dump(self, local_ranks: "List[int]", abort: bool) -> None:
+        """Report the stacks of these workers; where no py-spy is there, `abort` has Python print them itself.
 
-def _become_worker(
-    spec: "WorkerSpec", env: "Dict[str, str]", stdio: "Dict[int, int]", confirm: int, agent: int
-) -> None:
-    stage = "setup"
-    try:
-        os.setsid()
-        sweep.die_with_parent(signal.SIGKILL, agent)
-        _reset_signals()
-        _bind(spec)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for fd, end in stdio.items():
-            os.dup2(end, fd)
-        stage = "workdir"
-        os.chdir(spec.cwd)
-        env["PWD"] = spec.cwd
-        resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)  # not before the last open
-        stage = "script"
-        if _script(spec):
-            _look_at(_script(spec))
-        stage = "exec"
-        os.execvpe(spec.argv[0], spec.argv, env)
-    except OSError as error:
-        os.write(confirm, ("%s %d" % (stage, error.errno or 0)).encode())
-    except ValueError:  # a NUL inside an argument or a variable
-        os.write(confirm, ("%s %d" % (stage, errno.EINVAL)).encode())
-    finally:
-        os._exit(127)
+        That is what SIGABRT does under PYTHONFAULTHANDLER, to the worker's stderr, and it ends the worker.
+        """
+        for worker in self._live():
+            if worker.local_rank in local_ranks:
+                self._dump(worker, abort)
 
+    def _dump(self, worker: "Worker", abort: bool) -> None:
+        program = stacks.py_spy(worker.python)
+        if program:
+            stacks.Dump(self._poller, program, worker.pid, lambda text: self._report_stack(worker, text))
+        elif abort:
+            os.kill(worker.pid, signal.SIGABRT)  # it runs, so it is not reaped, and the PID is ours
+        else:
+            self._report_stack(worker, b"py-spy is not there: pip install py-spy on the node to see stacks")
 
-def _bind(spec: "WorkerSpec") -> None:
-    if spec.cpus:
-        from distlaunch.agent.probes import cpus  # there already: it has chosen them
+    def _report_stack(self, worker: "Worker", text: bytes) -> None:
+        words = text.decode(errors="replace")
+        self._outbox.report(Stack(worker.local_rank, words))
 
-        os.sched_setaffinity(0, cpus.cpu_set(spec.cpus))
+    # The rest of a generation: SIGTERM, grace, sweep.
 
+    def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
+        """End the generation: `signum`, SIGKILL after `grace_s`, then sweep. Again: sooner, never later."""
+        if self.swept:
+            self._report_swept()
+        elif grace_s <= 0 or not self._running():
+            self.sweep()
+        else:
+            self._poller.within(grace_s, "grace", self.sweep)
+            if not self._stopping:
+                self._stopping = True
+                self._terminate(signum)
 
-def _reset_signals() -> None:
-    # Ignored and blocked signals survive exec, and Python itself ignores SIGPIPE and SIGXFSZ.
-    signal.set_wakeup_fd(-1)
-    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    def _terminate(self, signum: int) -> None:
+        for worker in self._workers:
+            self._hear(worker)
+            worker.stopping = True
+            worker.signal(signum)
+            worker.signal(signal.SIGCONT)  # to a stopped process all but SIGKILL stays pending
 
+    def sweep(self) -> None:
+        """End every descendant now, and report when none is left."""
+        self._poller.cancel("grace")
+        for watch in self._watches:
+            watch.stop()
+        if not self._sweep:
+            gentle = not self._failed and not self._running()  # nobody is in a hurry
+            self._sweep = sweep.Sweep([worker.pid for worker in self._workers], gentle)
+            self._poller.after(self._sweep.settling_s, "settled", self.children_changed)
+            self._poller.after(STUCK_S, "stuck", self._report_stuck)
+        self.children_changed()
 
-def exec_failure(data: bytes, spec: "WorkerSpec") -> "Unstarted":
-    """The report of what came through ``exec_pipe``."""
-    stage, _, number = data.decode().partition(" ")
-    return unstarted(spec, stage, int(number))
+    def _go_on_sweeping(self) -> None:
+        assert self._sweep is not None
+        if sweep.has_children():
+            self._sweep.strike()
+        else:
+            self._finish()
 
+    def _finish(self) -> None:
+        self._poller.cancel("settled")
+        self._poller.cancel("stuck")
+        for worker in self._workers:
+            self._close(worker)
+        for rank, piece in self._flight.pieces() if self._flight else ():
+            self._outbox.flight(self._generation, rank, piece)
+        self.swept, self._stopping = True, False
+        self._report_swept()
+        self._sweep = None
 
-def unstarted(spec: "WorkerSpec", stage: str, code: int, why: str = "") -> "Unstarted":
-    """The report of a worker whose fork, chdir or exec failed with errno `code`."""
-    subject = _subject(spec, stage)
-    if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
-        stage = "interpreter"
-    return Unstarted(spec.local_rank, stage, code, why or "%s: %s" % (subject, _words(code, stage)))
+    def _close(self, worker: "Worker") -> None:
+        """Read what is left in the pipes, whose writers are all dead, and close them."""
+        for stream, fd in enumerate(worker.streams):
+            while worker.streams[stream] >= 0 and self._pump(worker, stream, fd):
+                pass
+            if worker.streams[stream] >= 0:
+                self._poller.forget(fd)
+                os.close(fd)
+                worker.streams[stream] = -1
 
+    def _report_swept(self) -> None:
+        worker_pids = {worker.pid for worker in self._workers}
+        killed = self._sweep.killed - worker_pids if self._sweep else set()
+        self._outbox.report(Swept(self._generation, len(killed)))
+        for loss in self._outbox.losses():
+            self._outbox.report(loss)
 
-def _subject(spec: "WorkerSpec", stage: str) -> str:
-    """What a failure is about."""
-    subjects = {"workdir": spec.cwd, "script": _script(spec)}
-    if spec.cpus:
-        subjects["setup"] = "binding to CPU %s" % spec.cpus  # all else before it hardly fails
-    return str(subjects.get(stage, spec.argv[0]))
-
-
-def _words(code: int, stage: str) -> str:
-    if stage == "interpreter":
-        return "its interpreter (the first line after #!) does not exist"
-    if code == errno.ENOEXEC:
-        return "not a program: no #! line and no executable format"
-    if code == errno.E2BIG:
-        return "arguments and environment together are too big (E2BIG)"
-    if code == errno.EMFILE:
-        return "Too many open files: raise the limit on this node, `ulimit -n`"
-    return os.strerror(code)
-
-
-def exit_status(status: int) -> int:
-    """`os.waitpid`'s status as exit code, or the negative signal number."""
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-_own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-_shared = dict(enumerate(map(int, filter(None, os.environ.pop(SHARED_VARIABLE, "").split(",")))))
-
-
-def make_room(workers: int) -> None:
-    """Allow this process the descriptors that so many workers need; they themselves keep the old limit."""
-    soft, hard = _own_limit
-    wanted = DESCRIPTORS * workers + 64
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def close_inherited() -> None:
-    """Mark every descriptor above stderr close-on-exec: sshd and shells leak theirs to us."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            try:
-                os.set_inheritable(int(name), False)
-            except OSError:
-                continue
+    def _report_stuck(self) -> None:
+        assert self._sweep is not None
+        stuck = [{"pid": pid, "command": procfs.command_name(pid)} for pid in self._sweep.stuck()]
+        self._outbox.report(Stuck(self._generation, stuck[:64]))

@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
-    from distlaunch.rim.link import Link
+    from distlaunch.links.link import Link
 
 Job = Annotated[
     str, typer.Argument(metavar="JOB.YAML", help="The job file, or - for standard input.", show_default=False)
@@ -100,7 +100,7 @@ def run(
 ) -> None:
     """Run a job; the exit status is that of the first worker that failed."""
     from distlaunch.cli.running import run_shown
-    from distlaunch.rim.job_file import load_job
+    from distlaunch.system.job_file import load_job
 
     _after_dashes(args)
     spec = load_job(job, overrides or (), args or ())
@@ -129,8 +129,8 @@ def dry_run(
 ) -> None:
     """Show which rank would run where, or print commands to paste; contacts no host."""
     from distlaunch.cli.plans import print_plan
-    from distlaunch.launch.plan import plan_without_nodes
-    from distlaunch.rim.job_file import load_job
+    from distlaunch.launch.dry_run import plan_without_nodes
+    from distlaunch.system.job_file import load_job
 
     _after_dashes(args)
     spec = load_job(job, overrides or (), args or ())

@@ -35,8 +35,8 @@ def from_torchrun(
     from distlaunch.dropin.around import Line, launcher_line
     from distlaunch.dropin.from_torchrun import torchrun_draft
     from distlaunch.dropin.words import Command
-    from distlaunch.rim.here import cpu_count
-    from distlaunch.rim.job_file import STDIN, read_text
+    from distlaunch.system.here import cpu_count
+    from distlaunch.system.job_file import STDIN, read_text
 
     text = read_text(STDIN) if words == [STDIN] else words[0]
     line = launcher_line(text) if len(words) == 1 else Line(Command(tuple(words)))
@@ -57,7 +57,7 @@ def from_accelerate(
 ) -> None:
     """Print a job file for an accelerate config."""
     from distlaunch.dropin.from_accelerate import accelerate_draft
-    from distlaunch.rim.job_file import parse, read_text, source_of
+    from distlaunch.system.job_file import parse, read_text, source_of
 
     source = source_of(config)
     _print(accelerate_draft(parse(read_text(config), source), source, program or ()), as_json)
@@ -76,7 +76,7 @@ def from_hostfile(
 ) -> None:
     """Print a job file for the hosts of a hostfile."""
     from distlaunch.dropin.from_hostfile import hostfile_draft
-    from distlaunch.rim.job_file import is_piped, read_text, source_of
+    from distlaunch.system.job_file import is_piped, read_text, source_of
 
     draft = hostfile_draft(read_text(hosts), source_of(hosts), program or (), is_piped(hosts))
     _print(draft, as_json)

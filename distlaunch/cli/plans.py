@@ -3,8 +3,8 @@
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan
-from distlaunch.plan.shell import shell_text
-from distlaunch.plan.torchrun import torchrun_text
+from distlaunch.plan.shell_text import shell_text
+from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.protocol.commands import planned_workers
 
 

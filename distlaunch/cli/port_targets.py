@@ -4,13 +4,13 @@ import os
 import socket
 from collections.abc import Sequence
 
+from distlaunch.checks.port_check import PortReport, check_port, node_for
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
-from distlaunch.launch.checks.port_check import PortReport, check_port, node_for
-from distlaunch.launch.master import ssh_address
-from distlaunch.launch.plan import plan_without_nodes
-from distlaunch.rim.job_file import STDIN, load_job
+from distlaunch.launch.addresses import ssh_address
+from distlaunch.launch.dry_run import plan_without_nodes
+from distlaunch.system.job_file import STDIN, load_job
 from distlaunch.transport.ssh import Ssh
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import start_run
-from distlaunch.rim.link import Link
-from distlaunch.rim.signals import Interrupts, Signals
+from distlaunch.links.link import Link
+from distlaunch.system.signals import Interrupts, Signals
 
 if TYPE_CHECKING:
     from distlaunch.diagnosis.summary import Summary

@@ -5,12 +5,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from distlaunch.checks.pairs import EVERY, folded
+from distlaunch.checks.port_check import PortReport
 from distlaunch.cli.output import print_text
 from distlaunch.job.document import counted
-from distlaunch.launch.checks.pairs import EVERY, folded
-from distlaunch.launch.checks.port_check import PortReport
+from distlaunch.observers.console import escape
 from distlaunch.plan.layout import LaunchPlan
-from distlaunch.rim.console import escape
 from distlaunch.wording import holders_words
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from distlaunch.cli.words import say
 from distlaunch.dropin.flags import FLAGS, Flags
 from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun import Here, by_hand_notices, job_of, left_to_torch, notices
+from distlaunch.dropin.torchrun_job import Here, by_hand_notices, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import Restarts
 
 if TYPE_CHECKING:
-    from distlaunch.rim.link import Link
+    from distlaunch.links.link import Link
 
 USAGE = """\
 usage: distlaunch torchrun [flags] SCRIPT [script arguments]
@@ -71,7 +71,7 @@ def here() -> Here:
     """This machine and this process."""
     from distlaunch.agent import scratch
     from distlaunch.agent.probes.gpus import gpu_count
-    from distlaunch.rim.here import cpu_count
+    from distlaunch.system.here import cpu_count
 
     return Here(
         folder=_folder(),

@@ -6,7 +6,7 @@ import sys
 def say(text: str) -> None:
     """Print `text`, each line as ours; on a terminal without what it would obey, since files are quoted."""
     if sys.stderr.isatty():
-        from distlaunch.rim.console import escape
+        from distlaunch.observers.console import escape
 
         text = escape(text)
     for line in text.splitlines():

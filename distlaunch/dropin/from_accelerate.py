@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distlaunch.dropin.accelerate_env import VISIBLE, sections_draft
-from distlaunch.dropin.agents import agents_offer
 from distlaunch.dropin.job_text import (
     Data,
     Draft,
@@ -16,6 +15,7 @@ from distlaunch.dropin.job_text import (
     program_draft,
     visible_gpus,
 )
+from distlaunch.dropin.torch_agents import agents_offer
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Items, Scalar, Value, describe
 from distlaunch.job.hosts import host_error

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from distlaunch.contract import RESERVED
-from distlaunch.dropin.agents import agents_offer
 from distlaunch.dropin.calls import Call, parse_call
 from distlaunch.dropin.flags import (
     FLAG,
@@ -30,7 +29,8 @@ from distlaunch.dropin.job_text import (
     visible_gpus,
 )
 from distlaunch.dropin.over_ssh import UNNAMED, Remote
-from distlaunch.dropin.torchrun import endpoint_of, notices, ranks_of
+from distlaunch.dropin.torch_agents import agents_offer
+from distlaunch.dropin.torchrun_job import endpoint_of, notices, ranks_of
 from distlaunch.dropin.unexpanded import left_out, unexpanded
 from distlaunch.dropin.words import Command
 from distlaunch.errors import UsageError

@@ -6,13 +6,13 @@ from itertools import starmap
 
 from distlaunch.contract import RESERVED
 from distlaunch.job.document import counted, setting
-from distlaunch.job.elastic import check_torch_agents
 from distlaunch.job.fields import JOB
 from distlaunch.job.keys.hints import nearest, program_keys
 from distlaunch.job.paths import home_error
 from distlaunch.job.placeholders import placeholder_error
 from distlaunch.job.reading import Reading
 from distlaunch.job.spec import JobSpec, NodeSpec
+from distlaunch.job.torch_agents import check_torch_agents
 
 PROGRAMS = ("script", "module", "command")
 

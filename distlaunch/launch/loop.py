@@ -5,23 +5,23 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from distlaunch.agent import messages, wire
-from distlaunch.launch.links import Links
-from distlaunch.launch.opening import open_link
 from distlaunch.launch.start import Start
+from distlaunch.links.link import Link
+from distlaunch.links.links import Links
+from distlaunch.links.opening import open_link
 from distlaunch.observers.observer import Observer, Observers, Printed
 from distlaunch.plan.layout import LaunchPlan, NodePlan
 from distlaunch.plan.output import Route, routes
 from distlaunch.protocol import commands
 from distlaunch.protocol.reports import event_of, seconds
-from distlaunch.rim.link import Link
-from distlaunch.rim.signals import Interrupts
 from distlaunch.state import actions, events
 from distlaunch.state.job import Phase, State
 from distlaunch.state.nodes import End
 from distlaunch.supervisor.step import begin, step
+from distlaunch.system.signals import Interrupts
 
 if TYPE_CHECKING:
-    from distlaunch.launch.peers.meeting import Peers
+    from distlaunch.by_hand.peers import Peers
 
 
 class Begun(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import start_run
-from distlaunch.rim.signals import Interrupts
+from distlaunch.system.signals import Interrupts
 
 if TYPE_CHECKING:
     from distlaunch.diagnosis.summary import Summary
@@ -37,7 +37,7 @@ def run_by_hand(
 
     `tell` gets what there is to say meanwhile. Raises `DistlaunchError`.
     """
-    from distlaunch.launch.peers.meeting import Peers
+    from distlaunch.by_hand.peers import Peers
     from distlaunch.launch.supervise import supervise
 
     how = spec.invocation

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.opening import open_links
-from distlaunch.rim.link import Link
-from distlaunch.rim.run_folder import RunFolder, new_run_id
+from distlaunch.links.link import Link
+from distlaunch.links.opening import open_links
+from distlaunch.observers.run_folder import RunFolder, new_run_id
 
 MANY_NODES = 20
 """Up to here the usual limit on descriptors does."""
@@ -42,7 +42,7 @@ def start_run(spec: JobSpec, early: Link | None = None) -> Start:
     run_id = new_run_id(spec.name)
     folder = _run_folder(spec, run_id)
     if len(spec.pool) > MANY_NODES:
-        from distlaunch.rim.limits import make_room_for_links
+        from distlaunch.system.limits import make_room_for_links
 
         make_room_for_links(len(spec.pool))
     return Start(spec, run_id, folder, open_links(spec, early), clock)

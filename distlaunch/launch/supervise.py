@@ -4,16 +4,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from distlaunch.diagnosis.summary import Summary
+from distlaunch.launch.addresses import ssh_addresses
 from distlaunch.launch.loop import Loop
-from distlaunch.launch.master import ssh_addresses
 from distlaunch.launch.start import Start
 from distlaunch.observers.folder import Folder
 from distlaunch.observers.last_words import LastWords
 from distlaunch.observers.observer import Observer, Observers
-from distlaunch.rim.signals import Interrupts
+from distlaunch.system.signals import Interrupts
 
 if TYPE_CHECKING:
-    from distlaunch.launch.peers.meeting import Peers
+    from distlaunch.by_hand.peers import Peers
 
 
 def supervise(

@@ -1,1 +1,1 @@
-"""Who sees a run: its folder, the terminal, whoever else wants to. None knows of another."""
+"""Who sees a run: its folder, the terminal, others; and how that is written without holding it up."""

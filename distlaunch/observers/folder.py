@@ -8,11 +8,11 @@ from typing import Any
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.run_folder import RunFolder
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import routes
 from distlaunch.protocol.commands import running_workers
 from distlaunch.replay.history import BEGAN, NOTICE, beginning, fields_of
-from distlaunch.rim.run_folder import RunFolder
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event, StackDumped, WorkerExited
 from distlaunch.state.job import State

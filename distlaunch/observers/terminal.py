@@ -4,11 +4,11 @@ import signal
 from collections.abc import Callable
 
 from distlaunch.diagnosis.summary import Above, Summary
+from distlaunch.observers.console import Console
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.rim.console import Console
-from distlaunch.rim.signals import Interrupts
 from distlaunch.state.actions import Notice
 from distlaunch.state.job import State
+from distlaunch.system.signals import Interrupts
 
 PATIENCE_S = 5.0
 """Seconds for a reader to take something, at the end of a run whose log files have all."""

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from distlaunch import contract
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan import elastic, layout
+from distlaunch.plan import layout
+from distlaunch.plan import torch_agents as elastic
 from distlaunch.plan.layout import Facts, LaunchPlan, NodePlan, WorkerPlan
 
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from distlaunch.errors import JobError
-from distlaunch.plan.elastic import with_node
+from distlaunch.plan.torch_agents import with_node
 from distlaunch.state import workers
 from distlaunch.state.actions import FindRoute, Notice
 from distlaunch.state.findings import (

@@ -167,7 +167,7 @@ def test_a_keeper_that_is_killed_is_told(bed: Bed, tmp_path: Path) -> None:
         (keeper,) = [
             child
             for child in children_of(second.process.pid)
-            if b"keeper.py" in Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"by_hand/store.py" in Path(f"/proc/{child}/cmdline").read_bytes()
         ]
         kill(keeper)
         status, _, err = second.end()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.agent import workers
+from distlaunch.agent import worker as workers
 from distlaunch.agent.messages import WorkerSpec
 from distlaunch.agent.probes.cpus import Machine, cpu_list, cpu_set
 from tests.harness import distlaunch, running, write_job

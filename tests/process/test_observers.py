@@ -12,9 +12,9 @@ from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import Invocation, JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.run import run_job
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.rim.signals import Interrupts
 from distlaunch.state.events import Event, WorkerExited
 from distlaunch.state.job import State
+from distlaunch.system.signals import Interrupts
 
 
 def job(folder: Path, script: str, procs: int = 2) -> JobSpec:

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
-from distlaunch.launch.opening import open_ahead, open_links
-from distlaunch.rim.link import Link
+from distlaunch.links.link import Link
+from distlaunch.links.opening import open_ahead, open_links
 
 
 def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:

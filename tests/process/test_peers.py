@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from distlaunch.by_hand import peers as meeting
+from distlaunch.by_hand import store as keeper
 from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun import Here, job_of
+from distlaunch.dropin.torchrun_job import Here, job_of
 from distlaunch.errors import Exit
-from distlaunch.launch.peers import keeper, meeting
-from distlaunch.rim.signals import Signals
+from distlaunch.system.signals import Signals
 from tests.harness import PATIENCE_S, wait_gone
 from tests.process.test_torchrun import OURS, free_port, going, script
 

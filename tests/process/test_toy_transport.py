@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from distlaunch.agent.messages import FindRoute, Route
+from distlaunch.checks.questions import Agents
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
-from distlaunch.launch.checks.questions import Agents
 from distlaunch.launch.run import run_job
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.state.nodes import End as NodeEnd

@@ -13,7 +13,7 @@ from distlaunch.job.build import build_spec
 from distlaunch.job.hosts import HostEntry
 from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
-from distlaunch.rim.job_file import parse
+from distlaunch.system.job_file import parse
 
 FOLDER = "/project"
 PEER_GONE = """Traceback (most recent call last):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.rim.bundle import bundle_for
+from distlaunch.links.bundle import bundle_for
 
 ROOT = Path(__file__).parents[2] / "distlaunch"
 
@@ -27,8 +27,11 @@ FLOORS = {
     "supervisor": 1,
     "transport": 1,
     "wording": 1,
-    "rim": 2,
+    "links": 2,
+    "system": 2,
     "observers": 2,
+    "by_hand": 3,
+    "checks": 3,
     "launch": 3,
     "cli": 4,
     "__main__": 4,
@@ -108,7 +111,7 @@ def test_every_module_of_the_agent_is_shipped_as_code_and_as_source() -> None:
 
 
 def test_nothing_imports_torch_but_the_program_that_workers_python_runs() -> None:
-    keeper = "distlaunch.launch.peers.keeper"
+    keeper = "distlaunch.by_hand.store"
     assert [name for name in TREES if any(m.split(".")[0] == "torch" for m in imports_of(name))] == [keeper]
     assert [name for name in TREES if keeper in imports_of(name)] == []
 

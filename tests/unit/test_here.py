@@ -2,10 +2,10 @@
 
 import pytest
 
+from distlaunch.checks import port_check
 from distlaunch.errors import DistlaunchError
-from distlaunch.launch import opening
-from distlaunch.launch.checks import port_check
-from distlaunch.rim.here import cpu_count, runs_ranks
+from distlaunch.links import opening
+from distlaunch.system.here import cpu_count, runs_ranks
 from tests.unit.samples import spec_of
 
 

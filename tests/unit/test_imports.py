@@ -19,7 +19,7 @@ from distlaunch.dropin.from_hostfile import hostfile_draft
 from distlaunch.dropin.from_torchrun import torchrun_draft
 from distlaunch.dropin.job_text import Draft, draft_document, draft_text, joined
 from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun import Here, job_of
+from distlaunch.dropin.torchrun_job import Here, job_of
 from distlaunch.dropin.words import Command, shell_commands
 from distlaunch.errors import DistlaunchError, JobError, Problem, UsageError
 from distlaunch.job.fields import JOB
@@ -27,8 +27,8 @@ from distlaunch.job.hosts import parse_hostfile
 from distlaunch.job.placeholders import PLACEHOLDERS, fill, literal, placeholder_error
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.layout import Facts, make_plan
-from distlaunch.plan.torchrun import torchrun_text
-from distlaunch.rim.job_file import parse
+from distlaunch.plan.torchrun_text import torchrun_text
+from distlaunch.system.job_file import parse
 from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import FOLDER, bounded, process_text, spec_of
 

@@ -19,7 +19,7 @@ from distlaunch.job.fields import JOB
 from distlaunch.job.reference import reference
 from distlaunch.job.spec import Binding, EnvValue, JobSpec, Restarts, Timeouts
 from distlaunch.plan.advice import unstarted_advice
-from distlaunch.rim.job_file import load_job
+from distlaunch.system.job_file import load_job
 from distlaunch.transport.local import Local
 from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import bounded, job_documents

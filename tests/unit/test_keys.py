@@ -10,7 +10,7 @@ from distlaunch.job.fields import JOB
 from distlaunch.job.keys.records import BUILT, Either, Field, ListOf, Record, Short, built
 from distlaunch.job.keys.types import Choice, Duration, Integer, OrNone, Switch, Text, Type, duration_text
 from distlaunch.job.reference import reference
-from distlaunch.rim.job_file import parse
+from distlaunch.system.job_file import parse
 
 
 class Oven(NamedTuple):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.rim import log_writer as module
-from distlaunch.rim.log_writer import LogWriter
+from distlaunch.observers import log_writer as module
+from distlaunch.observers.log_writer import LogWriter
 from tests.unit.samples import bounded, longest_file
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.rim import backlog
-from distlaunch.rim import outlet as module
-from distlaunch.rim.outlet import Outlet
+from distlaunch.observers import backlog
+from distlaunch.observers import outlet as module
+from distlaunch.observers.outlet import Outlet
 from tests.unit.samples import PipeEnds, bounded
 
 pytestmark = pytest.mark.timeout(60)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distlaunch.launch.checks.pairs import EVERY, Unreached, folded, partners
+from distlaunch.checks.pairs import EVERY, Unreached, folded, partners
 
 
 @pytest.mark.parametrize("count", range(1, EVERY + 1))

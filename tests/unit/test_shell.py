@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import Binding, EnvValue, JobSpec, Logs, NodeSpec, Program
 from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, workers
-from distlaunch.plan.shell import shell_text
-from distlaunch.plan.torchrun import torchrun_text
+from distlaunch.plan.shell_text import shell_text
+from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import bounded, process_text
 

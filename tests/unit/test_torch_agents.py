@@ -8,12 +8,12 @@ from distlaunch.contract import RESERVED, Rendezvous
 from distlaunch.diagnosis.root_cause import root_cause_lines
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.document import plan_document
-from distlaunch.plan.elastic import with_node
 from distlaunch.plan.engine import make_plan, workers
 from distlaunch.plan.layout import Facts, LaunchPlan
 from distlaunch.plan.output import routes
-from distlaunch.plan.shell import shell_text
-from distlaunch.plan.torchrun import torchrun_text
+from distlaunch.plan.shell_text import shell_text
+from distlaunch.plan.torch_agents import with_node
+from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.state.actions import (
     Close,
     Connect,

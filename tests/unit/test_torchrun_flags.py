@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distlaunch.dropin.flags import FLAGS, Flag, Flags, parse_std
 from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun import (
+from distlaunch.dropin.torchrun_job import (
     Here,
     by_hand_notices,
     job_of,

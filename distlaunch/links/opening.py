@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
-from distlaunch.rim.bundle import bundle_for
-from distlaunch.rim.here import runs_ranks
-from distlaunch.rim.link import Link
+from distlaunch.links.bundle import bundle_for
+from distlaunch.links.link import Link
+from distlaunch.system.here import runs_ranks
 from distlaunch.transport.boot import boot_text, candidates_text
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local

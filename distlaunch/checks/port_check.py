@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from distlaunch.agent.messages import Dialled, Listen, Listening, Unheld
+from distlaunch.checks.pairs import Pairs, dial, try_pairs
+from distlaunch.checks.questions import Agents
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.launch.checks.pairs import Pairs, dial, try_pairs
-from distlaunch.launch.checks.questions import Agents
 from distlaunch.plan.layout import is_loopback
-from distlaunch.rim.here import runs_ranks
+from distlaunch.system.here import runs_ranks
 from distlaunch.transport.failure import LinkFailure
 from distlaunch.transport.ssh import Ssh
 

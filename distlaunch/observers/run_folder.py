@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from distlaunch.rim.log_writer import LogWriter
+from distlaunch.observers.log_writer import LogWriter
 
 
 def new_run_id(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
-from distlaunch.rim.here import exit_descriptor
+from distlaunch.system.here import exit_descriptor
 from distlaunch.transport.boot import NUDGE
 from distlaunch.transport.failure import End, LinkFailure
 from distlaunch.transport.handshake import Handshake

@@ -2,7 +2,7 @@
 
 import os
 
-from distlaunch.rim.backlog import CAPACITY, Backlog
+from distlaunch.observers.backlog import CAPACITY, Backlog
 
 MAX_OPEN = 200
 """Log files kept open at once: two per rank would pass the usual limit of 1024 descriptors."""

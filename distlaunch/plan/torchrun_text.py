@@ -5,9 +5,9 @@ from shlex import quote
 from distlaunch.contract import Rendezvous
 from distlaunch.job.placeholders import fill, placeholders_in
 from distlaunch.job.spec import Binding, JobSpec
-from distlaunch.plan import elastic
+from distlaunch.plan import torch_agents as elastic
 from distlaunch.plan.layout import LaunchPlan, NodePlan, program_word
-from distlaunch.plan.shell import job_exports, quoted_path
+from distlaunch.plan.shell_text import job_exports, quoted_path
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from distlaunch.agent import messages
 from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, ProtocolError
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.links import Links
-from distlaunch.launch.opening import open_links
+from distlaunch.links.links import Links
+from distlaunch.links.opening import open_links
 from distlaunch.transport.failure import LinkFailure
 
 HEARTBEAT_S = 5.0

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from distlaunch.rim.outlet import Outlet
+from distlaunch.observers.outlet import Outlet
 
 MAX_LINE = 1 << 16
 """Bytes of a line without its end that are held back; more is shown in pieces."""

@@ -4,7 +4,7 @@ import os
 import select
 from collections.abc import Callable
 
-from distlaunch.rim.backlog import CAPACITY, Backlog
+from distlaunch.observers.backlog import CAPACITY, Backlog
 
 LOOK_S = 0.1
 """How often it is asked, at the end, whether a reader that takes nothing is waited for."""

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import ByHand, JobSpec
-from distlaunch.rim.signals import Interrupts
 from distlaunch.supervisor.ending import NO_SUSPENDING
+from distlaunch.system.signals import Interrupts
 
 BARRIER_S = 300.0
 """A node that has ended well waits so long for the others, as torchrun's exit barrier does."""
@@ -48,7 +48,7 @@ class Peers:
 
     def __init__(self, spec: JobSpec, by_hand: ByHand, say: Callable[[str], object]) -> None:
         self._say = say
-        keeper = Path(__file__).with_name("keeper.py")
+        keeper = Path(__file__).with_name("store.py")
         procs = spec.nodes[0].procs or 1
         numbers = (by_hand.port, by_hand.node_rank, by_hand.nodes, procs, by_hand.wait_s)
         argv = [str(spec.python), str(keeper), by_hand.host, *map(str, numbers)]

@@ -17,7 +17,7 @@ from distlaunch.agent.messages import (
     Route,
     Unheld,
 )
-from distlaunch.launch.checks.questions import Agents
+from distlaunch.checks.questions import Agents
 from distlaunch.wording import listed
 
 EVERY = 16

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distlaunch.agent.wire import Frame, ProtocolError
-from distlaunch.rim.link import Link
+from distlaunch.links.link import Link
 from distlaunch.transport.failure import LinkFailure
 
 

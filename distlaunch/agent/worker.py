@@ -1,0 +1,282 @@
+"""Spawns workers and describes how they ended.
+
+A worker is started by fork and exec in a session of its own, with signals at their defaults, stdin
+from /dev/null and both outputs in pipes, but for what it shares with the command. The exec is confirmed
+through a pipe that exec closes, so that "no such file" is told from "the program ended with 127".
+"""
+
+import errno
+import json
+import os
+import resource
+import signal
+import stat
+
+from distlaunch.agent import sweep
+from distlaunch.agent.messages import Unstarted
+from distlaunch.agent.probes import gpus
+from distlaunch.agent.wire import SHARED_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
+    from distlaunch.agent.messages import WorkerSpec
+    from distlaunch.agent.wire import Message
+
+DESCRIPTORS = 6
+"""Open at most per worker, while it is started."""
+MAX_WORDS = 1 << 14
+"""Bytes of a worker's stderr that are reported with its exit."""
+MAX_ERROR_RECORD = 1 << 18
+"""Bytes read of a TORCHELASTIC_ERROR_FILE."""
+
+
+class Worker:
+    """One spawned worker: its local rank, PID, pipes (descriptors) and where its error record goes.
+
+    `streams` are the pipes of stdout and stderr, -1 where there is none, or none any more.
+    `printed` counts the bytes of its output, `device` is its GPU's number here, `python` its program.
+    `words` are the last bytes of its stderr, up to the moment when it is told to end.
+    """
+
+    __slots__ = (
+        "device",
+        "error_file",
+        "exec_pipe",
+        "local_rank",
+        "pid",
+        "printed",
+        "python",
+        "running",
+        "started",
+        "stopping",
+        "streams",
+        "words",
+    )
+
+    def __init__(
+        self, local_rank: int, pid: int, streams: "List[int]", exec_pipe: int, error_file: str
+    ) -> None:
+        self.local_rank = local_rank
+        self.pid = pid
+        self.streams = streams
+        self.exec_pipe = exec_pipe
+        self.error_file = error_file
+        self.printed = 0
+        self.device = -1
+        self.python = ""
+        self.running = True
+        self.started = False
+        self.stopping = False
+        self.words = b""
+
+    def said(self, stream: int, data: bytes) -> None:
+        """Take note of what it printed."""
+        self.printed += len(data)
+        if stream == 1 and not self.stopping:  # what it says of our own signal is no cause of anything
+            self.words = (self.words + data[-MAX_WORDS:])[-MAX_WORDS:]
+
+    def signal(self, signum: int) -> None:
+        """Send to the worker's process group, only while the worker is not reaped (its PID is ours)."""
+        if self.running:
+            try:
+                os.killpg(self.pid, signum)
+            except ProcessLookupError:
+                os.kill(self.pid, signum)  # not yet in a group of its own
+            except PermissionError:
+                pass  # another user's now: the sweep follows the grace, and names it
+
+    def error_record(self) -> "Optional[Message]":
+        """The texts of what torch's @record wrote to TORCHELASTIC_ERROR_FILE, or None."""
+        try:
+            # A job may have put anything there: a pipe would block, a link would lead elsewhere.
+            fd = os.open(self.error_file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(fd, "rb") as record:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    return None
+                return _texts(json.loads(record.read(MAX_ERROR_RECORD)))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+
+def _texts(record: "Any") -> "Optional[Message]":
+    """{message, callstack} of an error record in torch's form, as far as it has them."""
+    message = record.get("message") if isinstance(record, dict) else None
+    if isinstance(message, str):
+        return {"message": message, "callstack": ""}
+    if not isinstance(message, dict):
+        return None
+    extra = message.get("extraInfo")
+    callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return {"message": str(message.get("message") or ""), "callstack": str(callstack or "")}
+
+
+def environment(spec: "WorkerSpec") -> "Dict[str, str]":
+    """The worker's environment: this node's, `defaults` where it has none, then `env`."""
+    merged = dict(spec.defaults)
+    merged.update(os.environ)
+    merged.update(spec.env)
+    if spec.one_device and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        merged["CUDA_VISIBLE_DEVICES"] = "".join(devices[spec.local_rank :][:1])
+    return merged
+
+
+def spawn(spec: "WorkerSpec", error_file: str) -> Worker:
+    """Start one worker, whose paths are `at_home`. Raises OSError when pipes or fork are refused.
+
+    Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
+    """
+    env = environment(spec)
+    env["TORCHELASTIC_ERROR_FILE"] = error_file
+    shared = {fd: _shared[fd] for fd in spec.shares if fd in _shared}
+    pipes = {fd: os.pipe() for fd in (1, 2) if fd not in shared}
+    confirm = os.pipe()
+    agent = os.getpid()
+    # Until the child has reset its handlers, a signal to it would be swallowed by ours.
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            ends = {fd: write for fd, (_, write) in pipes.items()}
+            _become_worker(spec, env, {**shared, **ends}, confirm[1], agent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for read, write in (*pipes.values(), confirm):
+        os.close(write)
+        os.set_blocking(read, False)
+    streams = [pipes[fd][0] if fd in pipes else -1 for fd in (1, 2)]
+    worker = Worker(spec.local_rank, pid, streams, confirm[0], error_file)
+    worker.device = gpus.device_of(worker.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
+    worker.python = spec.argv[0]
+    return worker
+
+
+def at_home(spec: "WorkerSpec") -> "WorkerSpec":
+    """`spec` with the home of this node's user in place of the ~ that a path may begin with."""
+    argv = [_expanded(word) if i in spec.paths else word for i, word in enumerate(spec.argv)]
+    return spec._replace(argv=argv, cwd=_expanded(spec.cwd))
+
+
+def _script(spec: "WorkerSpec") -> str:
+    """The file that the program is given to run, if there is one."""
+    last = max(spec.paths, default=0)
+    return spec.argv[last] if last else ""
+
+
+def _look_at(script: str) -> None:
+    """Raise the OSError of a script that can't be read: Python would end with a status of its own for it."""
+    os.stat(script)
+    if not os.access(script, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _expanded(path: str) -> str:
+    return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path
+
+
+def _become_worker(
+    spec: "WorkerSpec", env: "Dict[str, str]", stdio: "Dict[int, int]", confirm: int, agent: int
+) -> None:
+    stage = "setup"
+    try:
+        os.setsid()
+        sweep.die_with_parent(signal.SIGKILL, agent)
+        _reset_signals()
+        _bind(spec)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for fd, end in stdio.items():
+            os.dup2(end, fd)
+        stage = "workdir"
+        os.chdir(spec.cwd)
+        env["PWD"] = spec.cwd
+        resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)  # not before the last open
+        stage = "script"
+        if _script(spec):
+            _look_at(_script(spec))
+        stage = "exec"
+        os.execvpe(spec.argv[0], spec.argv, env)
+    except OSError as error:
+        os.write(confirm, ("%s %d" % (stage, error.errno or 0)).encode())
+    except ValueError:  # a NUL inside an argument or a variable
+        os.write(confirm, ("%s %d" % (stage, errno.EINVAL)).encode())
+    finally:
+        os._exit(127)
+
+
+def _bind(spec: "WorkerSpec") -> None:
+    if spec.cpus:
+        from distlaunch.agent.probes import cpus  # there already: it has chosen them
+
+        os.sched_setaffinity(0, cpus.cpu_set(spec.cpus))
+
+
+def _reset_signals() -> None:
+    # Ignored and blocked signals survive exec, and Python itself ignores SIGPIPE and SIGXFSZ.
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def exec_failure(data: bytes, spec: "WorkerSpec") -> "Unstarted":
+    """The report of what came through ``exec_pipe``."""
+    stage, _, number = data.decode().partition(" ")
+    return unstarted(spec, stage, int(number))
+
+
+def unstarted(spec: "WorkerSpec", stage: str, code: int, why: str = "") -> "Unstarted":
+    """The report of a worker whose fork, chdir or exec failed with errno `code`."""
+    subject = _subject(spec, stage)
+    if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
+        stage = "interpreter"
+    return Unstarted(spec.local_rank, stage, code, why or "%s: %s" % (subject, _words(code, stage)))
+
+
+def _subject(spec: "WorkerSpec", stage: str) -> str:
+    """What a failure is about."""
+    subjects = {"workdir": spec.cwd, "script": _script(spec)}
+    if spec.cpus:
+        subjects["setup"] = "binding to CPU %s" % spec.cpus  # all else before it hardly fails
+    return str(subjects.get(stage, spec.argv[0]))
+
+
+def _words(code: int, stage: str) -> str:
+    if stage == "interpreter":
+        return "its interpreter (the first line after #!) does not exist"
+    if code == errno.ENOEXEC:
+        return "not a program: no #! line and no executable format"
+    if code == errno.E2BIG:
+        return "arguments and environment together are too big (E2BIG)"
+    if code == errno.EMFILE:
+        return "Too many open files: raise the limit on this node, `ulimit -n`"
+    return os.strerror(code)
+
+
+def exit_status(status: int) -> int:
+    """`os.waitpid`'s status as exit code, or the negative signal number."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+_own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+_shared = dict(enumerate(map(int, filter(None, os.environ.pop(SHARED_VARIABLE, "").split(",")))))
+
+
+def make_room(workers: int) -> None:
+    """Allow this process the descriptors that so many workers need; they themselves keep the old limit."""
+    soft, hard = _own_limit
+    wanted = DESCRIPTORS * workers + 64
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def close_inherited() -> None:
+    """Mark every descriptor above stderr close-on-exec: sshd and shells leak theirs to us."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.set_inheritable(int(name), False)
+            except OSError:
+                continue

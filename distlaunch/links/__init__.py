@@ -1,0 +1,1 @@
+"""Links to the nodes' agents: opened, served, given up."""
