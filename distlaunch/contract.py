@@ -4,7 +4,7 @@ Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and the to
 torch 2.13.
 """
 
-from typing import NamedTuple
+from distlaunch.agent.frozen import Frozen
 
 RESERVED = frozenset(
     {
@@ -27,7 +27,7 @@ HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default of --signals-to-handle."""
 
 
-class Position(NamedTuple):
+class Position(Frozen):
     """Where one worker stands in the job."""
 
     rank: int
@@ -36,7 +36,7 @@ class Position(NamedTuple):
     node_rank: int
 
 
-class Rendezvous(NamedTuple):
+class Rendezvous(Frozen):
     """What all workers of one generation share."""
 
     master_addr: str

@@ -6,7 +6,8 @@ A failing worker is no exception but data (`distlaunch.state.job.Outcome`).
 import errno
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+
+from distlaunch.agent.frozen import Frozen
 
 
 class Exit(IntEnum):
@@ -47,7 +48,7 @@ def reason(error: OSError) -> str:
     return f"{words}: raise the limit, `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else words
 
 
-class Problem(NamedTuple):
+class Problem(Frozen):
     """One mistake in a job file: where (`line` and `column` from 1, 0 = nowhere), `path` and `text`."""
 
     source: str

@@ -3,8 +3,8 @@
 import re
 import signal
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.wording import counted, status_words
 
 LAST_LINES = 40
@@ -12,7 +12,7 @@ LAST_LINES = 40
 SMALL_SHM = 1 << 30
 
 
-class Ending(NamedTuple):
+class Ending(Frozen):
     """How a worker ended, and what its node's kernel says: OOM kills since the start, (size, free) of shm.
 
     `peer_gone`: it lost its connection to another rank; `python` is its interpreter, `module` what that was

@@ -7,7 +7,9 @@ before the first one has ended: it may still be in a `finally`, or the interpret
 import re
 import signal
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from distlaunch.agent.frozen import Frozen
 
 LAST_LINES = 40
 """Lines of last words that count where they hold no traceback."""
@@ -36,7 +38,7 @@ _LOST = re.compile(
 _TIMED_OUT = re.compile(r"[Tt]im(?:ed |e)out")
 
 
-class Words(NamedTuple):
+class Words(Frozen):
     """What a rank's last words tell: whether they hold a `traceback`, and whether a peer was gone.
 
     `timed_out`: no connection was lost, but the peer was waited for in vain.

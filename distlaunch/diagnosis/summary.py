@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.state.job import State
 from distlaunch.state.nodes import Unusable, failure_of, phase_word
 from distlaunch.state.workers import Exited, Phase, Worker
@@ -19,7 +20,7 @@ FAR = 100
 """Lines after which what was shown counts as scrolled away."""
 
 
-class Above(NamedTuple):
+class Above(Frozen):
     """What stands on the summary's terminal, behind this `mark`, and how many other lines came `since`."""
 
     since: int
@@ -29,7 +30,7 @@ class Above(NamedTuple):
 NOWHERE: Mapping[int, Above] = MappingProxyType({})
 
 
-class Summary(NamedTuple):
+class Summary(Frozen):
     """What is known at the end. `last_words` are each rank's, the end of `printed` lines on its stderr.
 
     `last_lines` are the end of each rank's stdout; `lagging` says who missed a collective.

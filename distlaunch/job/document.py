@@ -3,12 +3,12 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Problem
 
 
-class Place(NamedTuple):
+class Place(Frozen):
     """Where a value stands: the file as the user named it; line and column from 1, 0 = nowhere.
 
     `typed` is the whole value of the --set, which `source` names, that it came with.
@@ -46,7 +46,7 @@ def setting(source: str, value: str) -> str:
     return OVERRIDE + shlex.quote(f"{source.removeprefix(OVERRIDE)}={value}")
 
 
-class Scalar(NamedTuple):
+class Scalar(Frozen):
     """A string, number, boolean or null; `text` is how it was spelled. `unset` = as if it were not there."""
 
     value: str | int | float | bool | None
@@ -55,14 +55,14 @@ class Scalar(NamedTuple):
     unset: bool = False
 
 
-class Items(NamedTuple):
+class Items(Frozen):
     """A list."""
 
     items: "tuple[Value, ...]"
     place: Place
 
 
-class Entries(NamedTuple):
+class Entries(Frozen):
     """A mapping, in order; keys are strings and occur once."""
 
     entries: "tuple[tuple[Scalar, Value], ...]"

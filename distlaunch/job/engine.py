@@ -1,13 +1,15 @@
 """Who gives out the ranks: distlaunch, or torch's elastic agents; and all that follows from it alone."""
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from distlaunch.agent.frozen import Frozen
 
 Ranking = Literal["static", "c10d", "etcd-v2"]
 """As `rendezvous.backend` has it: by distlaunch, or by torch's elastic agents with a store of that kind."""
 
 
-class Engine(NamedTuple):
+class Engine(Frozen):
     """What is started on the nodes, each of which is a worker to us: ranks, or agents that start ranks.
 
     With `gives_ranks` a worker is a rank, else it numbers and restarts some of its own. With `serves_store`

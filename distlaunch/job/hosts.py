@@ -2,8 +2,8 @@
 
 import itertools
 import re
-from typing import NamedTuple
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Problem
 from distlaunch.job.document import Place
 
@@ -15,7 +15,7 @@ MAX_SLOTS = 1024
 """`host:N` with more than this, or with ssh's 22, is a port in the wrong place."""
 
 
-class HostEntry(NamedTuple):
+class HostEntry(Frozen):
     """One host of a hostfile: `slots` is its number of processes, None where the file does not say."""
 
     host: str

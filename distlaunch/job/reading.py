@@ -3,8 +3,9 @@
 import os.path
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Problem
 from distlaunch.job.document import Entries, Items, Place, Value, is_unset
 from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
@@ -13,7 +14,7 @@ from distlaunch.job.paths import path_in
 Checked = Mapping[str, Any]
 
 
-class Surroundings(NamedTuple):
+class Surroundings(Frozen):
     """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries.
 
     `name` is the job's unless it says one itself; None = its file's stem. One that was `piped` has no folder.

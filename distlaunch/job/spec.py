@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
@@ -16,7 +17,7 @@ Console = Shown | tuple[int, ...]
 NumaMode = Literal["node", "socket", "exclusive", "core-complex"]
 
 
-class EnvValue(NamedTuple):
+class EnvValue(Frozen):
     """A variable's value; one `inherited` from the caller is never printed or written down."""
 
     text: str
@@ -30,7 +31,7 @@ Grow = Literal["restart", "now"]
 OnStall = Literal["notice", "restart", "stop"]
 
 
-class Program(NamedTuple):
+class Program(Frozen):
     """What each worker runs: a Python `script` or `module`, or a `command` with its own arguments.
 
     With `placed` the first word is a path, relative to the node's workdir or below its user's ~; else it is
@@ -42,7 +43,7 @@ class Program(NamedTuple):
     placed: bool = False
 
 
-class Binding(NamedTuple):
+class Binding(Frozen):
     """The CPUs of each worker: by torch's NUMA modes, a share of the "cores", or `cpus` by local rank."""
 
     how: NumaMode | Literal["cores", "listed"]
@@ -58,7 +59,7 @@ class Binding(NamedTuple):
         return self.cpus[local_rank] if self.how == "listed" else self.how
 
 
-class NodeSpec(NamedTuple):
+class NodeSpec(Frozen):
     """One node as the job file has it; None = decided by the plan."""
 
     label: str
@@ -77,7 +78,7 @@ class NodeSpec(NamedTuple):
         return self.reach.here
 
 
-class Timeouts(NamedTuple):
+class Timeouts(Frozen):
     """Seconds; `lease_s` without a sign of life make a node lost, here and there; None = no limit."""
 
     connect_s: float = 30.0
@@ -97,7 +98,7 @@ ELASTIC_RESTARTS = 3
 """An elastic job without `restarts.max` restarts so often; one that never does would not be elastic."""
 
 
-class Restarts(NamedTuple):
+class Restarts(Frozen):
     """At most `most` restarts in any `window_s` seconds; `backoff_s` is the first wait, doubled each time."""
 
     most: int = 0
@@ -109,7 +110,7 @@ Std = int | Mapping[int, int]
 """Which of stdout (1) and stderr (2): of every local rank, or by local rank."""
 
 
-class TorchrunLogs(NamedTuple):
+class TorchrunLogs(Frozen):
     """Output as torchrun's flags have it. No `local_ranks` = all; `prefix` is a template."""
 
     redirects: Std = 0
@@ -118,7 +119,7 @@ class TorchrunLogs(NamedTuple):
     local_ranks: frozenset[int] = frozenset()
 
 
-class Logs(NamedTuple):
+class Logs(Frozen):
     """`folder` holds the run folders, or one of `spares` if it can't; `console` says whose output is shown.
 
     A `temporary` run folder is removed after a success; `torchrun` replaces `console`.
@@ -131,7 +132,7 @@ class Logs(NamedTuple):
     spares: tuple[str, ...] = ()
 
 
-class ByHand(NamedTuple):
+class ByHand(Frozen):
     """This node's place among nodes whose launchers were started by hand, and where their store is.
 
     `sizes` are the numbers of workers of all nodes, once they have met; `wait_s` is for that.
@@ -150,7 +151,7 @@ class ByHand(NamedTuple):
         return sum(self.sizes[: self.node_rank])
 
 
-class Invocation(NamedTuple):
+class Invocation(Frozen):
     """How this command runs the job, which no job file says.
 
     A job file that was `piped` has no folder. `placeholders` in arguments are filled in. With `shares_stdio`
@@ -165,7 +166,7 @@ class Invocation(NamedTuple):
     by_hand: ByHand | None = None
 
 
-class JobSpec(NamedTuple):
+class JobSpec(Frozen):
     """A whole job. Paths are absolute; those on a node may begin with the ~ of its user instead.
 
     `places` maps a path in the file to where it stands.

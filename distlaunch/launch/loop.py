@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from distlaunch.agent import messages, wire
+from distlaunch.agent.frozen import Frozen
 from distlaunch.launch.start import Start
 from distlaunch.links.link import Link
 from distlaunch.links.links import Links
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from distlaunch.by_hand.peers import Peers
 
 
-class Begun(NamedTuple):
+class Begun(Frozen):
     """A generation whose workers are or were on their way, and where what each prints goes."""
 
     plan: LaunchPlan

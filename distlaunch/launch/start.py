@@ -1,8 +1,8 @@
 """Starts a run: its folder, and the links to its nodes."""
 
 import time
-from typing import NamedTuple
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.links.link import Link
@@ -13,7 +13,7 @@ MANY_NODES = 20
 """Up to here the usual limit on descriptors does."""
 
 
-class Clock(NamedTuple):
+class Clock(Frozen):
     """Tells the seconds since a run began; `began` is monotonic time."""
 
     began: float
@@ -23,7 +23,7 @@ class Clock(NamedTuple):
         return round(time.monotonic() - self.began, 6)
 
 
-class Start(NamedTuple):
+class Start(Frozen):
     """A run that has begun: `links` by node are under way."""
 
     spec: JobSpec

@@ -1,8 +1,9 @@
 """What there is to see of a run, and how all who want to see it are told."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.output import Route
@@ -13,7 +14,7 @@ from distlaunch.state.job import State
 P = ParamSpec("P")
 
 
-class Printed(NamedTuple):
+class Printed(Frozen):
     """What a rank has printed on its stdout (0) or stderr (1), and where that goes."""
 
     rank: int

@@ -1,9 +1,9 @@
 """Assigns ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from distlaunch import contract
+from distlaunch.agent.frozen import Frozen
 from distlaunch.job.document import counted
 from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
@@ -16,14 +16,14 @@ DEFAULT_PORT = 29500
 """torch's default; shown by dry-run where `run` will pick a free one."""
 
 
-class Facts(NamedTuple):
+class Facts(Frozen):
     """What a node says of itself: the interpreter for its workers and its GPUs (None = not asked)."""
 
     python: str
     gpus: int | None = None
 
 
-class NodePlan(NamedTuple):
+class NodePlan(Frozen):
     """One node's part: workers `first_rank` … `first_rank + procs - 1`. `node` is its index in the pool.
 
     With torch's elastic agents there is one "worker", the agent, whose rank is a mere number, and it starts
@@ -60,7 +60,7 @@ class NodePlan(NamedTuple):
         return f"cuda:{local_rank}" if local_rank < self.gpus else "cpu"
 
 
-class LaunchPlan(NamedTuple):
+class LaunchPlan(Frozen):
     """All that `run` starts and `dry-run` prints; `master_port` None = picked and held at the start.
 
     With torch's elastic agents, `master_addr` and `master_port` are those of their rendezvous.
@@ -93,7 +93,7 @@ class LaunchPlan(NamedTuple):
         return _together(self.spec, self.nodes)
 
 
-class WorkerPlan(NamedTuple):
+class WorkerPlan(Frozen):
     """One worker, ready to be spawned.
 
     `env` is the job's, `contract` wins over it, `defaults` hold only where the node has none.

@@ -1,15 +1,15 @@
 """Where each rank's output goes: the console, with or without a prefix, and a file."""
 
 from string import Template
-from typing import NamedTuple
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import Std, TorchrunLogs
 from distlaunch.plan.layout import LaunchPlan, NodePlan
 
 STREAMS = ("stdout", "stderr")
 
 
-class Route(NamedTuple):
+class Route(Frozen):
     """One stream of one rank: `prefix` None = bytes as they come; `file` is below the run folder."""
 
     shown: bool

@@ -12,7 +12,8 @@ The same command goes to every node, so no value of a job is ever quoted for a r
 
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from distlaunch.agent.frozen import Frozen
 
 TOO_OLD = "distlaunch-agent"
 """Followed by the version on stderr when the interpreter is older than 3.8; also the name in ps."""
@@ -60,7 +61,7 @@ main(NONCE, NODE)
 """
 
 
-class Bundle(NamedTuple):
+class Bundle(Frozen):
     """The agent's modules, ready to be sent.
 
     `code` is marshalled, for interpreters with the same `magic` (the .pyc format's number), which spares

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.transport.boot import NO_PYTHON, TOO_OLD
 
@@ -38,7 +38,7 @@ class Kind(Enum):
     LOST = "connection lost"
 
 
-class LinkFailure(NamedTuple):
+class LinkFailure(Frozen):
     """A failed link: its kind, the last words received, and whether the node said that it is `clean`.
 
     What to do about it is said by the transport's `advice`.
@@ -63,7 +63,7 @@ Patterns = Sequence[tuple[Kind, str]]
 """What a failure is known by, in the order in which it is looked for."""
 
 
-class End(NamedTuple):
+class End(Frozen):
     """The end of a transport's process, before or after its agent had `booted`.
 
     `stderr` is the whole of what it printed and `status` its exit status, None while it still runs; `noise`

@@ -1,12 +1,13 @@
 """This machine as a node: the agent is a child of this process."""
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.transport.boot import SCRIPT
 from distlaunch.transport.failure import End, Kind, LinkFailure, classify
 
 
-class Local(NamedTuple):
+class Local(Frozen):
     """As `distlaunch.transport.kinds` has it."""
 
     name: Literal["local"] = "local"

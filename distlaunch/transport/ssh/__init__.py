@@ -1,8 +1,9 @@
 """A node at the other end of OpenSSH's client: the user's ssh_config, keys and jump hosts all hold."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.transport.boot import SCRIPT
 from distlaunch.transport.failure import End, LinkFailure, classify
 from distlaunch.transport.ssh.failures import BY_SSH, SSH_FAILED
@@ -31,7 +32,7 @@ _RECENT = (
 )
 
 
-class SshOptions(NamedTuple):
+class SshOptions(Frozen):
     """What the job file's `ssh` section says, how long a TCP connect may take, how often ssh looks.
 
     `words` are ssh's own options, as `Compression=no`.
@@ -44,7 +45,7 @@ class SshOptions(NamedTuple):
     alive_s: int = 5
 
 
-class Ssh(NamedTuple):
+class Ssh(Frozen):
     """As `distlaunch.transport.kinds` has it; `host` is a name that ssh knows."""
 
     host: str
