@@ -263,11 +263,16 @@ def test_patience_is_told_how_long_the_reader_has_taken_nothing(
     quiet: list[float] = []
     # That is all of the chunk but a page, which then goes into the pipe.
     reading = threading.Thread(target=full.read, args=(CHUNK,))
+    wait = outlet._backlog.changed.wait
+
+    def waits_for_the_reader(timeout: float | None = None) -> bool:
+        return wait(LONG_S if timeout and reading.ident else timeout)
+
+    monkeypatch.setattr(outlet._backlog.changed, "wait", waits_for_the_reader)
 
     def patient(quiet_s: float) -> bool:
         quiet.append(quiet_s)
         if len(quiet) == 3:
-            monkeypatch.setattr(module, "LOOK_S", LONG_S)
             reading.start()
         return len(quiet) < 4
 
