@@ -244,7 +244,6 @@ YAMLS = {
 YAML_S = 10.0
 
 
-@pytest.mark.alone  # it is all about time
 @pytest.mark.fault(66, "YAML that runs code, grows or nests", promise="11")
 def test_hostile_yaml(tmp_path: Path, figures: Figures) -> None:
     meter = Meter(tmp_path)
@@ -253,11 +252,10 @@ def test_hostile_yaml(tmp_path: Path, figures: Figures) -> None:
     over_mib: dict[str, float] = {}
     for name, (text, words) in YAMLS.items():
         (tmp_path / "job.yaml").write_text(text)
-        began = time.monotonic()
         done = distlaunch(
             "dry-run", "job.yaml", "--set", "gpus_per_node=0", cwd=tmp_path, executable=meter.program
         )
-        took_s[name], over_mib[name] = time.monotonic() - began, meter.over_bare_mib
+        took_s[name], over_mib[name] = meter.cpu_s, meter.over_bare_mib
         refused = done.returncode == USAGE and words in done.stderr
         if not (refused or (not words and done.returncode == 0)) or "Traceback" in done.stderr:
             wrong.append(f"{name}: status {done.returncode}, {done.stderr[-200:]}")
@@ -266,7 +264,7 @@ def test_hostile_yaml(tmp_path: Path, figures: Figures) -> None:
     figures(f"most memory ({fattest})", over_mib[fattest], at_most=512.0, unit="MiB")
     assert not wrong, "\n".join(wrong)
     assert not (tmp_path / "pwned").exists()
-    figures(f"the slowest ({slowest})", took_s[slowest], at_most=YAML_S)
+    figures(f"the slowest ({slowest}), CPU time", took_s[slowest], at_most=YAML_S)
 
 
 SECRET = "canary-4f1c9d2e77"
