@@ -223,7 +223,7 @@ env: {{ODD: "it's $HOME `x`\\n\\"quoted\\""}}
         shell.stdin.close()
         shell.stdin = None
     for i, shell in enumerate(shells):
-        outputs[i] = shell.communicate(timeout=60)[0]
+        outputs[i] = shell.communicate(timeout=PATIENCE_S)[0]
     assert "sync_sgd: ok" in outputs[0], outputs
 
 

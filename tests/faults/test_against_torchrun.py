@@ -31,7 +31,7 @@ def test_ours(tmp_path: Path, bed: Bed, figures: Figures) -> None:
     with running(write_job(tmp_path, WORKER, keys)) as run:
         pids = run.wait_ready(2)
         kill(pids[1])
-        figures("all ranks gone", wait_gone(list(pids.values()), 60.0), at_most=0.5)
+        figures("all ranks gone", wait_gone(list(pids.values()), PATIENCE_S), at_most=0.5)
         assert run.wait() == 137
 
 
