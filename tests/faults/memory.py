@@ -4,6 +4,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.harness import PATIENCE_S
 
@@ -43,14 +44,14 @@ class Meter:
     @property
     def over_bare_mib(self) -> float:
         """The same, less what an interpreter takes that does nothing."""
-        return self.peak_mib - _bare_mib(self.program.parent)
+        return self.peak_mib - bare_mib()
 
 
 @cache
-def _bare_mib(folder: Path) -> float:
-    bare = folder / "bare-interpreter"
-    bare.mkdir()
-    meter = Meter(bare)
-    argv = [sys.executable, "-c", "pass"]
-    subprocess.run(argv, executable=meter.program, check=True, timeout=PATIENCE_S)
-    return meter.peak_mib
+def bare_mib() -> float:
+    """The peak of an interpreter that does nothing; call it before threads do, for it writes a program."""
+    with TemporaryDirectory() as folder:
+        meter = Meter(Path(folder))
+        argv = [sys.executable, "-c", "pass"]
+        subprocess.run(argv, executable=meter.program, check=True, timeout=PATIENCE_S)
+        return meter.peak_mib
