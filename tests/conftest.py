@@ -7,51 +7,26 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster.hosts import Bed, Site, bed_of, why_not
-from tests.harness import TORCHS_ABORT, LateError, children_of
+from tests.harness import children_of
 from tests.replays import check_replays
 
-MOST_TRIES = 5
-"""In a whole run."""
+pytest_plugins = ["tests.tries"]
 
 
 def pytest_configure() -> None:
     """Ctrl-C and SIGTERM end the tests in order: what they have set up is taken down.
 
-    A shell starts what it puts in the background with SIGINT ignored, and all its children inherit that.
+    A shell starts what it puts in the background with SIGINT ignored, as nohup does with SIGHUP, and all its
+    children inherit that; a handler, however, is not inherited.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The machine may stand still for a second: only who is late three times in a row has failed.
-
-    Nothing else is tried again, but where torch has aborted a worker that was at its end.
-    """
-    for item in items:
-        if not item.get_closest_marker("flaky"):
-            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=[LateError, TORCHS_ABORT]))
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """How much was tried again: what is late now and then is the machine, what often is, is ours."""
-    tries = len(terminalreporter.stats.get("rerun", ()))
-    if tries:
-        terminalreporter.section("tried again")
-        terminalreporter.write_line(f"{tries} tries were late or aborted by torch, of at most {MOST_TRIES}")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """More late tries than may be are a failure."""
-    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter and len(reporter.stats.get("rerun", ())) > MOST_TRIES:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def _descriptors() -> set[str]:
@@ -81,13 +56,21 @@ def side_by_side(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     if "PYTEST_XDIST_WORKER" not in os.environ:
         yield
         return
-    alone = request.node.get_closest_marker("alone") is not None
     shared = tmp_path_factory.getbasetemp().parent
     with (shared / "door").open("w") as door, (shared / "room").open("w") as room:
         fcntl.flock(door, fcntl.LOCK_EX)  # who is to be alone keeps it shut until the room is empty
-        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(room, fcntl.LOCK_EX if _is_alone(request.node) else fcntl.LOCK_SH)
         fcntl.flock(door, fcntl.LOCK_UN)
         yield
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who is to be alone comes first: later, more would wait for the longest of those that run."""
+    items.sort(key=lambda item: not _is_alone(item))
 
 
 @pytest.fixture(autouse=True)

@@ -30,8 +30,24 @@ TORCHS_ABORT = "terminate called without an active exception"
 class LateError(AssertionError):
     """What had to happen did happen, but after its limit; what never happens is no `LateError`.
 
-    The machine may have stood still, so such a test is tried again, twice at most (tests/conftest.py).
+    The machine may have stood still, so such a test is tried again, twice at most (tests/tries.py).
     """
+
+
+class TorchsAbortError(AssertionError):
+    """torch has aborted a worker that had used gloo and done its work; such a test is tried again, too."""
+
+
+def ended_well(status: int, out: str, err: str, last: str, times: int = 1) -> None:
+    """A job whose script uses gloo has ended with 0; it prints `last` so often, when it is done with gloo.
+
+    `TorchsAbortError` if torch aborted it at its end. An abort anywhere else is a failure like any other.
+    """
+    done = out.count(last) >= times
+    if status and done and TORCHS_ABORT in err and "SIGABRT" in err:
+        raise TorchsAbortError(err)
+    assert status == 0, err
+    assert done, f"{last!r} was not printed: {out}"
 
 
 def on_time(what: str, took: float, at_most: float, unit: str = "s") -> None:
@@ -151,6 +167,13 @@ class Going:
         while self._read(deadline):
             pass
         return self.process.wait(max(0.1, deadline - time.monotonic()))
+
+    def ends_within(self, seconds: float) -> int:
+        """Wait for the end; the exit status. `LateError` if it comes later than so."""
+        began = time.monotonic()
+        status = self.wait()
+        on_time("the end", time.monotonic() - began, seconds)
+        return status
 
     @property
     def stdout(self) -> str:

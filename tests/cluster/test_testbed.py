@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
-LIMIT_S = 60.0
-EVENT_LIMIT_S = 20.0
+LIMIT_S = EVENT_LIMIT_S = 150.0
+"""Only a hang gets there."""
 STALL_S = 0.3
 SBIN = f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"
 

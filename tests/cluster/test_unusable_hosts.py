@@ -42,7 +42,7 @@ from tests.cluster.odd_hosts import (
     too_many_keys,
     unknown_to_its_jump_host,
 )
-from tests.harness import running
+from tests.harness import PATIENCE_S, running
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -116,7 +116,7 @@ def test_advice_names_the_command_that_shows_it(site: Site) -> None:
     command = told.split("`")[1]
     assert command.startswith(f"ssh -F {site.ssh_config} ")
     done = subprocess.run(
-        command, shell=True, cwd="/", capture_output=True, text=True, check=False, timeout=30
+        command, shell=True, cwd="/", capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert (done.returncode, done.stderr.strip()) == (3, "no licence")
 

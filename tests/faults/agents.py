@@ -113,12 +113,15 @@ LIES = {
         f"encode(node, {{**message, 'status': 1, 'error_record': {{'message': {MUCH}}}}})",
     ),
     "a clock of the far future": ("exited", "encode(node, {**message, 't': 1e300})"),
-    "a signal of a million": ("started", "encode(node, {'op': 'leaving', 'signal': 10**6})"),
+    "a signal of a million": (
+        "started",
+        "encode(node, {'op': 'leaving', 'signal': 10**6, 'orphaned': False})",
+    ),
     "a long reason": (
         "started",
         f"encode(node, {{'op': 'unstarted', 'local_rank': 0, 'stage': 'x', 'errno': 1, 'text': {MUCH}}})",
     ),
-    "a long route": ("route", f"encode(node, {{'op': 'route', 'error': {MUCH}}})"),
+    "a long reason for no route": ("route", f"encode(node, {{'op': 'no route', 'error': {MUCH}}})"),
     "an odd interface": ("route", f"encode(node, {{**message, 'interface': {MUCH}}})"),
     "long names of stuck processes": (
         "started",
@@ -138,3 +141,24 @@ LIES = {
     ),
 }
 """What a hostile agent does → the report in place of which it does it, and what it says instead."""
+LONG_ADDRESS = ("route", f"encode(node, {{**message, 'address': {MUCH}}})")
+REFUSED = {
+    **dict.fromkeys(
+        (
+            *("a million GPUs", "fewer than no GPUs", "words for a number", "a number of a million digits"),
+            *("nothing but the op", "no op", "an unknown op", "a deep list", "not a number", "no hello"),
+        ),
+        "host2: protocol error",
+    ),
+    "another node's frame": "host2 was lost: a frame of node 0 came on the link of node 1",
+    "output of no rank": "host2 was lost: output of a local rank 32767 that does not run",
+    "a rank that leads elsewhere": "host2 was lost: started: local_rank is no int",
+    "CPUs that are no text": "host2 was lost: started: cpus is no str",
+    "a status of a million": "host2 was lost: status is out of range",
+    "a clock of the far future": "host2 was lost: t is out of range",
+    "a signal of a million": "host2 was lost: its agent was stopped by signal 1000000",
+    "a long reason": "could not be started: xxx",
+    "a long error record": "failed first: exit status 1",
+    "a long reason for no route": "xxx",
+}
+"""What is told of those that end the run; the others do no harm, and the job succeeds."""

@@ -60,8 +60,8 @@ def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     number, name = marker.args
     noted = Figures(number, name, str(marker.kwargs.get("promise", "")))
     yield noted
-    assert noted.rows, "a test of the catalogue notes a figure"
     outcome = request.node.stash.get(_OUTCOME, "kept")
+    assert noted.rows or outcome != "kept", "a test of the catalogue notes a figure"
     rows = [row._replace(outcome=outcome)._asdict() for row in noted.rows]
     request.node.user_properties.append((_TOLD, rows))
 

@@ -1,9 +1,10 @@
-"""How much memory a run's controller takes at its peak, over a bare interpreter."""
+"""How much memory a run's controller takes at its peak, over a bare interpreter, and how much CPU time."""
 
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.harness import PATIENCE_S
 
@@ -16,7 +17,7 @@ if pid == 0:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 _, status, usage = os.wait4(pid, 0)
 with open({result!r}, "w") as result:
-    result.write(str(usage.ru_maxrss))
+    result.write("%d %f" % (usage.ru_maxrss, usage.ru_utime + usage.ru_stime))
 os._exit(abs(os.waitstatus_to_exitcode(status)))
 """
 
@@ -33,19 +34,24 @@ class Meter:
     @property
     def peak_mib(self) -> float:
         """The peak of what has run below, in MiB."""
-        return int(self.result.read_text()) / 1024
+        return int(self.result.read_text().split()[0]) / 1024
+
+    @property
+    def cpu_s(self) -> float:
+        """The CPU time of what has run below, seconds: what runs beside it makes no difference."""
+        return float(self.result.read_text().split()[1])
 
     @property
     def over_bare_mib(self) -> float:
         """The same, less what an interpreter takes that does nothing."""
-        return self.peak_mib - _bare_mib(self.program.parent)
+        return self.peak_mib - bare_mib()
 
 
 @cache
-def _bare_mib(folder: Path) -> float:
-    bare = folder / "bare-interpreter"
-    bare.mkdir()
-    meter = Meter(bare)
-    argv = [sys.executable, "-c", "pass"]
-    subprocess.run(argv, executable=meter.program, check=True, timeout=PATIENCE_S)
-    return meter.peak_mib
+def bare_mib() -> float:
+    """The peak of an interpreter that does nothing; call it before threads do, for it writes a program."""
+    with TemporaryDirectory() as folder:
+        meter = Meter(Path(folder))
+        argv = [sys.executable, "-c", "pass"]
+        subprocess.run(argv, executable=meter.program, check=True, timeout=PATIENCE_S)
+        return meter.peak_mib

@@ -109,6 +109,22 @@ def test_a_culprit_that_torch_aborts_at_its_end_is_still_right() -> None:
     assert of_distlaunch(CASES["value_error"], document, SUMMARY).wrong == ["exit status 134"]
 
 
+@pytest.mark.parametrize("name", ["before_init", "thread_exits"])
+def test_an_abort_where_torch_has_no_part_in_it_is_wrong(name: str) -> None:
+    case = CASES[name]
+    document: dict[str, Any] = {"exit_status": 134, "cause": {"rank": case.rank}}
+    said = f"distlaunch: rank {case.rank} failed first\ndistlaunch:   | {case.words[0]}\n"
+    aborted = f"{said}distlaunch:   | {TORCHS_ABORT}\n"
+    assert of_distlaunch(case, document, aborted).wrong == ["exit status 134"]
+
+
+def test_an_abort_before_the_culprits_own_words_is_wrong() -> None:
+    document: dict[str, Any] = {"exit_status": 134, "cause": {"rank": 1}}
+    head, _, words = SUMMARY.partition("distlaunch:   | ")
+    early = f"{head}distlaunch:   | {TORCHS_ABORT}\ndistlaunch:   | {words}"
+    assert of_distlaunch(CASES["value_error"], document, early).wrong == ["exit status 134"]
+
+
 def test_what_machines_read_is_judged() -> None:
     document: dict[str, Any] = {"exit_status": 143, "cause": {"rank": 0}}
     wrong = of_distlaunch(CASES["value_error"], document, SUMMARY).wrong

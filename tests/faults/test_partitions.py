@@ -20,7 +20,7 @@ from tests.faults.generations import (
 from tests.harness import PATIENCE_S, kill, running, wait_gone
 
 REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.once]
 
 HOSTS = ["host1", "host2", "host3"]
 

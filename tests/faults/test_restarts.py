@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.hosts import Site, parent_of
 from tests.faults.conftest import Figures, Pace
 from tests.faults.generations import NODE_LOST, SLEEPER, closed, here, open_gate, starts, there
-from tests.harness import distlaunch, kill, running
+from tests.harness import distlaunch, ended_well, kill, running
 
 REJOIN_S = 3.0
 
@@ -60,10 +60,9 @@ def test_a_stolen_port(tmp_path: Path, figures: Figures) -> None:
             figures("noticed", time.monotonic() - began, at_most=10.0)
             run.wait_for(" of generation 0\n", times=2)
             open_gate(tmp_path / "go")
-            assert run.wait() == 0, run.stderr
+            ended_well(run.wait(), run.stdout, run.stderr, last="joined\n")
         first, second = _ports(run.stdout)  # and both are the generation of no restart: it is not counted
         assert first != second
-        assert "joined" in run.stdout
         assert "failed first" not in run.stderr
 
 

@@ -20,9 +20,9 @@ from distlaunch.job.reference import reference
 from distlaunch.transport.boot import SCRIPT
 from tests.cluster.hosts import Host, Site, parent_of, why_not
 from tests.cluster.odd_hosts import NODE_LOST, UNREACHABLE
-from tests.faults.agents import LIES, python_that_lies
+from tests.faults.agents import LIES, LONG_ADDRESS, REFUSED, python_that_lies
 from tests.faults.conftest import Figures
-from tests.faults.memory import Meter
+from tests.faults.memory import Meter, bare_mib
 from tests.harness import (
     PATIENCE_S,
     children_of,
@@ -196,12 +196,15 @@ def test_shell_code_in_each_key(site: Site, figures: Figures) -> None:
         return path, done.returncode, done.stderr
 
     tried = list(itertools.product(reference(), (text, text.replace("\n", ";"))))
+    ran = 0
     with ThreadPoolExecutor(4) as pool:
         for path, status, said in pool.map(run_with, tried):
+            ran += status == 0
             assert status in (0, USAGE, UNREACHABLE, 126, 127) and "Traceback" not in said, (path, said)
             assert not pwned.exists(), (path, said)
     site.assert_gone(before)
     figures("keys with such a text, one by one", len(tried), unit="")
+    assert ran >= 10, "where hardly any job runs, hardly any text goes anywhere"
 
 
 @pytest.mark.fault(65, "every key of a job file has a NUL", promise="11")
@@ -244,7 +247,6 @@ YAMLS = {
 YAML_S = 10.0
 
 
-@pytest.mark.alone  # it is all about time
 @pytest.mark.fault(66, "YAML that runs code, grows or nests", promise="11")
 def test_hostile_yaml(tmp_path: Path, figures: Figures) -> None:
     meter = Meter(tmp_path)
@@ -253,11 +255,10 @@ def test_hostile_yaml(tmp_path: Path, figures: Figures) -> None:
     over_mib: dict[str, float] = {}
     for name, (text, words) in YAMLS.items():
         (tmp_path / "job.yaml").write_text(text)
-        began = time.monotonic()
         done = distlaunch(
             "dry-run", "job.yaml", "--set", "gpus_per_node=0", cwd=tmp_path, executable=meter.program
         )
-        took_s[name], over_mib[name] = time.monotonic() - began, meter.over_bare_mib
+        took_s[name], over_mib[name] = meter.cpu_s, meter.over_bare_mib
         refused = done.returncode == USAGE and words in done.stderr
         if not (refused or (not words and done.returncode == 0)) or "Traceback" in done.stderr:
             wrong.append(f"{name}: status {done.returncode}, {done.stderr[-200:]}")
@@ -266,7 +267,7 @@ def test_hostile_yaml(tmp_path: Path, figures: Figures) -> None:
     figures(f"most memory ({fattest})", over_mib[fattest], at_most=512.0, unit="MiB")
     assert not wrong, "\n".join(wrong)
     assert not (tmp_path / "pwned").exists()
-    figures(f"the slowest ({slowest})", took_s[slowest], at_most=YAML_S)
+    figures(f"the slowest ({slowest}), CPU time", took_s[slowest], at_most=YAML_S)
 
 
 SECRET = "canary-4f1c9d2e77"
@@ -515,14 +516,23 @@ class Met(NamedTuple):
         """What is wrong about it, or nothing."""
         known = self.status in (0, 1, USAGE, UNREACHABLE, NODE_LOST, 126) and "Traceback" not in self.told
         strange = [str(path) for path in self.files if not KEPT.fullmatch(str(path))]
-        if known and not strange:
+        expected = bool(self.status) == (self.name in REFUSED) and REFUSED.get(self.name, "") in self.told
+        if known and expected and not strange:
             return ""
         return f"{self.name}: status {self.status}, strange files {strange}, {self.told[-600:]}"
 
 
-def meet(site: Site, number: int, name: str, good: tuple[str, ...] = ("host1",)) -> Met:
-    """Run a job on good hosts and one with this hostile agent."""
-    op, words = LIES[name]
+class Meeting(NamedTuple):
+    """A job on good hosts and one with a hostile agent, ready to be run."""
+
+    name: str
+    folder: Path
+    meter: Meter
+
+
+def prepared(site: Site, number: int, name: str, good: tuple[str, ...] = ("host1",)) -> Meeting:
+    """All files are written before any job runs: a program that is still written to can't be executed."""
+    op, words = LIES.get(name, LONG_ADDRESS)
     folder = site.folder / str(number)
     folder.mkdir()
     liar = {"host": "host2", "python": python_that_lies(folder / "python", op, words), "gpus": "auto"}
@@ -533,8 +543,13 @@ def meet(site: Site, number: int, name: str, good: tuple[str, ...] = ("host1",))
         "timeouts": {"connect": "5s"},
     }
     (folder / "job.yaml").write_text(json.dumps(keys))
-    meter, began = Meter(folder), time.monotonic()
-    own = set(folder.iterdir())
+    return Meeting(name, folder, Meter(folder))
+
+
+def meet(meeting: Meeting) -> Met:
+    """Run the job."""
+    name, folder, meter = meeting
+    began, own = time.monotonic(), set(folder.iterdir())
     done = distlaunch("run", str(folder / "job.yaml"), executable=meter.program)
     took_s = time.monotonic() - began
     made = {path for path in folder.rglob("*") if path.is_file()} - own - {meter.result}
@@ -545,9 +560,9 @@ def meet(site: Site, number: int, name: str, good: tuple[str, ...] = ("host1",))
 @with_hosts
 @pytest.mark.fault(72, "agents that lie, flood and name paths", promise="10, 11")
 def test_hostile_agents(site: Site, figures: Figures) -> None:
-    before = site.processes()
+    before, _ = site.processes(), bare_mib()
     with ThreadPoolExecutor(3) as pool:
-        met = list(pool.map(lambda case: meet(site, *case), enumerate(LIES)))
+        met = list(pool.map(meet, [prepared(site, *case) for case in enumerate(LIES)]))
     site.assert_gone(before)
     wrong = list(filter(None, (each.complaint for each in met)))
     assert not wrong, "\n".join(wrong)
@@ -561,10 +576,21 @@ def test_hostile_agents(site: Site, figures: Figures) -> None:
 
 
 @with_hosts
+@pytest.mark.xfail(
+    reason="a node's address reaches the others' agents unchecked, and the first one's ends of it"
+)
+@pytest.mark.fault(72, "an agent has a long address", promise="10")
+def test_an_address_that_is_none_costs_no_other_node(site: Site, figures: Figures) -> None:
+    met = meet(prepared(site, 0, "a long address"))
+    figures("the command ended", met.took_s, at_most=CONNECT_S)
+    assert "host1 was lost" not in met.told
+
+
+@with_hosts
 @pytest.mark.fault(72, "an agent prints before any worker has started", promise="10")
 def test_output_before_the_start(site: Site, figures: Figures) -> None:
-    met = meet(site, 0, "a flood of output", good=())
-    assert not met.complaint
+    met = meet(prepared(site, 0, "a flood of output", good=()))
+    assert met.status == NODE_LOST and "Traceback" not in met.told
     assert "output of a local rank 0 that does not run" in met.told
     figures("the command ended", met.took_s, at_most=CONNECT_S)
 

@@ -275,7 +275,7 @@ def test_an_exit_is_reported_although_a_grandchild_keeps_the_output_open(tmp_pat
         sys.exit(3)
     """
     with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
-        assert run.wait(within_s=10.0) == 3
+        assert run.ends_within(10.0) == 3
 
 
 def test_the_controllers_death_ends_the_workers(tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ def test_a_third_interrupt_returns_at_once_and_the_agents_finish(tmp_path: Path)
             run.process.send_signal(signal.SIGINT)
             run.wait_for(text)
             time.sleep(PRESS_S)
-        assert run.wait(within_s=5.0) == 130
+        assert run.ends_within(5.0) == 130
         # Their guardians wake them: a stopped agent would never see that it is over.
         wait_gone([*run.worker_pids().values(), *agents], 5.0)
 
@@ -574,7 +574,7 @@ def test_an_interrupt_while_connecting_leaves_nothing(tmp_path: Path) -> None:
             with peer:
                 clients = children_of(run.process.pid)
                 run.process.send_signal(signal.SIGINT)
-                assert run.wait(within_s=5.0) == 130
+                assert run.ends_within(5.0) == 130
                 wait_gone(clients, 2.0)
             assert "stopped by SIGINT" in run.stderr
 

@@ -198,7 +198,9 @@ def test_a_job_is_read_from_standard_input(tmp_path: Path, command: str) -> None
 
 def test_mistakes_on_standard_input_are_placed() -> None:
     argv = distlaunch_argv("run", "-")
-    done = subprocess.run(argv, input="scirpt: x", capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        argv, input="scirpt: x", capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == 2
     assert "distlaunch: standard input:1:1: scirpt: unknown key; did you mean script?" in done.stderr
 

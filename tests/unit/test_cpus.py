@@ -296,7 +296,7 @@ def trees(draw: st.DrawFn) -> Tree:
     workers=st.integers(1, 8),
     data=st.data(),
 )
-@bounded(300)
+@bounded()
 def test_each_gets_cpus_of_those_allowed_and_exclusive_ones_never_overlap(
     tree: Tree, how: str, gpus: int, workers: int, data: st.DataObject
 ) -> None:

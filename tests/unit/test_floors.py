@@ -2,10 +2,12 @@
 
 import ast
 import marshal
+import os
 import statistics
+import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,17 @@ def test_a_pure_module_uses_of_os_only_what_computes_with_paths(name: str) -> No
 def test_a_pure_module_reads_and_prints_nothing(name: str) -> None:
     calls = {dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
     assert calls & IMPURE_BUILTINS == set()
+
+
+# Tests
+
+
+@pytest.mark.parametrize(
+    "start", [lambda: subprocess.run(["true"], check=True), lambda: os.posix_spawn("/bin/true", ["true"], {})]
+)
+def test_no_unit_test_can_start_a_process(start: Callable[[], object]) -> None:
+    with pytest.raises(AssertionError, match="that belongs in tests/process"):
+        start()
 
 
 # Shape

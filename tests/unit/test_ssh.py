@@ -1,15 +1,7 @@
-"""How a node is reached: ssh's command line, its error messages, and the script that starts an agent."""
+"""How a node is reached: ssh's command line, its error messages, and the text that starts an agent."""
 
-import importlib.util
 import itertools
-import json
-import marshal
 import shlex
-import shutil
-import subprocess
-import sys
-import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent.wire import READY_MARKER
-from distlaunch.transport.boot import NO_PYTHON, NUDGE, SCRIPT, TOO_OLD, Bundle, boot_text, candidates_text
+from distlaunch.transport.boot import NO_PYTHON, SCRIPT, TOO_OLD, candidates_text
 from distlaunch.transport.failure import End, Kind, LinkFailure
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
@@ -118,35 +110,6 @@ def test_the_jobs_ssh_config_is_used_for_resolving_too() -> None:
     assert Ssh("a", "me", 5, options).address_argv() == [
         *["ssh", "-G", "-F", "/j/config", "-o", "Port=7", "-l", "me", "-p", "5", "--", "a"]
     ]
-
-
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is missing")
-def test_our_options_win_over_an_ssh_config_that_is_in_the_way(tmp_path: Path) -> None:
-    config = tmp_path / "config"
-    config.write_text(
-        "Host *\n ControlMaster auto\n ControlPath /tmp/%C\n RequestTTY force\n RemoteCommand top\n"
-        " BatchMode no\n ForwardAgent yes\n ForwardX11 yes\n PermitLocalCommand yes\n LogLevel DEBUG3\n"
-        " ServerAliveInterval 0\n HostName real.example\n"
-    )
-    ssh, *rest, host, _ = Ssh("alias", options=SshOptions(config=str(config), words=("BatchMode=no",))).argv()
-    ran = subprocess.run([ssh, "-G", *rest, host], capture_output=True, text=True, check=True, timeout=30)
-    effective = dict(line.split(" ", 1) for line in ran.stdout.splitlines() if " " in line)
-    expected = {
-        "hostname": "real.example",
-        "batchmode": "yes",
-        "controlmaster": "false",
-        "requesttty": "false",
-        "forwardagent": "no",
-        "forwardx11": "no",
-        "clearallforwardings": "yes",
-        "permitlocalcommand": "no",
-        "loglevel": "INFO",
-        "serveraliveinterval": "5",
-        "serveralivecountmax": "3",
-    }
-    assert {name: effective[name] for name in expected} == expected
-    assert effective.get("remotecommand", "none") == "none"
-    assert effective.get("controlpath", "none") == "none"
 
 
 # What ssh's last words mean, with OpenSSH 7 to 9
@@ -437,150 +400,16 @@ def test_any_words_are_some_failure_and_none_is_lost(words: str) -> None:
 
 # The script that starts an agent
 
-LOGIN_SHELLS = [shell for shell in ("dash", "bash", "zsh", "csh", "fish") if shutil.which(shell)] or ["sh"]
-
-
-def bundle_of(source: str, compiled: str, magic: bytes = importlib.util.MAGIC_NUMBER) -> Bundle:
-    """An agent whose guardian is `source`, or `compiled` for interpreters of the version `magic`."""
-    packages = frozenset({"distlaunch", "distlaunch.agent"})
-    texts = {**dict.fromkeys(packages, ""), "distlaunch.agent.guardian": source}
-    codes = {name: compile(text, name, "exec") for name, text in texts.items()}
-    codes["distlaunch.agent.guardian"] = compile(compiled, "guardian", "exec")
-    return Bundle(magic, zlib.compress(marshal.dumps(codes)), zlib.compress(repr(texts).encode()), packages)
-
-
-def start(
-    shell: str, data: bytes, path: str | None = None, home: str | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    """What happens on a node whose login shell is `shell` when `data` comes through the link."""
-    command = PLAIN.argv()[-1]
-    environ = {"PATH": path or "/usr/bin:/bin", **({"HOME": home} if home else {})}
-    return subprocess.run(
-        [shell, "-c", command],
-        input=data,
-        capture_output=True,
-        check=False,
-        env=environ,
-        timeout=30,
-        executable=shutil.which(shell),
-    )
-
-
-@pytest.fixture
-def fake_python(tmp_path: Path) -> Path:
-    """An interpreter that tells its arguments and then copies its stdin."""
-    path = tmp_path / "my python's"
-    path.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"\nexec cat\n')
-    path.chmod(0o755)
-    return path
-
 
 def test_the_script_survives_single_quotes_in_every_shell() -> None:
     assert not set(SCRIPT) & set("'!\n")
     assert SCRIPT.isascii()
 
 
-@pytest.mark.parametrize("shell", LOGIN_SHELLS)
-def test_the_first_interpreter_that_exists_gets_exactly_what_follows(shell: str, fake_python: Path) -> None:
-    payload = bytes(range(256)) * 40
-    ran = start(shell, candidates_text(["/nowhere/python", str(fake_python), "cat"]) + payload)
-    assert ran.stdout.startswith(READY_MARKER)
-    *argv, rest = ran.stdout[len(READY_MARKER) :].split(b"|", 6)
-    assert argv[0] == bytes(fake_python)
-    assert [argv[1], argv[2], argv[3], argv[5]] == [b"-I", b"-S", b"-c", TOO_OLD.encode()]
-    assert rest == payload
-    assert (ran.returncode, ran.stderr) == (0, b"")
-
-
-@pytest.mark.parametrize("shell", LOGIN_SHELLS)
-@pytest.mark.parametrize("name", ["a b", "$(id)", "`id`", "a'b", 'a"b', "a\\nb", "*", " x ", "é", "-x"])
-def test_an_interpreter_may_have_any_name(shell: str, name: str, fake_python: Path) -> None:
-    odd = fake_python.with_name(name)
-    fake_python.rename(odd)
-    ran = start(shell, candidates_text([str(odd)]))
-    assert ran.stdout.startswith(READY_MARKER + bytes(odd) + b"|-I|")
-
-
-@pytest.mark.parametrize("shell", LOGIN_SHELLS)
-def test_a_bare_name_is_looked_up_in_the_nodes_path(shell: str, fake_python: Path) -> None:
-    fake_python.rename(fake_python.with_name("pythonX"))
-    ran = start(shell, candidates_text(["pythonX"]), f"{fake_python.parent}:/usr/bin:/bin")
-    assert b"/pythonX|-I|" in ran.stdout
-
-
-@pytest.mark.parametrize("shell", LOGIN_SHELLS)
-@pytest.mark.parametrize("folder", ["v", "a b", "it's", "$(id)", "~"])
-def test_an_interpreter_may_be_below_the_home_there(shell: str, folder: str, fake_python: Path) -> None:
-    there = fake_python.parent / folder / "python"
-    there.parent.mkdir()
-    fake_python.rename(there)
-    ran = start(shell, candidates_text([f"~/{folder}/python"]), home=str(fake_python.parent))
-    assert ran.stdout.startswith(READY_MARKER + bytes(there) + b"|-I|")
-
-
-def test_a_missing_interpreter_is_named_where_it_was_looked_for() -> None:
-    ran = start("sh", candidates_text(["~/v/python", "~you/python"]), home="/home/me")
-    assert ran.stderr.decode() == f"{NO_PYTHON}: /home/me/v/python ~you/python\n"
-
-
-@pytest.mark.parametrize("shell", LOGIN_SHELLS)
-@pytest.mark.parametrize(
-    "names", [[], ["/nowhere/python"], ["nopython3", ";id", "$(id)"]], ids=["none", "one", "odd"]
-)
-def test_without_an_interpreter_the_node_says_so(shell: str, names: list[str]) -> None:
-    ran = start(shell, candidates_text(names))
-    assert (ran.returncode, ran.stdout) == (127, READY_MARKER)
-    assert classify(ran.stderr.decode()).kind is Kind.NO_PYTHON
-
-
-def test_an_interpreter_that_is_too_old_says_so(tmp_path: Path) -> None:
-    old = tmp_path / "python3.6"
-    pretend = "import sys;sys.version_info=(3,6,9);sys.version='3.6.9 (default)';_,*_,code,name=sys.argv"
-    old.write_text(f"#!{sys.executable} -IS\n{pretend};sys.argv=['-c',name];exec(code)\n")
-    old.chmod(0o755)
-    ran = start("sh", candidates_text([str(old)]))
-    assert (ran.returncode, ran.stdout) == (1, READY_MARKER)
-    assert classify(ran.stderr.decode()) == LinkFailure(Kind.OLD_PYTHON, f"{TOO_OLD} 3.6.9 (default)")
-
-
 def test_the_marker_is_not_in_the_command_so_that_an_echo_of_it_is_no_answer() -> None:
     assert READY_MARKER.strip().decode() not in SCRIPT
-
-
-TELL_MAIN = """
-def main(nonce, node):
-    import json, sys
-    print(json.dumps([nonce, node, __name__, sys.argv]), flush=True)
-"""
-
-
-def test_a_real_interpreter_runs_the_agent_that_comes_through_the_pipe() -> None:
-    text = boot_text(bundle_of(TELL_MAIN, TELL_MAIN), "n0nce", 3)
-    ran = start("sh", candidates_text([sys.executable]) + text)
-    assert ran.stderr == b""
-    told = json.loads(ran.stdout[len(READY_MARKER) :])
-    assert told == ["n0nce", 3, "distlaunch.agent.guardian", ["-c", TOO_OLD]]
-
-
-@pytest.mark.parametrize(
-    ("magic", "printed"),
-    [(importlib.util.MAGIC_NUMBER, b"compiled\n"), (b"\0\0\r\n", b"source\n")],
-    ids=["same version", "another version"],
-)
-def test_compiled_code_is_used_only_by_the_version_that_made_it(magic: bytes, printed: bytes) -> None:
-    source, compiled = (f"def main(*_): print({word!r})" for word in ("source", "compiled"))
-    text = boot_text(bundle_of(source, compiled, magic), "n", 0)
-    ran = start("sh", candidates_text([sys.executable]) + text)
-    assert (ran.stdout, ran.stderr) == (READY_MARKER + printed, b"")
 
 
 def test_candidates_end_with_an_empty_line() -> None:
     assert candidates_text(["/a/python", "python3"]) == b"/a/python\npython3\n\n"
     assert candidates_text([]) == b"\n"
-
-
-@pytest.mark.parametrize("nudges", [0, 1, 3])
-def test_empty_lines_before_the_candidates_are_skipped(nudges: int, fake_python: Path) -> None:
-    ran = start("sh", NUDGE * nudges + candidates_text([str(fake_python)]))
-    assert ran.returncode != 127
-    assert NO_PYTHON.encode() not in ran.stderr

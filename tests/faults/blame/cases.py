@@ -31,6 +31,11 @@ class Case(NamedTuple):
         """Whether the rank fails nowhere, but is done before the others: those miss it, and fail."""
         return self.status == 0
 
+    @property
+    def torch_may_abort(self) -> bool:
+        """Whether torch may abort the rank at its end: it uses gloo, and its interpreter ends in order."""
+        return bool(self.words) and not re.search(r"init_process_group\(\)|os\._exit", self.about)
+
 
 def _case(path: Path) -> Case:
     found = _HEAD.match(path.read_text())

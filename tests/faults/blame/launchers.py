@@ -35,7 +35,7 @@ class _Shape(NamedTuple):
 
 
 def _shape(case: Case, bed: Bed | None) -> _Shape:
-    """All here; over hosts one rank on each of two, or two on each of three."""
+    """All here; over hosts one rank on each of two, or one or two on each of three."""
     if bed is None:
         return _Shape(1, case.ranks)
     return _Shape(2, 1) if case.ranks == 2 else _Shape(3, case.ranks // 3)

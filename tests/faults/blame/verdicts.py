@@ -44,8 +44,10 @@ def of_distlaunch(case: Case, document: Mapping[str, Any], stderr: str) -> Opini
 
 
 def _statuses(case: Case, shown: str) -> set[int]:
-    """How the culprit may end: also by torch, after its own words."""
-    return {case.status, 134} if TORCHS_ABORT in shown else {case.status}
+    """How the culprit may end: also by torch at its end, which is after its own words."""
+    own, _, _ = shown.partition(TORCHS_ABORT)
+    at_its_end = own != shown and case.torch_may_abort and any(each in own for each in case.words)
+    return {case.status, 134} if at_its_end else {case.status}
 
 
 def _early_faults(case: Case, document: Mapping[str, Any], stderr: str) -> list[str]:

@@ -19,6 +19,7 @@ from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, workers
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.transport.ssh import Ssh
+from tests.harness import PATIENCE_S
 from tests.unit.samples import bounded, process_text
 
 SHELLS = sorted(
@@ -65,7 +66,7 @@ def run_in(shell: str, text: str, environ: Mapping[str, str] | None = None) -> l
         capture_output=True,
         check=True,
         env={"PATH": os.environ["PATH"], **(environ or {})},
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     assert ran.stderr == b""
     told = [json.loads(line) for line in ran.stdout.splitlines()]

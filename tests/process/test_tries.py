@@ -1,0 +1,118 @@
+"""What is tried again and what is not, and how that is told, in a run of pytest with several processes."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.harness import PATIENCE_S, ROOT, TORCHS_ABORT, TorchsAbortError, distlaunch, ended_well, write_job
+from tests.tries import MOST_TRIES
+
+LATE = """
+    import pytest
+    from tests.harness import LateError, TorchsAbortError
+
+    tried = set()
+
+    def once(name, error):
+        if name not in tried:
+            tried.add(name)
+            raise error
+"""
+
+
+def pytest_of(folder: Path, tests: str) -> "subprocess.CompletedProcess[str]":
+    """Run these tests in two processes, under our rules."""
+    (folder / "test_them.py").write_text(textwrap.dedent(LATE) + textwrap.dedent(tests))
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = once\n")
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.tries", "-n2", "-c", "pytest.ini", "test_them.py"]
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(
+        argv,
+        cwd=folder,
+        env=kept | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def test_late_tries_of_all_processes_are_told_with_their_tests(tmp_path: Path) -> None:
+    done = pytest_of(
+        tmp_path,
+        """
+        @pytest.mark.parametrize("number", range(4))
+        def test_late(number):
+            once(number, LateError(f"{number}: over the limit"))
+
+        def test_aborted():
+            once("aborted", TorchsAbortError("by torch"))
+        """,
+    )
+    assert done.returncode == 0, done.stdout
+    for number in range(4):
+        told = f"test_them.py::test_late[{number}]: tests.harness.LateError: {number}: over the limit"
+        assert told in done.stdout.splitlines()
+    assert "test_them.py::test_aborted: tests.harness.TorchsAbortError: by torch" in done.stdout.splitlines()
+    assert f"5 tries were late or aborted by torch, of at most {MOST_TRIES}" in done.stdout
+
+
+def test_more_late_tries_than_may_be_are_a_failure(tmp_path: Path) -> None:
+    late = "@pytest.mark.parametrize('n', range(6))\ndef test_late(n):\n    once(n, LateError('late'))\n"
+    done = pytest_of(tmp_path, late)
+    assert MOST_TRIES == 5
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "6 passed, 6 rerun" in done.stdout
+    assert "6 tries were late or aborted by torch, of at most 5" in done.stdout
+
+
+def test_what_is_late_each_time_or_aborted_elsewhere_or_marked_once_fails(tmp_path: Path) -> None:
+    done = pytest_of(
+        tmp_path,
+        f"""
+        def test_an_abort_that_is_not_torchs():
+            once(1, AssertionError({TORCHS_ABORT!r}))
+
+        @pytest.mark.once
+        def test_that_measures():
+            once(2, LateError("late"))
+
+        def test_late_each_time():
+            raise LateError("late")
+        """,
+    )
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "3 failed, 2 rerun" in done.stdout
+    assert done.stdout.count("\ntest_them.py::test_late_each_time: ") == 2
+
+
+ABORTS = """
+    import os
+    print("begun" if {early} else "the sum is 1", flush=True)
+    os.write(2, b"{words}\\n")
+    os.abort()
+"""
+
+
+@pytest.mark.parametrize(
+    ("early", "words", "torchs"),
+    [(False, TORCHS_ABORT, True), (True, TORCHS_ABORT, False), (False, "free(): invalid pointer", False)],
+    ids=["at its end", "before its last line", "by something else"],
+)
+def test_only_an_abort_at_a_workers_end_is_torchs(
+    tmp_path: Path, early: bool, words: str, torchs: bool
+) -> None:
+    job = write_job(tmp_path, ABORTS.format(early=early, words=words), "gpus_per_node: 0\n")
+    done = distlaunch("run", str(job))
+    with pytest.raises(AssertionError) as caught:
+        ended_well(done.returncode, done.stdout, done.stderr, last="the sum is 1\n")
+    assert (caught.type is TorchsAbortError) == torchs
+
+
+def test_a_job_that_ends_with_0_and_has_not_said_its_last_is_a_failure() -> None:
+    with pytest.raises(AssertionError, match="was not printed"):
+        ended_well(0, "begun\n", "", last="the sum is 1\n")

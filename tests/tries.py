@@ -1,0 +1,53 @@
+"""Which tests are tried again, and how that is told: a plug-in of pytest, loaded by tests/conftest.py."""
+
+from typing import Any
+
+import pytest
+
+from tests.harness import LateError, TorchsAbortError
+
+MOST_TRIES = 5
+"""In a whole run, over all processes that run tests."""
+TRIES_OF_A_TEST = 3
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The machine may stand still for a second: only who is late three times in a row has failed.
+
+    Nothing else is tried again, but where torch has aborted a worker that was at its end; and a test that is
+    marked `once` is not, because a second try would hide what it measures.
+    """
+    again = pytest.mark.flaky(reruns=TRIES_OF_A_TEST - 1, only_rerun=[LateError, TorchsAbortError])
+    for item in items:
+        if not item.get_closest_marker("once"):
+            item.add_marker(again)
+
+
+def _tried_again(config: pytest.Config) -> list[pytest.TestReport]:
+    """Those of all processes are reported to the one that has a terminal."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    return list(reporter.stats.get("rerun", ())) if reporter else []
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """What was tried again: what is late now and then is the machine, what often is, is ours."""
+    if tries := _tried_again(config):
+        terminalreporter.section("tried again")
+        for report in tries:
+            terminalreporter.write_line(f"{report.nodeid}: {_why(report)}")
+        terminalreporter.write_line(
+            f"{len(tries)} tries were late or aborted by torch, of at most {MOST_TRIES}"
+        )
+
+
+def _why(report: pytest.TestReport) -> str:
+    """The first line of the error."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash else report.longreprtext).partition("\n")[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """More tries than may be are a failure."""
+    if len(_tried_again(session.config)) > MOST_TRIES:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
