@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from distlaunch.job.spec import Binding, Env
-from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan
+from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan
 
 
-def plan_document(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> dict[str, Any]:
-    """The plan; `nodes` maps node index → its workers.
+def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> dict[str, Any]:
+    """The plan; `nodes` has each node's workers.
 
     Inherited values are null: they may be secrets. So is a port that is picked at the start.
     """
@@ -31,7 +31,7 @@ def _binding(binding: Binding | None) -> dict[str, Any]:
     return {"numa_binding": None, "cpu_binding": None} | ({binding.key: wish} if binding else {})
 
 
-def _elastic_document(plan: LaunchPlan, nodes: Mapping[int, list[WorkerPlan]]) -> dict[str, Any]:
+def _elastic_document(plan: LaunchPlan, nodes: Mapping[NodeRank, list[WorkerPlan]]) -> dict[str, Any]:
     """As above, but each node has a torch agent, which starts `procs` ranks; the world may be smaller."""
     return {
         "name": plan.spec.name,

@@ -1,6 +1,7 @@
 """Assigns ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
 from collections.abc import Mapping, Sequence
+from typing import NewType
 
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
@@ -12,6 +13,8 @@ from distlaunch.transport.kinds import Transport
 
 MAX_PROCS = 4096
 """Workers per node: the protocol has room for 32768."""
+NodeRank = NewType("NodeRank", int)
+"""A node's place in a generation, GROUP_RANK; every other number of a node is its place in the pool."""
 DEFAULT_PORT = 29500
 """torch's default; shown by dry-run where `run` will pick a free one."""
 
@@ -31,7 +34,7 @@ class NodePlan(Frozen):
     """
 
     node: int
-    node_rank: int
+    node_rank: NodeRank
     label: str
     reach: Transport
     first_rank: int
@@ -119,7 +122,8 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     nodes: list[NodePlan] = []
     for index, fact in facts.items():
         first_rank = nodes[-1].ranks.stop if nodes else _first_rank(spec)
-        nodes.append(node_plan(spec, fact, index, _first_node(spec) + len(nodes), first_rank))
+        node_rank = NodeRank(_first_node(spec) + len(nodes))
+        nodes.append(node_plan(spec, fact, index, node_rank, first_rank))
     backend = choose_backend(spec, nodes)
     by_hand = spec.invocation.by_hand
     world_size = sum(by_hand.sizes) if by_hand else nodes[-1].ranks.stop
@@ -160,7 +164,7 @@ def _together(spec: JobSpec, nodes: Sequence[NodePlan]) -> bool:
     return len(nodes) == 1 or all(node.reach.here for node in nodes)
 
 
-def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: int, first_rank: int) -> NodePlan:
+def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:
     """What one node does. Raises `JobError` when that is not known, or can't be."""
     node = spec.pool[index]
     gpus = node.gpus if node.gpus is not None else fact.gpus

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from shlex import quote
 
 from distlaunch.job.spec import Env
-from distlaunch.plan.layout import LaunchPlan, NodePlan, WorkerPlan, common_contract
+from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, common_contract
 
 _WAITING = ('failed=; for worker; do wait "$worker" || failed=${failed:-$?}; done', 'exit "${failed:-0}")')
 """The status is that of the first worker, in the order of ranks, that failed."""
 
 
-def shell_text(plan: LaunchPlan, nodes: dict[int, list[WorkerPlan]]) -> str:
+def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str:
     """POSIX sh: ``# node NAME`` and a subshell per node; `nodes` maps node rank → its workers.
 
     Workers differ only by the variables of their own line. Values are exported by the shell, since

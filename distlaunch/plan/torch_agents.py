@@ -26,7 +26,7 @@ def with_node(plan: LaunchPlan, index: int, fact: Facts) -> LaunchPlan:
     Raises `JobError` when the node can't take part.
     """
     before = plan.part_of(index)
-    number = before.node_rank if before else len(plan.nodes)
+    number = before.node_rank if before else layout.NodeRank(len(plan.nodes))
     ranked = layout.node_plan(plan.spec, fact, index, number, number)
     if plan.backend == "nccl":
         layout.choose_backend(plan.spec._replace(backend="nccl"), [ranked])

@@ -7,7 +7,7 @@ from distlaunch.agent import messages
 from distlaunch.contract import HANDLED_SIGNALS, Rendezvous
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.engine import workers
-from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, WorkerPlan, common_contract
+from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, NodeRank, WorkerPlan, common_contract
 from distlaunch.plan.output import routes
 from distlaunch.state.actions import (
     Close,
@@ -43,8 +43,8 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
     )
 
 
-def planned_workers(plan: LaunchPlan) -> dict[int, list[WorkerPlan]]:
-    """Node index → its workers, with the port that `run` would pick shown as torch's default."""
+def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
+    """Each node's workers, with the port that `run` would pick shown as torch's default."""
     meeting = meeting_of(plan, plan.spec.name, plan.master_port or DEFAULT_PORT)
     way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
     return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
@@ -67,8 +67,8 @@ _COMMANDS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
 """Those that need nothing but their action."""
 
 
-def running_workers(state: State, run_id: str) -> dict[int, list[WorkerPlan]]:
-    """Node rank → its workers, as they are started in the current generation."""
+def running_workers(state: State, run_id: str) -> dict[NodeRank, list[WorkerPlan]]:
+    """Each node's workers, as they are started in the current generation."""
     assert state.plan is not None
     return {part.node_rank: _workers_of(state, part, run_id) for part in state.plan.nodes}
 
