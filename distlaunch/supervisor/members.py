@@ -1,7 +1,7 @@
 """Who takes part in the next generation."""
 
 from distlaunch.errors import JobError
-from distlaunch.plan.layout import node_plan
+from distlaunch.plan.layout import NodeRank, node_plan
 from distlaunch.state.job import State
 from distlaunch.state.nodes import (
     Connecting,
@@ -37,7 +37,7 @@ def misfit(state: State, index: int) -> str:
     if not state.spec.engine.gives_ranks or (state.plan is None and index < len(state.spec.nodes)):
         return ""
     try:
-        part = node_plan(state.spec, facts_of(state.nodes[index]), index, 0, 0)
+        part = node_plan(state.spec, facts_of(state.nodes[index]), index, NodeRank(0), 0)
     except JobError as error:
         return str(error)
     if known == "nccl" and part.gpus < part.procs:

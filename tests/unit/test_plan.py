@@ -444,14 +444,14 @@ def test_a_plan_as_data_has_the_wish_for_cpus(
     text: str, numa: str | None, cpu: str | list[str] | None
 ) -> None:
     plan = plan_of(text)
-    document = plan_document(plan, {0: workers(plan, plan.nodes[0], MEETING)})
+    document = plan_document(plan, {plan.nodes[0].node_rank: workers(plan, plan.nodes[0], MEETING)})
     assert (document["numa_binding"], document["cpu_binding"]) == (numa, cpu)
 
 
 def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> None:
     spec = spec_of("script: t.py\nenv: {TOKEN: null, PLAIN: x}", {"TOKEN": "s3cret"})
     plan = make_plan(spec, {0: Facts("python3", 0)})
-    text = json.dumps(plan_document(plan, {0: workers(plan, plan.nodes[0], MEETING)}))
+    text = json.dumps(plan_document(plan, {plan.nodes[0].node_rank: workers(plan, plan.nodes[0], MEETING)}))
     assert "s3cret" not in text
     (node,) = json.loads(text)["nodes"]
     (worker,) = node["workers"]
@@ -466,7 +466,7 @@ def test_a_port_that_is_picked_at_the_start_is_null_in_a_plan_as_data(
     text: str, port: int | None, variable: str | None
 ) -> None:
     plan = plan_of(text)
-    document = plan_document(plan, {0: workers(plan, plan.nodes[0], MEETING)})
+    document = plan_document(plan, {plan.nodes[0].node_rank: workers(plan, plan.nodes[0], MEETING)})
     (worker,) = document["nodes"][0]["workers"]
     assert (document["master_port"], worker["env"]["MASTER_PORT"]) == (port, variable)
 

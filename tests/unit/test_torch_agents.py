@@ -9,7 +9,7 @@ from distlaunch.diagnosis.root_cause import root_cause_lines
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.engine import make_plan, workers
-from distlaunch.plan.layout import Facts, LaunchPlan
+from distlaunch.plan.layout import Facts, LaunchPlan, NodeRank
 from distlaunch.plan.output import routes
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torch_agents import with_node
@@ -151,7 +151,7 @@ def test_what_dry_run_prints() -> None:
     assert torchrun.count("is_host=true") == shell.count("is_host=true") == 1
     document = plan_document(plan, planned)
     assert document["rendezvous"]["min_nodes"] == 2
-    assert document["nodes"][2]["agent"]["argv"] == list(planned[2][0].argv)
+    assert document["nodes"][2]["agent"]["argv"] == list(planned[NodeRank(2)][0].argv)
 
 
 # What makes no sense together
