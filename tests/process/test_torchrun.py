@@ -232,8 +232,8 @@ def test_flags_without_effect_are_told_and_do_not_matter(out: Path) -> None:
     done = ours(out, *words, "worker.py", "--touch-file-dir=out")
     assert (done.returncode, touched(out)) == (0, ALL_FOUR)
     assert [line.split(" has no effect")[0] for line in our_lines(done)] == [
-        "distlaunch: --start-method",
         "distlaunch: --monitor-interval",
+        "distlaunch: --start-method",
     ]
 
 
