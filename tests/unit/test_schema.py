@@ -11,12 +11,10 @@ from hypothesis import given
 
 from distlaunch.errors import JobError
 from distlaunch.job.fields import json_schema, reference
-from tests.harness import distlaunch
 from tests.unit.samples import bounded, job_documents, spec_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB_FILES = sorted(path for path in CONFIGS.rglob("*.yaml"))
-PUBLISHED = sorted(CONFIGS.glob("job.schema.json"))
 SCHEMA = jsonschema.Draft202012Validator(json_schema())
 
 
@@ -31,13 +29,6 @@ def test_the_schema_is_a_schema() -> None:
 @pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_every_job_file_to_copy_from_is_valid(path: Path) -> None:
     assert errors_of(yaml.safe_load(path.read_text())) == []
-
-
-def test_the_command_prints_the_schema_and_so_reads_the_published_one() -> None:
-    ran = distlaunch("schema")
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert json.loads(ran.stdout) == json_schema()
-    assert [path.read_text() for path in PUBLISHED] == [ran.stdout for _ in PUBLISHED]
 
 
 @given(job_documents)
