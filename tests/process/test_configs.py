@@ -1,11 +1,13 @@
 """Every job file to copy from runs, and does what it says."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from distlaunch.job.fields import json_schema
 from tests.harness import PATIENCE_S, ROOT, distlaunch, ended_well
 
 CONFIGS = ROOT / "configs"
@@ -74,3 +76,10 @@ def test_one_process_loads_one_shard_of_the_checkpoint(tmp_path: Path) -> None:
         read = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert read.returncode == 0, read.stderr
         assert words in read.stdout
+
+
+def test_the_command_prints_the_schema_and_so_reads_the_published_one() -> None:
+    ran = distlaunch("schema")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout) == json_schema()
+    assert (CONFIGS / "job.schema.json").read_text() == ran.stdout

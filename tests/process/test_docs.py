@@ -162,9 +162,3 @@ def test_the_example_job_can_be_planned_as_told(tmp_path: Path) -> None:
     asked = distlaunch("dry-run", str(tmp_path / "job.yaml"))
     assert asked.returncode == 2
     assert "--set gpus_per_node=8" in asked.stderr
-
-
-def test_the_command_prints_the_schema_that_is_published() -> None:
-    ran = distlaunch("schema")
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == (ROOT / "configs" / "job.schema.json").read_text()

@@ -46,11 +46,11 @@ def test_without_py_spy_the_stacks_that_python_prints_tell_the_culprit(tmp_path:
     job = write_job(
         tmp_path,
         WAITS_OR_STEPS,
-        f"gpus_per_node: 0\non_stall: stop\ntimeouts: {{stall: 1s, job: 60s}}\n{keys}",
+        f"gpus_per_node: 0\non_stall: stop\ntimeouts: {{stall: 3s, job: 60s}}\n{keys}",
     )
     done = distlaunch("run", str(job), env={**os.environ, "PATH": "/usr/bin:/bin"})
     assert done.returncode == 124, done.stderr
-    cause = "stalled: rank 1 (node0) did nothing for 1 s, in step (worker.py:6); rank 0 waits in a collective"
+    cause = "stalled: rank 1 (node0) did nothing for 3 s, in step (worker.py:6); rank 0 waits in a collective"
     assert cause in done.stderr
     assert "SIGABRT" not in done.stderr
     assert "distlaunch: rank 0: stopped by distlaunch" in done.stderr
