@@ -217,6 +217,13 @@ def test_no_modules_import_each_other() -> None:
     assert cycles({name: set(own_imports(name)) - {name} for name in TREES}) == set()
 
 
+def test_the_supervisors_modules_hardly_know_each_other() -> None:
+    """What one of them finds, and another decides upon, is data that goes through `step`."""
+    inside = {name for name in TREES if name.startswith("distlaunch.supervisor.")}
+    arrows = {(name, module) for name in inside for module in own_imports(name) if module in inside}
+    assert len(arrows) <= 25
+
+
 def lengths() -> list[int]:
     """Lines of every function, its head and docstring included."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)

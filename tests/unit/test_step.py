@@ -1,0 +1,32 @@
+"""The tables of the policy: whatever can happen, be found or come due has somebody who minds it."""
+
+import typing
+
+from distlaunch.state.actions import Action
+from distlaunch.state.events import Event
+from distlaunch.state.findings import Finding
+from distlaunch.state.job import Phase
+from distlaunch.state.timers import Timer
+from distlaunch.supervisor import step
+
+
+def test_every_event_has_its_handler() -> None:
+    assert set(step._HANDLERS) == set(typing.get_args(Event))
+    assert set(step._PHASES) <= set(step._HANDLERS)
+
+
+def test_every_finding_is_decided_on_with_every_engine() -> None:
+    assert set(step._OURS) == set(step._torchs()) == set(typing.get_args(Finding))
+
+
+def test_no_action_is_taken_for_a_finding() -> None:
+    assert set(typing.get_args(Action)) & set(typing.get_args(Finding)) == set()
+
+
+def test_every_timer_is_minded_once() -> None:
+    assert set(step._DUE) | set(step._DUE_ON_A_NODE) == set(Timer)
+    assert set(step._DUE) & set(step._DUE_ON_A_NODE) == set()
+
+
+def test_every_phase_but_the_last_has_rules() -> None:
+    assert set(step._RULES) == set(Phase) - {Phase.DONE}
