@@ -15,7 +15,7 @@ from distlaunch.errors import Exit
 from distlaunch.launch.peers import keeper, meeting
 from distlaunch.rim.signals import Signals
 from tests.harness import PATIENCE_S, wait_gone
-from tests.process.test_torchrun import OURS, free_port, going, script
+from tests.process.torchruns import OURS, free_port, going, script
 
 pytest.importorskip("torch", reason="torch is not installed")
 
