@@ -1,9 +1,15 @@
-"""No unit test starts a process."""
+"""No unit test starts a process; and job files that are loaded or refused."""
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
+
+from distlaunch.errors import JobError
+from distlaunch.job.spec import JobSpec
+from distlaunch.system.job_file import load_job
+from tests.unit.samples import Load, Problems
 
 STARTERS = ("execv", "execve", "fork", "forkpty", "posix_spawn", "posix_spawnp", "system")
 
@@ -18,3 +24,27 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in STARTERS:
         monkeypatch.setattr(os, name, refuse)
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Loads a job from text (or bytes) that stands in `tmp_path`/job.yaml."""
+
+    def load_text(text: str | bytes, *overrides: str, extra: tuple[str, ...] = ()) -> JobSpec:
+        path = tmp_path / "job.yaml"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return load_job(str(path), overrides, extra)
+
+    return load_text
+
+
+@pytest.fixture
+def problems(load: Load, tmp_path: Path) -> Problems:
+    """The problems of a job, one per line, without the file's folder."""
+
+    def refused(text: str | bytes, *overrides: str, extra: tuple[str, ...] = ()) -> list[str]:
+        with pytest.raises(JobError) as caught:
+            load(text, *overrides, extra=extra)
+        return [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+
+    return refused

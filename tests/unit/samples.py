@@ -3,7 +3,8 @@
 import contextlib
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 from hypothesis import settings
@@ -15,6 +16,10 @@ from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
 from distlaunch.system.job_file import parse
 
+Load = Callable[..., JobSpec]
+"""The fixture `load`: a job from text (or bytes), `--set`s and `extra` arguments."""
+Problems = Callable[..., list[str]]
+"""The fixture `problems`: what is wrong with such a job."""
 FOLDER = "/project"
 PEER_GONE = """Traceback (most recent call last):
   File "/t.py", line 9, in <module>
@@ -141,3 +146,11 @@ job_documents: st.SearchStrategy[dict[str, Any]] = _some(
     typo=_word,
 )
 """Job files as data, about as often wrong as right."""
+
+
+def found_at(spec: JobSpec, path: str) -> Any:
+    """What a spec has at a path of the job file; of nodes, how many."""
+    value: Any = spec
+    for step in path.split("."):
+        value = value[int(step)] if step.isdigit() else attrgetter(step)(value)
+    return len(value) if path == "nodes" else value

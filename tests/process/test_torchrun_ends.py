@@ -1,0 +1,157 @@
+"""`distlaunch torchrun` next to torchrun: how it ends."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.harness import on_time, wait_gone
+from tests.process.torchruns import (
+    BOTH,
+    CATCHES,
+    OURS,
+    STUBBORN,
+    WAITING,
+    assert_fine,
+    both,
+    going,
+    our_lines,
+    ours,
+    script,
+    scripts,
+)
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_a_workers_status_is_ours(tmp_path: Path) -> None:
+    scripts(tmp_path, "import os, signal, sys\nif os.environ['RANK'] == '1': sys.exit(7)\nsignal.pause()")
+    theirs, mine = both(tmp_path, "--nproc-per-node=2", "worker.py")
+    assert (theirs.process.returncode, mine.process.returncode) == (1, 7)
+    assert "Traceback" not in mine.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--max-restarts=3"]])
+def test_a_script_that_does_not_exist_is_told_in_a_line(tmp_path: Path, more: list[str]) -> None:
+    """Python would end with 2 in every worker, which is what a mistake on the command line has."""
+    done = ours(tmp_path, *more, "--nproc-per-node=2", "nosuch.py")
+    assert done.returncode == 127
+    assert our_lines(done)[0].endswith("could not be started: nosuch.py: No such file or directory")
+    assert "can't open file" not in done.stderr
+
+
+def test_a_script_on_stdin_and_a_folder_are_no_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__main__.py").write_text("print('main')")
+    assert ours(tmp_path, "package").stdout == "main\n"
+    assert ours(tmp_path, "--", "-").returncode == 0
+
+
+def test_a_workers_own_status_of_2_is_ours(tmp_path: Path) -> None:
+    script(tmp_path, "raise SystemExit(2)")
+    assert ours(tmp_path, "worker.py").returncode == 2
+
+
+def test_a_killed_workers_status_is_128_and_the_signal(tmp_path: Path) -> None:
+    script(tmp_path, WAITING)
+    with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:
+        pids = run.wait_ready(2)
+        os.kill(pids[1], signal.SIGKILL)
+        assert run.wait() == 137
+    assert wait_gone(list(pids.values()), 0.0) < 1
+    assert "rank 1 " in our_lines(run)[0]
+    assert "SIGKILL" in our_lines(run)[0]
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_a_signal_to_the_launcher(tmp_path: Path, signum: int, status: int) -> None:
+    script(tmp_path, WAITING)
+    with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:
+        pids = run.wait_ready(2)
+        run.process.send_signal(signum)
+        assert run.wait() == status
+    wait_gone(list(pids.values()), 1.0)
+    first, *_, others, last = our_lines(run)
+    assert first == f"distlaunch: stopped by {signal.Signals(signum).name}"
+    assert others == "distlaunch: ranks 0-1: stopped by distlaunch"
+    assert f"exit status {status}" in last
+    assert "/distlaunch/" not in run.stderr  # no traceback of ours
+    workers_own = "KeyboardInterrupt" in run.stderr
+    assert workers_own == (signum == signal.SIGINT)
+    assert workers_own or len(run.stderr.splitlines()) == 3
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_signals_reach_the_workers(launcher: list[str], name: str, tmp_path: Path) -> None:
+    """The launcher's signal is what workers get, SIGUSR1 only because it is asked for."""
+    script(tmp_path, CATCHES)
+    listed = "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1"
+    with going(launcher, tmp_path, "--nproc-per-node=2", listed, "worker.py") as run:
+        run.wait_ready(2)
+        run.process.send_signal(signal.Signals[name])
+        status = run.wait()
+        assert run.stdout.count(f"got {name}\n") == 2
+    if launcher is OURS:
+        assert status == 128 + signal.Signals[name]
+
+
+def test_a_signal_that_is_not_listed_reaches_the_workers_as_sigterm(tmp_path: Path) -> None:
+    script(tmp_path, CATCHES)
+    with going(OURS, tmp_path, "--signals-to-handle=SIGUSR1", "worker.py") as run:
+        run.wait_ready(1)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert run.stdout.endswith("got SIGTERM\n")
+
+
+def test_stubborn_workers_have_the_shutdown_timeout(tmp_path: Path) -> None:
+    script(tmp_path, STUBBORN)
+    with going(OURS, tmp_path, "--nproc-per-node=2", "--shutdown-timeout=3", "worker.py") as run:
+        pids = run.wait_ready(2)
+        began = time.monotonic()
+        run.process.terminate()
+        assert run.wait() == 143
+        took_s = time.monotonic() - began
+    wait_gone(list(pids.values()), 0.0)
+    assert took_s >= 3
+    on_time("all ended", took_s, 4.0)
+
+
+def test_the_shutdown_timeout_holds_after_a_failure_too(tmp_path: Path) -> None:
+    """torchrun gives the others 30 s then, whatever is asked for."""
+    script(tmp_path, STUBBORN)
+    with going(OURS, tmp_path, "--nproc-per-node=2", "--shutdown-timeout=1", "worker.py") as run:
+        pids = run.wait_ready(2)
+        began = time.monotonic()
+        os.kill(pids[0], signal.SIGKILL)
+        assert run.wait() == 137
+        took_s = time.monotonic() - began
+    wait_gone(list(pids.values()), 0.0)
+    assert took_s >= 1
+    on_time("all ended", took_s, 2.0)
+
+
+def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    script(tmp_path, WAITING)
+    with going(OURS, tmp_path, "--nproc-per-node=2", "--log-dir=runs", "worker.py") as run:
+        pids = run.wait_ready(2)
+        run.process.kill()
+        run.wait()
+        wait_gone(list(pids.values()), 5.0)
+
+
+def test_help(tmp_path: Path) -> None:
+    done = ours(tmp_path, "--nproc-per-node", "2", "-h")
+    assert_fine(done)
+    assert "--shutdown-timeout" in done.stdout
+    with going(OURS, tmp_path, "-h") as run:
+        assert run.process.stdout
+        run.process.stdout.close()
+        run.wait()
+        assert "Traceback" not in run.stderr

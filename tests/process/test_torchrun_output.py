@@ -1,0 +1,89 @@
+"""`distlaunch torchrun` next to torchrun: where output goes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.process.torchruns import assert_fine, both, logs_of, ours, script, scripts
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+
+PRINT = """
+    import os, sys
+    rank = os.environ["RANK"]
+    sys.stdout.write(f"out {rank}\\n")
+    sys.stdout.flush()
+    sys.stderr.write(f"err {rank}\\n")
+"""
+OUTPUTS = {
+    "redirects": ["--redirects=3"],
+    "tee": ["--tee=3"],
+    "both": ["-r=1", "-t=2"],
+    "maps": ["-r=0:1,2:3", "-t=1:3,2:1"],
+    "filter": ["--local-ranks-filter=1"],
+    "filter and tee": ["--local-ranks-filter=0,2", "--tee=3", "--role=trainer"],
+    "filter and redirects": ["--local-ranks-filter=0,2", "-r=1:3,2:1"],
+}
+
+
+@pytest.mark.parametrize("words", OUTPUTS.values(), ids=OUTPUTS)
+def test_output_goes_where_torchrun_puts_it(tmp_path: Path, words: list[str]) -> None:
+    scripts(tmp_path, PRINT)
+    theirs, mine = both(tmp_path, *words, "--nproc-per-node=3", "--log-dir=logs", "worker.py")
+    assert (theirs.process.returncode, mine.process.returncode) == (0, 0), mine.stderr
+    assert lines_of_ranks(mine.stdout) == lines_of_ranks(theirs.stdout)
+    assert lines_of_ranks(mine.stderr) == lines_of_ranks(theirs.stderr)
+    there, here = (logs_of(tmp_path / name) for name in ("torchrun", "ours"))
+    assert here == there
+
+
+def lines_of_ranks(text: str) -> list[str]:
+    return sorted(line for line in text.splitlines() if re.search(r"(out|err) \d+$", line))
+
+
+def test_maps_reach_local_ranks_above_9(tmp_path: Path) -> None:
+    """torchrun refuses them."""
+    script(tmp_path, PRINT)
+    done = ours(tmp_path, "-r=10:3,9:1", "-t=11:1", "--nproc-per-node=12", "--log-dir=logs", "worker.py")
+    assert_fine(done)
+    expected = {f"out {rank}" for rank in range(9)} | {"[default11]:out 11"}
+    assert set(lines_of_ranks(done.stdout)) == expected
+    assert set(lines_of_ranks(done.stderr)) == {f"err {rank}" for rank in (*range(10), 11)}
+    assert logs_of(tmp_path) == {
+        ("attempt_0/9/stdout.log", "out 9\n"),
+        ("attempt_0/10/stdout.log", "out 10\n"),
+        ("attempt_0/10/stderr.log", "err 10\n"),
+        ("attempt_0/11/stdout.log", "out 11\n"),
+    }
+
+
+def test_the_prefixs_template(tmp_path: Path) -> None:
+    script(tmp_path, PRINT)
+    template = "--log-line-prefix-template=<${role_name}/${local_rank}/${rank}/$other> "
+    done = ours(tmp_path, template, "--tee=1", "--role=trainer", "--log-dir=logs", "worker.py")
+    assert_fine(done)
+    assert done.stdout == "<trainer/0/0/$other> out 0\n"
+
+
+def test_lines_of_teed_ranks_are_not_glued(tmp_path: Path) -> None:
+    """torchrun glues a line that lacks its end to the next rank's."""
+    script(tmp_path, "import sys; sys.stdout.write('no end')")
+    done = ours(tmp_path, "--tee=1", "--nproc-per-node=2", "--log-dir=logs", "worker.py")
+    assert sorted(done.stdout.splitlines()) == ["[default0]:no end", "[default1]:no end"]
+    assert {text for _, text in logs_of(tmp_path)} == {"no end"}
+
+
+def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
+    """torchrun leaves a folder there, each time."""
+    script(tmp_path, PRINT)
+    assert_fine(ours(tmp_path, "--nproc-per-node=2", "worker.py"))
+    assert_fine(ours(tmp_path, "--log-dir=/dev/null", "--tee=3", "worker.py"))
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_log_folder_that_is_a_file_is_told_in_a_line(tmp_path: Path) -> None:
+    script(tmp_path, PRINT)
+    done = ours(tmp_path, "--log-dir=worker.py", "worker.py")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)

@@ -1,0 +1,420 @@
+"""`distlaunch torchrun` next to torchrun: what scripts see."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import PATIENCE_S, descendants_of, ended_well, wait_gone
+from tests.process.torchruns import (
+    BOTH,
+    CATCHES,
+    MAY_DIFFER,
+    OURS,
+    TELL,
+    TORCHRUN,
+    assert_fine,
+    both,
+    environment,
+    fed,
+    free_port,
+    going,
+    launch,
+    logs_of,
+    our_lines,
+    ours,
+    script,
+    scripts,
+)
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+
+def told(folder: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / str(rank)).read_text())
+    return found
+
+
+def differing(theirs: dict[str, str], mine: dict[str, str]) -> set[str]:
+    return {name for name in {*theirs, *mine} if theirs.get(name) != mine.get(name)} - {
+        "TMPDIR",
+        "PWD",
+        "OLDPWD",
+    }
+
+
+CONTRACTS = {
+    "one worker": ["--nproc-per-node=1"],
+    "roles and restarts": ["--role=trainer", "--max-restarts=2", "--nproc-per-node=2"],
+    "virtual local rank": ["--virtual-local-rank", "--nproc-per-node=2"],
+    "run-path": ["--run-path", "--nproc-per-node=2"],
+}
+
+
+@pytest.mark.parametrize("words", CONTRACTS.values(), ids=CONTRACTS)
+def test_workers_get_what_torchrun_gives(tmp_path: Path, words: list[str]) -> None:
+    scripts(tmp_path, TELL)
+    port = f"--master-port={free_port()}"
+    devices = "4,5,7" if "--virtual-local-rank" in words else ""
+    for name, launcher in zip(("torchrun", "ours"), BOTH, strict=True):  # one after the other: one port
+        flags, args = (*words, port, "--rdzv-id=4"), (".", "--x", "a b", "--")
+        done = launch(launcher, tmp_path / name, *flags, "worker.py", *args, CUDA_VISIBLE_DEVICES=devices)
+        assert done.returncode == 0, done.stderr
+    for rank in range(2 if "--nproc-per-node=2" in words else 1):
+        theirs, mine = (told(tmp_path / name, rank) for name in ("torchrun", "ours"))
+        assert differing(theirs.pop("env"), mine.pop("env")) <= set(MAY_DIFFER)
+        assert theirs.pop("folder") == str(tmp_path / "torchrun")
+        assert mine.pop("folder") == str(tmp_path / "ours")
+        if "--run-path" in words:  # torchrun runs it in a forkserver's child: not -u, no session
+            for key in ("unbuffered", "leads its session"):
+                assert (theirs.pop(key), mine.pop(key)) == (False, True)
+        assert mine == theirs
+
+
+C10D = {
+    "localhost:0": ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
+    "a port and an id": ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:{port}", "--rdzv-id=a b"],
+    "no endpoint": ["--rdzv-backend=c10d", "--nnodes=1:1", "--rdzv-conf=join_timeout=9", "--node-rank=0"],
+    "an address": ["--rdzv_backend", "c10d", "--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.2"],
+    "a master that torch ignores": ["--rdzv-backend=c10d", "--master-addr=nowhere", "--master-port={port}"],
+}
+
+
+@pytest.mark.parametrize("words", C10D.values(), ids=C10D)
+def test_one_node_with_c10d_is_ours(tmp_path: Path, words: list[str]) -> None:
+    """Nothing is elastic with one node: workers get what torch's agent gives them, and nothing is said."""
+    scripts(tmp_path, TELL)
+    port = free_port()
+    flags = [word.format(port=port) for word in words]
+    theirs, mine = both(tmp_path, *flags, "--nproc-per-node=2", "--max-restarts=1", "worker.py", ".")
+    assert [run.process.returncode for run in (theirs, mine)] == [0, 0], mine.stderr
+    assert our_lines(mine) == []
+    for rank in range(2):
+        there, here = (told(tmp_path / name, rank)["env"] for name in ("torchrun", "ours"))
+        assert differing(there, here) <= {*MAY_DIFFER, "MASTER_ADDR", "MASTER_PORT"}
+        assert str(port) not in (there["MASTER_PORT"], here["MASTER_PORT"])  # that is the agents' own store's
+        given = [word for word in words if word.startswith("--local_addr")]
+        assert there["MASTER_ADDR"] == here["MASTER_ADDR"] or not given
+
+
+def test_one_node_with_c10d_needs_no_free_endpoint(tmp_path: Path) -> None:
+    """Two jobs of the common line at once, with the endpoint of both taken by a stranger."""
+    script(
+        tmp_path,
+        """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor(1)
+        dist.all_reduce(total)
+        os.write(1, b"%d\\n" % total.item())
+        dist.barrier()
+        dist.destroy_process_group()
+        """,
+    )
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        words = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{stranger.getsockname()[1]}")
+        flags = (*words, "--nproc-per-node=2", "worker.py")
+        with going(OURS, tmp_path, *flags) as first, going(OURS, tmp_path, *flags) as second:
+            for run in (first, second):
+                ended_well(run.wait(), run.stdout, run.stderr, last="2\n", times=2)
+                assert run.stdout == "2\n2\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--standalone"]], ids=["plain", "standalone"])
+def test_without_an_endpoint_the_place_and_the_id_are_made_up(tmp_path: Path, words: list[str]) -> None:
+    scripts(tmp_path, TELL)
+    assert [run.process.returncode for run in both(tmp_path, *words, "worker.py", ".")] == [0, 0]
+    theirs, mine = (told(tmp_path / name, 0)["env"] for name in ("torchrun", "ours"))
+    made_up = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+    assert differing(theirs, mine) <= set(MAY_DIFFER) | made_up
+    assert (theirs["MASTER_ADDR"], mine["MASTER_ADDR"]) == ("localhost", "127.0.0.1")
+    assert "none" not in (theirs["TORCHELASTIC_RUN_ID"], mine["TORCHELASTIC_RUN_ID"])
+
+
+def test_a_given_number_of_threads_stays(tmp_path: Path) -> None:
+    script(tmp_path, TELL)
+    assert_fine(ours(tmp_path, "--nproc-per-node=2", "worker.py", ".", OMP_NUM_THREADS="5"))
+    assert {told(tmp_path, rank)["env"]["OMP_NUM_THREADS"] for rank in range(2)} == {"5"}
+
+
+def test_the_interpreter_of_the_variable_is_used(tmp_path: Path) -> None:
+    script(tmp_path, "import sys; print(sys.executable)")
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    assert ours(tmp_path, "worker.py", PYTHON_EXEC=str(python)).stdout == f"{python}\n"
+
+
+@contextlib.contextmanager
+def typed(kind: str, folder: Path) -> Iterator[int]:
+    """A descriptor with `typed` to read and then its end, by now nobody's to write to."""
+    if kind == "file":
+        (folder / "input").write_text("read before\ntyped")
+        with (folder / "input").open("rb", buffering=0) as file:
+            file.readline()
+            yield file.fileno()
+        return
+    read, write = os.pipe() if kind == "pipe" else (end.detach() for end in socket.socketpair())
+    os.write(write, b"typed")
+    os.close(write)
+    with os.fdopen(read, "rb"):
+        yield read
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
+@pytest.mark.parametrize("launcher", BOTH)
+def test_workers_share_the_callers_stdin(launcher: list[str], kind: str, tmp_path: Path) -> None:
+    """The very same: who reads a part takes it from the others, and from the next restart."""
+    script(tmp_path, "import os, sys; os.write(1, b'%r\\n' % sys.stdin.read())")
+    with typed(kind, tmp_path) as stdin:
+        done = fed(
+            launcher, tmp_path, "--nproc-per-node=2", "worker.py", stdin=stdin, environ=environment(tmp_path)
+        )
+    assert sorted(done.stdout.splitlines()) == ["''", "'typed'"], done.stderr
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+def test_the_debugger_works_in_a_terminal(launcher: list[str], tmp_path: Path) -> None:
+    script(tmp_path, "secret = 6 * 7\nbreakpoint()\nprint('went on')")
+    ours_end, launchers_end = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [*launcher, "worker.py"],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdin=launchers_end,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        os.write(ours_end, b"secret\n")
+        said = b""
+        while b"42\n(Pdb) " not in said:  # a prompt comes without a line's end
+            piece = os.read(process.stdout.fileno(), 4096)
+            assert piece, said
+            said += piece
+        os.write(ours_end, b"continue\n")
+        assert process.communicate(timeout=PATIENCE_S)[0].endswith(b"went on\n")
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(ours_end)
+        os.close(launchers_end)
+
+
+def test_without_stdin_there_is_nothing_to_read(tmp_path: Path) -> None:
+    script(tmp_path, "import sys; print(repr(sys.stdin.read()))")
+    done = launch(["sh", "-c", 'exec "$@" <&-', "sh", *OURS], tmp_path, "worker.py")
+    assert (done.returncode, done.stdout) == (0, "''\n"), done.stderr
+
+
+SAYS = """
+    import os, sys
+    for fd in range(3):
+        os.write(2, b"%d" % os.isatty(fd))
+    for number in range(20000):
+        os.write(1, b"rank %s line %d %s\\n" % (os.environ["RANK"].encode(), number, b"." * 80))
+"""
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+def test_what_workers_print_is_whole_for_a_slow_reader(launcher: list[str], tmp_path: Path) -> None:
+    """Lines that were written at once are not torn, and none is lost: nothing else keeps them."""
+    script(tmp_path, SAYS)
+    argv = [*launcher, "--nproc-per-node=2", "worker.py"]
+    with subprocess.Popen(
+        argv, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        # Nobody reads until a worker can't write any more, and for longer than the end waits for readers.
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(7.0)
+        lines = process.stdout.read().decode().splitlines()
+        assert process.wait(PATIENCE_S) == 0
+    told = [re.fullmatch(r"rank ([01]) line (\d+) \.{80}", line) for line in lines]
+    assert all(told)
+    for rank in "01":
+        assert [int(line[2]) for line in told if line and line[1] == rank] == list(range(20000))
+
+
+def test_what_workers_say_on_stderr_waits_for_a_slow_reader(tmp_path: Path) -> None:
+    script(tmp_path, SAYS.replace("os.write(1,", "os.write(2,"))
+    with subprocess.Popen(
+        [*OURS, "worker.py"], cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(7.0)
+        assert process.stderr.read().count(b" line ") == 20000
+        assert process.wait(PATIENCE_S) == 0
+
+
+def unread(folder: Path) -> subprocess.Popen[bytes]:
+    """Our launcher, whose output is read by nobody but the test."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [*OURS, "worker.py"], cwd=folder, env=environment(folder), stdout=pipe, stderr=pipe
+    )
+
+
+def test_lines_on_stderr_that_are_not_shown_are_counted(tmp_path: Path) -> None:
+    """More of them wait for a reader than are kept in memory."""
+    says = SAYS.replace("os.write(1,", "os.write(2,").replace("20000", "150000")
+    script(tmp_path, f"import os; os.write(1, b'%d\\n' % os.getpid())\n{textwrap.dedent(says)}")
+    with unread(tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        wait_gone(descendants_of(process.pid), PATIENCE_S)  # the agent too: the launcher has it all
+        said = process.stderr.read().decode()
+        assert process.wait(PATIENCE_S) == 0
+    told = re.search(r"distlaunch: (\d+) lines were not shown: the reader was too slow\n", said)
+    assert told
+    assert int(told[1]) + said.count(" line ") == 150000
+
+
+def test_an_interrupt_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
+    ends = "import os; os.write(2, b'.' * 1000000); os.write(1, b'ready 0 %d\\n' % os.getpid())"
+    script(tmp_path, ends)
+    with unread(tmp_path) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        wait_gone(descendants_of(process.pid), PATIENCE_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10.0) in (0, 130)
+
+
+@pytest.mark.parametrize(("launcher", "terminals"), [(TORCHRUN, "111"), (OURS, "110")])
+def test_workers_see_the_terminal(launcher: list[str], terminals: str, tmp_path: Path) -> None:
+    """But for stderr, whose last words are the cause of a failure."""
+    script(tmp_path, "import os; print(*map(os.isatty, range(3)))")
+    ours_end, launchers_end = pty.openpty()
+    process = subprocess.Popen(
+        [*launcher, "worker.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdin=launchers_end,
+        stdout=launchers_end,
+        stderr=launchers_end,
+    )
+    os.close(launchers_end)
+    said = b""
+    with os.fdopen(ours_end, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # EIO is its end
+        while piece := terminal.read(4096):
+            said += piece
+    assert process.wait(PATIENCE_S) == 0
+    assert " ".join(str(flag == "1") for flag in terminals).encode() in said
+
+
+def test_a_job_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    """As a batch system suspends jobs: all of it stops, for longer than the guardian looks away."""
+    script(tmp_path, CATCHES)
+    with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:
+        run.wait_ready(2)
+        family = [run.process.pid, *descendants_of(run.process.pid)]
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(6.0)
+        for pid in family:
+            os.kill(pid, signal.SIGCONT)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert run.stdout.count("got SIGINT") == 2
+
+
+def test_a_working_directory_that_is_gone_is_told(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    argv = ["sh", "-c", 'cd gone && rmdir ../gone && exec "$@"', "sh", *OURS]
+    done = launch(argv, tmp_path, "/worker.py")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        1,
+        ["distlaunch: the working directory is gone: No such file or directory"],
+    )
+
+
+def test_python_m_works_too(tmp_path: Path) -> None:
+    script(tmp_path, "import sys; print(sys.argv[1:])")
+    done = launch([sys.executable, "-m", "distlaunch.torchrun"], tmp_path, "worker.py", "--nnodes", "-h")
+    assert done.stdout == "['--nnodes', '-h']\n"
+
+
+def test_a_module(tmp_path: Path) -> None:
+    script(tmp_path, "import sys; print(__name__, sys.argv[1:])")
+    assert ours(tmp_path, "-m", "worker", "a").stdout == "__main__ ['a']\n"
+
+
+def test_the_record_decorators_root_cause_is_told(tmp_path: Path) -> None:
+    scripts(
+        tmp_path,
+        """
+        import os, signal
+        from torch.distributed.elastic.multiprocessing.errors import record
+        @record
+        def main():
+            if os.environ["RANK"] == "1":
+                raise ValueError("the root cause")
+            signal.pause()
+        main()
+        """,
+    )
+    theirs, mine = both(tmp_path, "--nproc-per-node=2", "--redirects=3", "--log-dir=logs", "worker.py")
+    assert (theirs.process.returncode, mine.process.returncode) == (1, 1)
+    assert "ValueError: the root cause" in theirs.stderr
+    (worker,) = {line for line in our_lines(mine) if "failed first" in line}
+    assert worker.startswith("distlaunch: rank 1 ")
+    assert "distlaunch:   | ValueError: the root cause" in mine.stderr.splitlines()
+    assert "SIGTERM" not in mine.stderr
+
+
+def test_the_error_file_is_read(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+        import json, os, sys
+        more = {"py_callstack": "only in the file", "timestamp": "1"}
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            json.dump({"message": {"message": "m", "extraInfo": more}}, file)
+        sys.exit(3)
+        """,
+    )
+    done = ours(tmp_path, "worker.py")
+    assert done.returncode == 3
+    assert "distlaunch:   | only in the file" in done.stderr.splitlines()
+
+
+def test_restarts_are_counted(tmp_path: Path) -> None:
+    text = """
+        import os, sys
+        count, most = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]
+        print(f"attempt {count} of {most}\\n", end="")  # one write: a rank may be stopped after it
+        sys.exit(count != "2")
+    """
+    scripts(tmp_path, text)
+    words = ("--nproc-per-node=2", "--max-restarts=2", "--log-dir=logs", "-r1", "worker.py")
+    theirs, mine = both(tmp_path, *words)
+    assert (theirs.process.returncode, mine.process.returncode) == (0, 0), mine.stderr
+    # A rank that is stopped before it prints has an empty file here and there.
+    seen = [
+        {(path, text) for path, text in logs_of(tmp_path / name) if text} for name in ("torchrun", "ours")
+    ]
+    for found in seen:
+        assert {path.split("/")[0] for path, _ in found} == {"attempt_0", "attempt_1", "attempt_2"}
+        assert all(text == f"attempt {path[len('attempt_')]} of 2\n" for path, text in found)
+
+
+def test_restarts_end(tmp_path: Path) -> None:
+    script(tmp_path, "import os, sys; print(os.environ['TORCHELASTIC_RESTART_COUNT']); sys.exit(9)")
+    done = ours(tmp_path, "--max-restarts=1", "worker.py")
+    assert (done.returncode, done.stdout) == (9, "0\n1\n")

@@ -1,0 +1,86 @@
+"""Hostfiles as job files: what each becomes, or why it is refused."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.dropin.from_hostfile import hostfile_draft
+from distlaunch.dropin.job_text import draft_text
+from distlaunch.errors import JobError, Problem
+from distlaunch.job.hosts import parse_hostfile
+from distlaunch.job.placeholders import fill
+from distlaunch.job.spec import JobSpec, NodeSpec
+from distlaunch.plan.layout import Facts, make_plan
+from distlaunch.transport.ssh import Ssh
+from tests.unit.drafts import comments, keys_of
+from tests.unit.samples import bounded, spec_of
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("a\nb\n", {"nodes": ["a", "b"]}),
+        ("a slots=4\nb slots=4 max_slots=8\n", {"nodes": ["a", "b"], "procs_per_node": 4}),
+        ("a:2\nme@10.0.0.2:2\n", {"nodes": ["a", "me@10.0.0.2"], "procs_per_node": 2}),
+        (
+            "a slots=4\nb\nme@c slots=1",
+            {"nodes": [{"host": "a", "procs": 4}, "b", {"host": "me@c", "procs": 1}]},
+        ),
+        ("a slots=1\na slots=2", {"nodes": ["a"], "procs_per_node": 3}),
+    ],
+)
+def test_a_hostfile_becomes(text: str, keys: dict[str, Any]) -> None:
+    assert keys_of(hostfile_draft(text, "hosts", ["x.py"])) == {"script": "x.py", **keys}
+
+
+def test_a_program_beside_a_hostfile_has_its_braces_told() -> None:
+    draft = hostfile_draft("a\n", "hosts", ["x.py", "{epoch}"])
+    assert "{{epoch}}: doubled braces" in comments(draft)
+    assert fill(spec_of(draft_text(draft)).args[0], {}) == "{epoch}"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "gpus"), [("a slots=2\nb slots=2\n", 2), ("a\n", 8), ("a slots=1\nb\n", 8)]
+)
+def test_a_hostfiles_job_says_what_dry_run_needs(hosts: str, gpus: int) -> None:
+    text = draft_text(hostfile_draft(hosts, "hosts"))
+    facts = dict.fromkeys(range(hosts.count("\n")), Facts("python", None))
+    with pytest.raises(JobError, match="say it with gpus_per_node"):
+        make_plan(spec_of(text), facts)
+    taken = spec_of(text.replace(f"# gpus_per_node: {gpus}", f"gpus_per_node: {gpus}"))
+    assert [node.gpus for node in taken.nodes] == [gpus] * len(facts)
+    assert make_plan(taken, facts)
+
+
+def test_a_hostfile_is_refused_with_its_place() -> None:
+    with pytest.raises(JobError, match="hosts:2:1: slots must be a number"):
+        hostfile_draft("a\nb slots=x", "hosts")
+    assert "max_slots has no equivalent" in comments(hostfile_draft("a max_slots=2", "hosts"))
+
+
+@given(text=st.text("ab[]0123,-.: @#=\t\nslots", max_size=40))
+@bounded(300)
+def test_a_hostfile_copied_is_the_hostfile_read(text: str) -> None:
+    try:
+        copied = spec_of(draft_text(hostfile_draft(text, "hosts")))
+    except JobError:
+        with pytest.raises(JobError):
+            _read_hosts(text)
+        return
+    read = _read_hosts(text)
+    assert list(map(_reached, copied.nodes)) == list(map(_reached, read.nodes))
+
+
+def _read_hosts(text: str) -> JobSpec:
+    problems: list[Problem] = []
+    entries = tuple(parse_hostfile(text, "hosts", problems))
+    if problems:
+        raise JobError(problems)
+    return spec_of("{script: x, hostfile: hosts}", hostfile=entries)
+
+
+def _reached(node: NodeSpec) -> tuple[str, str | None, str | None, int | None]:
+    assert isinstance(node.reach, Ssh)
+    return node.label, node.reach.host, node.reach.user or None, node.procs

@@ -1,0 +1,412 @@
+"""What a job file may say: every key, nodes, paths, durations and defaults, and what each becomes."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.job.fields import JOB
+from distlaunch.job.reference import reference
+from distlaunch.job.spec import Binding, EnvValue, Timeouts
+from distlaunch.plan.advice import unstarted_advice
+from distlaunch.system.job_file import load_job
+from distlaunch.transport.local import Local
+from distlaunch.transport.ssh import Ssh
+from tests.unit.samples import Load, Problems, found_at
+
+# Every key: what is written, where it shows, what it becomes ({here} is the file's folder).
+KEYS: dict[str, tuple[str, str, Any]] = {
+    "name": ("name: mnist", "name", "mnist"),
+    "nodes": ("nodes: 3", "nodes", 3),
+    "nodes[].host": ("nodes: [{host: gpu-a}]", "nodes.0.reach", Ssh("gpu-a")),
+    "nodes[].gpus": ("nodes: [{host: a, gpus: 4}]", "nodes.0.gpus", 4),
+    "nodes[].procs": ("nodes: [{host: a, procs: 2}]", "nodes.0.procs", 2),
+    "nodes[].address": ("nodes: [{host: a, address: 10.0.0.2}]", "nodes.0.address", "10.0.0.2"),
+    "nodes[].user": ("nodes: [{host: a, user: me}]", "nodes.0.reach", Ssh("a", "me")),
+    "nodes[].port": ("nodes: [{host: a, port: 2222}]", "nodes.0.reach", Ssh("a", None, 2222)),
+    "nodes[].python": ("nodes: [{host: a, python: /opt/py}]", "nodes.0.python", "/opt/py"),
+    "nodes[].workdir": ("nodes: [{host: a, workdir: data}]", "nodes.0.workdir", "{here}/data"),
+    "nodes[].env": ("nodes: [{host: a, env: {A: b}}]", "nodes.0.env", {"A": EnvValue("b")}),
+    "hostfile": ("hostfile: hosts", "nodes.0.reach", Ssh("from-hostfile")),
+    "gpus_per_node": ("gpus_per_node: 8", "nodes.0.gpus", 8),
+    "procs_per_node": ("procs_per_node: 6", "nodes.0.procs", 6),
+    "numa_binding": ("numa_binding: core-complex", "binding", Binding("core-complex")),
+    "cpu_binding": (
+        "cpu_binding: [0-3, 4, '5,7']",
+        "binding",
+        Binding("listed", ("0-3", "4", "5,7")),
+    ),
+    "backend": ("backend: gloo", "backend", "gloo"),
+    "rendezvous.endpoint": ("rendezvous: {endpoint: 'm:29500'}", "master_port", 29500),
+    "rendezvous.backend": ("rendezvous: {backend: c10d}", "ranking", "c10d"),
+    "rendezvous.conf": (
+        "rendezvous: {backend: c10d, conf: {read_timeout: 9}}",
+        "rendezvous_conf",
+        {"read_timeout": "9"},
+    ),
+    "rendezvous.id": ("rendezvous: {id: my-job}", "rendezvous_id", "my-job"),
+    "master_addr": ("master_addr: 10.0.0.1", "master_host", "10.0.0.1"),
+    "master_port": ("master_port: 29501", "master_port", 29501),
+    "script": ("script: train.py", "program.words", ("train.py",)),
+    "module": ("module: pkg.train", "program.words", ("pkg.train",)),
+    "command": ("command: [./a.out, -x, 3]", "program.words", ("./a.out", "-x", "3")),
+    "args": ("args: [--epochs, '10', -3]", "args", ("--epochs", "10", "-3")),
+    "env": ("env: {NCCL_DEBUG: WARN, N: 1}", "env", {"NCCL_DEBUG": EnvValue("WARN"), "N": EnvValue("1")}),
+    "python": ("python: venv/bin/python", "python", "{here}/venv/bin/python"),
+    "workdir": ("workdir: sub/..", "workdir", "{here}"),
+    "timeouts.connect": ("timeouts: {connect: 5s}", "timeouts.connect_s", 5.0),
+    "timeouts.join": ("timeouts: {join: 2m}", "timeouts.join_s", 120.0),
+    "timeouts.stop": ("timeouts: {stop: 250ms}", "timeouts.stop_s", 0.25),
+    "timeouts.job": ("timeouts: {job: 1.5h}", "timeouts.job_s", 5400.0),
+    "timeouts.lease": ("timeouts: {lease: 6s}", "timeouts.lease_s", 6.0),
+    "timeouts.rejoin": ("timeouts: {rejoin: 1m}", "timeouts.rejoin_s", 60.0),
+    "timeouts.stall": ("timeouts: {stall: 1h}", "timeouts.stall_s", 3600.0),
+    "restarts": ("restarts: 3", "restarts.most", 3),
+    "restarts.max": ("restarts: {max: 3}", "restarts.most", 3),
+    "restarts.backoff": ("restarts: {backoff: 5s}", "restarts.backoff_s", 5.0),
+    "restarts.window": ("restarts: {window: 2h}", "restarts.window_s", 7200.0),
+    "min_nodes": ("nodes: 3\nmin_nodes: 2", "fewest", 2),
+    "spares": ("nodes: [a]\nspares: [z]", "pool.1.reach", Ssh("z")),
+    "elastic.grow": ("elastic: {grow: now}", "grow", "now"),
+    "role": ("role: trainer", "role", "trainer"),
+    "virtual_local_rank": ("virtual_local_rank: true", "one_device", True),
+    "on_stall": ("on_stall: stop", "on_stall", "stop"),
+    "logs.dir": ("logs: {dir: out}", "logs.folder", "{here}/out"),
+    "logs.console": ("logs: {console: [0, 3]}", "logs.console", (0, 3)),
+    "ssh.config": (
+        "nodes: [a]\nssh: {config: ssh_config}",
+        "nodes.0.reach.options.config",
+        "{here}/ssh_config",
+    ),
+    "ssh.options": (
+        "nodes: [a]\nssh: {options: [Compression=no]}",
+        "nodes.0.reach.options.words",
+        ("Compression=no",),
+    ),
+    "ssh.persist": ("nodes: [a]\nssh: {persist: 10m}", "nodes.0.reach.options.persist_s", 600),
+    "launcher": ("nodes: [a]\nlauncher: local", "nodes.0.reach", Local()),
+}
+
+
+def in_folder(value: Any, folder: Path) -> Any:
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(in_folder(item, folder) for item in value)
+    return value.replace("{here}", str(folder)) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_arrives_in_the_spec(load: Load, tmp_path: Path, key: str) -> None:
+    text, path, expected = KEYS[key]
+    (tmp_path / "hosts").write_text("from-hostfile\n")
+    has_program = key in ("script", "module", "command")
+    spec = load(text if has_program else f"{text}\nscript: x.py")
+    assert found_at(spec, path) == in_folder(expected, tmp_path)
+
+
+def test_the_table_above_has_every_key() -> None:
+    rows = [key for key, *_ in reference()]
+    sections = {key for key in rows if any(other.startswith(f"{key}.") for other in rows)}
+    assert set(KEYS) == set(rows) - sections | {"restarts"}
+
+
+def test_defaults_of_the_smallest_job(load: Load, tmp_path: Path) -> None:
+    spec = load("script: train.py")
+    assert spec.name == "job"
+    assert [node.reach for node in spec.nodes] == [Local()]
+    assert spec.backend == "auto"
+    assert spec.workdir == str(tmp_path)
+    assert spec.logs.folder == f"{tmp_path}/runs"
+    assert spec.timeouts == Timeouts(30.0, 600.0, 10.0, None, 30.0, 300.0, 600.0)
+    assert (spec.master_host, spec.master_port, spec.python, spec.args, spec.env) == (
+        None,
+        None,
+        None,
+        (),
+        {},
+    )
+
+
+# Nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        pytest.param("\n  - gpu[03-05]", ["gpu03", "gpu04", "gpu05"], id="range"),
+        pytest.param("\n  - b\n  - a\n  - c", ["b", "a", "c"], id="the order of the file is kept"),
+        pytest.param("\n  - {host: 'n[1,3]', gpus: 2}\n  - z", ["n1", "n3", "z"], id="range in a mapping"),
+        pytest.param("2", ["node0", "node1"], id="number"),
+        pytest.param("['fe80::1%eth0', 10.0.0.1]", ["fe80::1%eth0", "10.0.0.1"], id="addresses"),
+    ],
+)
+def test_nodes_are_listed_by_name_range_or_number(load: Load, nodes: str, expected: list[str]) -> None:
+    assert [node.label for node in load(f"script: a\nnodes: {nodes}").nodes] == expected
+
+
+def test_user_at_host_is_split_and_user_wins_over_it(load: Load) -> None:
+    spec = load("script: a\nnodes: [me@a, {host: me@b, user: you}]")
+    assert [node.reach for node in spec.nodes] == [Ssh("a", "me"), Ssh("b", "you")]
+
+
+def test_localhost_is_this_machine_unless_ssh_details_are_given(load: Load) -> None:
+    assert load("script: a\nnodes: [localhost]").nodes[0].local
+    assert not load("script: a\nnodes: [{host: localhost, port: 2222}]").nodes[0].local
+    assert not load("script: a\nnodes: [localhost]\nlauncher: ssh").nodes[0].local
+
+
+def test_what_a_node_says_wins_over_what_the_job_says(load: Load) -> None:
+    text = "script: a\ngpus_per_node: 8\nprocs_per_node: 8\nnodes: [a, {host: b, gpus: 0, procs: 1}]"
+    assert [(node.gpus, node.procs) for node in load(text).nodes] == [(8, 8), (0, 1)]
+
+
+def test_the_endpoint_wins_over_master_addr_and_port(load: Load) -> None:
+    text = "script: a\nmaster_addr: x\nmaster_port: 1\nrendezvous: {endpoint: 'y:2'}"
+    assert (load(text).master_host, load(text).master_port) == ("y", 2)
+
+
+def test_null_takes_the_callers_variable_and_marks_it_as_secret(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "s3cret")
+    assert load("script: a\nenv: {SOME_TOKEN: null}").env == {
+        "SOME_TOKEN": EnvValue("s3cret", inherited=True)
+    }
+
+
+# Paths and durations
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "expected"),
+    [
+        pytest.param("script: a\nworkdir: ../w", "workdir", "{parent}/w", id="up"),
+        pytest.param("script: a\nworkdir: /abs/w/.", "workdir", "/abs/w", id="absolute"),
+        pytest.param("script: a\nworkdir: ~/w/../v", "workdir", "~/v", id="the node's home"),
+        pytest.param("script: a\nworkdir: ~/../v", "workdir", "~/../v", id="beside the node's home"),
+        pytest.param("script: a\nworkdir: '~'", "workdir", "~", id="the node's home itself"),
+        pytest.param("script: a\nworkdir: ~//w", "workdir", "~/w", id="two slashes"),
+        pytest.param("script: a\nworkdir: ./~/w", "workdir", "{here}/~/w", id="a folder called ~"),
+        pytest.param(
+            "script: a\nnodes: [{host: b, workdir: ~/w}]", "nodes.0.workdir", "~/w", id="a node's home"
+        ),
+        pytest.param(
+            "script: a\nnodes: [{host: b, python: ~/v/py}]", "nodes.0.python", "~/v/py", id="a node's python"
+        ),
+        pytest.param("script: a\npython: python3.12", "python", "python3.12", id="a bare python is for PATH"),
+        pytest.param("script: a\npython: ~/v/python", "python", "~/v/python", id="python at home there"),
+        pytest.param("script: a\nlogs: {dir: ~/r}", "logs.folder", "/home/me/r", id="logs are here"),
+        pytest.param(
+            "script: a\nnodes: [a]\nssh: {config: ~/c}",
+            "nodes.0.reach.options.config",
+            "/home/me/c",
+            id="ssh is called here",
+        ),
+    ],
+)
+def test_paths_are_relative_to_the_file_or_to_a_home(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, path: str, expected: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    expected = expected.replace("{parent}", str(tmp_path.parent)).replace("{here}", str(tmp_path))
+    assert found_at(load(text), path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("script: ~you/t.py", "1:9: script: ~you is not expanded, only ~/ is", id="script"),
+        pytest.param(
+            "script: ~", "1:9: script: expected a string that is not empty, got ~, which", id="null"
+        ),
+        pytest.param("command: [~you/x]", "1:11: command[0]: ~you is not expanded", id="command"),
+        pytest.param("script: x\nlogs: {dir: ~you}", "2:13: logs.dir: ~you is not expanded", id="logs"),
+        pytest.param("script: x\nhostfile: ~you/h", "2:11: hostfile: ~you is not expanded", id="hostfile"),
+        pytest.param(
+            "script: x\nnodes: [{host: a, workdir: ~you}]", "2:28: nodes[0].workdir: ~you is", id="a node's"
+        ),
+    ],
+)
+def test_a_home_that_is_not_the_users_is_refused(problems: Problems, text: str, expected: str) -> None:
+    (problem,) = problems(text)
+    assert problem.startswith(f"job.yaml:{expected}")
+
+
+def test_the_callers_folder_does_not_matter(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load("script: t.py")
+    monkeypatch.chdir(tmp_path)
+    assert load_job("job.yaml").workdir == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("500ms", 0.5),
+        ("30s", 30),
+        ("10m", 600),
+        ("24h", 86400),
+        ("7d", 604800),
+        ("1.5 h", 5400),
+        ("45", 45),
+        ("1h30m", 5400),
+        ("1h 1m 1s", 3661),
+    ],
+)
+def test_durations_become_seconds(load: Load, text: str, seconds: float) -> None:
+    assert load(f"script: a\ntimeouts: {{job: {text}}}").timeouts.job_s == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10 minutes",
+        "1h30",
+        "1h-30m",
+        "-5s",
+        "-1",
+        "soon",
+        "true",
+        "[1s]",
+        ".inf",
+        ".nan",
+        "''",
+        pytest.param("9" * 400, id="a number that no float holds"),
+        pytest.param("9" * 400 + "s", id="seconds that no float holds"),
+        pytest.param("9" * 306 + "d", id="days whose seconds no float holds"),
+    ],
+)
+def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
+    (problem,) = problems(f"script: a\ntimeouts: {{connect: {text}}}")
+    assert problem.startswith('job.yaml:2:21: timeouts.connect: expected a duration such as "30s" or "10m"')
+
+
+# Defaults
+
+
+def _documented_defaults() -> list[tuple[str, str]]:
+    """Each default that is a word, a number or a duration; not those told in words, or another key's."""
+    rows = [(key, re.split("[:;]", default)[0]) for key, _, _, default in reference()]
+    names = {name for name, *_ in reference()}
+    return [(key, value) for key, value in rows if value and " " not in value and value not in names]
+
+
+@pytest.mark.parametrize(("key", "value"), _documented_defaults())
+def test_a_documented_default_can_be_written_out(load: Load, key: str, value: str) -> None:
+    section, _, inner = key.rpartition(".")
+    assert not section.endswith("[]")
+    spec = load(f"script: x\n{section}: {{{inner}: {value}}}" if section else f"script: x\n{key}: {value}")
+    plain = load("script: x\nrestarts: {}" if section == "restarts" else "script: x")
+    assert spec._replace(places={}) == plain._replace(places={})
+
+
+def test_there_are_defaults_to_write_out() -> None:
+    assert {"numa_binding", "cpu_binding", "timeouts.stall", "ssh.persist"} <= dict(
+        _documented_defaults()
+    ).keys()
+
+
+@pytest.mark.parametrize("off", ["none", "null", "~"])
+def test_a_binding_can_be_switched_off(load: Load, off: str) -> None:
+    assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: {off}").binding is None
+    assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: cores").binding == Binding("cores")
+
+
+def test_stalls_that_are_not_looked_for_can_not_end_a_job(load: Load, problems: Problems) -> None:
+    assert load("script: x\ntimeouts: {stall: none}").timeouts.stall_s is None
+    assert problems("script: x\ntimeouts: {stall: none}\non_stall: stop") == [
+        "job.yaml:3:11: on_stall: on_stall: stop has no effect, since timeouts.stall is none"
+    ]
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(problems: Problems) -> None:
+    text = """
+nodes: [a, {host: b, gpus: four}]
+nproc_per_node: 3
+backend: gluu
+args: [x, [y]]
+env: {RANK: 1, NOT_SET_HERE: null}
+timeouts: {join: never, stop: 5s, stp: 1}
+"""
+    assert [problem.split(" ")[0].rstrip(":") for problem in problems(text)] == [
+        f"job.yaml:{place}"
+        for place in ("2:1", "2:28", "3:1", "4:10", "5:11", "6:13", "6:30", "7:18", "7:35")
+    ]
+
+
+def test_mistakes_that_need_two_looks_are_told_with_the_others(problems: Problems) -> None:
+    text = "script: x\nnodes: [-o, 'g[2-1]']\nrendezvous: {endpoint: 'a:0'}\nprocs_per_node: 0"
+    assert [problem.split(" ")[1] for problem in problems(text)] == [
+        "nodes[0]:",
+        "nodes[1]:",
+        "rendezvous.endpoint:",
+        "procs_per_node:",
+    ]
+
+
+def test_one_mistake_is_told_once(problems: Problems) -> None:
+    assert len(problems("script: x\nenv: {NOT_SET_HERE: [1]}")) == 1
+    assert len(problems("command: []")) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "backend: c10",
+        "backend: etcd-v2, endpoint: [1]",
+        "backend: c10d, conf: {a: [1]}",
+        "backend: c10d}\nlogs: {console: some",
+        "backend: c10d}\non_stall: {a: restart",
+        "backend: c10d}\nrestarts: {max: many",
+        "backend: static, endpoint: [x]",
+    ],
+)
+def test_what_is_refused_has_no_part_in_other_checks(problems: Problems, wrong: str) -> None:
+    (problem,) = problems(f"script: x\nrendezvous: {{{wrong}}}")
+    assert "expected" in problem
+
+
+@pytest.mark.parametrize(
+    "argument", ['{"a": 1}', "{}", "{1}", "${HOME}", "{a,b}", "{{nope}}", "{ rank }", "{a b}"]
+)
+def test_other_braces_are_left_alone(load: Load, argument: str) -> None:
+    assert load(f"script: x\nargs: ['{argument}']").args == (argument,)
+
+
+def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    read, write = os.pipe()
+    os.write(write, b"script: t.py")
+    os.close(write)
+    spec = load_job(f"/dev/fd/{read}")
+    os.close(read)
+    assert (
+        unstarted_advice(spec, 0, "workdir", 0)
+        == " (by default the current directory, since the job is piped)"
+    )
+    assert (spec.name, spec.workdir, spec.logs.folder) == ("job", str(tmp_path), f"{tmp_path}/runs")
+
+
+def test_every_foreign_name_leads_to_a_key_that_exists() -> None:
+    known = {key for key, *_ in reference()}
+    assert set(JOB.foreign.values()) <= known
+    assert not set(JOB.foreign) & set(JOB.fields)
+
+
+def test_a_missing_variable_suggests_one_that_is_set(
+    problems: Problems, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_ACCESS_TOKEN", "x")
+    (problem,) = problems("script: x\nenv: {MY_ACESS_TOKEN: null}")
+    assert problem.endswith("did you mean MY_ACCESS_TOKEN?")
+
+
+@pytest.mark.parametrize(
+    "spelling", ["010", "0x1F", "1_000", "12:30:45", "+7", "0b11", "0o17", "yes", "off", "0.10", "1.50e+3"]
+)
+def test_an_argument_keeps_its_spelling(load: Load, spelling: str) -> None:
+    spec = load(f"script: x\nargs: [{spelling}]\nenv: {{A: {spelling}}}")
+    assert spec.args == (spelling,)
+    assert spec.env["A"].text == spelling

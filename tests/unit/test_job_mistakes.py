@@ -1,0 +1,369 @@
+"""Mistakes in a job file: each with its line, column, path and what to do."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.samples import Load, Problems
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "nodes:\n  - a\n  - host: b\n    gpus: four\nscript: x",
+            '4:11: nodes[1].gpus: expected an integer ≥ 0 or "auto", got "four"',
+            id="wrong type",
+        ),
+        pytest.param("script: x\nscirpt: y", "2:1: scirpt: unknown key; did you mean script?", id="typo"),
+        pytest.param("script: x\nzzz: y", "2:1: zzz: unknown key; known are name, nodes,", id="unknown"),
+        pytest.param(
+            "script: x\nnproc_per_node: 2",
+            "2:1: nproc_per_node: unknown key: nproc_per_node is called procs_per_node here",
+            id="torchrun's name",
+        ),
+        pytest.param(
+            "script: x\nnodes:\n  - hostname: a",
+            "3:5: nodes[0].hostname: unknown key: hostname is called host here",
+            id="another name inside a node",
+        ),
+        pytest.param(
+            "script: x\ndetach: true",
+            "2:1: detach: detach is not supported by this",
+            id="later",
+        ),
+        pytest.param(
+            'script: x\nargs: ["a\\0b"]\nrendezvous: {backend: c10d}',
+            "2:8: args[0]: expected a string",
+            id="no word for torch's agents",
+        ),
+        pytest.param(
+            "script: x\nnuma_binding: core_complex",
+            '2:15: numa_binding: expected "node", "socket", "exclusive", "core-complex" or "none", '
+            'got "core_complex"; did you mean "core-complex"?',
+            id="a mode of numa_binding",
+        ),
+        pytest.param(
+            "script: x\ncpu_binding: cores\nnuma_binding: node",
+            "2:14: cpu_binding: give numa_binding or cpu_binding, not both",
+            id="both bindings",
+        ),
+        pytest.param(
+            "script: x\ncpu_binding: [0-3, 7-4]",
+            "2:20: cpu_binding[1]: 7-4 ends before it begins",
+            id="CPUs backwards",
+        ),
+        pytest.param(
+            "script: x\ncpu_binding: [0-3, '4:2']",
+            '2:20: cpu_binding[1]: expected an integer from 0 to 99999 or a list of CPUs such as "0-3,8"',
+            id="no list of CPUs",
+        ),
+        pytest.param(
+            "script: x\nnodes: gpu[1-4]",
+            "2:8: nodes: expected an integer from 1 to 4096 or a list that is not "
+            'empty, got "gpu[1-4]"; write nodes: ["gpu[1-4]"]',
+            id="a range that is no list",
+        ),
+        pytest.param(
+            "script: x\nnodes: 'a, b'",
+            "2:8: nodes: expected an integer from 1 to 4096 or a list that "
+            'is not empty, got "a, b"; write nodes: [a, b]',
+            id="hosts with commas",
+        ),
+        pytest.param(
+            "script: x\nnodes: [gpu[1-2]]",
+            '2:12: quote a range inside a list: "gpu[1-2]"',
+            id="a range in a list",
+        ),
+        pytest.param(
+            "script: x\nnodes: [me@host1:22]",
+            "2:9: nodes[0]: me@host1:22: write {host: host1, port: 22, user: me}",
+            id="a port",
+        ),
+        pytest.param(
+            'script: x\nargs: --lr 0.1 "a b"',
+            '2:7: args: expected a list, got "--lr 0.1 "a b""; write args: [--lr, 0.1, ',
+            id="arguments in a string",
+        ),
+        pytest.param(
+            "script: x.py --lr 0.1",
+            "1:9: script: write script: x.py and args: [--lr, 0.1]",
+            id="a script with arguments",
+        ),
+        pytest.param(
+            "script: x\nargs: ['{local-rank}']",
+            "2:8: args[0]: unknown placeholder {local-rank}; did you "
+            "mean {local_rank}? {{local-rank}} passes {local-rank} to the script",
+            id="another dash",
+        ),
+        pytest.param(
+            "command: [x, '{rnak}']",
+            "1:14: command[1]: unknown placeholder {rnak}; did you mean {rank}?",
+            id="a typo in a placeholder",
+        ),
+        pytest.param(
+            "script: x\nargs: ['{nope}']",
+            "2:8: args[0]: unknown placeholder {nope}; known are {rank}, "
+            "{local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr}, {master_port};",
+            id="no placeholder",
+        ),
+        pytest.param(
+            "script: x\nscript: y", "2:1: script: duplicate key; the first is on line 1", id="twice"
+        ),
+        pytest.param(
+            "script: x\nenv: {A: 1, A: 2}",
+            "2:13: A: duplicate key; the first is on line 2",
+            id="twice inside",
+        ),
+        pytest.param("name: &n x\nscript: *n", "2:9: aliases (*name) are not allowed", id="alias"),
+        pytest.param(
+            "script: x\nprocs_per_node: -1", "2:17: procs_per_node: expected an integer ≥ 1", id="-1"
+        ),
+        pytest.param("script: x\nprocs_per_node: 0", "2:17: procs_per_node: expected an integer ≥ 1", id="0"),
+        pytest.param("script: x\nprocs_per_node: 2.0", "2:17: procs_per_node: expected an integer", id="2.0"),
+        pytest.param("script: x\nnodes: true", "2:8: nodes: expected an integer from 1 to 4096", id="true"),
+        pytest.param("script: x\nnodes: []", "2:8: nodes: expected a list that is not empty", id="no nodes"),
+        pytest.param(
+            "script: x\nmodule: y",
+            "2:9: module: give one of script, module or command; got script and",
+            id="two",
+        ),
+        pytest.param("name: x", "1:1: give one of script, module or command; got none of them", id="none"),
+        pytest.param(
+            "script: x\nenv: {NOT_SET_HERE: null}",
+            "2:21: env.NOT_SET_HERE: NOT_SET_HERE is null, but your environment does not have it",
+            id="missing variable",
+        ),
+        pytest.param(
+            "script: x\nenv: {RANK: 0}",
+            "2:13: env.RANK: RANK is set by distlaunch for each worker",
+            id="RANK",
+        ),
+        pytest.param(
+            "script: x\nnodes: [{host: a, env: {MASTER_ADDR: b}}]",
+            "2:38: nodes[0].env.MASTER_ADDR: MASTER_ADDR is set by distlaunch",
+            id="reserved on a node",
+        ),
+        pytest.param(
+            "script: x\nenv: {A-B: 1}", '2:7: env.A-B: expected a variable name, got "A-B"', id="no name"
+        ),
+        pytest.param("script: x\nargs: [null]", "2:8: args[0]: expected a string, got null", id="null"),
+        pytest.param("script: x\nargs: --a b", "2:7: args: expected a list, got", id="args as one string"),
+        pytest.param(
+            "script: x\nbackend: ncll",
+            '2:10: backend: expected "auto", "nccl" or "gloo", got "ncll"; did',
+            id="ncll",
+        ),
+        pytest.param(
+            "script: x\nmaster_port: 70000", "2:14: master_port: expected an integer from 1", id="port"
+        ),
+        pytest.param(
+            "script: x\nrendezvous: {endpoint: 'a:0'}",
+            "2:24: rendezvous.endpoint: port 0 is not",
+            id="port 0",
+        ),
+        pytest.param(
+            "script: x\nnodes: [-oProxyCommand=x]", "2:9: nodes[0]: a host name can't begin", id="dash"
+        ),
+        pytest.param("script: x\nnodes: [a, a]", "2:12: nodes[1]: a is listed twice", id="host twice"),
+        pytest.param("script: x\nnodes: ['g[3-1]']", '2:9: nodes[0]: "[3-1]" counts down', id="range"),
+        pytest.param("script: x\nnodes: [{gpus: 1}]", "2:9: nodes[0]: host is missing", id="no host"),
+        pytest.param(
+            "script: x\nnodes: [a, b]\nmaster_addr: b",
+            "3:14: master_addr: rank 0 runs on the first node, a, but the endpoint is on b; list b first",
+            id="endpoint on another node",
+        ),
+        pytest.param(
+            "script: x\nnodes: 2\nlauncher: ssh",
+            "3:11: launcher: launcher: ssh needs hosts",
+            id="ssh to a number",
+        ),
+        pytest.param(
+            "script: x\nnodes: [a]\nhostfile: hosts",
+            "3:11: hostfile: give nodes or hostfile, not both",
+            id="both",
+        ),
+        pytest.param('script: x\npython: "a\\0"', "2:9: python: expected an interpreter", id="NUL"),
+        pytest.param(
+            'script: x\nhostfile: "a\\0"', "2:11: hostfile: expected a string that is", id="NUL, read"
+        ),
+        pytest.param("# nothing", "the job file is empty; it needs at least `script:`", id="only a comment"),
+        pytest.param("", "the job file is empty; it needs at least `script:`", id="empty"),
+        pytest.param("just words", "1:1: expected a mapping of job keys, got", id="a word"),
+        pytest.param("- script", "1:1: expected a mapping of job keys, got a list", id="a list"),
+        pytest.param("\tscript: x", "1:1: a tab can't indent: use spaces", id="tab first"),
+        pytest.param("nodes:\n\t- a", "2:1: a tab can't indent", id="tab in a list"),
+        pytest.param("? [a]\n: b\nscript: x", "1:3: a key must be a word", id="a list as a key"),
+        pytest.param("é: 1\nscript: x\nü: [ß, {ö: 1}]", "1:1: é: unknown key", id="columns count characters"),
+    ],
+)
+def test_a_mistake_is_placed_and_explained(
+    problems: Problems, tmp_path: Path, text: str, expected: str
+) -> None:
+    (tmp_path / "hosts").write_text("a\n")
+    place = "job.yaml:" if expected[0].isdigit() else "job.yaml: "
+    assert any(problem.startswith(f"{place}{expected}") for problem in problems(text))
+
+
+# What is no YAML, or not what was meant: the message, whole
+SYNTAX = [
+    ("args: [*.txt]", """2:8: a plain value can't begin with *; quote it: "*.txt\""""),
+    ("args: [a, *]", """2:11: a plain value can't begin with *; quote it: "*\""""),
+    ("name: *.x # y", """2:7: a plain value can't begin with *; quote it: "*.x\""""),
+    ("name: @x", """2:7: a plain value can't begin with @; quote it: "@x\""""),
+    ("name: `x`", """2:7: a plain value can't begin with `; quote it: "`x`\""""),
+    ("args: [%x, b]", """2:8: a plain value can't begin with %; quote it: "%x\""""),
+    ("name: |x", """2:7: a plain value can't begin with |; quote it: "|x\""""),
+    ("name: ,x", """2:7: a plain value can't begin with ,; quote it: ",x\""""),
+    ("args: [!x]", """2:8: a plain value can't begin with !; quote it: "!x\""""),
+    ("name: -", """2:7: a plain value can't be a dash alone; quote it: "-\""""),
+    ("name: ?", """2:7: a plain value can't be a question mark alone; quote it: "?\""""),
+    ("args: [?]", """2:8: a plain value can't be a question mark alone; quote it: "?\""""),
+    (
+        "args: [*x]",
+        '2:8: aliases (*name) are not allowed in a job file; if it is a plain value, quote it: "*x"',
+    ),
+    (
+        "args: [&x]",
+        '2:8: anchors (&name) are not allowed in a job file; if it is a plain value, quote it: "&x"',
+    ),
+    (
+        "name: !x y",
+        '2:7: tags (!name) are not allowed in a job file; if it is a plain value, quote it: "!x y"',
+    ),
+    (
+        "args: [--t={rank}]",
+        """2:12: a plain value inside a list can't have { in it; quote it: "--t={rank}\"""",
+    ),
+    (
+        "args: [--d=${A}/x]",
+        """2:13: a plain value inside a list can't have { in it; quote it: "--d=${A}/x\"""",
+    ),
+    ("args: [--t=[a]]", """2:12: a plain value inside a list can't have [ in it; quote it: "--t=[a]\""""),
+    ("args: [{rank}]", """2:8: args[0]: expected a string, got a mapping; quote it: "{rank}\""""),
+    ("args:\n  - --x: y", """3:5: args[0]: expected a string, got a mapping; quote it: "--x: y\""""),
+    ("workdir: {rank}.d", """2:16: .d stands behind the value's end; quote the whole: "{rank}.d\""""),
+    ("name: {{ x }}", "2:8: a key must be a word; quote a value that begins with {{"),
+    ("name: a: b", """2:8: a plain value can't have ": " in it; quote it: "a: b\""""),
+    ("args: [a: b: c]", """2:12: a plain value can't have ": " in it; quote it: "a: b: c\""""),
+    ("env: {A: b: c}", """2:11: a plain value can't have ": " in it; quote it: "b: c\""""),
+    ("name:x", "2:5: put a space after the colon: name: x"),
+    ("name:x\nbackend: gloo", "2:5: put a space after the colon: name: x"),
+    ("env: {A:1}", "2:7: env.A:1: put a space after the colon: A: 1"),
+    ("nodes: [{host:a}]", "2:10: nodes[0].host:a: put a space after the colon: host: a"),
+    (
+        "timeouts:\n  join:5s",
+        '3:3: timeouts: expected a mapping, got "join:5s"; put a space after the colon: join: 5s',
+    ),
+    ("name = x", "2:1: write a colon between a key and its value: name: x"),
+    ("name", '2:1: "name" is not followed by a colon; write key: value'),
+    (
+        "---\nscript: y",
+        "2:1: a second document begins here, but a job file holds one job: put the other into its own file",
+    ),
+    ("name: 'x", "2:7: this ' is not closed"),
+    ('args: ["x, b]\nname: x', '2:8: this " is not closed'),
+    ("args: [a, b", "2:7: this [ is not closed"),
+    ("args: [a, b\nname: z", "2:7: this [ is not closed"),
+    ("env: {A: b\nname: z", "2:6: this { is not closed"),
+    ("args: ['a' 'b']", "2:12: a comma is missing before 'b'"),
+    ("args: [a, , b]", "2:11: a value is missing before ,"),
+    ("args: [- a]", "2:8: inside brackets the items of a list stand without dashes: [a, b]"),
+    ("args: - a", "2:7: the items of a list begin on a line of their own, or stand in brackets: [a]"),
+    ("name: 'it's'", """2:11: s' stands behind the value's end; quote the whole: "it's\""""),
+    ("args: [a]]", "2:10: ] stands behind the value's end: remove it, or put it into the list"),
+    (
+        "name: 'x\nrole: 'y'",
+        "3:8: a quote that was opened on an earlier line ends before this; close it there",
+    ),
+    (
+        'name: "C:\\data"',
+        "2:10: between double quotes a backslash begins an escape; for a plain one: 'C:\\data'",
+    ),
+    (" name: x", "2:6: this line's indentation doesn't match the lines above it"),
+    ("env:\n  A: 1\n B: 2", "4:2: this line's indentation doesn't match the lines above it"),
+    ("args:\n  - a\n - b", "4:2: this line's indentation doesn't match the lines above it"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), SYNTAX, ids=[text for text, _ in SYNTAX])
+def test_what_yaml_reads_otherwise_is_told_in_words(problems: Problems, text: str, expected: str) -> None:
+    (problem,) = problems(f"script: x\n{text}\n")
+    assert problem.startswith(f"job.yaml:{expected}")
+    (dos,) = problems(f"script: x\n{text}\n".replace("\n", "\r\n").encode())
+    assert dos == problem
+
+
+def test_a_space_that_is_missing_in_the_only_line_is_told(problems: Problems) -> None:
+    assert problems("script:f.py") == ["job.yaml:1:1: put a space after the colon: script: f.py"]
+
+
+@pytest.mark.parametrize("text", [text for text, told in SYNTAX if "quote it: " in told])
+def test_what_a_hint_says_to_write_loads(load: Load, problems: Problems, text: str) -> None:
+    (problem,) = problems(f"script: x\n{text}\n")
+    quoted = problem.partition("quote it: ")[2]
+    load(f"script: x\n{text}\n".replace(json.loads(quoted), quoted))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: 7", '2:7: name: expected a string that is not empty, got 7; quote it: "7"'),
+        ("name: 1.0", 'got 1.0; quote it: "1.0"'),
+        ("name: yes", 'got yes, which YAML reads as true; quote it: "yes"'),
+        ("role: on", 'got on, which YAML reads as true; quote it: "on"'),
+        ("name: 010", 'got 010, which YAML reads as 8; quote it: "010"'),
+        ("master_addr: 10.1", 'got 10.1; quote it: "10.1"'),
+        ("rendezvous: {endpoint: 12:30}", 'got 12:30, which YAML reads as 750; quote it: "12:30"'),
+        ("logs: {dir: 2024}", 'got 2024; quote it: "2024"'),
+        ("nodes: [7]", '2:9: nodes[0]: expected a host or a mapping with host, got 7; quote it: "7"'),
+        ("on_stall: no", 'expected "notice", "restart" or "stop", got no, which YAML reads as false'),
+        ("python: 3.12", "python: expected an interpreter such as python3.12, or its path, got 3.12"),
+    ],
+)
+def test_a_string_that_yaml_takes_for_something_else_is_to_be_quoted(
+    problems: Problems, text: str, expected: str
+) -> None:
+    (problem,) = problems(f"script: x\n{text}")
+    assert problem.endswith(expected) or problem == f"job.yaml:{expected}"
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("timeout: {join: 5}", "timeouts"),
+        ("node: 2", "nodes"),
+        ("spare: [a]", "spares"),
+        ("restart: 3", "restarts"),
+        ("log: {dir: a}", "logs"),
+        ("arg: [a]", "args"),
+        ("scripts: x", "script"),
+        ("gpu_per_node: 1", "gpus_per_node"),
+    ],
+)
+def test_the_other_number_of_a_word_leads_to_the_key(problems: Problems, text: str, meant: str) -> None:
+    assert f"unknown key; did you mean {meant}?" in problems(f"command: [x]\n{text}")[0]
+
+
+def test_what_another_tool_calls_a_key_inside_a_section_is_named(problems: Problems) -> None:
+    assert problems("script: x\ntimeout: 5") == [
+        "job.yaml:2:1: timeout: unknown key: timeout is called timeouts.job here"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "nodes: [a, b]\nspares: [b]",
+            "3:10: spares[0]: b is in nodes too: a host can't be both; drop it from nodes or spares",
+        ),
+        ("nodes: [a]\nspares: [c, c]", "3:13: spares[1]: c is listed twice; drop one of the two"),
+        ("nodes: [a, a]", "2:12: nodes[1]: a is listed twice; give it more procs instead"),
+    ],
+)
+def test_what_to_do_about_a_host_listed_twice_depends_on_where(
+    problems: Problems, text: str, expected: str
+) -> None:
+    assert problems(f"script: x\n{text}") == [f"job.yaml:{expected}"]

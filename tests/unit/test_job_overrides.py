@@ -1,0 +1,248 @@
+"""What the command line says of a job: --set, extra arguments, and where they are wrong."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.errors import DistlaunchError, UsageError
+from distlaunch.job.spec import EnvValue, Restarts, Timeouts
+from tests.unit.samples import Load, Problems, found_at
+
+
+@pytest.mark.parametrize(
+    ("base", "override", "path", "expected"),
+    [
+        pytest.param("", "backend=gloo", "backend", "gloo", id="a new key"),
+        pytest.param("backend: nccl", "backend=gloo", "backend", "gloo", id="a key that is there"),
+        pytest.param(
+            "timeouts: {stop: 3s}", "timeouts.job=1h", "timeouts", Timeouts(30, 600, 3, 3600), id="inside"
+        ),
+        pytest.param("", "timeouts.job=1h", "timeouts.job_s", 3600, id="inside of what is not there"),
+        pytest.param("", "args=[a, 'b c']", "args", ("a", "b c"), id="a list"),
+        pytest.param("args: [a, b]", "args[1]=c", "args", ("a", "c"), id="an item"),
+        pytest.param("nodes: [{host: a, gpus: 1}]", "nodes[0].gpus=4", "nodes.0.gpus", 4, id="in an item"),
+        pytest.param("", "env.A=b=c", "env", {"A": EnvValue("b=c")}, id="the first = divides"),
+        pytest.param("", "env={A: b}", "env", {"A": EnvValue("b")}, id="a mapping"),
+        pytest.param("", "script=other.py", "program.kind", "script", id="the script"),
+        pytest.param("", "env.A=", "env", {"A": EnvValue("")}, id="an empty variable"),
+        pytest.param("", "env.A=''", "env", {"A": EnvValue("")}, id="an empty string"),
+        pytest.param("", "env.A=#b", "env", {"A": EnvValue("#b")}, id="not a comment"),
+        pytest.param("args: [a, b]", "args[1]=", "args", ("a", ""), id="an empty argument"),
+        pytest.param("nodes: [a]", "nodes[0].procs=4", "nodes.0.procs", 4, id="in a host"),
+        pytest.param("nodes: ['a[1-2]']", "nodes[0].procs=4", "nodes.1.procs", 4, id="in a range of hosts"),
+        pytest.param("nodes: [a]\nspares: [b]", "spares[0].gpus=1", "pool.1.gpus", 1, id="in a spare"),
+        pytest.param(
+            "restarts: 3", "restarts.window=1m", "restarts", Restarts(3, 1, 60), id="in a short form"
+        ),
+        pytest.param("restarts: 3", "restarts.max=4", "restarts.most", 4, id="over a short form"),
+    ],
+)
+def test_set_overrides_a_key(load: Load, base: str, override: str, path: str, expected: Any) -> None:
+    assert found_at(load(f"script: x\n{base}", override), path) == expected
+
+
+def test_set_alone_makes_a_job_of_an_empty_file(load: Load) -> None:
+    assert load("", "command=[ls]").program.words == ("ls",)
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides", "path", "expected"),
+    [
+        ("script: x", ("script=null", "module=m"), "program.kind", "module"),
+        ("script: x", ("script=~", "command=[ls]"), "program.words", ("ls",)),
+        ("script: x\nnodes: 3", ("nodes=null", "hostfile=hosts"), "nodes.0.label", "from-hostfile"),
+        ("script: x\nnodes: [a]", ("nodes=null",), "nodes.0.label", "node0"),
+        ("script: x\ntimeouts: {join: 5s}", ("timeouts.join=null",), "names_join_limit", False),
+        ("script: x\nrestarts: 3", ("restarts.max=null",), "restarts.most", 0),
+        ("script: x\nnodes: [{host: a, procs: 3}]", ("nodes[0].procs=null",), "nodes.0.procs", None),
+        ("script: x\nenv: {A: b}", ("env=null",), "env", {}),
+        ("script: x\nargs: [a]", ("args=null",), "args", ("more",)),
+        ("script: x", ("name=null",), "name", "job"),
+        ("script: x", ("script=null", "script=y"), "program.words", ("y",)),
+        ("script: x\nenv: {A: b, C: d}", ("env.A=null",), "env", {"C": EnvValue("d")}),
+        ("script: x\nenv: {A: null}", ("env.A=null",), "env", {}),
+        ("script: x", ("env.A=b", "env.A=null"), "env", {}),
+        ("script: x\nnodes: [{host: a, env: {A: b}}]", ("nodes[0].env.A=null",), "nodes.0.env", {}),
+        (
+            "script: x\nrendezvous: {backend: c10d, conf: {a: b}}",
+            ("rendezvous.conf.a=null",),
+            "rendezvous_conf",
+            {},
+        ),
+    ],
+)
+def test_null_takes_a_key_out(
+    load: Load, tmp_path: Path, base: str, overrides: tuple[str, ...], path: str, expected: Any
+) -> None:
+    (tmp_path / "hosts").write_text("from-hostfile\n")
+    assert found_at(load(base, *overrides, extra=("more",)), path) == expected
+
+
+def test_null_still_takes_the_callers_variable(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "s3cret")
+    assert load("script: x", "env.SOME_TOKEN=null").env["SOME_TOKEN"].text == "s3cret"
+    told = load("script: x\nenv: {SOME_TOKEN: a}", "env={SOME_TOKEN: null}")
+    assert told.env["SOME_TOKEN"].text == "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("nodes.0.procs=3", "nodes=[{host: …, procs: 3}]"),
+        ("nodes[0].env.A=3", "nodes=[{host: …, env: {A: 3}}]"),
+        ("nodes[0].host=a", "nodes=[{host: a}]"),
+        ("spares[0]=a", "spares=[a]"),
+        ("command[1]=b", "command=[b]"),
+        ("logs.console[0]=1", "logs.console=[1]"),
+    ],
+)
+@pytest.mark.parametrize("base", ["script: x", "script: x\nnodes: 2"])
+def test_an_item_of_a_list_that_is_not_there_needs_the_whole_list(
+    load: Load, base: str, override: str, value: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(base, override)
+    key = value.partition("=")[0]
+    assert f"{override}: {key} is not a list in the job file" in str(caught.value)
+    assert str(caught.value).endswith(f"give the whole list: --set {shlex.quote(value)}")
+
+
+HOSTS_AS_KEYS = [
+    ("nodes: {host1: }", "2:8: nodes: expected an integer from 1 to 4096 or a list", "- host: host1"),
+    ("nodes:\n  host1: {procs: 2}", "3:3: nodes: expected an integer", "- host: host1"),
+    ("spares: {host1: }", "2:9: spares: expected a list", "- host: host1"),
+    ("nodes: {host: a, procs: 2}", "2:8: nodes: expected", "also a single one: - host: …"),
+    ("ssh: {options: -v}", "2:16: ssh.options:", 'each of its items is an option such as "Compression=no"'),
+    ("args: [--a, null]", "2:13: args[1]: expected a string, got null", 'quote it: "null"'),
+    ("args: [~]", "2:8: args[0]: expected a string, got ~, which YAML reads as null", 'quote it: "~"'),
+    ("args: [Null]", "2:8: args[0]: expected a string, got Null", 'quote it: "Null"'),
+]
+
+
+@pytest.mark.parametrize(("text", "start", "end"), HOSTS_AS_KEYS)
+def test_what_to_write_for_an_item_is_told(problems: Problems, text: str, start: str, end: str) -> None:
+    (problem,) = problems(f"script: x\n{text}")
+    assert problem.startswith(f"job.yaml:{start}")
+    assert problem.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("python ddp.py --epochs 3", "write script: ddp.py and args: [--epochs, 3]"),
+        ("python3 a/ddp.py", "write script: a/ddp.py"),
+        ("python3.12 ddp.py a", "write script: ddp.py and args: [a] and python: python3.12"),
+        ("/v/bin/python ddp.py", "write script: ddp.py and python: /v/bin/python"),
+        ("python -m a.b c", "write module: a.b and args: [c]"),
+        ("python -u ddp.py", "write command: [python, -u, ddp.py]"),
+        ("bash ddp.sh a", "write command: [bash, ddp.sh, a]"),
+        ("torchrun a.py", "`distlaunch import torchrun 'torchrun a.py'` prints a job file for this command"),
+    ],
+)
+def test_a_command_line_as_a_script_is_told_as_keys(
+    load: Load, problems: Problems, text: str, hint: str
+) -> None:
+    assert problems(f"script: {text}") == [f"job.yaml:1:9: script: {hint}"]
+    if hint.startswith("write"):
+        load(hint.removeprefix("write ").replace(" and ", "\n"))
+
+
+def test_a_script_with_blanks_in_its_name_is_one(load: Load) -> None:
+    assert load("script: my python script.py").program.words == ("my python script.py",)
+
+
+def test_null_for_a_key_that_does_not_exist_is_refused(problems: Problems) -> None:
+    assert problems("script: x", "bakend=null") == [
+        "--set bakend: bakend: unknown key; did you mean backend?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("nodes=a,b", "--set 'nodes=[a, b]'"),
+        ("nodes=gpu[1-2]", """--set 'nodes=["gpu[1-2]"]'"""),
+        ("nodes=[gpu[1-2]]", """--set 'nodes=["gpu[1-2]"]'"""),
+        ("nodes=[a, b:22]", "--set 'nodes=[a, {host: b, port: 22}]'"),
+        ("nodes=[17, 7x, 7]", """--set 'nodes=["17", 7x, 7]'"""),
+        ("args=--lr 0.1", "--set 'args=[--lr, 0.1]'"),
+        ("args=a,b", "--set 'args=[a, b]'"),
+        ("args=[*.txt]", """--set 'args=["*.txt"]'"""),
+        ("args=[--t={x}]", """--set 'args=["--t={x}"]'"""),
+        ("args=[{rank}]", """--set 'args=["{rank}"]'"""),
+        ("script=x.py --lr 0.1", "--set script=x.py --set 'args=[--lr, 0.1]'"),
+        ("name=7", """--set 'name="7"'"""),
+        ("name=@x", """--set 'name="@x"'"""),
+        ("name=it's: x", """--set 'name="it'"'"'s: x"'"""),
+        ("env.A=*x", """--set 'env.A="*x"'"""),
+        ("env={A:1}", "--set 'env={A: 1}'"),
+        ("ssh.options=A=b", "--set 'ssh.options=[A=b]'"),
+        ("nodes={a: , b: }", "--set 'nodes=[{host: a}, {host: b}]'"),
+        ("script=python a.py b", "--set script=a.py --set 'args=[b]'"),
+        ("script=python -m a.b", "--set script=null --set module=a.b"),
+    ],
+)
+def test_a_hint_about_an_override_is_one_to_paste(
+    load: Load, problems: Problems, override: str, hint: str
+) -> None:
+    problem = problems("script: x", override)[0]
+    assert problem.endswith(hint)
+    if override.startswith("nodes=[17"):
+        return  # the next number is told next
+    if override.startswith("args=[--t="):
+        hint = hint.replace("{x}", "{rank}")  # that this one is no placeholder is told next
+    words = shlex.split(hint)
+    load("script: x", *(word for word in words if word != "--set"))
+
+
+def test_later_overrides_win(load: Load) -> None:
+    assert load("script: x", "name=a", "name=b").name == "b"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        pytest.param("backend", "--set backend: write --set key=value", id="no ="),
+        pytest.param("=x", "--set =x: write --set key=value", id="no key"),
+        pytest.param(
+            "args[2]=x",
+            r"--set args\[2\]=x: no item 2: the list has 1 item, counted from 0",
+            id="no such item",
+        ),
+        pytest.param("args[²]=x", "--set args.²", id="an item that is no number"),
+        pytest.param("script.a=x", '--set script.a=x: "x" has no key a', id="below a word"),
+        pytest.param("backend=mpii", '--set backend: backend: expected "auto", "nccl" or', id="wrong value"),
+        pytest.param("nodes=0", "--set nodes: nodes: expected an integer from 1 to 4096", id="too few"),
+        pytest.param("bakend=gloo", "--set bakend: bakend: unknown key; did you mean backend", id="typo"),
+        pytest.param("args=[a", r"--set args:1:1: this \[ is not closed", id="no YAML"),
+        pytest.param("env.A=*x", "--set env.A:1:1: aliases", id="alias"),
+        pytest.param("name=\udcff", "--set name", id="bytes that are no text"),
+        pytest.param("a." * 3000 + "b=1", "--set a.a.a", id="too deep"),
+    ],
+)
+def test_a_bad_override_is_explained(load: Load, override: str, words: str) -> None:
+    with pytest.raises(DistlaunchError, match=words):
+        load("script: x\nargs: [a]", override)
+
+
+@pytest.mark.parametrize(
+    ("args", "extra", "expected"),
+    [
+        pytest.param("", ("--lr", "0.1"), ("--lr", "0.1"), id="alone"),
+        pytest.param("args: [a]", ("b", "c"), ("a", "b", "c"), id="after those of the file"),
+        pytest.param(
+            "args: [a]", ("yes", "010", "[x", "*y", ""), ("a", "yes", "010", "[x", "*y", ""), id="as is"
+        ),
+    ],
+)
+def test_extra_arguments_are_appended_as_they_are(
+    load: Load, args: str, extra: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert load(f"script: x\n{args}", extra=extra).args == expected
+
+
+def test_extra_arguments_do_not_hide_a_mistake_in_args(problems: Problems) -> None:
+    (problem,) = problems("script: x\nargs: --epochs 10", extra=("--lr", "1"))
+    assert problem.startswith("job.yaml:2:7: args: expected a list")
