@@ -67,8 +67,9 @@ def dial(host: str, port: int, timeout_s: float, token: bytes) -> "List[Message]
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        return [{"family": "", "address": host, "ok": False, "error": error.strerror or str(error)}]
+    except (OSError, UnicodeError) as error:  # a name may be too long to be one
+        why = error.strerror if isinstance(error, OSError) else "not a host name"
+        return [{"family": "", "address": host, "ok": False, "error": why or str(error)}]
     return [_dial_one(family, address, timeout_s, token) for family, _, _, _, address in found]
 
 

@@ -38,8 +38,7 @@ class Backlog(Generic[Piece]):
     def moves(self, within_s: float) -> bool:
         """Wait until something is written; whether it was within that time."""
         before = self.waiting
-        self.changed.wait(within_s)
-        return self.waiting != before
+        return self.changed.wait_for(lambda: self.waiting != before, within_s)
 
     def drain(self, look_s: float, patient: Callable[[float], bool]) -> bool:
         """Wait until all is written, while `patient`, which is told how long nothing was; whether all is."""

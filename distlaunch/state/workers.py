@@ -50,7 +50,10 @@ class Stall(Frozen):
 
 
 class Worker(Frozen):
-    """One worker of the current generation; `pid` and `cpus` are known once it has started."""
+    """One worker of the current generation; `pid` and `cpus` are known once it has started.
+
+    `dumping`: it was told to print its stacks, and may die of that.
+    """
 
     rank: int
     phase: Phase | Exited = Phase.PLANNED
@@ -58,6 +61,7 @@ class Worker(Frozen):
     cpus: str | None = None
     meeting: Meeting = Meeting()
     stall: Stall | None = None
+    dumping: bool = False
 
     @property
     def status(self) -> int | None:

@@ -8,7 +8,7 @@ from distlaunch.job.spec import FOREVER_S
 from distlaunch.state.actions import Action, Dump, Notice
 from distlaunch.state.events import RanksStalled, StackDumped
 from distlaunch.state.findings import DumpCame, GenerationFailed, JobOver, Step
-from distlaunch.state.job import Cause, State
+from distlaunch.state.job import Cause, Phase, State
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Stall, Worker
 from distlaunch.wording import listed, span_words
@@ -71,11 +71,16 @@ def _stalled(state: State) -> list[Worker]:
 def stall_notice_due(state: State, now: float) -> Step:
     """Say which ranks are stalled and which are not, and have their stacks dumped."""
     acts, again = state.spec.on_stall != "notice", _is_told(state)
-    text, dumps = _stall_words(state, again), _dumps(state, acts)
+    said = Notice("warning", _stall_words(state, again))
+    # Of those whose stacks are not known yet; where a rank is that was stopped says nothing.
+    ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (_stack(w) or _stopped_pid(w))]
+    dumps = _dumps(state, ranks, acts)
     state = state.with_generation(stall_told=True)
     if acts and not again:
         state = state.with_timer(Timer.STALL_ACT, now + DUMP_S)
-    return state, (Notice("warning", text), *dumps)
+    for rank in ranks if acts else ():
+        state = state.with_worker(rank, dumping=True)
+    return state, (said, *dumps)
 
 
 def _stall_words(state: State, again: bool) -> str:
@@ -106,14 +111,13 @@ def _ranks_words(state: State, ranks: list[int]) -> str:
     return f"ranks {listed([*map(str, ranks)])}"
 
 
-def _dumps(state: State, abort: bool) -> list[Action]:
-    """Of those whose stacks are not known yet; where a rank is that was stopped says nothing."""
+def _dumps(state: State, ranks: list[int], abort: bool) -> list[Action]:
     wanted: dict[int, list[int]] = {}
-    for worker in [w for w in _stalled(state)[:MAX_DUMPS] if not (_stack(w) or _stopped_pid(w))]:
+    for rank in ranks:
         assert state.plan is not None
-        part = state.plan.node_of(worker.rank)
-        wanted.setdefault(part.node, []).append(worker.rank - part.first_rank)
-    return [Dump(node, tuple(ranks), abort) for node, ranks in wanted.items()]
+        part = state.plan.node_of(rank)
+        wanted.setdefault(part.node, []).append(rank - part.first_rank)
+    return [Dump(node, tuple(local_ranks), abort) for node, local_ranks in wanted.items()]
 
 
 def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
@@ -145,9 +149,12 @@ def _frames(dump: str) -> tuple[str, ...]:
 
 
 def died_of_its_dump(state: State, rank: int, status: int) -> bool:
-    """Whether our own SIGABRT, which has Python print a stalled rank's stacks, has ended it."""
-    dumping = state.due_at(Timer.STALL_ACT) is not None
-    return dumping and state.worker(rank).stall is not None and status == -signal.SIGABRT
+    """Whether our own SIGABRT, which has Python print a stalled rank's stacks, has ended it.
+
+    It may have resumed in between.
+    """
+    told = state.phase is Phase.RUNNING and state.worker(rank).dumping
+    return told and status == -signal.SIGABRT
 
 
 def dumping(state: State) -> bool:

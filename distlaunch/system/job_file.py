@@ -1,6 +1,7 @@
 """Reads job files: YAML with places, safe tags only, no aliases, no duplicate keys, bounded."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,8 @@ STDIN = "-"
 PIPED_NAME = "job"
 """The name of a job whose file has none."""
 
+_LINE_END = "\r\n|[\r\n\x85\u2028\u2029]"
+"""As YAML has it, which counts lines by it."""
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -113,7 +116,7 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
     said, within = str(error.problem or ""), str(error.context or "")
     if not mark or not since:
         return Place(source).problem("", f"not YAML: {said or within}")
-    lines = tuple(text.replace("\r\n", "\n").split("\n"))
+    lines = tuple(re.split(_LINE_END, text))
     told = explained(Mistake(said, within, (mark.line, mark.column), (since.line, since.column), lines))
     if not told:
         return Place(source, mark.line + 1, mark.column + 1).problem("", f"not YAML: {said or within}")

@@ -576,9 +576,6 @@ def test_hostile_agents(site: Site, figures: Figures) -> None:
 
 
 @with_hosts
-@pytest.mark.xfail(
-    reason="a node's address reaches the others' agents unchecked, and the first one's ends of it"
-)
 @pytest.mark.fault(72, "an agent has a long address", promise="10")
 def test_an_address_that_is_none_costs_no_other_node(site: Site, figures: Figures) -> None:
     met = meet(prepared(site, 0, "a long address"))

@@ -188,6 +188,9 @@ _TOKENS = [
 
 @given(st.lists(st.sampled_from(_TOKENS), max_size=25).map("".join) | st.text(max_size=40))
 @example("script: x\nname: !!bool x")
+@example("\x85*a&a ")
+@example("a: b\u2028*a&a")
+@example("a: 1\r*a&a")
 @bounded(400)
 def test_any_text_loads_or_is_refused_in_words(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "random.yaml"

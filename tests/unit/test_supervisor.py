@@ -1173,6 +1173,15 @@ def test_a_rank_that_fails_after_the_notice_has_not_died_of_the_dump(
     assert job.blamed == blamed
 
 
+def test_a_rank_that_resumes_while_it_dies_of_its_dump_has_stalled_all_the_same() -> None:
+    job = stalled("stop")
+    job.tick()
+    assert texts(job.feed(RanksStalled(0, ()))) == ["stalled ranks resumed"]
+    (words,) = texts(job.feed(aborted(0, 1, '/j/t.py", line 3 in step')), "error")
+    assert words.startswith("stalled: rank 1 (a) did nothing for 10 min")
+    assert job.blamed == (Exit.TIMEOUT, 1, 0)
+
+
 IN_COLLECTIVE = (
     "wait (torch/distributed/c10d.py:1)",
     "all_reduce (torch/distributed/c10d.py:9)",

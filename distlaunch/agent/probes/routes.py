@@ -25,6 +25,8 @@ def route(host: str) -> "Union[Route, NoRoute]":
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect(address)  # UDP: looks the route up, sends nothing
             source = str(sock.getsockname()[0])
+    except UnicodeError:
+        return NoRoute("not a host name")
     except OSError as error:
         return NoRoute(error.strerror or str(error))
     named = {name: os.environ[name] for name in VARIABLES if name in os.environ}
