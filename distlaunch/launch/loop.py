@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from distlaunch.by_hand.peers import Peers
 
 
+FIRST_SIGNS_OF_WORKERS = (events.WorkerStarted, events.WorkerUnstarted, events.WorkerExited)
+
+
 class Begun(Frozen):
     """A generation whose workers are or were on their way, and where what each prints goes."""
 
@@ -97,7 +100,8 @@ class Loop:
         self.state, todo = step(self.state, event, now)
         self._tell(Observer.happened, event, self.state, now)
         self._execute(todo, now)
-        self._note_start(now)
+        if isinstance(event, FIRST_SIGNS_OF_WORKERS):
+            self._note_start(now)
         if self._peers and self.state.phase is Phase.STOPPING:
             cause = self.state.cause
             self._peers.tell(self.state.outcome, cause.text if cause else "")
@@ -106,7 +110,7 @@ class Loop:
         """Not before the workers are on their way: they need no plan. Torch's agents may come late to one."""
         this = self.state.current
         if this is None or this.started_at is None:
-            return
+            return  # an agent tells what can't be
         known = self._begun.get(this.number)
         if known is None or known.plan is not this.plan:
             self._begun[this.number] = Begun(this.plan, routes(this.plan, this.number))

@@ -1,5 +1,6 @@
 """A kind of transport that distlaunch does not know: a type of its own is all that it takes."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,7 +139,13 @@ def test_one_link_serves_several_nodes_from_the_first_hello_to_the_last_output(
     house: Any = House()
     rooms = tuple(NodeSpec(f"room{i}", house, gpus=0, procs=2) for i in range(3))
     runs = tmp_path_factory.mktemp("runs")  # a replay knows no transport but our own
-    script = "echo $RANK of $WORLD_SIZE; test $RANK != 4 || exit 7; test $RANK != 0 || exec sleep 600"
+    os.mkfifo(tmp_path / "said")
+    script = """
+        echo $RANK of $WORLD_SIZE
+        if [ $RANK = 4 ]; then exec 3<>said; head -n 5 <&3 >/dev/null; exit 7; fi
+        echo >said
+        exec sleep 600
+    """
     spec = JobSpec("job", rooms, Program("command", ("sh",)), str(tmp_path), Logs(str(runs)))
     spec = spec._replace(args=("-c", script))
     printed: dict[int, bytes] = {}

@@ -208,6 +208,13 @@ WORDS = {
             "fish: Unknown command: nc / fish: / exec nc x / ^~~~~~~~~^",
             "/bin/no-such-shell: No such file or directory",
         )
+    ]
+    + [
+        # ssh notices it while it still writes.
+        (
+            "/bin/bash: line 1: exec: /etc/passwd: cannot execute: Permission denied"
+            " / banner exchange: Connection to UNKNOWN port 65535: Broken pipe"
+        )
     ],
     Kind.FORWARDING: [
         (

@@ -24,7 +24,7 @@ _NO_PROXY = (
     r"(?i)^(?:\S*sh: .*|\S*sh:\d+: .*|/\S+: |\S+: (?=command not|permission denied\.))"
     r"(?:not found|no such file or directory|permission denied|cannot execute|unknown command"
     r"|command not found)"
-    rf"[\s\S]*^{_EXCHANGE}"
+    rf"[\s\S]*^(?:{_EXCHANGE}|banner exchange: Connection to UNKNOWN )"
 )
 _JUMP_UNRESOLVED = (
     r"open failed: connect failed: (?:Temporary failure in name resolution|.*[Nn]ame or service not known"
