@@ -90,7 +90,7 @@ class Loop:
             for node in self._links.present:
                 self._links.send(node, messages.Ping())
                 if now - self._heard.get(node, now) > self._lease_s:
-                    self._links.give_up(node, f"nothing heard from it for {self._lease_s:g} s")
+                    self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:
         now = self._now()

@@ -93,7 +93,7 @@ def test_an_interface_that_a_node_lacks_is_told_with_the_one_that_would_do(site:
     ended = site.run(["host1", odd, "host3"])
     assert ended.status == 0, ended.stderr
     lines = [line for line in ended.stderr.splitlines() if "GLOO_SOCKET_IFNAME" in line]
-    told = "GLOO_SOCKET_IFNAME=eth99 on host2: no such interface there; the route to the other nodes uses "
+    told = "GLOO_SOCKET_IFNAME=eth99 on host2: no such interface; the route to the other nodes uses "
     assert len(lines) == 1 and told in lines[0]
     (host2,) = [event for event in ended.events("RouteFound") if event["node"] == 1]
     assert lines[0].endswith(told + host2["interface"])

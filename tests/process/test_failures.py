@@ -530,7 +530,7 @@ def test_the_jobs_time_limit(tmp_path: Path) -> None:
         "run", str(write_job(tmp_path, SLEEPER, "gpus_per_node: 0")), "--set", "timeouts.job=500ms"
     )
     assert done.returncode == 124
-    assert "time limit of 0.5 s" in done.stderr
+    assert "the job timed out after 0.5 s (timeouts.job)" in done.stderr
 
 
 def test_interrupted_while_parsing(tmp_path: Path) -> None:
