@@ -102,7 +102,7 @@ def test_stalled_reader(tmp_path: Path, gate: Path, figures: Figures) -> None:
         memory_figures(run, pids[0], figures)
         open_gate(gate)
         run.process.stdout = stalled
-        ends(run, figures, Ending(0, "lines were not shown: the reader was too slow", 10.0), time.monotonic())
+        ends(run, figures, Ending(0, "lines not shown: the reader was too slow", 10.0), time.monotonic())
         nothing_was_dropped(run.stderr)
         kept = (run.run_folder() / "rank0.out").stat().st_size
         figures("bytes lost from the log", 64 * MIB + len(f"ready 0 {pids[0]}\n") - kept, 0, "bytes")

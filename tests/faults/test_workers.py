@@ -414,7 +414,7 @@ def test_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) -> Non
     [
         ("./missing", 127, "missing: No such file or directory"),
         ("./data", 126, "data: Permission denied"),
-        ("./badshebang", 127, "its interpreter (the first line after #!) does not exist"),
+        ("./badshebang", 127, "the interpreter in its #! line does not exist"),
     ],
     ids=["missing", "not executable", "bad shebang"],
 )
@@ -431,7 +431,7 @@ def test_what_cannot_be_started(
 @pytest.mark.fault(16, "an environment that is too big", promise="9")
 def test_environment_too_big(tmp_path: Path, figures: Figures) -> None:
     job = write_job(tmp_path, "", f"{CPU}env: {{BIG: {'x' * 200_000}}}")
-    assert_refused(job, figures, Ending(126, "are too big (E2BIG)", 2.0))
+    assert_refused(job, figures, Ending(126, "are too long (E2BIG)", 2.0))
 
 
 def assert_refused(job: Path, figures: Figures, ending: Ending) -> None:

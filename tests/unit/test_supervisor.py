@@ -797,10 +797,10 @@ def test_a_rank_that_ended_instead_of_joining_is_named_with_its_status() -> None
 
 def test_a_rank_that_tries_to_join_shows_that_the_job_uses_the_rendezvous() -> None:
     job = History().to_running()
-    job.feed(RanksLag(1, ((0, True, "its connection is not answered"),)))
+    job.feed(RanksLag(1, ((0, True, "no answer from the rendezvous"),)))
     (words,) = texts(job.tick())
     assert words.startswith("0/4 ranks joined; waiting for ")
-    assert "rank 2 (b, pid 100: its connection is not answered)" in words
+    assert "rank 2 (b, pid 100: no answer from the rendezvous)" in words
 
 
 def test_once_all_have_joined_the_time_to_join_is_over() -> None:
@@ -831,7 +831,7 @@ def test_a_lone_rank_that_does_not_use_the_rendezvous_is_no_news() -> None:
         assert job.tick() == []
 
 
-REFUSED = "its connection to the rendezvous is refused"
+REFUSED = "the rendezvous refuses its connection"
 
 
 @pytest.mark.parametrize(
