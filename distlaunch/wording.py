@@ -1,4 +1,4 @@
-"""How numbers, times, signals and lists of names are put for people."""
+"""How messages put numbers, times, exits, signals, ports and lists of names."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -33,6 +33,18 @@ def status_words(status: int) -> str:
     return f"exit status {status}" if status >= 0 else f"killed by {signal_words(-status)}"
 
 
+def exit_words(status: int) -> str:
+    """What a worker did that has such a status: `exited with status 7`, `killed by signal 9 (SIGKILL)`."""
+    return f"exited with status {status}" if status >= 0 else status_words(status)
+
+
+def lost_peer_words(peer_gone: bool, timed_out: bool) -> str:
+    """Why a rank failed that only lost a peer, or waited for one until it timed out; "" for any other."""
+    if timed_out:
+        return "after timing out while waiting for another rank"
+    return "after losing the connection to another rank" if peer_gone else ""
+
+
 def signal_words(signum: int) -> str:
     """A signal: its number, and its name where it has one."""
     try:
@@ -41,12 +53,18 @@ def signal_words(signum: int) -> str:
         return f"signal {signum}"
 
 
+def refused_port_words(error: str, owners: Sequence[Mapping[str, Any]]) -> str:
+    """Why a port can't be had: `in use by python (pid 42)`, `permission denied`; as in `PortRefused`."""
+    reason = error.lower()
+    return f"in use by {holders_words(owners)}" if owners or "in use" in reason else reason
+
+
 def holders_words(owners: Sequence[Mapping[str, Any]]) -> str:
-    """Who holds a port, also where nobody is seen; `owners` are as in `PortRefused`."""
-    return ", ".join(map(_owner_words, owners)) or "a program that does not listen on it"
+    """Who holds a port, even if no process can be seen to listen on it; `owners` as in `PortRefused`."""
+    return ", ".join(map(_owner_words, owners)) or "a process that is not listening on it"
 
 
 def _owner_words(owner: Mapping[str, Any]) -> str:
     if owner.get("pid") is None:
-        return f"a process of user id {owner.get('uid')}"
+        return f"a process of uid {owner.get('uid')}"
     return f"{owner.get('command')} (pid {owner['pid']})"

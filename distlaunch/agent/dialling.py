@@ -81,9 +81,9 @@ def _dial_one(family: int, address: "Tuple[object, ...]", timeout_s: float, toke
         try:
             sock.connect(address)
             ours = _receive(sock, len(token)) == token
-            result.update(ok=ours, error=None if ours else "another service answers there")
+            result.update(ok=ours, error=None if ours else "another service answered")
         except socket.timeout:
-            result.update(ok=False, error="no answer in %g s (a firewall drops it?)" % timeout_s)
+            result.update(ok=False, error="no answer within %g s (dropped by a firewall?)" % timeout_s)
         except OSError as error:
             result.update(ok=False, error=error.strerror or str(error))
     return result

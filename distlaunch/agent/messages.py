@@ -360,7 +360,7 @@ def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
 
 def _read(kind: Type[Any], fields: Any, where: str) -> Any:
     if not isinstance(fields, dict):
-        raise ProtocolError("%s is no object" % where)
+        raise ProtocolError("%s is not an object" % where)
     values = []
     for name, form in kind.__annotations__.items():
         if name not in fields:
@@ -375,13 +375,13 @@ def _checked(form: str, value: Any, where: str) -> Any:
         return None if value is None else _checked(form[9:-1], value, where)
     if form.startswith("List["):
         if not isinstance(value, list):
-            raise ProtocolError("%s is no list" % where)
+            raise ProtocolError("%s is not a list" % where)
         return [_checked(form[5:-1], inner, where) for inner in value]
     nested = _NESTED.get(form)
     if nested:
         return _read(nested, value, where)
     if not _CHECKS[form](value):
-        raise ProtocolError("%s is no %s" % (where, form))
+        raise ProtocolError("%s is not of type %s" % (where, form))
     return value
 
 

@@ -58,7 +58,7 @@ class Folder:
             except OSError as error:
                 remove(path)
                 refused.append("%s: %s" % (place, error.strerror))
-        raise NoPlaceError("no room for its error records: %s; set TMPDIR in env" % "; ".join(refused))
+        raise NoPlaceError("no room for error records in %s; set TMPDIR in env" % "; ".join(refused))
 
     def _say(self, path: str) -> None:
         if path not in self._said:  # or the pipe would fill in the end

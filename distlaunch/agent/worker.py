@@ -244,11 +244,11 @@ def _subject(spec: "WorkerSpec", stage: str) -> str:
 
 def _words(code: int, stage: str) -> str:
     if stage == "interpreter":
-        return "its interpreter (the first line after #!) does not exist"
+        return "the interpreter in its #! line does not exist"
     if code == errno.ENOEXEC:
         return "not a program: no #! line and no executable format"
     if code == errno.E2BIG:
-        return "arguments and environment together are too big (E2BIG)"
+        return "its arguments and environment are too long (E2BIG)"
     if code == errno.EMFILE:
         return "Too many open files: raise the limit on this node, `ulimit -n`"
     return os.strerror(code)

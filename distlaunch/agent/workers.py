@@ -49,7 +49,7 @@ class Workers:
     def start(self, command: "Start") -> None:
         """Spawn the workers of a generation; a refusal by the system is reported, not raised."""
         if not self.swept:
-            raise wire.ProtocolError("a generation may not start before the one before it has ended")
+            raise wire.ProtocolError("a generation was started before the previous one had ended")
         self._generation = command.generation
         self._workers, self._joins = [], None
         self._store_port = command.watch_port if command.hosts_store else None
@@ -223,7 +223,7 @@ class Workers:
         elif abort:
             os.kill(worker.pid, signal.SIGABRT)  # it runs, so it is not reaped, and the PID is ours
         else:
-            self._report_stack(worker, b"py-spy is not there: pip install py-spy on the node to see stacks")
+            self._report_stack(worker, b"py-spy is not installed on its node (pip install py-spy)")
 
     def _report_stack(self, worker: "Worker", text: bytes) -> None:
         words = text.decode(errors="replace")

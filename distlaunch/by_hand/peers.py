@@ -18,7 +18,7 @@ from distlaunch.supervisor.ending import NO_SUSPENDING
 from distlaunch.system.signals import Interrupts
 
 BARRIER_S = 300.0
-"""A node that has ended well waits so long for the others, as torchrun's exit barrier does."""
+"""How long a node that has succeeded waits for the others, as in torchrun's exit barrier."""
 END_S = 5.0
 
 
@@ -157,8 +157,8 @@ class Peers:
     def _last_words(self) -> str:
         self._errors.seek(0)
         words = self._errors.read().decode(errors="replace")
-        last = words.strip().splitlines()[-1:] or ["it ended without a word"]
-        return f"the process that connects this node to the others ({self._python}) failed: {last[0]}"
+        last = words.strip().splitlines()[-1:] or ["it exited without a message"]
+        return f"the helper that connects this node to the others ({self._python}) failed: {last[0]}"
 
 
 def _waiting(message: dict[str, Any], place: str) -> str:

@@ -25,7 +25,7 @@ BEAT_S = 0.2
 LOST_S = 15.0
 """Seconds without a beat after which a node is lost."""
 TELL_S = 5.0
-"""Seconds of waiting before the command is told; after that at every doubling."""
+"""Seconds of waiting until the command hears of it, and again each time the wait has doubled."""
 LINGER_S = 3.0
 """Seconds that the store outlives a failure, so that the others hear of it."""
 LOST_STATUS = 71
@@ -47,14 +47,14 @@ class StaleError(Exception):
 
 
 class Patience:
-    """How long something has been waited for, and when to tell of it."""
+    """How long we have waited for something, and when to say so."""
 
     def __init__(self, wait_s: float) -> None:
         self.began = time.monotonic()
         self.wait_s, self.tell_s = wait_s, TELL_S
 
     def over(self) -> bool:
-        """Whether that was all."""
+        """Whether the wait has lasted long enough."""
         return time.monotonic() - self.began > self.wait_s
 
     def worth_a_word(self) -> bool:
@@ -124,26 +124,26 @@ class Keeper:
         """Be there, if this node expects as many nodes as the first that came."""
         nodes = len(self.keys)
         if (agreed := int(self.store.compare_set("nodes", "", str(nodes)))) != nodes:
-            text = f"was started with --nnodes {nodes}, another node with {agreed}"
+            text = f"was started with --nnodes {nodes}, but another node with {agreed}"
             self.end(ended(self.rank, 2, text))
         else:
             self.workers = workers
             self.beat()
 
     def look_for_missing(self, patience: Patience) -> None:
-        """Tell now and then who has not come; in the end that is a failure."""
+        """Name the missing nodes now and then; at the limit, fail."""
         over = patience.over()
         if not (over or patience.worth_a_word()):
             return
         missing = [rank for rank, key in enumerate(self.keys) if not self.store.check([key])]
         if over and missing:
             others = f"; nor did {', '.join(map(str, missing[1:]))}" if missing[1:] else ""
-            self.end(ended(missing[0], 124, f"did not come within {patience.wait_s:g} s{others}"))
+            self.end(ended(missing[0], 124, f"did not join within {patience.wait_s:g} s{others}"))
         elif missing:
             say(waiting=missing)
 
     def watch(self) -> None:
-        """Tell the command of the others, and the others of the command, until all is over."""
+        """Tell the command about the others, and the others about the command, until all have ended."""
         while not self.turn():
             self.listen(BEAT_S)
 
@@ -183,7 +183,7 @@ class Keeper:
             time.sleep(BEAT_S)
 
     def listen(self, wait_s: float) -> None:
-        """Wait for the command's word; its end without one is a failure. A good end may turn bad."""
+        """Wait for the command's report; its end without one is a failure. A success may turn into one."""
         self.turned = time.monotonic()
         if self.left:
             time.sleep(wait_s)
@@ -206,7 +206,7 @@ class Keeper:
 
 
 def reach(host: str, port: int, wait_s: float) -> None:
-    """Wait until somebody listens there, and tell of it now and then. Raises `OSError` after `wait_s`."""
+    """Wait until somebody listens there, and say so now and then. Raises `OSError` after `wait_s`."""
     patience = Patience(wait_s)
     while True:
         try:
@@ -247,11 +247,11 @@ def attach(host: str, port: int, rank: int, wait_s: float) -> Any:
             if not twice and not store.check(["verdict"]):
                 return store
             why = (
-                f"another launcher with --node-rank {rank} has joined"
+                f"another launcher with --node-rank {rank} has already joined"
                 if twice
                 else "another node has already failed"
             )
-            problem: Exception = StaleError(f"{why}, says the store at {host}:{port}")
+            problem: Exception = StaleError(f"{why} (store at {host}:{port})")
         except (DistError, OSError) as error:
             problem = error
         if patience.over():
@@ -277,7 +277,7 @@ def is_here(host: str) -> bool:
 def unserved(host: str, port: int, rank: int, error: Exception) -> "dict[str, Any]":
     """Why this node has no store, and the status: 75 where its port is taken, 69 where it is out of reach."""
     if rank == 0 and not is_here(host):
-        text = f"{host} is not an address of this machine: is --node-rank 0 right, and --master-addr?"
+        text = f"{host} is not an address of this machine: check --node-rank 0 and --master-addr"
         return ended(0, 2, text)
     can = "serve" if rank == 0 else "reach"
     text = f"can't {can} the store at {host}:{port}: {str(error).splitlines()[0]}"

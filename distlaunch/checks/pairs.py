@@ -1,4 +1,4 @@
-"""Can every node connect to every other: that is what collectives need. Tried for real, from all at once.
+"""Can every node connect to every other, as collectives need? Tried for real, from all at once.
 
 A node is dialled at the address that its route to the master gives it, as gloo and NCCL have it, and on a
 port from the range that they take theirs from.
@@ -21,7 +21,7 @@ from distlaunch.checks.questions import Agents
 from distlaunch.wording import listed
 
 EVERY = 16
-"""Up to so many nodes every pair is tried; of more, each node dials one fewer than this."""
+"""With up to this many nodes every pair is tried; with more, each node dials one fewer than this."""
 DIAL_S = 5.0
 ANSWER_S = 30.0
 
@@ -36,7 +36,7 @@ class Unreached(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """How many pairs of nodes were tried, of how many that there are, and those that failed."""
+    """How many pairs of nodes were tried, of how many, and which failed."""
 
     tried: int
     of: int
@@ -100,7 +100,7 @@ def _addresses(routes: Mapping[int, Route | NoRoute]) -> dict[int, str]:
 
 
 def _errors(answer: Dialled) -> Iterator[str | None]:
-    """What a node says of each target: None where one of its addresses has let it in."""
+    """What a node says of each target: None if one of its addresses accepted the connection."""
     for tried in answer.results:
         rows = [row for row in tried if isinstance(row, dict)] if isinstance(tried, list) else []
         failed = [str(row.get("error")) for row in rows if row.get("ok") is not True]

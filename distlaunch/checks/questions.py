@@ -64,7 +64,7 @@ class Agents:
             self._links.turn(max(0.0, min(self._next_heartbeat, deadline) - time.monotonic()))
             self._beat()
         for node in waiting:
-            self._links.give_up(node, f"no answer in {within_s:g} s")
+            self._links.give_up(node, f"no answer within {within_s:g} s")
         return {node: answer for node, answer in self._answers.items() if node in asked}
 
     def _beat(self) -> None:
@@ -79,10 +79,10 @@ class Agents:
 
     def _take(self, frame: Frame) -> None:
         if frame.kind != CONTROL:
-            raise ProtocolError("a frame that was not asked for")
+            raise ProtocolError("unexpected frame")
         report = messages.read(messages.REPORTS, frame.message())
         if isinstance(report, messages.Hello) and report.protocol != PROTOCOL:
-            raise ProtocolError(f"the agent does not speak protocol {PROTOCOL}")
+            raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
         if isinstance(report, self._expected):
             self._answers[frame.node] = report
 

@@ -11,7 +11,7 @@ from distlaunch.cli.output import print_text
 from distlaunch.job.document import counted
 from distlaunch.observers.console import escape
 from distlaunch.plan.layout import LaunchPlan
-from distlaunch.wording import holders_words
+from distlaunch.wording import refused_port_words
 
 
 def _table(*columns: str) -> Table:
@@ -32,7 +32,7 @@ def print_plan_table(plan: LaunchPlan) -> None:
 
 
 def _ranks_table(plan: LaunchPlan) -> tuple[str, Table]:
-    """With the wish for the ranks' CPUs, if there is one."""
+    """One row per rank, with its CPU binding if the job asks for one."""
     port = plan.master_port or "a free port"
     size = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.nodes), 'node')}"
     heading = f"{plan.spec.name}: {size}, {plan.backend}"
@@ -88,8 +88,8 @@ def print_port_report(report: PortReport) -> None:
 
 
 def _pair_lines(report: PortReport) -> list[str]:
-    """How many pairs of nodes can connect, who can't, and whom nobody has asked."""
-    lines = [f"spares are not tested: {', '.join(report.spares)}"] if report.spares else []
+    """How many pairs of nodes can connect, which can't, and which nodes were not tested."""
+    lines = [f"spares not tested: {', '.join(report.spares)}"] if report.spares else []
     if report.pairs is None or not report.pairs.tried:
         return lines
     tried, of, failed = report.pairs
@@ -100,8 +100,7 @@ def _pair_lines(report: PortReport) -> list[str]:
 
 def _port_state(report: PortReport) -> str:
     if report.free is None:
-        return "unknown (the node could not be asked)"
+        return "unknown: the node did not answer"
     if report.free:
         return "free"
-    holders = escape(holders_words(report.owners))
-    return f"in use by {holders} ({str(report.error).lower()})"
+    return escape(refused_port_words(str(report.error), report.owners))

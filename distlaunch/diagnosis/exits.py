@@ -1,4 +1,4 @@
-"""What an exit means: facts first, as far as kernel and status tell them; then advice, marked as such."""
+"""What an exit means: first the facts, from the kernel and the status; then advice, marked as such."""
 
 import re
 import signal
@@ -8,7 +8,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.wording import counted, status_words
 
 LAST_LINES = 40
-"""Lines of a rank's last words in which a known trouble is looked for."""
+"""Lines of a rank's last words that are searched for a known problem."""
 SMALL_SHM = 1 << 30
 
 
@@ -48,16 +48,16 @@ def facts(ending: Ending) -> str:
 
 
 def advice(ending: Ending, words: str) -> str:
-    """One line of advice for a known trouble, or nothing."""
+    """One line of advice on a known problem; "" if none is known."""
     of_status = _BY_STATUS.get(ending.status)
     if of_status and (said := of_status(ending)):
         return said
     if ending.status == -signal.SIGABRT and "terminate called without an active exception" in words:
-        return "a gloo thread that outlives the interpreter aborts so: end with dist.destroy_process_group()"
+        return "a gloo thread outlived the interpreter: end the script with dist.destroy_process_group()"
     if ending.peer_gone and re.search(_TIMED_OUT, words):
         return _MISSED
     if ending.peer_gone:
-        return "no rank reported an error of its own; see what the others printed last in their logs"
+        return "no rank reported an error of its own; check the end of each rank's log"
     last = "\n".join(words.splitlines()[-LAST_LINES:])
     if ending.module and (said := _of_module(ending.module, last)):
         return said
@@ -66,22 +66,22 @@ def advice(ending: Ending, words: str) -> str:
 
 
 def _of_module(module: str, words: str) -> str:
-    """What is wrong with the name of the job's own module, as far as `python -m` says that it is the name."""
+    """Advice on the name of the job's own module, if that is what `python -m` complains about."""
     name = re.escape(module)
     if without_py := re.search(rf"Try using '(\S+)' instead of '{name}' as the module name", words):
-        return f"a module is named without .py: `module: {without_py[1]}`; a file belongs in `script:`"
+        return f"name a module without .py: `module: {without_py[1]}`; for a file, use `script:`"
     if re.search(rf"No module named {name}\.__main__; ", words):
-        return f"name a module in that package, or give it a __main__.py: `python -m {module}` runs that"
+        return f"name a module in that package, or add a __main__.py, which `python -m {module}` runs"
     if re.search(
         rf"(?m)^\S+: (?:No module named {name}$|Error while finding .* '{name}' .*No module)", words
     ):
-        return "check the name of the module: Python looks for it in the workdir and on PYTHONPATH"
+        return "check the module's name: Python looks for it in the workdir and on PYTHONPATH"
     return ""
 
 
 def _needs_stdin(what: str, needed: str) -> Callable[[Ending], str]:
-    told = f"{what} needs {needed}, which `run` gives no rank: use `distlaunch torchrun` on one node"
-    return lambda ending: "" if ending.stdin else told
+    hint = f"{what} needs {needed}, which ranks lack under `run`: use `distlaunch torchrun` on one node"
+    return lambda ending: "" if ending.stdin else hint
 
 
 def _no_package(ending: Ending) -> str:
@@ -90,25 +90,25 @@ def _no_package(ending: Ending) -> str:
 
 def _data_loader(ending: Ending) -> str:
     if ending.oom_kills > 0:
-        return "the OOM killer ended a DataLoader worker: use fewer num_workers, or smaller batches"
-    return "a DataLoader worker died, often for lack of memory: try fewer num_workers, or smaller batches"
+        return "the OOM killer killed a DataLoader worker: reduce num_workers or the batch size"
+    return "a DataLoader worker died, often from lack of memory: try fewer num_workers or smaller batches"
 
 
 def _killed(ending: Ending) -> str:
     if ending.oom_kills > 0:
         return "reduce memory use: fewer DataLoader workers, smaller batches, or fewer ranks per node"
-    return "look for a memory limit of the batch system or container, or a `kill`, there or in the script"
+    return "check for a memory limit (batch system, container), or for a `kill` on that node or in the script"
 
 
 def _bus_error(ending: Ending) -> str:
     if len(ending.shm) == 2 and ending.shm[0] >= SMALL_SHM and ending.shm[1] > ending.shm[0] // 20:
-        return "a mapped file may have been truncated, or its disk is full"
+        return "a memory-mapped file may have been truncated, or its disk may be full"
     return _SHM
 
 
 _TIMED_OUT = r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout|Timed out waiting \d+ms"
-_MISSED = "a collective timed out: look for a rank that stalled, or that made other collective calls"
-_SHM = "data loaders share tensors in /dev/shm: enlarge it (docker run --shm-size=8g), or set num_workers=0"
+_MISSED = "a collective timed out: look for a rank that stalled, or that called another collective"
+_SHM = "data loaders share tensors in /dev/shm: enlarge it (docker run --shm-size=8g) or set num_workers=0"
 
 _BY_STATUS: dict[int, Callable[[Ending], str]] = {
     -signal.SIGKILL: _killed,
@@ -116,8 +116,8 @@ _BY_STATUS: dict[int, Callable[[Ending], str]] = {
     -signal.SIGSEGV: lambda _: (
         "set env: {PYTHONFAULTHANDLER: 1} to see where; mismatched torch and CUDA versions are a common cause"
     ),
-    127: lambda _: "shells exit so when a command is not found: check what the script starts, and PATH",
-    126: lambda _: "shells exit so when a file can't be executed: check its mode and its #! line",
+    127: lambda _: "shells return 127 when a command is not found: check what the script starts, and PATH",
+    126: lambda _: "shells return 126 when a file can't be executed: check its mode and its #! line",
 }
 
 _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
@@ -127,11 +127,11 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     (r"EOFError: EOF when reading a line", _needs_stdin("input()", "stdin")),
     (
         r"[Aa]ddress already in use|EADDRINUSE",
-        "leave out rendezvous.endpoint to get a free port; `distlaunch check-port` names who holds it",
+        "leave out rendezvous.endpoint to get a free port; `distlaunch check-port` names the port's holder",
     ),
     (
         r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError",
-        "the GPU's memory is full: use smaller batches; `nvidia-smi` on the node shows what else uses it",
+        "GPU memory is full: use smaller batches; `nvidia-smi` on the node shows what else uses it",
     ),
     (
         r"invalid device ordinal",
@@ -143,7 +143,7 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     ),
     (
         r"NCCL (?:error|WARN)|ncclSystemError|ncclUnhandledCudaError|ncclInternalError",
-        "set env: {NCCL_DEBUG: INFO} to see more; NCCL_SOCKET_IFNAME must name an interface of each node",
+        "set env: {NCCL_DEBUG: INFO} to see more; NCCL_SOCKET_IFNAME must name an interface on every node",
     ),
     (
         r"[Nn]o space left on device",

@@ -1,4 +1,4 @@
-"""Whether a rank failed by itself or because another one was gone: what its last words tell.
+"""Whether a rank failed by itself or because it lost a peer, judged by its last words.
 
 When a rank fails, those that wait for it in a collective lose their connections and fail as well, often
 before the first one has ended: it may still be in a `finally`, or the interpreter's shutdown.
@@ -12,7 +12,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 
 LAST_LINES = 40
-"""Lines of last words that count where they hold no traceback."""
+"""Lines of last words that count if they hold no traceback."""
 TRACEBACK = "Traceback (most recent call last):"
 _RANK_PREFIX = re.compile(r"(?m)^\[\w*rank\d+\]:?\s?")
 """torch.distributed's excepthook puts it before each line."""
@@ -23,7 +23,7 @@ _CHAINED = re.compile(
 _LOG = re.compile(r"(?m)^\[[WEIF]\d{4} .*")
 """What torch's C++ logs: of other threads, and after a traceback of its consequences."""
 _REMARK = re.compile(r"(?m)^(?:\[\w*rank\d+\]:? ?)?\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*\n?")
-"""What torch logs as information or as a warning, which ends no rank."""
+"""What torch logs as information or as a warning: neither ends a rank."""
 _FRAME = re.compile(r'(?m)^ +File "([^"]+)", line \d+')
 _IN_TORCH_DISTRIBUTED = re.compile(r"/torch/distributed/(?!elastic/|launcher/|run\.py)")
 _COLLECTIVES = re.compile(

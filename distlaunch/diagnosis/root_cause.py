@@ -11,7 +11,7 @@ _ROOT = re.compile(
 
 
 def root_cause_lines(words: str) -> list[str]:
-    """What the workers said at last, and which failed first; all of `words` where torch says nothing."""
+    """What the workers said last, and which failed first; all of `words` if torch says nothing."""
     own = list(_OWN.finditer(words))
     if not own:
         return words.splitlines()

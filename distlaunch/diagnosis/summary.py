@@ -1,4 +1,4 @@
-"""The end of a run, told once: the first cause, its last words, how the others ended, where the logs are."""
+"""The end of a run: the first cause, its last words, how the others ended, where the logs are."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -8,7 +8,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.state.job import State
 from distlaunch.state.nodes import Unusable, failure_of, phase_word
 from distlaunch.state.workers import Exited, Phase, Worker
-from distlaunch.wording import counted, listed, status_words
+from distlaunch.wording import counted, listed, lost_peer_words, status_words
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
@@ -21,7 +21,7 @@ FAR = 100
 
 
 class Above(Frozen):
-    """What stands on the summary's terminal, behind this `mark`, and how many other lines came `since`."""
+    """A rank's output that the terminal already shows, marked by `mark`, and how many lines came `since`."""
 
     since: int
     mark: str
@@ -115,7 +115,7 @@ class Summary(Frozen):
     def _cause_lines(self, above: Mapping[int, Above]) -> list[str]:
         cause = self.state.cause
         if cause is None or (self.state.started_at is None and not self.state.generation):
-            return []  # told a moment ago, and nothing has been printed since
+            return []  # said a moment ago, and nothing has been printed since
         if cause.rank is None:
             return [cause.text]
         hint = self.advice
@@ -133,7 +133,7 @@ class Summary(Frozen):
         return [f"  {what} above, marked {above.mark}"] if above.since else []
 
     def _as_printed(self, rank: int, source: int) -> bool:
-        """Whether its last words stand in its output just so."""
+        """Whether its output contains its last words just as they are."""
         if not self._gives_ranks:
             return False
         recorded = "\n".join(self._recorded_lines(self.state.worker(rank)))
@@ -209,7 +209,7 @@ class Summary(Frozen):
         return f"torch's agent{'s' if len(numbers) > 1 else ''} on {names}"
 
     def _fate(self, worker: Worker) -> str:
-        """How a rank other than the first ended, in words that are equal for equal ends."""
+        """How a rank other than the first ended; equal ends have equal words, and share a line."""
         end = worker.phase
         if not isinstance(end, Exited):
             return "not started" if end is Phase.PLANNED else worker.phase_word
@@ -217,7 +217,9 @@ class Summary(Frozen):
             return "finished"
         if self._same_traceback(worker.rank):
             return "also failed, with the same traceback"
-        return _PEERS_FATES.get((end.peer_gone, end.timed_out)) or self._own_fate(worker.rank, end)
+        if lost_peer := lost_peer_words(end.peer_gone, end.timed_out):
+            return f"also failed, {lost_peer}"
+        return self._own_fate(worker.rank, end)
 
     def _own_fate(self, rank: int, end: Exited) -> str:
         if end.stopped:
@@ -240,13 +242,6 @@ def _without_remarks(words: str) -> str:
     from distlaunch.diagnosis.peer_errors import without_remarks  # most jobs end well
 
     return without_remarks(words)
-
-
-_PEERS_FATES = {
-    (True, True): "also failed, after waiting for another rank until it timed out",
-    (True, False): "also failed, after losing the connection to another rank",
-}
-"""By whether a peer was gone, and whether it was waited for."""
 
 
 def _end_of(lines: list[str], whole: int) -> list[str]:

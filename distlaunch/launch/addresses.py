@@ -1,4 +1,4 @@
-"""Finds what the other nodes call a node that may be the first one, where the job file does not say it."""
+"""Finds the addresses of nodes that may be the first one, if the job file does not give them."""
 
 import subprocess
 import time

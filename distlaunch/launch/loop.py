@@ -29,7 +29,7 @@ FIRST_SIGNS_OF_WORKERS = (events.WorkerStarted, events.WorkerUnstarted, events.W
 
 
 class Begun(Frozen):
-    """A generation whose workers are or were on their way, and where what each prints goes."""
+    """A generation that was started, and where each worker's output goes."""
 
     plan: LaunchPlan
     routes: Mapping[tuple[int, int], Route]
@@ -93,7 +93,7 @@ class Loop:
             for node in self._links.present:
                 self._links.send(node, messages.Ping())
                 if now - self._heard.get(node, now) > self._lease_s:
-                    self._links.give_up(node, f"nothing heard from it for {self._lease_s:g} s")
+                    self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:
         now = self._now()
@@ -107,7 +107,7 @@ class Loop:
             self._peers.tell(self.state.outcome, cause.text if cause else "")
 
     def _note_start(self, now: float) -> None:
-        """Not before the workers are on their way: they need no plan. Torch's agents may come late to one."""
+        """Note a start once the workers are under way, to delay none. Torch's agents may come late."""
         this = self.state.current
         if this is None or this.started_at is None:
             return  # an agent tells what can't be
@@ -160,7 +160,7 @@ class Loop:
         local_rank, stream = divmod(frame.channel, 2)
         part = self._part_of(node, frame.generation)
         if part is None or local_rank >= part.procs:
-            raise wire.ProtocolError(f"output of a local rank {local_rank} that does not run")
+            raise wire.ProtocolError(f"output from local rank {local_rank}, which is not running")
         rank = part.first_rank + local_rank
         route = self._begun[frame.generation].routes[rank, stream]
         self._tell(Observer.printed, Printed(rank, stream, frame.payload, frame.generation, route))
@@ -169,12 +169,12 @@ class Loop:
     def _take_flight(self, node: int, frame: wire.Frame) -> None:
         part = self._part_of(node, frame.generation)
         if part is None or frame.channel not in part.ranks:
-            raise wire.ProtocolError(f"a flight record of rank {frame.channel}, which does not run")
+            raise wire.ProtocolError(f"a flight record from rank {frame.channel}, which is not running")
         self._tell(Observer.dumped, frame.channel, frame.payload, frame.generation)
         self._tell_of_flow(node)
 
     def _part_of(self, node: int, generation: int) -> NodePlan | None:
-        """What the node did in a generation that has started, of which something may come late."""
+        """The node's part in a generation that has started; its output may come late."""
         begun = self._begun.get(generation)
         return begun.plan.part_of(node) if begun else None
 

@@ -57,4 +57,4 @@ def _run_folder(spec: JobSpec, run_id: str) -> RunFolder:
             refused.append(f"{place}: {reason(error)}")
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"
     key = flag if spec.logs.torchrun else "logs.dir"
-    raise DistlaunchError(f"can't make the run folder in {'; '.join(refused)}; {key} says where else")
+    raise DistlaunchError(f"can't create the run folder in {'; '.join(refused)}; set {key} to another place")

@@ -1,1 +1,1 @@
-"""Links to the nodes' agents: opened, served, given up."""
+"""Links to the nodes' agents: opened, served, closed."""

@@ -137,7 +137,7 @@ class Link:
         return [fd for fd in (self.stdin, self.stdout, self.stderr, self._pidfd) if fd is not None]
 
     def failure(self, overdue: str = "") -> LinkFailure:
-        """What the transport's last words mean, complete once its process has ended, or why we gave it up."""
+        """What the transport's last words mean, all of them once its process has ended, or why we gave up."""
         self.listen()
         end = End(
             self._words.decode(errors="replace"),

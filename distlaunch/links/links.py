@@ -144,8 +144,7 @@ class Links:
         if serving is None and len(self._nodes.get(link, ())) != 1:
             return  # of a node that shared this link, and was dropped
         if serving is not link:
-            named = ", ".join(map(str, sorted(self._nodes.get(link, ()))))
-            raise ProtocolError(f"a frame of node {frame.node} came on the link of node {named}")
+            raise ProtocolError(f"a frame for node {frame.node} came on another node's link")
         self._heard.add(frame.node)
         self._on_frame(frame)
 

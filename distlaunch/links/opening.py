@@ -14,19 +14,19 @@ from distlaunch.transport.boot import boot_text, candidates_text
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 
-NO_RANKS_HERE = "ranks run on Linux only, and this is another system: name Linux hosts in nodes"
+NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
 
 
 def open_ahead(shares_stdio: bool) -> Link | None:
-    """A link to an agent on this machine, for the first node of a job that is yet to be read.
+    """A link to an agent on this machine, for the first node of a job that is not read yet.
 
-    It boots (17 ms) on another core while Typer and YAML are imported. Where the job does not need it, it
-    sees the end of its link and leaves.
+    It boots (17 ms) on another core while Typer and YAML are imported. If the job does not need it, it sees
+    its link end and exits.
     """
     try:
         return _open(Local(), {0: None}, shares_stdio)
     except DistlaunchError:
-        return None  # who needs it is told why when it tries again
+        return None  # if the job needs it, opening it again says why
 
 
 def open_link(spec: JobSpec, *indices: int) -> Link:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from distlaunch.observers.outlet import Outlet
+from distlaunch.wording import counted
 
 MAX_LINE = 1 << 16
 """Bytes of a line without its end that are held back; more is shown in pieces."""
@@ -122,7 +123,7 @@ class Console:
             output.close(patient)
         dropped = sum(outlet.dropped_lines for outlet in {output, errors} if not outlet.broken)
         if dropped:
-            self.say(f"distlaunch: {dropped} lines were not shown: the reader was too slow")
+            self.say(f"distlaunch: {counted(dropped, 'line')} not shown: the reader was too slow")
         errors.close(patient)
 
     def _broken(self, name: str, other: int, error: OSError) -> None:
@@ -130,7 +131,7 @@ class Console:
         if error.errno == errno.EPIPE:
             self._on_reader_left()
         elif not self._outlets[other].broken:
-            text = f"distlaunch: can't write to {name}: {error.strerror}; the job goes on, see its logs\n"
+            text = f"distlaunch: can't write to {name}: {error.strerror}; the job continues, see its logs\n"
             self._outlets[other].write(text.encode())
 
     def _came_between(self, stream: int) -> None:

@@ -1,4 +1,4 @@
-"""Reads the flight recorders' dumps: which ranks never came to the last collective.
+"""Reads the flight recorders' dumps: which ranks never reached the last collective.
 
 torch's NCCL watchdog dumps them when a collective times out (torch/csrc/distributed/c10d/FlightRecorder);
 the form is a pickle of plain containers, of version 2.
@@ -31,7 +31,7 @@ class _PlainData(pickle.Unpickler):
 
 
 def lagging_words(folder: Path, world_size: int) -> list[str]:
-    """One line for each process group with ranks that never came to its last collective."""
+    """One line for each process group with ranks that never reached its last collective."""
     last: dict[str, dict[int, Collective]] = {}
     for path in sorted(folder.glob("rank*.flight")):
         rank = int(path.stem.removeprefix("rank"))
@@ -85,9 +85,9 @@ def _line(group: str, ranks: Mapping[int, Collective], world_size: int) -> str:
     if not behind and not silent:
         return ""
     names = [f"rank {rank} (last in {last.name} at {last.place})" for rank, last in sorted(behind.items())]
-    names += [f"rank {rank} (left no record)" for rank in silent]
+    names += [f"rank {rank} (no record)" for rank in silent]
     shown = ", ".join(names[:MAX_NAMED]) + (
         f" and {len(names) - MAX_NAMED} more" if names[MAX_NAMED:] else ""
     )
-    what = f"{newest.name} number {newest.number} of {group}, called at {newest.place}"
-    return f"never came to {what}: {shown}"
+    what = f"{newest.name} #{newest.number} of {group}, called at {newest.place}"
+    return f"never reached {what}: {shown}"

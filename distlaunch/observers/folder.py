@@ -71,7 +71,7 @@ class Folder(Observer):
         self._folder.append_flight(rank, data, generation)
 
     def lagging(self, state: State) -> list[str]:
-        """Who never came to the last collective, where flight recorders tell it."""
+        """Which ranks never reached the last collective, if flight recorders tell."""
         if state.generation not in self._flights:
             return []
         from distlaunch.observers.flight import lagging_words  # few jobs end so

@@ -7,7 +7,7 @@ from distlaunch.observers.backlog import CAPACITY, Backlog
 MAX_OPEN = 200
 """Log files kept open at once: two per rank would pass the usual limit of 1024 descriptors."""
 PATIENCE_S = 0.3
-"""A full queue is waited for so long; while the disk takes nothing, what comes is counted as lost at once."""
+"""Wait this long for room in a full queue; after that, output is lost until the disk takes some again."""
 FLUSH_S = 5.0
 
 

@@ -1,4 +1,4 @@
-"""What there is to see of a run, and how all who want to see it are told."""
+"""What an observer sees of a run, and how all of them are told."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec
@@ -77,5 +77,5 @@ class Observers:
             except Exception as error:  # whatever it is, a week of training must not end with it
                 self._observers.remove(each)
                 failed = f"{type(error).__name__}: {error}"
-                text = f"{type(each).__name__} failed and sees no more of this run: {failed}"
+                text = f"observer {type(each).__name__} failed and was removed: {failed}"
                 self.tell(Observer.remarked, text)

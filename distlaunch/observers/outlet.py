@@ -7,7 +7,7 @@ from collections.abc import Callable
 from distlaunch.observers.backlog import CAPACITY, Backlog
 
 LOOK_S = 0.1
-"""How often it is asked, at the end, whether a reader that takes nothing is waited for."""
+"""How often we check, at the end, whether to keep waiting for a reader that takes nothing."""
 
 
 class Outlet:

@@ -1,4 +1,4 @@
-"""What is shown of a run: ranks' output, what there is to tell the user, and how it ended."""
+"""Shows a run on the terminal: the ranks' output, notices, and how it ended."""
 
 import signal
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from distlaunch.state.job import State
 from distlaunch.system.signals import Interrupts
 
 PATIENCE_S = 5.0
-"""Seconds for a reader to take something, at the end of a run whose log files have all."""
+"""Seconds for a reader to take something, at the end of a run whose log files have everything."""
 _COLOURS = {"info": None, "warning": 33, "error": 31}
 
 
 class Terminal(Observer):
-    """Shows a run on the console. With `quiet` only what is wrong is told.
+    """Shows a run on the console; with `quiet`, only warnings and errors.
 
-    A reader of our output that leaves ends the job, as it ends a pipeline: `interrupts` hears of it.
+    When the reader of our output leaves, the job ends, as a pipeline does, by way of `interrupts`.
     """
 
     def __init__(self, interrupts: Interrupts, output_fd: int = 1, quiet: bool = False) -> None:
@@ -67,9 +67,9 @@ class Terminal(Observer):
         return found
 
     def _patience(self, summary: Summary) -> Callable[[float], bool]:
-        """Whether a reader of our output that has taken nothing for so long is waited for when all is over.
+        """Whether to keep waiting, at the end, for a reader that has taken nothing for a while.
 
-        Where there may be no log files, as under torchrun, it is, unless a signal has come.
+        If there may be no log files, as under torchrun, we wait until a signal comes.
         """
         needed = summary.state.spec.logs.torchrun is not None
         return lambda silent_s: silent_s < PATIENCE_S or (needed and not self._interrupts.any())

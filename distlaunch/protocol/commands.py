@@ -22,7 +22,7 @@ from distlaunch.state.job import State
 from distlaunch.state.nodes import Route, route_of
 
 HEARTBEATS = 6
-"""In each lease: so many signs of life may be lost but one."""
+"""Heartbeats in each lease: all but one may be lost."""
 
 AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | Dump | Reap | Close
 """What is for an agent to do."""

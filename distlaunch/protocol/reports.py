@@ -1,4 +1,4 @@
-"""Turns an agent's reports into events; what can't be so ends the link."""
+"""Turns an agent's reports into events; one that is invalid ends the link."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,7 +43,7 @@ def _numbers(values: list[int], name: str) -> tuple[int, ...]:
 
 def _mappings(values: list[Any], name: str) -> tuple[Mapping[str, Any], ...]:
     if not all(isinstance(value, dict) for value in values):
-        raise ProtocolError(f"{name} is no list of objects")
+        raise ProtocolError(f"{name} is not a list of objects")
     return tuple({key[:MAX_WORDS]: _short(inner) for key, inner in value.items()} for value in values)
 
 
@@ -62,7 +62,7 @@ def event_of(node: int, report: Any, clock: Clock) -> Event | None:
     """
     make = _EVENTS.get(type(report))
     if make is None:
-        raise ProtocolError(f"nobody has asked for this: {type(report).__name__}")
+        raise ProtocolError(f"unexpected message: {type(report).__name__}")
     return make(node, report, clock)
 
 
@@ -112,14 +112,14 @@ def _seen(row: Any) -> tuple[int, bool, str]:
     match row:
         case [int(rank), bool(trying), str(words)] if not isinstance(rank, bool):
             return number(rank, "ranks"), trying, words[:MAX_WORDS]
-    raise ProtocolError("lagging: ranks is no list of ranks, with what they do")
+    raise ProtocolError("lagging: ranks is not a list of ranks and what they do")
 
 
 def _stopped(row: list[int]) -> tuple[int, int]:
     match row:
         case [rank, pid]:
             return number(rank, "stopped"), number(pid, "stopped", 1)
-    raise ProtocolError("stopped is no list of ranks, with a pid each")
+    raise ProtocolError("stopped is not a list of ranks and pids")
 
 
 def _unstarted(node: int, report: messages.Unstarted, clock: Clock) -> Event:

@@ -9,7 +9,7 @@ from distlaunch.state.job import Cause, Phase, State
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Exited
 from distlaunch.supervisor.stalling import dumping
-from distlaunch.wording import listed
+from distlaunch.wording import listed, lost_peer_words
 
 if TYPE_CHECKING:
     from distlaunch.diagnosis.peer_errors import Words
@@ -39,13 +39,13 @@ def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
 
 
 def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
-    """A rank has ended well: so has the job, when all have."""
+    """A rank has succeeded; the job has, too, once all ranks have."""
     done = all(worker.status == 0 for worker in state.workers)
     return state, (JobOver(),) if done else ()
 
 
 def cause_of(state: State, rank: int, event: WorkerExited, words: "Words | None" = None) -> Cause:
-    """What is said of the rank, or torch agent, if it is the first that failed."""
+    """The cause, if this rank (or torch agent) is the first that failed."""
     from distlaunch.diagnosis.exits import Ending, exit_status_of, facts
 
     who = f"{state.named(rank)} failed first"
@@ -54,14 +54,9 @@ def cause_of(state: State, rank: int, event: WorkerExited, words: "Words | None"
         # How it would have ended: Python's status after a traceback.
         return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, peer_gone)
     how = facts(Ending(event.status, event.oom_kills, event.shm))
-    how += _after(words) if words else ""
+    after = lost_peer_words(words.peer_gone, words.timed_out) if words else ""
+    how += f", {after}" if after else ""
     return Cause(f"{who}: {how}", exit_status_of(event.status), event.at, rank, event.node, peer_gone)
-
-
-def _after(words: "Words") -> str:
-    if words.timed_out:
-        return ", after waiting for another rank until it timed out"
-    return ", after losing its connection to another rank" if words.peer_gone else ""
 
 
 def _was_told_to_end(state: State, event: WorkerExited) -> bool:
@@ -69,28 +64,28 @@ def _was_told_to_end(state: State, event: WorkerExited) -> bool:
 
 
 def verdict_when_all_ended(state: State, now: float) -> Step:
-    """Nobody is left who could be to blame: don't wait any longer."""
+    """No other rank is left to blame: stop waiting."""
     if state.suspect is None or any(worker.going for worker in state.workers):
         return state, ()
     return verdict_due(state, now)
 
 
 def verdict_due(state: State, now: float) -> Step:
-    """No other rank has failed by itself: who lost a peer first is all that is known."""
+    """No other rank has failed by itself: blame the first that lost a peer."""
     suspect = state.suspect
     assert suspect is not None
     return state, (GenerationFailed(suspect._replace(text=suspect.text + _absent_words(state))),)
 
 
 def _absent_words(state: State) -> str:
-    """Who may have been waited for: ranks that had ended well, or that did not fail when the others did."""
+    """Who may have kept the others waiting: ranks that had succeeded, or did not fail with the others."""
     early = [worker for worker in state.workers if worker.status == 0]
     waited = any(isinstance(worker.phase, Exited) and worker.phase.timed_out for worker in state.workers)
     if early:
         names = listed([state.called(worker.rank) for worker in early])
         never = waited and not any(worker.meeting.joined for worker in early)
         why = " without joining the rendezvous" if never else " (uneven batches?)"
-        return f"; {names} had already ended with exit status 0{why}"
+        return f"; {names} had already exited with status 0{why}"
     going = [state.called(worker.rank) for worker in state.workers if worker.going]
     if waited and going and len(going) <= len(state.workers) // 2:
         return f"; {listed(going)} had not failed (stalled, or in another collective?)"

@@ -38,7 +38,7 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
 
 
 def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
-    """What the master may be called where the job file does not say it."""
+    """The addresses that may serve as MASTER_ADDR if the job file gives none."""
     return state._replace(addresses=dict(event.addresses)), ()
 
 
@@ -65,9 +65,9 @@ def _in_the_pool(state: State, node: int, up: Up, attempt: int, now: float) -> S
 
 
 def _misfit_notice(state: State, node: int, why: str) -> tuple[Notice, ...]:
-    """What there is to say of a node that can't take part, once."""
+    """A warning, once, about a node that can't take part."""
     known = unfit_words(state.nodes[node]) == why
-    return () if known else (Notice("warning", f"{state.label(node)} can't take part: {why}"),)
+    return () if known else (Notice("warning", f"{state.label(node)} can't be used: {why}"),)
 
 
 def _let_go(state: State, node: int, why: str, attempt: int, now: float) -> tuple[State, tuple[Action, ...]]:
@@ -78,7 +78,7 @@ def _let_go(state: State, node: int, why: str, attempt: int, now: float) -> tupl
 
 
 def let_misfits_go(found: Planned, state: State, now: float) -> Step:
-    """Now that there is a plan: which of the spares can't stand in."""
+    """Now that there is a plan: drop the spares that can't stand in."""
     actions: tuple[Action, ...] = ()
     for index, node in enumerate(state.nodes):
         idle = isinstance(node, Up) and index not in state.members
@@ -89,7 +89,7 @@ def let_misfits_go(found: Planned, state: State, now: float) -> Step:
 
 
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
-    """Something had been left there by an agent that was killed with its guardian."""
+    """An agent that was killed together with its guardian had left processes there."""
     killed = counted(event.processes, "process")
     return state, (Notice("warning", f"{state.label(event.node)}: killed {killed} left by a dead agent"),)
 
@@ -133,7 +133,7 @@ def begin_when_connected(state: State, now: float) -> Step:
         return state, (_too_few(state, now),)
     said: tuple[Finding | Notice, ...] = ()
     if missing := [state.label(i) for i in range(len(state.spec.nodes)) if i not in found]:
-        said = (Notice("warning", f"without {listed(missing)}: starting on {len(found)} nodes"),)
+        said = (Notice("warning", f"starting on {counted(len(found), 'node')}, without {listed(missing)}"),)
     return _with_another_try(state, now), (*said, Prepare(found))
 
 
@@ -161,7 +161,7 @@ def answer_overdue(state: State, node: int, now: float) -> Step:
     this = state.nodes[node]
     if isinstance(this, Connecting | Up):
         what = "no agent" if isinstance(this, Connecting) else "no answer"  # its route, as it comes late
-        why = f"{what} after {state.spec.timeouts.connect_s:g} s"
+        why = f"{what} within {state.spec.timeouts.connect_s:g} s (timeouts.connect)"
         return state, (GiveUp(node, why),)  # it reports its end, which says what was heard from it
     if not isinstance(this, Retrying) or this.failure is None:
         return state, ()

@@ -21,17 +21,17 @@ from distlaunch.state.nodes import (
 )
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Worker
-from distlaunch.wording import counted, listed
+from distlaunch.wording import counted, listed, span_words
 
 STOP_MARGIN_S = 14.0
-"""Seconds beyond the grace until a node that does not confirm its clean-up is given up: all is over at 15."""
+"""Seconds beyond the grace until we give up on a node that does not confirm its cleanup: all ends at 15."""
 DRAIN_S = 30.0
 """Seconds without output after which a clean node is not waited for any longer."""
 STOP_NOTICE_S = 3.0
-"""Seconds after which it is told who has not ended yet, where the grace is longer."""
+"""Seconds after which the ranks still running are named, if the grace is longer."""
 ONE_WISH_S = 0.1
-"""Seconds within which several signals are one wish: wrappers pass on what the terminal has sent to all."""
-NO_SUSPENDING = "a run can't be suspended: start it with nohup, or in tmux, to leave the terminal"
+"""Seconds within which several signals count as one: wrappers pass on what the terminal has sent to all."""
+NO_SUSPENDING = "a run can't be suspended; to leave the terminal, start it with nohup or in tmux"
 
 
 def end_job(found: JobOver, state: State, now: float) -> Step:
@@ -47,26 +47,26 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
 
 
 def job_overdue(state: State, now: float) -> Step:
-    """The job's own time is over."""
-    text = f"the job's time limit of {state.spec.timeouts.job_s:g} s has passed"
+    """The whole job has taken too long."""
+    text = f"the job timed out after {span_words(state.spec.timeouts.job_s or 0.0)} (timeouts.job)"
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
 
 def with_end_of_workers(state: State, limit: Timer, grace_s: float, now: float) -> State:
-    """`state` from the moment that workers are told to end: until `limit` that is waited for."""
+    """`state` once workers were told to end: we wait for that until `limit`."""
     state = state.unwatched().with_timer(limit, now + grace_s + STOP_MARGIN_S)
     return state.with_timer(Timer.STOP_NOTICE, now + STOP_NOTICE_S) if grace_s > STOP_NOTICE_S else state
 
 
 def stop_notice_due(state: State, now: float) -> Step:
-    """Say who has not ended yet, and how long that is waited for."""
+    """Name the ranks still running, and when they will be killed."""
     slow = _still_running(state)
     limit = state.due_at(Timer.CLOSE) or state.due_at(Timer.CLEAR) or 0.0
     left_s = limit - STOP_MARGIN_S - now
     if not slow or left_s <= 0.0:
         return state, ()
     names = listed([state.named(worker.rank, f"pid {worker.pid}") for worker in slow])
-    return state, (Notice("warning", f"waiting for {names} to end; SIGKILL follows in {left_s:.0f} s"),)
+    return state, (Notice("warning", f"waiting for {names} to exit; SIGKILL in {left_s:.0f} s"),)
 
 
 def _still_running(state: State) -> list[Worker]:
@@ -108,7 +108,7 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
 
 
 def drain_when_clean(state: State, now: float) -> Step:
-    """Once no node is left that has to clean up, the rest of the output has its own time."""
+    """Once every node is clean, the rest of the output gets a time of its own."""
     if state.due_at(Timer.CLOSE) is None or any(isinstance(node, Linked) for node in state.nodes):
         return state, ()
     return state.without_timers(Timer.CLOSE).with_timer(Timer.DRAIN, now + DRAIN_S), ()
@@ -123,11 +123,13 @@ def on_output_flows(event: OutputFlows, state: State, now: float) -> Step:
 def on_stuck(event: Stuck, state: State, now: float) -> Step:
     """Some processes resist SIGKILL: say which."""
     names = listed([f"{process.get('command')} (pid {process.get('pid')})" for process in event.processes])
-    return state, (Notice("warning", f"{state.label(event.node)}: can't be killed: {names}"),)
+    many = len(event.processes) != 1
+    resist = f"{counted(len(event.processes), 'process')} {'resist' if many else 'resists'} SIGKILL"
+    return state, (Notice("warning", f"{state.label(event.node)}: {resist}: {names}"),)
 
 
 def finish_when_closed(state: State, now: float) -> Step:
-    """Finish once every node is done with."""
+    """Finish once nothing more will come from any node."""
     if not all(map(is_over, state.nodes)):
         return state, ()
     return state._replace(phase=Phase.DONE, timers={}), (Finish(),)
@@ -146,10 +148,10 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if state.phase is not Phase.STOPPING:
         name = signal.Signals(event.signum).name
         passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
-        # A rank that has failed is the cause, though it was not told yet.
+        # A rank that has failed is the cause, even if we have not said so yet.
         cause = state.suspect or Cause(f"stopped by {name}", 128 + event.signum, now)
         return state, (JobOver(cause, passed_on),)
-    # A terminal that closes sends SIGHUP and breaks both streams: that is one wish.
+    # A terminal that closes sends SIGHUP and breaks both streams: that is one request.
     return _interrupted_again(state) if insists else (state, ())
 
 
@@ -171,7 +173,7 @@ def close_overdue(state: State, now: float) -> Step:
     for i, node in enumerate(state.nodes):
         if not is_over(node):
             clean = node is End.CLEAN
-            what = "its output is incomplete" if clean else "it did not confirm its clean-up"
-            said += [Drop(i), Notice("warning", f"{state.label(i)}: given up, {what}")]
+            what = "its output is incomplete" if clean else "it did not confirm its cleanup"
+            said += [Drop(i), Notice("warning", f"gave up on {state.label(i)}: {what}")]
             state = state.with_node(i, End.CLOSED if clean else Lost(occupied=may_be_occupied(node)))
     return state, tuple(said)

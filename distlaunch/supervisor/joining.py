@@ -1,7 +1,7 @@
 """Watching who joins the rendezvous, and ending a job whose ranks wait for one that never does.
 
 A script need not use torch.distributed at all. Only when a rank has joined, or tries to, is the default limit
-on the others counted; one that the job file gives counts from the start, whatever the ranks look like.
+on the others counted; a limit that the job file sets counts from the start, whatever the ranks do.
 """
 
 from distlaunch.errors import Exit
@@ -12,7 +12,7 @@ from distlaunch.state.findings import JobOver, Started, Step
 from distlaunch.state.job import Cause, State
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Worker
-from distlaunch.wording import listed, span_words, status_words
+from distlaunch.wording import exit_words, listed, span_words
 
 NOTICE_S = 15.0
 """Seconds after the start until the ranks that have not joined are named; then at every doubling."""
@@ -31,7 +31,7 @@ def watch(found: Started, state: State, now: float) -> Step:
 
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
-    """Say it once all ranks have joined the rendezvous."""
+    """Report it once all ranks have joined the rendezvous."""
     before = all(worker.meeting.joined for worker in state.workers)
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
@@ -54,7 +54,7 @@ def _all_words(state: State) -> str:
 
 
 def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
-    """Remember what the missing ranks do, for when it is told."""
+    """Remember what the missing ranks are doing, for the next notice."""
     for local_rank, trying, words in event.seen:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
@@ -64,7 +64,7 @@ def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
 
 
 def _with_limit(state: State, now: float) -> State:
-    """`state` with an end to the waiting, once a rank waits for others."""
+    """`state` with a limit on the wait, once a rank waits for others."""
     limit_s = state.spec.timeouts.join_s
     unwatched, limited = state.due_at(Timer.JOIN_NOTICE) is None, state.due_at(Timer.JOIN) is not None
     if unwatched or limited or limit_s is None or not _has_begun(state):
@@ -78,7 +78,7 @@ def _has_begun(state: State) -> bool:
 
 
 def join_notice_due(state: State, now: float) -> Step:
-    """Say who is missing, and why as far as it can be seen."""
+    """Name the missing ranks and, as far as can be seen, why they are missing."""
     waited_s = now - (state.started_at or now)
     first = waited_s < 2 * NOTICE_S
     state = state.with_timer(Timer.JOIN_NOTICE, now + max(waited_s, NOTICE_S))
@@ -93,7 +93,7 @@ def join_notice_due(state: State, now: float) -> Step:
 
 
 def join_overdue(state: State, now: float) -> Step:
-    """End the job with the names of those that have not joined."""
+    """End the job, naming the ranks that have not joined."""
     state = state.without_timers(Timer.JOIN_NOTICE)
     missing, limit_s = _missing(state), state.spec.timeouts.join_s
     if not missing or limit_s is None:
@@ -121,19 +121,19 @@ def _missing_words(state: State, missing: list[Worker]) -> str:
     serves = first.rank == 0 and state.spec.engine.gives_ranks and not state.spec.invocation.by_hand
     waits = serves and not first.meeting.trying and _has_begun(state)
     if waits:
-        return f"{text}; the others wait for rank 0"
+        return f"{text}; the others are waiting for rank 0"
     return text if any(worker.meeting.joined for worker in _here(state)) else text + _where_words(state)
 
 
 def _where_words(state: State) -> str:
-    """Where they try to join, if they do."""
+    """Where they are trying to join, if any is."""
     trying = any(worker.meeting.trying for worker in _here(state))
     return f"; the rendezvous is at {state.plan.master_addr}:{state.port}" if trying and state.plan else ""
 
 
 def _named(state: State, worker: Worker) -> str:
     if worker.status is not None:
-        ended = f"{state.named(worker.rank)[:-1]}: ended with {status_words(worker.status)}"
+        ended = f"{state.named(worker.rank)[:-1]}: {exit_words(worker.status)}"
         return f"{ended} without joining)"
     if worker.pid is None:
         return state.named(worker.rank, "not started yet")

@@ -31,9 +31,9 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     """A node is gone, and its workers with it."""
     state = lost(state, node, before, failure, now)
     if state.phase is Phase.STOPPING:
-        text = f"{state.label(node)}: the agent ended before it confirmed its clean-up"
+        text = f"{state.label(node)}: its agent exited before confirming its cleanup"
         return state, (Notice("warning", text),)
-    last = failure.words.splitlines()[-1:] or ["its agent ended"]
+    last = failure.words.splitlines()[-1:] or ["its agent exited"]
     cause = _cause(state, node, last[0].rstrip("."), now)
     if state.phase is Phase.CONNECTING:
         return state, (JobOver(cause),)
@@ -41,7 +41,7 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
 
 
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
-    """An agent was stopped by someone: its workers are not to blame for ending."""
+    """Somebody stopped an agent: its workers are not to blame for ending."""
     node = state.nodes[event.node]
     if state.phase is Phase.STOPPING or not isinstance(node, Up | Reaping):
         return state, ()
@@ -74,7 +74,7 @@ def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: flo
 
 
 def _fenced(state: State, node: int, away: Away, now: float) -> State:
-    """`state` with a time when a lost node is certain to be clean; a later loss does not put it off."""
+    """`state` with the time when a lost node is certain to be clean; a later loss does not move it."""
     if not away.occupied or state.phase is Phase.STOPPING:
         return state.without_timers(Timer.FENCE, node=node)
     times = state.spec.timeouts
@@ -83,7 +83,7 @@ def _fenced(state: State, node: int, away: Away, now: float) -> State:
 
 
 def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
-    """Have a node connected again, ever more slowly, where the job could use it and that can help."""
+    """Connect a node again after a growing wait, if the job can use it and that can help."""
     hopeless = this.failure is not None and not this.failure.may_pass
     state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     if not state.spec.takes_nodes_back or hopeless or state.phase in (Phase.STOPPING, Phase.CONNECTING):

@@ -15,6 +15,7 @@ from distlaunch.state.nodes import (
     is_usable,
 )
 from distlaunch.state.timers import Timer
+from distlaunch.wording import counted
 
 
 def choose_members(state: State) -> tuple[int, ...]:
@@ -29,9 +30,9 @@ def choose_members(state: State) -> tuple[int, ...]:
 
 
 def misfit(state: State, index: int) -> str:
-    """Why a node that is there can't take part, or nothing: it may lack GPUs.
+    """Why a connected node can't take part, such as a lack of GPUs; "" if it can.
 
-    A job can't begin without the nodes that it lists; of those it is the plan that says it.
+    A job can't begin without the nodes that it lists; for those, making the plan fails.
     """
     known = state.plan.backend if state.plan else state.spec.backend
     if not state.spec.engine.gives_ranks or (state.plan is None and index < len(state.spec.nodes)):
@@ -41,12 +42,13 @@ def misfit(state: State, index: int) -> str:
     except JobError as error:
         return str(error)
     if known == "nccl" and part.gpus < part.procs:
-        return f"it has {part.gpus} GPUs for {part.procs} workers, and the job runs with nccl"
+        has = f"{counted(part.gpus, 'GPU')} for {counted(part.procs, 'worker')}"
+        return f"it has {has}, but nccl needs a GPU for each"
     return ""
 
 
 def may_come(state: State) -> bool:
-    """Whether a node that could take part will be known to be usable, or not, within moments."""
+    """Whether we will know within moments if another node can be used."""
     return any(
         is_expected(node) or _first_try(state, node) or _to_be_reaped(state, node) for node in state.nodes
     )
@@ -62,7 +64,7 @@ def _to_be_reaped(state: State, node: Node) -> bool:
 
 
 def _first_try(state: State, node: Node) -> bool:
-    """Whether a node that was lost is tried for the first time since."""
+    """Whether this is the first attempt since the node was lost."""
     match node:
         case Retrying(attempt=1) | Connecting(attempt=2):
             return is_missing(node)

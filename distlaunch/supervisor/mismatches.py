@@ -11,11 +11,11 @@ from distlaunch.state.nodes import facts_of, route_of
 from distlaunch.wording import counted, listed
 
 CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
-"""Where the job sets it, what the agent's own environment shows counts for nothing."""
+"""If the job sets it, the GPUs that the agent sees say nothing about what the workers will see."""
 
 
 def mismatches(state: State) -> tuple[Notice, ...]:
-    """One warning for all members of which the same is true."""
+    """Warnings about the members; one for all that have the same problem."""
     found: dict[tuple[str, str], list[str]] = {}
     for look in (_missing_gpus, _misnamed_interface):
         for index in state.members:
@@ -25,14 +25,14 @@ def mismatches(state: State) -> tuple[Notice, ...]:
 
 
 def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
-    """What is said before and after the node's name. The agent may not see all GPUs that there are."""
+    """The words before and after the node's name. The agent may not see all the node's GPUs."""
     said, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
     env: Env = {**state.spec.env, **state.spec.pool[index].env}
     if not said or visible is None or visible >= said or CHOOSES_GPUS in env:
         return None
     there = "none is" if not visible else f"only {visible} {'is' if visible == 1 else 'are'}"
     asked = counted(said, "GPU")
-    return "", f": the job file says {asked}, but {there} visible there: compare `nvidia-smi -L`"
+    return "", f": the job file says {asked}, but {there} visible there; check with `nvidia-smi -L`"
 
 
 def _misnamed_interface(state: State, index: int) -> tuple[str, str] | None:
@@ -70,10 +70,10 @@ def _flaw_of(names: list[str], interfaces: Mapping[str, bool]) -> str:
     """Why none of these will do."""
     there = [name for name in names if name in interfaces]
     if not there:
-        return "no such interface there"
+        return "no such interface"
     if not any(interfaces[name] for name in there):
         return "that interface has no address" if len(there) == 1 else "those interfaces have no address"
-    return "lo leads to no other machine" if there == ["lo"] else ""
+    return "lo does not reach other machines" if there == ["lo"] else ""
 
 
 def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:

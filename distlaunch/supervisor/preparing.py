@@ -15,7 +15,7 @@ from distlaunch.state.nodes import Route, Up, facts_of, is_usable, route_of
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Worker
 from distlaunch.supervisor.mismatches import mismatches, misnamed
-from distlaunch.wording import holders_words, listed
+from distlaunch.wording import holders_words, listed, refused_port_words
 
 
 def prepare(found: Prepare, state: State, now: float) -> Step:
@@ -45,7 +45,7 @@ def _generation(state: State, plan: LaunchPlan) -> Generation:
 
 
 def _with_its_backend(state: State) -> JobSpec:
-    """What was chosen for the first generation holds for the whole run."""
+    """The spec with the backend that the first generation chose: it holds for the whole run."""
     return state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
 
 
@@ -57,13 +57,13 @@ def _hold_port(state: State, plan: LaunchPlan, first: int) -> tuple[State, tuple
 
 
 def _first_asked(state: State, members: Sequence[int]) -> Sequence[int]:
-    """Who is asked for its way to MASTER_ADDR at once; the first, if it is there, not before the others."""
+    """The nodes to ask at once for their route to MASTER_ADDR; the first one is asked after the others."""
     alone = len(members) == 1
     return members[1:] if state.spec.engine.serves_store and not alone else members
 
 
 def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
-    """Whether the ways to the master have to be found again."""
+    """Whether the routes to the master have to be found again."""
     before = state.plan
     if before is None or before.one_machine or route_of(state.nodes[first]) is None:
         return True
@@ -86,30 +86,29 @@ def on_port_held(event: PortHeld, state: State, now: float) -> Step:
 
 
 def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
-    """The port is taken: end, naming who has it."""
+    """The port can't be used: end, naming the process that holds it."""
     if event.node not in state.members[:1] or state.plan is None:
         return state, ()
-    text = f"{state.label(event.node)} has no port to spare for the rendezvous: {event.error.lower()}"
+    text = f"can't get a free port for the rendezvous on {state.label(event.node)}: {event.error.lower()}"
     if state.plan.master_port is not None:
-        who = holders_words(event.owners)
         port = f"port {state.plan.master_port} on {state.label(event.node)}"
-        advice = "leave the port out to get a free one"
-        text = f"{port} can't be used: {event.error.lower()}; held by {who}; {advice}"
+        why = refused_port_words(event.error, event.owners)
+        text = f"can't use {port}: {why}; leave out the port to get a free one"
     return state, (JobOver(Cause(text, Exit.PORT_TAKEN, now, node=event.node)),)
 
 
 def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
-    """Somebody else has got the rendezvous port: move to another one, or end when it is the user's choice."""
+    """Another program took the rendezvous port: move to another port, or end if the user chose this one."""
     if event.node not in state.members[:1]:
         return state, ()
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
     cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
     fixed = state.spec.master_port is not None or not state.spec.engine.gives_ranks
-    return state, (JobOver(cause) if fixed else StartAgain(Why.PORT, cause, "restarting with another"),)
+    return state, (JobOver(cause) if fixed else StartAgain(Why.PORT, cause, "restarting with another port"),)
 
 
 def on_route_found(event: RouteFound, state: State, now: float) -> Step:
-    """A node knows its way to the master."""
+    """A node has found its route to the master."""
     node = state.nodes[event.node]
     if event.node not in state.members or not isinstance(node, Up) or node.route:
         return state, ()
@@ -125,19 +124,19 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
 
 
 def _strange_master(event: RouteFound, state: State) -> tuple[Notice, ...]:
-    """A warning if the node of rank 0 would take another way than to itself to reach MASTER_ADDR."""
+    """A warning if MASTER_ADDR is not an address of the node of rank 0."""
     theirs = event.node != state.members[0] or not state.spec.engine.serves_store
     if theirs or state.plan is None or event.source in (None, event.address):
         return ()
     address = state.plan.master_addr
     is_it = "" if address == event.address else f" ({event.address})"
     text = f"MASTER_ADDR {address}{is_it} is not an address of {state.label(event.node)}, where rank 0 runs"
-    advice = f"unless it is forwarded there, no rank can join; it has {event.source}"
-    return (Notice("warning", f"{text}: {advice}"),)
+    advice = f"no rank can join unless it is forwarded to {event.source}"
+    return (Notice("warning", f"{text}; {advice}"),)
 
 
 def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
-    """A node knows no way to the master: go on without it where others do, else end, saying what to set."""
+    """A node has no route to the master: continue without it if others can, else end, saying what to set."""
     node = state.nodes[event.node]
     if state.plan is None or event.node not in state.members or not isinstance(node, Up) or node.route:
         return state, ()  # nobody asked it
@@ -218,7 +217,8 @@ def prepare_overdue(state: State, now: float) -> Step:
     ]
     if state.generation:  # it worked before: lost, and the job may go on without it
         late = [i for i in state.members if _owes_an_answer(state, i)]
-        why = f"no answer in {state.spec.timeouts.connect_s:g} s"
+        why = f"no answer within {state.spec.timeouts.connect_s:g} s (timeouts.connect)"
         return state, tuple(GiveUp(i, why) for i in late)
-    text = f"no answer from {listed(slow)} while preparing"
+    limit = f"{state.spec.timeouts.connect_s:g} s (timeouts.connect)"
+    text = f"no answer from {listed(slow)} within {limit}"
     return state, (JobOver(Cause(text, Exit.UNREACHABLE, now)),)

@@ -20,10 +20,10 @@ from distlaunch.supervisor.ending import with_end_of_workers
 from distlaunch.supervisor.losing import lost
 from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
 from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.wording import listed, span_words
+from distlaunch.wording import counted, listed, span_words
 
 HEALTHY_S = 300.0
-"""A generation that lived so long has worked: the next failure is not one more in a row."""
+"""A generation that lives this long counts as healthy: it ends the row of failures."""
 BACKOFF_MAX_S = 300.0
 MAX_PORT_MOVES = 3
 
@@ -46,14 +46,14 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
 
 
 def start_again(found: StartAgain, state: State, now: float) -> Step:
-    """A new generation though none has failed, unless that happens again and again."""
+    """Start a new generation though none has failed, unless that keeps happening."""
     if found.why is Why.PORT and len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
         return state, (JobOver(found.cause),)
     return _restart(state, found.why, found.cause, found.what, now)
 
 
 def node_lost(found: NodeLost, state: State, now: float) -> Step:
-    """A node that takes part fails the generation when it is lost; any other is missed, at most."""
+    """Losing a node that takes part fails the generation; losing any other is only reported."""
     fenced = _fence_words(state, found.node, now)
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (GenerationFailed(found.cause), *fenced)
@@ -72,7 +72,7 @@ def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
 
 
 def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
-    """Why a lost node is waited for, if it is."""
+    """Why the restart waits for a lost node, if it does."""
     fence_at = state.due_at(Timer.FENCE, node)
     if fence_at is None or state.spec.restarts.most == 0:
         return ()
@@ -87,7 +87,7 @@ def _recent(state: State, why: Why, now: float) -> list[Restart]:
 
 
 def _growth_failed(state: State, cause: Cause, now: float) -> Step:
-    """A node was lost while one was taken in: that counts, or a bad node could do so for ever."""
+    """A node was lost while another was taken in: that counts, or a bad node could do it forever."""
     *earlier, last = state.restarts
     if last.why is not Why.GROWTH:
         return state, ()
@@ -105,8 +105,8 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
         return state, ()
     if state.spec.grow == "now":
         cause = Cause(back, Exit.OK, now, node=found.node)
-        return state, (StartAgain(Why.GROWTH, cause, "restarting to take it in"),)
-    return state, (Notice("info", f"{back}, and is taken in at the next restart"),)
+        return state, (StartAgain(Why.GROWTH, cause, "restarting to include it"),)
+    return state, (Notice("info", f"{back}; it rejoins at the next restart"),)
 
 
 def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:
@@ -125,7 +125,7 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
 
 
 def _backoff_s(state: State, lived_s: float) -> float:
-    """0 after a generation that worked; else the longer, the more have failed in a row, with jitter."""
+    """0 after a healthy generation; else a wait that doubles with each failure in a row, with jitter."""
     in_a_row = 0
     for restart in reversed(state.restarts):
         in_a_row += restart.why is Why.FAILURE
@@ -143,7 +143,7 @@ def go_on_when_cleared(state: State, now: float) -> Step:
         return state, ()
     found = choose_members(state)
     if len(found) < len(state.spec.nodes) and may_come(state):
-        return state, ()  # its answer, or its time, is awaited
+        return state, ()  # wait for its answer, or until it is overdue
     if len(found) >= state.spec.fewest:
         return _next_generation(state, found)
     if state.due_at(Timer.REJOIN) is None or not hope_is_left(state):
@@ -152,13 +152,13 @@ def go_on_when_cleared(state: State, now: float) -> Step:
 
 
 def _waiting(state: State, found: int, now: float) -> Step:
-    """Say once who is waited for, and how long."""
+    """Say once which nodes we wait for, and how long."""
     until = state.due_at(Timer.REJOIN)
     if state.wait_told or until is None:
         return state, ()
     names = [state.label(i) for i, node in enumerate(state.nodes) if not is_usable(node)]
-    there = f"{found} of at least {state.spec.fewest} nodes {'is' if found == 1 else 'are'} there"
-    text = f"{there}: waiting up to {until - now:.0f} s for {listed(names)} to return (timeouts.rejoin)"
+    left = _left_words(state, found)
+    text = f"{left}; waiting up to {until - now:.0f} s for {listed(names)} to return (timeouts.rejoin)"
     return state._replace(wait_told=True), (Notice("info", text),)
 
 
@@ -173,19 +173,23 @@ def _next_generation(state: State, found: tuple[int, ...]) -> Step:
     state = state.without_timers(Timer.CLEAR, Timer.STOP_NOTICE, Timer.REJOIN)
     if names == before:
         return state, (Prepare(found),)
-    text = f"going on with {len(names)} of {len(state.spec.nodes)} nodes: {', '.join(names)}"
+    text = f"continuing with {len(names)} of {len(state.spec.nodes)} nodes: {', '.join(names)}"
     return state, (Notice("info", text), Prepare(found))
+
+
+def _left_words(state: State, found: int) -> str:
+    return f"{found} of {counted(state.spec.fewest, 'required node')} left"
 
 
 def _nobody_came(state: State, found: int) -> JobOver:
     cause = state.restarts[-1].cause
-    waited = "" if hope_is_left(state) else ", and no other can come"
+    waited = "" if hope_is_left(state) else ", and none can return"
     if state.due_at(Timer.REJOIN) is None:
-        waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} for others"
+        waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} (timeouts.rejoin)"
     for index, node in enumerate(state.nodes):
         unfit = unfit_words(node)
-        waited += f"; {state.label(index)} can't take part: {unfit}" if unfit else ""
-    text = f"{cause.text}; {found} of at least {state.spec.fewest} nodes are left{waited}"
+        waited += f"; {state.label(index)} can't be used: {unfit}" if unfit else ""
+    text = f"{cause.text}; {_left_words(state, found)}{waited}"
     return JobOver(cause._replace(text=text))
 
 
@@ -195,6 +199,9 @@ def clearing_overdue(state: State, now: float) -> Step:
     for i, node in enumerate(state.nodes):
         occupied = isinstance(node, Linked) and may_be_occupied(node)
         if isinstance(node, Linked) and occupied and state.due_at(Timer.FENCE, i) is None:
-            actions += [Drop(i), Notice("warning", f"{state.label(i)} did not confirm its clean-up: fenced")]
+            actions += [
+                Drop(i),
+                Notice("warning", f"{state.label(i)} did not confirm its cleanup; fencing it"),
+            ]
             state = lost(state, i, node, LinkFailure(Kind.SILENT), now)
     return state, tuple(actions)

@@ -27,7 +27,7 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
     from distlaunch.plan.advice import unstarted_advice  # of a mistake
 
     state = state.with_worker(rank, phase=workers.Phase.UNSTARTED)
-    # As a shell has it: 127 for what is not there, 126 for what can't be run.
+    # As in a shell: 127 for what does not exist, 126 for what can't be run.
     status = 127 if event.errno == errno.ENOENT else 126
     advice = unstarted_advice(state.spec, event.node, event.stage, event.errno)
     text = f"{state.named(rank)} could not be started: {event.text}{advice}"
@@ -57,8 +57,8 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
     if rank is None:
         return state, ()
     stream = "stderr" if event.stream else "stdout"
-    text = f"{event.size} bytes of {state.called(rank)}'s {stream} were lost on its node"
-    return state, (Notice("warning", text),)
+    lost = f"{event.size} bytes of {state.called(rank)}'s {stream} were lost"
+    return state, (Notice("warning", f"{lost}: its node had no room to buffer them"),)
 
 
 def on_peer_failed(event: PeerFailed, state: State, now: float) -> Step:

@@ -1,4 +1,4 @@
-"""Watching for ranks that stall: who does nothing at all, where, and what is done about it."""
+"""Watching for ranks that stall: which ones, where they are blocked, and what to do about it."""
 
 import re
 import signal
@@ -16,12 +16,12 @@ from distlaunch.wording import listed, span_words
 SETTLE_S = 2.0
 LOOKS = 8
 LOOK_MAX_S = 15.0
-"""Agents look `LOOKS` times in the time that counts as a stall, at different moments, at least every
-`LOOK_MAX_S`: a stall has spread to all whom it blocks after one look more and `SETTLE_S`."""
+"""Agents look `LOOKS` times within timeouts.stall, at different moments, and at least every `LOOK_MAX_S`:
+after one more look and `SETTLE_S`, a stall has spread to every rank that it blocks."""
 DUMP_S = 5.0
 """Seconds for stacks to come before stalled ranks are ended."""
 MAX_DUMPS = 16
-"""Ranks whose stacks are dumped: those of a thousand that wait for one tell nothing more."""
+"""Ranks whose stacks are dumped: of a thousand that wait for one, more would tell nothing."""
 SHOWN_FRAMES = 3
 _TORCH = r"\((?:\S*/)?torch/"
 _COLLECTIVE = (
@@ -31,7 +31,7 @@ _COLLECTIVE = (
 
 
 def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
-    """Note who is stalled; it is told once it has spread, and again when it spreads further."""
+    """Note which ranks stall; we say so once the stall has spread, and again if it spreads further."""
     part = state.plan.part_of(event.node) if state.plan else None
     if part is None:
         return state, ()
@@ -98,7 +98,7 @@ def _named(state: State, worker: Worker) -> str:
 def _others_words(state: State) -> str:
     active = [w.rank for w in state.workers if w.running and w.stall is None]
     if not active:
-        return f"no {state.spec.engine.unit} is active"
+        return f"no {state.spec.engine.unit} is still active"
     verb = "is" if len(active) == 1 else "are"
     return f"{_ranks_words(state, active)} {verb} still active"
 
@@ -135,10 +135,10 @@ def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
 
 
 def _no_stack(state: State, rank: int, why: str) -> Step:
-    """The same is true of many ranks: it is told of the first."""
+    """Say why there is no stack, once: the reason is usually the same for all ranks."""
     if why in state.stackless:
         return state, ()
-    said = Notice("info", f"where {state.called(rank)} is blocked: {why}")
+    said = Notice("info", f"no stack of {state.called(rank)}: {why}")
     return state._replace(stackless=state.stackless | {why}), (said,)
 
 
@@ -149,7 +149,7 @@ def _frames(dump: str) -> tuple[str, ...]:
 
 
 def died_of_its_dump(state: State, rank: int, status: int) -> bool:
-    """Whether our own SIGABRT, which has Python print a stalled rank's stacks, has ended it.
+    """Whether a rank died of the SIGABRT by which we had Python print its stacks.
 
     It may have resumed in between.
     """
@@ -158,13 +158,13 @@ def died_of_its_dump(state: State, rank: int, status: int) -> bool:
 
 
 def dumping(state: State) -> bool:
-    """Whether ranks are dying of our SIGABRT, and those that lose them tell nothing of their own."""
+    """Whether ranks are dying of our SIGABRT: the errors of those that lose them say nothing new."""
     died = any(worker.stall is not None and worker.stopped for worker in state.workers)
     return died and state.due_at(Timer.STALL_ACT) is not None
 
 
 def dump_came(found: DumpCame, state: State, now: float) -> Step:
-    """A rank has died of its dump; it is acted on once all have come."""
+    """A rank has died of its dump; act once all dumps have come."""
     if not state.spec.engine.gives_ranks:  # what torch's agents wait for tells nothing
         return stall_act_due(state.without_timers(Timer.STALL_ACT), now)
     known = state.worker(found.rank).stall or Stall()
@@ -193,7 +193,7 @@ def stall_act_due(state: State, now: float) -> Step:
 
 
 def _cause(state: State, now: float) -> Cause:
-    """Who keeps the others waiting: who was stopped, or whom stacks tell; else all that are stalled."""
+    """Blame the ranks that a signal stopped, else those that wait in no collective, else all stalled ones."""
     # Also who has died of the dump.
     stalled = [worker for worker in state.workers if worker.stall is not None]
     waiting = [worker.rank for worker in stalled if _waits_for_others(worker)]
@@ -201,14 +201,15 @@ def _cause(state: State, now: float) -> Cause:
     stopped = [worker for worker in stalled if _stopped_pid(worker)]
     at_fault = stopped or (elsewhere if elsewhere and waiting else stalled)
     who = listed([state.named(worker.rank) for worker in at_fault])
-    text = f"stalled: {who} did nothing for {span_words(_limit_s(state))}"
+    text = f"{who} stalled for {span_words(_limit_s(state))}"
     if stopped:
-        text += ", stopped by a signal"
+        text += ": stopped by a signal"
     elif elsewhere and waiting:
-        verb = "waits" if len(waiting) == 1 else "wait"
-        text += f", in {_stack(elsewhere[0])[0]}; {_ranks_words(state, waiting)} {verb} in a collective"
+        verb = "is" if len(waiting) == 1 else "are"
+        text += f" in {_stack(elsewhere[0])[0]}"
+        text += f"; {_ranks_words(state, waiting)} {verb} waiting in a collective"
     if not state.spec.one_machine and any(map(_is_meeting, stalled)):
-        text += "; some are still in init_process_group: `distlaunch check-port` tests who can reach whom"
+        text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
     if len(at_fault) > 1:
         return Cause(text, Exit.TIMEOUT, now)
     rank = at_fault[0].rank

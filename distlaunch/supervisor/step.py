@@ -1,7 +1,7 @@
-"""The policy of a job, one event at a time: what happens, what is found, what follows, and who decides on it.
+"""The policy of a job, one event at a time: the tables that say who handles which event and finding.
 
-An event's handler writes down what is known now. What it finds beyond that goes to whoever decides on such
-findings; once nothing is left of those, the rules of the job's phase see whether it can go on.
+An event's handler updates the state and returns findings. Each finding goes to the function that decides on
+its kind; once none is left, the rules of the job's phase check whether the job can go on.
 """
 
 from collections import deque
@@ -145,7 +145,7 @@ def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
 
 
 def _nothing(state: State, now: float) -> Step:
-    """It was only waited for: the rules see that it is over."""
+    """Only a wait is over: the rules notice."""
     return state, ()
 
 
@@ -176,7 +176,7 @@ _HANDLERS: Mapping[type, Handler] = {
     Interrupted: ending.on_interrupted,
     TimerDue: _on_timer_due,
 }
-"""Who writes down what happened."""
+"""Who handles each event."""
 
 _OURS: Mapping[type, Handler] = {
     Prepare: preparing.prepare,
@@ -192,12 +192,12 @@ _OURS: Mapping[type, Handler] = {
     StartAgain: restarting.start_again,
     JobOver: ending.end_job,
 }
-"""Who decides on what was found: one failure ends a generation; another may follow."""
+"""Who decides on each finding."""
 
 
 @cache
 def _torchs() -> Mapping[type, Handler]:
-    """Torch's agents restart their ranks and go on without a node; we take nodes in, and end the job."""
+    """Torch's agents restart their ranks and continue without lost nodes; we add nodes and end the job."""
     from distlaunch.supervisor import torch_agents  # few jobs have them
 
     return {
@@ -217,7 +217,7 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.RESTARTING: (restarting.go_on_when_cleared,),
     Phase.STOPPING: (ending.drain_when_clean, ending.finish_when_closed),
 }
-"""What follows, in each phase, as soon as it can."""
+"""What each phase does next, as soon as it can."""
 
 _DUE: Mapping[Timer, Rule] = {
     Timer.JOB: ending.job_overdue,
@@ -258,4 +258,4 @@ _PHASES: Mapping[type, frozenset[Phase]] = {
     RanksStalled: frozenset({Phase.RUNNING}),
     PortUsurped: frozenset({Phase.RUNNING}),
 }
-"""When an event means something; a node that reports out of turn is not heard."""
+"""The phases in which an event counts; a report out of turn is ignored."""

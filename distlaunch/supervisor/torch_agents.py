@@ -21,10 +21,10 @@ from distlaunch.state.nodes import Leaving, Route, Up, facts_of, is_missing
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Worker
 from distlaunch.supervisor.blame import blamed_instead, cause_of
-from distlaunch.wording import listed
+from distlaunch.wording import counted, listed
 
 NEVER_IN = re.compile(r"\bRendezvous(Closed|Connection|Timeout|State)Error\b|\bDistNetworkError\b")
-"""How a torch agent fails that finds no rendezvous to join."""
+"""How a torch agent fails when it finds no rendezvous to join."""
 
 
 def agent_failed(found: WorkerFailed, state: State, now: float) -> Step:
@@ -41,11 +41,11 @@ def _failed(state: State, rank: int, cause: Cause, record: Any) -> Step:
     if isinstance(state.nodes[node], Leaving):
         return state.with_worker(rank, phase=workers.Phase.VANISHED), ()
     if _finishing(state) and NEVER_IN.search(_message(record)):
-        text = f"{state.label(node)}: its torch agent joined too late, when the others had finished"
+        text = f"{state.label(node)}: its torch agent joined too late, after the others had finished"
         state = state.with_worker(rank, phase=workers.Phase.VANISHED)
         return state, (Notice("info", text), *_success(state))
     gone = [state.label(part) for part in state.members if is_missing(state.nodes[part])]
-    after = f"; before that, {listed(gone)} was lost" if gone else ""
+    after = f"; {listed(gone)} had been lost before" if gone else ""
     return state, (JobOver(cause._replace(text=cause.text + after)),)
 
 
@@ -71,7 +71,7 @@ def _finishing(state: State) -> bool:
 
 
 def node_lost(found: NodeLost, state: State, now: float) -> Step:
-    """A node is lost; if it was leaving, that is told already."""
+    """A node is lost; if it was leaving, we have said so already."""
     if found.node not in state.members:
         return state, () if found.told else (Notice("warning", found.cause.text),)
     return (state, _success(state)) if found.told else _gone(state, found.node, found.cause)
@@ -87,13 +87,13 @@ def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
 def _gone(state: State, node: int, cause: Cause) -> Step:
     """The others go on, if they can."""
     if state.spec.ranking == "c10d" and node == state.members[0] and not _has_ended_well(state, node):
-        why = "; torch's c10d store was there, and no torch agent can go on without it"
+        why = "; it hosted torch's c10d store, which every torch agent needs"
         return state, (JobOver(cause._replace(text=cause.text + (why if state.spec.elastic else ""))),)
     left, fewest = len(_going_on(state)), state.spec.fewest
     if left < fewest:
-        few = f"; {left} of at least {fewest} nodes are left" if state.spec.elastic else ""
+        few = f"; {left} of {counted(fewest, 'required node')} left" if state.spec.elastic else ""
         return state, (JobOver(cause._replace(text=cause.text + few)),)
-    on = f"torch's agents go on with {left} of {len(state.spec.nodes)} nodes"
+    on = f"torch's agents continue with {left} of {len(state.spec.nodes)} nodes"
     return state, (Notice("warning", f"{cause.text}; {on}"), *_success(state))
 
 
@@ -109,17 +109,17 @@ def _has_ended_well(state: State, node: int) -> bool:
 
 
 def take_in(found: NodeBack, state: State, now: float) -> Step:
-    """Have a torch agent started on a node that is back, or comes late: at once, in the same generation."""
+    """Start a torch agent on a node that returns or comes late, at once, in the same generation."""
     assert state.plan is not None
     node = found.node
     if _finishing(state):
-        return state, (Notice("info", f"{state.label(node)} is there, but the job is about to end"),)
-    how = "is back" if node in state.members else "is there now"
+        return state, (Notice("info", f"{state.label(node)} is up, but the job is about to end"),)
+    how = "is back" if node in state.members else "is up"
     try:
         plan = with_node(state.plan, node, facts_of(state.nodes[node]))
     except JobError as error:
         return state, (Notice("warning", f"{state.label(node)} {how}, but can't be used: {error}"),)
-    said = Notice("info", f"{state.label(node)} {how}: its torch agent is started")
+    said = Notice("info", f"{state.label(node)} {how}; starting its torch agent")
     state, asked = _find_way(_with_new_worker(state.with_generation(plan=plan), node), node, now)
     return state, (said, *asked)
 

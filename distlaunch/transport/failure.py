@@ -114,7 +114,9 @@ def classify(end: End, own: Patterns = (), own_status: int | None = None) -> Lin
         return LinkFailure(kind, "\n".join([*words, end.protocol_error]))
     if end.booted or end.status in (None, own_status):
         return LinkFailure(Kind.LOST, "\n".join(words), clean=end.booted and end.status in CLEAN_STATUSES)
-    return LinkFailure(Kind.UNSTARTED, "\n".join([*words, f"it ended with status {end.status}"]))
+    return LinkFailure(
+        Kind.UNSTARTED, "\n".join([*words, f"exited with status {end.status} before the agent started"])
+    )
 
 
 def _patterns(status: int | None, own: Patterns, own_status: int | None) -> Patterns:

@@ -45,7 +45,7 @@ class Handshake:
             self._noise += data
             before, found, data = self._noise.partition(self._awaited[0])
             if len(before) > MAX_NOISE:
-                raise wire.ProtocolError(f"more than {MAX_NOISE} bytes before the agent's first word")
+                raise wire.ProtocolError(f"more than {MAX_NOISE} bytes of output before the agent started")
             if not found:
                 return to_send, []
             self._noise = b""

@@ -41,21 +41,21 @@ class Local(Frozen):
         return []
 
     def failure(self, end: End) -> LinkFailure:
-        """There is nothing in between that could have words of its own."""
+        """What the end of its process means: nothing stands in between."""
         return classify(end)
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
-        """About its interpreter, for there is not much else."""
+        """About its interpreter: little else can fail."""
         from shlex import quote  # few nodes fail
 
         return _ADVICE.get(failure.kind, "check the machine's log").format(python=quote(python or "python3"))
 
 
 _ADVICE = {
-    Kind.SILENT: "is the machine overloaded? try `{python} -V`",
-    Kind.UNSTARTED: "try `{python} -V`: it ended before the agent had started",
-    Kind.PROTOCOL: "try `{python} -V`: does it print more than its version?",
-    Kind.NOISE: "try `{python} -V`: does it print more than its version?",
-    Kind.NO_PYTHON: "set `python:` to one that is there",
-    Kind.OLD_PYTHON: "set `python:` to one that is 3.8 or later",
+    Kind.SILENT: "the machine may be overloaded: try `{python} -V`",
+    Kind.UNSTARTED: "it exited before the agent started: try `{python} -V`",
+    Kind.PROTOCOL: "does `{python} -V` print more than its version?",
+    Kind.NOISE: "does `{python} -V` print more than its version?",
+    Kind.NO_PYTHON: "set `python:` to an interpreter that exists",
+    Kind.OLD_PYTHON: "set `python:` to Python 3.8 or later",
 }

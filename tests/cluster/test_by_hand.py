@@ -174,7 +174,7 @@ def test_a_keeper_that_is_killed_is_told(bed: Bed, tmp_path: Path) -> None:
         status, _, err = second.end()
         wait_gone(pids[1:], 0.0)
         assert status == 1
-        assert "the process that connects this node to the others" in err
+        assert "the helper that connects this node to the others" in err
         assert "Traceback" not in err
 
 

@@ -74,19 +74,19 @@ def test_a_host_that_comes_late_is_taken_in_and_again_after_its_agent_was_killed
     job = job_of(site, ["host1", "host2", late], "backend: c10d")
     before = site.processes()
     with running(job) as run:
-        run.wait_for("without late: starting on 2 nodes")
+        run.wait_for("starting on 2 nodes, without late")
         run.wait_for("on 2 ranks")
         sshd = site.processes()
         assert site.sshd("host3") == 2201
         server = site.processes() - sshd
-        run.wait_for("late is there now: its torch agent is started")
+        run.wait_for("late is up; starting its torch agent")
         run.wait_for("on 3 ranks")
         run.wait_until(lambda: f"[{late}] ready".encode() in run.out, f"a worker on {late}")
         pids = worker_of(run.stdout, late)
         kill(parent_of(parent_of(pids)))  # ours, above torch's
         run.wait_for("late was lost: ")
-        run.wait_for("torch's agents go on with 2 of 3 nodes")
-        run.wait_for("late is back: its torch agent is started")
+        run.wait_for("torch's agents continue with 2 of 3 nodes")
+        run.wait_for("late is back; starting its torch agent")
         run.wait_for("on 3 ranks", times=2)
         (site.folder / "done").touch()
         ended_well(run.wait(), run.stdout, run.stderr, last="all done\n", times=3)
@@ -110,11 +110,11 @@ def test_with_etcd_the_first_host_may_be_cut_off_and_return(site: Site, bed: Bed
         bed.call("cut", "host1")
         try:
             run.wait_for("host1 was lost: ")
-            run.wait_for("torch's agents go on with 2 of 3 nodes")
+            run.wait_for("torch's agents continue with 2 of 3 nodes")
             run.wait_for("on 2 ranks")
         finally:
             bed.call("heal", "host1")
-        run.wait_for("host1 is back: its torch agent is started")
+        run.wait_for("host1 is back; starting its torch agent")
         run.wait_for("on 3 ranks", times=2)
         (site.folder / "done").touch()
         ended_well(run.wait(), run.stdout, run.stderr, last="all done\n", times=3)
@@ -129,6 +129,6 @@ def test_with_c10d_the_loss_of_the_first_host_ends_the_job(site: Site) -> None:
         kill(parent_of(parent_of(worker_of(run.stdout, "host1"))), signal.SIGKILL)
         assert run.wait() == 71
         assert "host1 was lost: " in run.stderr
-        assert "torch's c10d store was there, and no torch agent can go on without it" in run.stderr
+        assert "it hosted torch's c10d store, which every torch agent needs" in run.stderr
         assert run.holders() == []
     site.assert_gone(before)

@@ -329,6 +329,6 @@ def test_a_connection_that_can_not_be_kept_says_which_setting_asks_for_it(tmp_pa
     where = f"ssh: {{config: {bed.folder}/ssh_config, persist: 60s}}\ngpus_per_node: 0\nnodes: [host1]"
     done = _with_home(home, tmp_path, "run", str(write_job(tmp_path, "", where)))
     assert done.returncode == 69
-    told = "host1: connection can't be kept open; ssh.persist has ssh make a socket in ~/.ssh here: "
+    told = "host1: connection can't be kept open; ssh.persist needs a socket in ~/.ssh on this machine: "
     assert told in done.stderr, done.stderr
     assert f"{home}/.ssh" in done.stderr, "ssh names the path"

@@ -86,7 +86,7 @@ def test_an_agent_killed_in_mid_clean_up(site: Site, pace: Pace, figures: Figure
         run.process.send_signal(signal.SIGINT)  # kills on the other host too
         assert run.wait() == 130
         assert "killing the workers" in run.stderr
-        assert "host2: the agent ended before it confirmed its clean-up" in run.stderr
+        assert "host2: its agent exited before confirming its cleanup" in run.stderr
         assert run.holders() == []
 
 

@@ -78,7 +78,7 @@ def test_a_spare_stands_in(site: Site, pace: Pace, figures: Figures) -> None:
             figures("goes on with the spare", time.monotonic() - began, at_most=limit_s)
             run.wait_for("the master is", times=4)
         assert [start.beside for start in again.values()] == [0, 0]
-        assert "going on with 2 of 2 nodes: host2, host3" in run.stderr
+        assert "continuing with 2 of 2 nodes: host2, host3" in run.stderr
         first, second = (site.bed.hosts[name].address for name in THERE[:2])
         masters = re.findall(r"the master is (\S+)", run.stdout)
         assert masters == [first, first, second, second]
@@ -102,9 +102,9 @@ def test_a_returned_node_is_taken_in(site: Site, pace: Pace, figures: Figures) -
             kill(parent_of(started[1].pid))
             starts(run, 1, 1)
             figures("goes on without it", time.monotonic() - began, at_most=pace.stop_s + 2.0)
-            assert "going on with 1 of 2 nodes: host1" in run.stderr
+            assert "continuing with 1 of 2 nodes: host1" in run.stderr
         began = time.monotonic()
-        run.wait_for("host2 is back; restarting to take it in")
+        run.wait_for("host2 is back; restarting to include it")
         told_at = time.monotonic()
         again = starts(run, 2, 2)
         figures("back after", told_at - began)
@@ -176,6 +176,6 @@ def test_the_stalled_rank_is_named_and_ended(tmp_path: Path, figures: Figures) -
         assert re.search(
             r"is blocked in: wait \(worker.py:\d+\) < wait_for_nobody \(worker.py:\d+\)", run.stderr
         )
-        assert "stalled: rank 1 (node1) did nothing for 2 s; restart 1 of 1" in run.stderr
+        assert "rank 1 (node1) stalled for 2 s; restart 1 of 1" in run.stderr
         assert "finished" in run.stderr
         assert "wait_for_nobody" in (run.run_folder() / "rank1.stack").read_text()

@@ -69,7 +69,7 @@ def test_a_stopped_agent(site: Site, pace: Pace, figures: Figures) -> None:
         began = time.monotonic()
         agent = parent_of(started[1].pid)
         kill(agent, signal.SIGSTOP)
-        run.wait_for("host2 was lost: nothing heard from it")
+        run.wait_for("host2 was lost: no heartbeat for")
         silent_s = pace.lease_s * (1 + 1 / HEARTBEATS)
         figures("told to be lost", time.monotonic() - began, at_most=silent_s + NOISE_S)
         # Its guardian wakes it. Another generation would wait as long for that as a fence stands.

@@ -102,7 +102,7 @@ def test_stalled_reader(tmp_path: Path, gate: Path, figures: Figures) -> None:
         memory_figures(run, pids[0], figures)
         open_gate(gate)
         run.process.stdout = stalled
-        ends(run, figures, Ending(0, "lines were not shown: the reader was too slow", 10.0), time.monotonic())
+        ends(run, figures, Ending(0, "lines not shown: the reader was too slow", 10.0), time.monotonic())
         nothing_was_dropped(run.stderr)
         kept = (run.run_folder() / "rank0.out").stat().st_size
         figures("bytes lost from the log", 64 * MIB + len(f"ready 0 {pids[0]}\n") - kept, 0, "bytes")
@@ -379,8 +379,8 @@ def test_wall_clock_jumps(tmp_path: Path, figures: Figures, pace: Pace, hours: i
         (tmp_path / "shift").write_bytes(struct.pack("=q", hours * 3600))
         open_gate(tmp_path / "gate")
         run.wait_for(f"the clock jumped by {hours} h")
-        with clean(run, pids, figures, Ending(124, "time limit of 6 s has passed", pace.stop_s + 2.0)):
-            run.wait_for("time limit")
+        with clean(run, pids, figures, Ending(124, "the job timed out after 6 s", pace.stop_s + 2.0)):
+            run.wait_for("the job timed out")
             figures("the limit's error", abs(time.monotonic() - run.began - limit_s), at_most=3.0)
         first, last = run.events("AgentUp")[0]["time"], run.events("Swept")[-1]["time"]
         assert abs(last - first - hours * 3600) < 60, "the command's own clock did not jump"

@@ -122,7 +122,7 @@ def test_a_partition_during_a_restart(site: Site, pace: Pace, figures: Figures) 
         figures("processes of the old one that it saw", sum(s.beside for s in again.values()), 0, unit="")
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
-        assert "going on with 2 of 2 nodes: host1, host3" in run.stderr
+        assert "continuing with 2 of 2 nodes: host1, host3" in run.stderr
         new_at = min(event["time"] for event in run.events("WorkerStarted")[2:])
         figures("new start after the last old end", new_at - gone_at)
         assert new_at > gone_at

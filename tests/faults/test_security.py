@@ -588,7 +588,7 @@ def test_an_address_that_is_none_costs_no_other_node(site: Site, figures: Figure
 def test_output_before_the_start(site: Site, figures: Figures) -> None:
     met = meet(prepared(site, 0, "a flood of output", good=()))
     assert met.status == NODE_LOST and "Traceback" not in met.told
-    assert "output of a local rank 0 that does not run" in met.told
+    assert "output from local rank 0, which is not running" in met.told
     figures("the command ended", met.took_s, at_most=CONNECT_S)
 
 

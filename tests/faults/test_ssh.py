@@ -191,7 +191,7 @@ def test_servers_that_say_nothing(site: Site, connect_s: float, figures: Figures
         with_rc_file(site, "waiting", "echo password for the licence server: >&2; cat >/dev/null"),
     ]
     ended = site.run(nodes, "--set", f"timeouts.connect={connect_s:g}s")
-    overdue = f"no agent after {connect_s:g} s"
+    overdue = f"no agent within {connect_s:g} s"
     expected = {
         "host3": ("unreachable", "Connection timed out"),
         "down": ("unreachable", "Connection timed out"),
@@ -253,7 +253,7 @@ def test_bad_name_servers(
     assert_refused(site, ended, {"missing": ("unknown host", "Could not resolve hostname missing")})
     figures("no such name: until told", told_s(ended), at_most=CONNECT_S)
     ended = site.run(["host1", silent], "--set", f"timeouts.connect={connect_s:g}s", over=resolver)
-    assert_refused(site, ended, {"silent": ("no answer", f"no agent after {connect_s:g} s")})
+    assert_refused(site, ended, {"silent": ("no answer", f"no agent within {connect_s:g} s")})
     figures("silent: until told", told_s(ended), at_most=connect_s + TELLING_S)
 
 

@@ -180,7 +180,7 @@ def test_uninterruptible_sleep(tmp_path: Path, gate: Path, figures: Figures, pac
             assert run.wait() == SIGKILLED
             figures("the command ended", time.monotonic() - began, at_most=pace.stop_s + 15.0)
             assert f"rank 0 (node0) failed first: {KILLED}" in run.stderr
-            assert f"node0: can't be killed: python (pid {pids[1]})" in run.stderr
+            assert f"node0: 1 process resists SIGKILL: python (pid {pids[1]})" in run.stderr
             assert_no_traceback(run.stderr)
         figures("gone after the disk's return", wait_gone([pids[1]], PATIENCE_S), at_most=2.0)
 
@@ -414,7 +414,7 @@ def test_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) -> Non
     [
         ("./missing", 127, "missing: No such file or directory"),
         ("./data", 126, "data: Permission denied"),
-        ("./badshebang", 127, "its interpreter (the first line after #!) does not exist"),
+        ("./badshebang", 127, "the interpreter in its #! line does not exist"),
     ],
     ids=["missing", "not executable", "bad shebang"],
 )
@@ -431,7 +431,7 @@ def test_what_cannot_be_started(
 @pytest.mark.fault(16, "an environment that is too big", promise="9")
 def test_environment_too_big(tmp_path: Path, figures: Figures) -> None:
     job = write_job(tmp_path, "", f"{CPU}env: {{BIG: {'x' * 200_000}}}")
-    assert_refused(job, figures, Ending(126, "are too big (E2BIG)", 2.0))
+    assert_refused(job, figures, Ending(126, "are too long (E2BIG)", 2.0))
 
 
 def assert_refused(job: Path, figures: Figures, ending: Ending) -> None:

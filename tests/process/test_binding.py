@@ -96,7 +96,7 @@ def test_no_worker_gets_what_distlaunch_itself_may_not_use(tmp_path: Path, bindi
         ),
         (
             "cpu_binding: " + json.dumps(["4000"] * (CORES + 1)),
-            f"cpu_binding: CPU 4000 can't be used on this node, only {cpu_list(ALLOWED)}",
+            f"cpu_binding: CPU 4000 is not available on this node, only {cpu_list(ALLOWED)}",
         ),
     ],
     ids=["exclusive", "cores", "listed"],
@@ -108,7 +108,7 @@ def test_what_the_node_can_not_give_is_told_and_nothing_starts(
     with running(job) as run:
         assert run.wait() == 126
         assert f"rank 0 (node0) could not be started: {words}" in run.stderr
-        assert " can be used there" in run.stderr or " can't be used on this node" in run.stderr
+        assert " are available" in run.stderr or " is not available on this node" in run.stderr
         refused = run.events("WorkerUnstarted")
         assert {event["stage"] for event in refused} == {"setup"}
         assert len(refused) == CORES + 1

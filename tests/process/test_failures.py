@@ -166,17 +166,19 @@ def test_what_is_left_out_of_the_last_words_is_counted_from_the_start(tmp_path: 
 
 def test_input_says_where_stdin_is(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, "input('name? ')", "gpus_per_node: 0")))
-    expected = "hint: input() needs stdin, which `run` gives no rank: use `distlaunch torchrun` on one node\n"
+    expected = (
+        "hint: input() needs stdin, which ranks lack under `run`: use `distlaunch torchrun` on one node\n"
+    )
     assert expected in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
     ("module", "hint"),
     [
-        ("plain.py", "a module is named without .py: `module: plain`; a file belongs in `script:`"),
-        ("pkg.trian", "check the name of the module: Python looks for it in the workdir and on PYTHONPATH"),
-        ("pgk.train", "check the name of the module: Python looks for it in the workdir and on PYTHONPATH"),
-        ("pkg", "name a module in that package, or give it a __main__.py: `python -m pkg` runs that"),
+        ("plain.py", "name a module without .py: `module: plain`; for a file, use `script:`"),
+        ("pkg.trian", "check the module's name: Python looks for it in the workdir and on PYTHONPATH"),
+        ("pgk.train", "check the module's name: Python looks for it in the workdir and on PYTHONPATH"),
+        ("pkg", "name a module in that package, or add a __main__.py, which `python -m pkg` runs"),
     ],
 )
 def test_a_module_that_is_misnamed_says_how_to_name_it(tmp_path: Path, module: str, hint: str) -> None:
@@ -192,7 +194,7 @@ def test_a_breakpoint_says_where_a_terminal_is(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, "breakpoint()", "gpus_per_node: 0")))
     assert done.returncode == 1
     assert (
-        "hint: breakpoint() needs a terminal, which `run` gives no rank: use `distlaunch torchrun`"
+        "hint: breakpoint() needs a terminal, which ranks lack under `run`: use `distlaunch torchrun`"
         in done.stderr
     )
 
@@ -445,7 +447,7 @@ RELATIVE = f"{ABSENT}; a relative script is looked for in the node's workdir"
     [
         ("command: [./missing]", 127, f"missing: {ABSENT}; a relative command is looked for in"),
         ("command: [./data]", 126, "data: Permission denied\n"),
-        ("command: [./badshebang]", 127, "interpreter (the first line after #!) does not exist\n"),
+        ("command: [./badshebang]", 127, "the interpreter in its #! line does not exist\n"),
         ("script: worker.py\nworkdir: nowhere", 127, f"nowhere: {ABSENT} (set by workdir)\n"),
         ("script: no.py\nrestarts: {max: 1}", 127, f"/no.py: {RELATIVE} (by default the job file's"),
         (
@@ -491,7 +493,7 @@ def test_an_environment_too_big_is_named(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", f"gpus_per_node: 0\nenv: {{BIG: {'x' * 200_000}}}")
     done = distlaunch("run", str(job))
     assert done.returncode == 126
-    assert "too big" in done.stderr
+    assert "too long" in done.stderr
 
 
 def test_a_record_of_torch_is_shown(tmp_path: Path) -> None:
@@ -511,7 +513,7 @@ def test_why_the_last_node_can_not_be_used_is_told_once(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, "", "gpus_per_node: 0\npython: /nowhere/python3\n")))
     assert done.returncode == 69
     told = [line for line in done.stderr.splitlines() if "no python" in line and "  | " not in line]
-    assert told == ["distlaunch: node0: no python; set `python:` to one that is there"], done.stderr
+    assert told == ["distlaunch: node0: no python; set `python:` to an interpreter that exists"], done.stderr
 
 
 def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
@@ -530,7 +532,7 @@ def test_the_jobs_time_limit(tmp_path: Path) -> None:
         "run", str(write_job(tmp_path, SLEEPER, "gpus_per_node: 0")), "--set", "timeouts.job=500ms"
     )
     assert done.returncode == 124
-    assert "time limit of 0.5 s" in done.stderr
+    assert "the job timed out after 0.5 s (timeouts.job)" in done.stderr
 
 
 def test_interrupted_while_parsing(tmp_path: Path) -> None:
@@ -625,7 +627,7 @@ def test_a_full_disk_behind_stdout_does_not_end_the_job(tmp_path: Path) -> None:
             argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False
         )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("can't write to stdout: No space left on device; the job goes on") == 1
+    assert done.stderr.count("can't write to stdout: No space left on device; the job continues") == 1
 
 
 def test_a_stopped_agent_does_not_outlive_the_controller(tmp_path: Path) -> None:

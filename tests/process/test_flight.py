@@ -30,7 +30,7 @@ JOB = "backend: nccl\ngpus_per_node: 3\nenv: {CUDA_VISIBLE_DEVICES: ''}\n"
 def test_who_missed_the_last_collective_is_named(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, WORKER, JOB)))
     assert done.returncode == 9, done.stderr
-    assert "never came to all_reduce number 3 of default_pg, called at worker.py:" in done.stderr
+    assert "never reached all_reduce #3 of default_pg, called at worker.py:" in done.stderr
     assert ": rank 1 (last in " in done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in folder.glob("*.flight")) == [f"rank{i}.flight" for i in range(3)]

@@ -25,14 +25,14 @@ JOB = "gpus_per_node: 0\nprocs_per_node: 2\ntimeouts: {join: 20s}"
     ("rank_0", "words"),
     [
         ("signal.pause()", r"pid \d+: has not imported torch yet"),
-        ("sys.exit(0)", "ended with exit status 0 without joining"),
+        ("sys.exit(0)", "exited with status 0 without joining"),
     ],
 )
 def test_ranks_that_wait_for_rank_0_do_not_wait_for_ever(tmp_path: Path, rank_0: str, words: str) -> None:
     with running(write_job(tmp_path, ONE_IS_MISSING.format(rank_0=rank_0), JOB)) as run:
         assert run.wait() == 124
     told = rf"0/2 ranks joined; waiting for rank 0 \(node0.*{words}\), rank 1 \(node0, pid \d+"
-    refused = r": its connection to the rendezvous is refused\); the others wait for rank 0"
+    refused = r": the rendezvous refuses its connection\); the others are waiting for rank 0"
     assert_found(rf"{told}{refused}\n", run.stderr)  # the notice after 15 s
     assert_found(rf"{told}{refused}; gave up after 20 s \(timeouts\.join\)\n", run.stderr)
 

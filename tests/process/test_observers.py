@@ -83,7 +83,7 @@ def test_an_observer_that_fails_is_told_of_and_the_job_goes_on(tmp_path: Path) -
     summary = run_job(job(tmp_path, "echo one; echo two"), [remarks, Failing(), metrics])
     assert summary.state.outcome == 0
     assert metrics.lines == 4
-    assert remarks.seen == ["Failing failed and sees no more of this run: ZeroDivisionError: a bug"]
+    assert remarks.seen == ["observer Failing failed and was removed: ZeroDivisionError: a bug"]
 
 
 # The entry for programs: nothing of the process is touched

@@ -79,7 +79,7 @@ def test_nodes_that_were_started_with_different_numbers_of_nodes_are_told(tmp_pa
         first.wait_for("waiting for nodes 1, 2")
         with going(OURS, tmp_path, "--nnodes=2", port, "--node-rank=1", "worker.py") as second:
             assert (first.wait(), second.wait()) == (Exit.USAGE, Exit.USAGE)
-            words = "node 1: was started with --nnodes 2, another node with 3"
+            words = "node 1: was started with --nnodes 2, but another node with 3"
             assert words in first.stderr and words in second.stderr
             assert "started\n" not in first.stdout + second.stdout
 
@@ -90,7 +90,7 @@ def test_a_first_node_that_does_not_have_the_masters_address_is_told(tmp_path: P
     shape = ("--nnodes=2", f"--master-addr={address}", f"--master-port={free_port()}")
     with going(OURS, tmp_path, *shape, "--node-rank=0", "worker.py") as node:
         assert node.wait() == Exit.USAGE
-        assert f"{address} is not an address of this machine: is --node-rank 0 right" in node.stderr
+        assert f"{address} is not an address of this machine: check --node-rank 0" in node.stderr
 
 
 def test_the_wait_for_the_others_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_the_wait_for_nodes_that_do_not_come_is_bounded() -> None:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
         process.communicate(timeout=PATIENCE_S)
-    text = "did not come within 0.5 s; nor did 2"
+    text = "did not join within 0.5 s; nor did 2"
     assert said == {"ended": {"node": 1, "status": Exit.TIMEOUT, "text": text}}
 
 

@@ -476,5 +476,5 @@ def test_pasted_commands_end_with_the_status_of_the_worker_that_failed(tmp_path:
 def test_gpus_that_are_not_there_are_told_at_the_start(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", "nodes: 2\ngpus_per_node: 2\n")
     done = distlaunch("run", str(job), env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
-    told = "node0, node1: the job file says 2 GPUs, but none is visible there: compare `nvidia-smi -L`\n"
+    told = "node0, node1: the job file says 2 GPUs, but none is visible there; check with `nvidia-smi -L`\n"
     assert (done.returncode, done.stderr.count(told)) == (0, 1), done.stderr

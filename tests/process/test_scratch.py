@@ -84,7 +84,7 @@ def test_without_room_anywhere_every_place_is_named(tmp_path: Path) -> None:
     tried = "/missing: No such file or directory; " + "; ".join(
         f"{place}: Read-only file system" for place in spoilt
     )
-    assert f"no room for its error records: {tried}; set TMPDIR in env\n" in done.stderr
+    assert f"no room for error records in {tried}; set TMPDIR in env\n" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -117,13 +117,13 @@ def test_a_run_folder_that_can_be_made_nowhere_says_which_setting_says_where(tmp
     done = command_among(spoilt, tmp_path, "torchrun", "/mnt/worker.py")
     assert (
         done.returncode,
-        f"run folder in {tried}; TMPDIR or --log-dir says where else\n" in done.stderr,
+        f"run folder in {tried}; set TMPDIR or --log-dir to another place\n" in done.stderr,
     ) == (
         1,
         True,
     )
     done = command_among(spoilt, tmp_path, "run", "/mnt/job.yaml")
-    told = "run folder in /var/tmp: Read-only file system; logs.dir says where else\n"
+    told = "run folder in /var/tmp: Read-only file system; set logs.dir to another place\n"
     assert (done.returncode, told in done.stderr) == (1, True), done.stderr
 
 

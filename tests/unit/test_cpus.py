@@ -227,13 +227,13 @@ def test_listed_cpus_are_given_as_they_are(tmp_path: Path) -> None:
         (
             wish("listed", cpus=["0", "3-5,9"]),
             2,
-            "cpu_binding: CPU 4-5,9 can't be used on this node, only 0-3",
+            "cpu_binding: CPU 4-5,9 is not available on this node, only 0-3",
         ),
-        (wish("cores"), 5, "cpu_binding: 5 workers on a node need a core each, but only 4 can be used there"),
+        (wish("cores"), 5, "cpu_binding: 5 workers on a node need a core each, but only 4 are available"),
         (
             wish("exclusive", 8),
             1,
-            "numa_binding: 8 GPUs or workers at NUMA node 0 need a core each, but only 4 can be used there",
+            "numa_binding: 8 GPUs or workers at NUMA node 0 need a core each, but only 4 are available",
         ),
     ],
     ids=["listed", "cores", "exclusive"],

@@ -12,7 +12,7 @@ from tests.unit.samples import spec_of
 def test_ranks_on_another_system_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     assert not runs_ranks()
-    with pytest.raises(DistlaunchError, match="ranks run on Linux only"):
+    with pytest.raises(DistlaunchError, match="ranks run only on Linux"):
         opening.open_link(spec_of("script: t.py"), 0)
 
 

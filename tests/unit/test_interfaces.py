@@ -34,11 +34,11 @@ env: {{{env}}}
         ("eth0", ""),
         ("docker0", ""),
         ("eth0,eth1", ""),
-        ("eth9", "no such interface there"),
-        ("eth", "no such interface there"),
-        ("eth0,eth9", "no such interface there"),
+        ("eth9", "no such interface"),
+        ("eth", "no such interface"),
+        ("eth0,eth9", "no such interface"),
         ("ib0", "that interface has no address"),
-        ("lo", "lo leads to no other machine"),
+        ("lo", "lo does not reach other machines"),
         ("", ""),
     ],
 )
@@ -58,12 +58,12 @@ def test_gloo_takes_whole_names_and_needs_all(value: str, why: str) -> None:
         ("ib,eth", ""),
         ("^docker", ""),
         ("^=lo,docker0", ""),
-        ("=eth", "no such interface there"),
-        ("en", "no such interface there"),
+        ("=eth", "no such interface"),
+        ("en", "no such interface"),
         ("ib", "that interface has no address"),
         ("^eth,docker", "that interface has no address"),
-        ("^eth,docker,ib", "no such interface there"),
-        ("lo", "lo leads to no other machine"),
+        ("^eth,docker,ib", "no such interface"),
+        ("lo", "lo does not reach other machines"),
     ],
 )
 def test_nccl_takes_prefixes_and_needs_one(value: str, why: str) -> None:
@@ -78,10 +78,10 @@ def test_what_is_not_used_is_not_looked_at() -> None:
 
 def test_a_nodes_own_environment_counts_where_the_job_says_nothing() -> None:
     own = (("GLOO_SOCKET_IFNAME", "eth9"),)
-    assert warnings(named=own) == [f"GLOO_SOCKET_IFNAME=eth9 on a, b, c: no such interface there{WAY}"]
+    assert warnings(named=own) == [f"GLOO_SOCKET_IFNAME=eth9 on a, b, c: no such interface{WAY}"]
     assert warnings("GLOO_SOCKET_IFNAME: eth1", named=own) == []
 
 
 def test_the_settings_of_one_node_count_there_alone() -> None:
-    expected = [f"GLOO_SOCKET_IFNAME=eth9 on b: no such interface there{WAY}"]
+    expected = [f"GLOO_SOCKET_IFNAME=eth9 on b: no such interface{WAY}"]
     assert warnings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9") == expected

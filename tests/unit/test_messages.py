@@ -62,12 +62,12 @@ def test_a_message_that_lacks_a_field_is_named_with_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"status": "7"}, "exited: status is no int"),
-        ({"status": True}, "exited: status is no int"),
-        ({"t": None}, "exited: t is no float"),
-        ({"words": 1}, "exited: words is no str"),
-        ({"shm": 1}, "exited: shm is no list"),
-        ({"shm": [1, "2"]}, "exited: shm is no int"),
+        ({"status": "7"}, "exited: status is not of type int"),
+        ({"status": True}, "exited: status is not of type int"),
+        ({"t": None}, "exited: t is not of type float"),
+        ({"words": 1}, "exited: words is not of type str"),
+        ({"shm": 1}, "exited: shm is not a list"),
+        ({"shm": [1, "2"]}, "exited: shm is not of type int"),
         ({"op": "x" * 100}, "unknown message: x{40}$"),
         ({"op": "start"}, "unknown message: start"),
     ],
@@ -81,9 +81,9 @@ def test_what_is_of_another_type_is_named(changes: dict[str, Any], words: str) -
     ("changes", "words"),
     [
         ({"workers": [{}]}, "start: workers lacks local_rank"),
-        ({"workers": [1]}, "start: workers is no object"),
+        ({"workers": [1]}, "start: workers is not an object"),
         ({"binding": {"how": "cores", "gpus": 0}}, "start: binding lacks cpus"),
-        ({"env": {"A": 1}}, r"start: env is no Dict\[str, str\]"),
+        ({"env": {"A": 1}}, r"start: env is not of type Dict\[str, str\]"),
     ],
 )
 def test_what_is_wrong_inside_is_named(changes: dict[str, Any], words: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from distlaunch.state.events import PortHeld, RouteFound
 from tests.unit.test_supervisor import MASTER, History, texts, up
 
-LOOK = "visible there: compare `nvidia-smi -L`"
+LOOK = "visible there; check with `nvidia-smi -L`"
 
 
 def warnings(keys: str, *visible: int) -> list[str]:

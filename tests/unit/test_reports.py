@@ -114,11 +114,11 @@ def test_every_kind_of_report_is_in_these_tables() -> None:
 
 @pytest.mark.parametrize("report", UNASKED, ids=kind_of)
 def test_an_answer_to_what_run_never_asks_is_refused(report: Any) -> None:
-    assert refused(report) == f"nobody has asked for this: {type(report).__name__}"
+    assert refused(report) == f"unexpected message: {type(report).__name__}"
 
 
 def test_a_command_is_no_report() -> None:
-    assert refused(messages.Ping()) == "nobody has asked for this: Ping"
+    assert refused(messages.Ping()) == "unexpected message: Ping"
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1, -1])
@@ -315,12 +315,12 @@ def test_what_a_rank_does_is_cut() -> None:
 )
 def test_what_is_no_row_of_a_rank_that_lags_is_refused(row: Any) -> None:
     good = [1, False, "sleeps"]
-    assert refused(messages.Lagging([good, row])) == "lagging: ranks is no list of ranks, with what they do"
+    assert refused(messages.Lagging([good, row])) == "lagging: ranks is not a list of ranks and what they do"
 
 
 @pytest.mark.parametrize("row", [[], [0], [0, 7, 8]], ids=["empty", "short", "long"])
 def test_what_is_no_row_of_a_rank_that_is_stopped_is_refused(row: list[int]) -> None:
-    assert refused(messages.Stalled([0], [[1, 9], row])) == "stopped is no list of ranks, with a pid each"
+    assert refused(messages.Stalled([0], [[1, 9], row])) == "stopped is not a list of ranks and pids"
 
 
 # Owners and processes
@@ -333,7 +333,7 @@ def test_what_is_no_row_of_a_rank_that_is_stopped_is_refused(row: list[int]) -> 
     ids=kind_of,
 )
 def test_a_process_that_is_no_object_is_refused(kind: type, field: str, value: Any) -> None:
-    assert refused(changed(kind, **{field: [OWNER, value]})) == f"{field} is no list of objects"
+    assert refused(changed(kind, **{field: [OWNER, value]})) == f"{field} is not a list of objects"
 
 
 @pytest.mark.parametrize(

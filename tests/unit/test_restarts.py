@@ -336,7 +336,7 @@ def test_a_lost_node_whose_host_key_has_changed_is_not_tried_again() -> None:
 
 
 WITH_GPUS = text_of("[a, b]", "spares: [c, d]").replace("gpus_per_node: 0\n", "").replace("gloo", "auto")
-NO_GPU = "can't take part: it has 0 GPUs for 2 workers, and the job runs with nccl"
+NO_GPU = "can't be used: it has 0 GPUs for 2 workers, but nccl needs a GPU for each"
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -432,10 +432,8 @@ def test_without_a_node_that_fits_the_job_ends() -> None:
     job.started().lose(0, clean=True)
     while job.state.phase is Phase.RESTARTING:
         job.obey(job.tick())
-    left = (
-        "a was lost: Connection reset by peer; 0 of at least 1 nodes are left after waiting 5 min for others"
-    )
-    assert texts(job.actions, "error") == [f"{left}; b {NO_GPU}"]
+    left = "0 of 1 required node left after waiting 5 min (timeouts.rejoin)"
+    assert texts(job.actions, "error") == [f"a was lost: Connection reset by peer; {left}; b {NO_GPU}"]
     assert job.state.outcome == Exit.NODE_LOST
 
 
@@ -552,10 +550,10 @@ def test_a_node_that_does_not_confirm_in_time_is_dropped_and_fenced() -> None:
     job.silent.add(1)
     job.fail()
     (waiting,) = texts(job.tick(), "warning")
-    assert waiting == "waiting for rank 2 (b, pid 100), rank 3 (b, pid 101) to end; SIGKILL follows in 7 s"
+    assert waiting == "waiting for rank 2 (b, pid 100), rank 3 (b, pid 101) to exit; SIGKILL in 7 s"
     actions = job.tick()
     assert job.now == failed_at + STOP_S + STOP_MARGIN_S
-    assert texts(actions, "warning") == ["b did not confirm its clean-up: fenced"]
+    assert texts(actions, "warning") == ["b did not confirm its cleanup; fencing it"]
     assert wanted(actions) == [Drop(1)]
     assert job.state.due_at(Timer.FENCE, 1) == job.now + FENCE_S
     dropped_at = job.now
@@ -592,7 +590,7 @@ def test_a_spare_stands_in_for_a_lost_node() -> None:
         StartWorkers(0),
         StartWorkers(2),
     ]
-    assert texts(actions)[1:] == ["going on with 2 of 2 nodes: a, c"]
+    assert texts(actions)[1:] == ["continuing with 2 of 2 nodes: a, c"]
     assert job.state.plan is not None
     assert [part.first_rank for part in job.state.plan.nodes] == [0, 2]
 
@@ -672,7 +670,7 @@ def test_who_is_waited_for_is_told_once_and_that_it_is_back() -> None:
     while not any("timeouts.rejoin" in text for text in texts(said)):
         said = job.obey(job.tick())
     (words,) = [text for text in texts(said) if "timeouts.rejoin" in text]
-    assert words.startswith("1 of at least 2 nodes is there: waiting up to ")
+    assert words.startswith("1 of 2 required nodes left; waiting up to ")
     assert words.endswith(" s for b to return (timeouts.rejoin)")
     job.come_back(1)
     told = texts(job.actions)
@@ -706,7 +704,7 @@ def test_a_node_that_returned_is_taken_in_at_the_next_restart() -> None:
     job = without_b()
     actions = job.come_back(1)
     assert wanted(actions) == [Connect(1), Reap(1)]
-    assert texts(actions) == ["b is back, and is taken in at the next restart"]
+    assert texts(actions) == ["b is back; it rejoins at the next restart"]
     job.fail()
     job.go_on()
     assert job.state.members == (0, 2, 1)
@@ -716,7 +714,7 @@ def test_a_node_that_returned_is_taken_in_at_the_next_restart() -> None:
 def test_or_at_once_where_the_job_says_so_without_being_counted() -> None:
     job = without_b("elastic: {grow: now}", restarts="restarts: {max: 1}")
     actions = job.come_back(1)
-    assert texts(actions, "info")[0] == "b is back; restarting to take it in"
+    assert texts(actions, "info")[0] == "b is back; restarting to include it"
     assert wanted(actions)[:4] == [
         Connect(1),
         Reap(1),
@@ -761,9 +759,8 @@ def test_too_few_nodes_are_waited_for_and_not_for_ever() -> None:
         job.obey(job.tick())
     assert job.now == lost_at + REJOIN_S
     assert job.blamed == (Exit.NODE_LOST, None, 1)
-    assert texts(job.actions, "error") == [
-        "b was lost: Connection reset by peer; 1 of at least 2 nodes are left after waiting 5 min for others"
-    ]
+    left = "1 of 2 required nodes left after waiting 5 min (timeouts.rejoin)"
+    assert texts(job.actions, "error") == [f"b was lost: Connection reset by peer; {left}"]
     assert job.state.phase is Phase.DONE
 
 
@@ -798,9 +795,9 @@ def test_a_job_may_start_without_nodes_that_it_can_do_without() -> None:
     job = Job(text_of("[a, b]", "min_nodes: 1"))
     job.feed(up(0))
     actions = job.obey(job.feed(unreachable(1)))
-    assert texts(actions) == ["b: unreachable", "without b: starting on 1 nodes"]
+    assert texts(actions) == ["b: unreachable", "starting on 1 node, without b"]
     assert wanted(actions) == [HoldPort(0, None), StartWorkers(0)]
-    assert texts(job.come_back(1)) == ["b is back, and is taken in at the next restart"]
+    assert texts(job.come_back(1)) == ["b is back; it rejoins at the next restart"]
     job.fail()
     job.go_on()
     assert job.state.members == (0, 1)
@@ -810,7 +807,7 @@ def test_or_with_a_spare_in_their_place() -> None:
     job = Job(text_of("[a, b]", "spares: [c]"))
     job.feed(up(0), unreachable(1))
     assert job.state.phase is Phase.CONNECTING  # the spare may still come
-    assert texts(job.obey(job.feed(up(2)))) == ["without b: starting on 2 nodes"]
+    assert texts(job.obey(job.feed(up(2)))) == ["starting on 2 nodes, without b"]
     assert job.state.members == (0, 2)
 
 
@@ -921,7 +918,7 @@ def test_the_jobs_time_limit_holds_while_restarting(silent: set[int]) -> None:
     job.fail()
     assert job.state.phase is Phase.RESTARTING
     job.tick()  # who has not ended is named
-    assert texts(job.tick(), "error") == ["the job's time limit of 20 s has passed"]
+    assert texts(job.tick(), "error") == ["the job timed out after 20 s (timeouts.job)"]
     assert job.now == 1020.0
     assert job.blamed == (Exit.TIMEOUT, None, None)
 

@@ -294,7 +294,8 @@ def test_every_kind_that_ssh_tells_has_an_example() -> None:
 def test_a_status_that_is_not_sshs_own_means_that_the_nodes_shell_ended() -> None:
     failure = classify("bash: Permission denied (publickey)", status=3, noise="Welcome!")
     assert failure == LinkFailure(
-        Kind.UNSTARTED, "bash: Permission denied (publickey)\nWelcome!\nit ended with status 3"
+        Kind.UNSTARTED,
+        "bash: Permission denied (publickey)\nWelcome!\nexited with status 3 before the agent started",
     )
     assert classify("a: Permission denied (publickey).", status=255).kind is Kind.AUTHENTICATION
     assert classify("a: Permission denied (publickey).", status=255, booted=True).kind is Kind.LOST

@@ -69,7 +69,7 @@ def test_facts(ending: Ending, words: str) -> None:
         (
             Ending(1, oom_kills=1),
             "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
-            "the OOM killer ended a DataLoader worker",
+            "the OOM killer killed a DataLoader worker",
         ),
         (Ending(1), "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. ", "--shm-size"),
         (Ending(1), "ConnectionResetError: [Errno 104] Connection reset by peer", ""),

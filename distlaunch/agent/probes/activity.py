@@ -32,16 +32,16 @@ def doing(pid: int, port: int) -> "Tuple[bool, str]":
     pids = tree(pid)
     sockets = list(procfs.sockets())
     if _is_connecting(pids, port, sockets):
-        return True, "its connection to the rendezvous is not answered"
+        return True, "no answer from the rendezvous"
     halted = stopped(pid)
     if halted:
         return False, "stopped by a signal; `kill -CONT %d` resumes it" % halted
     if procfs.state(pid) == "D":
-        return False, "waiting for a disk or a driver"
+        return False, "blocked on a disk or driver"
     if not any(procfs.has_mapped(each, b"libtorch") for each in pids):
         return False, "has not imported torch yet"
     if _was_refused(pids, sockets):
-        return True, "its connection to the rendezvous is refused"
+        return True, "the rendezvous refuses its connection"
     at_work = any(procfs.state(each) == "R" for each in pids)
     return False, "torch imported, %s" % ("busy" if at_work else "idle")
 

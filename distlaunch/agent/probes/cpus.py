@@ -57,7 +57,7 @@ def _listed(text: str, allowed: "Set[int]") -> "Set[int]":
     wanted = cpu_set(text)
     if not wanted <= allowed:
         lacking, given = cpu_list(wanted - allowed), cpu_list(allowed)
-        raise BindingError("cpu_binding: CPU %s can't be used on this node, only %s" % (lacking, given))
+        raise BindingError("cpu_binding: CPU %s is not available on this node, only %s" % (lacking, given))
     return wanted
 
 
@@ -97,7 +97,7 @@ def _deal(cores: "List[Set[int]]", count: int, whose: str) -> "List[Set[int]]":
     """`cores` in `count` runs of equal length; the first ones are longer by a core where that can't be."""
     each, more = divmod(len(cores), count)
     if not each:
-        raise BindingError("%s need a core each, but only %d can be used there" % (whose, len(cores)))
+        raise BindingError("%s need a core each, but only %d are available" % (whose, len(cores)))
     starts = [i * each + min(i, more) for i in range(count + 1)]
     return [set().union(*cores[start:end]) for start, end in zip(starts, starts[1:])]
 

@@ -1,4 +1,4 @@
-"""What the user can do about a node that can't be used over ssh: one clause, with commands to paste."""
+"""What the user can do about a node that ssh can't use: one clause, with commands to paste."""
 
 import re
 from shlex import join, quote
@@ -44,11 +44,11 @@ def _forgetting(words: str) -> str:
 
 
 _OF_PROXIES = (Kind.PROXY, Kind.NO_PROXY, Kind.DROPPED)
-_ON_THE_WAY = "; this is about its jump host or ProxyCommand: ssh has not reached the node itself"
+_ON_THE_WAY = "; this concerns its jump host or ProxyCommand: ssh has not reached the node itself"
 _ADVICE = {
     Kind.UNREACHABLE: "is the machine up, and are its name, address and port right?",
     Kind.UNRESOLVED: "check the name, or add it to {config}",
-    Kind.REFUSED: "does sshd run there, and on this port?",
+    Kind.REFUSED: "is sshd running there, on this port?",
     Kind.AUTHENTICATION: (
         "`{quiet} true` must work without a password: load your key with ssh-add,"
         " or install it with ssh-copy-id"
@@ -58,32 +58,32 @@ _ADVICE = {
         "someone may be intercepting the connection; only if you know that the machine was reinstalled,"
         " run `{forget}`, then `{ssh}` and check the new key"
     ),
-    Kind.HOST_KEY_REVOKED: "its key was withdrawn, as after a theft: ask its administrator for a new one",
-    Kind.NO_PYTHON: "install Python 3.8 or later there, or set `python:` to one that it has",
-    Kind.OLD_PYTHON: "set `python:` to one that is 3.8 or later",
+    Kind.HOST_KEY_REVOKED: "its host key has been revoked: ask its administrator why, and for a new one",
+    Kind.NO_PYTHON: "install Python 3.8 or later there, or set `python:` to one that exists there",
+    Kind.OLD_PYTHON: "set `python:` to Python 3.8 or later",
     Kind.DROPPED: (
-        "raise MaxStartups in its sshd_config (or its jump host's), or start fewer agents on one machine"
+        "raise MaxStartups in its sshd_config (or its jump host's), or list fewer nodes on one machine"
     ),
     Kind.SILENT: (
-        "does something other than sshd answer there, or does its shell start-up wait? try `{ssh} true`"
+        "try `{ssh} true`: its shell start-up may be waiting, or something other than sshd may be listening"
     ),
-    Kind.NOT_SSH: "is the port right? something other than sshd answers there",
-    Kind.ALGORITHM: "allow one that it offers, in {config} or with `ssh: {{options: […]}}`",
-    Kind.SESSION: "its sshd let you in but started no shell: see MaxSessions and the process limit there",
-    Kind.FORWARDING: "allow it with AllowTcpForwarding and PermitOpen in the jump host's sshd_config",
-    Kind.JUMP_UNRESOLVED: "the jump host looks the name up itself: set HostName in {config} to an address",
-    Kind.NO_PROXY: "install on this machine what ProxyCommand names in {config}, or correct it",
+    Kind.NOT_SSH: "something other than sshd answers there: is the port right?",
+    Kind.ALGORITHM: "allow an algorithm that it offers, in {config} or with `ssh: {{options: […]}}`",
+    Kind.SESSION: "sshd let you in but started no shell: check MaxSessions and the process limit there",
+    Kind.FORWARDING: "allow forwarding with AllowTcpForwarding and PermitOpen in the jump host's sshd_config",
+    Kind.JUMP_UNRESOLVED: "the jump host resolves the name itself: set HostName in {config} to an address",
+    Kind.NO_PROXY: "fix ProxyCommand in {config}, or install the program that it names on this machine",
     Kind.PROXY: (
         "its jump host or ProxyCommand closed the connection: try `{ssh} true`;"
-        " a jump host that is overloaded needs a higher MaxStartups"
+        " if the jump host is overloaded, raise its MaxStartups"
     ),
     Kind.NOISE: "does its shell start-up file print? try `{ssh} true`",
-    Kind.PROTOCOL: "the agent is of another version, or something on the way alters the data",
+    Kind.PROTOCOL: "the agent has another version, or something alters the data on its way",
     Kind.BAD_OPTION: "check `ssh:` in the job file, and {config}",
     Kind.SHARING: (
-        "ssh.persist has ssh make a socket in {sockets} here: see that it is writable and its path is short,"
-        " or leave out ssh.persist"
+        "ssh.persist needs a socket in {sockets} on this machine: make that folder writable, with a short"
+        " path, or leave out ssh.persist"
     ),
-    Kind.UNSTARTED: "try `{version}`: its login shell or its Python ended too soon",
-    Kind.LOST: "check the network, and the machine's log",
+    Kind.UNSTARTED: "its login shell or Python exited too early: try `{version}`",
+    Kind.LOST: "check the network and the machine's log",
 }
