@@ -64,8 +64,9 @@ def has_children() -> bool:
 class Sweep:
     """One clean-up: `strike` until `has_children` says no, also when `settling_s` is over.
 
-    Helpers are killed only then: all but `workers` where the sweep is `gentle`, else those that ignore
-    SIGTERM, since they wait for the end of whom they serve. `killed` collects the PIDs that were struck.
+    Helper processes, which wait for the end of the worker that they serve, are killed only once that time
+    is over: in a `gentle` sweep all but the `workers`, else those that ignore SIGTERM. `killed` has the PIDs
+    that were struck.
     """
 
     def __init__(self, workers: "Iterable[int]" = (), gentle: bool = False) -> None:

@@ -4,6 +4,7 @@ import time
 
 from distlaunch.agent.messages import Joined, Lagging, Stalled
 from distlaunch.agent.probes import activity, gpus, joins, procfs
+from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ JOIN_INTERVAL_MAX_S = 1.0
 """The join watch looks this often, ever more slowly: the kernel announces no connection of others."""
 LAG_S = 5.0
 """From so long after the start, and so often, it is told what those do who have not joined."""
-STALL_LOOKS = 8
-STALL_INTERVAL_MAX_S = 15.0
-"""The stall watch looks so many times in the time that counts as a stall, but at least this often."""
 IDLE_SHARE = 0.01
 """Less CPU than this share of one core is no work: threads that wait wake up now and then."""
 IDLE_TICKS = 2
@@ -81,7 +79,7 @@ class StallWatch:
         self, poller: "Poller", outbox: "Outbox", running: "Callable[[], List[Worker]]", stall_s: float
     ) -> None:
         self._poller, self._outbox, self._running, self._stall_s = poller, outbox, running, stall_s
-        self._interval_s = min(STALL_INTERVAL_MAX_S, stall_s / STALL_LOOKS)
+        self._interval_s = min(STALL_LOOK_MAX_S, stall_s / STALL_LOOKS)
         self._pulses: "Dict[int, _Pulse]" = {}
         self._told = Stalled([], [])
         self._gpus: "Optional[gpus.Utilization]" = None

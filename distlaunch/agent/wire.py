@@ -1,4 +1,4 @@
-"""The protocol between controller and agent: the one place where it is written down.
+"""The protocol between controller and agent: its bytes. Its messages are in `distlaunch.agent.messages`.
 
 A link is a pair of byte streams. After the boot (see ``distlaunch.transport.boot``) the agent writes
 ``HELLO_PREFIX + nonce + b"\\n"``; whatever a login shell printed before that is noise. From there on
@@ -45,6 +45,11 @@ SHARED_VARIABLE = "DISTLAUNCH_SHARED"
 """Copies of the command's own stdin and stdout for an agent on its machine, `5,6`; empty for others."""
 LEASE_S = 30.0
 """Seconds without a sign of life after which either side takes the other for lost."""
+HEARTBEATS = 6
+"""In each lease: all but one may be lost."""
+STALL_LOOKS = 8
+STALL_LOOK_MAX_S = 15.0
+"""An agent looks `STALL_LOOKS` times within timeouts.stall, and at least every `STALL_LOOK_MAX_S`."""
 MAX_OUTPUT = 1 << 16
 """Bytes of one OUTPUT payload: small enough that a control frame never waits long behind one."""
 MAX_REPORT = 1 << 20

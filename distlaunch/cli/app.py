@@ -9,7 +9,7 @@ import typer
 
 from distlaunch import __version__
 from distlaunch.cli.output import print_json
-from distlaunch.cli.words import say
+from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 
 app = typer.Typer(

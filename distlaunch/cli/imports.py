@@ -34,7 +34,7 @@ def from_torchrun(
     """Print a job file for a torchrun command."""
     from distlaunch.dropin.around import Line, launcher_line
     from distlaunch.dropin.from_torchrun import torchrun_draft
-    from distlaunch.dropin.words import Command
+    from distlaunch.dropin.shell_words import Command
     from distlaunch.system.here import cpu_count
     from distlaunch.system.job_file import STDIN, read_text
 

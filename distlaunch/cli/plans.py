@@ -2,10 +2,10 @@
 
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.plan.document import plan_document
+from distlaunch.plan.engine import planned_workers
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
-from distlaunch.protocol.commands import planned_workers
 
 
 def print_plan(plan: LaunchPlan, style: str) -> None:

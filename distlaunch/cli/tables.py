@@ -8,10 +8,9 @@ from rich.text import Text
 from distlaunch.checks.pairs import EVERY, folded
 from distlaunch.checks.port_check import PortReport
 from distlaunch.cli.output import print_text
-from distlaunch.job.document import counted
 from distlaunch.observers.console import escape
 from distlaunch.plan.layout import LaunchPlan
-from distlaunch.wording import refused_port_words
+from distlaunch.wording import counted, refused_port_words
 
 
 def _table(*columns: str) -> Table:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distlaunch.cli.words import say
+from distlaunch.cli.stderr import say
 from distlaunch.dropin.flags import FLAGS, Flags
 from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import Here, by_hand_notices, job_of, left_to_torch, notices

@@ -1,1 +1,1 @@
-"""Why a worker ended: what its exit status and its last words tell, and what to do about it. Pure."""
+"""Why a worker, and so a run, ended: what statuses and last words tell, what to do, the summary. Pure."""

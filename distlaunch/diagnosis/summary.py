@@ -7,7 +7,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.state.job import State
 from distlaunch.state.nodes import Unusable, failure_of, phase_word
-from distlaunch.state.workers import Exited, Phase, Worker
+from distlaunch.state.workers import Exited, Worker, WorkerPhase
 from distlaunch.wording import counted, listed, lost_peer_words, status_words
 
 MAX_LINES = 24
@@ -212,7 +212,7 @@ class Summary(Frozen):
         """How a rank other than the first ended; equal ends have equal words, and share a line."""
         end = worker.phase
         if not isinstance(end, Exited):
-            return "not started" if end is Phase.PLANNED else worker.phase_word
+            return "not started" if end is WorkerPhase.PLANNED else worker.phase_word
         if end.status == 0:
             return "finished"
         if self._same_traceback(worker.rank):

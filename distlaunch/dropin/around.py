@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from distlaunch.dropin.calls import is_variable, launcher_at
 from distlaunch.dropin.over_ssh import Remote, SshCall, ssh_call
-from distlaunch.dropin.words import Command, shell_commands
+from distlaunch.dropin.shell_words import Command, shell_commands
 
 _NO_STDIN = "ranks of a job file read nothing from stdin"
 _BEFORE_RUN = "put it before `distlaunch run` if the job needs it"

@@ -1,4 +1,4 @@
-"""torchrun's flags (torch/distributed/run.py, 2.15): the one table of what each is and what becomes of it."""
+"""torchrun's flags (torch/distributed/run.py, 2.13): the one table of what each is and what becomes of it."""
 
 from typing import Any, Literal, NamedTuple, get_args
 

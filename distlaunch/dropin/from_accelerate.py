@@ -19,7 +19,7 @@ from distlaunch.dropin.torch_agents import agents_offer
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Items, Scalar, Value, describe
 from distlaunch.job.hosts import host_error
-from distlaunch.job.keys.types import Choice, Integer, Switch, Type, Word
+from distlaunch.job.types.values import Choice, Integer, Switch, Type, Word
 from distlaunch.plan.layout import is_loopback
 
 _SECTIONS = (

@@ -29,10 +29,10 @@ from distlaunch.dropin.job_text import (
     visible_gpus,
 )
 from distlaunch.dropin.over_ssh import UNNAMED, Remote
+from distlaunch.dropin.shell_words import Command
 from distlaunch.dropin.torch_agents import agents_offer
 from distlaunch.dropin.torchrun_job import endpoint_of, notices, ranks_of
 from distlaunch.dropin.unexpanded import left_out, unexpanded
-from distlaunch.dropin.words import Command
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import host_error
 from distlaunch.plan.layout import is_loopback

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from distlaunch.dropin.calls import Call
 from distlaunch.dropin.flags import FLAG, Flags
-from distlaunch.dropin.words import Command
+from distlaunch.dropin.shell_words import Command
 
 _NO_SHELL = "a job file expands no shell variables"
 _NO_HOME = "a job file expands ~ only in paths such as script and workdir"

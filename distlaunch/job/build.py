@@ -4,12 +4,12 @@ import os.path
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
+from distlaunch.agent.wire import HEARTBEATS
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.checks import check_keys, check_spec
 from distlaunch.job.document import Entries, Place, Scalar, Value, describe
 from distlaunch.job.fields import JOB, LOGS, NODE, RESTARTS, SSH, TIMEOUTS
 from distlaunch.job.hosts import HostEntry
-from distlaunch.job.keys.hints import colon_hint
 from distlaunch.job.paths import path_in
 from distlaunch.job.reading import Checked, Reading, Surroundings
 from distlaunch.job.spec import (
@@ -24,6 +24,7 @@ from distlaunch.job.spec import (
     Restarts,
     Timeouts,
 )
+from distlaunch.job.types.hints import colon_hint
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 from distlaunch.transport.ssh import Ssh, SshOptions
@@ -172,7 +173,7 @@ class _Builder:
             config=self._path(ssh["config"]) if "config" in ssh else None,
             persist_s=None if ssh.get("persist") is None else max(1, round(ssh["persist"])),
             connect_s=max(1, int(timeouts.connect_s / 2)),
-            alive_s=max(1, int(timeouts.lease_s / 6)),
+            alive_s=max(1, int(timeouts.lease_s / HEARTBEATS)),
             **SSH.fields_of(ssh),
         )
 

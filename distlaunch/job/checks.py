@@ -5,14 +5,15 @@ from collections.abc import Iterator, Mapping
 from itertools import starmap
 
 from distlaunch.contract import RESERVED
-from distlaunch.job.document import counted, setting
+from distlaunch.job.document import setting
 from distlaunch.job.fields import JOB
-from distlaunch.job.keys.hints import nearest, program_keys
 from distlaunch.job.paths import home_error
 from distlaunch.job.placeholders import placeholder_error
 from distlaunch.job.reading import Reading
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.torch_agents import check_torch_agents
+from distlaunch.job.types.hints import nearest, program_keys
+from distlaunch.wording import counted
 
 PROGRAMS = ("script", "module", "command")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Problem
+from distlaunch.wording import counted
 
 
 class Place(Frozen):
@@ -111,11 +112,6 @@ def _as_read(text: str, read: str) -> str:
     """A value as it was spelled, and as what YAML has read it, where that is a surprise."""
     odd = text and text.lower() != read and re.fullmatch(r"[A-Za-z]+|.*[:_xob].*|0[0-9]+", text)
     return f"{text}, which YAML reads as {read}" if odd else read
-
-
-def counted(number: int, noun: str) -> str:
-    """So many for people: `1 rank`, `3 ranks`."""
-    return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
 def as_list(text: str) -> str:

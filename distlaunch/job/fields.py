@@ -7,8 +7,6 @@ A plain key is a `Field` here, and in `spec.py` the field that has its value and
 from typing import get_args
 
 from distlaunch.job.engine import Ranking
-from distlaunch.job.keys.records import Either, Field, ListOf, MapOf, Record, Short, built
-from distlaunch.job.keys.types import Choice, Duration, Integer, OrNone, Switch, Text, Word
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
     Backend,
@@ -22,6 +20,8 @@ from distlaunch.job.spec import (
     Shown,
     Timeouts,
 )
+from distlaunch.job.types.records import Either, Field, ListOf, MapOf, Record, Short, built
+from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Switch, Text, Word
 from distlaunch.transport.ssh import SshOptions
 
 AUTO = Choice(("auto",))

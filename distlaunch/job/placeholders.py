@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from distlaunch.job.keys.hints import nearest
+from distlaunch.job.types.hints import nearest
 
 PLACEHOLDERS = (
     "rank",

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from distlaunch.job.fields import JOB
-from distlaunch.job.keys.records import Either, ListOf, Record, Short
-from distlaunch.job.keys.types import Schema, Type
+from distlaunch.job.types.records import Either, ListOf, Record, Short
+from distlaunch.job.types.values import Schema, Type
 
 
 def json_schema() -> Schema:

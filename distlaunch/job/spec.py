@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.wire import LEASE_S
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
@@ -85,7 +86,7 @@ class Timeouts(Frozen):
     join_s: float | None = 600.0
     stop_s: float = 10.0
     job_s: float | None = None
-    lease_s: float = 30.0
+    lease_s: float = LEASE_S
     rejoin_s: float = 300.0
     stall_s: float | None = 600.0
 

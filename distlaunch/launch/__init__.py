@@ -1,1 +1,1 @@
-"""Runs the supervisor's policy: the loop, the end's summary, the checks."""
+"""Runs a job: the loop feeds the supervisor, does what it wants, and tells observers what there is to see."""

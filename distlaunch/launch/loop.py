@@ -12,14 +12,14 @@ from distlaunch.links.links import Links
 from distlaunch.links.opening import open_link
 from distlaunch.observers.observer import Observer, Observers, Printed
 from distlaunch.plan.layout import LaunchPlan, NodePlan
-from distlaunch.plan.output import Route, routes
-from distlaunch.protocol import commands
-from distlaunch.protocol.reports import event_of, seconds
+from distlaunch.plan.output import Destination, destinations
 from distlaunch.state import actions, events
 from distlaunch.state.job import Phase, State
 from distlaunch.state.nodes import End
 from distlaunch.supervisor.step import begin, step
 from distlaunch.system.signals import Interrupts
+from distlaunch.translation import commands
+from distlaunch.translation.reports import event_of, seconds
 
 if TYPE_CHECKING:
     from distlaunch.by_hand.peers import Peers
@@ -32,7 +32,7 @@ class Begun(Frozen):
     """A generation that was started, and where each worker's output goes."""
 
     plan: LaunchPlan
-    routes: Mapping[tuple[int, int], Route]
+    destinations: Mapping[tuple[int, int], Destination]
 
 
 class Loop:
@@ -52,7 +52,7 @@ class Loop:
         self._flow_told = 0.0
         self._clock_offsets: dict[int, float] = {}
         self._lease_s = start.spec.timeouts.lease_s
-        self._heartbeat_s = self._lease_s / commands.HEARTBEATS
+        self._heartbeat_s = self._lease_s / wire.HEARTBEATS
         self._next_heartbeat = self._now() + self._heartbeat_s
         self._begun: dict[int, Begun] = {}
         self._finished = False
@@ -113,7 +113,7 @@ class Loop:
             return  # an agent tells what can't be
         known = self._begun.get(this.number)
         if known is None or known.plan is not this.plan:
-            self._begun[this.number] = Begun(this.plan, routes(this.plan, this.number))
+            self._begun[this.number] = Begun(this.plan, destinations(this.plan, this.number))
         if known is None:
             self._tell(Observer.started, self.state, now)
 
@@ -162,8 +162,8 @@ class Loop:
         if part is None or local_rank >= part.procs:
             raise wire.ProtocolError(f"output from local rank {local_rank}, which is not running")
         rank = part.first_rank + local_rank
-        route = self._begun[frame.generation].routes[rank, stream]
-        self._tell(Observer.printed, Printed(rank, stream, frame.payload, frame.generation, route))
+        goes_to = self._begun[frame.generation].destinations[rank, stream]
+        self._tell(Observer.printed, Printed(rank, stream, frame.payload, frame.generation, goes_to))
         self._tell_of_flow(node)
 
     def _take_flight(self, node: int, frame: wire.Frame) -> None:

@@ -11,7 +11,7 @@ from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
 from distlaunch.system.here import exit_descriptor
 from distlaunch.transport.boot import NUDGE
-from distlaunch.transport.failure import End, LinkFailure
+from distlaunch.transport.failure import LinkFailure, ProcessEnd
 from distlaunch.transport.handshake import Handshake
 from distlaunch.transport.kinds import Transport
 
@@ -27,7 +27,7 @@ class Link:
     """The process that reaches one node, or several. Its descriptors never block; the owner waits on them.
 
     `opening` is sent when the node's shell answers; `boot` is made, and sent, while an interpreter starts
-    there; where the transport is quiet, both at once. The agent finds copies of the
+    there; where the transport is direct, both at once. The agent finds copies of the
     `shared` descriptors, for its workers, where `wire.SHARED_VARIABLE` says.
     """
 
@@ -55,7 +55,7 @@ class Link:
         self._protocol_error = ""
         self.at_end = False
         self._pidfd: int | None = None
-        if transport.quiet:
+        if transport.direct:
             self._send_opening(self._handshake.without_marker())
 
     @property
@@ -139,7 +139,7 @@ class Link:
     def failure(self, overdue: str = "") -> LinkFailure:
         """What the transport's last words mean, all of them once its process has ended, or why we gave up."""
         self.listen()
-        end = End(
+        end = ProcessEnd(
             self._words.decode(errors="replace"),
             booted=self.booted,
             status=self._process.poll(),
@@ -170,7 +170,7 @@ class Link:
         """Kill the transport's process; a remote agent notices the end of the pipe."""
         if self._process.poll() is not None:
             return
-        if self._transport.quiet:
+        if self._transport.direct:
             self._process.terminate()  # the guardian here: it must outlive its agent to sweep
         else:
             os.killpg(self._process.pid, signal.SIGKILL)  # with its ProxyCommand, which may hear of nothing
@@ -182,7 +182,7 @@ class Link:
                 pipe.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
-        if not self._transport.quiet:
+        if not self._transport.direct:
             self._process.wait()  # killed, or seen to have ended
         else:
             self._process.poll()  # a guardian that still sweeps is reaped by init after us

@@ -10,12 +10,12 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_folder import RunFolder
 from distlaunch.plan.document import plan_document
-from distlaunch.plan.output import routes
-from distlaunch.protocol.commands import running_workers
+from distlaunch.plan.output import destinations
 from distlaunch.replay.history import BEGAN, NOTICE, beginning, fields_of
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event, StackDumped, WorkerExited
 from distlaunch.state.job import State
+from distlaunch.translation.commands import running_workers
 
 
 class Folder(Observer):
@@ -47,8 +47,8 @@ class Folder(Observer):
         document = plan_document(state.plan, running_workers(state, self._folder.run_id))
         self._folder.write_plan(document, state.generation)
         if state.spec.logs.torchrun:  # as torchrun has it, also for a stream that says nothing
-            for route in routes(state.plan, state.generation).values():
-                self._append(route.file, b"")
+            for each in destinations(state.plan, state.generation).values():
+                self._append(each.file, b"")
 
     def told(self, notice: Notice, at: float) -> None:
         """Write it down."""
@@ -56,7 +56,7 @@ class Folder(Observer):
 
     def printed(self, output: Printed) -> None:
         """Keep it, byte for byte."""
-        self._append(output.route.file, output.data)
+        self._append(output.goes_to.file, output.data)
         if self._folder.lost_bytes and not self._loss_told:
             self._loss_told = True
             self.remark(f"can't write to {self._folder.path}: output is being lost")
@@ -74,7 +74,7 @@ class Folder(Observer):
         """Which ranks never reached the last collective, if flight recorders tell."""
         if state.generation not in self._flights:
             return []
-        from distlaunch.observers.flight import lagging_words  # few jobs end so
+        from distlaunch.observers.flight_records import lagging_words  # few jobs end so
 
         self._folder.flush()
         return lagging_words(Path(self._folder.generation_path(state.generation)), len(state.workers))

@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec
 from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan.output import Route
+from distlaunch.plan.output import Destination
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event
 from distlaunch.state.job import State
@@ -21,7 +21,7 @@ class Printed(Frozen):
     stream: int
     data: bytes
     generation: int
-    route: Route
+    goes_to: Destination
 
 
 class Observer:
@@ -31,7 +31,7 @@ class Observer:
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)
-    """Tells the other observers something; set when the run begins."""
+    """Tells all observers something; set by `Observers`."""
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """The run has begun; `chance` is what its supervisor was given."""
@@ -58,7 +58,7 @@ class Observer:
         """All is over."""
 
     def remarked(self, text: str) -> None:
-        """Another observer has a remark."""
+        """An observer has a remark for the user."""
 
 
 class Observers:

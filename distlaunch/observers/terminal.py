@@ -37,8 +37,8 @@ class Terminal(Observer):
 
     def printed(self, output: Printed) -> None:
         """Show it, if it is to be shown."""
-        if output.route.shown:
-            self._console.output(output.rank, output.stream, output.data, output.route.prefix)
+        if output.goes_to.shown:
+            self._console.output(output.rank, output.stream, output.data, output.goes_to.prefix)
 
     def drained(self, state: State) -> None:
         """Show the last lines that lack their end."""

@@ -13,7 +13,7 @@ def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> 
     Inherited values are null: they may be secrets. So is a port that is picked at the start.
     """
     if not plan.spec.engine.gives_ranks:
-        return _elastic_document(plan, nodes)
+        return _torch_agents_document(plan, nodes)
     return {
         "name": plan.spec.name,
         "world_size": plan.world_size,
@@ -31,7 +31,7 @@ def _binding(binding: Binding | None) -> dict[str, Any]:
     return {"numa_binding": None, "cpu_binding": None} | ({binding.key: wish} if binding else {})
 
 
-def _elastic_document(plan: LaunchPlan, nodes: Mapping[NodeRank, list[WorkerPlan]]) -> dict[str, Any]:
+def _torch_agents_document(plan: LaunchPlan, nodes: Mapping[NodeRank, list[WorkerPlan]]) -> dict[str, Any]:
     """As above, but each node has a torch agent, which starts `procs` ranks; the world may be smaller."""
     return {
         "name": plan.spec.name,

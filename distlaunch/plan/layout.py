@@ -5,11 +5,11 @@ from typing import NewType
 
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.document import counted
 from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
 from distlaunch.job.spec import Backend, Env, JobSpec, Program
 from distlaunch.transport.kinds import Transport
+from distlaunch.wording import counted
 
 MAX_PROCS = 4096
 """Workers per node: the protocol has room for 32768."""

@@ -9,7 +9,7 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan
 STREAMS = ("stdout", "stderr")
 
 
-class Route(Frozen):
+class Destination(Frozen):
     """One stream of one rank: `prefix` None = bytes as they come; `file` is below the run folder."""
 
     shown: bool
@@ -22,12 +22,12 @@ class Route(Frozen):
         return self.shown and self.prefix is None and self.file is None
 
 
-def routes(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Route]:
-    """(rank, 0 stdout | 1 stderr) → its route, for the generation that `plan` is for."""
+def destinations(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Destination]:
+    """(rank, 0 stdout | 1 stderr) → where it goes, for the generation that `plan` is for."""
     logs = plan.spec.logs
     if logs.torchrun:
         return {
-            (node.first_rank + local, stream): _torchrun_route(
+            (node.first_rank + local, stream): _torchrun_destination(
                 logs.torchrun, plan, node, local, stream, generation
             )
             for node in plan.nodes
@@ -36,7 +36,7 @@ def routes(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Route]:
         }
     shown = shown_ranks(plan)
     return {
-        (rank, stream): Route(
+        (rank, stream): Destination(
             rank in shown, f"[{node.tag(rank)}] ", log_file(generation, node.file_stem(rank), stream)
         )
         for node in plan.nodes
@@ -59,15 +59,15 @@ def log_file(generation: int, stem: str, stream: int) -> str:
     return f"generation{generation}/{name}" if generation else name
 
 
-def _torchrun_route(
+def _torchrun_destination(
     logs: TorchrunLogs, plan: LaunchPlan, node: NodePlan, local_rank: int, stream: int, generation: int
-) -> Route:
+) -> Destination:
     """As torchrun has it: redirected = only to the file; tee = to both, with a prefix; else the console."""
     tee, redirected = (_has(std, local_rank, stream) for std in (logs.tee, logs.redirects))
     wanted = not logs.local_ranks or local_rank in logs.local_ranks
     file = f"attempt_{generation}/{local_rank}/{STREAMS[stream]}.log" if tee or redirected else None
     prefix = _prefix(logs.prefix, plan.spec.role, local_rank, node.first_rank + local_rank) if tee else None
-    return Route(wanted and (tee or not redirected), prefix, file)
+    return Destination(wanted and (tee or not redirected), prefix, file)
 
 
 def _has(std: Std, local_rank: int, stream: int) -> bool:

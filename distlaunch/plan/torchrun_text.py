@@ -5,7 +5,7 @@ from shlex import quote
 from distlaunch.contract import Rendezvous
 from distlaunch.job.placeholders import fill, placeholders_in
 from distlaunch.job.spec import Binding, JobSpec
-from distlaunch.plan import torch_agents as elastic
+from distlaunch.plan import torch_agents
 from distlaunch.plan.layout import LaunchPlan, NodePlan, program_word
 from distlaunch.plan.shell_text import job_exports, quoted_path
 
@@ -34,7 +34,7 @@ def _remarks(plan: LaunchPlan) -> list[str]:
 
 def _line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
     spec = plan.spec
-    flags = (_static if spec.engine.gives_ranks else elastic.torch_flags)(plan, node, meeting)
+    flags = (_static if spec.engine.gives_ranks else torch_agents.torch_flags)(plan, node, meeting)
     arguments = [fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args)]
     exports = job_exports(node.env)
     export = f"export {' '.join(exports)} && " if exports else ""
@@ -55,7 +55,7 @@ def _static(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
         *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
         *_conduct(spec),
         *_numa_flag(spec.binding),
-        *elastic.program_flag(spec),
+        *torch_agents.program_flag(spec),
     ]
 
 
@@ -67,7 +67,7 @@ def _conduct(spec: JobSpec) -> list[str]:
     """Flags of what the job wants otherwise than torchrun does."""
     return [
         *([f"--max-restarts={spec.restarts.most}"] if spec.restarts.most else []),
-        *elastic.workers_flags(spec),
+        *torch_agents.workers_flags(spec),
         *([f"--shutdown-timeout={spec.timeouts.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
     ]
 

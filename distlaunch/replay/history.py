@@ -47,7 +47,12 @@ def _brief(value: Any) -> Any:
     if not hasattr(value, "_asdict"):
         return _plain(value, _brief)
     known, fields = value._field_defaults, value._asdict().items()
-    return {name: _brief(inner) for name, inner in fields if name not in known or known[name] != inner}
+    # A name, which tells one kind of transport from another, is kept.
+    return {
+        name: _brief(inner)
+        for name, inner in fields
+        if name not in known or known[name] != inner or name == "name"
+    }
 
 
 def _plain(value: Any, inside: Callable[[Any], Any] | None = None) -> Any:

@@ -92,7 +92,7 @@ class WorkerStarted(Frozen):
 
 
 class WorkerUnstarted(Frozen):
-    """A worker could not be started: `stage` is as in `distlaunch.agent.wire`; `errno` and `text` say why."""
+    """A worker could not be started; the last three are as in `distlaunch.agent.messages.Unstarted`."""
 
     node: int
     local_rank: int

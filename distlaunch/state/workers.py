@@ -6,7 +6,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 
 
-class Phase(Enum):
+class WorkerPhase(Enum):
     """What is known of a worker whose end is not."""
 
     PLANNED = "planned"
@@ -56,7 +56,7 @@ class Worker(Frozen):
     """
 
     rank: int
-    phase: Phase | Exited = Phase.PLANNED
+    phase: WorkerPhase | Exited = WorkerPhase.PLANNED
     pid: int | None = None
     cpus: str | None = None
     meeting: Meeting = Meeting()
@@ -76,12 +76,12 @@ class Worker(Frozen):
     @property
     def running(self) -> bool:
         """Whether its process is there, as far as we know."""
-        return self.phase is Phase.RUNNING
+        return self.phase is WorkerPhase.RUNNING
 
     @property
     def going(self) -> bool:
         """Whether its end is still to come."""
-        return self.phase in (Phase.PLANNED, Phase.RUNNING)
+        return self.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING)
 
     @property
     def phase_word(self) -> str:

@@ -109,7 +109,7 @@ def _missing(state: State) -> list[Worker]:
 
 
 def _here(state: State) -> list[Worker]:
-    return [worker for worker in state.workers if worker.phase is not workers.Phase.VANISHED]
+    return [worker for worker in state.workers if worker.phase is not workers.WorkerPhase.VANISHED]
 
 
 def _missing_words(state: State, missing: list[Worker]) -> str:

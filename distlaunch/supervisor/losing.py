@@ -68,7 +68,7 @@ def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: flo
     part = state.plan.part_of(node) if state.plan else None
     for rank in part.ranks if part else ():
         if state.worker(rank).going:
-            state = state.with_worker(rank, phase=workers.Phase.VANISHED)
+            state = state.with_worker(rank, phase=workers.WorkerPhase.VANISHED)
     state = _fenced(state, node, away, now)
     return reconnect_later(state, node, Retrying(attempt, failure, away), now)
 

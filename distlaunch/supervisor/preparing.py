@@ -185,7 +185,7 @@ def _here(state: State) -> list[int]:
 
 
 def _waits(state: State, node: int) -> bool:
-    planned = state.workers[state.members.index(node)].phase is workers.Phase.PLANNED
+    planned = state.workers[state.members.index(node)].phase is workers.WorkerPhase.PLANNED
     ready = is_usable(state.nodes[node]) and route_of(state.nodes[node]) is not None
     return planned and ready
 

@@ -16,7 +16,7 @@ def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
-    return state.with_worker(rank, phase=workers.Phase.RUNNING, pid=event.pid, cpus=event.cpus), ()
+    return state.with_worker(rank, phase=workers.WorkerPhase.RUNNING, pid=event.pid, cpus=event.cpus), ()
 
 
 def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Step:
@@ -24,9 +24,9 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
-    from distlaunch.plan.advice import unstarted_advice  # of a mistake
+    from distlaunch.plan.unstarted import unstarted_advice  # of a mistake
 
-    state = state.with_worker(rank, phase=workers.Phase.UNSTARTED)
+    state = state.with_worker(rank, phase=workers.WorkerPhase.UNSTARTED)
     # As in a shell: 127 for what does not exist, 126 for what can't be run.
     status = 127 if event.errno == errno.ENOENT else 126
     advice = unstarted_advice(state.spec, event.node, event.stage, event.errno)

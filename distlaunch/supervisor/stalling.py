@@ -3,6 +3,7 @@
 import re
 import signal
 
+from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
 from distlaunch.state.actions import Action, Dump, Notice
@@ -14,10 +15,8 @@ from distlaunch.state.workers import Stall, Worker
 from distlaunch.wording import listed, span_words
 
 SETTLE_S = 2.0
-LOOKS = 8
-LOOK_MAX_S = 15.0
-"""Agents look `LOOKS` times within timeouts.stall, at different moments, and at least every `LOOK_MAX_S`:
-after one more look and `SETTLE_S`, a stall has spread to every rank that it blocks."""
+"""Agents look at different moments: after one more look and this, a stall has spread to every rank that it
+blocks."""
 DUMP_S = 5.0
 """Seconds for stacks to come before stalled ranks are ended."""
 MAX_DUMPS = 16
@@ -61,7 +60,7 @@ def _limit_s(state: State) -> float:
 
 
 def _settle_s(state: State) -> float:
-    return SETTLE_S + min(LOOK_MAX_S, _limit_s(state) / LOOKS)
+    return SETTLE_S + min(STALL_LOOK_MAX_S, _limit_s(state) / STALL_LOOKS)
 
 
 def _stalled(state: State) -> list[Worker]:

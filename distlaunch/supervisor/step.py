@@ -1,7 +1,9 @@
-"""The policy of a job, one event at a time: the tables that say who handles which event and finding.
+"""The policy of a job, one event at a time: who handles what happens, and who decides what follows.
 
-An event's handler updates the state and returns findings. Each finding goes to the function that decides on
-its kind; once none is left, the rules of the job's phase check whether the job can go on.
+1. The event's handler (`_HANDLERS`) writes down what is known now. It may return findings, which are for
+   another part of the supervisor to decide on.
+2. Each finding goes to its decider (`_OURS`, or `_torchs` with torch's agents), which may find more.
+3. The rules of the job's phase (`_RULES`) see whether it can go on; if so, back to 2.
 """
 
 from collections import deque

@@ -39,10 +39,10 @@ def agent_failed(found: WorkerFailed, state: State, now: float) -> Step:
 def _failed(state: State, rank: int, cause: Cause, record: Any) -> Step:
     node = state.members[rank]
     if isinstance(state.nodes[node], Leaving):
-        return state.with_worker(rank, phase=workers.Phase.VANISHED), ()
+        return state.with_worker(rank, phase=workers.WorkerPhase.VANISHED), ()
     if _finishing(state) and NEVER_IN.search(_message(record)):
         text = f"{state.label(node)}: its torch agent joined too late, after the others had finished"
-        state = state.with_worker(rank, phase=workers.Phase.VANISHED)
+        state = state.with_worker(rank, phase=workers.WorkerPhase.VANISHED)
         return state, (Notice("info", text), *_success(state))
     gone = [state.label(part) for part in state.members if is_missing(state.nodes[part])]
     after = f"; {listed(gone)} had been lost before" if gone else ""
@@ -61,7 +61,7 @@ def agent_finished(found: WorkerFinished, state: State, now: float) -> Step:
 
 def _success(state: State) -> tuple[JobOver, ...]:
     """The end of the job once every torch agent that is left has ended well."""
-    done = all(worker.status == 0 or worker.phase is workers.Phase.VANISHED for worker in state.workers)
+    done = all(worker.status == 0 or worker.phase is workers.WorkerPhase.VANISHED for worker in state.workers)
     return (JobOver(),) if done and _finishing(state) else ()
 
 

@@ -1,1 +1,1 @@
-"""This machine and this process: signals, limits, what differs from system to system, files that are read."""
+"""This machine and this process: its job files, its signals and limits, what differs between systems."""

@@ -110,7 +110,7 @@ def parse(text: str, source: str) -> Value:
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
-    from distlaunch.job.yaml_words import Mistake, explained  # most files are YAML
+    from distlaunch.job.yaml_errors import Mistake, explained  # most files are YAML
 
     mark, since = error.problem_mark or error.context_mark, error.context_mark or error.problem_mark
     said, within = str(error.problem or ""), str(error.context or "")

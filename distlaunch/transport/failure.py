@@ -63,7 +63,7 @@ Patterns = Sequence[tuple[Kind, str]]
 """What a failure is known by, in the order in which it is looked for."""
 
 
-class End(Frozen):
+class ProcessEnd(Frozen):
     """The end of a transport's process, before or after its agent had `booted`.
 
     `stderr` is the whole of what it printed and `status` its exit status, None while it still runs; `noise`
@@ -95,7 +95,7 @@ CLEAN_STATUSES = (CLEAN, LEFT_EARLY, AGENT_DIED)
 MAX_NOISE_LINES = 4
 
 
-def classify(end: End, own: Patterns = (), own_status: int | None = None) -> LinkFailure:
+def classify(end: ProcessEnd, own: Patterns = (), own_status: int | None = None) -> LinkFailure:
     """The failure that a transport's end describes.
 
     `own` are the words of the transport itself, which ends with `own_status` for failures of its own; any

@@ -3,8 +3,8 @@
 * `name`, for documents; `here`: whether the node is this machine;
 * `argv()`: the command line of a process whose stdin and stdout become the link;
 * `together`: whether all nodes with an equal transport have one such process. It is sent the opening and the
-  text of each node's agent one after another, and passes frames on, which name their nodes;
-* `quiet`: whether nothing stands between that process and the agent, not even a shell with an rc file. Then
+  text of each node's agent one after another, and hands on the frames, each to the node that it names;
+* `direct`: whether nothing stands between that process and the agent, not even a shell with an rc file. Then
   the agent's text is sent at once, and the process is the node's guardian, which must outlive its agent to
   sweep: it is asked to end, and not waited for. Else it is a messenger, and killed with all that it started;
 * `folder`: one on this machine, below ~, that it needs and does not make itself; "" = none;
@@ -12,7 +12,9 @@
   `hostname ADDRESS`; empty where there is none;
 * `failure(end)`: what the process's end means; `advice(failure, python)`: what to do about it.
 
-To add one: a module with such a type, and its name in `Transport`.
+To add one: a module with such a type, and its name in `Transport`. A new way for it to fail is a `Kind` in
+`failure.py`. A job file asks for it by `launcher`, whose words are in `job/fields.py`, and `_reach` in
+`job/build.py` makes it.
 """
 
 from distlaunch.transport.local import Local

@@ -4,7 +4,7 @@ from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.transport.boot import SCRIPT
-from distlaunch.transport.failure import End, Kind, LinkFailure, classify
+from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
 
 
 class Local(Frozen):
@@ -18,7 +18,7 @@ class Local(Frozen):
         return True
 
     @property
-    def quiet(self) -> bool:
+    def direct(self) -> bool:
         """No login shell, no rc file."""
         return True
 
@@ -40,7 +40,7 @@ class Local(Frozen):
         """Its own names are known here."""
         return []
 
-    def failure(self, end: End) -> LinkFailure:
+    def failure(self, end: ProcessEnd) -> LinkFailure:
         """What the end of its process means: nothing stands in between."""
         return classify(end)
 

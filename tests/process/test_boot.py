@@ -13,7 +13,7 @@ import pytest
 
 from distlaunch.agent.wire import READY_MARKER
 from distlaunch.transport.boot import NO_PYTHON, NUDGE, TOO_OLD, Bundle, boot_text, candidates_text
-from distlaunch.transport.failure import End, Kind, LinkFailure
+from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transport.ssh import Ssh, SshOptions
 from tests.harness import PATIENCE_S
 
@@ -106,7 +106,7 @@ def test_a_missing_interpreter_is_named_where_it_was_looked_for() -> None:
 def test_without_an_interpreter_the_node_says_so(shell: str, names: list[str]) -> None:
     ran = start(shell, candidates_text(names))
     assert (ran.returncode, ran.stdout) == (127, READY_MARKER)
-    assert PLAIN.failure(End(ran.stderr.decode())).kind is Kind.NO_PYTHON
+    assert PLAIN.failure(ProcessEnd(ran.stderr.decode())).kind is Kind.NO_PYTHON
 
 
 def test_an_interpreter_that_is_too_old_says_so(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_an_interpreter_that_is_too_old_says_so(tmp_path: Path) -> None:
     old.chmod(0o755)
     ran = start("sh", candidates_text([str(old)]))
     assert (ran.returncode, ran.stdout) == (1, READY_MARKER)
-    assert PLAIN.failure(End(ran.stderr.decode())) == LinkFailure(
+    assert PLAIN.failure(ProcessEnd(ran.stderr.decode())) == LinkFailure(
         Kind.OLD_PYTHON, f"{TOO_OLD} 3.6.9 (default)"
     )
 

@@ -3,7 +3,7 @@
 import pickle
 from pathlib import Path
 
-from distlaunch.observers.flight import lagging_words
+from distlaunch.observers.flight_records import lagging_words
 from tests.harness import distlaunch, write_job
 
 # Gloo stands for nccl, which can't run here: the same recorder, but only NCCL's watchdog dumps by itself.

@@ -12,9 +12,9 @@ from distlaunch.checks.questions import Agents
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.run import run_job
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.state.nodes import End as NodeEnd
+from distlaunch.state.nodes import End
 from distlaunch.transport.boot import SCRIPT
-from distlaunch.transport.failure import End, Kind, LinkFailure, classify
+from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
 
 REFUSED = 17
 
@@ -25,7 +25,7 @@ class Room(NamedTuple):
     door: bool
     name: str = "room"
     here: bool = False
-    quiet: bool = False
+    direct: bool = False
     together: bool = False
     folder: str = ""
 
@@ -35,7 +35,7 @@ class Room(NamedTuple):
     def address_argv(self) -> list[str]:
         return []
 
-    def failure(self, end: End) -> LinkFailure:
+    def failure(self, end: ProcessEnd) -> LinkFailure:
         return classify(end, [(Kind.REFUSED, "no door")], REFUSED)
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
@@ -116,7 +116,7 @@ class House(NamedTuple):
 
     name: str = "house"
     here: bool = True
-    quiet: bool = False
+    direct: bool = False
     together: bool = True
     folder: str = ""
 
@@ -126,7 +126,7 @@ class House(NamedTuple):
     def address_argv(self) -> list[str]:
         return []
 
-    def failure(self, end: End) -> LinkFailure:
+    def failure(self, end: ProcessEnd) -> LinkFailure:
         return classify(end)
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
@@ -159,4 +159,4 @@ def test_one_link_serves_several_nodes_from_the_first_hello_to_the_last_output(
     assert summary.state.outcome == 7
     assert summary.state.cause is not None
     assert summary.state.cause.rank == 4
-    assert all(node is NodeEnd.CLOSED for node in summary.state.nodes)
+    assert all(node is End.CLOSED for node in summary.state.nodes)

@@ -9,7 +9,7 @@ from distlaunch.dropin.around import launcher_line
 from distlaunch.dropin.from_accelerate import accelerate_draft
 from distlaunch.dropin.from_torchrun import torchrun_draft
 from distlaunch.dropin.job_text import Draft, draft_document, draft_text
-from distlaunch.dropin.words import shell_commands
+from distlaunch.dropin.shell_words import shell_commands
 from distlaunch.job.fields import JOB
 from distlaunch.job.placeholders import PLACEHOLDERS
 from distlaunch.system.job_file import parse

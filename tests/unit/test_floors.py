@@ -23,7 +23,7 @@ FLOORS = {
     "dropin": 1,
     "errors": 1,
     "job": 1,
-    "protocol": 1,
+    "translation": 1,
     "plan": 1,
     "state": 1,
     "supervisor": 1,

@@ -13,7 +13,7 @@ from distlaunch.dropin.flags import Flags
 from distlaunch.dropin.from_torchrun import torchrun_draft
 from distlaunch.dropin.job_text import draft_text
 from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.words import Command
+from distlaunch.dropin.shell_words import Command
 from distlaunch.job.placeholders import PLACEHOLDERS, fill, literal, placeholder_error
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts, make_plan

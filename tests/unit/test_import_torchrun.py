@@ -11,8 +11,8 @@ from distlaunch.dropin.from_hostfile import hostfile_draft
 from distlaunch.dropin.from_torchrun import torchrun_draft
 from distlaunch.dropin.job_text import Draft, draft_text, joined
 from distlaunch.dropin.parsing import parse_flags
+from distlaunch.dropin.shell_words import Command
 from distlaunch.dropin.torchrun_job import Here, job_of
-from distlaunch.dropin.words import Command
 from distlaunch.errors import DistlaunchError, JobError, UsageError
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import parse_hostfile

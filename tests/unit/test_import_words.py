@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.dropin.around import launcher_line
-from distlaunch.dropin.words import shell_commands
+from distlaunch.dropin.shell_words import shell_commands
 from distlaunch.errors import UsageError
 from tests.unit.drafts import comments, imported, keys_of, words_in
 from tests.unit.samples import bounded, process_text

@@ -10,7 +10,7 @@ import pytest
 from distlaunch.job.fields import JOB
 from distlaunch.job.reference import reference
 from distlaunch.job.spec import Binding, EnvValue, Timeouts
-from distlaunch.plan.advice import unstarted_advice
+from distlaunch.plan.unstarted import unstarted_advice
 from distlaunch.system.job_file import load_job
 from distlaunch.transport.local import Local
 from distlaunch.transport.ssh import Ssh

@@ -7,9 +7,9 @@ import pytest
 
 from distlaunch.errors import Problem
 from distlaunch.job.fields import JOB
-from distlaunch.job.keys.records import BUILT, Either, Field, ListOf, Record, Short, built
-from distlaunch.job.keys.types import Choice, Duration, Integer, OrNone, Switch, Text, Type, duration_text
 from distlaunch.job.reference import reference
+from distlaunch.job.types.records import BUILT, Either, Field, ListOf, Record, Short, built
+from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Switch, Text, Type, duration_text
 from distlaunch.system.job_file import parse
 
 

@@ -14,7 +14,6 @@ from distlaunch.errors import JobError
 from distlaunch.job.placeholders import PLACEHOLDERS, fill
 from distlaunch.job.spec import EnvValue
 from distlaunch.plan import engine
-from distlaunch.plan.advice import unstarted_advice
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import (
     Facts,
@@ -24,6 +23,7 @@ from distlaunch.plan.layout import (
     make_plan,
     workers,
 )
+from distlaunch.plan.unstarted import unstarted_advice
 from tests.unit.samples import bounded, spec_of
 
 Sizes = list[tuple[int, int]]

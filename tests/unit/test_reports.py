@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.plan.layout import Facts
-from distlaunch.protocol import reports
-from distlaunch.protocol.reports import (
+from distlaunch.state import events
+from distlaunch.translation import reports
+from distlaunch.translation.reports import (
     MAX_GPUS,
     MAX_LAST_WORDS,
     MAX_NUMBER,
@@ -23,7 +24,6 @@ from distlaunch.protocol.reports import (
     MAX_WORDS,
     event_of,
 )
-from distlaunch.state import events
 from tests.unit.samples import bounded
 
 NODE = 3

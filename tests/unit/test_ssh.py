@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent.wire import READY_MARKER
 from distlaunch.transport.boot import NO_PYTHON, SCRIPT, TOO_OLD, candidates_text
-from distlaunch.transport.failure import End, Kind, LinkFailure
+from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 from distlaunch.transport.ssh import Ssh, SshOptions
@@ -22,7 +22,7 @@ PLAIN = Ssh("a")
 
 def classify(stderr: str, **more: Any) -> LinkFailure:
     """What it means that ssh, or the node behind it, ends so."""
-    return PLAIN.failure(End(stderr, **more))
+    return PLAIN.failure(ProcessEnd(stderr, **more))
 
 
 def options_of(argv: list[str]) -> list[str]:

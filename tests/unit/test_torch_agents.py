@@ -10,7 +10,7 @@ from distlaunch.errors import Exit, JobError
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.engine import make_plan, workers
 from distlaunch.plan.layout import Facts, LaunchPlan, NodeRank
-from distlaunch.plan.output import routes
+from distlaunch.plan.output import destinations
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torch_agents import with_node
 from distlaunch.plan.torchrun_text import torchrun_text
@@ -82,7 +82,7 @@ def test_role_and_virtual_local_rank_are_torchs_to_give() -> None:
 
 
 def test_output_is_marked_with_the_node_and_kept_by_agent() -> None:
-    route = routes(plan_of(C10D, ABC), 0)[2, 1]
+    route = destinations(plan_of(C10D, ABC), 0)[2, 1]
     assert (route.shown, route.prefix, route.file) == (True, "[c] ", "agent2.err")
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.transport.boot import SCRIPT
-from distlaunch.transport.failure import End, LinkFailure, classify
+from distlaunch.transport.failure import LinkFailure, ProcessEnd, classify
 from distlaunch.transport.ssh.failures import BY_SSH, SSH_FAILED
 from distlaunch.transport.ssh.sockets import SOCKETS
 
@@ -60,7 +60,7 @@ class Ssh(Frozen):
         return False
 
     @property
-    def quiet(self) -> bool:
+    def direct(self) -> bool:
         """A login shell may print, and read, before it runs our command."""
         return False
 
@@ -102,7 +102,7 @@ class Ssh(Frozen):
         port = ["-p", str(self.port)] if self.port else []
         return [*user, *port, "--", self.host]
 
-    def failure(self, end: End) -> LinkFailure:
+    def failure(self, end: ProcessEnd) -> LinkFailure:
         """ssh's own words, where it failed; else the node's."""
         return classify(end, BY_SSH, SSH_FAILED)
 

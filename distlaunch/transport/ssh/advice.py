@@ -16,7 +16,7 @@ def advice_for(failure: LinkFailure, by_hand: list[str], config: str | None, pyt
     plain = join(by_hand)
     text = _ADVICE[failure.kind].format(
         ssh=plain,
-        quiet=plain.replace("ssh", "ssh -o BatchMode=yes", 1),
+        direct=plain.replace("ssh", "ssh -o BatchMode=yes", 1),
         asking=plain.replace("ssh", "ssh -o StrictHostKeyChecking=ask", 1),
         version=f"{plain} {_remote([python, '-V'])}",
         config=config or "~/.ssh/config",
@@ -50,7 +50,7 @@ _ADVICE = {
     Kind.UNRESOLVED: "check the name, or add it to {config}",
     Kind.REFUSED: "is sshd running there, on this port?",
     Kind.AUTHENTICATION: (
-        "`{quiet} true` must work without a password: load your key with ssh-add,"
+        "`{direct} true` must work without a password: load your key with ssh-add,"
         " or install it with ssh-copy-id"
     ),
     Kind.HOST_KEY: "connect once with `{asking}` and check the key; distlaunch never accepts one for you",

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from distlaunch.errors import Problem
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, describe, is_unset
-from distlaunch.job.keys.hints import colon_hint, list_hint, nearest, quote_hint, records_hint
-from distlaunch.job.keys.types import Schema, Type, duration_text, in_words, names_of, refuse
+from distlaunch.job.types.hints import colon_hint, list_hint, nearest, quote_hint, records_hint
+from distlaunch.job.types.values import Schema, Type, duration_text, in_words, names_of, refuse
 
 
 class ListOf(NamedTuple):

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent import messages
-from distlaunch.contract import HANDLED_SIGNALS, Rendezvous
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan.engine import workers
-from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, NodeRank, WorkerPlan, common_contract
-from distlaunch.plan.output import routes
+from distlaunch.plan.engine import meeting_of, workers
+from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, common_contract
+from distlaunch.plan.output import destinations
 from distlaunch.state.actions import (
     Close,
     Dump,
@@ -21,33 +20,8 @@ from distlaunch.state.actions import (
 from distlaunch.state.job import State
 from distlaunch.state.nodes import Route, route_of
 
-HEARTBEATS = 6
-"""Heartbeats in each lease: all but one may be lost."""
-
 AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | Dump | Reap | Close
 """What is for an agent to do."""
-
-
-def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0) -> Rendezvous:
-    """What the workers of one generation share."""
-    return Rendezvous(
-        master_addr=plan.master_addr,
-        master_port=port,
-        run_id=plan.spec.rendezvous_id or run_id,
-        backend=plan.backend,
-        restart_count=restart_count,
-        max_restarts=plan.spec.restarts.most,
-        role=plan.spec.role,
-        agent_store=plan.spec.invocation.by_hand is not None,
-        signals=",".join(plan.spec.invocation.signals) or HANDLED_SIGNALS,
-    )
-
-
-def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
-    """Each node's workers, with the port that `run` would pick shown as torch's default."""
-    meeting = meeting_of(plan, plan.spec.name, plan.master_port or DEFAULT_PORT)
-    way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
-    return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
 
 
 def command_for(action: AgentAction, state: State, run_id: str) -> tuple[Any, ...]:
@@ -139,5 +113,5 @@ def _shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Ma
     """Rank → which of stdin (0) and stdout (1) are the command's own."""
     if not plan.spec.invocation.shares_stdio:
         return {rank: [] for rank in part.ranks}
-    streams = routes(plan, generation)
+    streams = destinations(plan, generation)
     return {rank: [0, 1] if streams[rank, 0].direct else [0] for rank in part.ranks}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from distlaunch.errors import Problem
 from distlaunch.job.document import Entries, Scalar, Value, describe
-from distlaunch.job.keys.hints import nearest, quote_hint
+from distlaunch.job.types.hints import nearest, quote_hint
 
 Schema = dict[str, Any]
 

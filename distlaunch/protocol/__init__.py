@@ -1,1 +1,0 @@
-"""What goes over a link: the supervisor's wishes as commands, agents' reports as events. Pure."""
