@@ -69,5 +69,5 @@ def _single_words(argument: str) -> list[str]:
 def _unknown(name: str) -> str:
     close = nearest(name.lower().replace("-", "_"), PLACEHOLDERS)
     known = ", ".join("{" + known + "}" for known in PLACEHOLDERS)
-    hint = f"did you mean {{{close}}}?" if close else f"known are {known};"
+    hint = f"did you mean {{{close}}}?" if close else f"known: {known};"
     return f"unknown placeholder {{{name}}}; {hint} {{{{{name}}}}} passes {{{name}}} to the script"

@@ -353,7 +353,7 @@ def test_a_link_that_ends_before_all_are_connected_ends_the_job() -> None:
 @pytest.mark.parametrize(
     ("text", "facts", "words"),
     [
-        (TWO.replace("gloo", "nccl"), 0, "nccl needs a GPU for each worker, but a has 0 for 2"),
+        (TWO.replace("gloo", "nccl"), 0, "nccl needs a GPU for each worker, but a has 0 GPUs for 2 workers"),
         (f"{TWO}\nmaster_addr: 127.0.0.1", 0, "127.0.0.1 is a loopback address"),
     ],
     ids=["GPUs are missing", "loopback"],

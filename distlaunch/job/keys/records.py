@@ -19,7 +19,7 @@ class ListOf(NamedTuple):
     @property
     def name(self) -> str:
         """What is expected."""
-        return "a list that is not empty" if self.least else "a list"
+        return "a non-empty list" if self.least else "a list"
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> tuple[Any, ...] | None:
         """The items."""
@@ -189,11 +189,11 @@ class Record(NamedTuple):
         if hint := colon_hint(key, place):
             return place.problem(path, hint)
         if key in self.foreign:
-            return place.problem(path, f"unknown key: {key} is called {self.foreign[key]} here")
+            return place.problem(path, f"unknown key; use {self.foreign[key]}")
         if key in self.later:
             return place.problem(path, f"{key} is not supported by this version of distlaunch")
         close = nearest(key, self.fields)
-        hint = f"did you mean {close}?" if close else f"known are {', '.join(self.fields)}"
+        hint = f"did you mean {close}?" if close else f"known keys: {', '.join(self.fields)}"
         return place.problem(path, f"unknown key; {hint}")
 
     def schema(self) -> Schema:
