@@ -114,7 +114,7 @@ def _check_env(reading: Reading, path: str, env: Mapping[str, str | None] | None
     environ = reading.around.environ
     for name, value in (env or {}).items():
         if name in RESERVED:
-            reading.problem(f"{path}.{name}", f"{name} is set by distlaunch for each worker; remove it")
+            reading.problem(f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it")
         elif value is None and name not in environ:
             close = nearest(name, environ, 0.8)
             hint = f"; did you mean {close}?" if close else ""

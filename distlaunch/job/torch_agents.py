@@ -55,7 +55,7 @@ def _unfillable(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _wrong_conf(conf: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
     for name, value in conf.items():
         if name == "is_host":
-            yield "rendezvous.conf.is_host", "is_host is set by distlaunch for each node"
+            yield "rendezvous.conf.is_host", "distlaunch sets is_host for each node; remove it"
         elif not value or "," in value:
             yield f"rendezvous.conf.{name}", "expected a non-empty value without commas"
 

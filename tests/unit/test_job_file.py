@@ -458,12 +458,12 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
         ),
         pytest.param(
             "script: x\nenv: {RANK: 0}",
-            "2:13: env.RANK: RANK is set by distlaunch for each worker",
+            "2:13: env.RANK: distlaunch sets RANK for each worker",
             id="RANK",
         ),
         pytest.param(
             "script: x\nnodes: [{host: a, env: {MASTER_ADDR: b}}]",
-            "2:38: nodes[0].env.MASTER_ADDR: MASTER_ADDR is set by distlaunch",
+            "2:38: nodes[0].env.MASTER_ADDR: distlaunch sets MASTER_ADDR",
             id="reserved on a node",
         ),
         pytest.param(

@@ -163,7 +163,10 @@ WRONG = [
     ("restarts: {backoff: 1s}", "restarts.backoff: torch's elastic agents don't support backoff"),
     ("logs: {console: rank0}", "logs.console: torch's elastic agents mix"),
     ("args: [x, '--r={rank}']", "args[1]: torch's elastic agents choose {rank}"),
-    ("rendezvous: {backend: c10d, conf: {is_host: 'true'}}", "rendezvous.conf.is_host: is_host is set by"),
+    (
+        "rendezvous: {backend: c10d, conf: {is_host: 'true'}}",
+        "rendezvous.conf.is_host: distlaunch sets is_host",
+    ),
     ("rendezvous: {backend: c10d, conf: {cert: 'a,b'}}", "rendezvous.conf.cert: expected a non-empty value"),
     ("rendezvous: {backend: etcd-v2}", "rendezvous.backend: etcd-v2 needs rendezvous.endpoint"),
     ("rendezvous: {backend: etcd-v2, endpoint: etcd}", "rendezvous.endpoint: etcd-v2 needs host:port"),
