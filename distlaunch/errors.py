@@ -1,6 +1,6 @@
 """Every way distlaunch itself fails, each with its documented exit status.
 
-A failing worker is no exception but data (`distlaunch.state.job.Outcome`).
+A failing worker is not an exception but data (`distlaunch.state.workers.Exited`).
 """
 
 import errno
@@ -45,7 +45,9 @@ class UsageError(DistlaunchError):
 def reason(error: OSError) -> str:
     """What the system says, and what to do where it is out of descriptors."""
     words = error.strerror or str(error)
-    return f"{words}: raise the limit, `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else words
+    return (
+        f"{words}: raise the limit with `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else words
+    )
 
 
 class Problem(Frozen):

@@ -65,7 +65,7 @@ class Sweep:
     """One clean-up: `strike` until `has_children` says no, also when `settling_s` is over.
 
     Helpers are killed only then: all but `workers` where the sweep is `gentle`, else those that ignore
-    SIGTERM, since they wait for the end of whom they serve. `killed` collects the PIDs that were struck.
+    SIGTERM, since they wait for the processes that they serve. `killed` collects the PIDs that were struck.
     """
 
     def __init__(self, workers: "Iterable[int]" = (), gentle: bool = False) -> None:

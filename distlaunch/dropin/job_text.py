@@ -122,7 +122,7 @@ def as_path(text: str) -> str:
 def checked(draft: Draft, source: str) -> Draft:
     """The draft, with those of its offers that a job file may take.
 
-    Raises `JobError` when no job file may say so, `UsageError` for what is no text.
+    Raises `JobError` if a job file may not say so, `UsageError` for what is not text.
     """
     offered = {offer.key: offer.value for offer in draft.offers}
     text = "".join((*_texts(draft.keys), *_texts(offered), *(note.text for note in draft.notes)))

@@ -114,7 +114,7 @@ def _as_read(text: str, read: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """So many for people: `1 rank`, `3 ranks`."""
+    """A number of things: `1 rank`, `3 ranks`."""
     return f"{number} {noun}" + ("s" if number != 1 else "")
 
 

@@ -50,7 +50,7 @@ def placeholders_in(arguments: Iterable[str]) -> list[str]:
 
 
 def placeholder_error(argument: str) -> str | None:
-    """Why the first {word} in `argument` that is no placeholder can't be filled in, or None."""
+    """Why the first unknown {word} in `argument` can't be filled in, or None."""
     for name in _single_words(argument):
         if name not in PLACEHOLDERS:
             return _unknown(name)

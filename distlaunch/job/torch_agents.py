@@ -47,7 +47,7 @@ def _impossible(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _unfillable(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("command", "args"):
         for i, word in enumerate(job.get(key) or ()):
-            for name in placeholders_in([word] if word else []):  # one that is no word is noted already
+            for name in placeholders_in([word] if word else []):  # what is not a word is noted already
                 told = f"have the script read {name.upper()} instead"
                 yield f"{key}[{i}]", f"torch's elastic agents choose {{{name}}}: {told}"
 

@@ -235,7 +235,7 @@ def test_a_file_name_that_the_locale_can_not_spell_is_told(tmp_path: Path) -> No
     job = write_job(tmp_path, "", "gpus_per_node: 0\nlogs: {dir: jö}")
     done = distlaunch("run", str(job), env={**os.environ, **NO_UTF8})
     assert done.returncode == 2
-    assert done.stderr.startswith("distlaunch: this locale's encoding, ascii, has no '")
+    assert done.stderr.startswith("distlaunch: this locale's encoding, ascii, can't represent '")
 
 
 @pytest.mark.parametrize("most", [7, 8, 10, 12])
