@@ -26,14 +26,14 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        sys.stderr.write("distlaunch: too many open files: raise the limit, `ulimit -n`\n")
+        sys.stderr.write("distlaunch: too many open files: raise the limit with `ulimit -n`\n")
         _leave(1)
     except UnicodeEncodeError as error:
         if error.encoding != sys.getfilesystemencoding():
             raise
         name, encoding = ascii(error.object), error.encoding
         sys.stderr.write(
-            f"distlaunch: this locale's encoding, {encoding}, has no {name}: try LC_ALL=C.UTF-8\n"
+            f"distlaunch: this locale's encoding, {encoding}, can't represent {name}: try LC_ALL=C.UTF-8\n"
         )
         _leave(2)
 

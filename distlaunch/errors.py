@@ -1,6 +1,6 @@
 """Every way distlaunch itself fails, each with its documented exit status.
 
-A failing worker is no exception but data (`distlaunch.state.job.Cause`).
+A failing worker is no exception but data (`distlaunch.state.workers.Exited`).
 """
 
 import errno

@@ -54,7 +54,7 @@ def signal_words(signum: int) -> str:
 
 
 def refused_port_words(error: str, owners: Sequence[Mapping[str, Any]]) -> str:
-    """Why a port can't be had: `in use by python (pid 42)`, `permission denied`; as in `PortRefused`."""
+    """Why a port can't be used: `in use by python (pid 42)`, `permission denied`; as in `PortRefused`."""
     reason = error.lower()
     return f"in use by {holders_words(owners)}" if owners or "in use" in reason else reason
 

@@ -1,4 +1,4 @@
-"""Trying for real who can connect to whom: a listener, and connections to others' listeners."""
+"""Tests which nodes can connect to which: a listener, and connections to others' listeners."""
 
 import socket
 

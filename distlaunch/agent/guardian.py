@@ -19,7 +19,7 @@ SWEEP_S = 5.0
 STOP_S = 600.0
 """Seconds after which an agent that was told to stop is killed: longer than a grace for checkpoints."""
 LOOK_S = 5.0
-"""The link is looked at this often: no signal tells that its other end was closed."""
+"""How often to look at the link: no signal announces that its other end was closed."""
 
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _WATCHED = (signal.SIGCHLD, *_STOPS)
@@ -44,7 +44,7 @@ def main(nonce: str, node: int) -> None:
 
 
 def _watch(agent: int) -> int:
-    """Wait for the agent's end, and see to it that one that is told to stop does, also when it is stuck."""
+    """Wait for the agent to end; once told to stop, make sure that it does, even if it is stuck."""
     status: "Optional[int]" = None
     deadline: "Optional[float]" = None
     while status is None:

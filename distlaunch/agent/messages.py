@@ -249,7 +249,7 @@ class LeavingEarly(Frozen):
 
 
 class Dropped(Frozen):
-    """So many bytes of output were lost because the spool was full."""
+    """Output was lost because the spool was full."""
 
     local_rank: int
     stream: int
@@ -264,20 +264,20 @@ class Stuck(Frozen):
 
 
 class Swept(Frozen):
-    """No descendant is left; so many had outlived the workers."""
+    """No descendant is left; `leftovers` is how many had outlived the workers."""
 
     generation: int
     leftovers: int
 
 
 class Reaped(Frozen):
-    """Answers `Reap`: nothing of the run is left on the node; so many processes were."""
+    """Answers `Reap`: nothing of the run is left on the node; `processes` were killed."""
 
     processes: int
 
 
 class Orphans(Frozen):
-    """So many processes were left by agents that are dead, of any run: they were killed."""
+    """Dead agents of any run had left `processes`, which were killed."""
 
     processes: int
 

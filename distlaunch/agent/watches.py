@@ -1,4 +1,4 @@
-"""What is watched while workers run: who joins the rendezvous, who stalls. Nothing is asked of them."""
+"""Watches running workers from outside: which join the rendezvous, and which stall."""
 
 import time
 
@@ -18,11 +18,11 @@ JOIN_INTERVAL_S = 0.02
 JOIN_INTERVAL_MAX_S = 1.0
 """The join watch looks this often, ever more slowly: the kernel announces no connection of others."""
 LAG_S = 5.0
-"""From so long after the start, and so often, it is told what those do who have not joined."""
+"""How long after the start, and how often, to report what the missing workers are doing."""
 IDLE_SHARE = 0.01
-"""Less CPU than this share of one core is no work: threads that wait wake up now and then."""
+"""Less CPU than this share of one core counts as idle: waiting threads wake up now and then."""
 IDLE_TICKS = 2
-"""So few clock ticks between two looks are no work either: an idle torch process uses one now and then."""
+"""This few clock ticks between two looks count as idle, too: an idle torch process uses one now and then."""
 IDLE_GPU_PERCENT = 1
 
 

@@ -74,7 +74,7 @@ class Worker:
     def said(self, stream: int, data: bytes) -> None:
         """Take note of what it printed."""
         self.printed += len(data)
-        if stream == 1 and not self.stopping:  # what it says of our own signal is no cause of anything
+        if stream == 1 and not self.stopping:  # what it says about our own signal is not a cause
             self.words = (self.words + data[-MAX_WORDS:])[-MAX_WORDS:]
 
     def signal(self, signum: int) -> None:
@@ -250,7 +250,7 @@ def _words(code: int, stage: str) -> str:
     if code == errno.E2BIG:
         return "its arguments and environment are too long (E2BIG)"
     if code == errno.EMFILE:
-        return "Too many open files: raise the limit on this node, `ulimit -n`"
+        return "Too many open files: raise the limit on this node with `ulimit -n`"
     return os.strerror(code)
 
 
@@ -264,7 +264,7 @@ _shared = dict(enumerate(map(int, filter(None, os.environ.pop(SHARED_VARIABLE, "
 
 
 def make_room(workers: int) -> None:
-    """Allow this process the descriptors that so many workers need; they themselves keep the old limit."""
+    """Allow this process the descriptors that its workers need; they themselves keep the old limit."""
     soft, hard = _own_limit
     wanted = DESCRIPTORS * workers + 64
     if soft != resource.RLIM_INFINITY and soft < wanted:

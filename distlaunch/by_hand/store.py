@@ -167,7 +167,7 @@ class Keeper:
         os._exit(0)
 
     def tell_verdict(self) -> bool:
-        """Whether all is over; the command is told how, unless its own failure ended it."""
+        """Whether all have ended; tells the command how, unless its own failure ended them."""
         if not self.store.check(["verdict"]):
             return False
         if not self.failed_here:

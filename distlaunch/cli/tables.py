@@ -99,7 +99,7 @@ def _pair_lines(report: PortReport) -> list[str]:
 
 def _port_state(report: PortReport) -> str:
     if report.free is None:
-        return "unknown: the node did not answer"
+        return "unknown: the node can't be used"
     if report.free:
         return "free"
     return escape(refused_port_words(str(report.error), report.owners))

@@ -88,7 +88,7 @@ def _folder() -> str:
     try:
         return os.getcwd()
     except OSError as error:
-        raise DistlaunchError(f"the working directory is gone: {error.strerror}") from None
+        raise DistlaunchError(f"can't read the current directory: {error.strerror}") from None
 
 
 def _hand_over(why: str, words: Sequence[str], early: "Link | None") -> None:

@@ -41,7 +41,7 @@ _TIMED_OUT = re.compile(r"[Tt]im(?:ed |e)out")
 class Words(Frozen):
     """What a rank's last words tell: whether they hold a `traceback`, and whether a peer was gone.
 
-    `timed_out`: no connection was lost, but the peer was waited for in vain.
+    `timed_out`: no connection was lost, but waiting for the peer timed out.
     """
 
     traceback: bool = False
@@ -81,7 +81,7 @@ def _of_a_collective(error: str) -> str:
 
 
 def without_remarks(words: str) -> str:
-    """`words` without the lines that torch logs as information or warnings; "" where nothing else is told."""
+    """`words` without the lines that torch logs as information or warnings; "" if nothing else is left."""
     rest = _REMARK.sub("", words)
     return rest if rest.strip() else ""
 

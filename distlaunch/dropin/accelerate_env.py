@@ -86,7 +86,7 @@ def _dynamo(section: Section) -> Draft:
 
 def _fp8(section: Section) -> Draft:
     given = _prefixed("fp8_", section)
-    notes = [f"fp8_config: {key} has to be set by the script" for key in given if "override_linear" in key]
+    notes = [f"fp8_config: the script must set {key} itself" for key in given if "override_linear" in key]
     kept = {key: value for key, value in given.items() if "override_linear" not in key}
     return _env({f"ACCELERATE_{key.upper()}": value for key, value in kept.items()}, notes)
 
@@ -99,7 +99,7 @@ def _fsdp(section: Section) -> Draft:
         for key, value in given.items()
         if key in names
     }
-    notes = [f"fsdp_config: {key} is not known" for key in given if key not in names]
+    notes = [f"fsdp_config: unknown key {key}" for key in given if key not in names]
     return _env({"ACCELERATE_USE_FSDP": "true", **variables}, notes)
 
 
@@ -111,7 +111,9 @@ def _deepspeed(section: Section) -> Draft:
     }
     idle = [key for key in section if key not in _DEEPSPEED and key != "deepspeed_hostfile"]
     notes = [f"deepspeed_config: {key}: {section[key]} is for DeepSpeed's own launcher" for key in idle]
-    notes.append("accelerate adds the current folder to PYTHONPATH for DeepSpeed: do so if imports fail")
+    notes.append(
+        "accelerate adds the current folder to PYTHONPATH for DeepSpeed: if imports fail, do the same"
+    )
     return _env({"ACCELERATE_USE_DEEPSPEED": "true", **variables}, notes)
 
 

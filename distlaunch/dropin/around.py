@@ -1,4 +1,4 @@
-"""What stands around a launcher's command in a shell's line, and what does the same for a job file."""
+"""What surrounds a launcher's command in a shell line, and what does the same for a job file."""
 
 import os.path
 import re
@@ -10,15 +10,15 @@ from distlaunch.dropin.calls import is_variable, launcher_at
 from distlaunch.dropin.over_ssh import Remote, SshCall, ssh_call
 from distlaunch.dropin.shell_words import Command, shell_commands
 
-_NO_STDIN = "ranks of a job file read nothing from stdin"
+_NO_STDIN = "ranks started from a job file have no stdin"
 _BEFORE_RUN = "put it before `distlaunch run` if the job needs it"
-_ENVIRONMENT = "do it in the shell that runs distlaunch, or name the environment's interpreter in python"
+_ENVIRONMENT = "do it in the shell that runs distlaunch, or set python to the environment's interpreter"
 _STARTS_ALL = "`distlaunch run` starts all nodes itself: run it once"
-_KEEPS = "works for `distlaunch run` too; each rank's output is kept in logs.dir"
+_KEEPS = "works with `distlaunch run` too; each rank's output is kept in logs.dir"
 _PROMPT = r"\s*(?:\([^()\s]+\)\s*)*(?:\[?[\w.-]+@[\w.-]+(?:[: ][^\s$#%>&|;]*)?\]?\s?)?[$%#>\u276f]\s+"
-"""`$ `, `(base) me@host:~$ `, `[me@host dir]# `: a variable's $ has no space behind it."""
+"""`$ `, `(base) me@host:~$ `, `[me@host dir]# `: a variable's $ has no space after it."""
 _HINTS = {
-    "nohup": "`nohup distlaunch run` survives the end of the session too",
+    "nohup": "`nohup distlaunch run` works too",
     "time": "`time distlaunch run` works too",
     "exec": "`exec distlaunch run` works too",
     "timeout": "set timeouts.job",
@@ -64,7 +64,7 @@ def launcher_line(text: str, remotely: bool = False) -> Line:
 
 
 def _with_inner(line: Line, before: Sequence[Command], moved: bool) -> Line:
-    """The line that a shell is given in the command of another one, if it is; and where ssh runs it."""
+    """The line inside `bash -c` or ssh, if the command has one; and where ssh runs it."""
     call, inner = _ssh(line.command), _inner(line.command.words)
     if inner is None:
         line = line._replace(command=_with_exports(line.command, before))
@@ -101,7 +101,7 @@ def _remarks(commands: Sequence[Command]) -> Iterator[str]:
 
 
 def _without_prompts(text: str) -> str:
-    """A line without the shell's prompt that was copied along, and those of the lines that continue it."""
+    """A line without a copied shell prompt, and without those of its continuation lines."""
     found = re.match(_PROMPT, text)
     if not found:
         return text
@@ -151,12 +151,12 @@ def _before(commands: Sequence[Command], remotely: bool) -> Iterator[str]:
     for command in commands:
         if _assignments(command) or not command.words or (remotely and _is_move(command)):
             continue
-        hint = _NO_STDIN if command.operator in ("|", "|&") else _hint(command.words, "run it before")
+        hint = _NO_STDIN if command.operator in ("|", "|&") else _hint(command.words, "run it first")
         yield f"left out: `{shlex.join(command.words)} {command.operator}`: {hint}"
 
 
 def _wrapped(command: Command) -> Iterator[str]:
-    """What stands before the launcher's name in its own command."""
+    """What precedes the launcher's name in its own command."""
     at = launcher_at(command.words)
     words = command.words[:at] if at is not None else command.words[:-1]  # `bash -c` and its text
     rest = [word for word in words if not is_variable(word) and word != "env"]
@@ -179,7 +179,7 @@ def _behind(command: Command, rest: Sequence[Command]) -> Iterator[str]:
     operator = command.operator
     for later in rest:
         if later.words:
-            hint = _KEEPS if operator in ("|", "|&") else "put it behind `distlaunch run`"
+            hint = _KEEPS if operator in ("|", "|&") else "put it after `distlaunch run`"
             yield f"left out: `{operator} {shlex.join(later.words)}`: {hint}"
         operator = later.operator
     if operator == "&":

@@ -1,4 +1,4 @@
-"""What stands before torchrun's flags: variables, and the program that reads them."""
+"""What precedes torchrun's flags: variables, and the program that reads them."""
 
 import os.path
 import re
@@ -66,7 +66,7 @@ def parse_call(words: Sequence[str], filled: Collection[str] = ()) -> Call:
     if not flags.script:
         raise UsageError("no script given")
     if flags.no_python and not use_env:
-        raise UsageError("torch.distributed.launch takes --no-python only with --use-env")
+        raise UsageError("torch.distributed.launch accepts --no-python only with --use-env")
     unfilled = (*flags.unfilled, *_unfilled(env.keys() - known.keys(), env, flags))
     return Call(env, known.get("PYTHON_EXEC") or python, flags._replace(unfilled=unfilled), not use_env)
 

@@ -100,13 +100,13 @@ _RANKS = "distlaunch assigns the ranks itself"
 _FREE = "the ranks meet on the first node, at a free port"
 _FILTER = "filter the log files instead"
 _SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, and workers get SIGTERM"
-_UNKNOWN_PROCS = "without procs_per_node there is one worker per GPU"
+_UNKNOWN_PROCS = "without procs_per_node, each GPU gets one worker"
 FLAGS = (
-    Flag("nnodes", here="used, or handed over", key="nodes", left_out="list as many nodes as it stood for"),
+    Flag("nnodes", here="used, or handed over", key="nodes", left_out="list that many nodes"),
     Flag("nproc_per_node", key="procs_per_node", left_out=_UNKNOWN_PROCS),
     Flag("rdzv_backend", here="used, or handed over", key="rendezvous.backend", left_out=_RANKS),
     Flag("rdzv_endpoint", key="rendezvous.endpoint", left_out=_FREE),
-    Flag("rdzv_id", key="rendezvous.id", left_out="each run has an id of its own"),
+    Flag("rdzv_id", key="rendezvous.id", left_out="each run gets its own id"),
     Flag("rdzv_conf", here="no effect", why=_RANKS, only_static=True, key="rendezvous.conf", left_out=_RANKS),
     Flag("standalone"),
     Flag("max_restarts", key="restarts.max", left_out="set restarts.max"),
@@ -207,7 +207,7 @@ def parse_procs(text: str) -> int | Counted:
         case "auto" | "cpu" | "gpu":
             return text
         case "xpu":
-            raise UsageError("--nproc-per-node xpu: XPUs are not counted; pass a number")
+            raise UsageError("--nproc-per-node xpu: can't count XPUs; pass a number")
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got {text!r}")
     return int(text)

@@ -78,7 +78,7 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
 
 def _read(document: Value) -> Config:
     if not isinstance(document, Entries):
-        text = f"expected accelerate's config, a mapping, got {describe(document)}"
+        text = f"expected an accelerate config (a mapping), got {describe(document)}"
         raise JobError([document.place.problem("", text)])
     problems: list[Problem] = []
     given = {key: value for key, _, value in document.walk() if not _is_null(value)}
@@ -135,7 +135,7 @@ def _nodes(config: Config) -> Draft:
         return _noted("hostfile", hostfile, notes)
     first = _far(config) or "HOST0"
     hosts = [first, *(f"HOST{i}" for i in range(1, config.machines))]
-    advice = "put the names of the machines here, as your ssh knows them; the first is rank 0's"
+    advice = "put your host names here, as ssh knows them; rank 0 runs on the first"
     return _noted("nodes", hosts, [advice, *notes])
 
 
@@ -206,7 +206,7 @@ def _devices(config: Config) -> Draft:
         return Draft()
     env = {VISIBLE.get(config.kind, "CUDA_VISIBLE_DEVICES"): str(ids)}
     notes = (
-        (Note("gpu_ids: the config's are those of one machine; here they apply to all", "env"),)
+        (Note("gpu_ids: the config gives those of one machine; here they apply to all", "env"),)
         if config.machines > 1
         else ()
     )

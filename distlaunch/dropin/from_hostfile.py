@@ -17,7 +17,7 @@ def hostfile_draft(text: str, source: str, program: Sequence[str] = (), piped: b
     entries = parse_hostfile(text, source, problems)
     if problems:
         raise JobError(problems)
-    offer = Offer("instead of nodes, to read the file at each start:", "hostfile", source, "nodes")
+    offer = Offer("instead of nodes, to read the hostfile at each start:", "hostfile", source, "nodes")
     hosts = Draft(_hosts(entries), offers=() if piped else (offer,))
     return checked(gpus_offer(joined([program_draft(program), hosts, *_remarks(text)])), source)
 

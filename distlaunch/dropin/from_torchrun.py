@@ -41,7 +41,7 @@ SOURCE = "the command line"
 LISTED_HOSTS = 16
 """More hosts than this stand as a range."""
 _PATHS = "relative paths are relative to this file: keep it in the folder where the command was run"
-_SSH_STARTS = "ssh starts a command in the home of its user"
+_SSH_STARTS = "ssh starts commands in the user's home directory"
 _AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
 """Flags whose values are those of their keys."""
 
@@ -130,8 +130,8 @@ def _nodes(setting: Setting) -> Draft:
     if most == 1:
         return _lone(setting.remote)
     hosts, first = _hosts(most, setting.master[0]), setting.master[0]
-    advice = "the first is rank 0's" if first else "rank 0's first"
-    notes = [Note(f"put the names of the machines here, as your ssh knows them; {advice}", "nodes")]
+    advice = "rank 0 runs on the first" if first else "the one for rank 0 first"
+    notes = [Note(f"put your host names here, as ssh knows them; {advice}", "nodes")]
     if "node_rank" in setting.flags.given:
         notes.append(_remark("node_rank", "nodes"))
     elastic: dict[str, Data] = {"min_nodes": fewest} if fewest < most else {}
@@ -143,7 +143,7 @@ def _lone(remote: Remote | None) -> Draft:
     """The one host that ssh ran the command on."""
     if not remote:
         return Draft()
-    note = Note("put the name of the machine here, as your ssh knows it", "nodes")
+    note = Note("put the host name here, as ssh knows it", "nodes")
     nodes = Draft({"nodes": [remote.host]}, (note,) if remote.host == UNNAMED else ())
     return joined([nodes, _workdir(remote)])
 
@@ -182,7 +182,7 @@ def _procs(setting: Setting) -> Draft:
             why = "one worker per GPU; on a node without GPUs torchrun starts one per CPU, distlaunch one"
             return Draft(notes=(Note(f"--nproc-per-node auto: {why}", "procs_per_node"),))
         case "cpu":
-            note = Note("--nproc-per-node cpu: as many as this machine has", "procs_per_node")
+            note = Note("--nproc-per-node cpu: the number of CPUs on this machine", "procs_per_node")
             return Draft({"gpus_per_node": 0, "procs_per_node": setting.cpus}, (note,))
 
 
@@ -232,7 +232,7 @@ def _entry(key: str, value: Data) -> dict[str, Data]:
 def _conduct_notes(setting: Setting) -> Iterator[Note]:
     flags = setting.flags
     if flags.max_restarts:
-        text = "--max-restarts counts over the whole run; restarts.max in any restarts.window, an hour"
+        text = "--max-restarts counts over the whole run; restarts.max counts in each restarts.window (1h)"
         yield Note(text, "restarts")
     if setting.nodes[0] < setting.nodes[1] and not flags.max_restarts:
         yield Note("losing or regaining a node counts as a restart: at most 3 in an hour", "restarts")
@@ -241,7 +241,7 @@ def _conduct_notes(setting: Setting) -> Iterator[Note]:
 
 
 def _remark(field: str, key: str = "", value: str = "") -> Note:
-    """What a job file says, at a key, of a flag that it has none for."""
+    """The note, at a key, on a flag that job files have no key for."""
     return Note(" ".join(filter(None, (FLAG[field].name, value, FLAG[field].in_file))), key)
 
 
@@ -249,7 +249,7 @@ def _env(setting: Setting) -> Draft:
     env = setting.call.env
     flags = {flag.variable for flag in FLAGS}
     keys = {name: value for name, value in env.items() if name not in {*flags, *RESERVED, "PYTHON_EXEC"}}
-    notes = (Note(f"{name} is set by distlaunch, for each worker", "env") for name in env if name in RESERVED)
+    notes = (Note(f"distlaunch sets {name} for each worker", "env") for name in env if name in RESERVED)
     return joined([Draft({"env": keys} if keys else {}, tuple(notes)), visible_gpus(keys)])
 
 
@@ -258,7 +258,10 @@ def _logs(setting: Setting) -> Draft:
     folder: dict[str, Data] = {"dir": setting.path(flags.log_dir)} if flags.log_dir else {}
     shown, notes = _shown(setting)
     if {"redirects", "tee"} & flags.given:
-        notes = [*notes, "--redirects, --tee: each rank's output is always kept, stdout and stderr apart"]
+        notes = [
+            *notes,
+            "--redirects, --tee: the run folder always keeps each rank's stdout and stderr, separately",
+        ]
     told = [Note(note, "logs") for note in notes]
     if flags.logs_specs is not None:
         told.append(_remark("logs_specs", "logs", flags.logs_specs))
@@ -279,7 +282,7 @@ def _shown(setting: Setting) -> tuple[Data, list[str]]:
         partly = redirects & ~tee
     else:
         partly = True
-    notes = ["the console shows both streams, of all ranks in logs.console"] if partly else []
+    notes = ["the console shows both streams of every rank in logs.console"] if partly else []
     return (_ranks(setting, local_ranks), notes) if local_ranks else (None, notes)
 
 

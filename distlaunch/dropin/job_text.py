@@ -26,7 +26,7 @@ class Note(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What may stand at a key instead or in addition, as comments to take the # from.
+    """An alternative for a key, or an addition to it, as comments to take the # from.
 
     A mapping's entries are added to those of the same key; `instead_of` names a key that has to go for it.
     """
@@ -68,7 +68,7 @@ def joined(parts: Iterable[Draft]) -> Draft:
 def program_draft(words: Sequence[str]) -> Draft:
     """The script and its arguments, or a place for them."""
     if not words:
-        return Draft({"script": NO_SCRIPT}, (Note("put your script here, and its args", "script"),))
+        return Draft({"script": NO_SCRIPT}, (Note("put your script and its args here", "script"),))
     return Draft({"script": as_path(words[0]), **args_of(words[1:])}, tuple(brace_notes(words[1:])))
 
 
@@ -79,10 +79,10 @@ def args_of(words: Sequence[str], first: Sequence[str] = ()) -> dict[str, Data]:
 
 
 def brace_notes(words: Iterable[str]) -> Iterator[Note]:
-    """What to tell where `args_of` has doubled braces."""
+    """A note on the braces that `args_of` has doubled."""
     if found := escaped_in(words):
         names = ", ".join("{{" + name + "}}" for name in found)
-        told = "doubled braces reach the script as single ones; single ones are replaced by values"
+        told = "doubled braces reach the script as single ones; single ones are filled in"
         yield Note(f"{names}: {told}", "args")
 
 
@@ -91,7 +91,7 @@ def gpus_offer(draft: Draft) -> Draft:
     if not {"nodes", "hostfile"} & set(draft.keys) or "gpus_per_node" in draft.keys:
         return draft
     procs = draft.keys.get("procs_per_node")
-    told = f"{_DRY_RUN}: the number of GPUs on each host (0 = a CPU job; run asks each host itself):"
+    told = f"{_DRY_RUN}: the number of GPUs on each host (0 = a CPU job; run detects them):"
     offer = Offer(told, "gpus_per_node", procs if isinstance(procs, int) else 8)
     return draft._replace(offers=(*draft.offers, _uneven_offer(draft.keys.get("nodes")) or offer))
 
@@ -110,7 +110,7 @@ def _uneven_offer(nodes: Data) -> Offer | None:
     listed = [node for node in given if isinstance(node, Mapping) and "procs" in node]
     if not listed or len(listed) < len(given):
         return None
-    told = f"instead of nodes, {_DRY_RUN}: each host's GPUs (0 = a CPU job; run asks each host itself):"
+    told = f"instead of nodes, {_DRY_RUN}: each host's GPUs (0 = a CPU job; run detects them):"
     return Offer(told, "nodes", [{**node, "gpus": node["procs"]} for node in listed], "nodes")
 
 
@@ -122,7 +122,7 @@ def as_path(text: str) -> str:
 def checked(draft: Draft, source: str) -> Draft:
     """The draft, with those of its offers that a job file may take.
 
-    Raises `JobError` when no job file may say so, `UsageError` for what is no text.
+    Raises `JobError` if a job file may not say so, `UsageError` for what is not text.
     """
     offered = {offer.key: offer.value for offer in draft.offers}
     text = "".join((*_texts(draft.keys), *_texts(offered), *(note.text for note in draft.notes)))

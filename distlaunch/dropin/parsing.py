@@ -58,7 +58,7 @@ def _hides_flags(rest: Sequence[str], filled: Collection[str]) -> bool:
 
 
 def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What PET_ variables say of flags that are not given."""
+    """The values that PET_ variables give to flags not on the command line."""
     found: dict[str, Any] = {}
     for flag in FLAGS:
         name = flag.variable
@@ -105,7 +105,7 @@ def _next_value(flag: Flag, rest: list[str]) -> str:
 
 
 def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
-    """The value that a text is; `name` is what the user wrote it behind."""
+    """The value of a text; `name` is the flag or variable that the user gave it to."""
     name = name or flag.name
     if flag.kind == "switch":
         if value is not None:

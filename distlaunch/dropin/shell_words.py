@@ -139,8 +139,8 @@ def _refused(character: str) -> str:
     if character == "$":
         return "this $( or ${ is not closed"
     if character == "\\":
-        return "a backslash at the end continues nothing"
-    return f"{character} belongs to the shell; quote it, or give only the command inside"
+        return "a backslash ends the command, with nothing to escape"
+    return f"{character} is shell syntax; quote it, or give only the command inside"
 
 
 def _meant(kind: str, text: str) -> str:

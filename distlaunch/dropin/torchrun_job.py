@@ -40,7 +40,7 @@ class Here(NamedTuple):
 
 
 def left_to_torch(flags: Flags) -> str:
-    """What only torch's own elastic agent can do, or nothing."""
+    """The flag that only torch's own elastic agent can serve; "" if none."""
     fewest, most = node_range(flags.nnodes)
     for flag in FLAGS:
         if flag.here == "handed over" and flag.field in flags.given:
@@ -72,7 +72,7 @@ def notices(flags: Flags) -> list[str]:
         if flag.here == "refused":
             raise UsageError(f"{flag.name}: {flag.why}")
     if flags.no_python and flags.module and not flags.run_path:
-        raise UsageError("--no-python and --module exclude each other")
+        raise UsageError("--no-python and --module can't be combined")
     static = flags.rdzv_backend == "static" and not _makes_up_the_place(flags)
     unused = [
         f"{flag.name} has no effect: {flag.why}"
@@ -84,7 +84,7 @@ def notices(flags: Flags) -> list[str]:
 
 
 def by_hand_notices(flags: Flags) -> list[str]:
-    """What to know about a job whose nodes are started by hand, before it waits for the others."""
+    """Notices on a job whose nodes are started by hand, before it waits for the others."""
     from distlaunch.plan.layout import is_loopback  # only jobs on several nodes ask
 
     lines = []

@@ -6,9 +6,9 @@ from distlaunch.dropin.calls import Call
 from distlaunch.dropin.flags import FLAG, Flags
 from distlaunch.dropin.shell_words import Command
 
-_NO_SHELL = "a job file expands no shell variables"
-_NO_HOME = "a job file expands ~ only in paths such as script and workdir"
-_NO_PATTERN = "a job file expands no patterns"
+_NO_SHELL = "job files don't expand shell variables"
+_NO_HOME = "job files expand ~ only in paths such as script and workdir"
+_NO_PATTERN = "job files don't expand patterns"
 
 
 def left_out(flags: Flags) -> Iterator[str]:
@@ -18,7 +18,7 @@ def left_out(flags: Flags) -> Iterator[str]:
             flag = FLAG[field]
             yield f"left out: {flag.name} {value}: {flag.left_out or f'{_NO_SHELL}; write the value'}"
         else:
-            yield f"left out: {value}: write its flags into the command, or their keys here"
+            yield f"left out: {value}: write its flags in the command, or their keys here"
 
 
 def unexpanded(call: Call, command: Command) -> Iterator[str]:
@@ -31,6 +31,6 @@ def unexpanded(call: Call, command: Command) -> Iterator[str]:
     args = set(call.flags.args)
     of_env = {f"{name}={text}" for name, text in call.env.items() if not name.startswith("PET_")}
     if homes := [word for word in command.homes if word in args | of_env]:
-        yield f"{_NO_HOME}: write the whole path for {' '.join(homes)}"
+        yield f"{_NO_HOME}: write the full path for {' '.join(homes)}"
     if patterns := [word for word in command.patterns if word in {call.flags.script, *args}]:
         yield f"{_NO_PATTERN}: write the words for {' '.join(patterns)}"

@@ -50,7 +50,7 @@ def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
 
 
 def _no_job(document: Value, source: str) -> Problem:
-    """What to say of a document that is no mapping."""
+    """The problem with a document that is not a mapping."""
     if isinstance(document, Scalar) and document.value is None:
         return Place(source).problem("", "the job file is empty; it needs at least `script:`")
     text = document.value if isinstance(document, Scalar) and isinstance(document.value, str) else ""

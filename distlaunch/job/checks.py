@@ -1,4 +1,4 @@
-"""What a job file may not say: checks across its keys, and of the whole that they make."""
+"""Checks across a job file's keys, and of the job that they make."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ PROGRAMS = ("script", "module", "command")
 
 
 def check_keys(reading: Reading) -> None:
-    """Note what one key alone can't tell."""
+    """Note problems that concern several keys."""
     _check_program(reading)
     _check_script(reading)
     if "nodes" in reading.checked and "hostfile" in reading.checked:
-        reading.problem("hostfile", "give nodes or hostfile, not both")
+        reading.problem("hostfile", "set nodes or hostfile, not both")
     reading.endpoint()
     _check_binding(reading)
     _check_homes(reading)
@@ -38,20 +38,20 @@ def check_keys(reading: Reading) -> None:
 
 
 def check_spec(reading: Reading, spec: JobSpec) -> None:
-    """Note what shows only when hosts and endpoint are known."""
+    """Note problems that show only once hosts and endpoint are known."""
     _check_twice(reading, spec.pool)
     _check_master(reading, spec)
     _check_launcher(reading)
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
-        reading.problem("min_nodes", f"{spec.min_nodes} is more than the job has: {has}")
+        reading.problem("min_nodes", f"{spec.min_nodes} is too high: the job has {has}")
 
 
 def _check_program(reading: Reading) -> None:
     given = [key for key in PROGRAMS if key in reading.checked]
     if len(given) != 1:
-        told = " and ".join(given) or "none of them"
-        reading.problem(given[-1] if given else "", f"give one of script, module or command; got {told}")
+        told = " and ".join(given) or "none"
+        reading.problem(given[-1] if given else "", f"set one of script, module or command; got {told}")
 
 
 def _check_script(reading: Reading) -> None:
@@ -72,7 +72,7 @@ def _check_script(reading: Reading) -> None:
 def _check_binding(reading: Reading) -> None:
     given = reading.checked.get("cpu_binding")
     if given and reading.checked.get("numa_binding"):
-        reading.problem("cpu_binding", "give numa_binding or cpu_binding, not both")
+        reading.problem("cpu_binding", "set numa_binding or cpu_binding, not both")
     for i, cpus in enumerate(given if isinstance(given, tuple) else ()):
         for first, last in re.findall(r"(\d+)-(\d+)", str(cpus)):
             if int(last) < int(first):
@@ -83,7 +83,7 @@ def _check_stall(reading: Reading) -> None:
     on_stall, timeouts = reading.checked.get("on_stall"), reading.section("timeouts")
     never = "stall" in timeouts and timeouts["stall"] is None and "timeouts.stall" not in reading.refused
     if never and on_stall in ("restart", "stop"):
-        reading.problem("on_stall", f"on_stall: {on_stall} has no effect, since timeouts.stall is none")
+        reading.problem("on_stall", f"on_stall: {on_stall} has no effect because timeouts.stall is none")
 
 
 def _check_homes(reading: Reading) -> None:
@@ -115,11 +115,11 @@ def _check_env(reading: Reading, path: str, env: Mapping[str, str | None] | None
     environ = reading.around.environ
     for name, value in (env or {}).items():
         if name in RESERVED:
-            reading.problem(f"{path}.{name}", f"{name} is set by distlaunch for each worker; remove it")
+            reading.problem(f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it")
         elif value is None and name not in environ:
             close = nearest(name, environ, 0.8)
             hint = f"; did you mean {close}?" if close else ""
-            reading.problem(f"{path}.{name}", f"{name} is null, but your environment does not have it{hint}")
+            reading.problem(f"{path}.{name}", f"{name} is null, but it is not set in your environment{hint}")
 
 
 def _check_twice(reading: Reading, nodes: tuple[NodeSpec, ...]) -> None:
@@ -133,8 +133,8 @@ def _check_twice(reading: Reading, nodes: tuple[NodeSpec, ...]) -> None:
 
 def _twice(host: str, spare: bool, spare_before: bool) -> str:
     if spare and not spare_before:
-        return f"{host} is in nodes too: a host can't be both; drop it from nodes or spares"
-    hint = "drop one of the two" if spare else "give it more procs instead"
+        return f"{host} is in both nodes and spares; remove it from one of them"
+    hint = "remove one of them" if spare else "to run more workers on it, raise its procs"
     return f"{host} is listed twice; {hint}"
 
 
@@ -153,4 +153,4 @@ def _check_master(reading: Reading, spec: JobSpec) -> None:
 def _check_launcher(reading: Reading) -> None:
     numbered = isinstance(JOB.value(reading.checked, "nodes"), int) and not reading.around.hostfile
     if reading.checked.get("launcher") == "ssh" and numbered:
-        reading.problem("launcher", "launcher: ssh needs hosts; nodes is a number here")
+        reading.problem("launcher", "launcher: ssh needs host names, but nodes is a number")

@@ -142,7 +142,7 @@ def override(root: Value, path: list[str], new: Value) -> Value:
     step, rest = path[0], path[1:]
     if isinstance(root, Items):
         if not re.fullmatch("[0-9]{1,9}", step) or int(step) >= len(root.items):
-            raise KeyError(f"no item {step}: the list has {counted(len(root.items), 'item')}, counted from 0")
+            raise KeyError(f"index {step} is out of range: the list has {counted(len(root.items), 'item')}")
         items = list(root.items)
         items[int(step)] = override(items[int(step)], rest, new)
         return Items(tuple(items), root.place)

@@ -27,7 +27,7 @@ class Engine(Frozen):
         return f"{self.unit} {rank}" if self.gives_ranks else f"torch's agent on {home}"
 
     def counted(self, number: int) -> str:
-        """So many workers for people: `3 ranks`, or `3 torch agents`."""
+        """A number of workers: `3 ranks`, or `3 torch agents`."""
         return f"{number} {self.unit}" + ("s" if number != 1 else "")
 
 

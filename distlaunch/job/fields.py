@@ -28,8 +28,8 @@ AUTO = Choice(("auto",))
 PORT = Integer(1, 65535)
 ENV = MapOf(Word(), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
 CONF = MapOf(Word(), r"[A-Za-z_]\w*", "a setting's name")
-SOME_TEXT = Text("a string that is not empty", r"[^\0]+")
-LINE = Text("a line that is not empty", r"[^\0\n]+")
+SOME_TEXT = Text("a non-empty string", r"[^\0]+")
+LINE = Text("a non-empty line", r"[^\0\n]+")
 PYTHON = Text("an interpreter such as python3.12, or its path", r"(?![0-9.]+$)[^\0\n]+")
 _CPUS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
 CPUS = Text('a list of CPUs such as "0-3,8"', rf"{_CPUS}(?:,{_CPUS})*")
@@ -113,7 +113,9 @@ TIMEOUTS = Record(
             field="lease_s",
         ),
         "rejoin": Field(
-            Duration(), "How long to wait for a lost node that the job can't go on without.", field="rejoin_s"
+            Duration(),
+            "How long to wait for a lost node that the job can't continue without.",
+            field="rejoin_s",
         ),
         "stall": Field(
             OrNone(Duration()),
@@ -147,7 +149,7 @@ ELASTIC = Record(
     {
         "grow": Field(
             Choice(get_args(Grow)),
-            "When to take in a node that returned: at the next restart, or now, with a restart of its own.",
+            "When a node that returned rejoins: at the next restart, or now, with a restart of its own.",
         ),
     },
     makes=JobSpec,

@@ -26,7 +26,7 @@ class HostEntry(Frozen):
 
 
 def host_error(host: str) -> str | None:
-    """Why this is no host name that may reach a command line, or None."""
+    """Why this host name may not reach a command line, or None."""
     if host.startswith("-"):
         return "a host name can't begin with a dash"
     if not re.fullmatch(r"[A-Za-z0-9_.:%\-]+", host):
@@ -63,7 +63,7 @@ def _bracket(text: str) -> list[str]:
             raise ValueError(f'"[{text}]" is not a range; write [1-4] or [1,3,7]')
         first, last = found[1], found[2] or found[1]
         if not 0 <= int(last) - int(first) < MAX_HOSTS:
-            raise ValueError(f'"[{text}]" counts down or too far')
+            raise ValueError(f'"[{text}]" counts down, or names more than {MAX_HOSTS} hosts')
         names += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return names
 
@@ -86,7 +86,7 @@ def parse_hostfile(text: str, source: str, problems: list[Problem]) -> list[Host
         except ValueError as error:
             problems.append(place.problem("", str(error)))
     if not found and not problems:
-        problems.append(Place(source).problem("", "the hostfile names no host"))
+        problems.append(Place(source).problem("", "the hostfile lists no hosts"))
     return list(found.values())
 
 
@@ -104,7 +104,7 @@ def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
     if horovod_slots and "slots" not in options and _looks_like_a_port(horovod_slots):
         raise ValueError(_not_a_port(name, horovod_slots))
     if slots is not None and not re.fullmatch("[1-9][0-9]{0,5}", slots):
-        raise ValueError(f'slots must be a number, got "{slots}"')
+        raise ValueError(f'slots: expected a number, got "{slots}"')
     entries = []
     for host in expand_ranges(name):
         if error := host_error(host):
@@ -119,8 +119,8 @@ def _looks_like_a_port(slots: str) -> bool:
 
 def _not_a_port(host: str, number: str) -> str:
     return (
-        f'"{host}:{number}" in a hostfile means {number} slots; write "{host} slots={number}" for that, '
-        f"and for a port put it into ssh_config or use nodes: [{{host: {host}, port: {number}}}]"
+        f'"{host}:{number}" in a hostfile means {number} slots; for slots, write "{host} slots={number}"; '
+        f"for a port, use ssh_config or nodes: [{{host: {host}, port: {number}}}]"
     )
 
 
@@ -128,7 +128,7 @@ def _option(word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     key = {"max-slots": "max_slots", "cpu": "slots", "count": "slots"}.get(key, key)
     if not equals or key not in ("slots", "max_slots"):
-        raise ValueError(f'"{word}" is not understood; write "host slots=4" or "host:4"')
+        raise ValueError(f'unexpected "{word}"; write "host slots=4" or "host:4"')
     return key, value
 
 
@@ -141,5 +141,5 @@ def parse_endpoint(text: str) -> tuple[str | None, int | None]:
     if host and (error := host_error(host)):
         raise ValueError(error)
     if port is not None and not 0 < port < 65536:
-        raise ValueError(f"port {port} is not from 1 to 65535")
+        raise ValueError(f"port {port} is not in the range 1 to 65535")
     return host, port

@@ -13,7 +13,7 @@ def home_error(text: str) -> str | None:
     name = text.partition("/")[0]
     if not name.startswith("~") or name == "~":
         return None
-    return f"{name} is not expanded, only ~/ is: write the whole path (./{name} for a file of that name)"
+    return f"{name} is not expanded, only ~/ is: write the full path, or ./{name} for a file of that name"
 
 
 def path_in(folder: str, text: str) -> str:

@@ -50,7 +50,7 @@ def placeholders_in(arguments: Iterable[str]) -> list[str]:
 
 
 def placeholder_error(argument: str) -> str | None:
-    """Why the first {word} in `argument` that is no placeholder can't be filled in, or None."""
+    """Why the first unknown {word} in `argument` can't be filled in, or None."""
     for name in _single_words(argument):
         if name not in PLACEHOLDERS:
             return _unknown(name)
@@ -69,5 +69,5 @@ def _single_words(argument: str) -> list[str]:
 def _unknown(name: str) -> str:
     close = nearest(name.lower().replace("-", "_"), PLACEHOLDERS)
     known = ", ".join("{" + known + "}" for known in PLACEHOLDERS)
-    hint = f"did you mean {{{close}}}?" if close else f"known are {known};"
+    hint = f"did you mean {{{close}}}?" if close else f"known: {known};"
     return f"unknown placeholder {{{name}}}; {hint} {{{{{name}}}}} passes {{{name}}} to the script"

@@ -63,7 +63,7 @@ class Reading:
                     yield f"{key}[{i}]", node
 
     def hosts(self, path: str, node: str | Checked) -> list[tuple[str | None, str]]:
-        """(user, host) of each host that a listed item names; what is no host is noted."""
+        """(user, host) of each host that a listed item names; notes what is not a host."""
         text = node.get("host") if isinstance(node, Mapping) else node
         if not isinstance(text, str):
             return []  # noted by the type's check
@@ -84,7 +84,7 @@ class Reading:
         return [(user, host) for host in hosts]
 
     def endpoint(self) -> tuple[str | None, int | None]:
-        """Host and port of rank 0's store, as far as they are given; what is no endpoint is noted."""
+        """Host and port of rank 0's store, as far as they are given; notes what is not an endpoint."""
         endpoint = self.section("rendezvous").get("endpoint")
         if endpoint is None:
             return self.checked.get("master_addr"), self.checked.get("master_port")

@@ -1,4 +1,4 @@
-"""What is wrong with text that is no YAML, in words that YAML's parser lacks, and how to write it."""
+"""What is wrong with text that is not YAML, in plainer words than the parser's, and how to write it."""
 
 import re
 from collections.abc import Callable
@@ -58,14 +58,14 @@ def _quoted(words: str, at: Mark, wrong: str) -> Told:
 
 def _tab(mistake: Mistake) -> Told | None:
     if mistake.line[: mistake.at[1] + 1].strip(" ").startswith("\t"):
-        return Told("a tab can't indent: use spaces", mistake.at)
+        return Told("tabs can't indent: use spaces", mistake.at)
     return None
 
 
 def _second_document(mistake: Mistake) -> Told | None:
     if "another document" not in mistake.said:
         return None
-    words = "a second document begins here, but a job file holds one job: put the other into its own file"
+    words = "a second document starts here, but a job file holds one job: put the other in its own file"
     return Told(words, mistake.at)
 
 
@@ -111,7 +111,7 @@ def _bad_start(mistake: Mistake) -> Told | None:
         return None
     line = mistake.lines[at[0]]
     word = _word(line, at[1])
-    return _quoted(f"a plain value can't begin with {word[0]}", at, word) if word.strip() else None
+    return _quoted(f"an unquoted value can't start with {word[0]}", at, word) if word.strip() else None
 
 
 def _word(line: str, column: int) -> str:
@@ -131,9 +131,7 @@ def _nested_bracket(mistake: Mistake) -> Told | None:
     rest = re.match(r"(?:\[[^\[\]]*\]|\{[^{}]*\}|[^\s,\[\]{}])+", mistake.line[mistake.at[1] :])
     if not start or not rest or rest[0][0] not in "[{":
         return None
-    return _quoted(
-        f"a plain value inside a list can't have {rest[0][0]} in it", mistake.at, start[0] + rest[0]
-    )
+    return _quoted(f"an unquoted value in a list can't contain {rest[0][0]}", mistake.at, start[0] + rest[0])
 
 
 def _unclosed_bracket(mistake: Mistake) -> Told | None:
@@ -145,7 +143,7 @@ def _unclosed_bracket(mistake: Mistake) -> Told | None:
     if after.startswith(":"):
         item = re.split(r"[,\[{]\s*", mistake.before)[-1] + re.split(r"\s*[,\]}]", after)[0]
         value = item.partition(": ")[2] if "mapping" in mistake.within else item
-        return _quoted('a plain value can\'t have ": " in it', mistake.at, value)
+        return _quoted('an unquoted value can\'t contain ": "', mistake.at, value)
     return Told(f"a comma is missing before {re.split(r'[,}]|]', after)[0][:20]}", mistake.at)
 
 
@@ -153,7 +151,7 @@ def _colon_in_value(mistake: Mistake) -> Told | None:
     found = re.match(r"\s*(?:- )?[\w.-]+: +(\S.*)", mistake.line)
     if "mapping values" not in mistake.said or not found or found.start(1) > mistake.at[1]:
         return None
-    return _quoted('a plain value can\'t have ": " in it', mistake.at, found[1].rstrip())
+    return _quoted('an unquoted value can\'t contain ": "', mistake.at, found[1].rstrip())
 
 
 def _indentation(mistake: Mistake) -> Told | None:
@@ -162,9 +160,9 @@ def _indentation(mistake: Mistake) -> Told | None:
     if not misplaced or not begins or not mistake.line.strip():
         return None
     words = (
-        "this line's indentation doesn't match the lines above it: the keys of a mapping, and the items of a "
+        "this line's indentation doesn't match the lines above it: the keys of a mapping must line up, and "
     )
-    return Told(f"{words}list, stand right below each other", mistake.at)
+    return Told(f"{words}so must the items of a list", mistake.at)
 
 
 def _after_value(mistake: Mistake) -> Told | None:
@@ -173,11 +171,11 @@ def _after_value(mistake: Mistake) -> Told | None:
         return None
     found = re.match(r"\s*(?:- )?(?:[\w.-]+: +)?(?:- )?([\"'{\[].*)", mistake.line)
     if not found or found.start(1) >= mistake.at[1] - 1:
-        return Told("a quote that was opened on an earlier line ends before this; close it there", mistake.at)
+        return Told("the quote before this was opened on an earlier line; close it there", mistake.at)
     value, rest = found[1].rstrip(), mistake.line[mistake.at[1] :].strip()
-    words = f"{rest[:20]} stands behind the value's end"
+    words = f"unexpected {rest[:20]} after the end of the value"
     if value[0] == "[":
-        return Told(f"{words}: remove it, or put it into the list", mistake.at)
+        return Told(f"{words}: remove it, or put it in the list", mistake.at)
     wrong, whole = value, value[1:-1] if value[0] == value[-1] == "'" else value
     return Told(f"{words}; quote the whole: ", mistake.at, wrong, in_quotes(whole))
 
@@ -187,8 +185,8 @@ def _list_on_the_line(mistake: Mistake) -> Told | None:
         return None
     value = mistake.line[mistake.at[1] :].strip()
     if value == "-":
-        return _quoted("a plain value can't be a dash alone", mistake.at, value)
-    words = "the items of a list begin on a line of their own, or stand in brackets: "
+        return _quoted("an unquoted value can't be just a dash", mistake.at, value)
+    words = "put each list item on a line of its own, or the list in brackets: "
     return Told(words, mistake.at, value, as_list(" ".join(value[1:].split())))
 
 
@@ -198,7 +196,10 @@ def _escape(mistake: Mistake) -> Told | None:
         return None
     right = "'" + found[1].replace("'", "''") + "'"
     return Told(
-        "between double quotes a backslash begins an escape; for a plain one: ", mistake.at, found[0], right
+        "in double quotes a backslash starts an escape; to keep it, use single quotes: ",
+        mistake.at,
+        found[0],
+        right,
     )
 
 
@@ -206,7 +207,7 @@ def _question_mark(mistake: Mistake) -> Told | None:
     found = re.search(r"(?:[\[,:] *)(\?) *(?:[,\]]|$)", mistake.begun)
     if not found or not re.search("mapping keys|',' or", mistake.said):
         return None
-    return _quoted("a plain value can't be a question mark alone", (mistake.since[0], found.start(1)), "?")
+    return _quoted("an unquoted value can't be just a question mark", (mistake.since[0], found.start(1)), "?")
 
 
 def _missing_value(mistake: Mistake) -> Told | None:
@@ -214,9 +215,9 @@ def _missing_value(mistake: Mistake) -> Told | None:
         return None
     after = mistake.line[mistake.at[1] :].strip()
     if "block node" in mistake.within and after:
-        return _quoted(f"a plain value can't begin with {after[0]}", mistake.at, after)
+        return _quoted(f"an unquoted value can't start with {after[0]}", mistake.at, after)
     if after.startswith("-"):
-        return Told("inside brackets the items of a list stand without dashes: [a, b]", mistake.at)
+        return Told("list items in brackets take no dashes: [a, b]", mistake.at)
     return Told(f"a value is missing before {after[0]}" if after else "a bracket is not closed", mistake.at)
 
 

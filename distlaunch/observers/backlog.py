@@ -22,7 +22,7 @@ class Backlog(Generic[Piece]):
         self.waiting = 0
 
     def add(self, piece: Piece, size: int) -> None:
-        """Have a piece of so many bytes written."""
+        """Have a piece of `size` bytes written."""
         if not self.queue:  # else the thread is at work
             self.changed.notify_all()
             if not self._thread.ident:
@@ -31,7 +31,7 @@ class Backlog(Generic[Piece]):
         self.waiting += size
 
     def written(self, size: int) -> None:
-        """So many bytes no longer wait: `write` got so far."""
+        """Note that `write` has dealt with `size` bytes."""
         self.waiting -= size
         self.changed.notify_all()
 
@@ -41,7 +41,7 @@ class Backlog(Generic[Piece]):
         return self.changed.wait_for(lambda: self.waiting != before, within_s)
 
     def drain(self, look_s: float, patient: Callable[[float], bool]) -> bool:
-        """Wait until all is written, while `patient`, which is told how long nothing was; whether all is."""
+        """Wait until all is written, while `patient(seconds without progress)` is true; whether all is."""
         with self.changed:
             since = time.monotonic()
             while self.waiting:
@@ -51,7 +51,7 @@ class Backlog(Generic[Piece]):
         return True
 
     def end(self) -> bool:
-        """Let the thread end when all is written, and wait for it if that is so; whether it has ended."""
+        """Let the thread end when all is written, and wait for it if all is; whether it has ended."""
         with self.changed:
             self._ending = True
             self.changed.notify_all()

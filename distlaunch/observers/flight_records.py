@@ -27,7 +27,7 @@ class _PlainData(pickle.Unpickler):
     """Containers, strings and numbers only: a dump comes from a node, and pickle can run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"a dump has no business with {module}.{name}")
+        raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")
 
 
 def lagging_words(folder: Path, world_size: int) -> list[str]:

@@ -31,7 +31,7 @@ class LogWriter:
                 self.lost_bytes += len(data)
 
     def _has_room(self, size: int) -> bool:
-        """Whether there is room; a disk that is only slow is waited for, which holds its source back."""
+        """Whether there is room; waits for a disk that is only slow, which slows the source down, too."""
         while self._backlog.waiting and self._backlog.waiting + size > CAPACITY:
             if self._stalled:
                 return False

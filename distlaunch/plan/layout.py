@@ -143,8 +143,8 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
     listed = spec.logs.console if isinstance(spec.logs.console, tuple) and not spec.elastic else ()
     for i, rank in enumerate(listed):
         if rank >= world_size:
-            ranks = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
-            raise spec.error(f"logs.console[{i}]", f"the job has no rank {rank}: it has {ranks}")
+            ranks = f"ranks 0 to {world_size - 1}" if world_size > 1 else "only rank 0"
+            raise spec.error(f"logs.console[{i}]", f"rank {rank} does not exist: the job has {ranks}")
 
 
 def _first_rank(spec: JobSpec) -> int:
@@ -172,14 +172,14 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
         if node.procs is None or spec.backend == "auto":
             raise spec.error(
                 node.path,
-                f"how many GPUs {node.label} has is known only when it is asked; "
-                "say it with gpus_per_node, or --set gpus_per_node=8",
+                f"the number of GPUs on {node.label} is unknown without contacting it; "
+                "set gpus_per_node, for example --set gpus_per_node=8",
             )
         gpus = node.procs if spec.backend == "nccl" else 0
     procs = node.procs or max(1, gpus)
     if procs > MAX_PROCS:
         raise spec.error(
-            node.path, f"{procs} workers on {node.label}: more than {MAX_PROCS} are not supported"
+            node.path, f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"
         )
     _check_binding(spec, node.label, procs)
     return NodePlan(
@@ -210,9 +210,10 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     short = [node for node in nodes if node.gpus < node.procs]
     if spec.backend == "nccl" and short:
         node = short[0]
+        has = f"{counted(node.gpus, 'GPU')} for {counted(node.procs, 'worker')}"
         raise spec.error(
             "backend",
-            f"nccl needs a GPU for each worker, but {node.label} has {node.gpus} for {node.procs}; "
+            f"nccl needs a GPU for each worker, but {node.label} has {has}; "
             "lower procs_per_node, or use backend: gloo",
         )
     if spec.backend != "auto":
@@ -232,7 +233,7 @@ def _master_addr(spec: JobSpec, nodes: Sequence[NodePlan], master_address: str |
         raise spec.error(
             path,
             f"{chosen} is a loopback address, which the other nodes can't reach; "
-            f"give {path if named else f'{first.path}.address'} one that they can",
+            f"set {path if named else f'{first.path}.address'} to one that they can",
         )
     return chosen
 

@@ -99,7 +99,7 @@ def workers_flags(spec: JobSpec) -> list[str]:
 
 
 def program_flag(spec: JobSpec) -> list[str]:
-    """torchrun's flag for a program that is no script."""
+    """torchrun's flag for a program that is not a script."""
     return {"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind]
 
 

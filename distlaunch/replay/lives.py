@@ -71,7 +71,7 @@ def read(lines: Iterable[Mapping[str, Any]]) -> History:
     numbered = enumerate(lines, 1)
     _, first = next(numbered, (0, {}))
     if first.get("event") != BEGAN or first.get("version") != VERSION:
-        raise HistoryError(f"line 1: not the beginning of a history of version {VERSION}")
+        raise HistoryError(f"line 1: not the start of a version {VERSION} history")
     told: list[str] = []
     happened: list[Happened] = []
     for number, line in numbered:
@@ -86,7 +86,7 @@ def _happened(number: int, line: Mapping[str, Any]) -> Happened:
     fields = {name: value for name, value in line.items() if name not in ("event", "t", "time")}
     kind = _EVENTS.get(line.get("event"))
     if kind is None:
-        raise HistoryError(f"line {number}: no known event: {line.get('event')!r}")
+        raise HistoryError(f"line {number}: unknown event: {line.get('event')!r}")
     try:
         return Happened(typed(float, line["t"]), typed(kind, fields))
     except (KeyError, TypeError, ValueError) as error:
@@ -121,13 +121,13 @@ def _plain_typed(kind: type, value: Any) -> Any:
     if kind is float and isinstance(value, int):
         return float(value)
     if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value
 
 
 def _sequence(origin: Any, inner: tuple[Any, ...], value: Any) -> Any:
     if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
+        raise TypeError(f"{value!r} is not a list")
     if origin is frozenset or inner[-1] is Ellipsis:
         return origin(typed(inner[0], each) for each in value)
     return tuple(typed(each, part) for each, part in zip(inner, value, strict=True))
@@ -139,4 +139,4 @@ def _one_of(kinds: Iterable[Any], value: Any) -> Any:
             return typed(kind, value)
         except (TypeError, ValueError, AttributeError, KeyError):
             continue
-    raise TypeError(f"{value!r} is none of what may stand there")
+    raise TypeError(f"{value!r} is not allowed here")

@@ -2,7 +2,7 @@
 
     python -m distlaunch.replay runs/mnist-20260101-120000-0a1b2c3d --from 12.5 --to 14
 
-Exits with 1 when it tells its user something else than it did then: the policy has changed since.
+Exits with 1 if it says anything else to the user than it did then: the policy has changed since.
 """
 
 import argparse
@@ -66,11 +66,11 @@ def _short(value: Any) -> str:
 
 
 def retold(history: History, moments: Iterable[Moment]) -> str:
-    """The first thing that is told otherwise than it was then, or nothing."""
+    """The first message that differs from what was said then; "" if none does."""
     told = [action.text for moment in moments for action in moment.actions if isinstance(action, Notice)]
     for then, now in zip_longest(history.told, told):
         if then != now:
-            return f"told then: {then or 'no more'}\ntold now:  {now or 'no more'}"
+            return f"said then: {then or 'nothing more'}\nsays now:  {now or 'nothing more'}"
     return ""
 
 

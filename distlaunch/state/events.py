@@ -1,4 +1,4 @@
-"""What happens to a job: everything the supervisor ever learns. `node` is an index, `at` seconds."""
+"""What happens to a job: all that the supervisor ever learns. `node` is an index, `at` is in seconds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +53,7 @@ class PortUsurped(Frozen):
 
 
 class PortRefused(Frozen):
-    """The rendezvous port can't be had; `owners` are {uid, pid, command} as far as visible."""
+    """The rendezvous port can't be used; `owners` are {uid, pid, command} as far as visible."""
 
     node: int
     error: str
@@ -152,7 +152,7 @@ class StackDumped(Frozen):
 
 
 class OutputLost(Frozen):
-    """So many bytes of a worker's output could not be kept on its node."""
+    """A worker's node had no room for `size` bytes of its output."""
 
     node: int
     local_rank: int
@@ -175,14 +175,14 @@ class Swept(Frozen):
 
 
 class Reaped(Frozen):
-    """Nothing of this run is left on the node; so many processes were."""
+    """Nothing of this run is left on the node; `processes` were killed."""
 
     node: int
     processes: int
 
 
 class OrphansKilled(Frozen):
-    """So many processes of earlier runs, whose agents are dead, were left on the node and killed."""
+    """Dead agents of earlier runs had left `processes` on the node, which were killed."""
 
     node: int
     processes: int

@@ -1,4 +1,4 @@
-"""What one part of the supervisor finds, and another decides upon, within the same step."""
+"""What one part of the supervisor finds, for another to decide on, within the same step."""
 
 import signal
 
@@ -68,7 +68,7 @@ class GenerationFailed(Frozen):
 
 
 class StartAgain(Frozen):
-    """A new generation is wanted though none has failed; `what` is said of it."""
+    """A new generation is wanted though none has failed; `what` says what is done."""
 
     why: Why
     cause: Cause

@@ -85,8 +85,8 @@ class State(Frozen):
     `nodes` are the pool's, and a node's number is its place there, everywhere but in what is called
     `node_rank`: its place in a generation. `addresses` are those by which ssh reaches nodes, as far as the
     job needs to know. `current` is the last generation that was planned. The `verdict` is there from
-    STOPPING on. `stackless` has the reasons, already told, why stacks could not be taken;
-    `wait_told`: who is waited for between two generations was told. `chance` (0 to 1) spreads what many runs
+    STOPPING on. `stackless` has the reasons for missing stacks that we have reported, `wait_told` is whether
+    we have said which nodes we wait for between two generations. `chance` (0 to 1) spreads what many runs
     would do at once.
     """
 
@@ -264,7 +264,7 @@ class State(Frozen):
         return self.plan.node_of(rank).label
 
     def counted(self, number: int) -> str:
-        """So many workers for people: `3 ranks`, or `3 torch agents`."""
+        """A number of workers: `3 ranks`, or `3 torch agents`."""
         return self.spec.engine.counted(number)
 
 

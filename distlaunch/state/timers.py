@@ -1,4 +1,4 @@
-"""What may come due: every time that a job waits for has a name here, and nothing else has times."""
+"""A job's timers: every deadline in the supervisor has a name here."""
 
 from enum import Enum
 
@@ -9,19 +9,19 @@ class Timer(Enum):
     """A job's timers, in the order in which those that are due at the same time come."""
 
     JOB = "job"
-    """`timeouts.job` is over."""
+    """`timeouts.job` has passed."""
     VERDICT = "verdict"
-    """Who lost a peer is blamed, for nobody else has failed by itself."""
+    """No other rank has failed by itself: blame the first that lost a peer."""
     JOIN = "join"
-    """`timeouts.join` is over."""
+    """`timeouts.join` has passed."""
     JOIN_NOTICE = "join notice"
-    """Who has not joined is told."""
+    """Say which ranks have not joined."""
     STALL_NOTICE = "stall notice"
-    """A stall has spread to all whom it blocks: it is told."""
+    """A stall has spread to every rank that it blocks: report it."""
     STALL_ACT = "stall act"
-    """Stacks had their time: what `on_stall` says is done."""
+    """The time for stacks has passed: do what `on_stall` says."""
     STOP_NOTICE = "stop notice"
-    """Who has not ended yet is told."""
+    """Say which ranks are still running."""
     PREPARE = "prepare"
     """A node that said hello has not answered since."""
     CLEAR = "clear"
@@ -33,13 +33,13 @@ class Timer(Enum):
     ANSWER = "answer"
     """Of a node: its hello or, when it comes late, its route is overdue."""
     RETRY = "retry"
-    """Of a node: it is connected again."""
+    """Of a node: connect it again."""
     FENCE = "fence"
     """Of a node: its workers are taken to have ended, though it can't be asked."""
     BACKOFF = "backoff"
     """The next generation may start."""
     REJOIN = "rejoin"
-    """Other nodes are not waited for any longer."""
+    """Stop waiting for other nodes."""
 
 
 WATCHES = (

@@ -18,7 +18,7 @@ class WorkerPhase(Enum):
 class Exited(Frozen):
     """It ended by itself, or `stopped`: after we told it to. The rest is as in the event.
 
-    `peer_gone`: it failed because another rank was gone, or `timed_out`: was waited for in vain.
+    `peer_gone`: it failed because another rank was gone or, if `timed_out`, never came.
     """
 
     status: int

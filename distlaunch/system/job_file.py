@@ -42,7 +42,7 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
     Raises `JobError` with every problem, or `UsageError` when the file can't be read.
     """
     if path.endswith(".py"):
-        raise UsageError(f"{path} is a script, not a job file: name it in one, with script: {path}")
+        raise UsageError(f"{path} is a script, not a job file: write a job file with `script: {path}`")
     source = source_of(path)
     document = parse(read_text(path), source)
     for text in overrides:
@@ -70,7 +70,7 @@ def _working_directory() -> str:
     try:
         return os.getcwd()
     except OSError as error:
-        raise UsageError(f"the working directory is gone: {error.strerror}") from None
+        raise UsageError(f"can't read the current directory: {error.strerror}") from None
 
 
 def read_text(path: str) -> str:
@@ -136,7 +136,7 @@ def _check_events(text: str, source: str, problems: list[Problem]) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MAX_DEPTH:
-            problems.append(_place(event, source).problem("", f"nested deeper than {MAX_DEPTH} levels"))
+            problems.append(_place(event, source).problem("", f"nested more than {MAX_DEPTH} levels deep"))
             return
 
 
@@ -155,7 +155,7 @@ def _refused_feature(event: yaml.Event) -> tuple[str, str] | None:
 def _feature_problem(feature: str, word: str, place: Place) -> Problem:
     fixed = place.instead(word, in_quotes(word))
     return place.problem(
-        "", f"{feature} are not allowed in a job file; if it is a plain value, quote it: {fixed}"
+        "", f"{feature} are not allowed in a job file; if it is plain text, quote it: {fixed}"
     )
 
 
@@ -218,7 +218,7 @@ def _mapping(
 def _overridden(document: Value, text: str) -> Value:
     path, equals, value = _as_text(text).partition("=")
     if not equals or not path:
-        raise UsageError(f"--set {text}: write --set key=value, for example --set timeouts.job=1h")
+        raise UsageError(f"--set {text}: expected key=value, for example --set timeouts.job=1h")
     source = f"--set {path}"
     new = parse(value, source)
     if (
@@ -240,12 +240,12 @@ def _overridden(document: Value, text: str) -> Value:
 
 
 def _is_callers(document: Value, steps: list[str]) -> bool:
-    """Whether null means the caller's value: for a variable that is not there to be taken out."""
+    """Whether null means the caller's value: for a variable that the file does not set."""
     return steps[-2:-1] == ["env"] and _found(document, steps) is None
 
 
 def _itemless(document: Value, steps: list[str], value: str) -> str | None:
-    """What to write where `steps` lead to an item of a list that the file does not have."""
+    """What to write if `steps` lead to an item of a list that the file does not have."""
     from distlaunch.job.reference import list_at  # few jobs are run with a --set
 
     key, at, inner = list_at(steps)
@@ -258,9 +258,7 @@ def _itemless(document: Value, steps: list[str], value: str) -> str | None:
     if inner and steps[0] in _SHORT and inner != [_SHORT[steps[0]][1]]:
         item = f"{{{_SHORT[steps[0]][1]}: …, {item[1:]}"
     whole = setting(key, f"[{item}]")
-    return (
-        f"{key} is not a list in the job file, so none of its items can be set; give the whole list: {whole}"
-    )
+    return f"{key} is not a list in the job file, so its items can't be set; set the whole list: {whole}"
 
 
 def _spelled_out(document: Value, steps: list[str]) -> Value:
@@ -319,7 +317,7 @@ def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
         return document
     given = document.get("args")
     if given is not None and not isinstance(given, Items):
-        return document  # a mistake, to be told as such
+        return document  # a mistake: the check reports it
     before = given.items if given else ()
     return document.with_key("args", Items((*before, *more), place))
 
@@ -327,9 +325,9 @@ def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
 def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:
     named = document.get("hostfile") if isinstance(document, Entries) else None
     if not isinstance(named, Scalar) or not isinstance(named.value, str):
-        return None  # not there, or a mistake that is told later
+        return None  # not there, or a mistake that the check reports
     if "\0" in named.value or home_error(named.value):
-        return None  # not there, or a mistake that is told later
+        return None  # not there, or a mistake that the check reports
     path = around.path(named.value)
     problems: list[Problem] = []
     entries = parse_hostfile(read_text(path), path, problems)

@@ -9,7 +9,7 @@ RESERVE = 300
 
 
 def make_room_for_links(count: int) -> None:
-    """Raise the soft limit on descriptors, as far as the hard one allows, where so many links need it."""
+    """Raise the soft limit on descriptors, as far as the hard one allows, if `count` links need it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_PER_LINK * count + RESERVE
     if soft != resource.RLIM_INFINITY and soft < wanted:

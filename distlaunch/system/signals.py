@@ -30,12 +30,12 @@ class Interrupts:
         os.close(write)
 
     def send(self, signum: int) -> None:
-        """Have the job see `signum`; safe from any thread, and too late is no trouble."""
+        """Have the job see `signum`; safe from any thread, and harmless if too late."""
         with contextlib.suppress(OSError):
             os.write(self._write, bytes([signum]))
 
     def received(self) -> bytes:
-        """The numbers that came and were not asked for before."""
+        """The numbers that came since the last call."""
         try:
             numbers = os.read(self.fd, 4096)
         except BlockingIOError:

@@ -3,7 +3,7 @@
 The same command goes to every node, so no value of a job is ever quoted for a remote shell:
 
 1. sh prints READY_MARKER. Nothing of ours is sent before it is seen, so an rc file that reads stdin gets
-   none of it: only, now and then, an empty line (NUDGE), so that its `read` does not wait for ever.
+   none of it: only, now and then, an empty line (NUDGE), so that its `read` does not wait forever.
 2. The controller sends candidate interpreters, one per line, then an empty line; earlier ones are skipped.
 3. sh becomes the first that exists (~/ is its user's home), which reads blocks of eight digits and as many
    bytes: a loader, modules.

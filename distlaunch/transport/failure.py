@@ -120,7 +120,7 @@ def classify(end: ProcessEnd, own: Patterns = (), own_status: int | None = None)
 
 
 def _patterns(status: int | None, own: Patterns, own_status: int | None) -> Patterns:
-    # What an rc file prints before the node's own failure is no word of the transport's.
+    # Before the node's own failure, an rc file may have printed words like the transport's.
     if status is None:
         return (*_BY_THE_NODE, *own)
     return own if status == own_status else _BY_THE_NODE

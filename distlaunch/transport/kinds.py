@@ -6,7 +6,7 @@
   text of each node's agent one after another, and hands on the frames, each to the node that it names;
 * `direct`: whether nothing stands between that process and the agent, not even a shell with an rc file. Then
   the agent's text is sent at once, and the process is the node's guardian, which must outlive its agent to
-  sweep: it is asked to end, and not waited for. Else it is a messenger, and killed with all that it started;
+  sweep: it is asked to end, and we don't wait. Else it is a messenger, and killed with all that it started;
 * `folder`: one on this machine, below ~, that it needs and does not make itself; "" = none;
 * `address_argv()`: a command that tells the address by which others may reach the node, in a line
   `hostname ADDRESS`; empty where there is none;

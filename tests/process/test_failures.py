@@ -522,7 +522,7 @@ def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
         job = write_job(tmp_path, "print('started')", f"gpus_per_node: 0\nmaster_port: {port}")
         done = distlaunch("run", str(job))
     assert done.returncode == 75
-    assert f"port {port} on node0 can't be used" in done.stderr
+    assert f"can't use port {port} on node0" in done.stderr
     assert "pid" in done.stderr
     assert "started" not in done.stdout
 

@@ -235,7 +235,7 @@ def test_a_file_name_that_the_locale_can_not_spell_is_told(tmp_path: Path) -> No
     job = write_job(tmp_path, "", "gpus_per_node: 0\nlogs: {dir: jö}")
     done = distlaunch("run", str(job), env={**os.environ, **NO_UTF8})
     assert done.returncode == 2
-    assert done.stderr.startswith("distlaunch: this locale's encoding, ascii, has no '")
+    assert done.stderr.startswith("distlaunch: this locale's encoding, ascii, can't represent '")
 
 
 @pytest.mark.parametrize("most", [7, 8, 10, 12])
@@ -264,7 +264,9 @@ def test_a_rank_to_show_must_be_there(tmp_path: Path) -> None:
     for command in ("run", "dry-run"):
         done = distlaunch(command, str(job))
         assert done.returncode == 2
-        assert "job.yaml:4:18: logs.console[0]: the job has no rank 7: it has ranks 0 to 2" in done.stderr
+        assert (
+            "job.yaml:4:18: logs.console[0]: rank 7 does not exist: the job has ranks 0 to 2" in done.stderr
+        )
 
 
 def test_without_a_terminal_there_are_no_colours(tmp_path: Path) -> None:
@@ -460,7 +462,7 @@ def test_a_script_in_place_of_a_job_file_is_told(tmp_path: Path) -> None:
     write_job(tmp_path, "print(1)")
     done = distlaunch("run", str(tmp_path / "worker.py"))
     assert done.returncode == 2
-    assert "is a script, not a job file: name it in one, with script: " in done.stderr
+    assert "is a script, not a job file: write a job file with `script: " in done.stderr
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "zsh"])

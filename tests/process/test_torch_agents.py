@@ -111,4 +111,4 @@ def test_what_torch_can_not_do_is_refused(tmp_path: Path) -> None:
     job = write_job(tmp_path, FAILS, f"{NODES}spares: [z]\n")
     refused = distlaunch("run", str(job))
     assert refused.returncode == 2
-    assert "job.yaml:7:9: spares: torch's elastic agents know no spares" in refused.stderr
+    assert "job.yaml:7:9: spares: torch's elastic agents don't support spares" in refused.stderr

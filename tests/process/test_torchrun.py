@@ -87,7 +87,7 @@ def test_flags_without_effect_are_told_and_do_not_matter(out: Path) -> None:
 def test_a_command_that_is_not_python(out: Path) -> None:
     refused = ours(out, "--no-python", "--module", "./worker.sh", "out")
     assert refused.returncode == 2
-    assert our_lines(refused) == ["distlaunch: --no-python and --module exclude each other"]
+    assert our_lines(refused) == ["distlaunch: --no-python and --module can't be combined"]
     assert_fine(ours(out, "--no-python", "./worker.sh", "out"))
     assert touched(out) == {"0"}
     assert_fine(ours(out, "--no-python", "--nproc-per-node=4", "./worker.sh", "out"))

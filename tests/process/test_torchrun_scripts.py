@@ -340,7 +340,7 @@ def test_a_working_directory_that_is_gone_is_told(tmp_path: Path) -> None:
     done = launch(argv, tmp_path, "/worker.py")
     assert (done.returncode, done.stderr.splitlines()) == (
         1,
-        ["distlaunch: the working directory is gone: No such file or directory"],
+        ["distlaunch: can't read the current directory: No such file or directory"],
     )
 
 

@@ -50,7 +50,7 @@ def test_fsdp_gets_what_accelerate_sets_by_itself_too() -> None:
             '# rendezvous: {backend: c10d, endpoint: "a:29500"}',
         ),
         ("num_machines: 2, machine_rank: 0", "machine_rank is not needed"),
-        ("num_machines: 2", "put the names of the machines here"),
+        ("num_machines: 2", "put your host names here"),
         ("num_machines: 3", "num_processes: 2 over 3 machines"),
         ("fsdp_config: {a: b}", "fsdp_config has no effect in a job of type MULTI_GPU"),
         ("num_machines: 2, gpu_ids: 0", "here they apply to all"),
@@ -59,13 +59,13 @@ def test_fsdp_gets_what_accelerate_sets_by_itself_too() -> None:
 def test_what_accelerate_alone_can_do_is_a_comment(more: str, words: str) -> None:
     told = comments(accelerated(f"{{distributed_type: MULTI_GPU, num_processes: 2, {more}}}"))
     assert words in told
-    assert "put your script here" in told
+    assert "put your script and its args here" in told
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a", "c.yaml:1:1: expected accelerate's config"),
+        ("a", "c.yaml:1:1: expected an accelerate config"),
         ("num_machines: x", "c.yaml:1:15: num_machines: expected an integer"),
         ("distributed_type: XLA", "c.yaml:1:19: distributed_type: expected"),
         ("compute_environment: AMAZON_SAGEMAKER", "c.yaml:1:22: compute_environment: expected"),

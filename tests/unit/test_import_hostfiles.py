@@ -47,7 +47,7 @@ def test_a_program_beside_a_hostfile_has_its_braces_told() -> None:
 def test_a_hostfiles_job_says_what_dry_run_needs(hosts: str, gpus: int) -> None:
     text = draft_text(hostfile_draft(hosts, "hosts"))
     facts = dict.fromkeys(range(hosts.count("\n")), Facts("python", None))
-    with pytest.raises(JobError, match="say it with gpus_per_node"):
+    with pytest.raises(JobError, match="set gpus_per_node"):
         make_plan(spec_of(text), facts)
     taken = spec_of(text.replace(f"# gpus_per_node: {gpus}", f"gpus_per_node: {gpus}"))
     assert [node.gpus for node in taken.nodes] == [gpus] * len(facts)
@@ -55,7 +55,7 @@ def test_a_hostfiles_job_says_what_dry_run_needs(hosts: str, gpus: int) -> None:
 
 
 def test_a_hostfile_is_refused_with_its_place() -> None:
-    with pytest.raises(JobError, match="hosts:2:1: slots must be a number"):
+    with pytest.raises(JobError, match="hosts:2:1: slots: expected a number"):
         hostfile_draft("a\nb slots=x", "hosts")
     assert "max_slots has no equivalent" in comments(hostfile_draft("a max_slots=2", "hosts"))
 

@@ -173,18 +173,18 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("torchrun --nnodes 2 --rdzv-backend c10d --local-addr a x.py", "--local-addr is one node's"),
         ("torchrun --signals-to-handle SIGUSR1 x.py", "--signals-to-handle has no equivalent"),
         ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank is not needed"),
-        ("torchrun --nnodes 2 x.py", "put the names of the machines here"),
+        ("torchrun --nnodes 2 x.py", "put your host names here"),
         (
             "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 x.py",
             '# rendezvous: {backend: c10d, endpoint: "a:1"}',
         ),
         ("torchrun --max-restarts 1 x.py", "counts over the whole run"),
         ("torchrun --nnodes 1:2 x.py", "counts as a restart"),
-        ("torchrun -t 3 x.py", "output is always kept"),
+        ("torchrun -t 3 x.py", "the run folder always keeps each rank's stdout"),
         ("torchrun -r 1 x.py", "shows both streams"),
         ("torchrun -r 0:1 x.py", "shows both streams"),
         ("torchrun --log-line-prefix-template x x.py", "the prefix is [node:rank]"),
-        ("RANK=1 torchrun x.py", "RANK is set by distlaunch"),
+        ("RANK=1 torchrun x.py", "distlaunch sets RANK"),
         ("torchrun x.py {rank}", "{{rank}}: doubled braces"),
         ("torchrun x.py --name {epoch}-{step}", "{{epoch}}, {{step}}: doubled braces"),
         ("torchrun --nnodes 2 --nproc-per-node 4 x.py", "# gpus_per_node: 4"),
@@ -218,21 +218,25 @@ def test_what_has_no_equal_is_a_comment(command: str, words: str) -> None:
     ],
 )
 def test_what_a_shell_would_have_expanded_is_told_as_it_stands(word: str, told: bool) -> None:
-    found = [line for line in comments(imported(f"torchrun x.py {word}")).splitlines() if "expands" in line]
+    found = [line for line in comments(imported(f"torchrun x.py {word}")).splitlines() if "expand" in line]
     assert len(found) == told
-    assert all(line.startswith("# a job file expands ") and line.endswith(f" {word}") for line in found)
+    assert all(
+        line.startswith(("# job files expand ~ only ", "# job files don't expand "))
+        and line.endswith(f" {word}")
+        for line in found
+    )
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
         ("torchrun x.py # best", "from the command line: # best"),
-        ("A=~/x torchrun x.py", "write the whole path for A=~/x"),
-        ("export A=~/x; torchrun x.py", "write the whole path for A=~/x"),
+        ("A=~/x torchrun x.py", "write the full path for A=~/x"),
+        ("export A=~/x; torchrun x.py", "write the full path for A=~/x"),
         ("torchrun ~bob/x.py", "~bob is not expanded"),
         ("ssh -p 9 a torchrun x.py", "`ssh -p 9 a`: `distlaunch run` reaches the hosts in nodes over ssh"),
         ("ssh -p 9 a torchrun x.py", "put -p 9 into your ssh_config"),
-        ("ssh a torchrun x.py", "ssh starts a command in the home of its user"),
+        ("ssh a torchrun x.py", "ssh starts commands in the user's home directory"),
     ],
 )
 def test_what_else_a_shell_does_is_told(command: str, words: str) -> None:
@@ -322,27 +326,27 @@ def test_no_comment_but_an_offer_looks_like_a_key(name: str) -> None:
     ("command", "keys", "told"),
     [
         ("torchrun --node-rank $SLURM_NODEID x.py", {}, ["--node-rank $SLURM_NODEID: this one file starts"]),
-        ("torchrun --rdzv-id=$RANDOM x.py", {}, ["--rdzv-id $RANDOM: each run has an id"]),
+        ("torchrun --rdzv-id=$RANDOM x.py", {}, ["--rdzv-id $RANDOM: each run gets its own id"]),
         (
             "torchrun --nproc-per-node ${G:-8} x.py",
             {"procs_per_node": None},
             ["--nproc-per-node ${G:-8}: without"],
         ),
-        ("torchrun --nnodes $N x.py", {"nodes": ["HOST0", "HOST1"]}, ["--nnodes $N: list as many nodes"]),
+        ("torchrun --nnodes $N x.py", {"nodes": ["HOST0", "HOST1"]}, ["--nnodes $N: list that many nodes"]),
         ("torchrun --master-port $((1 + 2)) x.py", {}, ["--master-port $((1 + 2)): the ranks meet"]),
         ('torchrun --master-addr "$(a "$B" | c)" x.py', {}, ['--master-addr $(a "$B" | c): the ranks meet']),
         ("torchrun --rdzv-endpoint=`hostname`:1 x.py", {}, ["--rdzv-endpoint `hostname`:1: the ranks"]),
         (
             "torchrun --max-restarts $R -t $T x.py",
             {},
-            ["--max-restarts $R: set restarts.max", "--tee $T: a job file expands no"],
+            ["--max-restarts $R: set restarts.max", "--tee $T: job files don't expand"],
         ),
         (
             "PET_NNODES=$N PET_MAX_RESTARTS=2 torchrun x.py",
             {"nodes": ["HOST0", "HOST1"], "restarts": {"max": 2}},
-            ["--nnodes $N: list as many"],
+            ["--nnodes $N: list that many"],
         ),
-        ("torchrun $FLAGS x.py", {"procs_per_node": None}, ["$FLAGS: write its flags into the command"]),
+        ("torchrun $FLAGS x.py", {"procs_per_node": None}, ["$FLAGS: write its flags in the command"]),
         ("torchrun ${F[@]} --nproc-per-node 2 -m a.b", {"procs_per_node": 2}, ["${F[@]}: write its flags"]),
         ("nohup torchrun x.py > o 2>&1 &", {}, ["`nohup`: `nohup", "`> o 2>&1`: works", "`&`: `nohup"]),
         ("torchrun x.py 2>&1 | tee log", {}, ["`2>&1`: works", "`| tee log`: works"]),
@@ -351,8 +355,8 @@ def test_no_comment_but_an_offer_looks_like_a_key(name: str) -> None:
             {},
             ["`|& tee log`: works", "`; echo done`: put it", "`&`: "],
         ),
-        ("yes | torchrun x.py", {}, ["`yes |`: ranks of a job file read nothing"]),
-        ("torchrun x.py < in", {}, ["`< in`: ranks of a job file read nothing"]),
+        ("yes | torchrun x.py", {}, ["`yes |`: ranks started from a job file"]),
+        ("torchrun x.py < in", {}, ["`< in`: ranks started from a job file"]),
         ("srun -N 2 torchrun x.py", {}, ["`srun -N 2`: `distlaunch run` starts all nodes itself"]),
         ("time torchrun x.py", {}, ["`time`: `time distlaunch run` works"]),
         ("exec /v/bin/torchrun x.py", {"python": "/v/bin/python"}, ["`exec`: `exec distlaunch run`"]),
@@ -360,7 +364,7 @@ def test_no_comment_but_an_offer_looks_like_a_key(name: str) -> None:
         (
             "cd /x && torchrun x.py && echo a",
             {},
-            ["`cd /x &&`: keep this file", "`&& echo a`: put it behind"],
+            ["`cd /x &&`: keep this file", "`&& echo a`: put it after"],
         ),
         ("source v/bin/activate; torchrun x.py", {}, ["`source v/bin/activate ;`: do it in the shell"]),
         ("export A=1 B=2; env C=3 torchrun x.py", {"env": {"A": "1", "B": "2", "C": "3"}}, []),
@@ -397,8 +401,8 @@ def test_a_binding_is_a_key() -> None:
         ("torchrun --max-restarts=-1 x.py", "--max-restarts: expected a number ≥ 0"),
         ("torchrun --master-port 70000 x.py", "the command line: master_port: expected an integer from 1"),
         ("torchrun --master-addr '$M' --nnodes 2 x.py", '"$M" is not a valid host name'),
-        ("torchrun --nnodes 99999 x.py", "counts down or too far"),
-        ("torchrun -m --no-python x", "exclude each other"),
+        ("torchrun --nnodes 99999 x.py", "names more than"),
+        ("torchrun -m --no-python x", "can't be combined"),
         ("torchrun -m a/b", "expected a dotted module name"),
         ("torchrun --frob x.py", "has no flag --frob"),
         ("torchrun -r 9 x.py", "--redirects: expected 0"),

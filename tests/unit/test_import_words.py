@@ -40,8 +40,8 @@ def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
     [
         ("torchrun 'x", 10, "is not closed"),
         ('torchrun "x', 10, "is not closed"),
-        ("torchrun x \\", 12, "a backslash at the end continues nothing"),
-        ("(torchrun x)", 1, "( belongs to the shell; quote it, or give only the command inside"),
+        ("torchrun x \\", 12, "a backslash ends the command, with nothing to escape"),
+        ("(torchrun x)", 1, "( is shell syntax; quote it, or give only the command inside"),
         ("torchrun $(cat x", 10, "this $( or ${ is not closed"),
         ("torchrun `cat x", 10, "this ` is not closed"),
     ],
@@ -54,7 +54,7 @@ def test_what_only_a_shell_can_do_is_refused_with_its_place(text: str, character
 
 def test_variables_that_nobody_fills_in_are_named() -> None:
     draft = imported('torchrun x.py $A \'$B\' "${C}x" "\\$D"')
-    assert "a job file expands no shell variables: write the values of $A ${C}" in comments(draft)
+    assert "job files don't expand shell variables: write the values of $A ${C}" in comments(draft)
     assert keys_of(draft)["args"] == ["$A", "$B", "${C}x", "$D"]
 
 

@@ -41,7 +41,7 @@ def test_a_file_that_is_no_text_is_refused_as_a_whole(load: Load, data: bytes, w
 )
 def test_deep_nesting_is_refused_before_it_hurts(problems: Problems, text: str) -> None:
     (problem,) = problems(text)
-    assert problem.endswith("nested deeper than 20 levels")
+    assert problem.endswith("nested more than 20 levels deep")
 
 
 def test_binary_junk_is_refused(problems: Problems) -> None:
@@ -114,22 +114,20 @@ def test_a_hostfiles_user_is_kept_and_procs_per_node_is_the_default(load: Load, 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        pytest.param("a\n  b slots=x", '2:3: slots must be a number, got "x"', id="slots"),
-        pytest.param("a slots=²", '1:1: slots must be a number, got "²"', id="a digit that is no number"),
+        pytest.param("a\n  b slots=x", '2:3: slots: expected a number, got "x"', id="slots"),
+        pytest.param("a slots=²", '1:1: slots: expected a number, got "²"', id="a digit that is no number"),
         pytest.param("a slots=0", "1:1: slots", id="no slots"),
-        pytest.param(
-            "a gpus=4", '1:1: "gpus=4" is not understood; write "host slots=4" or "host:4"', id="word"
-        ),
+        pytest.param("a gpus=4", '1:1: unexpected "gpus=4"; write "host slots=4" or "host:4"', id="word"),
         pytest.param("-oProxyCommand=x", "1:1: a host name can't begin with a dash", id="dash"),
         pytest.param("a;b", '1:1: "a;b" is not a valid host name', id="no host"),
         pytest.param(
             "a\nb:2222",
-            '2:1: "b:2222" in a hostfile means 2222 slots; write "b slots=2222" for that, and '
-            "for a port put it into ssh_config or use nodes: [{host: b, port: 2222}]",
+            '2:1: "b:2222" in a hostfile means 2222 slots; for slots, write "b slots=2222"; '
+            "for a port, use ssh_config or nodes: [{host: b, port: 2222}]",
             id="a port",
         ),
         pytest.param("a:22", '1:1: "a:22" in a hostfile means 22 slots', id="ssh's port"),
-        pytest.param("# nobody\n", " the hostfile names no host", id="empty"),
+        pytest.param("# nobody\n", " the hostfile lists no hosts", id="empty"),
     ],
 )
 def test_a_hostfiles_mistakes_name_its_line(

@@ -217,9 +217,7 @@ def test_paths_are_relative_to_the_file_or_to_a_home(
     ("text", "expected"),
     [
         pytest.param("script: ~you/t.py", "1:9: script: ~you is not expanded, only ~/ is", id="script"),
-        pytest.param(
-            "script: ~", "1:9: script: expected a string that is not empty, got ~, which", id="null"
-        ),
+        pytest.param("script: ~", "1:9: script: expected a non-empty string, got ~, which", id="null"),
         pytest.param("command: [~you/x]", "1:11: command[0]: ~you is not expanded", id="command"),
         pytest.param("script: x\nlogs: {dir: ~you}", "2:13: logs.dir: ~you is not expanded", id="logs"),
         pytest.param("script: x\nhostfile: ~you/h", "2:11: hostfile: ~you is not expanded", id="hostfile"),
@@ -317,7 +315,7 @@ def test_a_binding_can_be_switched_off(load: Load, off: str) -> None:
 def test_stalls_that_are_not_looked_for_can_not_end_a_job(load: Load, problems: Problems) -> None:
     assert load("script: x\ntimeouts: {stall: none}").timeouts.stall_s is None
     assert problems("script: x\ntimeouts: {stall: none}\non_stall: stop") == [
-        "job.yaml:3:11: on_stall: on_stall: stop has no effect, since timeouts.stall is none"
+        "job.yaml:3:11: on_stall: on_stall: stop has no effect because timeouts.stall is none"
     ]
 
 

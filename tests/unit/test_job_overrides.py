@@ -106,15 +106,19 @@ def test_an_item_of_a_list_that_is_not_there_needs_the_whole_list(
         load(base, override)
     key = value.partition("=")[0]
     assert f"{override}: {key} is not a list in the job file" in str(caught.value)
-    assert str(caught.value).endswith(f"give the whole list: --set {shlex.quote(value)}")
+    assert str(caught.value).endswith(f"set the whole list: --set {shlex.quote(value)}")
 
 
 HOSTS_AS_KEYS = [
-    ("nodes: {host1: }", "2:8: nodes: expected an integer from 1 to 4096 or a list", "- host: host1"),
+    (
+        "nodes: {host1: }",
+        "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list",
+        "- host: host1",
+    ),
     ("nodes:\n  host1: {procs: 2}", "3:3: nodes: expected an integer", "- host: host1"),
     ("spares: {host1: }", "2:9: spares: expected a list", "- host: host1"),
-    ("nodes: {host: a, procs: 2}", "2:8: nodes: expected", "also a single one: - host: …"),
-    ("ssh: {options: -v}", "2:16: ssh.options:", 'each of its items is an option such as "Compression=no"'),
+    ("nodes: {host: a, procs: 2}", "2:8: nodes: expected", "even a single one: - host: …"),
+    ("ssh: {options: -v}", "2:16: ssh.options:", 'each item must be an option such as "Compression=no"'),
     ("args: [--a, null]", "2:13: args[1]: expected a string, got null", 'quote it: "null"'),
     ("args: [~]", "2:8: args[0]: expected a string, got ~, which YAML reads as null", 'quote it: "~"'),
     ("args: [Null]", "2:8: args[0]: expected a string, got Null", 'quote it: "Null"'),
@@ -204,11 +208,11 @@ def test_later_overrides_win(load: Load) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        pytest.param("backend", "--set backend: write --set key=value", id="no ="),
-        pytest.param("=x", "--set =x: write --set key=value", id="no key"),
+        pytest.param("backend", "--set backend: expected key=value", id="no ="),
+        pytest.param("=x", "--set =x: expected key=value", id="no key"),
         pytest.param(
             "args[2]=x",
-            r"--set args\[2\]=x: no item 2: the list has 1 item, counted from 0",
+            r"--set args\[2\]=x: index 2 is out of range: the list has 1 item",
             id="no such item",
         ),
         pytest.param("args[²]=x", "--set args.²", id="an item that is no number"),

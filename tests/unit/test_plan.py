@@ -129,12 +129,16 @@ def test_auto_is_nccl_only_where_every_worker_has_a_gpu(text: str, gpus: list[in
 
 def test_nccl_without_enough_gpus_is_refused_with_the_nodes_name() -> None:
     words = refusal("nodes: [a, b]\nbackend: nccl\nprocs_per_node: 4", 4, 2)
-    assert words.startswith("job.yaml:3:10: backend: nccl needs a GPU for each worker, but b has 2 for 4;")
+    assert words.startswith(
+        "job.yaml:3:10: backend: nccl needs a GPU for each worker, but b has 2 GPUs for 4 workers;"
+    )
 
 
 def test_unknown_gpus_are_an_error_that_says_what_to_do() -> None:
     words = refusal("nodes:\n  - a\n  - b", 8, None)
-    assert words.startswith("job.yaml:4:5: nodes[1]: how many GPUs b has is known only when it is asked;")
+    assert words.startswith(
+        "job.yaml:4:5: nodes[1]: the number of GPUs on b is unknown without contacting it;"
+    )
     assert "gpus_per_node" in words
     assert "--set gpus_per_node=" in words
 
@@ -479,12 +483,12 @@ def test_a_port_that_is_picked_at_the_start_is_null_in_a_plan_as_data(
     [
         ("procs_per_node: 3", "ranks 0 to 2"),
         ("nodes: 2\nprocs_per_node: 1", "ranks 0 to 1"),
-        ("", "rank 0 alone"),
+        ("", "only rank 0"),
     ],
 )
 def test_a_rank_that_the_job_does_not_have_can_not_be_shown(text: str, ranks: str) -> None:
     assert refusal(f"logs: {{console: [0, 7]}}\n{text}").endswith(
-        f": logs.console[1]: the job has no rank 7: it has {ranks}"
+        f": logs.console[1]: rank 7 does not exist: the job has {ranks}"
     )
 
 

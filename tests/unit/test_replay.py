@@ -89,10 +89,10 @@ def test_the_fields_of_every_event_have_types_that_can_be_read(kind: type) -> No
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([], "line 1: not the beginning"),
-        ([line("AgentUp")], "line 1: not the beginning"),
-        ([line(BEGAN, version=VERSION + 1)], f"not the beginning of a history of version {VERSION}"),
-        ([first_line(spec_of("script: t.py")), line("Nonsense")], "line 2: no known event: 'Nonsense'"),
+        ([], "line 1: not the start"),
+        ([line("AgentUp")], "line 1: not the start"),
+        ([line(BEGAN, version=VERSION + 1)], f"not the start of a version {VERSION} history"),
+        ([first_line(spec_of("script: t.py")), line("Nonsense")], "line 2: unknown event: 'Nonsense'"),
         ([first_line(spec_of("script: t.py")), line("Swept", node="a")], "line 2: Swept: "),
         ([first_line(spec_of("script: t.py")), line("Swept")], "line 2: Swept: "),
         ([first_line(spec_of("script: t.py")), "{", line("TimerDue", timer="job")], "line 2: not JSON"),
@@ -135,7 +135,7 @@ def test_the_tool_shows_a_span(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_the_tool_says_what_is_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = kept_in(tmp_path, line("Notice", level="info", text="as it was"))
     assert tool.main([str(path)]) == 1
-    assert capsys.readouterr().err == "told then: as it was\ntold now:  no more\n"
+    assert capsys.readouterr().err == "said then: as it was\nsays now:  nothing more\n"
 
 
 def test_the_tool_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -353,7 +353,7 @@ def test_a_link_that_ends_before_all_are_connected_ends_the_job() -> None:
 @pytest.mark.parametrize(
     ("text", "facts", "words"),
     [
-        (TWO.replace("gloo", "nccl"), 0, "nccl needs a GPU for each worker, but a has 0 for 2"),
+        (TWO.replace("gloo", "nccl"), 0, "nccl needs a GPU for each worker, but a has 0 GPUs for 2 workers"),
         (f"{TWO}\nmaster_addr: 127.0.0.1", 0, "127.0.0.1 is a loopback address"),
     ],
     ids=["GPUs are missing", "loopback"],
@@ -395,7 +395,7 @@ def test_a_plan_that_is_impossible_on_these_nodes_ends_the_job(text: str, facts:
             RouteFailed(1, "Name or service not known"),
             Exit.USAGE,
             1,
-            f"b can't reach MASTER_ADDR {MASTER}: Name or service not known; set nodes[0].address to what",
+            f"b can't reach MASTER_ADDR {MASTER}: Name or service not known; set nodes[0].address to an address",
             id="no route",
         ),
         pytest.param(lost(1), Exit.NODE_LOST, 1, "b was lost: Connection reset by peer", id="node lost"),

@@ -157,18 +157,21 @@ def test_what_dry_run_prints() -> None:
 # What makes no sense together
 
 WRONG = [
-    ("spares: [z]", "spares: torch's elastic agents know no spares"),
-    ("elastic: {grow: now}", "elastic.grow: torch's elastic agents take a node in at once"),
+    ("spares: [z]", "spares: torch's elastic agents don't support spares"),
+    ("elastic: {grow: now}", "elastic.grow: torch's elastic agents always take in a node at once"),
     ("on_stall: restart", "on_stall: torch's"),
-    ("restarts: {backoff: 1s}", "restarts.backoff: torch's elastic agents know no backoff"),
+    ("restarts: {backoff: 1s}", "restarts.backoff: torch's elastic agents don't support backoff"),
     ("logs: {console: rank0}", "logs.console: torch's elastic agents mix"),
-    ("args: [x, '--r={rank}']", "args[1]: {rank} is decided by torch's elastic agents"),
-    ("rendezvous: {backend: c10d, conf: {is_host: 'true'}}", "rendezvous.conf.is_host: is_host is set by"),
-    ("rendezvous: {backend: c10d, conf: {cert: 'a,b'}}", "rendezvous.conf.cert: torch takes a value"),
+    ("args: [x, '--r={rank}']", "args[1]: torch's elastic agents choose {rank}"),
+    (
+        "rendezvous: {backend: c10d, conf: {is_host: 'true'}}",
+        "rendezvous.conf.is_host: distlaunch sets is_host",
+    ),
+    ("rendezvous: {backend: c10d, conf: {cert: 'a,b'}}", "rendezvous.conf.cert: expected a non-empty value"),
     ("rendezvous: {backend: etcd-v2}", "rendezvous.backend: etcd-v2 needs rendezvous.endpoint"),
     ("rendezvous: {backend: etcd-v2, endpoint: etcd}", "rendezvous.endpoint: etcd-v2 needs host:port"),
-    (f"{ETCD}\nmaster_port: 1", "master_port: torch's elastic agents decide it"),
-    ("rendezvous: {conf: {a: b}}", "rendezvous.conf: conf is for torch's elastic agents"),
+    (f"{ETCD}\nmaster_port: 1", "master_port: torch's elastic agents choose it"),
+    ("rendezvous: {conf: {a: b}}", "rendezvous.conf: conf works only with torch's elastic agents"),
 ]
 
 

@@ -262,7 +262,7 @@ def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None
         ("--nproc-per-node=²", "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got '²'"),
         ("--nproc-per-node=", "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got ''"),
         ("--nproc-per-node=gpu", "--nproc-per-node gpu: no GPU found on this machine"),
-        ("--nproc-per-node=xpu", "--nproc-per-node xpu: XPUs are not counted; pass a number"),
+        ("--nproc-per-node=xpu", "--nproc-per-node xpu: can't count XPUs; pass a number"),
         ("--max-restarts=1.5", "--max-restarts: expected a number, got '1.5'"),
         ("--max-restarts=-1", "--max-restarts: expected a number ≥ 0, got '-1'"),
         ("--shutdown-timeout=-1", "--shutdown-timeout: expected a number ≥ 0, got '-1'"),
@@ -275,7 +275,7 @@ def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None
             "--print-completion=bash",
             "--print-completion: distlaunch torchrun prints no completion; torchrun does",
         ),
-        ("--no-python --module", "--no-python and --module exclude each other"),
+        ("--no-python --module", "--no-python and --module can't be combined"),
         ("--lr=0.1", "torchrun has no flag --lr; a flag of the script goes after the script"),
     ],
 )

@@ -1,6 +1,6 @@
 """Which CPUs each worker of this node gets, from what sysfs tells of NUMA nodes, sockets, cores and caches.
 
-The NUMA modes mean what torch's ``--numa-binding`` means. What the kernel does not tell is no reason to fail:
+The NUMA modes mean what torch's ``--numa-binding`` means. Missing facts are no failure:
 a worker whose GPU has no known NUMA node is placed as one without a GPU, a NUMA node without a CPU for us is
 replaced by the nearest that has one, and CPUs without a known cache form one complex.
 """

@@ -1,4 +1,4 @@
-"""What to say of a value that was written in another way than its key, or YAML, would have it."""
+"""Hints on values written differently from what their key, or YAML, expects."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -41,7 +41,7 @@ def list_hint(value: Value, path: str, item: str, check: Check) -> str:
             for word in words_of(text):
                 check(Scalar(word, value.place, word), path, trial)
             if trial:
-                return f"; each of its items is {item}"
+                return f"; each item must be {item}"
             return f"; write {value.place.entry(path.rpartition('.')[2], text, as_list(text))}"
     return ""
 
@@ -50,7 +50,7 @@ def records_hint(value: Entries, keys: Collection[str], main: str) -> str:
     """How to write as a list one record of these keys, or several that were given as a mapping of names."""
     names = [key for key, _, _ in value.walk()]
     if set(names) & set(keys):
-        return f"; begin each item of the list with a dash, also a single one: - {names[0]}: …"
+        return f"; start each list item with a dash, even a single one: - {names[0]}: …"
     if not value.place.typed:
         return f"; write - {main}: {names[0]}"
     listed = ", ".join(f"{{{main}: {name}}}" for name in names)

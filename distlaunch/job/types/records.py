@@ -19,7 +19,7 @@ class ListOf(NamedTuple):
     @property
     def name(self) -> str:
         """What is expected."""
-        return "a list that is not empty" if self.least else "a list"
+        return "a non-empty list" if self.least else "a list"
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> tuple[Any, ...] | None:
         """The items."""
@@ -29,7 +29,7 @@ class ListOf(NamedTuple):
         return tuple(self.item.check(item, f"{path}[{i}]", problems) for i, item in enumerate(value.items))
 
     def hint(self, value: Value, path: str) -> str:
-        """How to write what is no list."""
+        """How to write the value as a list."""
         record = self.item.entries if isinstance(self.item, Either) else None
         if isinstance(value, Entries) and value.entries and isinstance(record, Record):
             return records_hint(value, {*record.fields, *record.foreign}, record.required[0])
@@ -75,7 +75,7 @@ class MapOf(NamedTuple):
 
 
 class Either(NamedTuple):
-    """The first type of the kind that the value is: lists, mappings and words are told apart by look."""
+    """One of several types, chosen by the kind of the value: a number, a word, a list or a mapping."""
 
     number: Type | None = None
     text: Type | None = None
@@ -132,7 +132,7 @@ class Field(NamedTuple):
     """One key of a record: its type, a line of explanation, and where its value goes.
 
     That is the `field` of what the record makes, None = the one named like the key; its default there is the
-    key's. `told` is a default that is no value, or what to say behind the value.
+    key's. `told` is a default in words, or what to add to the value.
     """
 
     kind: Type
@@ -189,11 +189,11 @@ class Record(NamedTuple):
         if hint := colon_hint(key, place):
             return place.problem(path, hint)
         if key in self.foreign:
-            return place.problem(path, f"unknown key: {key} is called {self.foreign[key]} here")
+            return place.problem(path, f"unknown key; use {self.foreign[key]}")
         if key in self.later:
             return place.problem(path, f"{key} is not supported by this version of distlaunch")
         close = nearest(key, self.fields)
-        hint = f"did you mean {close}?" if close else f"known are {', '.join(self.fields)}"
+        hint = f"did you mean {close}?" if close else f"known keys: {', '.join(self.fields)}"
         return place.problem(path, f"unknown key; {hint}")
 
     def schema(self) -> Schema:

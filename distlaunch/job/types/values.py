@@ -148,7 +148,7 @@ def _seconds(value: Value) -> float | None:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration in the longest unit of which it is so many."""
+    """A duration in the longest unit that divides it: `90s`, `5m`."""
     units = ((f"{seconds / size:g}{unit}", size) for unit, size in reversed(UNITS_S.items()))
     return next((text for text, size in units if size >= 1 and seconds % size == 0), f"{seconds:g}s")
 
