@@ -158,7 +158,7 @@ def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
         return f"{node} can't reach etcd at {master}: {event.error}"
     return (
         f"{node} can't reach MASTER_ADDR {master}: {event.error}; "
-        f"set {state.spec.pool[first].path}.address to an address of {state.label(first)} that they can reach"
+        f"set {state.spec.pool[first].path}.address to an address of {state.label(first)} that others can reach"
     )
 
 
