@@ -1,14 +1,21 @@
 """Starts distributed PyTorch jobs: one YAML file, one command, any number of machines.
 
-    job.yaml ─job/─▶ JobSpec ─plan/─▶ LaunchPlan ─▶ supervisor/ ═links/═▶ agent/ (one per node) ─▶ workers
+    job.yaml ─system/job_file, job/─▶ JobSpec ◀─dropin/─ torchrun's command line
 
-`cli/` reads the command line, `launch/` runs the loop: it feeds `supervisor/step.py`, which is pure, with
-events (`state/events.py`), does the actions that come back, and tells `observers/` what there is to see:
+    launch/start      opens a Link to each node (links/, by its kind of transport/), makes the run folder
+      on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
 
-    agent ─frame─▶ Links ─report─▶ translation/ ─event─▶ step ─action─▶ translation/ ─command─▶ agent
+    launch/loop       agent ─Frame─▶ links/ ─report─▶ translation/ ─Event─▶ supervisor/step(State, Event)
+                      agent ◀─Frame─ links/ ◀─command─ translation/ ◀─Action─┘    │
+                                                                                 └▶ observers/
+    supervisor/       pure; once agents are there, plan/ makes a LaunchPlan of JobSpec and their Facts: ranks,
+                      and each worker's environment (contract.py); diagnosis/ says why a worker failed
+    observers/        the run folder, the terminal
+    launch/supervise  at the end: State ─diagnosis/summary─▶ Summary: the words, the exit status
 
-The agent is shipped to the node, where it starts the workers; its parent, the guardian, cleans up if it dies.
-What each package holds stands in its `__init__`, what to touch for something new in CONTRIBUTING.md.
+`state/` has the types of all this. Beside it: `checks/` (check-port), `by_hand/` (launchers that people start
+on each node), `replay/` (a run again, from its events). Each package says in its `__init__` what it holds;
+what to touch for something new is tabled in CONTRIBUTING.md.
 """
 
 __version__ = "0.1.0"

@@ -156,10 +156,9 @@ def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
     node, first = state.label(event.node), state.members[0]
     if not state.spec.engine.serves_store:
         return f"{node} can't reach etcd at {master}: {event.error}"
-    return (
-        f"{node} can't reach MASTER_ADDR {master}: {event.error}; "
-        f"set {state.spec.pool[first].path}.address to an address of {state.label(first)} that they can reach"
-    )
+    key = f"{state.spec.pool[first].path}.address"
+    advice = f"set {key} to an address of {state.label(first)} that the other nodes can reach"
+    return f"{node} can't reach MASTER_ADDR {master}: {event.error}; {advice}"
 
 
 def start_when_prepared(state: State, now: float) -> Step:

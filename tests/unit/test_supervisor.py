@@ -395,7 +395,7 @@ def test_a_plan_that_is_impossible_on_these_nodes_ends_the_job(text: str, facts:
             RouteFailed(1, "Name or service not known"),
             Exit.USAGE,
             1,
-            f"b can't reach MASTER_ADDR {MASTER}: Name or service not known; set nodes[0].address to an address",
+            f"b can't reach MASTER_ADDR {MASTER}: Name or service not known; set nodes[0].address to an",
             id="no route",
         ),
         pytest.param(lost(1), Exit.NODE_LOST, 1, "b was lost: Connection reset by peer", id="node lost"),
