@@ -233,7 +233,7 @@ def test_two_nodes_of_one_rank_are_told(bed: Bed, tmp_path: Path) -> None:
         third = Launcher(bed, 1, 1, tmp_path, host=2)
         status, _, err = third.end()
         assert status == 2
-        assert re.search(r"node 1: another launcher with --node-rank 1 has joined", err)
+        assert re.search(r"node 1: another launcher with --node-rank 1 has already joined", err)
         assert first.process.poll() is second.process.poll() is None
 
 
