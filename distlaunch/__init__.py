@@ -1,6 +1,7 @@
 """Starts distributed PyTorch jobs: one YAML file, one command, any number of machines.
 
-    job.yaml ─system/job_file, job/─▶ JobSpec ◀─dropin/─ torchrun's command line
+    __main__, cli/    read the command line, and run or print what the others make
+    JobSpec           of job.yaml: system/job_file, job/; of torchrun's command line: dropin/
 
     launch/start      opens a Link to each node (links/, by its kind of transport/), makes the run folder
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers

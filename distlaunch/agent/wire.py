@@ -7,7 +7,7 @@ both directions carry frames:
     offset  size  field
     0       1     kind: CONTROL, OUTPUT or FLIGHT
     1       2     node index, since one link may serve several nodes
-    3       2     generation whose worker printed it, modulo 65536; 0 for CONTROL
+    3       2     generation whose worker printed it, modulo GENERATIONS; 0 for CONTROL
     5       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT,
                   the rank for FLIGHT: a piece of its flight recorder's dump, which `start` asked for
     7       4     length of the payload in bytes, capped by kind
@@ -35,6 +35,7 @@ HELLO_PREFIX = b"\x00distlaunch-agent "
 CONTROL = 1
 OUTPUT = 2
 FLIGHT = 3
+GENERATIONS = 1 << 16
 HEADER = struct.Struct("!BHHHI")
 
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
@@ -87,12 +88,12 @@ class Frame:
 
 def encode_output(node: int, generation: int, channel: int, payload: bytes) -> bytes:
     """One OUTPUT frame; `payload` is at most MAX_OUTPUT bytes."""
-    return HEADER.pack(OUTPUT, node, generation & 0xFFFF, channel, len(payload)) + payload
+    return HEADER.pack(OUTPUT, node, generation % GENERATIONS, channel, len(payload)) + payload
 
 
 def encode_flight(node: int, generation: int, rank: int, payload: bytes) -> bytes:
     """One FLIGHT frame; `payload` is at most MAX_OUTPUT bytes."""
-    return HEADER.pack(FLIGHT, node, generation & 0xFFFF, rank, len(payload)) + payload
+    return HEADER.pack(FLIGHT, node, generation % GENERATIONS, rank, len(payload)) + payload
 
 
 def encode_message(node: int, message: "Message") -> bytes:

@@ -31,6 +31,7 @@ FIRST_SIGNS_OF_WORKERS = (events.WorkerStarted, events.WorkerUnstarted, events.W
 class Begun(Frozen):
     """A generation that was started, and where each worker's output goes."""
 
+    number: int
     plan: LaunchPlan
     destinations: Mapping[tuple[int, int], Destination]
 
@@ -54,7 +55,7 @@ class Loop:
         self._lease_s = start.spec.timeouts.lease_s
         self._heartbeat_s = self._lease_s / wire.HEARTBEATS
         self._next_heartbeat = self._now() + self._heartbeat_s
-        self._begun: dict[int, Begun] = {}
+        self._begun: dict[int, Begun] = {}  # by what frames call it
         self._finished = False
         self.state: State
 
@@ -111,10 +112,12 @@ class Loop:
         this = self.state.current
         if this is None or this.started_at is None:
             return  # an agent tells what can't be
-        known = self._begun.get(this.number)
-        if known is None or known.plan is not this.plan:
-            self._begun[this.number] = Begun(this.plan, destinations(this.plan, this.number))
-        if known is None:
+        known = self._begun.get(this.number % wire.GENERATIONS)
+        fresh = known is None or known.number != this.number
+        if known is None or fresh or known.plan is not this.plan:
+            begun = Begun(this.number, this.plan, destinations(this.plan, this.number))
+            self._begun[this.number % wire.GENERATIONS] = begun
+        if fresh:
             self._tell(Observer.started, self.state, now)
 
     def _execute(self, todo: tuple[actions.Action, ...], now: float) -> None:
@@ -150,8 +153,8 @@ class Loop:
             self._take_flight(node, frame)
             return
         report = messages.read(messages.REPORTS, frame.message())
-        if isinstance(report, messages.Hello | messages.Pong | messages.Exited):
-            self._learn_clock(node, seconds(report.t, "t"))
+        if (node_time := getattr(report, "t", None)) is not None:
+            self._learn_clock(node, seconds(node_time, "t"))
         event = event_of(node, report, lambda t: t + self._clock_offsets.get(node, 0.0))
         if event is not None:
             self._feed(event)
@@ -162,15 +165,17 @@ class Loop:
         if part is None or local_rank >= part.procs:
             raise wire.ProtocolError(f"output from local rank {local_rank}, which is not running")
         rank = part.first_rank + local_rank
-        goes_to = self._begun[frame.generation].destinations[rank, stream]
-        self._tell(Observer.printed, Printed(rank, stream, frame.payload, frame.generation, goes_to))
+        begun = self._begun[frame.generation]
+        goes_to = begun.destinations[rank, stream]
+        self._tell(Observer.printed, Printed(rank, stream, frame.payload, begun.number, goes_to))
         self._tell_of_flow(node)
 
     def _take_flight(self, node: int, frame: wire.Frame) -> None:
         part = self._part_of(node, frame.generation)
         if part is None or frame.channel not in part.ranks:
             raise wire.ProtocolError(f"a flight record from rank {frame.channel}, which is not running")
-        self._tell(Observer.dumped, frame.channel, frame.payload, frame.generation)
+        number = self._begun[frame.generation].number
+        self._tell(Observer.dumped, frame.channel, frame.payload, number)
         self._tell_of_flow(node)
 
     def _part_of(self, node: int, generation: int) -> NodePlan | None:

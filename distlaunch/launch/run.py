@@ -1,4 +1,4 @@
-"""Runs a job from spec to summary."""
+"""Runs a job from spec to summary, for programs; the command does so in `cli/running.py`."""
 
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext

@@ -1,6 +1,7 @@
 """The kinds of transports. Each is a frozen value that says how one node is reached:
 
-* `name`, for documents; `here`: whether the node is this machine;
+* `name`, a Literal that no other kind has, for documents and histories;
+* `here`: whether the node is this machine;
 * `argv()`: the command line of a process whose stdin and stdout become the link;
 * `together`: whether all nodes with an equal transport have one such process. It is sent the opening and the
   text of each node's agent one after another, and hands on the frames, each to the node that it names;

@@ -87,7 +87,7 @@ class Ssh(Frozen):
         return ["ssh", "-G", *self._config, *_pairs("-o", self.options.words), *self._target]
 
     @property
-    def by_hand(self) -> list[str]:
+    def as_typed(self) -> list[str]:
         """ssh to the node as people would type it, with the job's options and none of ours."""
         words = (word for word in self._target if word != "--")
         return ["ssh", *self._config, *_pairs("-o", self.options.words), *words]
@@ -110,7 +110,7 @@ class Ssh(Frozen):
         """With commands to paste."""
         from distlaunch.transport.ssh.advice import advice_for  # few nodes fail
 
-        return advice_for(failure, self.by_hand, self.options.config, python or "python3")
+        return advice_for(failure, self.as_typed, self.options.config, python or "python3")
 
 
 def _sharing(options: SshOptions) -> list[str]:
