@@ -225,7 +225,10 @@ ALIASES = "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
 YAMLS = {
     "a billion laughs": (f"a0: &a0 [x]\n{ALIASES}", "aliases"),
     "a merge key": ("x: &x {script: a}\n<<: *x\n", "aliases"),
-    "an object of Python": ("script: !!python/object/apply:os.system ['touch pwned']", "expected a non-empty string"),
+    "an object of Python": (
+        "script: !!python/object/apply:os.system ['touch pwned']",
+        "expected a non-empty string",
+    ),
     "a call of Python": ("script: a\nname: !!python/object/apply:os.system 'touch pwned'", ""),
     "a name of Python": ("script: a\nname: !!python/name:os.system ''", ""),
     "a key twice": ("script: a\nscript: b", "duplicate key"),
