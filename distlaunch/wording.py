@@ -4,6 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+NO_SUSPENDING = "a run can't be suspended; to leave the terminal, start it with nohup or in tmux"
 MAX_NAMED = 8
 """Ranks or nodes named in one line."""
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import ByHand, JobSpec
-from distlaunch.supervisor.ending import NO_SUSPENDING
 from distlaunch.system.signals import Interrupts
+from distlaunch.wording import NO_SUSPENDING
 
 BARRIER_S = 300.0
 """How long a node that has succeeded waits for the others, as in torchrun's exit barrier."""

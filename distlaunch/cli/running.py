@@ -26,7 +26,7 @@ def run_shown(
 
 def run_shown_by_hand(spec: JobSpec, early: Link | None, tell: Callable[[str], object]) -> int:
     """The same of this node's part of a job whose launchers were started by hand; the status of the whole."""
-    from distlaunch.launch.run import run_by_hand
+    from distlaunch.by_hand.run import run_by_hand
 
     with Signals(spec.invocation.signals) as signals:
         if early:

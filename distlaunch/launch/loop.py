@@ -22,7 +22,7 @@ from distlaunch.translation import commands
 from distlaunch.translation.reports import event_of, seconds
 
 if TYPE_CHECKING:
-    from distlaunch.by_hand.peers import Peers
+    from distlaunch.launch.peers import Peers
 
 
 FIRST_SIGNS_OF_WORKERS = (events.WorkerStarted, events.WorkerUnstarted, events.WorkerExited)

@@ -13,7 +13,7 @@ from distlaunch.observers.observer import Observer, Observers
 from distlaunch.system.signals import Interrupts
 
 if TYPE_CHECKING:
-    from distlaunch.by_hand.peers import Peers
+    from distlaunch.launch.peers import Peers
 
 
 def supervise(

@@ -21,7 +21,7 @@ from distlaunch.state.nodes import (
 )
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Worker
-from distlaunch.wording import counted, listed, span_words
+from distlaunch.wording import NO_SUSPENDING, counted, listed, span_words
 
 STOP_MARGIN_S = 14.0
 """Seconds beyond the grace until we give up on a node that does not confirm its cleanup: all ends at 15."""
@@ -31,7 +31,6 @@ STOP_NOTICE_S = 3.0
 """Seconds after which the ranks still running are named, if the grace is longer."""
 ONE_WISH_S = 0.1
 """Seconds within which several signals count as one: wrappers pass on what the terminal has sent to all."""
-NO_SUSPENDING = "a run can't be suspended; to leave the terminal, start it with nohup or in tmux"
 
 
 def end_job(found: JobOver, state: State, now: float) -> Step:
