@@ -4,14 +4,17 @@ from collections.abc import Mapping
 
 from distlaunch.contract import HANDLED_SIGNALS, Rendezvous
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan import layout, torch_agents
+from distlaunch.plan import layout
 from distlaunch.plan.layout import DEFAULT_PORT, Facts, LaunchPlan, NodePlan, NodeRank, WorkerPlan
 
 
 def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
     """As `layout.make_plan`, with the engine that the job asks for."""
-    make = layout.make_plan if spec.engine.gives_ranks else torch_agents.make_plan
-    return make(spec, facts, master_address)
+    if spec.engine.gives_ranks:
+        return layout.make_plan(spec, facts, master_address)
+    from distlaunch.plan import torch_agents  # few jobs have them
+
+    return torch_agents.make_plan(spec, facts, master_address)
 
 
 def workers(
@@ -24,6 +27,8 @@ def workers(
     """What is started on one node; `source` is the node's own address as the others reach it."""
     if plan.spec.engine.gives_ranks:
         return layout.workers(plan, node, meeting, interface)
+    from distlaunch.plan import torch_agents
+
     return torch_agents.workers(plan, node, meeting, interface, source)
 
 
