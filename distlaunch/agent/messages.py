@@ -63,7 +63,7 @@ class WorkerSpec(Frozen):
     cpus: Optional[str] = None
 
 
-class Start(Frozen):
+class StartWorkers(Frozen):
     """Start the workers of a generation; `env` is what theirs have in common.
 
     `stall_s` None = stalled workers are not looked for. `hosts_store`: the rendezvous is here. `flight`:
@@ -84,7 +84,7 @@ class Start(Frozen):
     workers: List[WorkerSpec]
 
 
-class Stop(Frozen):
+class StopWorkers(Frozen):
     """End this generation: SIGTERM, SIGKILL after the grace, sweep."""
 
     grace_s: float
@@ -146,20 +146,20 @@ class Pong(Frozen):
     t: float
 
 
-class Held(Frozen):
+class PortHeld(Frozen):
     """Answers `HoldPort`."""
 
     port: int
 
 
-class Unheld(Frozen):
+class PortRefused(Frozen):
     """Answers `HoldPort` and `Listen`: owners are [{uid, pid, command}], as far as they can be seen."""
 
     error: str
     owners: List[Any]
 
 
-class Route(Frozen):
+class RouteFound(Frozen):
     """Answers `FindRoute`: the address that was meant, the node's own on that way, the interface.
 
     `interfaces` are all of the node's, with whether each has an address; `named` are variables of the node's
@@ -173,13 +173,13 @@ class Route(Frozen):
     named: Dict[str, str]
 
 
-class NoRoute(Frozen):
+class RouteFailed(Frozen):
     """Answers `FindRoute`."""
 
     error: str
 
 
-class Started(Frozen):
+class WorkerStarted(Frozen):
     """A worker's exec has succeeded; `cpus` are those that `Binding` gave it, as "0-3,8"."""
 
     local_rank: int
@@ -187,7 +187,7 @@ class Started(Frozen):
     cpus: Optional[str]
 
 
-class Unstarted(Frozen):
+class WorkerUnstarted(Frozen):
     """A worker could not be started. `stage`: scratch, fork, setup, workdir, script, exec, or interpreter:
     that of #! is not there."""
 
@@ -197,7 +197,7 @@ class Unstarted(Frozen):
     text: str
 
 
-class Exited(Frozen):
+class WorkerExited(Frozen):
     """A worker has ended: `status` is its exit code, or the negative signal.
 
     `error_record` is {message, callstack} as torch's @record wrote them. `words` are the end of its stderr,
@@ -214,19 +214,19 @@ class Exited(Frozen):
     shm: List[int]
 
 
-class Joined(Frozen):
+class RanksJoined(Frozen):
     """These are connected to the rendezvous port."""
 
     local_ranks: List[int]
 
 
-class Lagging(Frozen):
+class RanksLag(Frozen):
     """What those do that have not joined: [local rank, whether it tries to, in words] of each."""
 
     ranks: List[Any]
 
 
-class Stalled(Frozen):
+class RanksStalled(Frozen):
     """All that neither print nor compute for `stall_s`; `stopped`: [local rank, pid] of each of them that a
     signal has stopped, itself or a process below it."""
 
@@ -234,21 +234,21 @@ class Stalled(Frozen):
     stopped: List[List[int]]
 
 
-class Stack(Frozen):
+class StackDumped(Frozen):
     """Answers `DumpStacks`, for each."""
 
     local_rank: int
     text: str
 
 
-class LeavingEarly(Frozen):
+class AgentLeaving(Frozen):
     """The agent was told to stop by a signal, its workers follow; `orphaned`: as its guardian has ended."""
 
     signal: int
     orphaned: bool
 
 
-class Dropped(Frozen):
+class OutputLost(Frozen):
     """Output was lost because the spool was full."""
 
     local_rank: int
@@ -276,14 +276,14 @@ class Reaped(Frozen):
     processes: int
 
 
-class Orphans(Frozen):
+class OrphansKilled(Frozen):
     """Dead agents of any run had left `processes`, which were killed."""
 
     processes: int
 
 
-class Usurped(Frozen):
-    """The rendezvous port was taken by somebody else: owners as in `Unheld`."""
+class PortUsurped(Frozen):
+    """The rendezvous port was taken by somebody else: owners as in `PortRefused`."""
 
     owners: List[Any]
 
@@ -304,8 +304,8 @@ COMMANDS = {
     "ping": Ping,
     "hold": HoldPort,
     "route": FindRoute,
-    "start": Start,
-    "stop": Stop,
+    "start": StartWorkers,
+    "stop": StopWorkers,
     "dump": DumpStacks,
     "reap": Reap,
     "listen": Listen,
@@ -315,24 +315,24 @@ COMMANDS = {
 REPORTS = {
     "hello": Hello,
     "pong": Pong,
-    "held": Held,
-    "unheld": Unheld,
-    "route": Route,
-    "no route": NoRoute,
-    "started": Started,
-    "unstarted": Unstarted,
-    "exited": Exited,
-    "joined": Joined,
-    "lagging": Lagging,
-    "stalled": Stalled,
-    "stack": Stack,
-    "leaving": LeavingEarly,
-    "dropped": Dropped,
+    "held": PortHeld,
+    "unheld": PortRefused,
+    "route": RouteFound,
+    "no route": RouteFailed,
+    "started": WorkerStarted,
+    "unstarted": WorkerUnstarted,
+    "exited": WorkerExited,
+    "joined": RanksJoined,
+    "lagging": RanksLag,
+    "stalled": RanksStalled,
+    "stack": StackDumped,
+    "leaving": AgentLeaving,
+    "dropped": OutputLost,
     "stuck": Stuck,
     "swept": Swept,
     "reaped": Reaped,
-    "orphans": Orphans,
-    "usurped": Usurped,
+    "orphans": OrphansKilled,
+    "usurped": PortUsurped,
     "listening": Listening,
     "dialled": Dialled,
 }

@@ -8,7 +8,7 @@ import os
 from collections import deque
 
 from distlaunch.agent import messages, scratch, wire
-from distlaunch.agent.messages import Dropped
+from distlaunch.agent.messages import OutputLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,10 +157,10 @@ class Outbox:
         """Queue a piece of a flight recorder's dump, at most MAX_OUTPUT bytes, where there is room."""
         self._spool.append(wire.encode_flight(self._node, generation, rank, data))
 
-    def losses(self) -> "List[Dropped]":
+    def losses(self) -> "List[OutputLost]":
         """What was lost since the last call."""
         lost, self._lost = self._lost, {}
-        return [Dropped(channel // 2, channel % 2, size) for channel, size in sorted(lost.items())]
+        return [OutputLost(channel // 2, channel % 2, size) for channel, size in sorted(lost.items())]
 
     def write(self, link: int) -> int:
         """Write until the link would block; the number of bytes. Raises OSError when the link is gone."""

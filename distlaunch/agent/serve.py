@@ -80,8 +80,8 @@ class Agent:
             messages.Ping: self._on_ping,
             messages.HoldPort: self._on_hold,
             messages.FindRoute: self._on_route,
-            messages.Start: self._on_start,
-            messages.Stop: self._on_stop,
+            messages.StartWorkers: self._on_start,
+            messages.StopWorkers: self._on_stop,
             messages.DumpStacks: self._on_dump,
             messages.Reap: self._on_reap,
             messages.Listen: self._on_listen,
@@ -122,7 +122,7 @@ class Agent:
     def _report_orphans(self) -> None:
         killed = cookies.kill_orphans()
         if killed:
-            self._outbox.report(messages.Orphans(killed))
+            self._outbox.report(messages.OrphansKilled(killed))
 
     # The link
 
@@ -200,7 +200,7 @@ class Agent:
     def _say_leaving(self, signum: int) -> None:
         """Said at once, before the workers' exits, so that none of them is taken for the cause."""
         if not self._leaving:
-            self._outbox.report(messages.LeavingEarly(signum, os.getppid() != self._guardian))
+            self._outbox.report(messages.AgentLeaving(signum, os.getppid() != self._guardian))
             self._flush()
 
     # Commands, one method each
@@ -213,13 +213,13 @@ class Agent:
         from distlaunch.agent.port import hold  # needs socket (2 ms), and only one node holds
 
         if self._hold and self._hold.answers(command.port):
-            self._outbox.report(messages.Held(self._hold.port))  # asked again: the same answer
+            self._outbox.report(messages.PortHeld(self._hold.port))  # asked again: the same answer
             return
         if self._hold:
             self._hold.close()
         try:
             self._hold = hold(command.port)
-            self._outbox.report(messages.Held(self._hold.port))
+            self._outbox.report(messages.PortHeld(self._hold.port))
         except OSError as error:
             self._report_unheld(command.port, error)
 
@@ -227,14 +227,14 @@ class Agent:
         from distlaunch.agent.probes.ports import owners
 
         holders = owners(port) if port else []
-        self._outbox.report(messages.Unheld(error.strerror or str(error), holders))
+        self._outbox.report(messages.PortRefused(error.strerror or str(error), holders))
 
     def _on_route(self, command: "messages.FindRoute") -> None:
         from distlaunch.agent.probes import routes
 
         self._outbox.report(routes.route(command.address))
 
-    def _on_start(self, command: "messages.Start") -> None:
+    def _on_start(self, command: "messages.StartWorkers") -> None:
         if self._hold:
             self._hold.release()
         self._grace_s, self._lease_s = command.grace_s, command.lease_s
@@ -242,7 +242,7 @@ class Agent:
         self._claim = self._claim or cookies.claim(command.run_id, self._node)
         self._workers.start(command)
 
-    def _on_stop(self, command: "messages.Stop") -> None:
+    def _on_stop(self, command: "messages.StopWorkers") -> None:
         self._workers.stop(command.grace_s)
 
     def _on_dump(self, command: "messages.DumpStacks") -> None:

@@ -2,7 +2,7 @@
 
 import time
 
-from distlaunch.agent.messages import Joined, Lagging, Stalled
+from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled
 from distlaunch.agent.probes import activity, gpus, joins, procfs
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 
@@ -47,7 +47,7 @@ class JoinWatch:
         fresh = joins.joined(self._port, missing)
         if fresh:
             self.joined |= fresh
-            self._outbox.report(Joined(sorted(fresh)))
+            self._outbox.report(RanksJoined(sorted(fresh)))
         left = {rank: pid for rank, pid in missing.items() if rank not in fresh}
         if left:
             if time.monotonic() >= self._lag_at:
@@ -62,7 +62,7 @@ class JoinWatch:
         if fresh:
             self._told.update(fresh)
             ranks = [[rank, seen[rank][0], words] for rank, words in sorted(fresh.items())]
-            self._outbox.report(Lagging(ranks))
+            self._outbox.report(RanksLag(ranks))
 
 
 class _Pulse:
@@ -81,7 +81,7 @@ class StallWatch:
         self._poller, self._outbox, self._running, self._stall_s = poller, outbox, running, stall_s
         self._interval_s = min(STALL_LOOK_MAX_S, stall_s / STALL_LOOKS)
         self._pulses: "Dict[int, _Pulse]" = {}
-        self._told = Stalled([], [])
+        self._told = RanksStalled([], [])
         self._gpus: "Optional[gpus.Utilization]" = None
         self._poller.after(self._interval_s, "stalls", self._look)
 
@@ -101,7 +101,9 @@ class StallWatch:
 
     def _tell(self, stalled: "List[Worker]") -> None:
         stopped = [[worker.local_rank, activity.stopped(worker.pid)] for worker in stalled]
-        told = Stalled(sorted(w.local_rank for w in stalled), sorted(each for each in stopped if each[1]))
+        told = RanksStalled(
+            sorted(w.local_rank for w in stalled), sorted(each for each in stopped if each[1])
+        )
         if told != self._told:
             self._told = told
             self._outbox.report(told)

@@ -13,7 +13,7 @@ import signal
 import stat
 
 from distlaunch.agent import sweep
-from distlaunch.agent.messages import Unstarted
+from distlaunch.agent.messages import WorkerUnstarted
 from distlaunch.agent.probes import gpus
 from distlaunch.agent.wire import SHARED_VARIABLE
 
@@ -220,18 +220,18 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def exec_failure(data: bytes, spec: "WorkerSpec") -> "Unstarted":
+def exec_failure(data: bytes, spec: "WorkerSpec") -> "WorkerUnstarted":
     """The report of what came through ``exec_pipe``."""
     stage, _, number = data.decode().partition(" ")
     return unstarted(spec, stage, int(number))
 
 
-def unstarted(spec: "WorkerSpec", stage: str, code: int, why: str = "") -> "Unstarted":
+def unstarted(spec: "WorkerSpec", stage: str, code: int, why: str = "") -> "WorkerUnstarted":
     """The report of a worker whose fork, chdir or exec failed with errno `code`."""
     subject = _subject(spec, stage)
     if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
         stage = "interpreter"
-    return Unstarted(spec.local_rank, stage, code, why or "%s: %s" % (subject, _words(code, stage)))
+    return WorkerUnstarted(spec.local_rank, stage, code, why or "%s: %s" % (subject, _words(code, stage)))
 
 
 def _subject(spec: "WorkerSpec", stage: str) -> str:

@@ -6,7 +6,7 @@ import signal
 import time
 
 from distlaunch.agent import cookies, flight, scratch, stacks, sweep, wire
-from distlaunch.agent.messages import Exited, Stack, Started, Stuck, Swept, Usurped
+from distlaunch.agent.messages import PortUsurped, StackDumped, Stuck, Swept, WorkerExited, WorkerStarted
 from distlaunch.agent.probes import memory, procfs
 from distlaunch.agent.watches import JoinWatch, StallWatch
 from distlaunch.agent.worker import Worker, at_home, exec_failure, exit_status, make_room, spawn, unstarted
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Optional, Union
 
-    from distlaunch.agent.messages import Start, WorkerSpec
+    from distlaunch.agent.messages import StartWorkers, WorkerSpec
     from distlaunch.agent.outbox import Outbox
     from distlaunch.agent.poller import Poller
 
@@ -23,7 +23,7 @@ STUCK_S = 5.0
 """Seconds a sweep may take before the PIDs that resist it are reported."""
 
 
-def _tmpdir(command: "Start") -> "Optional[str]":
+def _tmpdir(command: "StartWorkers") -> "Optional[str]":
     """The job's TMPDIR for this node, if it has one; relative to where the workers are."""
     tmpdir = command.env.get("TMPDIR")
     return os.path.join(command.workers[0].cwd, tmpdir) if tmpdir else None
@@ -46,7 +46,7 @@ class Workers:
         self._stopping = self._failed = False
         self.swept = True
 
-    def start(self, command: "Start") -> None:
+    def start(self, command: "StartWorkers") -> None:
         """Spawn the workers of a generation; a refusal by the system is reported, not raised."""
         if not self.swept:
             raise wire.ProtocolError("a generation was started before the previous one had ended")
@@ -69,13 +69,13 @@ class Workers:
             self._spawn(spec)
         self._watch(command)
 
-    def _watch(self, command: "Start") -> None:
+    def _watch(self, command: "StartWorkers") -> None:
         self._joins = JoinWatch(self._poller, self._outbox, self._live, command.watch_port)
         self._watches = [self._joins]
         if command.stall_s:
             self._watches.append(StallWatch(self._poller, self._outbox, self._live, command.stall_s))
 
-    def _prepared(self, command: "Start") -> "List[WorkerSpec]":
+    def _prepared(self, command: "StartWorkers") -> "List[WorkerSpec]":
         """Make the folder for error records and choose CPUs; no workers, and told, when that can't be."""
         try:
             self._folder.make(_tmpdir(command))
@@ -90,7 +90,7 @@ class Workers:
         except cpus.BindingError as error:
             return self._refuse(command, "setup", errno.EINVAL, str(error))
 
-    def _refuse(self, command: "Start", stage: str, code: int, why: str) -> "List[WorkerSpec]":
+    def _refuse(self, command: "StartWorkers", stage: str, code: int, why: str) -> "List[WorkerSpec]":
         for spec in command.workers:
             self._outbox.report(unstarted(spec, stage, code, why))
         return []
@@ -134,7 +134,7 @@ class Workers:
         if data:
             self._outbox.report(exec_failure(data, spec))
         else:
-            self._outbox.report(Started(worker.local_rank, worker.pid, spec.cpus))
+            self._outbox.report(WorkerStarted(worker.local_rank, worker.pid, spec.cpus))
 
     def _pump(self, worker: "Worker", stream: int, fd: int) -> bool:
         """Forward what a worker printed; False when there is no more for now."""
@@ -172,7 +172,7 @@ class Workers:
             self._hear(worker)
             self._look_for_usurper(worker)
         self._outbox.report(
-            Exited(
+            WorkerExited(
                 local_rank=worker.local_rank,
                 status=status,
                 t=time.monotonic(),
@@ -196,7 +196,7 @@ class Workers:
 
         owners = ports.strangers(self._store_port)
         if owners:
-            self._outbox.report(Usurped(owners))
+            self._outbox.report(PortUsurped(owners))
         self._store_port = None
 
     def _live(self) -> "List[Worker]":
@@ -227,7 +227,7 @@ class Workers:
 
     def _report_stack(self, worker: "Worker", text: bytes) -> None:
         words = text.decode(errors="replace")
-        self._outbox.report(Stack(worker.local_rank, words))
+        self._outbox.report(StackDumped(worker.local_rank, words))
 
     # The rest of a generation: SIGTERM, grace, sweep.
 

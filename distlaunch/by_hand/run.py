@@ -8,6 +8,7 @@ from distlaunch.by_hand.peers import Peers
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import start_run
+from distlaunch.launch.supervise import supervise
 from distlaunch.system.signals import Interrupts
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ def run_by_hand(
 
     `tell` gets what there is to say meanwhile. Raises `DistlaunchError`.
     """
-    from distlaunch.launch.supervise import supervise
-
     how = spec.invocation
     assert how.by_hand is not None
     with closing(Peers(spec, how.by_hand, tell)) as peers:

@@ -13,9 +13,9 @@ from distlaunch.agent.messages import (
     FindRoute,
     Listen,
     Listening,
-    NoRoute,
-    Route,
-    Unheld,
+    PortRefused,
+    RouteFailed,
+    RouteFound,
 )
 from distlaunch.checks.questions import Agents
 from distlaunch.wording import listed
@@ -84,16 +84,18 @@ def try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> P
 def _ends(agents: Agents, count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
     """Node → the address and port at which it listens for the others, of those that can."""
     here = [node for node in agents.present if node < count]
-    addresses = _addresses(agents.ask(dict.fromkeys(here, FindRoute(host)), (Route, NoRoute), ANSWER_S))
+    addresses = _addresses(
+        agents.ask(dict.fromkeys(here, FindRoute(host)), (RouteFound, RouteFailed), ANSWER_S)
+    )
     # Port 0: the system's choice, as theirs; a firewall may be open for that range alone.
-    answers = agents.ask(dict.fromkeys(addresses, Listen(0, token)), (Listening, Unheld), ANSWER_S)
+    answers = agents.ask(dict.fromkeys(addresses, Listen(0, token)), (Listening, PortRefused), ANSWER_S)
     ports = {node: answer.port for node, answer in answers.items() if isinstance(answer, Listening)}
     return {node: (addresses[node], port) for node, port in ports.items()}
 
 
-def _addresses(routes: Mapping[int, Route | NoRoute]) -> dict[int, str]:
+def _addresses(routes: Mapping[int, RouteFound | RouteFailed]) -> dict[int, str]:
     """Each node's own address on its way to the first; the first's is the one that the others dial."""
-    found = {node: route for node, route in routes.items() if isinstance(route, Route)}
+    found = {node: route for node, route in routes.items() if isinstance(route, RouteFound)}
     sources = {node: route.source for node, route in found.items() if node and route.source}
     dialled = [route.address for node, route in found.items() if node]
     return {**sources, 0: dialled[0]} if 0 in routes and dialled else sources

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from distlaunch.agent.messages import Dialled, Listen, Listening, Unheld
+from distlaunch.agent.messages import Dialled, Listen, Listening, PortRefused
 from distlaunch.checks.pairs import Pairs, dial, try_pairs
 from distlaunch.checks.questions import Agents
 from distlaunch.job.spec import JobSpec, NodeSpec
@@ -88,7 +88,7 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     token = os.urandom(16).hex()
     with Agents(asked) as agents:
         first = asked.nodes[0].label
-        answer = agents.ask({0: Listen(port, token)}, (Listening, Unheld), ANSWER_S).get(0)
+        answer = agents.ask({0: Listen(port, token)}, (Listening, PortRefused), ANSWER_S).get(0)
         report = _first_answer(first, host, port, answer)
         if report.free and report.port is not None:
             question = dial([(host, report.port)], token)
@@ -120,11 +120,13 @@ def _with_here(spec: JobSpec, host: str) -> JobSpec:
     return spec._replace(nodes=(*nodes, NodeSpec(HERE)), python=None)
 
 
-def _first_answer(node: str, host: str, port: int | None, answer: Listening | Unheld | None) -> PortReport:
+def _first_answer(
+    node: str, host: str, port: int | None, answer: Listening | PortRefused | None
+) -> PortReport:
     match answer:
         case Listening():
             return PortReport(node, host, answer.port, True)
-        case Unheld():
+        case PortRefused():
             return PortReport(node, host, port, False, tuple(answer.owners), answer.error)
     return PortReport(node, host, port, None)
 

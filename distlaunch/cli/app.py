@@ -1,9 +1,8 @@
 """The Typer application: options and exit statuses; each command's work is elsewhere."""
 
-import sys
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -42,6 +41,15 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
+class Call(NamedTuple):
+    """What a command may want to know beside its arguments; Typer's `obj`."""
+
+    words: tuple[str, ...]
+    """The whole command line."""
+    early: "Link | None"
+    """An agent on this machine, for a job that needs one."""
+
+
 class PlanFormat(str, Enum):
     """How `dry-run` prints a plan."""
 
@@ -61,7 +69,7 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
 
         app.add_typer(imports)
     try:
-        app(list(words), obj=early)
+        app(list(words), obj=Call(tuple(words), early))
     except SystemExit as end:  # how Typer ends, always with a number
         return end.code if isinstance(end.code, int) else Exit.OK
     except DistlaunchError as error:
@@ -102,23 +110,24 @@ def run(
     from distlaunch.cli.running import run_shown
     from distlaunch.system.job_file import load_job
 
-    _after_dashes(args)
+    _after_dashes(context.obj, args)
     spec = load_job(job, overrides or (), args or ())
-    summary = run_shown(spec, context.obj, output_fd=2 if as_json else 1, quiet=quiet)
+    summary = run_shown(spec, context.obj.early, output_fd=2 if as_json else 1, quiet=quiet)
     if as_json:
         print_json(summary.document())
     raise typer.Exit(summary.state.outcome)
 
 
-def _after_dashes(args: list[str] | None) -> None:
+def _after_dashes(call: Call, args: list[str] | None) -> None:
     """A second word is more likely a slip than the script's. Raises `UsageError`."""
-    if args and "--" not in sys.argv:
+    if args and "--" not in call.words:
         what = "use --set to override a key" if "=" in args[0] else "put the script's arguments after --"
         raise UsageError(f"unexpected argument {args[0]!r}: {what}")
 
 
 @app.command("dry-run")
 def dry_run(
+    context: typer.Context,
     job: Job,
     args: Args = None,
     style: Annotated[
@@ -132,7 +141,7 @@ def dry_run(
     from distlaunch.launch.dry_run import plan_without_nodes
     from distlaunch.system.job_file import load_job
 
-    _after_dashes(args)
+    _after_dashes(context.obj, args)
     spec = load_job(job, overrides or (), args or ())
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 

@@ -1,10 +1,10 @@
 """Runs a job as a command of this process: its signals, its terminal, its garbage collector."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.start import start_run
+from distlaunch.launch.run import run_job
 from distlaunch.links.link import Link
 from distlaunch.system.signals import Interrupts, Signals
 
@@ -18,10 +18,7 @@ def run_shown(
 ) -> "Summary":
     """Run `spec` and show it; ranks' output goes to `output_fd`. Raises `DistlaunchError`."""
     with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
-        start = start_run(spec, early)
-        from distlaunch.launch.supervise import supervise  # while agents boot, as in `run_job`
-
-        return supervise(start, signals, [_terminal(signals, output_fd, quiet)])
+        return run_job(spec, _terminal(signals, output_fd, quiet), signals, early)
 
 
 def run_shown_by_hand(spec: JobSpec, early: Link | None, tell: Callable[[str], object]) -> int:
@@ -31,14 +28,15 @@ def run_shown_by_hand(spec: JobSpec, early: Link | None, tell: Callable[[str], o
     with Signals(spec.invocation.signals) as signals:
         if early:
             early.discard()  # its lease may end while the others are waited for
-        return run_by_hand(spec, tell, [_terminal(signals, 1, quiet=True)], signals)
+        return run_by_hand(spec, tell, _terminal(signals, 1, quiet=True), signals)
 
 
-def _terminal(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Observer":
+def _terminal(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator[Observer]":
+    """Who shows the run, made when it is asked for: it takes long to import."""
     import gc
 
     from distlaunch.observers.terminal import Terminal
 
     gc.freeze()  # off since the start of the program: what was imported stays, what a long run makes may not
     gc.enable()
-    return Terminal(interrupts, output_fd, quiet)
+    yield Terminal(interrupts, output_fd, quiet)

@@ -11,7 +11,7 @@ from distlaunch.links.link import Link
 from distlaunch.links.links import Links
 from distlaunch.links.opening import open_link
 from distlaunch.observers.observer import Observer, Observers, Printed
-from distlaunch.plan.layout import LaunchPlan, NodePlan
+from distlaunch.plan.layout import LaunchPlan
 from distlaunch.plan.output import Destination, destinations
 from distlaunch.state import actions, events
 from distlaunch.state.job import Phase, State
@@ -112,11 +112,11 @@ class Loop:
         this = self.state.current
         if this is None or this.started_at is None:
             return  # an agent tells what can't be
-        known = self._begun.get(this.number % wire.GENERATIONS)
+        called = this.number % wire.GENERATIONS
+        known = self._begun.get(called)
         fresh = known is None or known.number != this.number
-        if known is None or fresh or known.plan is not this.plan:
-            begun = Begun(this.number, this.plan, destinations(this.plan, this.number))
-            self._begun[this.number % wire.GENERATIONS] = begun
+        if fresh or (known and known.plan is not this.plan):
+            self._begun[called] = Begun(this.number, this.plan, destinations(this.plan, this.number))
         if fresh:
             self._tell(Observer.started, self.state, now)
 
@@ -161,27 +161,22 @@ class Loop:
 
     def _take_output(self, node: int, frame: wire.Frame) -> None:
         local_rank, stream = divmod(frame.channel, 2)
-        part = self._part_of(node, frame.generation)
-        if part is None or local_rank >= part.procs:
+        begun = self._begun.get(frame.generation)  # output may come late
+        part = begun and begun.plan.part_of(node)
+        if not begun or not part or local_rank >= part.procs:
             raise wire.ProtocolError(f"output from local rank {local_rank}, which is not running")
         rank = part.first_rank + local_rank
-        begun = self._begun[frame.generation]
         goes_to = begun.destinations[rank, stream]
         self._tell(Observer.printed, Printed(rank, stream, frame.payload, begun.number, goes_to))
         self._tell_of_flow(node)
 
     def _take_flight(self, node: int, frame: wire.Frame) -> None:
-        part = self._part_of(node, frame.generation)
-        if part is None or frame.channel not in part.ranks:
+        begun = self._begun.get(frame.generation)
+        part = begun and begun.plan.part_of(node)
+        if not begun or not part or frame.channel not in part.ranks:
             raise wire.ProtocolError(f"a flight record from rank {frame.channel}, which is not running")
-        number = self._begun[frame.generation].number
-        self._tell(Observer.dumped, frame.channel, frame.payload, number)
+        self._tell(Observer.dumped, frame.channel, frame.payload, begun.number)
         self._tell_of_flow(node)
-
-    def _part_of(self, node: int, generation: int) -> NodePlan | None:
-        """The node's part in a generation that has started; its output may come late."""
-        begun = self._begun.get(generation)
-        return begun.plan.part_of(node) if begun else None
 
     def _tell_of_flow(self, node: int) -> None:
         now = self._now()

@@ -1,4 +1,4 @@
-"""Runs a job from spec to summary, for programs; the command does so in `cli/running.py`."""
+"""Runs a job from spec to summary."""
 
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import start_run
+from distlaunch.links.link import Link
 from distlaunch.system.signals import Interrupts
 
 if TYPE_CHECKING:
@@ -14,15 +15,19 @@ if TYPE_CHECKING:
 
 
 def run_job(
-    spec: JobSpec, observers: "Iterable[Observer]" = (), interrupts: Interrupts | None = None
+    spec: JobSpec,
+    observers: "Iterable[Observer]" = (),
+    interrupts: Interrupts | None = None,
+    early: Link | None = None,
 ) -> "Summary":
     """Run `spec`: its run folder has everything, and the `observers` see it. Raises `DistlaunchError`.
 
     Nothing of the process is touched, no signal and no stream; `interrupts` ends the job early. Several jobs
-    may run at once, each in a thread of its own.
+    may run at once, each in a thread of its own. `observers` are asked for once agents boot, so that a
+    generator may import what they need meanwhile. `early` is an agent on this machine, started ahead.
     """
     with nullcontext(interrupts) if interrupts else Interrupts() as heard:
-        start = start_run(spec)
+        start = start_run(spec, early)
         # Imported only now: agents boot for 20 ms or more, and the supervisor takes 10 to import.
         from distlaunch.launch.supervise import supervise
 

@@ -8,7 +8,7 @@ from distlaunch.job.spec import JobSpec
 def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
     """What to add to the agent's words on a worker of the pool's `node`, which failed so.
 
-    `stage` and `code` are stage and errno of `distlaunch.agent.messages.Unstarted`.
+    `stage` and `code` are stage and errno of `distlaunch.agent.messages.WorkerUnstarted`.
     """
     if not spec.places:  # no job file: the command line of torchrun
         return ""

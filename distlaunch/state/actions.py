@@ -39,7 +39,7 @@ class StopWorkers(Frozen):
     grace_s: float
 
 
-class Dump(Frozen):
+class DumpStacks(Frozen):
     """Have the Python stacks of these workers told; `abort`: they may die of it."""
 
     node: int
@@ -91,7 +91,7 @@ Action = (
     | FindRoute
     | StartWorkers
     | StopWorkers
-    | Dump
+    | DumpStacks
     | Reap
     | Close
     | Drop

@@ -92,7 +92,7 @@ class WorkerStarted(Frozen):
 
 
 class WorkerUnstarted(Frozen):
-    """A worker could not be started; the last three are as in `distlaunch.agent.messages.Unstarted`."""
+    """A worker could not be started; the last three are as in `distlaunch.agent.messages.WorkerUnstarted`."""
 
     node: int
     local_rank: int

@@ -6,7 +6,7 @@ import signal
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
-from distlaunch.state.actions import Action, Dump, Notice
+from distlaunch.state.actions import Action, DumpStacks, Notice
 from distlaunch.state.events import RanksStalled, StackDumped
 from distlaunch.state.findings import DumpCame, GenerationFailed, JobOver, Step
 from distlaunch.state.job import Cause, Phase, State
@@ -116,7 +116,7 @@ def _dumps(state: State, ranks: list[int], abort: bool) -> list[Action]:
         assert state.plan is not None
         part = state.plan.node_of(rank)
         wanted.setdefault(part.node, []).append(rank - part.first_rank)
-    return [Dump(node, tuple(local_ranks), abort) for node, local_ranks in wanted.items()]
+    return [DumpStacks(node, tuple(local_ranks), abort) for node, local_ranks in wanted.items()]
 
 
 def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:

@@ -10,7 +10,7 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, c
 from distlaunch.plan.output import destinations
 from distlaunch.state.actions import (
     Close,
-    Dump,
+    DumpStacks,
     FindRoute,
     HoldPort,
     Reap,
@@ -20,7 +20,7 @@ from distlaunch.state.actions import (
 from distlaunch.state.job import State
 from distlaunch.state.nodes import Route, route_of
 
-AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | Dump | Reap | Close
+AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | DumpStacks | Reap | Close
 """What is for an agent to do."""
 
 
@@ -34,8 +34,8 @@ def command_for(action: AgentAction, state: State, run_id: str) -> tuple[Any, ..
 _COMMANDS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     HoldPort: lambda action: messages.HoldPort(action.port),
     FindRoute: lambda action: messages.FindRoute(action.address),
-    StopWorkers: lambda action: messages.Stop(action.grace_s),
-    Dump: lambda action: messages.DumpStacks(list(action.local_ranks), action.abort),
+    StopWorkers: lambda action: messages.StopWorkers(action.grace_s),
+    DumpStacks: lambda action: messages.DumpStacks(list(action.local_ranks), action.abort),
     Close: lambda action: messages.Close(action.grace_s, action.signum),
 }
 """Those that need nothing but their action."""
@@ -55,7 +55,7 @@ def _workers_of(state: State, part: NodePlan, run_id: str) -> list[WorkerPlan]:
     return workers(state.plan, part, meeting, way.interface, way.source)
 
 
-def _start(state: State, node: int, run_id: str) -> messages.Start:
+def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
     assert state.plan is not None
     assert state.port is not None
     part = state.plan.part_of(node)
@@ -63,7 +63,7 @@ def _start(state: State, node: int, run_id: str) -> messages.Start:
     planned = _workers_of(state, part, run_id)
     shared = common_contract(planned)
     engine, times = state.spec.engine, state.spec.timeouts
-    return messages.Start(
+    return messages.StartWorkers(
         generation=state.generation,
         run_id=run_id,
         grace_s=times.stop_s,

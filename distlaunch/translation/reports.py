@@ -73,13 +73,13 @@ def _hello(node: int, report: messages.Hello, clock: Clock) -> Event:
     return events.AgentUp(node, Facts(_cut(report.python), gpus), _cut(report.hostname))
 
 
-def _route(node: int, report: messages.Route, clock: Clock) -> Event:
+def _route(node: int, report: messages.RouteFound, clock: Clock) -> Event:
     address, interface, source = _cut(report.address), _cut(report.interface), _cut(report.source)
     interfaces, named = _items(report.interfaces), _items(report.named)
     return events.RouteFound(node, address, interface, source, interfaces, named)
 
 
-def _exited(node: int, report: messages.Exited, clock: Clock) -> Event:
+def _exited(node: int, report: messages.WorkerExited, clock: Clock) -> Event:
     return events.WorkerExited(
         node,
         number(report.local_rank, "local_rank"),
@@ -122,7 +122,7 @@ def _stopped(row: list[int]) -> tuple[int, int]:
     raise ProtocolError("stopped is not a list of ranks and pids")
 
 
-def _unstarted(node: int, report: messages.Unstarted, clock: Clock) -> Event:
+def _unstarted(node: int, report: messages.WorkerUnstarted, clock: Clock) -> Event:
     rank, code = number(report.local_rank, "local_rank"), number(report.errno, "errno")
     return events.WorkerUnstarted(node, rank, _cut(report.stage), code, _cut(report.text))
 
@@ -130,34 +130,36 @@ def _unstarted(node: int, report: messages.Unstarted, clock: Clock) -> Event:
 _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
     messages.Hello: _hello,
     messages.Pong: lambda node, it, clock: None,
-    messages.LeavingEarly: lambda node, it, clock: events.AgentLeaving(
+    messages.AgentLeaving: lambda node, it, clock: events.AgentLeaving(
         node, number(it.signal, "signal"), it.orphaned
     ),
-    messages.Held: lambda node, it, clock: events.PortHeld(node, number(it.port, "port")),
-    messages.Unheld: lambda node, it, clock: events.PortRefused(
+    messages.PortHeld: lambda node, it, clock: events.PortHeld(node, number(it.port, "port")),
+    messages.PortRefused: lambda node, it, clock: events.PortRefused(
         node, _cut(it.error), _mappings(it.owners, "owners")
     ),
-    messages.Usurped: lambda node, it, clock: events.PortUsurped(node, _mappings(it.owners, "owners")),
+    messages.PortUsurped: lambda node, it, clock: events.PortUsurped(node, _mappings(it.owners, "owners")),
     messages.Reaped: lambda node, it, clock: events.Reaped(node, number(it.processes, "processes")),
-    messages.Orphans: lambda node, it, clock: events.OrphansKilled(node, number(it.processes, "processes")),
-    messages.Route: _route,
-    messages.NoRoute: lambda node, it, clock: events.RouteFailed(node, _cut(it.error)),
-    messages.Started: lambda node, it, clock: events.WorkerStarted(
+    messages.OrphansKilled: lambda node, it, clock: events.OrphansKilled(
+        node, number(it.processes, "processes")
+    ),
+    messages.RouteFound: _route,
+    messages.RouteFailed: lambda node, it, clock: events.RouteFailed(node, _cut(it.error)),
+    messages.WorkerStarted: lambda node, it, clock: events.WorkerStarted(
         node, number(it.local_rank, "local_rank"), number(it.pid, "pid"), _cut(it.cpus)
     ),
-    messages.Unstarted: _unstarted,
-    messages.Exited: _exited,
-    messages.Joined: lambda node, it, clock: events.RanksJoined(
+    messages.WorkerUnstarted: _unstarted,
+    messages.WorkerExited: _exited,
+    messages.RanksJoined: lambda node, it, clock: events.RanksJoined(
         node, _numbers(it.local_ranks, "local_ranks")
     ),
-    messages.Lagging: lambda node, it, clock: events.RanksLag(node, tuple(map(_seen, it.ranks))),
-    messages.Stalled: lambda node, it, clock: events.RanksStalled(
+    messages.RanksLag: lambda node, it, clock: events.RanksLag(node, tuple(map(_seen, it.ranks))),
+    messages.RanksStalled: lambda node, it, clock: events.RanksStalled(
         node, _numbers(it.local_ranks, "local_ranks"), tuple(map(_stopped, it.stopped))
     ),
-    messages.Stack: lambda node, it, clock: events.StackDumped(
+    messages.StackDumped: lambda node, it, clock: events.StackDumped(
         node, number(it.local_rank, "local_rank"), _cut(it.text, MAX_STACK)
     ),
-    messages.Dropped: lambda node, it, clock: events.OutputLost(
+    messages.OutputLost: lambda node, it, clock: events.OutputLost(
         node, number(it.local_rank, "local_rank"), number(it.stream, "stream"), number(it.bytes, "bytes")
     ),
     messages.Swept: lambda node, it, clock: events.Swept(

@@ -543,7 +543,7 @@ def prepared(site: Site, number: int, name: str, good: tuple[str, ...] = ("host1
         "nodes": [*({"host": name, "gpus": 0} for name in good), liar],
         "command": ["true"],
         "ssh": {"config": str(site.ssh_config)},
-        "timeouts": {"connect": "5s"},
+        "timeouts": {"connect": "20s"},
     }
     (folder / "job.yaml").write_text(json.dumps(keys))
     return Meeting(name, folder, Meter(folder))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.agent.messages import Binding, Start, WorkerSpec
+from distlaunch.agent.messages import Binding, StartWorkers, WorkerSpec
 from distlaunch.agent.probes.cpus import BindingError, Machine, assign, cpu_list, cpu_set, shares
 from tests.unit.samples import bounded
 
@@ -205,7 +205,9 @@ def test_a_single_workers_only_device_is_no_list_of_devices(
     monkeypatch.setattr("distlaunch.agent.probes.cpus.Machine", lambda allowed: Machine(BIG.cpus, root))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     worker = WorkerSpec(0, ["/bin/true"], "/", [], {}, {}, one_device, [])
-    start = Start(0, "id", 1.0, 1.0, None, 1, False, False, [], {"CUDA_VISIBLE_DEVICES": "4"}, None, [worker])
+    start = StartWorkers(
+        0, "id", 1.0, 1.0, None, 1, False, False, [], {"CUDA_VISIBLE_DEVICES": "4"}, None, [worker]
+    )
     assert [spec.cpus for spec in assign(start, wish("node", 1))] == [wanted]
 
 

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from distlaunch.agent import messages
-from distlaunch.agent.messages import COMMANDS, REPORTS, Binding, Exited, Ping, Start, WorkerSpec
+from distlaunch.agent.messages import COMMANDS, REPORTS, Binding, Ping, StartWorkers, WorkerExited, WorkerSpec
 from distlaunch.agent.wire import ProtocolError
 
 WORKER = WorkerSpec(0, ["python", "t.py"], "/w", [0, 1], {"A": "b"}, {}, False, [])
-START = Start(1, "id", 10.0, 30.0, None, 29500, True, False, [], {}, Binding("listed", 0, ["0-3"]), [WORKER])
-EXITED = Exited(0, -9, 12.5, {"message": "m", "callstack": ""}, "words", 0, [1, 2])
+START = StartWorkers(
+    1, "id", 10.0, 30.0, None, 29500, True, False, [], {}, Binding("listed", 0, ["0-3"]), [WORKER]
+)
+EXITED = WorkerExited(0, -9, 12.5, {"message": "m", "callstack": ""}, "words", 0, [1, 2])
 SAMPLES: dict[str, Any] = {
     "Any": 1,
     "bool": True,
@@ -92,10 +94,10 @@ def test_what_is_wrong_inside_is_named(changes: dict[str, Any], words: str) -> N
 
 
 def test_records_are_made_by_position_or_by_name_with_all_their_fields() -> None:
-    made = messages.Stop(grace_s=1.0)
-    assert made == messages.Stop(1.0)
+    made = messages.StopWorkers(grace_s=1.0)
+    assert made == messages.StopWorkers(1.0)
     assert made._replace(grace_s=2.0).grace_s == 2.0
     assert Ping() == Ping()
     for values, named in (((), {}), ((1.0, 2.0), {}), ((1.0,), {"grace_s": 1.0}), ((), {"x": 1})):
         with pytest.raises(TypeError):
-            messages.Stop(*values, **named)
+            messages.StopWorkers(*values, **named)

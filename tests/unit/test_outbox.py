@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent import messages, outbox, scratch, wire
-from distlaunch.agent.messages import Dropped
+from distlaunch.agent.messages import OutputLost
 from distlaunch.agent.outbox import Outbox, Segment, Spool
 from tests.unit.samples import PipeEnds, bounded, longest_file
 
@@ -475,10 +475,10 @@ def test_losses_are_told_once_by_rank_and_stream() -> None:
         assert box.losses() == []
         for channel in (5, 0, 5):
             box.output(0, channel, data)
-        assert box.losses() == [Dropped(0, 0, len(data)), Dropped(2, 1, 2 * len(data))]
+        assert box.losses() == [OutputLost(0, 0, len(data)), OutputLost(2, 1, 2 * len(data))]
         assert box.losses() == []
         box.output(0, 1, data)
-        assert box.losses() == [Dropped(0, 1, len(data))]
+        assert box.losses() == [OutputLost(0, 1, len(data))]
 
 
 def test_what_is_lost_of_a_flight_record_is_no_lost_output() -> None:

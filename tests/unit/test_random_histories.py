@@ -23,7 +23,7 @@ from distlaunch.state.actions import (
     Close,
     Connect,
     Drop,
-    Dump,
+    DumpStacks,
     FindRoute,
     Finish,
     GiveUp,
@@ -192,7 +192,15 @@ class World:
                     self._feed(LinkEnded(action.node, LinkFailure(Kind.SILENT, action.why)))
                 case Finish():
                     self.finished += 1
-                case HoldPort() | FindRoute() | StartWorkers() | StopWorkers() | Dump() | Reap() | Close():
+                case (
+                    HoldPort()
+                    | FindRoute()
+                    | StartWorkers()
+                    | StopWorkers()
+                    | DumpStacks()
+                    | Reap()
+                    | Close()
+                ):
                     agent = self._agent(action.node)
                     if agent and not agent.mute:
                         self._command(agent, action)
@@ -235,7 +243,7 @@ class World:
                 self._tell(agent, RouteFailed(node, "no route"), delay_s)
             case FindRoute():
                 self._tell(agent, RouteFound(node, action.address, "eth0"), delay_s)
-            case Dump():
+            case DumpStacks():
                 self._dump(agent, action)
             case StartWorkers():
                 self._start(agent)
@@ -263,7 +271,7 @@ class World:
         else:
             self._tell(agent, WorkerStarted(agent.node, rank, 100 + rank))
 
-    def _dump(self, agent: Agent, dump: Dump) -> None:
+    def _dump(self, agent: Agent, dump: DumpStacks) -> None:
         """With py-spy, or by SIGABRT where that is wanted."""
         for rank in sorted(agent.running & set(dump.local_ranks)):
             if dump.abort and self._delay() > 1.0:

@@ -33,20 +33,20 @@ OWNER = {"uid": 1000, "pid": 7, "command": "redis-server"}
 RECORD = {"message": "ValueError: bad", "callstack": "File t.py\n  f()"}
 
 HELLO = messages.Hello(PROTOCOL, "/venv/bin/python", [3, 11], 8, "gpu-3", 99, 5.0)
-ROUTE = messages.Route(
+ROUTE = messages.RouteFound(
     "10.0.0.1", "10.0.0.4", "ib0", {"ib0": True, "lo": False}, {"GLOO_SOCKET_IFNAME": "ib0"}
 )
-EXITED = messages.Exited(1, -9, 5.0, RECORD, "Killed", 2, [64, 32])
+EXITED = messages.WorkerExited(1, -9, 5.0, RECORD, "Killed", 2, [64, 32])
 
 TABLE: list[tuple[Any, Any]] = [
     (HELLO, events.AgentUp(NODE, Facts("/venv/bin/python", 8), "gpu-3")),
     (messages.Pong(5.0), None),
-    (messages.LeavingEarly(15, True), events.AgentLeaving(NODE, 15, True)),
-    (messages.Held(29500), events.PortHeld(NODE, 29500)),
-    (messages.Unheld("in use", [OWNER]), events.PortRefused(NODE, "in use", (OWNER,))),
-    (messages.Usurped([OWNER]), events.PortUsurped(NODE, (OWNER,))),
+    (messages.AgentLeaving(15, True), events.AgentLeaving(NODE, 15, True)),
+    (messages.PortHeld(29500), events.PortHeld(NODE, 29500)),
+    (messages.PortRefused("in use", [OWNER]), events.PortRefused(NODE, "in use", (OWNER,))),
+    (messages.PortUsurped([OWNER]), events.PortUsurped(NODE, (OWNER,))),
     (messages.Reaped(4), events.Reaped(NODE, 4)),
-    (messages.Orphans(4), events.OrphansKilled(NODE, 4)),
+    (messages.OrphansKilled(4), events.OrphansKilled(NODE, 4)),
     (
         ROUTE,
         events.RouteFound(
@@ -58,18 +58,18 @@ TABLE: list[tuple[Any, Any]] = [
             (("GLOO_SOCKET_IFNAME", "ib0"),),
         ),
     ),
-    (messages.NoRoute("no route to host"), events.RouteFailed(NODE, "no route to host")),
-    (messages.Started(1, 77, "0-3,8"), events.WorkerStarted(NODE, 1, 77, "0-3,8")),
-    (messages.Unstarted(1, "exec", 2, "/x"), events.WorkerUnstarted(NODE, 1, "exec", 2, "/x")),
+    (messages.RouteFailed("no route to host"), events.RouteFailed(NODE, "no route to host")),
+    (messages.WorkerStarted(1, 77, "0-3,8"), events.WorkerStarted(NODE, 1, 77, "0-3,8")),
+    (messages.WorkerUnstarted(1, "exec", 2, "/x"), events.WorkerUnstarted(NODE, 1, "exec", 2, "/x")),
     (EXITED, events.WorkerExited(NODE, 1, -9, 5.0 + AHEAD_S, RECORD, 2, (64, 32), "Killed")),
-    (messages.Joined([0, 2]), events.RanksJoined(NODE, (0, 2))),
+    (messages.RanksJoined([0, 2]), events.RanksJoined(NODE, (0, 2))),
     (
-        messages.Lagging([[0, True, "connects"], [1, False, "sleeps"]]),
+        messages.RanksLag([[0, True, "connects"], [1, False, "sleeps"]]),
         events.RanksLag(NODE, ((0, True, "connects"), (1, False, "sleeps"))),
     ),
-    (messages.Stalled([0, 1], [[1, 77]]), events.RanksStalled(NODE, (0, 1), ((1, 77),))),
-    (messages.Stack(1, "Thread 7"), events.StackDumped(NODE, 1, "Thread 7")),
-    (messages.Dropped(1, 0, 512), events.OutputLost(NODE, 1, 0, 512)),
+    (messages.RanksStalled([0, 1], [[1, 77]]), events.RanksStalled(NODE, (0, 1), ((1, 77),))),
+    (messages.StackDumped(1, "Thread 7"), events.StackDumped(NODE, 1, "Thread 7")),
+    (messages.OutputLost(1, 0, 512), events.OutputLost(NODE, 1, 0, 512)),
     (messages.Swept(2, 5), events.Swept(NODE, 2, 5)),
     (messages.Stuck(2, [{"pid": 7, "command": "x"}]), events.Stuck(NODE, ({"pid": 7, "command": "x"},))),
 ]
@@ -131,16 +131,16 @@ def test_a_hello_of_another_protocol_is_refused(protocol: int) -> None:
     ("report", "event"),
     [
         (
-            messages.Route("10.0.0.1", None, None, {}, {}),
+            messages.RouteFound("10.0.0.1", None, None, {}, {}),
             events.RouteFound(NODE, "10.0.0.1", None, None, (), ()),
         ),
-        (messages.Started(1, 77, None), events.WorkerStarted(NODE, 1, 77, None)),
+        (messages.WorkerStarted(1, 77, None), events.WorkerStarted(NODE, 1, 77, None)),
         (
-            messages.Exited(1, 0, 5.0, None, "", 0, []),
+            messages.WorkerExited(1, 0, 5.0, None, "", 0, []),
             events.WorkerExited(NODE, 1, 0, 5.0 + AHEAD_S, None, 0, (), ""),
         ),
-        (messages.Unheld("in use", []), events.PortRefused(NODE, "in use", ())),
-        (messages.Stalled([], []), events.RanksStalled(NODE, (), ())),
+        (messages.PortRefused("in use", []), events.PortRefused(NODE, "in use", ())),
+        (messages.RanksStalled([], []), events.RanksStalled(NODE, (), ())),
     ],
     ids=kind_of,
 )
@@ -151,27 +151,27 @@ def test_what_a_node_can_not_tell_stays_unknown(report: Any, event: Any) -> None
 # Numbers
 
 NUMBERS: list[tuple[type, str]] = [
-    (messages.LeavingEarly, "signal"),
-    (messages.Held, "port"),
+    (messages.AgentLeaving, "signal"),
+    (messages.PortHeld, "port"),
     (messages.Reaped, "processes"),
-    (messages.Orphans, "processes"),
-    (messages.Started, "local_rank"),
-    (messages.Started, "pid"),
-    (messages.Unstarted, "local_rank"),
-    (messages.Unstarted, "errno"),
-    (messages.Exited, "local_rank"),
-    (messages.Exited, "oom_kills"),
-    (messages.Stack, "local_rank"),
-    (messages.Dropped, "local_rank"),
-    (messages.Dropped, "stream"),
-    (messages.Dropped, "bytes"),
+    (messages.OrphansKilled, "processes"),
+    (messages.WorkerStarted, "local_rank"),
+    (messages.WorkerStarted, "pid"),
+    (messages.WorkerUnstarted, "local_rank"),
+    (messages.WorkerUnstarted, "errno"),
+    (messages.WorkerExited, "local_rank"),
+    (messages.WorkerExited, "oom_kills"),
+    (messages.StackDumped, "local_rank"),
+    (messages.OutputLost, "local_rank"),
+    (messages.OutputLost, "stream"),
+    (messages.OutputLost, "bytes"),
     (messages.Swept, "generation"),
     (messages.Swept, "leftovers"),
 ]
 LISTS: list[tuple[type, str]] = [
-    (messages.Exited, "shm"),
-    (messages.Joined, "local_ranks"),
-    (messages.Stalled, "local_ranks"),
+    (messages.WorkerExited, "shm"),
+    (messages.RanksJoined, "local_ranks"),
+    (messages.RanksStalled, "local_ranks"),
 ]
 
 
@@ -198,11 +198,14 @@ def test_each_number_of_a_list_is_looked_at(kind: type, field: str, value: int) 
     [
         (changed(messages.Hello, gpus=-1), "gpus is out of range: -1"),
         (changed(messages.Hello, gpus=MAX_GPUS + 1), f"gpus is out of range: {MAX_GPUS + 1}"),
-        (changed(messages.Exited, status=256), "status is out of range: 256"),
-        (changed(messages.Exited, status=-MAX_SIGNAL - 1), f"status is out of range: {-MAX_SIGNAL - 1}"),
-        (messages.Stalled([], [[MAX_NUMBER + 1, 7]]), f"stopped is out of range: {MAX_NUMBER + 1}"),
-        (messages.Stalled([], [[0, 0]]), "stopped is out of range: 0"),
-        (messages.Stalled([], [[0, 7], [1, -7]]), "stopped is out of range: -7"),
+        (changed(messages.WorkerExited, status=256), "status is out of range: 256"),
+        (
+            changed(messages.WorkerExited, status=-MAX_SIGNAL - 1),
+            f"status is out of range: {-MAX_SIGNAL - 1}",
+        ),
+        (messages.RanksStalled([], [[MAX_NUMBER + 1, 7]]), f"stopped is out of range: {MAX_NUMBER + 1}"),
+        (messages.RanksStalled([], [[0, 0]]), "stopped is out of range: 0"),
+        (messages.RanksStalled([], [[0, 7], [1, -7]]), "stopped is out of range: -7"),
     ],
     ids=[
         "fewer than no GPUs",
@@ -225,30 +228,30 @@ def test_a_node_has_none_or_many_gpus(gpus: int) -> None:
 
 @pytest.mark.parametrize("status", [0, 255, -1, -MAX_SIGNAL])
 def test_a_status_is_what_wait_can_return(status: int) -> None:
-    assert told(changed(messages.Exited, status=status)).status == status
+    assert told(changed(messages.WorkerExited, status=status)).status == status
 
 
 @pytest.mark.parametrize(
     "t", [-1e-9, MAX_SECONDS * 1.01, math.inf, -math.inf, math.nan, 10**400], ids=lambda t: f"{str(t)[:9]}"
 )
 def test_a_time_that_no_clock_shows_is_refused(t: float) -> None:
-    assert refused(changed(messages.Exited, t=t)) == "t is out of range"
+    assert refused(changed(messages.WorkerExited, t=t)) == "t is out of range"
 
 
 @pytest.mark.parametrize("t", [0, 0.0, 7, MAX_SECONDS])
 def test_a_time_is_turned_into_ours(t: float) -> None:
-    assert told(changed(messages.Exited, t=t)).at == t + AHEAD_S
+    assert told(changed(messages.WorkerExited, t=t)).at == t + AHEAD_S
 
 
 def test_a_whole_number_of_seconds_is_a_time_too() -> None:
-    at = event_of(NODE, changed(messages.Exited, t=7), lambda t: t).at  # type: ignore[union-attr]
+    at = event_of(NODE, changed(messages.WorkerExited, t=7), lambda t: t).at  # type: ignore[union-attr]
     assert at == 7 and isinstance(at, float)
 
 
 def test_the_clock_never_sees_a_time_that_is_out_of_range() -> None:
     asked: list[float] = []
     with pytest.raises(ProtocolError):
-        event_of(NODE, changed(messages.Exited, t=math.nan), lambda t: asked.append(t) or t)  # type: ignore[func-returns-value]
+        event_of(NODE, changed(messages.WorkerExited, t=math.nan), lambda t: asked.append(t) or t)  # type: ignore[func-returns-value]
     assert asked == []
 
 
@@ -257,16 +260,16 @@ def test_the_clock_never_sees_a_time_that_is_out_of_range() -> None:
 TEXTS: list[tuple[type, str, int, Callable[[Any], Any]]] = [
     (messages.Hello, "python", MAX_TEXT, lambda event: event.facts.python),
     (messages.Hello, "hostname", MAX_TEXT, lambda event: event.hostname),
-    (messages.Unheld, "error", MAX_TEXT, lambda event: event.error),
-    (messages.Route, "address", MAX_TEXT, lambda event: event.address),
-    (messages.Route, "source", MAX_TEXT, lambda event: event.source),
-    (messages.Route, "interface", MAX_TEXT, lambda event: event.interface),
-    (messages.NoRoute, "error", MAX_TEXT, lambda event: event.error),
-    (messages.Started, "cpus", MAX_TEXT, lambda event: event.cpus),
-    (messages.Unstarted, "stage", MAX_TEXT, lambda event: event.stage),
-    (messages.Unstarted, "text", MAX_TEXT, lambda event: event.text),
-    (messages.Exited, "words", MAX_LAST_WORDS, lambda event: event.words),
-    (messages.Stack, "text", MAX_STACK, lambda event: event.text),
+    (messages.PortRefused, "error", MAX_TEXT, lambda event: event.error),
+    (messages.RouteFound, "address", MAX_TEXT, lambda event: event.address),
+    (messages.RouteFound, "source", MAX_TEXT, lambda event: event.source),
+    (messages.RouteFound, "interface", MAX_TEXT, lambda event: event.interface),
+    (messages.RouteFailed, "error", MAX_TEXT, lambda event: event.error),
+    (messages.WorkerStarted, "cpus", MAX_TEXT, lambda event: event.cpus),
+    (messages.WorkerUnstarted, "stage", MAX_TEXT, lambda event: event.stage),
+    (messages.WorkerUnstarted, "text", MAX_TEXT, lambda event: event.text),
+    (messages.WorkerExited, "words", MAX_LAST_WORDS, lambda event: event.words),
+    (messages.StackDumped, "text", MAX_STACK, lambda event: event.text),
 ]
 
 
@@ -280,14 +283,16 @@ def test_a_text_is_cut_at_its_maximum(kind: type, field: str, most: int, shown: 
 def test_names_of_interfaces_and_variables_are_cut_but_none_is_left_out() -> None:
     name, value = "n" * MAX_WORDS, "v" * MAX_WORDS
     event = told(
-        changed(messages.Route, interfaces={name + "x": True, "lo": False}, named={name + "x": value + "x"})
+        changed(
+            messages.RouteFound, interfaces={name + "x": True, "lo": False}, named={name + "x": value + "x"}
+        )
     )
     assert event.interfaces == ((name, True), ("lo", False))
     assert event.named == ((name, value),)
 
 
 def test_what_a_rank_does_is_cut() -> None:
-    event = told(messages.Lagging([[0, True, "w" * MAX_WORDS + "x"]]))
+    event = told(messages.RanksLag([[0, True, "w" * MAX_WORDS + "x"]]))
     assert event.seen == ((0, True, "w" * MAX_WORDS),)
 
 
@@ -315,12 +320,12 @@ def test_what_a_rank_does_is_cut() -> None:
 )
 def test_what_is_no_row_of_a_rank_that_lags_is_refused(row: Any) -> None:
     good = [1, False, "sleeps"]
-    assert refused(messages.Lagging([good, row])) == "lagging: ranks is not a list of ranks and what they do"
+    assert refused(messages.RanksLag([good, row])) == "lagging: ranks is not a list of ranks and what they do"
 
 
 @pytest.mark.parametrize("row", [[], [0], [0, 7, 8]], ids=["empty", "short", "long"])
 def test_what_is_no_row_of_a_rank_that_is_stopped_is_refused(row: list[int]) -> None:
-    assert refused(messages.Stalled([0], [[1, 9], row])) == "stopped is not a list of ranks and pids"
+    assert refused(messages.RanksStalled([0], [[1, 9], row])) == "stopped is not a list of ranks and pids"
 
 
 # Owners and processes
@@ -329,7 +334,7 @@ def test_what_is_no_row_of_a_rank_that_is_stopped_is_refused(row: list[int]) -> 
 @pytest.mark.parametrize("value", [None, 7, "redis", [], ["pid", 7]], ids=repr)
 @pytest.mark.parametrize(
     ("kind", "field"),
-    [(messages.Unheld, "owners"), (messages.Usurped, "owners"), (messages.Stuck, "processes")],
+    [(messages.PortRefused, "owners"), (messages.PortUsurped, "owners"), (messages.Stuck, "processes")],
     ids=kind_of,
 )
 def test_a_process_that_is_no_object_is_refused(kind: type, field: str, value: Any) -> None:
@@ -352,8 +357,8 @@ def test_a_process_that_is_no_object_is_refused(kind: type, field: str, value: A
 )
 def test_of_a_process_words_and_whole_numbers_are_kept(given: Any, kept: Any) -> None:
     assert told(messages.Stuck(0, [given])).processes == (kept,)
-    assert told(messages.Usurped([given])).owners == (kept,)
-    assert told(messages.Unheld("in use", [given])).owners == (kept,)
+    assert told(messages.PortUsurped([given])).owners == (kept,)
+    assert told(messages.PortRefused("in use", [given])).owners == (kept,)
 
 
 # Error records
@@ -398,7 +403,7 @@ def test_of_a_process_words_and_whole_numbers_are_kept(given: Any, kept: Any) ->
     ],
 )
 def test_of_an_error_record_two_texts_are_kept_by_lines(given: Any, kept: Any) -> None:
-    assert told(changed(messages.Exited, error_record=given)).error_record == kept
+    assert told(changed(messages.WorkerExited, error_record=given)).error_record == kept
 
 
 # Whatever comes

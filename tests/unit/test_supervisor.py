@@ -17,7 +17,7 @@ from distlaunch.state.actions import (
     Close,
     Connect,
     Drop,
-    Dump,
+    DumpStacks,
     FindRoute,
     Finish,
     GiveUp,
@@ -1061,7 +1061,7 @@ def test_a_stall_is_told_with_who_is_stalled_and_who_is_active_and_stacks_are_du
     assert texts(said, "warning") == [
         "stalled: rank 1 (a, pid 101): no output, CPU or GPU use for 10 min; ranks 0, 2, 3 are still active"
     ]
-    assert wanted(said) == [Dump(0, (1,), abort=False)]
+    assert wanted(said) == [DumpStacks(0, (1,), abort=False)]
     assert texts(job.feed(RanksStalled(0, ()))) == ["stalled ranks resumed"]
     assert job.state.next_due is None
 
@@ -1094,7 +1094,7 @@ def test_a_stall_that_is_over_before_it_is_told_is_no_news() -> None:
 
 def test_a_stall_may_stop_the_job() -> None:
     job = stalled("stop")
-    assert wanted(job.tick()) == [Dump(0, (1,), abort=True)]
+    assert wanted(job.tick()) == [DumpStacks(0, (1,), abort=True)]
     assert wanted(job.tick()) == [Close(0, 10.0), Close(1, 10.0)]
     assert job.blamed == (Exit.TIMEOUT, 1, 0)
 
@@ -1274,7 +1274,7 @@ def test_a_rank_that_a_signal_has_stopped_is_told_so_and_blamed_before_those_tha
     (words,) = texts(said, "warning")
     stopped = "rank 1 (a, pid 101: stopped by a signal; `kill -CONT 812` resumes it)"
     assert words.startswith(f"stalled: rank 0 (a, pid 100), {stopped}: no output"), words
-    assert wanted(said) == [Dump(0, (0,), abort=True)]
+    assert wanted(said) == [DumpStacks(0, (0,), abort=True)]
     job.feed(stack(0, 0, *IN_COLLECTIVE))
     (words,) = texts(job.tick(), "error")
     assert words == "rank 1 (a) stalled for 10 min: stopped by a signal"

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, Iterable, List, Optional, Set
 
-    from distlaunch.agent.messages import Binding, Start, WorkerSpec
+    from distlaunch.agent.messages import Binding, StartWorkers, WorkerSpec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SYSTEM = "sys/devices/system/"
@@ -23,7 +23,7 @@ class BindingError(Exception):
     """The node can't give what a binding asks for; the text says why."""
 
 
-def assign(command: "Start", binding: "Binding") -> "List[WorkerSpec]":
+def assign(command: "StartWorkers", binding: "Binding") -> "List[WorkerSpec]":
     """The workers of `command`, each with its CPUs, as "0-3". Raises `BindingError`."""
     # Of all workers: with `one_device` each has its own, and a single worker's travels in `env`.
     one_device = any(spec.one_device for spec in command.workers)

@@ -5,7 +5,7 @@ import os
 import socket
 import struct
 
-from distlaunch.agent.messages import NoRoute, Route
+from distlaunch.agent.messages import RouteFailed, RouteFound
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ SIOCGIFADDR = 0x8915
 """ioctl that gives an interface's first IPv4 address (netdevice(7))."""
 
 
-def route(host: str) -> "Union[Route, NoRoute]":
+def route(host: str) -> "Union[RouteFound, RouteFailed]":
     """The way to `host`."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -26,11 +26,11 @@ def route(host: str) -> "Union[Route, NoRoute]":
             sock.connect(address)  # UDP: looks the route up, sends nothing
             source = str(sock.getsockname()[0])
     except UnicodeError:
-        return NoRoute("not a host name")
+        return RouteFailed("not a host name")
     except OSError as error:
-        return NoRoute(error.strerror or str(error))
+        return RouteFailed(error.strerror or str(error))
     named = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    return Route(str(address[0]), source, interface_of(source), interfaces(), named)
+    return RouteFound(str(address[0]), source, interface_of(source), interfaces(), named)
 
 
 def interfaces() -> "Dict[str, bool]":
