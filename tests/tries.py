@@ -1,5 +1,6 @@
 """Which tests are tried again, and how that is told: a plug-in of pytest, loaded by tests/conftest.py."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,17 +10,19 @@ from tests.harness import LateError, TorchsAbortError
 MOST_TRIES = 5
 """In a whole run, over all processes that run tests."""
 TRIES_OF_A_TEST = 3
+UNIT = Path(__file__).parent / "unit"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The machine may stand still for a second: only who is late three times in a row has failed.
 
     Nothing else is tried again, but where torch has aborted a worker that was at its end; and a test that is
-    marked `once` is not, because a second try would hide what it measures.
+    marked `once` is not, because a second try would hide what it measures. Unit tests start no process: none
+    can be late, and with several processes the plug-in asks 40 ms of each that is marked.
     """
     again = pytest.mark.flaky(reruns=TRIES_OF_A_TEST - 1, only_rerun=[LateError, TorchsAbortError])
     for item in items:
-        if not item.get_closest_marker("once"):
+        if not item.get_closest_marker("once") and UNIT not in item.path.parents:
             item.add_marker(again)
 
 
