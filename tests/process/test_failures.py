@@ -151,10 +151,15 @@ def test_the_cause_stands_above_its_last_words(tmp_path: Path) -> None:
 
 
 def test_what_goes_elsewhere_does_not_come_between_the_cause_and_its_last_words(tmp_path: Path) -> None:
-    worker = "import sys; print('half', end='', flush=True); sys.exit('boom')"
-    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
-    assert done.stderr.count("rank 0 (node0) failed first: exit status 1") == 1
-    assert done.stdout == "[node0:0] half\n"
+    """A line that lacked its end, on another stream; what was said on stderr has been shown by then."""
+    os.mkfifo(tmp_path / "go")
+    worker = "import os; os.write(1, b'half'); os.write(2, b'boom\\n'); open('go').read(); os._exit(1)"
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0")) as run:
+        run.wait_for("boom")
+        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        assert run.wait() == 1
+    assert run.stderr.count("rank 0 (node0) failed first: exit status 1") == 1
+    assert run.stdout == "[node0:0] half\n"
 
 
 def test_what_is_left_out_of_the_last_words_is_counted_from_the_start(tmp_path: Path) -> None:
