@@ -1,6 +1,6 @@
 """Starts distributed PyTorch jobs: one YAML file, one command, any number of machines.
 
-    __main__, cli/    read the command line, and run or print what the others make
+    __main__, cli/    read the command line, run or print what the others make; open an agent here meanwhile
     JobSpec           of job.yaml: system/job_file, job/; of torchrun's command line: dropin/
 
     launch/start      opens a Link to each node (links/, by its kind of transport/), makes the run folder
@@ -15,8 +15,9 @@
     launch/supervise  at the end: State ─diagnosis/summary─▶ Summary: the words, the exit status
 
 `state/` has the types of all this. Beside it: `checks/` (check-port), `by_hand/` (launchers that people start
-on each node), `replay/` (a run again, from its events). Each package says in its `__init__` what it holds;
-what to touch for something new is tabled in CONTRIBUTING.md.
+on each node), `replay/` (a run again, from its events), `catalog/` and `follow/` (runs by their folders: ps,
+logs, attach, stop). Each package says in its `__init__` what it holds; what to touch for something new is
+tabled in CONTRIBUTING.md.
 """
 
 __version__ = "0.1.0"

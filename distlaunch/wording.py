@@ -21,6 +21,17 @@ def listed(names: Sequence[str]) -> str:
     return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"
 
 
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers, in short: `0-2,5`."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][-1] == number - 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ",".join("-".join(map(str, span)) for span in found)
+
+
 def span_words(seconds: float) -> str:
     """A length of time: `90 s`, `5 min`, `1 h`."""
     for unit, name in ((3600, "h"), (60, "min")):

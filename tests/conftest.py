@@ -29,6 +29,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def list_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's own list of runs has none of ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def _descriptors() -> set[str]:
     found = set()
     for entry in Path("/proc/self/fd").iterdir():

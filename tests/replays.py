@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.diagnosis.summary import Summary
+from distlaunch.observers.output_index import unpacked
 from distlaunch.replay.lives import replay
 from distlaunch.replay.show import history_in, retold
 from distlaunch.state.job import State
@@ -18,6 +19,7 @@ def check_replays(folder: Path) -> None:
     for path in folder.rglob("events.jsonl"):
         if path.is_file() and path.stat().st_size:
             check_replay(path.parent)
+            check_index(path.parent)
 
 
 def check_replay(folder: Path) -> None:
@@ -29,6 +31,17 @@ def check_replay(folder: Path) -> None:
     summary = folder / "summary.json"
     if summary.is_file() and not summary.is_symlink() and summary.stat().st_nlink == 1:  # else it was planted
         assert _end(moments[-1].state) == _of_state(json.loads(summary.read_text()))
+
+
+def check_index(folder: Path) -> None:
+    """The index of the output has each file's pieces, once and without a gap."""
+    path = folder / "output.index"
+    entries = unpacked(path.read_bytes()) if path.is_file() else []
+    ends: dict[tuple[int, int, int], int] = {}
+    for stamp, offset, size in entries:
+        key = (stamp.generation, stamp.rank, stamp.stream)
+        assert offset == ends.get(key, 0), f"{folder}: {key} goes on at {offset}, not at {ends.get(key, 0)}"
+        ends[key] = offset + size
 
 
 def _end(state: State) -> dict[str, Any]:

@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
+    from distlaunch.job.spec import JobSpec
     from distlaunch.links.link import Link
 
 Job = Annotated[
@@ -66,7 +67,9 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
     """
     if words[:1] != ["run"]:  # which pays for nothing that it does not use
         from distlaunch.cli.imports import imports
+        from distlaunch.cli.runs import runs
 
+        app.add_typer(runs)
         app.add_typer(imports)
     try:
         app(list(words), obj=Call(tuple(words), early))
@@ -105,17 +108,43 @@ def run(
         typer.Option("--quiet", "-q", help="Hide distlaunch's own messages, except warnings and errors."),
     ] = False,
     as_json: Json = False,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", "-d", help="Leave the job to itself once all ranks have started, and print its id."
+        ),
+    ] = False,
+    fold: Annotated[bool, typer.Option("--fold", help="Show what several ranks print alike once.")] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on", metavar="HOST", help="Control the job from that host, over ssh: this machine may sleep."
+        ),
+    ] = None,
 ) -> None:
     """Run a job; the exit status is that of the first worker that failed."""
     from distlaunch.cli.running import run_shown
     from distlaunch.system.job_file import load_job
 
     _after_dashes(context.obj, args)
-    spec = load_job(job, overrides or (), args or ())
+    settings = [*(overrides or ()), *(["logs.fold=true"] if fold else [])]
+    spec = load_job(job, settings, args or ())
+    if on is not None:
+        from distlaunch.cli.on_host import run_on
+
+        raise typer.Exit(run_on(on, job, spec, settings, args or (), detach))
+    if detach:
+        raise typer.Exit(_detached(spec, quiet))
     summary = run_shown(spec, context.obj.early, output_fd=2 if as_json else 1, quiet=quiet)
     if as_json:
         print_json(summary.document())
     raise typer.Exit(summary.state.outcome)
+
+
+def _detached(spec: "JobSpec", quiet: bool) -> int:
+    from distlaunch.cli.leaving import run_detached
+
+    return run_detached(spec, quiet)
 
 
 def _after_dashes(call: Call, args: list[str] | None) -> None:

@@ -18,7 +18,7 @@ def run_shown(
 ) -> "Summary":
     """Run `spec` and show it; ranks' output goes to `output_fd`. Raises `DistlaunchError`."""
     with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
-        return run_job(spec, _terminal(signals, output_fd, quiet), signals, early)
+        return run_job(spec, _observers(signals, output_fd, quiet), signals, early)
 
 
 def run_shown_by_hand(spec: JobSpec, early: Link | None, tell: Callable[[str], object]) -> int:
@@ -28,10 +28,10 @@ def run_shown_by_hand(spec: JobSpec, early: Link | None, tell: Callable[[str], o
     with Signals(spec.invocation.signals) as signals:
         if early:
             early.discard()  # its lease may end while the others are waited for
-        return run_by_hand(spec, tell, _terminal(signals, 1, quiet=True), signals)
+        return run_by_hand(spec, tell, _observers(signals, 1, quiet=True), signals)
 
 
-def _terminal(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator[Observer]":
+def _observers(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator[Observer]":
     """Who shows the run, made when it is asked for: it takes long to import."""
     import gc
 

@@ -8,7 +8,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.state.job import State
 from distlaunch.state.nodes import Unusable, failure_of, phase_word
 from distlaunch.state.workers import Exited, Worker, WorkerPhase
-from distlaunch.wording import counted, listed, lost_peer_words, status_words
+from distlaunch.wording import counted, listed, lost_peer_words, spans, status_words
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
@@ -287,11 +287,4 @@ def _label(state: State, node: int | None) -> str | None:
 
 def _rank_list(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0-2, 5`."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1][-1:] = [rank] if len(spans[-1]) > 1 else [spans[-1][0], rank]
-        else:
-            spans.append([rank])
-    text = ", ".join("-".join(map(str, span)) for span in spans)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks).replace(',', ', ')}"

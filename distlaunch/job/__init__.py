@@ -1,1 +1,1 @@
-"""The job file: its fields, its checks, and the frozen `JobSpec` it becomes. Pure."""
+"""The job file: its keys (`fields.py`), its checks, and the frozen `JobSpec` it becomes. Pure."""

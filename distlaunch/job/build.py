@@ -83,6 +83,7 @@ class _Builder:
             restarts=self._restarts(),
             spares=self._spares(),
             binding=self._binding(),
+            metrics=self._metrics(),
             places=self.reading.places,
             source=source,
             invocation=Invocation(piped=self.around.piped),
@@ -151,6 +152,10 @@ class _Builder:
     def _logs(self) -> Logs:
         logs = self.reading.section("logs")
         return Logs(self._path(LOGS.value(logs, "dir")), **LOGS.fields_of(logs))
+
+    def _metrics(self) -> str | None:
+        section = self.reading.section("metrics")
+        return self._path(section["file"]) if section else None
 
     def _restarts(self) -> Restarts:
         given = self.reading.section("restarts")

@@ -1,4 +1,4 @@
-"""A parsed document whose every value knows its place."""
+"""Parsed YAML, whose every value knows its place."""
 
 import json
 import re

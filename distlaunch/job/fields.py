@@ -14,7 +14,9 @@ from distlaunch.job.spec import (
     JobSpec,
     Logs,
     NodeSpec,
+    Notify,
     NumaMode,
+    Occasion,
     OnStall,
     Restarts,
     Shown,
@@ -162,9 +164,37 @@ LOGS = Record(
             Either(text=Choice(get_args(Shown)), items=ListOf(Integer(0))),
             "Whose output is shown: all, rank0, none or a list of ranks.",
         ),
+        "fold": Field(
+            Switch(), "Show what several ranks print alike within 0.2 s once, with the ranks that printed it."
+        ),
     },
     makes=Logs,
     foreign={"log_dir": "dir", "path": "dir", "directory": "dir", "folder": "dir"},
+)
+
+NOTIFY = Record(
+    {
+        "command": Field(
+            ListOf(Word(), least=1),
+            "A program on distlaunch's machine, and its arguments; it gets facts as JSON on stdin, and 30 s.",
+        ),
+        "on": Field(ListOf(Choice(get_args(Occasion))), "When: failed, restarted, stalled, finished."),
+    },
+    makes=Notify,
+    required=("command",),
+    name="a mapping with command",
+)
+
+METRICS = Record(
+    {
+        "file": built(
+            SOME_TEXT,
+            "A file on distlaunch's machine, as node_exporter's textfile collector reads it: *.prom.",
+        ),
+    },
+    makes=JobSpec,
+    required=("file",),
+    name="a mapping with file",
 )
 
 SSH = Record(
@@ -237,7 +267,8 @@ JOB = Record(
         ),
         "env": built(
             ENV,
-            "Variables of the workers; null passes on the value from your shell, and fails if it is unset.",
+            "Variables of the workers; null passes on the value from your shell, and fails if it is unset. "
+            "{job_id} in a value is the job's id, for trackers that resume by it.",
         ),
         "python": built(
             PYTHON,
@@ -261,6 +292,8 @@ JOB = Record(
             Switch(), "Each worker sees only its own GPU, and LOCAL_RANK is 0.", field="one_device"
         ),
         "logs": built(LOGS, "Where output goes."),
+        "notify": Field(NOTIFY, "A program to tell how the run goes."),
+        "metrics": built(METRICS, "Metrics of the run in Prometheus' text format."),
         "ssh": built(SSH, "How ssh is called."),
         "launcher": built(
             Choice(("auto", "local", "ssh")),
@@ -319,7 +352,7 @@ JOB = Record(
         "affinity_mode": "numa_binding",
         "cpu_bind": "cpu_binding",
         "bind_cores_to_rank": "cpu_binding",
+        "detach": "run --detach",
     },
-    later=("detach",),
     name="a mapping of job keys",
 )

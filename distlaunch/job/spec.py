@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import LEASE_S
@@ -123,7 +123,8 @@ class TorchrunLogs(Frozen):
 class Logs(Frozen):
     """`folder` holds the run folders, or one of `spares` if it can't; `console` says whose output is shown.
 
-    A `temporary` run folder is removed after a success; `torchrun` replaces `console`.
+    With `fold`, what several ranks print alike is shown once. A `temporary` run folder is removed after a
+    success; `torchrun` replaces `console`.
     """
 
     folder: str
@@ -131,6 +132,17 @@ class Logs(Frozen):
     temporary: bool = False
     torchrun: TorchrunLogs | None = None
     spares: tuple[str, ...] = ()
+    fold: bool = False
+
+
+Occasion = Literal["failed", "restarted", "stalled", "finished"]
+
+
+class Notify(Frozen):
+    """Whom to tell what: `command`, on this machine, is given facts as JSON on its stdin; () = nobody."""
+
+    command: tuple[str, ...] = ()
+    on: tuple[Occasion, ...] = get_args(Occasion)
 
 
 class ByHand(Frozen):
@@ -173,7 +185,7 @@ class JobSpec(Frozen):
     `places` maps a path in the file to where it stands.
 
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
-    `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed.
+    `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
     """
 
     name: str
@@ -199,6 +211,8 @@ class JobSpec(Frozen):
     role: str = "default"
     one_device: bool = False
     binding: Binding | None = None
+    notify: Notify = Notify()
+    metrics: str | None = None
     places: Mapping[str, Place] = MappingProxyType({})
     source: str = "job"
     invocation: Invocation = Invocation()

@@ -1,18 +1,17 @@
 """The loop: waits for links, signals and deadlines, feeds the supervisor, executes its actions."""
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from distlaunch.agent import messages, wire
-from distlaunch.agent.frozen import Frozen
 from distlaunch.launch.start import Start
 from distlaunch.links.link import Link
 from distlaunch.links.links import Links
 from distlaunch.links.opening import open_link
+from distlaunch.observers.generations import Generations
 from distlaunch.observers.observer import Observer, Observers, Printed
-from distlaunch.plan.layout import LaunchPlan
-from distlaunch.plan.output import Destination, destinations
 from distlaunch.state import actions, events
 from distlaunch.state.job import Phase, State
 from distlaunch.state.nodes import End
@@ -28,14 +27,6 @@ if TYPE_CHECKING:
 FIRST_SIGNS_OF_WORKERS = (events.WorkerStarted, events.WorkerUnstarted, events.WorkerExited)
 
 
-class Begun(Frozen):
-    """A generation that was started, and where each worker's output goes."""
-
-    number: int
-    plan: LaunchPlan
-    destinations: Mapping[tuple[int, int], Destination]
-
-
 class Loop:
     """Runs one job to its end."""
 
@@ -43,7 +34,8 @@ class Loop:
         self, start: Start, observers: Observers, interrupts: Interrupts, peers: "Peers | None" = None
     ) -> None:
         self._spec, self._run_id, self._now = start.spec, start.run_id, start.clock.now
-        self._tell, self._interrupts, self._peers = observers.tell, interrupts, peers
+        self._observers, self._tell = observers, observers.tell
+        self._interrupts, self._peers = interrupts, peers
         self._opened: dict[int, Link] = {}
         self._links = Links(self._take, lambda node, failure: self._feed(events.LinkEnded(node, failure)))
         self._links.watch(interrupts.fd, self._on_interrupts)
@@ -55,7 +47,7 @@ class Loop:
         self._lease_s = start.spec.timeouts.lease_s
         self._heartbeat_s = self._lease_s / wire.HEARTBEATS
         self._next_heartbeat = self._now() + self._heartbeat_s
-        self._begun: dict[int, Begun] = {}  # by what frames call it
+        self._begun = Generations()
         self._finished = False
         self.state: State
 
@@ -82,9 +74,13 @@ class Loop:
     def _wait_s(self) -> float:
         timer = self.state.next_due
         due = self._next_heartbeat if timer is None else min(timer, self._next_heartbeat)
-        return max(0.0, due - self._now())
+        wait_s = due - self._now()
+        if (wake_at := self._observers.wake_at) is not None:
+            wait_s = min(wait_s, wake_at - time.monotonic())
+        return max(0.0, wait_s)
 
     def _look_at_clock(self) -> None:
+        self._observers.wake()
         now = self._now()
         if alarm := self.state.alarm(now):
             self._feed(events.TimerDue(*alarm))
@@ -109,15 +105,7 @@ class Loop:
 
     def _note_start(self, now: float) -> None:
         """Note a start once the workers are under way, to delay none. Torch's agents may come late."""
-        this = self.state.current
-        if this is None or this.started_at is None:
-            return  # an agent tells what can't be
-        called = this.number % wire.GENERATIONS
-        known = self._begun.get(called)
-        fresh = known is None or known.number != this.number
-        if fresh or (known and known.plan is not this.plan):
-            self._begun[called] = Begun(this.number, this.plan, destinations(this.plan, this.number))
-        if fresh:
+        if self._begun.note(self.state):
             self._tell(Observer.started, self.state, now)
 
     def _execute(self, todo: tuple[actions.Action, ...], now: float) -> None:
@@ -161,7 +149,7 @@ class Loop:
 
     def _take_output(self, node: int, frame: wire.Frame) -> None:
         local_rank, stream = divmod(frame.channel, 2)
-        begun = self._begun.get(frame.generation)  # output may come late
+        begun = self._begun.of(frame.generation)
         part = begun and begun.plan.part_of(node)
         if not begun or not part or local_rank >= part.procs:
             raise wire.ProtocolError(f"output from local rank {local_rank}, which is not running")
@@ -171,7 +159,7 @@ class Loop:
         self._tell_of_flow(node)
 
     def _take_flight(self, node: int, frame: wire.Frame) -> None:
-        begun = self._begun.get(frame.generation)
+        begun = self._begun.of(frame.generation)
         part = begun and begun.plan.part_of(node)
         if not begun or not part or frame.channel not in part.ranks:
             raise wire.ProtocolError(f"a flight record from rank {frame.channel}, which is not running")

@@ -1,13 +1,17 @@
 """Starts a run: its folder, and the links to its nodes."""
 
+import os
 import time
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.catalog.index import note_begin
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.links.link import Link
 from distlaunch.links.opening import open_links
 from distlaunch.observers.run_folder import RunFolder, new_run_id
+from distlaunch.state.status import Controller, RunState, Status
+from distlaunch.system.here import boot_id
 
 MANY_NODES = 20
 """Up to here the usual limit on descriptors does."""
@@ -29,6 +33,7 @@ class Start(Frozen):
     spec: JobSpec
     run_id: str
     folder: RunFolder
+    status: Status
     links: dict[int, Link]
     clock: Clock
 
@@ -41,11 +46,20 @@ def start_run(spec: JobSpec, early: Link | None = None) -> Start:
     clock = Clock(time.monotonic())
     run_id = new_run_id(spec.name)
     folder = _run_folder(spec, run_id)
+    status = _first_status(spec, run_id)
+    folder.claim(status)
+    note_begin(run_id, folder.path, status.controller.host)
     if len(spec.pool) > MANY_NODES:
         from distlaunch.system.limits import make_room_for_links
 
         make_room_for_links(len(spec.pool))
-    return Start(spec, run_id, folder, open_links(spec, early), clock)
+    return Start(spec, run_id, folder, status, open_links(spec, early), clock)
+
+
+def _first_status(spec: JobSpec, run_id: str) -> Status:
+    now = time.time()
+    controller = Controller(os.uname().nodename, os.getpid(), boot_id())
+    return Status(run_id, spec.name, RunState.CONNECTING, now, now, controller)
 
 
 def _run_folder(spec: JobSpec, run_id: str) -> RunFolder:

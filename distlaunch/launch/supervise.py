@@ -1,9 +1,10 @@
 """Takes a run that has begun to its end: the loop, those who see it, the summary."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from distlaunch.diagnosis.summary import Summary
+from distlaunch.catalog.index import note_end
+from distlaunch.diagnosis.summary import STDERR, STDOUT, Summary
 from distlaunch.launch.addresses import ssh_addresses
 from distlaunch.launch.loop import Loop
 from distlaunch.launch.start import Start
@@ -20,19 +21,33 @@ def supervise(
     start: Start, interrupts: Interrupts, observers: Iterable[Observer] = (), peers: "Peers | None" = None
 ) -> Summary:
     """Run the supervisor over the links of `start`; its folder and the `observers` see the run."""
-    folder, words = Folder(start.folder), LastWords()
-    seeing = Observers((words, folder, *observers))
+    folder, words = Folder(start.folder, start.status), LastWords()
+    seeing = Observers((words, folder, *_wanted(start), *observers))
     loop = Loop(start, seeing, interrupts, peers)
-    state = loop.run(start.links, lambda: ssh_addresses(start.spec))
+    # While agents boot: asking ssh for them takes as long.
+    state = loop.run(start.links, find_addresses=lambda: ssh_addresses(start.spec))
     seeing.tell(Observer.drained, state)
     summary = Summary(
         state,
         start.folder.path,
-        words.of(1),
-        start.clock.now(),
-        folder.lagging(state),
-        words.lines,
-        words.of(0),
+        last_words=words.of(STDERR),
+        seconds=start.clock.now(),
+        lagging=folder.lagging(state),
+        printed=words.lines,
+        last_lines=words.of(STDOUT),
     )
     seeing.tell(Observer.ended, summary)
+    note_end(start.run_id)
     return summary
+
+
+def _wanted(start: Start) -> Iterator[Observer]:
+    """Those that the job itself asks for; few do."""
+    if start.spec.notify.command:
+        from distlaunch.observers.notifier import Notifier
+
+        yield Notifier(start.spec.notify, start.run_id, start.folder.path)
+    if start.spec.metrics:
+        from distlaunch.observers.metrics import Metrics
+
+        yield Metrics(start.spec.metrics, start.status)

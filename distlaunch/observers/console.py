@@ -16,7 +16,7 @@ MAX_PIECES = 32
 """Of a rank's output between that of others, in which its last lines are looked for."""
 PROGRESS_S = 1.0
 """A progress bar, which rewrites its line with carriage returns, is shown at most this often."""
-_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+RANK_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _RESET = b"\x1b[0m"
 # Everything a terminal obeys, but for tab, and colours (SGR), which training scripts use.
 _BIDI = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
@@ -47,12 +47,35 @@ class Console:
         self.last_said = ""
         """Our own words, if nothing was shown after them."""
         self._in_line = [False, False]
+        self._live = ""
+
+    @property
+    def has_terminal(self) -> bool:
+        """Whether our own words go to a terminal."""
+        return self._terminal[1]
+
+    def live(self, text: str) -> None:
+        """Show a line that is gone, or is another, as soon as there is something else to show."""
+        width = os.get_terminal_size(2).columns or 80 if self._terminal[1] else 0  # 0 = it does not know
+        shown = escape(text)[: max(0, width - 1)]
+        if shown == self._live:
+            return
+        self._live = shown
+        self._outlets[1].write(b"\r\x1b[K" + shown.encode(errors="backslashreplace"), ours=True)
+
+    def _end_live(self) -> None:
+        """Take it away before anything else comes there, be it by the other stream."""
+        if self._live:
+            self._live = ""
+            self._outlets[1].write(b"\r\x1b[K", ours=True)
+            self._outlets[1].settle()
 
     def output(self, rank: int, stream: int, data: bytes, prefix: str | None) -> None:
         """Show what a rank printed, line by line behind `prefix`; the rest of a line waits for its end.
 
         Without a prefix bytes are shown as they come.
         """
+        self._end_live()
         if prefix is None:
             self._came_between(stream)
             self._in_line[stream] = not data.endswith(b"\n")
@@ -107,6 +130,7 @@ class Console:
 
     def say(self, text: str, colour: int | None = None) -> None:
         """Print distlaunch's own words to stderr."""
+        self._end_live()
         self.last_said = text
         if self._terminal[1]:
             text = escape(text)
@@ -118,6 +142,7 @@ class Console:
 
     def close(self, patient: Callable[[float], bool]) -> None:
         """Write out what is queued, and say what was not shown; for `patient` see `Outlet.close`."""
+        self._end_live()
         output, errors = self._outlets
         if output is not errors:
             output.close(patient)
@@ -161,7 +186,7 @@ class Console:
     def _coloured_prefix(self, rank: int, stream: int) -> bytes:
         text = self._prefixes[rank, stream].encode()
         if wants_colour(self._terminal[stream]):
-            return b"\x1b[%dm%s%s" % (_COLOURS[rank % len(_COLOURS)], text, _RESET)
+            return b"\x1b[%dm%s%s" % (RANK_COLOURS[rank % len(RANK_COLOURS)], text, _RESET)
         return text
 
 

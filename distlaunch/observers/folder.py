@@ -1,6 +1,7 @@
 """What is kept of a run, in its folder: how it began, every event, all output, how it ended."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,21 +9,23 @@ from typing import Any
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.output_index import Stamp
 from distlaunch.observers.run_folder import RunFolder
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.replay.history import BEGAN, NOTICE, beginning, fields_of
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event, StackDumped, WorkerExited
-from distlaunch.state.job import State
+from distlaunch.state.job import Phase, State
+from distlaunch.state.status import Status, status_now
 from distlaunch.translation.commands import running_workers
 
 
 class Folder(Observer):
     """Writes all of a run into its folder."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunFolder, status: Status) -> None:
+        self._folder, self._status = folder, status
         self._flights: set[int] = set()
         self._loss_told = False
 
@@ -40,6 +43,14 @@ class Folder(Observer):
             name = f"attempt_{state.generation}/{event.local_rank}/error.json"
             self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
         self._folder.record(at, type(event).__name__, fields_of(event))
+        if state.phase is not Phase.DONE:  # its end is kept when all of it is
+            self._keep_status(state)
+
+    def _keep_status(self, state: State) -> None:
+        status = status_now(self._status, state, time.time())
+        if status != self._status:
+            self._status = status
+            self._folder.write_status(status)
 
     def started(self, state: State, at: float) -> None:
         """Keep the plan."""
@@ -56,14 +67,15 @@ class Folder(Observer):
 
     def printed(self, output: Printed) -> None:
         """Keep it, byte for byte."""
-        self._append(output.goes_to.file, output.data)
+        rank, stream, data, generation, goes_to = output
+        self._append(goes_to.file, data, Stamp(time.time(), rank, generation, stream))
         if self._folder.lost_bytes and not self._loss_told:
             self._loss_told = True
             self.remark(f"can't write to {self._folder.path}: output is being lost")
 
-    def _append(self, file: str | None, data: bytes) -> None:
+    def _append(self, file: str | None, data: bytes, stamp: Stamp | None = None) -> None:
         if file:
-            self._folder.append(file, data)
+            self._folder.append(file, data, stamp)
 
     def dumped(self, rank: int, data: bytes, generation: int) -> None:
         """Keep it."""
@@ -82,6 +94,7 @@ class Folder(Observer):
     def ended(self, summary: Summary) -> None:
         """Keep how it ended, or nothing where the folder was a temporary one."""
         self._folder.write_summary(summary.document())
+        self._keep_status(summary.state)
         self._folder.close()
         if self._folder.lost_bytes:
             self.remark(f"{self._folder.lost_bytes} bytes could not be written to {self._folder.path}")

@@ -1,14 +1,29 @@
 """Appends to files from a thread, so that a disk that stalls holds up nobody."""
 
 import os
+from contextlib import suppress
 
+from distlaunch.agent.frozen import Frozen
+from distlaunch.observers import output_index
 from distlaunch.observers.backlog import CAPACITY, Backlog
+from distlaunch.observers.output_index import Stamp
 
 MAX_OPEN = 200
 """Log files kept open at once: two per rank would pass the usual limit of 1024 descriptors."""
+INDEX_BYTES = 1 << 16
+"""Of the index, that are written at the latest."""
 PATIENCE_S = 0.3
 """Wait this long for room in a full queue; after that, output is lost until the disk takes some again."""
 FLUSH_S = 5.0
+
+
+class Piece(Frozen):
+    """What is to be written, to the end of a file or, with `over`, over its beginning."""
+
+    name: str
+    data: bytes
+    stamp: Stamp | None = None
+    over: bool = False
 
 
 class LogWriter:
@@ -18,17 +33,26 @@ class LogWriter:
         self._folder = folder
         self._open: dict[str, int] = {}
         self._made: set[str] = set()
-        self._backlog = Backlog[tuple[str, bytes]]("log-writer", self._write_all)
+        self._backlog = Backlog[Piece]("log-writer", self._write_all)
         self._stalled = False
+        self._index = bytearray()
         self.lost_bytes = 0
 
-    def append(self, name: str, data: bytes) -> None:
-        """Have `data` appended to the file; what can't be written is counted in `lost_bytes`."""
+    def append(self, name: str, data: bytes, stamp: Stamp | None = None) -> None:
+        """Have `data` appended to the file; what can't be written is counted in `lost_bytes`.
+
+        What has a `stamp` gets an entry in the index of the output, as far as it could be written.
+        """
         with self._backlog.changed:
             if self._has_room(len(data)):
-                self._backlog.add((name, data), len(data))
+                self._backlog.add(Piece(name, data, stamp), len(data))
             else:
                 self.lost_bytes += len(data)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Have `data`, which is short, written over the beginning of a file that is there."""
+        with self._backlog.changed:
+            self._backlog.add(Piece(name, data, over=True), len(data))
 
     def _has_room(self, size: int) -> bool:
         """Whether there is room; waits for a disk that is only slow, which slows the source down, too."""
@@ -53,18 +77,46 @@ class LogWriter:
 
     def _write_all(self) -> None:
         while self._backlog.queue:
-            name, data = self._backlog.queue.popleft()  # no lock: nobody else takes
-            left, lost = data, 0
-            try:
-                fd = self._descriptor(name)
-                while left:
-                    left = left[os.write(fd, left) :]
-            except OSError:
-                lost = len(left)
+            piece = self._backlog.queue.popleft()  # no lock: nobody else takes
+            lost = self._overwrite(piece) if piece.over else self._append(piece)
+            if self._index and (not self._backlog.queue or len(self._index) > INDEX_BYTES):
+                self._write_index()
             with self._backlog.changed:
                 self.lost_bytes += lost
                 self._stalled = False
-                self._backlog.written(len(data))
+                self._backlog.written(len(piece.data))
+
+    def _append(self, piece: Piece) -> int:
+        """Append it; the number of bytes that could not be written."""
+        left = piece.data
+        try:
+            fd = self._descriptor(piece.name)
+            while left:
+                left = left[os.write(fd, left) :]
+        except OSError:
+            pass
+        if piece.stamp and (size := len(piece.data) - len(left)):
+            self._index += piece.stamp.packed(os.lseek(fd, 0, os.SEEK_CUR) - size, size)
+        return len(left)
+
+    def _write_index(self) -> None:
+        """Write whole records, or none: the output itself is there."""
+        with suppress(OSError):
+            fd = self._descriptor(output_index.NAME)
+            written = os.write(fd, self._index)
+            if torn := written % output_index.RECORD.size:
+                os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR) - torn)
+        self._index.clear()
+
+    def _overwrite(self, piece: Piece) -> int:
+        """Nothing is counted as lost: what stood there before is still true of that time."""
+        with suppress(OSError):
+            fd = os.open(os.path.join(self._folder, piece.name), os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                os.pwrite(fd, piece.data, 0)
+            finally:
+                os.close(fd)
+        return 0
 
     def _descriptor(self, name: str) -> int:
         if name not in self._open:

@@ -1,5 +1,6 @@
 """What an observer sees of a run, and how all of them are told."""
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec
 
@@ -33,6 +34,12 @@ class Observer:
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)
     """Tells all observers something; set by `Observers`."""
+
+    wake_at: float | None = None
+    """When it wants to be `woken`, in monotonic seconds; None = not at all."""
+
+    def woken(self) -> None:
+        """It is time, or a little later."""
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """The run has begun; `chance` is what its supervisor was given."""
@@ -70,13 +77,28 @@ class Observers:
         for each in self._observers:
             each.remark = lambda text: self.tell(Observer.remarked, text)
 
+    @property
+    def wake_at(self) -> float | None:
+        """When the first of them wants to be woken, in monotonic seconds."""
+        return min((each.wake_at for each in self._observers if each.wake_at is not None), default=None)
+
+    def wake(self) -> None:
+        """Wake those for whom it is time."""
+        now = time.monotonic()
+        for each in tuple(self._observers):
+            if each.wake_at is not None and each.wake_at <= now:
+                self._call(each, "woken")
+
     def tell(self, what: Callable[Concatenate[Any, P], None], *seen: P.args, **named: P.kwargs) -> None:
         """Call the method `what` of each; who fails is left out from then on."""
         for each in tuple(self._observers):
-            try:
-                getattr(each, what.__name__)(*seen, **named)
-            except Exception as error:  # whatever it is, a week of training must not end with it
-                self._observers.remove(each)
-                failed = f"{type(error).__name__}: {error}"
-                text = f"observer {type(each).__name__} failed and was removed: {failed}"
-                self.tell(Observer.remarked, text)
+            self._call(each, what.__name__, *seen, **named)
+
+    def _call(self, each: Observer, name: str, *seen: Any, **named: Any) -> None:
+        try:
+            getattr(each, name)(*seen, **named)
+        except Exception as error:  # whatever it is, a week of training must not end with it
+            self._observers.remove(each)
+            failed = f"{type(error).__name__}: {error}"
+            text = f"observer {type(each).__name__} failed and was removed: {failed}"
+            self.tell(Observer.remarked, text)

@@ -29,6 +29,10 @@ class Outlet:
             else:
                 self._backlog.add(data, len(data))
 
+    def settle(self) -> None:
+        """Wait a moment until what was written is there."""
+        self._backlog.drain(LOOK_S, lambda silent_s: False)
+
     def close(self, patient: Callable[[float], bool]) -> None:
         """Write out what is queued while `patient`, told for how long nothing was taken; drop the rest."""
         with self._backlog.changed:

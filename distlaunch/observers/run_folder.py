@@ -1,6 +1,7 @@
 """The run folder: the plan, every event, every rank's output, private to the user."""
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -9,6 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from distlaunch.observers.log_writer import LogWriter
+from distlaunch.observers.output_index import Stamp
+from distlaunch.state.status import Status, document_of
+
+STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"
+STATUS_BYTES = 4096
+"""Its size: it is written over in place, so that a disk that fills up takes the end of a run, too."""
 
 
 def new_run_id(name: str) -> str:
@@ -30,7 +37,21 @@ class RunFolder:
         self.path = os.path.join(parent, run_id)
         os.mkdir(self.path, 0o700)
         self.run_id = run_id
+        self._claim: int | None = None
         self._writer = LogWriter(self.path)
+
+    def claim(self, status: Status) -> None:
+        """Write the first status, and hold it: until we close this or die, others see that we live."""
+        path = os.path.join(self.path, STATUS)
+        self._claim = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with contextlib.suppress(OSError):  # a file system may lack either
+            fcntl.flock(self._claim, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._claim, _status_bytes(status), 0)
+
+    def write_status(self, status: Status) -> None:
+        """Put it in the place of the last one."""
+        self._writer.put(STATUS, _status_bytes(status))
 
     @property
     def lost_bytes(self) -> int:
@@ -43,17 +64,17 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Keep how the run ended."""
-        self._write_json("summary.json", summary)
+        self._write_json(SUMMARY, summary)
 
     def record(self, at: float, name: str, fields: Mapping[str, Any]) -> None:
         """Append one event: its name and fields, with seconds since the run began and wall time."""
         times = {"t": at, "time": round(time.time(), 6)}
         line = json.dumps({**times, "event": name, **fields}, default=str)
-        self._writer.append("events.jsonl", line.encode() + b"\n")
+        self._writer.append(EVENTS, line.encode() + b"\n")
 
-    def append(self, name: str, data: bytes) -> None:
+    def append(self, name: str, data: bytes, stamp: Stamp | None = None) -> None:
         """Append what a rank printed, byte for byte, to the file of that name."""
-        self._writer.append(name, data)
+        self._writer.append(name, data, stamp)
 
     def remove(self) -> None:
         """Delete it with all that is in it."""
@@ -80,9 +101,18 @@ class RunFolder:
     def close(self) -> None:
         """Write out what waits, and close all files."""
         self._writer.close()
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
     def _write_json(self, name: str, document: Mapping[str, Any]) -> None:
         self._writer.append(name, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def _status_bytes(status: Status) -> bytes:
+    """Always as long: blanks make it up."""
+    text = json.dumps(document_of(status)).encode()
+    return text.ljust(STATUS_BYTES - 1) + b"\n"
 
 
 def _make_folders(path: str) -> None:

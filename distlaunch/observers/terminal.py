@@ -1,17 +1,27 @@
 """Shows a run on the terminal: the ranks' output, notices, and how it ended."""
 
 import signal
+import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from distlaunch.diagnosis.summary import Above, Summary
+from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Console
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.state.actions import Notice
+from distlaunch.state.events import Event
 from distlaunch.state.job import State
 from distlaunch.system.signals import Interrupts
+from distlaunch.wording import spans
+
+if TYPE_CHECKING:
+    from distlaunch.observers.folding import Folding
 
 PATIENCE_S = 5.0
 """Seconds for a reader to take something, at the end of a run whose log files have everything."""
+PROGRESS_S = 0.5
+"""Between two looks at a start that takes its time."""
 _COLOURS = {"info": None, "warning": 33, "error": 31}
 
 
@@ -21,8 +31,16 @@ class Terminal(Observer):
     When the reader of our output leaves, the job ends, as a pipeline does, by way of `interrupts`.
     """
 
-    def __init__(self, interrupts: Interrupts, output_fd: int = 1, quiet: bool = False) -> None:
+    def __init__(
+        self, interrupts: Interrupts, output_fd: int = 1, quiet: bool = False, fold: bool = False
+    ) -> None:
         self._interrupts, self._quiet = interrupts, quiet
+        self._fold: Folding | None = None
+        self._tags: dict[int, str] = {}
+        self._starting = False
+        self._state: State | None = None
+        if fold:
+            self._begin_folding()
         self._console = Console(lambda: interrupts.send(signal.SIGPIPE), output_fd)
 
     def told(self, notice: Notice, at: float) -> None:
@@ -37,11 +55,60 @@ class Terminal(Observer):
 
     def printed(self, output: Printed) -> None:
         """Show it, if it is to be shown."""
-        if output.goes_to.shown:
-            self._console.output(output.rank, output.stream, output.data, output.goes_to.prefix)
+        prefix = output.goes_to.prefix
+        if self._starting:
+            self._starting, self.wake_at = False, None
+        if not output.goes_to.shown:
+            return
+        if self._fold is None or prefix is None:
+            self._console.output(output.rank, output.stream, output.data, prefix)
+            return
+        self._tags[output.rank] = prefix
+        self._fold.add(output.rank, output.stream, output.data, time.monotonic())
+        self.wake_at = self._fold.due
+
+    def began(self, spec: JobSpec, chance: float, at: float) -> None:
+        """Fold what ranks print alike, if the job wants that; look out for a start that takes its time."""
+        if spec.logs.fold and self._fold is None:
+            self._begin_folding()
+        if self._console.has_terminal and not self._quiet:
+            self._starting = True
+            self.wake_at = time.monotonic() + PROGRESS_S
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """Remember how far the start is."""
+        if self._starting:
+            self._state = state
+
+    def _show_progress(self) -> None:
+        from distlaunch.observers.progress import progress_words  # most starts are quick
+
+        if self._state:
+            words = progress_words(self._state)
+            self._console.live(f"distlaunch: {words}" if words else "")
+        self.wake_at = time.monotonic() + PROGRESS_S
+
+    def _begin_folding(self) -> None:
+        from distlaunch.observers.folding import Folding  # few jobs want that
+
+        self._fold = Folding(self._show_folded)
+
+    def _show_folded(self, ranks: list[int], stream: int, line: bytes) -> None:
+        tag = self._tags[ranks[0]] if len(ranks) == 1 else f"[{spans(ranks)}] "
+        self._console.output(ranks[0], stream, line, tag)
+
+    def woken(self) -> None:
+        """Show what was held back, or how far the start is."""
+        self.wake_at = None
+        if self._fold:
+            self._fold.flush()
+        if self._starting:
+            self._show_progress()
 
     def drained(self, state: State) -> None:
         """Show the last lines that lack their end."""
+        if self._fold:
+            self._fold.finish()
         self._console.finish_lines()
 
     def ended(self, summary: Summary) -> None:
@@ -53,6 +120,10 @@ class Terminal(Observer):
             for line in others if told else (first, *others):
                 self._console.say(line)
         self._console.close(self._patience(summary))
+
+    def close(self) -> None:
+        """Show nothing more of a run that goes on."""
+        self._console.close(lambda silent_s: silent_s < PATIENCE_S)
 
     def _above(self, summary: Summary) -> dict[int, Above]:
         """By stream, what the terminal shows already of the rank to blame, if it marks its lines."""

@@ -7,6 +7,7 @@ from enum import Enum
 from types import UnionType
 from typing import Any, NamedTuple
 
+from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
 from distlaunch.replay.history import BEGAN, NOTICE, VERSION
 from distlaunch.state.actions import Action
@@ -15,7 +16,7 @@ from distlaunch.state.job import State
 from distlaunch.supervisor.step import begin, step
 
 
-class HistoryError(Exception):
+class HistoryError(DistlaunchError):
     """What was read is not the history of a run, or of a version that is not known here."""
 
 
@@ -70,19 +71,27 @@ def read(lines: Iterable[Mapping[str, Any]]) -> History:
     """The history that these lines tell. Raises `HistoryError`, which names the line."""
     numbered = enumerate(lines, 1)
     _, first = next(numbered, (0, {}))
-    if first.get("event") != BEGAN or first.get("version") != VERSION:
-        raise HistoryError(f"line 1: not the start of a version {VERSION} history")
+    spec = beginning_in(first)
     told: list[str] = []
     happened: list[Happened] = []
     for number, line in numbered:
         if line.get("event") == NOTICE:
             told.append(line["text"])
         else:
-            happened.append(_happened(number, line))
-    return History(typed(JobSpec, first["spec"]), first["chance"], first["t"], tuple(happened), tuple(told))
+            happened.append(happened_in(number, line))
+    return History(spec, first["chance"], first["t"], tuple(happened), tuple(told))
 
 
-def _happened(number: int, line: Mapping[str, Any]) -> Happened:
+def beginning_in(first: Mapping[str, Any]) -> JobSpec:
+    """What was wanted of a run, by its first line. Raises `HistoryError`."""
+    if first.get("event") != BEGAN or first.get("version") != VERSION:
+        raise HistoryError(f"line 1: not the start of a version {VERSION} history")
+    spec: JobSpec = typed(JobSpec, first["spec"])
+    return spec
+
+
+def happened_in(number: int, line: Mapping[str, Any]) -> Happened:
+    """The event that line `number` tells. Raises `HistoryError`."""
     fields = {name: value for name, value in line.items() if name not in ("event", "t", "time")}
     kind = _EVENTS.get(line.get("event"))
     if kind is None:

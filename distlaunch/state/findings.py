@@ -97,4 +97,7 @@ Finding = (
     | JobOver
 )
 Step = tuple[State, tuple[Action | Finding, ...]]
-"""What every handler and rule gives: the next state, what to do, and what it has found."""
+"""What every handler and rule gives: the next state, what to do, and what it has found, in order.
+
+What has a decider in `supervisor/step.py` is a finding; the rest is done.
+"""

@@ -29,6 +29,7 @@ class Cause(Frozen):
     """Why a generation, or the job, ends other than by success: the first, and the only one that is blamed.
 
     `peer_gone`: the rank only lost its connection to another one, of which nothing worse is known yet.
+    `cancelled`: the user wanted it.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Cause(Frozen):
     rank: int | None = None
     node: int | None = None
     peer_gone: bool = False
+    cancelled: bool = False
 
 
 class Why(Enum):

@@ -148,7 +148,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
         name = signal.Signals(event.signum).name
         passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
         # A rank that has failed is the cause, even if we have not said so yet.
-        cause = state.suspect or Cause(f"stopped by {name}", 128 + event.signum, now)
+        cause = state.suspect or Cause(f"stopped by {name}", 128 + event.signum, now, cancelled=True)
         return state, (JobOver(cause, passed_on),)
     # A terminal that closes sends SIGHUP and breaks both streams: that is one request.
     return _interrupted_again(state) if insists else (state, ())

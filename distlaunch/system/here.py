@@ -28,3 +28,12 @@ def exit_descriptor(pid: int) -> int:
         return os.dup(queue.fileno())
     except ProcessLookupError:  # it has ended already: what is at its end can be read
         return os.open(os.devnull, os.O_RDONLY)
+
+
+def boot_id() -> str:
+    """What tells this start of the machine from any other; "" where nothing does."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -18,6 +18,8 @@ class Interrupts:
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write, False)
         self._any = False
+        self.received_last = 0
+        """The number of the last signal that was received; 0 as long as none was."""
 
     def __enter__(self) -> "Interrupts":
         return self
@@ -41,6 +43,7 @@ class Interrupts:
         except BlockingIOError:
             return b""
         self._any = True
+        self.received_last = numbers[-1]
         return numbers
 
     def any(self) -> bool:

@@ -75,12 +75,18 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         # torch's agent never deletes its folders: they go into ours, which is deleted.
         temporary=[] if engine.gives_ranks else ["PET_LOG_DIR"],
         # What all workers of the node have in common travels once.
-        env={name: value.text for name, value in planned[0].env.items()}
-        | shared
-        | {"DISTLAUNCH_RUN_ID": run_id},
+        env=_environment(state.spec, planned[0], run_id) | shared,
         binding=_binding(state.spec, part),
         workers=_worker_specs(state, part, planned, shared),
     )
+
+
+def _environment(spec: JobSpec, worker: WorkerPlan, run_id: str) -> dict[str, str]:
+    """What the job sets; {job_id} is for trackers, which resume by it after a restart."""
+    env = {name: value.text for name, value in worker.env.items()}
+    if spec.invocation.placeholders:
+        env = {name: text.replace("{job_id}", run_id) for name, text in env.items()}
+    return env | {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": run_id}
 
 
 def _binding(spec: JobSpec, part: NodePlan) -> messages.Binding | None:

@@ -14,8 +14,8 @@
 * `failure(end)`: what the process's end means; `advice(failure, python)`: what to do about it.
 
 To add one: a module with such a type, and its name in `Transport`. A new way for it to fail is a `Kind` in
-`failure.py`. A job file asks for it by `launcher`, whose words are in `job/fields.py`, and `_reach` in
-`job/build.py` makes it.
+`failure.py`. A job file asks for it by `launcher`, whose words are in `job/fields.py`; `_reach` in
+`job/build.py` makes it, and `_check_launcher` in `job/checks.py` knows what it needs.
 """
 
 from distlaunch.transport.local import Local

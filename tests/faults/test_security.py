@@ -289,7 +289,7 @@ def test_a_secret(site: Site, figures: Figures) -> None:
         with (site.folder / "go").open("w") as go:
             go.write("go\n" * 3)
         assert run.wait() == 3
-        texts = {str(path): path.read_text() for path in run.run_folder().iterdir()}
+        texts = {str(path): path.read_text(errors="replace") for path in run.run_folder().iterdir()}
         texts |= {"stdout": run.stdout, "stderr": run.stderr}
     for style in ("table", "shell", "torchrun", "json"):
         done = distlaunch("dry-run", str(job), "--format", style, "--set", "nodes=2", **options)
@@ -390,8 +390,8 @@ def test_names_that_lead_elsewhere(tmp_path: Path, figures: Figures) -> None:
     assert len(ran) + len(refused) == len(NAMES) and refused == [""], ended
     found = {path.relative_to(tmp_path).parts for path in tmp_path.rglob("*") if path.is_file()}
     logs = {parts for parts in found if parts[-1] not in {f"{n}.yaml" for n in range(len(NAMES))}}
-    assert len(logs) == 4 * len(ran)
-    kept = {"plan.json", "events.jsonl", "summary.json", "rank0.out"}
+    assert len(logs) == 6 * len(ran)
+    kept = {"plan.json", "events.jsonl", "status.json", "summary.json", "output.index", "rank0.out"}
     outside = [p for p in logs if p[:3] != ("a", "b", "runs") or len(p) != 5 or p[4] not in kept]
     figures("names", len(NAMES), unit="")
     figures("files elsewhere", len(outside), at_most=0, unit="")
@@ -496,7 +496,7 @@ def test_what_is_meant_for_workers_only(site: Site, figures: Figures) -> None:
 LINE_BYTES = 65536
 """No line of what people are told is longer: it may be a node's words."""
 KEPT = re.compile(
-    r"runs/job-[0-9-]*-[0-9a-f]{8}/(plan\.json|events\.jsonl|summary\.json|rank[01]\.(out|err))"
+    r"runs/job-[0-9-]*-[0-9a-f]{8}/(plan\.json|events\.jsonl|status\.json|summary\.json|output\.index|rank[01]\.(out|err))"
 )
 
 

@@ -55,6 +55,7 @@ WAITING = STUBBORN.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "")
 MAY_DIFFER = {
     "DISTLAUNCH_AGENT": "ours alone",
     "DISTLAUNCH_BACKEND": "ours alone",
+    "DISTLAUNCH_JOB_ID": "ours alone",
     "DISTLAUNCH_RUN_ID": "ours alone",
     "NODE_RANK": "ours alone: what other launchers call GROUP_RANK",
     "GLOO_SOCKET_IFNAME": "ours alone: the interface that leads to rank 0, where none is given",

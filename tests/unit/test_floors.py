@@ -35,6 +35,8 @@ FLOORS = {
     "by_hand": 3,
     "checks": 3,
     "launch": 3,
+    "catalog": 3,
+    "follow": 3,
     "cli": 4,
     "__main__": 4,
     "replay": 2,

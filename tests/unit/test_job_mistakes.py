@@ -30,8 +30,8 @@ from tests.unit.samples import Load, Problems
         ),
         pytest.param(
             "script: x\ndetach: true",
-            "2:1: detach: detach is not supported by this",
-            id="later",
+            "2:1: detach: unknown key; use run --detach",
+            id="an option",
         ),
         pytest.param(
             'script: x\nargs: ["a\\0b"]\nrendezvous: {backend: c10d}',

@@ -155,13 +155,12 @@ class Record(NamedTuple):
     """A mapping with known keys; becomes a dict of those that were given.
 
     `makes` is the frozen type whose fields they are: that of the record around it, for some of its fields.
-    `foreign` maps names that other tools use to ours; `later` names keys that are planned.
+    `foreign` maps names that other tools use to ours.
     """
 
     fields: Mapping[str, Field]
     makes: Any = None
     foreign: Mapping[str, str] = {}
-    later: Sequence[str] = ()
     required: Sequence[str] = ()
     name: str = "a mapping"
 
@@ -190,8 +189,6 @@ class Record(NamedTuple):
             return place.problem(path, hint)
         if key in self.foreign:
             return place.problem(path, f"unknown key; use {self.foreign[key]}")
-        if key in self.later:
-            return place.problem(path, f"{key} is not supported by this version of distlaunch")
         close = nearest(key, self.fields)
         hint = f"did you mean {close}?" if close else f"known keys: {', '.join(self.fields)}"
         return place.problem(path, f"unknown key; {hint}")

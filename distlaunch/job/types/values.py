@@ -142,9 +142,16 @@ def _seconds(value: Value) -> float | None:
             return None
         case Scalar(value=int() | float() as number) if number <= MAX_DURATION_S:
             return float(number)
-        case Scalar(value=str(text)) if re.fullmatch(_DURATION, text):
-            return sum(float(number) * UNITS_S[unit] for number, unit in re.findall(_PART, text))
+        case Scalar(value=str(text)):
+            return seconds_in(text)
     return None
+
+
+def seconds_in(text: str) -> float | None:
+    """The seconds of a text such as `1h30m`; None where it is none."""
+    if not re.fullmatch(_DURATION, text):
+        return None
+    return sum(float(number) * UNITS_S[unit] for number, unit in re.findall(_PART, text))
 
 
 def duration_text(seconds: float) -> str:

@@ -76,10 +76,13 @@ class Ssh(Frozen):
 
     def argv(self) -> list[str]:
         """ssh, with options of ours before the user's, and behind the host nothing of the job."""
+        # exec spares the login shell; the quotes are safe in every shell (see SCRIPT).
+        return self.argv_for(f"exec /bin/sh -c '{SCRIPT}'")
+
+    def argv_for(self, command: str) -> list[str]:
+        """The same, for another command, which the user's login shell takes apart."""
         times = (f"ServerAliveInterval={self.options.alive_s}", f"ConnectTimeout={self.options.connect_s}")
         options = [*_FIXED, *times, *_sharing(self.options), *self.options.words, *_RECENT]
-        # exec spares the login shell; the quotes are safe in every shell (see SCRIPT).
-        command = f"exec /bin/sh -c '{SCRIPT}'"
         return ["ssh", *self._config, *_pairs("-o", options), *self._target, command]
 
     def address_argv(self) -> list[str]:

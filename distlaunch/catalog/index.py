@@ -1,0 +1,96 @@
+"""Where this user's runs are: a list that is only a hint. What a run is, its folder says.
+
+A line is appended when a run begins, and another one when it ends, to spare a look into its folder.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from distlaunch.agent.frozen import Frozen
+
+
+class Listed(Frozen):
+    """A run that was listed: its folder, on which host; `over` if its end was noted."""
+
+    run: str
+    folder: str
+    host: str
+    over: bool = False
+
+
+def index_path() -> str:
+    """Below XDG_STATE_HOME."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    place = state if os.path.isabs(state) else os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(place, "distlaunch", "runs.jsonl")
+
+
+def note_begin(run: str, folder: str, host: str) -> None:
+    """List a run; where that can't be, it is found by its folder all the same."""
+    _append({"run": run, "folder": folder, "host": host})
+
+
+def note_end(run: str) -> None:
+    """List that it is over."""
+    _append({"run": run, "over": True})
+
+
+def listed() -> dict[str, Listed]:
+    """By their ids, the latest last; lines that make no sense are passed over."""
+    lines = [line for line in _lines() if isinstance(line.get("run"), str)]
+    over = {line["run"] for line in lines if line.get("over") is True}
+    return {
+        line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over)
+        for line in lines
+        if isinstance(line.get("folder"), str) and isinstance(line.get("host"), str)
+    }
+
+
+def forget(runs: Iterable[str]) -> None:
+    """Take these out of the list. Raises OSError."""
+    gone, path = set(runs), index_path()
+    with _locked(path) as fd:
+        kept = [line for line in _lines() if line.get("run") not in gone]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        os.ftruncate(fd, 0)
+        os.write(fd, text.encode())
+
+
+def _lines() -> list[dict[str, Any]]:
+    try:
+        with open(index_path(), encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    try:
+        documents = json.loads(f"[{','.join(lines)}]")  # all at once, in half the time
+    except ValueError:
+        documents = list(_whole(lines))
+    return [document for document in documents if isinstance(document, dict)]
+
+
+def _whole(lines: Iterable[str]) -> Iterator[Any]:
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+
+
+def _append(line: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError), _locked(index_path()) as fd:
+        os.write(fd, json.dumps(line).encode() + b"\n")
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int]:
+    """Open for appending; nobody else rewrites it meanwhile. Raises OSError."""
+    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,123 @@
+"""`logs`: chosen lines of a run's output, on stdout."""
+
+import os
+import re
+import sys
+import time
+
+import typer
+
+from distlaunch.catalog.folder import Run
+from distlaunch.errors import Exit, UsageError
+from distlaunch.follow.attending import follow
+from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, unordered
+from distlaunch.follow.retelling import Retelling
+from distlaunch.observers.console import RANK_COLOURS, escape, wants_colour
+from distlaunch.system.signals import Signals
+
+_RANKS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
+
+
+def choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | None) -> Choice:
+    """What the options ask for. Raises `UsageError`."""
+    from distlaunch.job.types.values import seconds_in
+
+    ago = None if since is None else seconds_in(since)
+    if since is not None and ago is None:
+        raise UsageError(f'--since: expected a duration such as "10m", got {since!r}')
+    try:
+        pattern = None if grep is None else re.compile(os.fsencode(grep))
+    except re.error as error:
+        raise UsageError(f"--grep: {grep!r} is not a regular expression: {error}") from None
+    began = None if ago is None else time.time() - ago
+    return Choice(None if ranks is None else _ranks(ranks), stderr, began, pattern)
+
+
+def _ranks(text: str) -> frozenset[int]:
+    if not _RANKS.fullmatch(text):
+        raise UsageError(f'--rank: expected ranks such as "0,3-5", got {text!r}')
+    spans = [[int(number) for number in part.split("-")] for part in text.split(",")]
+    return frozenset(rank for span in spans for rank in range(span[0], span[-1] + 1))
+
+
+def print_logs(run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool) -> None:
+    """Print them, and with `goes_on` what comes until the run ends. Raises `DistlaunchError`."""
+    printer = Printer()
+    try:
+        if not has_order(run.folder) and not run.alive:
+            _print_unordered(run, choice, most, printer)
+        else:
+            _print_in_order(run, choice, most, goes_on, fold, printer)
+        printer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(Exit.BROKEN_PIPE) from None
+
+
+def _print_unordered(run: Run, choice: Choice, most: int | None, printer: "Printer") -> None:
+    last = Last(most) if most is not None else None
+    for line in unordered(run.folder, choice):
+        (last or printer)(line)
+    for line in last.taken() if last else ():
+        printer(line)
+
+
+def _print_in_order(
+    run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool, printer: "Printer"
+) -> None:
+    last = Last(most) if most is not None else None
+    lines = LogLines(choice, last or printer, fold)
+    retelling = Retelling(run.folder, lines, choice.takes)
+    lines.clock = lambda: retelling.moment
+    try:
+        while retelling.turn():
+            pass
+        if not (goes_on and run.alive):
+            lines.drained()
+        lines.woken()
+        for line in last.taken() if last else ():
+            printer(line)
+        if goes_on:
+            _follow(run, retelling, lines, printer)
+    finally:
+        retelling.close()
+
+
+def _follow(run: Run, retelling: Retelling, lines: LogLines, printer: "Printer") -> None:
+    lines.show = printer
+    printer.flush()
+    printer.live = True
+    with Signals() as signals:
+        if follow(run, retelling, signals).alive:
+            raise typer.Exit(128 + signals.received_last)
+    lines.drained()
+
+
+class Printer:
+    """Prints lines with their origin; on a terminal in colour, without what it would obey."""
+
+    def __init__(self) -> None:
+        self.live = False
+        self._terminal = sys.stdout.isatty()
+        self._colours = wants_colour(self._terminal)
+
+    def __call__(self, line: Line) -> None:
+        """Print it."""
+        sys.stdout.buffer.write(self._tag(line) + self._text(line.text) + b"\n")
+        if self.live:
+            self.flush()
+
+    def flush(self) -> None:
+        """Have all of it seen."""
+        sys.stdout.buffer.flush()
+
+    def _tag(self, line: Line) -> bytes:
+        if not self._colours:
+            return line.tag.encode()
+        return b"\x1b[%dm%s\x1b[0m" % (RANK_COLOURS[line.rank % len(RANK_COLOURS)], line.tag.encode())
+
+    def _text(self, text: bytes) -> bytes:
+        if not self._terminal:
+            return text
+        shown = escape(text.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="backslashreplace"))
+        return (shown + "\x1b[0m" if "\x1b[" in shown else shown).encode(errors="backslashreplace")

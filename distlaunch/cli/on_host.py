@@ -1,0 +1,62 @@
+"""`run --on HOST`: the controller on that host, so that this machine may sleep."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from distlaunch.cli.elsewhere import Request, run_there, ssh_to
+from distlaunch.cli.stderr import say
+from distlaunch.errors import Exit, UsageError
+from distlaunch.job.spec import JobSpec
+from distlaunch.system.job_file import read_text
+from distlaunch.transport.ssh import Ssh
+
+
+def run_on(
+    host: str, job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str], detach: bool
+) -> int:
+    """Start the job there, as `--detach` does, and unless that is wanted attach to it; the exit status.
+
+    `spec` is what it is taken for here. Raises `DistlaunchError`.
+    """
+    if spec.invocation.piped:
+        raise UsageError("--on needs a job file: one that is piped can be read only once")
+    ssh, said = _way_to(host, spec), bytearray()
+    text = read_text(job)
+    status = run_there(ssh, _request(job, text, spec, overrides, args), said.extend)
+    run = said.decode(errors="replace").strip()
+    if status or not run:
+        return status
+    if detach:
+        print(run, flush=True)
+        if sys.stderr.isatty():
+            say(f"it goes on without this machine; follow it with `distlaunch attach {host}:{run}`")
+        return Exit.OK
+    try:
+        return run_there(ssh, Request(("attach", "--all", run)))
+    except KeyboardInterrupt:
+        say(f"left {run} alone: it goes on; `distlaunch stop {host}:{run}` stops it")
+        return Exit.INTERRUPTED
+
+
+def _way_to(host: str, spec: JobSpec) -> Ssh:
+    """As the job reaches that node, if it is one of its nodes; else with the same options."""
+    reached = [node.reach for node in spec.pool if isinstance(node.reach, Ssh)]
+    for reach in reached:
+        if reach.host == host:
+            return reach
+    return ssh_to(host, reached[0].options.config if reached else None)
+
+
+def _request(job: str, text: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]) -> Request:
+    named = [f"name={json.dumps(spec.name)}", *overrides]
+    words = ["run", "-", "--detach", *(word for one in named for word in ("--set", one))]
+    folder = os.path.dirname(os.path.realpath(job))
+    return Request((*words, *(["--", *args] if args else [])), folder, text, _inherited(spec))
+
+
+def _inherited(spec: JobSpec) -> dict[str, str]:
+    """What the job takes from the environment here: there are other values."""
+    envs = [spec.env, *(node.env for node in spec.pool)]
+    return {name: value.text for env in envs for name, value in env.items() if value.inherited}

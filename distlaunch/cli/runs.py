@@ -1,0 +1,243 @@
+"""Commands for runs that were started before: ps, logs, attach, wait, stop, prune."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distlaunch.cli.output import print_json, print_text
+from distlaunch.cli.stderr import say
+from distlaunch.errors import Exit
+
+if TYPE_CHECKING:
+    from distlaunch.catalog.folder import Run
+
+runs = typer.Typer()
+
+Which = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="The run: its id or a unique beginning of it, its job's name for the latest of that, or its "
+        "folder; HOST:RUN for one on another host. Without it, the latest run below this folder.",
+        show_default=False,
+    ),
+]
+Fold = Annotated[bool, typer.Option("--fold", help="Show what several ranks print alike once.")]
+SshConfig = Annotated[
+    str | None,
+    typer.Option("--ssh-config", metavar="FILE", help="For HOST:RUN, the ssh_config file, as with ssh -F."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@runs.command("ps")
+def ps(
+    context: typer.Context,
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FOLDER]…",
+            help="Only look in these folders, and in their `runs`; HOST: is another host.",
+        ),
+    ] = None,
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Show runs that have ended, too.")] = False,
+    most: Annotated[
+        int | None, typer.Option("--number", "-n", min=0, help="Show at most so many, the latest ones.")
+    ] = None,
+    as_json: Json = False,
+    ssh_config: SshConfig = None,
+) -> None:
+    """List runs: what each does, since when, where."""
+    for place in places or ():
+        _elsewhere(context, place, ssh_config)
+    from distlaunch.catalog.listing import document, table
+    from distlaunch.catalog.listing import runs as runs_in
+
+    found = runs_in(places or (), ended, most)
+    if as_json:
+        print_json([document(run) for run in found])
+    elif found:
+        print_text(table(found))
+    else:
+        say("no runs" if ended else "nothing is running; `distlaunch ps -a` shows runs that have ended, too")
+
+
+@runs.command("logs")
+def logs(
+    context: typer.Context,
+    which: Which = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option("--rank", "-r", metavar="0,3-5", help="Only these ranks."),
+    ] = None,
+    goes_on: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Go on until the run ends."),
+    ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="10m",
+            help="Only what came since then: 30s, 10m, 1h30m ago.",
+            show_default=False,
+        ),
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option("--lines", "-n", min=0, help="Only the last so many lines."),
+    ] = None,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only what went to stderr.")] = False,
+    grep: Annotated[
+        str | None,
+        typer.Option("--grep", metavar="REGEX", help="Only lines in which this is found."),
+    ] = None,
+    fold: Fold = False,
+    ssh_config: SshConfig = None,
+) -> None:
+    """Print what the ranks of a run printed, over restarts, in the order in which it came."""
+    _elsewhere(context, which, ssh_config)
+    from distlaunch.catalog.find import find
+    from distlaunch.cli.log_lines import choice_of, print_logs
+
+    print_logs(find(which), choice_of(ranks, stderr, since, grep), most, goes_on, fold)
+
+
+@runs.command("attach")
+def attach(
+    context: typer.Context,
+    which: Which = None,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Begin with what was shown before.")
+    ] = False,
+    fold: Fold = False,
+    ssh_config: SshConfig = None,
+) -> None:
+    """Show a run as its own terminal would, from now on; Ctrl-C leaves it alone."""
+    _elsewhere(context, which, ssh_config)
+    from distlaunch.catalog.find import find
+    from distlaunch.follow.attending import attend
+    from distlaunch.observers.terminal import Terminal
+    from distlaunch.system.signals import Signals
+
+    run = find(which)
+    if not everything:
+        _say_over(run)
+    with Signals() as signals:
+        run = attend(run, Terminal(signals, fold=fold), signals, everything)
+        if run.alive:
+            say(f"left {run.id} alone: it goes on; `distlaunch stop {run.id}` stops it")
+            raise typer.Exit(128 + signals.received_last)
+    _leave_with(run)
+
+
+@runs.command("wait")
+def wait(
+    context: typer.Context, which: Which = None, as_json: Json = False, ssh_config: SshConfig = None
+) -> None:
+    """Wait for a run's end; the exit status is the run's."""
+    _elsewhere(context, which, ssh_config)
+    from distlaunch.catalog.find import find
+    from distlaunch.follow.attending import wait as wait_for
+    from distlaunch.system.signals import Signals
+
+    with Signals() as signals:
+        run = wait_for(find(which), signals)
+        if run.alive:
+            raise typer.Exit(128 + signals.received_last)
+    if as_json:
+        _print_document(run)
+    _leave_with(run)
+
+
+@runs.command("stop")
+def stop(
+    context: typer.Context,
+    which: Which = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Kill the ranks at once, without the grace of timeouts.stop.")
+    ] = False,
+    as_json: Json = False,
+    ssh_config: SshConfig = None,
+) -> None:
+    """Stop a run, as Ctrl-C does where it was started, and wait until nothing of it is left."""
+    _elsewhere(context, which, ssh_config)
+    from distlaunch.catalog.find import find
+    from distlaunch.follow.attending import wait as wait_for
+    from distlaunch.follow.stopping import interrupt
+    from distlaunch.system.signals import Signals
+
+    run = find(which)
+    if run.host and not run.status.state.over:  # its folder is shared, its controller is there
+        _elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
+    with Signals() as signals:
+        if interrupt(run, now):
+            run = wait_for(run, signals)
+        if run.alive:
+            say(f"{run.id} is still stopping; `distlaunch wait {run.id}` waits for its end")
+            raise typer.Exit(128 + signals.received_last)
+    if as_json:
+        _print_document(run)
+    else:
+        say(_ended_words(run))
+
+
+@runs.command("prune")
+def prune(
+    older: Annotated[str, typer.Option("--older", metavar="30d", help="Those that ended so long ago.")],
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete the folders of runs that ended some time ago."""
+    from distlaunch.cli.pruning import prune_runs
+
+    raise typer.Exit(prune_runs(older, dry, as_json))
+
+
+def _elsewhere(
+    context: typer.Context, word: str | None, ssh_config: str | None, typed: str | None = None
+) -> None:
+    """Run this command on the host that `word` names, if it names one, and leave with its status.
+
+    The command line has `typed` in its place, if that is given.
+    """
+    if word is None or ":" not in word:
+        return
+    from distlaunch.cli.elsewhere import Request, run_there, split, ssh_to, with_rest
+
+    if there := split(word):
+        host, rest = there
+        words = with_rest(context.obj.words, typed or word, rest)
+        raise typer.Exit(run_there(ssh_to(host, ssh_config), Request(words)))
+
+
+def _print_document(run: "Run") -> None:
+    from distlaunch.catalog.listing import document
+
+    print_json(document(run))
+
+
+def _say_over(run: "Run") -> None:
+    if not run.alive:
+        say(_ended_words(run))
+        _leave_with(run)
+
+
+def _ended_words(run: "Run") -> str:
+    status = run.status
+    said = f"{run.id}: {status.state.value}"
+    if status.exit_status:
+        said += f", exit status {status.exit_status}"
+    return f"{said}{f': {status.why}' if status.why else ''}; logs: {run.folder}"
+
+
+def _leave_with(run: "Run") -> None:
+    """With the run's own status; one that is lost has none."""
+    from distlaunch.state.status import RunState
+
+    if run.status.state is RunState.LOST:
+        say(f"{run.id}: LOST: {run.status.why}")
+        raise typer.Exit(Exit.NODE_LOST)
+    sys.stdout.flush()
+    raise typer.Exit(run.status.exit_status or Exit.OK)

@@ -1,0 +1,60 @@
+"""Stops a run from outside, as Ctrl-C would where it was started."""
+
+import contextlib
+import os
+import pwd
+import signal
+import time
+
+from distlaunch.catalog.folder import Run, run_in
+from distlaunch.errors import DistlaunchError
+
+ANOTHER_WISH_S = 0.2
+"""Between two signals that are two wishes: of those that come closer together one counts."""
+
+
+def interrupt(run: Run, at_once: bool = False) -> bool:
+    """Have the run stop, `at_once` by killing its ranks; False if it is over. Raises `DistlaunchError`."""
+    owner = os.stat(run.folder).st_uid
+    if owner != os.getuid():
+        raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")
+    if not _signal(run):
+        return False
+    if at_once:
+        time.sleep(ANOTHER_WISH_S)
+        _signal(run)
+    return True
+
+
+def _user(uid: int) -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return f"uid {uid}"
+
+
+def _signal(run: Run) -> bool:
+    """Send its controller a SIGINT, unless it has ended: while it lives, nobody else has its number."""
+    pid = run.status.controller.pid
+    if not hasattr(os, "pidfd_open"):  # macOS
+        alive = _alive(run)
+        if alive:
+            os.kill(pid, signal.SIGINT)
+        return alive
+    try:
+        controller = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        alive = _alive(run)
+        if alive:
+            signal.pidfd_send_signal(controller, signal.SIGINT)
+        return alive
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(controller)
+
+
+def _alive(run: Run) -> bool:
+    now = run_in(run.folder)
+    return now is not None and now.alive

@@ -1,0 +1,110 @@
+"""A run's metrics in Prometheus' text format, in a file that is written whole or not at all."""
+
+import contextlib
+import os
+import time
+
+from distlaunch.diagnosis.summary import Summary
+from distlaunch.errors import reason
+from distlaunch.observers.observer import Observer, Printed
+from distlaunch.state.events import Event
+from distlaunch.state.job import Phase, State
+from distlaunch.state.status import RunState, Status, status_now
+
+EVERY_S = 5.0
+"""It is written at most so often for what changes all the time."""
+
+
+class Metrics(Observer):
+    """Writes `path` when the run's state changes, and now and then while ranks print."""
+
+    def __init__(self, path: str, status: Status) -> None:
+        self._path, self._status = path, status
+        self._state: State | None = None
+        self._heard: dict[int, float] = {}
+        self._failed = False
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """Write it if something of it has changed."""
+        self._state = state
+        status = status_now(self._status, state, time.time())
+        if status != self._status and state.phase is not Phase.DONE:
+            self._status = status
+            self._write()
+
+    def started(self, state: State, at: float) -> None:
+        """What the ranks of an earlier generation have said does not count any more."""
+        self._heard.clear()
+
+    def printed(self, output: Printed) -> None:
+        """Note when the rank was last heard."""
+        self._heard[output.rank] = time.time()
+        if self.wake_at is None:
+            self.wake_at = time.monotonic() + EVERY_S
+
+    def woken(self) -> None:
+        """Write what ranks have said since."""
+        self.wake_at = None
+        self._write()
+
+    def ended(self, summary: Summary) -> None:
+        """Write how it ended; the file stays, for the next scrape."""
+        self.wake_at = None
+        self._status = status_now(self._status, summary.state, time.time())
+        self._write()
+
+    def _write(self) -> None:
+        fresh = f"{self._path}.{os.getpid()}"
+        try:
+            with open(fresh, "w", encoding="utf-8") as file:
+                file.write(self._text())
+            os.replace(fresh, self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(fresh)
+            if not self._failed:
+                self.remark(f"metrics.file: can't write {self._path}: {reason(error)}; trying again")
+            self._failed = True
+        else:
+            self._failed = False
+
+    def _text(self) -> str:
+        status = self._status
+        labels = f'job="{_quoted(status.job)}",run="{_quoted(status.run)}"'
+        lines = [
+            *_head("distlaunch_run_state", "1 for the state that the run is in."),
+            *(
+                f'distlaunch_run_state{{{labels},state="{state.value}"}} {int(state is status.state)}'
+                for state in RunState
+            ),
+            *_gauge("distlaunch_ranks", "Ranks of the current generation.", labels, status.ranks),
+            *_gauge("distlaunch_ranks_running", "Ranks that run.", labels, self._running()),
+            *_gauge("distlaunch_nodes", "Nodes of the current generation.", labels, status.nodes),
+            *_gauge("distlaunch_restarts", "Restarts so far.", labels, status.restarts),
+            *_gauge("distlaunch_run_start_time_seconds", "When the run began.", labels, status.began),
+            *_gauge("distlaunch_run_state_since_seconds", "When its state began.", labels, status.since),
+        ]
+        if status.exit_status is not None:
+            lines += _gauge("distlaunch_exit_status", "The run's exit status.", labels, status.exit_status)
+        lines += _head("distlaunch_rank_last_output_seconds", "When the rank last printed something.")
+        lines += [
+            f'distlaunch_rank_last_output_seconds{{{labels},rank="{rank}"}} {heard:.3f}'
+            for rank, heard in sorted(self._heard.items())
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _running(self) -> int:
+        return sum(worker.running for worker in self._state.workers) if self._state else 0
+
+
+def _head(name: str, says: str) -> tuple[str, str]:
+    return f"# HELP {name} {says}", f"# TYPE {name} gauge"
+
+
+def _gauge(name: str, says: str, labels: str, value: float) -> list[str]:
+    return [*_head(name, says), f"{name}{{{labels}}} {value:.15g}"]
+
+
+def _quoted(text: str) -> str:
+    """For a label's value."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,112 @@
+"""A run in a few words, the same everywhere: where it is, since when, who runs it."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.state.job import Phase, State
+from distlaunch.wording import listed
+
+VERSION = 1
+"""Of status.json: another one as soon as it can't be read as before."""
+
+
+class RunState(Enum):
+    """Where a run is. The last four are its end; LOST is one whose controller died without a word."""
+
+    PENDING = "PENDING"
+    CONNECTING = "CONNECTING"
+    RUNNING = "RUNNING"
+    RESTARTING = "RESTARTING"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    LOST = "LOST"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing follows."""
+        return self in (RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED, RunState.LOST)
+
+
+class Controller(Frozen):
+    """The process that runs a job: `boot` tells one start of its machine from another; "" = not known."""
+
+    host: str
+    pid: int
+    boot: str = ""
+
+
+class Status(Frozen):
+    """What status.json says of a run. Times are seconds since the epoch.
+
+    `where` are its nodes, in words; `why` is the cause of a bad end.
+    """
+
+    run: str
+    job: str
+    state: RunState
+    since: float
+    began: float
+    controller: Controller
+    ranks: int = 0
+    nodes: int = 0
+    where: str = ""
+    restarts: int = 0
+    exit_status: int | None = None
+    why: str = ""
+
+
+WHY_CHARACTERS = 600
+"""Of the cause, for people; summary.json has all of it."""
+
+
+def document_of(status: Status) -> dict[str, Any]:
+    """For JSON."""
+    fields = status._asdict()
+    return {
+        "version": VERSION,
+        **fields,
+        "state": status.state.value,
+        "controller": status.controller._asdict(),
+        "why": status.why[:WHY_CHARACTERS],
+    }
+
+
+def status_of(document: Mapping[str, Any]) -> Status:
+    """What such a document says, but for keys of later versions. Raises KeyError, TypeError, ValueError."""
+    known = {name: value for name, value in document.items() if name in Status._fields}
+    controller = Controller(**{name: document["controller"][name] for name in Controller._fields})
+    return Status(**{**known, "state": RunState(document["state"]), "controller": controller})
+
+
+def run_state(state: State) -> RunState:
+    """Where a run is whose supervisor knows that."""
+    if state.phase is Phase.DONE:
+        return _ended(state)
+    if state.phase is Phase.PREPARING:
+        return RunState.RESTARTING if state.restarts else RunState.CONNECTING
+    return RunState(state.phase.value.upper())
+
+
+def _ended(state: State) -> RunState:
+    if state.cause is None:
+        return RunState.SUCCEEDED
+    return RunState.CANCELLED if state.cause.cancelled else RunState.FAILED
+
+
+def status_now(last: Status, state: State, now: float) -> Status:
+    """What is to be said of the run from `now` on."""
+    here = run_state(state)
+    return last._replace(
+        state=here,
+        since=last.since if last.state is here else now,
+        ranks=len(state.workers),
+        nodes=len(state.members),
+        where=listed([state.label(node) for node in state.members]),
+        restarts=len(state.restarts),
+        exit_status=state.outcome if here.over else None,
+        why=state.cause.text if state.cause else "",
+    )

@@ -1,0 +1,462 @@
+"""Runs that their command has left: found, followed, stopped and deleted from outside."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import (
+    PATIENCE_S,
+    PRESS_S,
+    Going,
+    distlaunch,
+    distlaunch_argv,
+    held,
+    holders_of,
+    kill,
+    wait_gone,
+    write_job,
+)
+
+TWO = "nodes: 1\nprocs_per_node: 2\ngpus_per_node: 0\n"
+ID = re.compile(r"job-\d{8}-\d{6}-[0-9a-f]{8}\n")
+WAITS = """
+    import os, signal
+    os.write(1, b"here %s\\n" % os.environ["RANK"].encode())
+    os.write(2, b"pid %d\\n" % os.getpid())
+    open("go").read()  # a named pipe: nobody has opened it yet
+    os.write(1, b"went on\\n")
+    raise SystemExit(int(os.environ["RANK"]) * 7)
+"""
+"""Rank 1 ends with status 7 once the gate is opened."""
+STUBBORN = """
+    import os, signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(1, b"here\\n")
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """Ranks wait for it to be opened."""
+    os.mkfifo(tmp_path / "go")
+    return tmp_path / "go"
+
+
+@pytest.fixture(autouse=True)
+def stopped(tmp_path: Path) -> Iterator[None]:
+    """What a test has left behind is ended."""
+    yield
+    for run in listed(tmp_path, "-a"):
+        if run["state"] not in ENDS:
+            ran(tmp_path, "stop", run["folder"], "--now")
+
+
+ENDS = ("SUCCEEDED", "FAILED", "CANCELLED", "LOST")
+
+
+def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return distlaunch(*words, cwd=folder)
+
+
+def beside(folder: Path, *words: str) -> Going:
+    """A command about a run, whose end is not the run's."""
+    return Going(folder / "no runs", distlaunch_argv(*words), cwd=folder)
+
+
+def listed(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """What `ps` says of the runs in a folder."""
+    done = ran(folder, "ps", ".", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def left(folder: Path, worker: str = WAITS, job: str = "") -> str:
+    """The id of a run of two ranks that goes on without its command."""
+    done = ran(folder, "run", "--detach", str(write_job(folder, worker, TWO + job)))
+    assert done.returncode == 0, done.stderr
+    assert ID.fullmatch(done.stdout)
+    return done.stdout.strip()
+
+
+def said_here(folder: Path, run: str) -> None:
+    """Wait until both ranks have printed where they are."""
+    follow = beside(folder, "logs", "-f", run)
+    try:
+        follow.wait_for("here", times=2)
+        follow.wait_for("pid", times=2)
+    finally:
+        follow.kill()
+
+
+def open_gate(gate: Path) -> None:
+    """Let both ranks go on: each waits for a writer."""
+    os.close(os.open(gate, os.O_WRONLY))
+
+
+def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, gate: Path) -> None:
+    run = left(tmp_path)
+    (there,) = listed(tmp_path)
+    assert (there["run"], there["state"], there["ranks"], there["exit_status"]) == (run, "RUNNING", 2, None)
+    said_here(tmp_path, run)
+    follow = beside(tmp_path, "logs", "--follow")
+    attached = beside(tmp_path, "attach", run)
+    try:
+        follow.wait_for("here", times=2)
+        wait_until_attached(attached)
+        open_gate(gate)
+        assert ran(tmp_path, "wait", run).returncode == 7
+        assert follow.wait() == 0
+        assert follow.stdout.count("went on\n") == 2
+        assert attached.wait() == 7
+        assert "rank 1 (node0) failed first: exit status 7" in attached.stderr
+    finally:
+        follow.kill()
+        attached.kill()
+    (there,) = listed(tmp_path, "-a")
+    assert (there["state"], there["exit_status"]) == ("FAILED", 7)
+    assert listed(tmp_path) == []
+    assert ran(tmp_path, "wait").returncode == 7
+    folder = tmp_path / "runs" / run
+    assert (folder / "controller.log").read_text() == ""
+
+
+def wait_until_attached(attached: Going) -> None:
+    """It has opened the index of the output, so it has read the events before."""
+    folder = Path(f"/proc/{attached.process.pid}/fd")
+    deadline = time.monotonic() + PATIENCE_S
+    while not any("output.index" in os.readlink(entry) for entry in folder.iterdir() if entry.exists()):
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def test_it_survives_its_terminal_and_its_session(tmp_path: Path, gate: Path) -> None:
+    """The shell that started it, its session's leader, is killed, and all of its session gets SIGHUP."""
+    path = write_job(tmp_path, WAITS, TWO)
+    controller, terminal = os.openpty()
+    shell = subprocess.Popen(
+        ["sh", "-c", '"$@"; read line', "sh", *distlaunch_argv("run", "-d", str(path))],
+        cwd=tmp_path,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    said = b""
+    while not ID.search(said.decode().replace("\r", "")):
+        said += os.read(controller, 4096)
+    os.killpg(shell.pid, signal.SIGHUP)
+    shell.kill()
+    shell.wait(PATIENCE_S)
+    os.close(controller)
+    (there,) = listed(tmp_path)
+    assert there["state"] == "RUNNING"
+    said_here(tmp_path, there["run"])
+    open_gate(gate)
+    assert ran(tmp_path, "wait").returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "said"),
+    [
+        ("command: [nowhere]", 127, "nowhere"),
+        ("nodes: [a]\nlauncher: nonsense", 2, "launcher"),
+        ("logs: {dir: /proc/nowhere}", 1, "logs.dir"),
+    ],
+)
+def test_what_can_not_start_is_told_with_its_status(key: str, status: int, said: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"{'' if 'command' in key else 'command: [sleep, 60]'}\n{key}\n")
+    done = ran(tmp_path, "run", "--detach", "job.yaml")
+    assert (done.returncode, done.stdout) == (status, "")
+    assert said in done.stderr
+    assert listed(tmp_path) == []
+
+
+def test_ctrl_c_before_all_ranks_have_started_ends_the_run(tmp_path: Path) -> None:
+    """The agent's interpreter waits for a gate that stays shut."""
+    os.mkfifo(tmp_path / "shut")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nread line < {tmp_path}/shut\n")
+    python.chmod(0o755)
+    (tmp_path / "job.yaml").write_text(
+        f"command: [sleep, 60]\nnodes: [{{host: a, python: {python}}}]\nlauncher: local\nbackend: gloo\n"
+    )
+    going = beside(tmp_path, "run", "-d", "job.yaml")
+    try:
+        while not listed(tmp_path):
+            assert going.process.poll() is None
+        going.process.send_signal(signal.SIGINT)
+        assert going.wait() == 130
+        assert going.stdout == ""
+    finally:
+        going.kill()
+    (there,) = listed(tmp_path, "-a")
+    assert there["state"] == "CANCELLED"
+
+
+def test_a_controller_that_was_killed_leaves_no_rank_and_is_told_as_lost(tmp_path: Path, gate: Path) -> None:
+    run = left(tmp_path)
+    said_here(tmp_path, run)
+    (there,) = listed(tmp_path)
+    ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
+    assert len(ranks) >= 2
+    attached = beside(tmp_path, "attach", run)
+    try:
+        with held(ranks) as processes:
+            kill(there["controller"]["pid"])
+            (lost,) = listed(tmp_path, "-a")
+            assert lost["state"] == "LOST"
+            assert f"process {there['controller']['pid']}" in lost["why"]
+            assert attached.wait() == 71
+            processes.wait_ends(ranks, time.monotonic() + PATIENCE_S)
+    finally:
+        attached.kill()
+    done = ran(tmp_path, "wait", run)
+    assert done.returncode == 71
+    assert "LOST" in done.stderr
+    assert ran(tmp_path, "logs", run).stdout.count("here") == 2
+    assert ran(tmp_path, "stop", run).returncode == 0
+
+
+def test_stop_ends_a_run_and_says_how_it_ended(tmp_path: Path, gate: Path) -> None:
+    run = left(tmp_path)
+    ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
+    done = ran(tmp_path, "stop", run[:-3])
+    assert done.returncode == 0
+    assert f"distlaunch: {run}: CANCELLED, exit status 130: stopped by SIGINT" in done.stderr
+    wait_gone(ranks, 0.0)
+    assert ran(tmp_path, "wait", run).returncode == 130
+    again = ran(tmp_path, "stop", run)
+    assert (again.returncode, again.stderr) == (0, done.stderr)
+
+
+def test_stop_now_does_not_wait_for_stubborn_ranks(tmp_path: Path) -> None:
+    left(tmp_path, STUBBORN, "timeouts: {stop: 600s}\n")
+    done = ran(tmp_path, "stop", "--now")
+    assert done.returncode == 0
+    assert "CANCELLED" in done.stderr
+
+
+def test_ctrl_c_while_attached_leaves_the_run_alone(tmp_path: Path, gate: Path) -> None:
+    run = left(tmp_path)
+    attached = beside(tmp_path, "attach")
+    try:
+        wait_until_attached(attached)
+        attached.process.send_signal(signal.SIGINT)
+        assert attached.wait() == 130
+    finally:
+        attached.kill()
+    assert f"it goes on; `distlaunch stop {run}` stops it" in attached.stderr
+    assert [there["state"] for there in listed(tmp_path)] == ["RUNNING"]
+
+
+# Logs
+
+SPEAKS = """
+    import os, sys
+    rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+    for number in range(3):
+        print(f"out {rank} {count} {number}", flush=True)
+        print(f"err {rank} {count} {number}", file=sys.stderr, flush=True)
+    os.write(1, b"unfinished")
+    if count == "0" and rank == "0":
+        sys.exit(3)
+"""
+
+
+def spoken(folder: Path, *words: str) -> list[str]:
+    done = ran(folder, "logs", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def restarted(tmp_path: Path) -> Path:
+    """A run of two generations, that is over."""
+    job = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
+    done = ran(tmp_path, "run", str(write_job(tmp_path, SPEAKS, job)))
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+def test_all_lines_come_in_their_order_over_restarts(restarted: Path) -> None:
+    lines = spoken(restarted)
+    for rank in "01":
+        mine = [line.partition("] ")[2] for line in lines if line.startswith(f"[node0:{rank}]")]
+        for stream in ("out", "err"):
+            numbers = [line.split()[2:] for line in mine if line.startswith(stream)]
+            assert numbers[-3:] == [["1", str(number)] for number in range(3)]
+            assert numbers[:-3] == [["0", str(number)] for number in range(len(numbers) - 3)]
+    assert len([line for line in lines if "out 0 0" in line]) == 3
+    assert max(index for index, line in enumerate(lines) if " 0 2" in line[-4:]) < min(
+        index for index, line in enumerate(lines) if re.search(r"(out|err) \d 1 0", line)
+    )
+    assert sum(line.endswith("unfinished") for line in lines) >= 3
+
+
+def test_lines_are_chosen(restarted: Path) -> None:
+    everything = spoken(restarted)
+    assert spoken(restarted, "-n", "3") == everything[-3:]
+    assert spoken(restarted, "-n", "0") == []
+    assert spoken(restarted, "--rank", "1") == [line for line in everything if line.startswith("[node0:1]")]
+    assert spoken(restarted, "--rank", "0-1,5") == everything
+    assert spoken(restarted, "--stderr") == [line for line in everything if "err" in line]
+    assert spoken(restarted, "--grep", "^out 0 1 [12]$") == ["[node0:0] out 0 1 1", "[node0:0] out 0 1 2"]
+    assert spoken(restarted, "--grep", "err", "-n", "1", "-r", "0") == ["[node0:0] err 0 1 2"]
+    assert spoken(restarted, "--since", "1h") == everything
+    assert spoken(restarted, "--since", "0s") == []
+    assert spoken(restarted, "-f") == everything
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rank", "1-"), "--rank: expected ranks"),
+        (("--since", "soon"), "--since: expected a duration"),
+        (("--grep", "("), "--grep: '(' is not a regular expression"),
+        (("nothing-like-it",), "no run 'nothing-like-it'"),
+        (("./nowhere",), "no run's folder"),
+    ],
+)
+def test_a_choice_that_can_not_be_is_told(restarted: Path, words: tuple[str, ...], said: str) -> None:
+    done = ran(restarted, "logs", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(restarted: Path) -> None:
+    line = " ".join(distlaunch_argv("logs"))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | head -1; exit ${{PIPESTATUS[0]}}"],
+        cwd=restarted,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode in (0, 141)
+    assert done.stderr == ""
+
+
+# Finding
+
+
+def test_a_run_is_found_by_each_of_its_names(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: mine\ncommand: [sh, -c, 'exit $SAID']\nnodes: 1\n")
+    for said in (3, 4):
+        assert ran(tmp_path, "run", "job.yaml", "--set", f"env.SAID={said}").returncode == said
+    first, second = sorted(run["run"] for run in listed(tmp_path, "-a"))
+    assert {run["exit_status"] for run in listed(tmp_path, "-a")} == {3, 4}
+    latest = listed(tmp_path, "-a")[0]
+    for word in ([], ["mine"], ["."], ["./runs"]):
+        assert ran(tmp_path, "wait", *word).returncode == latest["exit_status"]
+    for run in (first, second):
+        expected = next(each["exit_status"] for each in listed(tmp_path, "-a") if each["run"] == run)
+        assert ran(tmp_path, "wait", run).returncode == expected
+        assert ran(Path("/"), "wait", str(tmp_path / "runs" / run)).returncode == expected
+        assert ran(Path("/"), "wait", run).returncode == expected  # it is listed
+    ambiguous = ran(tmp_path, "wait", "mine-")
+    assert ambiguous.returncode == 2
+    assert first in ambiguous.stderr
+    assert second in ambiguous.stderr
+
+
+def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "job.yaml").write_text("command: ['true']\nnodes: 1\n")
+    assert ran(tmp_path, "run", "job.yaml").returncode == 0
+    before = ran(Path("/"), "ps", "-a").stdout
+    assert "SUCCEEDED" in before
+    index = tmp_path / "state" / "distlaunch" / "runs.jsonl"
+    index.write_text("no JSON\n[]\n" + index.read_text() + '{"run": 3}\n{"half')
+    assert "SUCCEEDED" in ran(Path("/"), "ps", "-a").stdout
+    index.unlink()
+    assert ran(Path("/"), "ps", "-a").stdout == ""
+    assert [run["state"] for run in listed(tmp_path, "-a")] == ["SUCCEEDED"]
+    assert ran(tmp_path, "wait", "job").returncode == 0
+    index.parent.chmod(0)
+    index.parent.rename(tmp_path / "elsewhere")
+    (tmp_path / "state" / "distlaunch").write_text("a file")
+    assert ran(tmp_path, "run", "job.yaml").returncode == 0  # it can't be listed
+    assert len(listed(tmp_path, "-a")) == 2
+    (tmp_path / "elsewhere").chmod(0o755)
+
+
+def test_the_folder_of_an_older_distlaunch_is_read(restarted: Path) -> None:
+    """It kept neither its status nor the order of its output."""
+    everything = spoken(restarted)
+    (folder,) = (restarted / "runs").iterdir()
+    (folder / "status.json").unlink()
+    (folder / "output.index").unlink()
+    (run,) = listed(restarted, "-a")
+    assert (run["state"], run["exit_status"], run["restarts"]) == ("SUCCEEDED", 0, 1)
+    assert ran(restarted, "wait").returncode == 0
+    said = sorted(line.partition("] ")[2] for line in everything)
+    assert sorted(line.partition("] ")[2] for line in spoken(restarted)) == said
+    (folder / "summary.json").unlink()
+    (run,) = listed(restarted, "-a")
+    assert run["state"] == "LOST"
+    (folder / "events.jsonl").rename(folder / "kept")
+    (folder / "events.jsonl").write_text("nonsense\n")
+    assert listed(restarted, "-a") == []
+    (folder / "kept").rename(folder / "events.jsonl")
+
+
+# Deleting
+
+
+def test_old_runs_are_deleted_and_others_stay(
+    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    going = left(tmp_path)
+    (tmp_path / "other.yaml").write_text("name: other\ncommand: ['true']\nnodes: 1\n")
+    assert ran(tmp_path, "run", "other.yaml").returncode == 0
+    (old,) = (run for run in listed(tmp_path, "-a") if run["run"] != going)
+    none = ran(tmp_path, "prune", "--older", "1h")
+    assert (none.returncode, none.stdout) == (0, "")
+    dry = ran(tmp_path, "prune", "--older", "0s", "--dry-run")
+    assert old["folder"] in dry.stdout
+    assert Path(old["folder"]).is_dir()
+    done = ran(tmp_path, "prune", "--older", "0s", "--json")
+    assert old["run"] in [each["run"] for each in json.loads(done.stdout)]
+    assert not Path(old["folder"]).exists()
+    assert [run["run"] for run in listed(tmp_path, "-a")] == [going]
+    assert ran(tmp_path, "prune", "--older", "long").returncode == 2
+
+
+def test_a_folder_that_is_taken_away_hurts_nobody(tmp_path: Path, gate: Path) -> None:
+    run = left(tmp_path)
+    said_here(tmp_path, run)
+    (there,) = listed(tmp_path)
+    shutil.rmtree(there["folder"])
+    with held([there["controller"]["pid"]]) as processes:
+        open_gate(gate)
+        processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
+
+
+def test_a_press_is_one_wish(tmp_path: Path) -> None:
+    """`stop` twice, as two presses of Ctrl-C, kills; once does not."""
+    run = left(tmp_path, STUBBORN, "timeouts: {stop: 600s}\n")
+    first = beside(tmp_path, "stop", run)
+    try:
+        while not any(there["state"] == "STOPPING" for there in listed(tmp_path)):
+            assert first.process.poll() is None
+        time.sleep(PRESS_S)
+        assert ran(tmp_path, "stop", run).returncode == 0
+        assert first.wait() == 0
+    finally:
+        first.kill()

@@ -1,0 +1,144 @@
+"""What others are told of a run: a program by `notify`, Prometheus by `metrics`, people in folded lines."""
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import PATIENCE_S, distlaunch, held, running, write_job
+
+FAILS_ONCE = """
+    import os, sys
+    print("here", flush=True)
+    sys.exit(0 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else 3)
+"""
+TWO = "nodes: 1\nprocs_per_node: 2\ngpus_per_node: 0\n"
+
+
+def notifying(folder: Path, worker: str, command: str, more: str = "") -> Path:
+    return write_job(folder, worker, f"{TWO}notify: {{command: [sh, -c, {json.dumps(command)}]}}\n{more}")
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
+
+
+def test_a_program_is_told_of_restarts_and_the_end(tmp_path: Path) -> None:
+    command = f"cat >> {shlex.quote(str(tmp_path))}/told"
+    job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
+    done = distlaunch("run", str(job))
+    assert done.returncode == 0, done.stderr
+    restarted, finished = told(tmp_path)
+    assert (restarted["event"], restarted["state"], restarted["restarts"]) == ("restarted", "RESTARTING", 1)
+    assert "failed first: exit status 3" in restarted["cause"]
+    assert (finished["event"], finished["state"], finished["exit_status"]) == ("finished", "SUCCEEDED", 0)
+    assert finished["run"] == restarted["run"] == Path(finished["folder"]).name
+
+
+def test_only_what_is_wanted_is_told(tmp_path: Path) -> None:
+    job = notifying(tmp_path, FAILS_ONCE, f"cat >> {shlex.quote(str(tmp_path))}/told")
+    assert distlaunch("run", str(job), "--set", "notify.on=[failed]").returncode == 3
+    (failed,) = told(tmp_path)
+    assert (failed["event"], failed["cause"]["last_words"]) == ("failed", ["here"])
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["nowhere"], "notify.command: can't start nowhere: No such file or directory"),
+        (["sh", "-c", "exit 4"], "notify.command: sh: exit status 4"),
+        (["sh", "-c", "kill -9 $$"], "notify.command: sh: killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_program_that_fails_hurts_nobody(command: list[str], said: str, tmp_path: Path) -> None:
+    job = write_job(tmp_path, "pass", f"{TWO}notify: {{command: {json.dumps(command)}}}\n")
+    done = distlaunch("run", str(job))
+    assert done.returncode == 0
+    assert done.stderr.count(said) == 1, done.stderr
+
+
+@pytest.mark.once
+def test_a_program_that_does_not_end_is_killed_and_holds_up_nobody(tmp_path: Path) -> None:
+    command = f"echo $$ > {shlex.quote(str(tmp_path))}/pid; sleep 1000 & sleep 1000"
+    job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
+    with running(job) as run:
+        run.wait_for("here", times=4)  # the second generation runs while the first notice is under way
+        pid = int((tmp_path / "pid").read_text())
+        with held([pid]) as processes:
+            assert run.wait() == 0
+            processes.wait_ends([pid], run.began + PATIENCE_S)
+
+
+def metrics_of(path: Path) -> dict[str, float]:
+    """Each sample, without the labels that are the same for all."""
+    found = {}
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            sample, _, value = line.rpartition(" ")
+            found[re.sub(r'job="[^"]*",run="[^"]*",?', "", sample).replace("{}", "")] = float(value)
+    return found
+
+
+def test_metrics_are_there_while_it_runs_and_afterwards(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    worker = "import os; os.write(1, b'here\\n'); open('go').read(); raise SystemExit(5)"
+    job = write_job(tmp_path, worker, f"{TWO}metrics: {{file: job.prom}}\n")
+    with running(job) as run:
+        run.wait_for("here", times=2)
+        meanwhile = metrics_of(tmp_path / "job.prom")
+        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        assert run.wait() == 5
+    after = metrics_of(tmp_path / "job.prom")
+    assert (meanwhile['distlaunch_run_state{state="RUNNING"}'], meanwhile["distlaunch_ranks"]) == (1, 2)
+    assert (after['distlaunch_run_state{state="FAILED"}'], after["distlaunch_exit_status"]) == (1, 5)
+    assert after['distlaunch_rank_last_output_seconds{rank="1"}'] > after["distlaunch_run_start_time_seconds"]
+    assert [path.name for path in tmp_path.glob("job.prom*")] == ["job.prom"]
+
+
+def test_metrics_that_can_not_be_written_are_told_once(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "print('here')", f"{TWO}metrics: {{file: none/job.prom}}\n")
+    done = distlaunch("run", str(job))
+    assert done.returncode == 0
+    assert done.stderr.count("metrics.file: can't write") == 1
+
+
+def test_what_ranks_print_alike_is_shown_once_and_kept_for_each(tmp_path: Path) -> None:
+    worker = """
+        import os
+        rank = os.environ["RANK"]
+        os.write(1, b"epoch 1\\n" + (b"odd\\n" if rank == "2" else b"") + b"unfinished")
+    """
+    job = write_job(tmp_path, worker, "nodes: 1\nprocs_per_node: 4\ngpus_per_node: 0\nlogs: {fold: true}\n")
+    done = distlaunch("run", str(job), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = {rank for line in done.stdout.splitlines() if "epoch" in line for rank in ranks_of(line)}
+    assert told == {0, 1, 2, 3}
+    assert "[node0:2] odd\n" in done.stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    assert all((run / f"rank{rank}.out").read_bytes().startswith(b"epoch 1\n") for rank in range(4))
+    again = distlaunch("logs", "--fold", cwd=tmp_path)
+    assert {rank for line in again.stdout.splitlines() if "epoch" in line for rank in ranks_of(line)} == told
+
+
+def ranks_of(line: str) -> set[int]:
+    """`[0-2,5] text` or `[node0:3] text`."""
+    tag = line[1:].partition("] ")[0].rpartition(":")[2]
+    spans = [[int(number) for number in part.split("-")] for part in tag.split(",")]
+    return {rank for span in spans for rank in range(span[0], span[-1] + 1)}
+
+
+def test_a_trackers_variable_has_the_jobs_id_over_restarts(tmp_path: Path) -> None:
+    worker = """
+        import os, sys
+        print("id", os.environ["DISTLAUNCH_JOB_ID"], os.environ["WANDB_RUN_ID"], flush=True)
+        sys.exit(0 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else 3)
+    """
+    more = "restarts: {max: 1, backoff: 0s}\nenv: {WANDB_RUN_ID: 'run-{job_id}'}\n"
+    done = distlaunch("run", str(write_job(tmp_path, worker, TWO + more)))
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert done.stdout.count(f"id {run.name} run-{run.name}\n") in (3, 4)  # one may be stopped before

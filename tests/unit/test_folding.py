@@ -1,0 +1,65 @@
+"""What ranks print alike within a moment is told once, and nothing is lost, added or kept back too long."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.observers.folding import MAX_BYTES, MOMENT_S, Folding
+
+LINES = st.sampled_from([b"epoch 1\n", b"epoch 2\n", b"\n", b"loss 3", b".5\n", b"a\nb\n", b"unfinished"])
+PRINTED = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), LINES, st.floats(0, 0.3)), max_size=40)
+
+
+class Shown:
+    """What was shown: (ranks, stream, line)."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[list[int], int, bytes]] = []
+        self.fold = Folding(lambda ranks, stream, line: self.lines.append((ranks, stream, line)))
+
+
+@given(PRINTED)
+def test_every_line_of_every_rank_is_told_once(printed: list[tuple[int, int, bytes, float]]) -> None:
+    shown, now, whole = Shown(), 0.0, dict[tuple[int, int], bytes]()
+    for rank, stream, data, later in printed:
+        now += later
+        shown.fold.add(rank, stream, data, now)
+        whole[rank, stream] = whole.get((rank, stream), b"") + data
+        assert shown.fold.due is None or shown.fold.due <= now + MOMENT_S
+    shown.fold.finish()
+    told = Counter((rank, stream, line) for ranks, stream, line in shown.lines for rank in ranks)
+    said = Counter(
+        (rank, stream, line + b"\n")
+        for (rank, stream), text in whole.items()
+        for line in (text.removesuffix(b"\n") if text else text).split(b"\n")
+        if text
+    )
+    assert told == said
+    assert all(ranks == sorted(set(ranks)) for ranks, _, _ in shown.lines)
+
+
+def test_a_thousand_ranks_that_say_the_same_are_one_line_and_the_odd_one_another() -> None:
+    shown = Shown()
+    for rank in range(1000):
+        shown.fold.add(rank, 0, b"epoch 3\n" if rank != 500 else b"epoch 2\n", rank / 10000)
+    assert shown.lines == []
+    shown.fold.add(0, 0, b"epoch 4\n", MOMENT_S)
+    everyone = [rank for rank in range(1000) if rank != 500]
+    assert shown.lines == [(everyone, 0, b"epoch 3\n"), ([500], 0, b"epoch 2\n")]
+
+
+def test_the_order_in_which_lines_came_first_stays() -> None:
+    shown = Shown()
+    for rank in range(3):
+        shown.fold.add(rank, 0, b"one\ntwo\none\n", 0.0)
+    shown.fold.flush()
+    assert [line for _, _, line in shown.lines] == [b"one\n", b"two\n", b"one\n"]
+    assert shown.fold.due is None
+
+
+def test_what_is_held_back_is_bounded() -> None:
+    shown = Shown()
+    for number in range(40):
+        shown.fold.add(0, 0, b"%d" % number + b"x" * (MAX_BYTES // 32) + b"\n", 0.0)
+    assert len(shown.lines) >= 31
