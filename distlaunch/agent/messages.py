@@ -97,6 +97,12 @@ class DumpStacks(Frozen):
     abort: bool
 
 
+class WatchUse(Frozen):
+    """Report `Usage` for so many seconds."""
+
+    for_s: float
+
+
 class Reap(Frozen):
     """End what an earlier agent of the run has left on the node."""
 
@@ -288,6 +294,15 @@ class PortUsurped(Frozen):
     owners: List[Any]
 
 
+class Usage(Frozen):
+    """What workers use: of each [local rank, CPU in percent of one, bytes, GPU in percent, bytes there].
+
+    The last two are None where that is not known.
+    """
+
+    ranks: List[Any]
+
+
 class Listening(Frozen):
     """Answers `Listen`."""
 
@@ -307,6 +322,7 @@ COMMANDS = {
     "start": StartWorkers,
     "stop": StopWorkers,
     "dump": DumpStacks,
+    "watch": WatchUse,
     "reap": Reap,
     "listen": Listen,
     "dial": DialAll,
@@ -333,6 +349,7 @@ REPORTS = {
     "reaped": Reaped,
     "orphans": OrphansKilled,
     "usurped": PortUsurped,
+    "usage": Usage,
     "listening": Listening,
     "dialled": Dialled,
 }

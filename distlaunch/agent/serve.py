@@ -83,6 +83,7 @@ class Agent:
             messages.StartWorkers: self._on_start,
             messages.StopWorkers: self._on_stop,
             messages.DumpStacks: self._on_dump,
+            messages.WatchUse: self._on_watch_use,
             messages.Reap: self._on_reap,
             messages.Listen: self._on_listen,
             messages.DialAll: self._on_dial,
@@ -247,6 +248,9 @@ class Agent:
 
     def _on_dump(self, command: "messages.DumpStacks") -> None:
         self._workers.dump(command.local_ranks, command.abort)
+
+    def _on_watch_use(self, command: "messages.WatchUse") -> None:
+        self._workers.watch_use(command.for_s)
 
     def _on_reap(self, command: "messages.Reap", killed: int = 0) -> None:
         """Kill what the run has here, until nothing is left and no other agent of it can start anything."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distlaunch.agent.messages import StartWorkers, WorkerSpec
     from distlaunch.agent.outbox import Outbox
     from distlaunch.agent.poller import Poller
+    from distlaunch.agent.usage import UsageWatch
 
 STUCK_S = 5.0
 """Seconds a sweep may take before the PIDs that resist it are reported."""
@@ -39,6 +40,7 @@ class Workers:
         self._sweep: "Optional[sweep.Sweep]" = None
         self._watches: "List[Union[JoinWatch, StallWatch]]" = []
         self._joins: "Optional[JoinWatch]" = None
+        self._usage: "Optional[UsageWatch]" = None
         self._store_port: "Optional[int]" = None
         self._oom_kills = 0
         self._flight: "Optional[flight.Flight]" = None
@@ -74,6 +76,14 @@ class Workers:
         self._watches = [self._joins]
         if command.stall_s:
             self._watches.append(StallWatch(self._poller, self._outbox, self._live, command.stall_s))
+
+    def watch_use(self, for_s: float) -> None:
+        """Report for so many seconds what workers use."""
+        if self._usage is None:
+            from distlaunch.agent.usage import UsageWatch  # few runs are watched
+
+            self._usage = UsageWatch(self._poller, self._outbox, self._live)
+        self._usage.go_on(for_s)
 
     def _prepared(self, command: "StartWorkers") -> "List[WorkerSpec]":
         """Make the folder for error records and choose CPUs; no workers, and told, when that can't be."""

@@ -1,5 +1,6 @@
 """The Typer application: options and exit statuses; each command's work is elsewhere."""
 
+import sys
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -115,6 +116,9 @@ def run(
         ),
     ] = False,
     fold: Annotated[bool, typer.Option("--fold", help="Show what several ranks print alike once.")] = False,
+    view: Annotated[
+        bool, typer.Option("--view", help="Watch the run on a screen, as `distlaunch view` does.")
+    ] = False,
     on: Annotated[
         str | None,
         typer.Option(
@@ -135,7 +139,9 @@ def run(
         raise typer.Exit(run_on(on, job, spec, settings, args or (), detach))
     if detach:
         raise typer.Exit(_detached(spec, quiet))
-    summary = run_shown(spec, context.obj.early, output_fd=2 if as_json else 1, quiet=quiet)
+    if view and not sys.stdout.isatty():
+        raise UsageError("--view needs a terminal")
+    summary = run_shown(spec, context.obj.early, output_fd=2 if as_json else 1, quiet=quiet, view=view)
     if as_json:
         print_json(summary.document())
     raise typer.Exit(summary.state.outcome)

@@ -1,5 +1,6 @@
 """Commands that run on another machine, over ssh: this very program, taken along if it is not there yet."""
 
+import base64
 import contextlib
 import json
 import os
@@ -80,6 +81,17 @@ main()
 """
 
 
+_THERE = """
+import os, sys
+cache = os.environ.get("XDG_CACHE_HOME", "")
+top = os.path.join(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache"), "distlaunch")
+sys.path.insert(0, os.path.join(top, {key!r}))
+sys.argv = {words!r}
+from distlaunch.__main__ import main
+main()
+"""
+
+
 class Request(Frozen):
     """A command line for another machine; `folder` "" is the user's home, `env` is added to what is there."""
 
@@ -112,6 +124,17 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] | None
             process.wait()
             raise
     return _status(ssh, process.returncode)
+
+
+def show_there(ssh: Ssh, words: Sequence[str]) -> int:
+    """Run a command there on our terminal; its exit status. Raises `DistlaunchError`."""
+    if status := run_there(ssh, Request(("--version",)), lambda output: None):
+        return status
+    code = _THERE.format(key=payload_key(), words=["distlaunch", *words])
+    encoded = base64.b64encode(code.encode()).decode()  # no shell has a meaning for any of it
+    run = f'exec "$p" -I -c "import base64,sys;exec(base64.b64decode(sys.argv.pop()))" {encoded}'
+    start = f"exec /bin/sh -c '{_FIND_PYTHON}{run}'"
+    return _status(ssh, subprocess.run(ssh.argv_for(start, terminal=True), check=False).returncode)
 
 
 def _argv(ssh: Ssh) -> list[str]:

@@ -11,14 +11,19 @@ from distlaunch.system.signals import Interrupts, Signals
 if TYPE_CHECKING:
     from distlaunch.diagnosis.summary import Summary
     from distlaunch.observers.observer import Observer
+    from distlaunch.observers.terminal import Terminal
 
 
 def run_shown(
-    spec: JobSpec, early: Link | None = None, *, output_fd: int = 1, quiet: bool = False
+    spec: JobSpec, early: Link | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
 ) -> "Summary":
-    """Run `spec` and show it; ranks' output goes to `output_fd`. Raises `DistlaunchError`."""
+    """Run `spec` and show it, with `view` on a screen; ranks' output goes to `output_fd`.
+
+    Raises `DistlaunchError`.
+    """
     with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
-        return run_job(spec, _observers(signals, output_fd, quiet), signals, early)
+        observers = _screen(signals) if view else _observers(signals, output_fd, quiet)
+        return run_job(spec, observers, signals, early)
 
 
 def run_shown_by_hand(spec: JobSpec, early: Link | None, tell: Callable[[str], object]) -> int:
@@ -31,7 +36,7 @@ def run_shown_by_hand(spec: JobSpec, early: Link | None, tell: Callable[[str], o
         return run_by_hand(spec, tell, _observers(signals, 1, quiet=True), signals)
 
 
-def _observers(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator[Observer]":
+def _observers(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator[Terminal]":
     """Who shows the run, made when it is asked for: it takes long to import."""
     import gc
 
@@ -40,3 +45,12 @@ def _observers(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator
     gc.freeze()  # off since the start of the program: what was imported stays, what a long run makes may not
     gc.enable()
     yield Terminal(interrupts, output_fd, quiet)
+
+
+def _screen(interrupts: Interrupts) -> "Iterator[Observer]":
+    import time
+
+    from distlaunch.view.watching import Viewer
+
+    for terminal in _observers(interrupts, 1, quiet=False):
+        yield Viewer(terminal, interrupts, time.time())

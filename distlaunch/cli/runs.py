@@ -7,7 +7,7 @@ import typer
 
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.cli.stderr import say
-from distlaunch.errors import Exit
+from distlaunch.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from distlaunch.catalog.folder import Run
@@ -132,6 +132,26 @@ def attach(
     _leave_with(run)
 
 
+@runs.command("view")
+def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = None) -> None:
+    """Watch a run on a screen: its ranks, what stands out, their output; q leaves it alone."""
+    _elsewhere(context, which, ssh_config, terminal=True)
+    from distlaunch.catalog.find import find
+    from distlaunch.system.signals import Signals
+    from distlaunch.view.watching import watch
+
+    run = find(which)
+    if not sys.stdout.isatty():
+        raise UsageError("view needs a terminal; `distlaunch attach` does without")
+    _say_over(run)
+    with Signals() as signals:
+        run = watch(run, signals)
+        if run.alive:
+            say(f"left {run.id} alone: it goes on; `distlaunch stop {run.id}` stops it")
+            raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)
+    _leave_with(run)
+
+
 @runs.command("wait")
 def wait(
     context: typer.Context, which: Which = None, as_json: Json = False, ssh_config: SshConfig = None
@@ -196,7 +216,11 @@ def prune(
 
 
 def _elsewhere(
-    context: typer.Context, word: str | None, ssh_config: str | None, typed: str | None = None
+    context: typer.Context,
+    word: str | None,
+    ssh_config: str | None,
+    typed: str | None = None,
+    terminal: bool = False,
 ) -> None:
     """Run this command on the host that `word` names, if it names one, and leave with its status.
 
@@ -204,12 +228,13 @@ def _elsewhere(
     """
     if word is None or ":" not in word:
         return
-    from distlaunch.cli.elsewhere import Request, run_there, split, ssh_to, with_rest
+    from distlaunch.cli.elsewhere import Request, run_there, show_there, split, ssh_to, with_rest
 
     if there := split(word):
         host, rest = there
         words = with_rest(context.obj.words, typed or word, rest)
-        raise typer.Exit(run_there(ssh_to(host, ssh_config), Request(words)))
+        ssh = ssh_to(host, ssh_config)
+        raise typer.Exit(show_there(ssh, words) if terminal else run_there(ssh, Request(words)))
 
 
 def _print_document(run: "Run") -> None:

@@ -33,19 +33,29 @@ def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: boo
 def follow(run: Run, retelling: Retelling, interrupts: Interrupts) -> Run:
     """Have all told that comes, until the run is over or a signal comes; the run as it is then."""
     while not interrupts.any():
-        run = run_in(run.folder) or run._replace(alive=False)  # first: what it wrote before its end is told
+        run = over(run)  # first: what it wrote before its end is told
         while retelling.turn():
             pass
         retelling.wake()
         if not run.alive:
             break
-        select.select([interrupts.fd], [], [], LOOK_S)
+        pause(interrupts, LOOK_S)
     return run
 
 
 def wait(run: Run, interrupts: Interrupts) -> Run:
     """The run when it is over, or a signal has come."""
     while run.alive and not interrupts.any():
-        select.select([interrupts.fd], [], [], LOOK_S)
-        run = run_in(run.folder) or run._replace(alive=False)
+        pause(interrupts, LOOK_S)
+        run = over(run)
     return run
+
+
+def over(run: Run) -> Run:
+    """The run as it is by now; one whose folder was taken away counts as over."""
+    return run_in(run.folder) or run._replace(alive=False)
+
+
+def pause(interrupts: Interrupts, seconds: float) -> None:
+    """Wait so long, or until a signal comes."""
+    select.select([interrupts.fd], [], [], seconds)

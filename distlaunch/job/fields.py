@@ -23,7 +23,7 @@ from distlaunch.job.spec import (
     Timeouts,
 )
 from distlaunch.job.types.records import Either, Field, ListOf, MapOf, Record, Short, built
-from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Switch, Text, Word
+from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Regex, Switch, Text, Word
 from distlaunch.transport.ssh import SshOptions
 
 AUTO = Choice(("auto",))
@@ -163,6 +163,10 @@ LOGS = Record(
         "console": Field(
             Either(text=Choice(get_args(Shown)), items=ListOf(Integer(0))),
             "Whose output is shown: all, rank0, none or a list of ranks.",
+        ),
+        "watch": Field(
+            Regex(),
+            "A number in the output that a view shows, as its first group: 'loss[ =:]+([-0-9.eE+]+)'.",
         ),
         "fold": Field(
             Switch(), "Show what several ranks print alike within 0.2 s once, with the ranks that printed it."

@@ -123,8 +123,8 @@ class TorchrunLogs(Frozen):
 class Logs(Frozen):
     """`folder` holds the run folders, or one of `spares` if it can't; `console` says whose output is shown.
 
-    With `fold`, what several ranks print alike is shown once. A `temporary` run folder is removed after a
-    success; `torchrun` replaces `console`.
+    `watch` finds a number in a line, for a view. With `fold`, what several ranks print alike is shown once.
+    A `temporary` run folder is removed after a success; `torchrun` replaces `console`.
     """
 
     folder: str
@@ -133,6 +133,7 @@ class Logs(Frozen):
     torchrun: TorchrunLogs | None = None
     spares: tuple[str, ...] = ()
     fold: bool = False
+    watch: str = ""
 
 
 Occasion = Literal["failed", "restarted", "stalled", "finished"]

@@ -18,12 +18,14 @@ from distlaunch.state.nodes import End
 from distlaunch.supervisor.step import begin, step
 from distlaunch.system.signals import Interrupts
 from distlaunch.translation import commands
-from distlaunch.translation.reports import event_of, seconds
+from distlaunch.translation.reports import event_of, seconds, uses_of
 
 if TYPE_CHECKING:
     from distlaunch.launch.peers import Peers
 
 
+WATCH_S = 4.0
+"""Between two requests to tell what ranks use, as long as somebody wants to know."""
 FIRST_SIGNS_OF_WORKERS = (events.WorkerStarted, events.WorkerUnstarted, events.WorkerExited)
 
 
@@ -47,6 +49,7 @@ class Loop:
         self._lease_s = start.spec.timeouts.lease_s
         self._heartbeat_s = self._lease_s / wire.HEARTBEATS
         self._next_heartbeat = self._now() + self._heartbeat_s
+        self._next_watch = 0.0
         self._begun = Generations()
         self._finished = False
         self.state: State
@@ -77,11 +80,17 @@ class Loop:
         wait_s = due - self._now()
         if (wake_at := self._observers.wake_at) is not None:
             wait_s = min(wait_s, wake_at - time.monotonic())
+        if self._observers.want_use:
+            wait_s = min(wait_s, self._next_watch - self._now())
         return max(0.0, wait_s)
 
     def _look_at_clock(self) -> None:
         self._observers.wake()
         now = self._now()
+        if self._observers.want_use and now >= self._next_watch:
+            self._next_watch = now + WATCH_S
+            for node in self._links.present:
+                self._links.send(node, messages.WatchUse(2 * WATCH_S))
         if alarm := self.state.alarm(now):
             self._feed(events.TimerDue(*alarm))
         if now >= self._next_heartbeat:
@@ -106,6 +115,7 @@ class Loop:
     def _note_start(self, now: float) -> None:
         """Note a start once the workers are under way, to delay none. Torch's agents may come late."""
         if self._begun.note(self.state):
+            self._next_watch = now
             self._tell(Observer.started, self.state, now)
 
     def _execute(self, todo: tuple[actions.Action, ...], now: float) -> None:
@@ -141,6 +151,9 @@ class Loop:
             self._take_flight(node, frame)
             return
         report = messages.read(messages.REPORTS, frame.message())
+        if isinstance(report, messages.Usage):
+            self._take_use(node, report)
+            return
         if (node_time := getattr(report, "t", None)) is not None:
             self._learn_clock(node, seconds(node_time, "t"))
         event = event_of(node, report, lambda t: t + self._clock_offsets.get(node, 0.0))
@@ -157,6 +170,11 @@ class Loop:
         goes_to = begun.destinations[rank, stream]
         self._tell(Observer.printed, Printed(rank, stream, frame.payload, begun.number, goes_to))
         self._tell_of_flow(node)
+
+    def _take_use(self, node: int, report: messages.Usage) -> None:
+        """It is told of, but decides nothing: no event."""
+        uses = {self.state.rank_of(node, local): use for local, use in uses_of(report).items()}
+        self._tell(Observer.used, {rank: use for rank, use in uses.items() if rank is not None}, self._now())
 
     def _take_flight(self, node: int, frame: wire.Frame) -> None:
         begun = self._begun.of(frame.generation)

@@ -11,6 +11,7 @@ from distlaunch.launch.start import Start
 from distlaunch.observers.folder import Folder
 from distlaunch.observers.last_words import LastWords
 from distlaunch.observers.observer import Observer, Observers
+from distlaunch.observers.watched import Watched
 from distlaunch.system.signals import Interrupts
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def supervise(
 ) -> Summary:
     """Run the supervisor over the links of `start`; its folder and the `observers` see the run."""
     folder, words = Folder(start.folder, start.status), LastWords()
-    seeing = Observers((words, folder, *_wanted(start), *observers))
+    seeing = Observers((words, folder, Watched(start.folder), *_wanted(start), *observers))
     loop = Loop(start, seeing, interrupts, peers)
     # While agents boot: asking ssh for them takes as long.
     state = loop.run(start.links, find_addresses=lambda: ssh_addresses(start.spec))

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import suppress
+from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.observers import output_index
@@ -18,12 +19,12 @@ FLUSH_S = 5.0
 
 
 class Piece(Frozen):
-    """What is to be written, to the end of a file or, with `over`, over its beginning."""
+    """What is to be written: to the end of a file, `over` its beginning, or as the `whole` file."""
 
     name: str
     data: bytes
     stamp: Stamp | None = None
-    over: bool = False
+    where: Literal["end", "over", "whole"] = "end"
 
 
 class LogWriter:
@@ -36,6 +37,7 @@ class LogWriter:
         self._backlog = Backlog[Piece]("log-writer", self._write_all)
         self._stalled = False
         self._index = bytearray()
+        self._writers = {"end": self._append, "over": self._overwrite, "whole": self._replace}
         self.lost_bytes = 0
 
     def append(self, name: str, data: bytes, stamp: Stamp | None = None) -> None:
@@ -52,7 +54,13 @@ class LogWriter:
     def put(self, name: str, data: bytes) -> None:
         """Have `data`, which is short, written over the beginning of a file that is there."""
         with self._backlog.changed:
-            self._backlog.add(Piece(name, data, over=True), len(data))
+            self._backlog.add(Piece(name, data, where="over"), len(data))
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Have `data` be all that a file has; left out where the queue is full."""
+        with self._backlog.changed:
+            if self._backlog.waiting + len(data) <= CAPACITY:
+                self._backlog.add(Piece(name, data, where="whole"), len(data))
 
     def _has_room(self, size: int) -> bool:
         """Whether there is room; waits for a disk that is only slow, which slows the source down, too."""
@@ -78,7 +86,7 @@ class LogWriter:
     def _write_all(self) -> None:
         while self._backlog.queue:
             piece = self._backlog.queue.popleft()  # no lock: nobody else takes
-            lost = self._overwrite(piece) if piece.over else self._append(piece)
+            lost = self._writers[piece.where](piece)
             if self._index and (not self._backlog.queue or len(self._index) > INDEX_BYTES):
                 self._write_index()
             with self._backlog.changed:
@@ -116,6 +124,18 @@ class LogWriter:
                 os.pwrite(fd, piece.data, 0)
             finally:
                 os.close(fd)
+        return 0
+
+    def _replace(self, piece: Piece) -> int:
+        path = os.path.join(self._folder, piece.name)
+        with suppress(OSError):
+            fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            try:
+                complete = os.write(fd, piece.data) == len(piece.data)
+            finally:
+                os.close(fd)
+            if complete:
+                os.replace(f"{path}.new", path)
         return 0
 
     def _descriptor(self, name: str) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Iterator, Mapping
 
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.errors import reason
@@ -10,7 +11,14 @@ from distlaunch.observers.observer import Observer, Printed
 from distlaunch.state.events import Event
 from distlaunch.state.job import Phase, State
 from distlaunch.state.status import RunState, Status, status_now
+from distlaunch.state.workers import Use
 
+_USES = (
+    ("distlaunch_rank_cpu_percent", "CPU of the rank's processes, in percent of one.", "cpu"),
+    ("distlaunch_rank_memory_bytes", "Memory of the rank's processes.", "memory"),
+    ("distlaunch_rank_gpu_percent", "How busy the rank's GPU is.", "gpu"),
+    ("distlaunch_rank_gpu_memory_bytes", "Memory in use on the rank's GPU.", "gpu_memory"),
+)
 EVERY_S = 5.0
 """It is written at most so often for what changes all the time."""
 
@@ -22,6 +30,7 @@ class Metrics(Observer):
         self._path, self._status = path, status
         self._state: State | None = None
         self._heard: dict[int, float] = {}
+        self._uses: dict[int, Use] = {}
         self._failed = False
 
     def happened(self, event: Event, state: State, at: float) -> None:
@@ -35,6 +44,14 @@ class Metrics(Observer):
     def started(self, state: State, at: float) -> None:
         """What the ranks of an earlier generation have said does not count any more."""
         self._heard.clear()
+        self._uses.clear()
+        self.wants_use = True
+
+    def used(self, uses: Mapping[int, Use], at: float) -> None:
+        """Remember it until it is time to write."""
+        self._uses.update(uses)
+        if self.wake_at is None:
+            self.wake_at = time.monotonic() + EVERY_S
 
     def printed(self, output: Printed) -> None:
         """Note when the rank was last heard."""
@@ -86,12 +103,21 @@ class Metrics(Observer):
         ]
         if status.exit_status is not None:
             lines += _gauge("distlaunch_exit_status", "The run's exit status.", labels, status.exit_status)
+        lines += [*self._use_lines(labels)]
         lines += _head("distlaunch_rank_last_output_seconds", "When the rank last printed something.")
         lines += [
             f'distlaunch_rank_last_output_seconds{{{labels},rank="{rank}"}} {heard:.3f}'
             for rank, heard in sorted(self._heard.items())
         ]
         return "\n".join(lines) + "\n"
+
+    def _use_lines(self, labels: str) -> Iterator[str]:
+        for name, says, field in _USES:
+            values = [(rank, getattr(use, field)) for rank, use in sorted(self._uses.items())]
+            known = [(rank, value) for rank, value in values if value is not None]
+            if known:
+                yield from _head(name, says)
+                yield from (f'{name}{{{labels},rank="{rank}"}} {value:.15g}' for rank, value in known)
 
     def _running(self) -> int:
         return sum(worker.running for worker in self._state.workers) if self._state else 0

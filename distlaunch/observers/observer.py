@@ -1,7 +1,7 @@
 """What an observer sees of a run, and how all of them are told."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Concatenate, ParamSpec
 
 from distlaunch.agent.frozen import Frozen
@@ -11,6 +11,7 @@ from distlaunch.plan.output import Destination
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event
 from distlaunch.state.job import State
+from distlaunch.state.workers import Use
 
 P = ParamSpec("P")
 
@@ -38,8 +39,14 @@ class Observer:
     wake_at: float | None = None
     """When it wants to be `woken`, in monotonic seconds; None = not at all."""
 
+    wants_use: bool = False
+    """Whether it wants to be told what ranks use: agents look only while somebody does."""
+
     def woken(self) -> None:
         """It is time, or a little later."""
+
+    def used(self, uses: Mapping[int, Use], at: float) -> None:
+        """What a node's ranks use, by rank, every two seconds."""
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """The run has begun; `chance` is what its supervisor was given."""
@@ -81,6 +88,11 @@ class Observers:
     def wake_at(self) -> float | None:
         """When the first of them wants to be woken, in monotonic seconds."""
         return min((each.wake_at for each in self._observers if each.wake_at is not None), default=None)
+
+    @property
+    def want_use(self) -> bool:
+        """Whether one of them wants to know what ranks use."""
+        return any(each.wants_use for each in self._observers)
 
     def wake(self) -> None:
         """Wake those for whom it is time."""

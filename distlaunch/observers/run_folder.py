@@ -72,6 +72,10 @@ class RunFolder:
         line = json.dumps({**times, "event": name, **fields}, default=str)
         self._writer.append(EVENTS, line.encode() + b"\n")
 
+    def replace(self, name: str, data: bytes) -> None:
+        """Have a file hold just `data`: whoever reads it finds all of it, or all of what was there before."""
+        self._writer.replace(name, data)
+
     def append(self, name: str, data: bytes, stamp: Stamp | None = None) -> None:
         """Append what a rank printed, byte for byte, to the file of that name."""
         self._writer.append(name, data, stamp)

@@ -49,6 +49,15 @@ class Stall(Frozen):
     stopped_pid: int | None = None
 
 
+class Use(Frozen):
+    """What it uses: CPU in percent of one, bytes, its GPU in percent, bytes there; None = not known."""
+
+    cpu: float
+    memory: int
+    gpu: int | None = None
+    gpu_memory: int | None = None
+
+
 class Worker(Frozen):
     """One worker of the current generation; `pid` and `cpus` are known once it has started.
 

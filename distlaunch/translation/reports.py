@@ -8,6 +8,7 @@ from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.plan.layout import Facts
 from distlaunch.state import events
 from distlaunch.state.events import Event
+from distlaunch.state.workers import Use
 
 Clock = Callable[[float], float]
 """Turns the node's monotonic time into ours."""
@@ -64,6 +65,19 @@ def event_of(node: int, report: Any, clock: Clock) -> Event | None:
     if make is None:
         raise ProtocolError(f"unexpected message: {type(report).__name__}")
     return make(node, report, clock)
+
+
+def uses_of(report: messages.Usage) -> dict[int, Use]:
+    """What each worker uses, by its local rank. Raises `ProtocolError`."""
+    return dict(map(_use, report.ranks))
+
+
+def _use(row: Any) -> tuple[int, Use]:
+    match row:
+        case [int(rank), int() | float() as cpu, int(memory), int() | None as gpu, int() | None as there]:
+            shares = (value if value is None else number(value, "gpu", 0) for value in (gpu, there))
+            return number(rank, "ranks"), Use(seconds(cpu, "cpu"), number(memory, "memory", 0), *shares)
+    raise ProtocolError("usage: ranks is not a list of ranks and what they use")
 
 
 def _hello(node: int, report: messages.Hello, clock: Clock) -> Event:

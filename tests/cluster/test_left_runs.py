@@ -115,7 +115,8 @@ def test_a_left_run_ends_as_it_would_have(
         follow.kill()
         attached.kill()
     assert (there.ps()["state"], there.ps()["exit_status"]) == (state, status)
-    assert follow.stdout.count("went on") == 6
+    went_on = follow.stdout.count("went on")  # the one that fails may end the others before
+    assert went_on == 6 if status == 0 else went_on >= 1
 
 
 def test_a_left_run_is_stopped_from_another_session(there: There) -> None:

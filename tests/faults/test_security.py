@@ -170,7 +170,8 @@ def with_text(keys: dict[str, Any], path: str, kind: str, text: str) -> dict[str
         node = {"host": "host1"} | keys["nodes"][0]
         return {**keys, "nodes": [{**node, key: value}]}
     if section:
-        return {**keys, section: {**keys.get(section, {}), key: value}}
+        within = keys.get(section)
+        return {**keys, section: {**(within if isinstance(within, dict) else {}), key: value}}
     return {**keys, key: value}
 
 

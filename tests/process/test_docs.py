@@ -122,7 +122,7 @@ def test_the_scripts_can_be_run(script: str) -> None:
 def test_the_commands_exist_and_take_json(command: str) -> None:
     shown = distlaunch(command, "--help", env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "TERM": "dumb"})
     assert shown.returncode == 0
-    assert command in ("schema", "torchrun", "logs", "attach") or "--json" in shown.stdout
+    assert command in ("schema", "torchrun", "logs", "attach", "view") or "--json" in shown.stdout
 
 
 @pytest.mark.parametrize(("page", "command"), [one for one in commands() if one[1] not in ON_HOSTS])

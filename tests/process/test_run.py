@@ -138,7 +138,7 @@ def test_env_null_takes_the_callers_value_and_keeps_it_secret(tmp_path: Path) ->
         assert run.wait() == 0
         assert run.stdout == f"[node0:0] {len(secret)}\n"
         for kept in run.run_folder().iterdir():
-            assert secret not in kept.read_text(), kept
+            assert secret.encode() not in kept.read_bytes(), kept
     for style in ("table", "shell", "torchrun", "json"):
         assert secret not in distlaunch("dry-run", str(job), "--format", style, env=environment).stdout
 

@@ -37,6 +37,7 @@ FLOORS = {
     "launch": 3,
     "catalog": 3,
     "follow": 3,
+    "view": 4,
     "cli": 4,
     "__main__": 4,
     "replay": 2,

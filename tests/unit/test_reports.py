@@ -1,6 +1,7 @@
 """An agent's reports: what each becomes, and what of a hostile one is refused or cut."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.plan.layout import Facts
 from distlaunch.state import events
+from distlaunch.state.workers import Use
 from distlaunch.translation import reports
 from distlaunch.translation.reports import (
     MAX_GPUS,
@@ -23,6 +25,7 @@ from distlaunch.translation.reports import (
     MAX_TEXT,
     MAX_WORDS,
     event_of,
+    uses_of,
 )
 from tests.unit.samples import bounded
 
@@ -109,7 +112,28 @@ def test_a_report_becomes_its_event(report: Any, event: Any) -> None:
 
 
 def test_every_kind_of_report_is_in_these_tables() -> None:
-    assert {*SAMPLES, *map(type, UNASKED)} == set(messages.REPORTS.values())
+    assert {*SAMPLES, *map(type, UNASKED), messages.Usage} == set(messages.REPORTS.values())
+
+
+def test_what_workers_use_is_known_by_local_rank() -> None:
+    rows = [[0, 99.5, 1 << 30, 87, 2 << 30], [1, 3, 0, None, None]]
+    assert uses_of(messages.Usage(rows)) == {0: Use(99.5, 1 << 30, 87, 2 << 30), 1: Use(3.0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ([0, 1.0], "usage: ranks is not a list of ranks and what they use"),
+        (["0", 1.0, 2, None, None], "usage: ranks is not a list of ranks and what they use"),
+        ([0, -1.0, 2, None, None], "cpu is out of range"),
+        ([0, 1.0, -2, None, None], "memory is out of range: -2"),
+        ([0, 1.0, 2, -3, None], "gpu is out of range: -3"),
+        ([MAX_NUMBER + 1, 1.0, 2, None, None], f"ranks is out of range: {MAX_NUMBER + 1}"),
+    ],
+)
+def test_a_use_that_can_not_be_is_refused(row: list[Any], words: str) -> None:
+    with pytest.raises(ProtocolError, match=re.escape(words)):
+        uses_of(messages.Usage([row]))
 
 
 @pytest.mark.parametrize("report", UNASKED, ids=kind_of)

@@ -4,7 +4,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, Optional, Tuple
 
 
 def gpu_count() -> int:
@@ -50,15 +50,20 @@ class Utilization:
 
     def percent(self, device: int) -> int:
         """Percent of the last second in which the GPU had a kernel; 0 where that is not known."""
-        if self._nvml is None:
-            return 0
+        return self.use(device)[0] or 0
+
+    def use(self, device: int) -> "Tuple[Optional[int], Optional[int]]":
+        """That, and the bytes of its memory that are in use; None where that is not known."""
+        if self._nvml is None or device < 0:
+            return None, None
         import ctypes
 
-        handle, rates = ctypes.c_void_p(), (ctypes.c_uint * 2)()
+        handle, rates, memory = ctypes.c_void_p(), (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)()
         if self._nvml.nvmlDeviceGetHandleByIndex_v2(device, ctypes.byref(handle)) != 0:
-            return 0
-        failed = self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) != 0
-        return 0 if failed else int(rates[0])
+            return None, None
+        busy = self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) == 0
+        sized = self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
+        return int(rates[0]) if busy else None, int(memory[2]) if sized else None  # total, free, used
 
 
 def device_of(local_rank: int, visible: "Optional[str]") -> int:

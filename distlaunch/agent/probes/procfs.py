@@ -78,6 +78,15 @@ def cpu_time(pid: int) -> int:
     return sum(int(ticks) for ticks in _stat(pid)[11:15])
 
 
+def resident_pages(pid: int) -> int:
+    """Pages of memory that a process has, shared ones included; 0 when it is not there."""
+    try:
+        with open("/proc/%d/statm" % pid, "rb") as statm:
+            return int(statm.read().split()[1])
+    except OSError:
+        return 0
+
+
 def has_mapped(pid: int, name: bytes) -> bool:
     """Whether a process has loaded a file whose path has `name`; False where we may not look."""
     try:

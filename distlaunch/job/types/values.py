@@ -55,6 +55,26 @@ class Text(NamedTuple):
         return {"type": "string", "pattern": f"^(?:{self.pattern})$".replace("\\0", "\\u0000")}
 
 
+class Regex(NamedTuple):
+    """A regular expression, as Python has it."""
+
+    name: str = "a regular expression"
+
+    def check(self, value: Value, path: str, problems: list[Problem]) -> str | None:
+        """Its text."""
+        text = Text(self.name, r"[^\0]+").check(value, path, problems)
+        try:
+            re.compile(text or "")
+        except re.error as error:
+            problems.append(value.place.problem(path, f"expected {self.name}: {error}"))
+            return None
+        return text
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"type": "string", "format": "regex"}
+
+
 class Word(NamedTuple):
     """A string, or any other scalar as it was spelled: arguments and variables."""
 

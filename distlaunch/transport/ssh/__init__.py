@@ -79,10 +79,11 @@ class Ssh(Frozen):
         # exec spares the login shell; the quotes are safe in every shell (see SCRIPT).
         return self.argv_for(f"exec /bin/sh -c '{SCRIPT}'")
 
-    def argv_for(self, command: str) -> list[str]:
-        """The same, for another command, which the user's login shell takes apart."""
+    def argv_for(self, command: str, terminal: bool = False) -> list[str]:
+        """The same, for another command, which the user's login shell takes apart; maybe on a `terminal`."""
+        ours = ["RequestTTY=force"] if terminal else []  # the first value of an option counts
         times = (f"ServerAliveInterval={self.options.alive_s}", f"ConnectTimeout={self.options.connect_s}")
-        options = [*_FIXED, *times, *_sharing(self.options), *self.options.words, *_RECENT]
+        options = [*ours, *_FIXED, *times, *_sharing(self.options), *self.options.words, *_RECENT]
         return ["ssh", *self._config, *_pairs("-o", options), *self._target, command]
 
     def address_argv(self) -> list[str]:

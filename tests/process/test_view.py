@@ -1,0 +1,191 @@
+"""`view` and `run --view` on a real terminal, which is as it was before whatever happens."""
+
+import fcntl
+import os
+import random
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, write_job
+
+ENTERED, LEFT = b"\x1b[?1049h", b"\x1b[?1049l"
+HIDDEN, SHOWN = b"\x1b[?25l", b"\x1b[?25h"
+TRAINS = """
+    import os, signal, time
+    step = 0
+    while not os.path.exists("gate"):
+        step += 1
+        os.write(1, b"step %d loss %.3f\\n" % (step, 5 / step))
+        time.sleep(0.1)
+"""
+JOB = "nodes: 2\nprocs_per_node: 4\ngpus_per_node: 0\nlogs: {watch: 'loss ([0-9.]+)'}\n"
+
+
+class Seen:
+    """A command on a terminal of its own, and all that was written there."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self._controller, self.terminal = os.openpty()
+        self.resize(24, 80)
+        self.before = termios.tcgetattr(self.terminal)
+        self.written = b""
+        self.process = subprocess.Popen(
+            distlaunch_argv(*words),
+            cwd=folder,
+            stdin=self.terminal,
+            stdout=self.terminal,
+            stderr=self.terminal,
+            env={**os.environ, "TERM": "xterm-256color"},
+            start_new_session=True,
+        )
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._controller, keys)
+
+    def read(self, within_s: float) -> bool:
+        """Whether something came."""
+        if not select.select([self._controller], [], [], within_s)[0]:
+            return False
+        self.written += os.read(self._controller, 1 << 16)
+        return True
+
+    def wait_for(self, pattern: str) -> None:
+        """Until something on the screen matches, leaving out how it is drawn."""
+        deadline, since = time.monotonic() + PATIENCE_S, len(self.written)
+        while not re.search(pattern, plain(self.written[since:])):
+            assert time.monotonic() < deadline, plain(self.written)[-3000:]
+            assert self.process.poll() is None, plain(self.written)[-3000:]
+            self.read(1.0)
+
+    def ended(self) -> int:
+        """Its exit status, once all that it wrote is read."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline
+            self.read(0.1)
+        while self.read(0.0):
+            pass
+        return self.process.returncode
+
+    def assert_sane(self) -> None:
+        """The terminal is as it was, its first screen is shown, and its cursor."""
+        assert termios.tcgetattr(self.terminal) == self.before
+        assert self.written.count(ENTERED) == self.written.count(LEFT)
+        assert self.written.rfind(SHOWN) >= self.written.rfind(HIDDEN)
+
+    @property
+    def after_screen(self) -> str:
+        """What is there when the screen is gone."""
+        return plain(self.written.rpartition(LEFT)[2])
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._controller)
+        os.close(self.terminal)
+
+
+def plain(written: bytes) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode(errors="replace"))
+
+
+@contextmanager
+def seen(folder: Path, *words: str) -> Iterator[Seen]:
+    shown = Seen(folder, *words)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Iterator[str]:
+    """A run of eight ranks that train."""
+    done = distlaunch("run", "-d", str(write_job(tmp_path, TRAINS, JOB)), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    yield done.stdout.strip()
+    distlaunch("stop", "--now", done.stdout.strip(), cwd=tmp_path)
+
+
+def test_a_run_is_watched_and_left_alone(tmp_path: Path, left: str) -> None:
+    with seen(tmp_path, "view") as shown:
+        shown.wait_for(r"job +RUNNING")
+        shown.wait_for(r"\n7 +node1 +running +\d+% +\d")  # what ranks use is sampled
+        shown.wait_for(r"/s +[▁-█]+")
+        shown.press(b"j" * 7 + b"\r")
+        shown.wait_for("── rank 7")
+        shown.press(b"h")
+        shown.wait_for("── history")
+        shown.press(b"/step\r")
+        shown.wait_for("lines with 'step'")
+        shown.press(b"q")
+        assert shown.ended() == 0
+        shown.assert_sane()
+        assert f"left {left} alone: it goes on" in shown.after_screen
+    assert "RUNNING" in distlaunch("ps", cwd=tmp_path).stdout
+
+
+def test_the_end_of_a_run_is_told_when_the_screen_is_gone(tmp_path: Path, left: str) -> None:
+    with seen(tmp_path, "view", left) as shown:
+        shown.wait_for(r"job +RUNNING")
+        (tmp_path / "gate").touch()
+        assert shown.ended() == 0
+        shown.assert_sane()
+        assert "8 ranks on 2 nodes finished in" in shown.after_screen
+
+
+def test_run_shows_its_own_run(tmp_path: Path) -> None:
+    with seen(tmp_path, "run", "--view", str(write_job(tmp_path, TRAINS, JOB))) as shown:
+        shown.wait_for(r"\n7 +node1 +running +\d+%")
+        (tmp_path / "gate").touch()
+        assert shown.ended() == 0
+        shown.assert_sane()
+        assert "8 ranks on 2 nodes finished in" in shown.after_screen
+
+
+@pytest.mark.parametrize("pattern", ["", "connecting|RUNNING", "loss"])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_sane(tmp_path: Path, signum: int, pattern: str) -> None:
+    with seen(tmp_path, "run", "--view", str(write_job(tmp_path, TRAINS, JOB))) as shown:
+        shown.wait_for(pattern)
+        shown.process.send_signal(signum)
+        assert shown.ended() in (128 + signum, -signum)
+        shown.assert_sane()
+
+
+def test_a_storm_of_resizes_hurts_nothing(tmp_path: Path, left: str) -> None:
+    chance = random.Random(7)
+    with seen(tmp_path, "view", left) as shown:
+        shown.wait_for("loss")
+        for _ in range(60):
+            shown.resize(chance.randint(1, 70), chance.randint(1, 250))
+            os.killpg(shown.process.pid, signal.SIGWINCH)
+            shown.read(0.02)
+        shown.resize(24, 80)
+        shown.wait_for(r"job +RUNNING")
+        shown.process.send_signal(signal.SIGINT)
+        assert shown.ended() == 130
+        shown.assert_sane()
+
+
+def test_a_screen_needs_a_terminal(tmp_path: Path, left: str) -> None:
+    done = distlaunch("view", left, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "view needs a terminal" in done.stderr
+    ran = distlaunch("run", "--view", "job.yaml", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "--view needs a terminal" in ran.stderr

@@ -1,0 +1,202 @@
+"""A run as a screen: as large as the terminal, what stands out first, keys that do what they say."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distlaunch.observers.observer import Printed
+from distlaunch.plan.layout import Facts
+from distlaunch.plan.output import destinations
+from distlaunch.state.actions import Notice
+from distlaunch.state.events import (
+    AgentUp,
+    Event,
+    PortHeld,
+    RanksStalled,
+    RouteFound,
+    WorkerExited,
+    WorkerStarted,
+)
+from distlaunch.state.workers import Use
+from distlaunch.supervisor.step import begin, step
+from distlaunch.view.keys import after
+from distlaunch.view.picture import Picture
+from distlaunch.view.screen import Pane, Size, Wish, lines, sparkline
+from tests.unit.samples import spec_of
+
+WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"
+
+
+class Watched:
+    """A picture of a run of so many ranks on each of so many nodes, at a time that the test sets."""
+
+    def __init__(self, nodes: int, procs: int, started: bool = True) -> None:
+        self.now = 1000.0
+        self.picture = Picture(1000.0, lambda: self.now)
+        hosts = ", ".join(f"gpu{number}" for number in range(nodes))
+        shape = f"nodes: [{hosts}]\nlauncher: local\nprocs_per_node: {procs}\ngpus_per_node: 0"
+        self.spec = spec_of(f"command: [x]\n{shape}\n{WATCH}")
+        self.state, _ = begin(self.spec, 0.0)
+        self.picture.began(self.spec, 0.0, 0.0)
+        if started:
+            self.start(nodes, procs)
+
+    def start(self, nodes: int, procs: int) -> None:
+        self.feed(*(AgentUp(node, Facts("/usr/bin/python3", 0), "h") for node in range(nodes)))
+        self.feed(PortHeld(0, 29500))
+        self.feed(*(RouteFound(node, "127.0.0.1", "lo", "127.0.0.1", (), ()) for node in range(nodes)))
+        self.feed(*(WorkerStarted(node, local, 7, None) for node in range(nodes) for local in range(procs)))
+        self.picture.started(self.state, 1.0)
+        assert self.state.plan is not None
+        self.places = destinations(self.state.plan, 0)
+
+    def feed(self, *happened: Event) -> None:
+        for event in happened:
+            self.state, _ = step(self.state, event, 1.0)
+            self.picture.happened(event, self.state, 1.0)
+
+    def say(self, rank: int, text: str, stream: int = 0) -> None:
+        goes_to = self.places[rank, stream]
+        self.picture.printed(Printed(rank, stream, text.encode(), 0, goes_to))
+
+    def shown(self, width: int = 80, height: int = 24, **wish: Any) -> str:
+        return "\n".join(line.plain for line in lines(self.picture, Wish(**wish), Size(width, height)))
+
+    def marks(self) -> dict[int, tuple[str, ...]]:
+        return {row.rank: row.marks for row in self.picture.rows() if row.marks}
+
+
+@pytest.fixture(scope="module")
+def thousand() -> Watched:
+    watched = Watched(125, 8)
+    for rank in range(1000):
+        watched.say(rank, f"step 3 loss 0.{500 + rank % 7}\n")
+    watched.picture.used({rank: Use(99.0, 1 << 30, 90, 40 << 30) for rank in range(1000)}, 1.0)
+    return watched
+
+
+@settings(max_examples=150)
+@given(width=st.integers(1, 300), height=st.integers(1, 120), which=st.integers(0, 2), data=st.data())
+def test_the_screen_is_exactly_as_large_as_the_terminal(
+    width: int, height: int, which: int, data: st.DataObject, thousand: Watched
+) -> None:
+    watched = (Watched(1, 8), thousand, Watched(2, 1, started=False))[which]
+    wish = Wish(
+        data.draw(st.sampled_from(Pane)),
+        data.draw(st.sampled_from([None, 0, 5, 5000])),
+        data.draw(st.integers(0, 2000)),
+        data.draw(st.integers(0, 3000)),
+        data.draw(st.sampled_from(["", "loss", "nothing like it"])),
+        data.draw(st.booleans()),
+    )
+    shown = lines(watched.picture, wish, Size(width, height))
+    assert len(shown) == height
+    assert all(line.cell_len <= width for line in shown)
+
+
+def test_eight_ranks_are_shown_whole() -> None:
+    watched = Watched(2, 4)
+    watched.picture.used({rank: Use(12.0 * rank, rank << 20, rank, 1 << 30) for rank in range(8)}, 1.0)
+    watched.now += 3.0
+    for rank in range(8):
+        watched.say(rank, f"step 1 loss 0.{rank}\n")
+    shown = watched.shown()
+    assert "job  RUNNING  3s  8 ranks on 2 nodes" in shown
+    for rank in range(8):
+        assert f"\n{rank}     gpu{rank // 4}  running" in shown
+    assert re.search(r"\n3 +gpu0 +running +36% +3M +3% +1G +0s +0.3 ", shown)
+
+
+def test_a_thousand_ranks_are_folded_by_node(thousand: Watched) -> None:
+    shown = thousand.shown(200, 50)
+    assert "1000 ranks on 125 nodes" in shown
+    assert re.search(r"\n0-7 +gpu0 +running +99% +8G +90% +320G +0s ", shown)
+    assert "more nodes with" in shown
+
+
+def test_what_stands_out_comes_first() -> None:
+    watched = Watched(8, 8)
+    for rank in range(64):
+        watched.say(rank, "loss nan\n" if rank == 9 else "loss 0.5\n")
+    watched.picture.used({rank: Use(99.0, 1, 5 if rank == 33 else 95, 1) for rank in range(64)}, 1.0)
+    watched.feed(RanksStalled(7, (3,), ()))
+    watched.now += 60.0
+    for rank in set(range(64)) - {50}:
+        watched.say(rank, "still here\n")
+    watched.now += 1.0
+    assert watched.marks() == {9: ("different",), 33: ("slow",), 50: ("silent",), 59: ("stalled",)}
+    grid = watched.shown().splitlines()[3:7]
+    assert [line.split()[0] for line in grid] == ["9", "33", "50", "59"]
+
+
+def test_a_rank_that_failed_is_told_apart_from_those_that_were_stopped() -> None:
+    watched = Watched(1, 3)
+    watched.feed(WorkerExited(0, 1, 7, 1.0), WorkerExited(0, 0, 0, 1.0))
+    assert watched.marks() == {1: ("failed",)}
+    assert "exit status 7" in watched.shown()
+
+
+def test_the_log_is_of_all_or_one_rank_searched_and_scrolled() -> None:
+    watched = Watched(1, 2)
+    for number in range(100):
+        watched.say(number % 2, f"line {number}\n")
+    assert "line 99" in watched.shown()
+    assert "line 99" not in watched.shown(rank=0)
+    assert "line 98" in watched.shown(rank=0)
+    found = watched.shown(find="LINE 7")
+    assert "line 79" in found
+    assert "line 80" not in found
+    assert "line 99" not in watched.shown(back=50)
+    assert "line 0\n" in watched.shown(back=100000)
+
+
+def test_notices_and_generations_are_a_history() -> None:
+    watched = Watched(1, 2)
+    watched.picture.told(Notice("warning", "host2 was lost\nits agent died"), 61.0)
+    shown = watched.shown(pane=Pane.history)
+    assert "generation 0: 2 ranks on 1 node" in shown
+    assert "61s  host2 was lost" in shown
+
+
+def test_escape_sequences_of_ranks_do_not_reach_the_terminal() -> None:
+    watched = Watched(1, 1)
+    watched.say(0, "\x1b[2J\x1b]0;title\x07\x1b[31mred\x1b[0m\r50%\rdone\n")
+    shown = watched.shown()
+    assert "\x1b" not in shown
+    assert "done" in shown
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        (["down", "down", "up"], Wish(cursor=1)),
+        (["j", "k", "k"], Wish(cursor=0)),
+        (["enter"], Wish(rank=3)),
+        (["enter", "a"], Wish()),
+        (["h"], Wish(pane=Pane.history)),
+        (["h", "h"], Wish()),
+        (["/", "q", "h", "backspace", "enter"], Wish(find="q")),
+        (["/", "x", "escape"], Wish()),
+        (["page up", "page up", "page down"], Wish(back=10)),
+        (["ö", "F1"], Wish()),
+        (["q"], None),
+    ],
+)
+def test_keys(keys: list[str], wanted: Wish | None) -> None:
+    wish: Wish | None = Wish()
+    for key in keys:
+        assert wish is not None
+        wish = after(wish, key, 3)
+    assert wish == wanted
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True)), st.integers(1, 60))
+def test_a_sparkline_has_at_most_its_width(values: list[float], width: int) -> None:
+    assert len(sparkline(values, width)) <= width
+
+
+def test_a_sparkline_rises_and_falls() -> None:
+    assert sparkline([0.0, 1.0, 0.5], 10) == "▁█▄" or sparkline([0.0, 1.0, 0.5], 10) == "▁█▅"
