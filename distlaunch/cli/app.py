@@ -131,6 +131,12 @@ def run(
     from distlaunch.system.job_file import load_job
 
     _after_dashes(context.obj, args)
+    leaves = detach or on is not None
+    _check_screen(view, leaves, as_json)
+    if leaves and as_json:
+        raise UsageError(
+            "--json is for a run that the command stays with; `ps --json` lists those that it left"
+        )
     settings = [*(overrides or ()), *(["logs.fold=true"] if fold else [])]
     spec = load_job(job, settings, args or ())
     if on is not None:
@@ -139,12 +145,18 @@ def run(
         raise typer.Exit(run_on(on, job, spec, settings, args or (), detach))
     if detach:
         raise typer.Exit(_detached(spec, quiet))
-    if view and not sys.stdout.isatty():
-        raise UsageError("--view needs a terminal")
     summary = run_shown(spec, context.obj.early, output_fd=2 if as_json else 1, quiet=quiet, view=view)
     if as_json:
         print_json(summary.document())
     raise typer.Exit(summary.state.outcome)
+
+
+def _check_screen(view: bool, leaves: bool, as_json: bool) -> None:
+    """Whether there can be one. Raises `UsageError`."""
+    if view and leaves:
+        raise UsageError("--view is for a run that the command stays with; `distlaunch view` shows any")
+    if view and (as_json or not sys.stdout.isatty()):
+        raise UsageError("--view needs a terminal, and takes no --json")
 
 
 def _detached(spec: "JobSpec", quiet: bool) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster.hosts import Site
 from tests.harness import PATIENCE_S, Going, cookie_holders, distlaunch, distlaunch_argv, kill, wait_gone
+from tests.process.test_view import seen
 
 LEASE_S = 3.0
 SIX = ["host1", "host2", "host3"]
@@ -189,6 +190,20 @@ def test_commands_for_a_run_of_another_host(there: There) -> None:
         assert again.wait() == 130
     finally:
         again.kill()
+
+
+def test_a_run_of_another_host_is_watched_on_this_terminal(there: There) -> None:
+    far, job = there.far("host3"), there.job(["host2", "host3"])
+    done = there.ask("run", "-d", "--on", far, job)
+    assert done.returncode == 0, done.stderr
+    there.run = done.stdout.strip()
+    config = ("--ssh-config", str(there.site.ssh_config))
+    with seen(there.folder, "view", f"{far}:{there.run}", *config) as shown:
+        shown.wait_for(r"\n3 +host3 +running +\d+%")
+        shown.press(b"q")
+        assert shown.ended() == 0
+        shown.assert_sane()
+        assert "it goes on" in shown.after_screen
 
 
 def test_a_host_that_can_not_be_reached_or_lacks_python_is_told(there: There) -> None:

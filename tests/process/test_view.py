@@ -189,3 +189,19 @@ def test_a_screen_needs_a_terminal(tmp_path: Path, left: str) -> None:
     ran = distlaunch("run", "--view", "job.yaml", cwd=tmp_path)
     assert ran.returncode == 2
     assert "--view needs a terminal" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--view", "--detach"), "--view is for a run that the command stays with"),
+        (("--json", "-d"), "--json is for a run that the command stays with"),
+        (("--json", "--on", "host"), "--json is for a run that the command stays with"),
+    ],
+)
+def test_options_that_contradict_each_other_are_told(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    done = distlaunch("run", *words, "job.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
