@@ -134,9 +134,7 @@ def run(
     leaves = detach or on is not None
     _check_screen(view, leaves, as_json)
     if leaves and as_json:
-        raise UsageError(
-            "--json is for a run that the command stays with; `ps --json` lists those that it left"
-        )
+        raise UsageError("--json is for a run that the command stays with; `ps --json` lists all")
     settings = [*(overrides or ()), *(["logs.fold=true"] if fold else [])]
     spec = load_job(job, settings, args or ())
     if on is not None:

@@ -8,6 +8,7 @@ import time
 
 from distlaunch.catalog.folder import Run, run_in
 from distlaunch.errors import DistlaunchError
+from distlaunch.system.here import send_signal
 
 ANOTHER_WISH_S = 0.2
 """Between two signals that are two wishes: of those that come closer together one counts."""
@@ -34,25 +35,7 @@ def _user(uid: int) -> str:
 
 def _signal(run: Run) -> bool:
     """Send its controller a SIGINT, unless it has ended: while it lives, nobody else has its number."""
-    pid = run.status.controller.pid
-    if not hasattr(os, "pidfd_open"):  # macOS
-        alive = _alive(run)
-        if alive:
-            os.kill(pid, signal.SIGINT)
-        return alive
-    try:
-        controller = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        alive = _alive(run)
-        if alive:
-            signal.pidfd_send_signal(controller, signal.SIGINT)
-        return alive
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(controller)
+    return send_signal(run.status.controller.pid, signal.SIGINT, lambda: _alive(run))
 
 
 def _alive(run: Run) -> bool:

@@ -39,8 +39,9 @@ def _joining(state: State) -> str:
     joined = len(state.workers) - len(missing)
     if not joined and not any(worker.meeting.trying for worker in state.workers):
         return f"{state.counted(len(state.workers))} started"
-    waiting = f"; waiting for {spans(missing)}" if missing else ""
-    return f"joining: {joined} of {state.counted(len(state.workers))}{waiting}"
+    if not missing:
+        return ""
+    return f"joining: {joined} of {state.counted(len(state.workers))}; waiting for {spans(missing)}"
 
 
 def _names(state: State, nodes: list[int]) -> str:

@@ -2,7 +2,9 @@
 
 import os
 import select
+import signal
 import sys
+from collections.abc import Callable
 
 
 def runs_ranks() -> bool:
@@ -28,6 +30,28 @@ def exit_descriptor(pid: int) -> int:
         return os.dup(queue.fileno())
     except ProcessLookupError:  # it has ended already: what is at its end can be read
         return os.open(os.devnull, os.O_RDONLY)
+
+
+def send_signal(pid: int, signum: int, still: Callable[[], bool]) -> bool:
+    """Send a signal to a process that is `still` the one that is meant; whether it was sent."""
+    if sys.platform != "linux":
+        if still():
+            os.kill(pid, signum)
+            return True
+        return False
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if still():  # so it was when it was opened
+            signal.pidfd_send_signal(process, signum)
+            return True
+        return False
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(process)
 
 
 def boot_id() -> str:

@@ -1,5 +1,6 @@
 """Runs that their command has left: found, followed, stopped and deleted from outside."""
 
+import contextlib
 import json
 import os
 import re
@@ -134,11 +135,17 @@ def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, ga
 
 def wait_until_attached(attached: Going) -> None:
     """It has opened the index of the output, so it has read the events before."""
-    folder = Path(f"/proc/{attached.process.pid}/fd")
     deadline = time.monotonic() + PATIENCE_S
-    while not any("output.index" in os.readlink(entry) for entry in folder.iterdir() if entry.exists()):
+    while not any("output.index" in path for path in opened(attached.process.pid)):
         assert time.monotonic() < deadline
         os.sched_yield()
+
+
+def opened(pid: int) -> Iterator[str]:
+    """The files that a process has open."""
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            yield os.readlink(entry)
 
 
 def test_it_survives_its_terminal_and_its_session(tmp_path: Path, gate: Path) -> None:

@@ -199,9 +199,7 @@ def test_a_screen_needs_a_terminal(tmp_path: Path, left: str) -> None:
         (("--json", "--on", "host"), "--json is for a run that the command stays with"),
     ],
 )
-def test_options_that_contradict_each_other_are_told(
-    words: tuple[str, ...], said: str, tmp_path: Path
-) -> None:
+def test_options_that_contradict_each_other(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     done = distlaunch("run", *words, "job.yaml", cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
