@@ -204,6 +204,8 @@ def test_a_run_of_another_host_is_watched_on_this_terminal(there: There) -> None
         assert shown.ended() == 0
         shown.assert_sane()
         assert "it goes on" in shown.after_screen
+    done = there.ask("stop", f"{far}:{there.run}", *config)
+    assert (done.returncode, "CANCELLED" in done.stderr) == (0, True), done.stderr
 
 
 def test_a_host_that_can_not_be_reached_or_lacks_python_is_told(there: There) -> None:
