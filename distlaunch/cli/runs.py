@@ -190,6 +190,7 @@ def stop(
 
     run = find(which)
     if run.host and not run.status.state.over:  # its folder is shared, its controller is there
+        say(f"{run.id} is controlled by {run.host}: stopping it there")
         _elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
     with Signals() as signals:
         if interrupt(run, now):
