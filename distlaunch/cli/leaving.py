@@ -1,7 +1,9 @@
 """`run --detach`: the controller in a session of its own, which outlives the terminal and this command."""
 
 import contextlib
+import importlib
 import os
+import pkgutil
 import signal
 import sys
 
@@ -12,6 +14,8 @@ from distlaunch.launch.start import Start, start_run
 from distlaunch.state.job import State
 from distlaunch.system.signals import Signals
 
+IMPORTED_LATE = ("diagnosis", "links", "observers", "plan", "supervisor", "transport", "transport.ssh")
+"""Packages whose modules a run imports when it needs them."""
 CONTROLLER_LOG = "controller.log"
 """In the run folder: what a controller without a terminal writes to stderr, which only a bug makes it do."""
 
@@ -36,6 +40,14 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
     if sys.stderr.isatty() and not quiet:
         say(f"it goes on without this terminal; follow it with `distlaunch attach {run}`")
     return Exit.OK
+
+
+def _import_the_rest() -> None:
+    """All that a failure may need weeks from now, when another distlaunch may be installed in our place."""
+    for name in IMPORTED_LATE:
+        package = importlib.import_module(f"distlaunch.{name}")
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
 
 
 def _pass_signals_on(controller: int) -> None:
@@ -78,6 +90,7 @@ def _supervised(start: Start, signals: Signals, quiet: bool, ready: int) -> int:
         silence(os.path.join(start.folder.path, CONTROLLER_LOG))
         with os.fdopen(ready, "w") as pipe:
             pipe.write(start.run_id)
+        _import_the_rest()
 
     departure = Departure(Terminal(signals, 2, quiet), leave)
     return supervise(start, signals, [departure]).state.outcome

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.cli.leaving import IMPORTED_LATE
 from distlaunch.links.bundle import bundle_for
 
 ROOT = Path(__file__).parents[2] / "distlaunch"
@@ -238,3 +239,36 @@ def test_functions_are_mostly_under_ten_lines_and_rarely_over_thirty() -> None:
     measured = lengths()
     assert statistics.median(measured) < 10
     assert sum(length > 30 for length in measured) < len(measured) / 50
+
+
+RUNS = (
+    "launch",
+    "links",
+    "observers",
+    "supervisor",
+    "plan",
+    "translation",
+    "diagnosis",
+    "transport",
+    "state",
+)
+"""What a run consists of once it has begun."""
+AT_ITS_START = {"distlaunch.launch.supervise", "distlaunch.system.limits"}
+
+
+def late_imports(name: str) -> Iterator[str]:
+    """What the functions of a module import when they are called."""
+    for function in ast.walk(TREES[name]):
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom):
+                    full = (f"{node.module}.{alias.name}" for alias in node.names)
+                    yield from (each if each in TREES else str(node.module) for each in full)
+
+
+def test_a_run_that_is_left_imports_nothing_later() -> None:
+    """Weeks later another distlaunch may be installed in the place of the one that began."""
+    late = {each for name in TREES if part_of(name) in RUNS for each in late_imports(name)}
+    ours = {each for each in late if each.startswith("distlaunch.")} - AT_ITS_START
+    assert ours
+    assert {each.removeprefix("distlaunch.").rpartition(".")[0] for each in ours} <= set(IMPORTED_LATE)
