@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import time
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
@@ -134,8 +133,3 @@ def heard(folder: str) -> float | None:
     with contextlib.suppress(OSError):
         return os.stat(os.path.join(folder, OUTPUT_INDEX)).st_mtime
     return None
-
-
-def age_of(status: Status, now: float | None = None) -> float:
-    """Seconds since it began."""
-    return (time.time() if now is None else now) - status.began

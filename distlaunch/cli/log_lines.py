@@ -12,7 +12,7 @@ from distlaunch.errors import Exit, UsageError
 from distlaunch.follow.attending import follow
 from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, unordered
 from distlaunch.follow.retelling import Retelling
-from distlaunch.observers.console import RANK_COLOURS, escape, wants_colour
+from distlaunch.observers.console import RANK_COLOURS, escape, latest, wants_colour
 from distlaunch.system.signals import Signals
 
 _RANKS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
@@ -119,5 +119,5 @@ class Printer:
     def _text(self, text: bytes) -> bytes:
         if not self._terminal:
             return text
-        shown = escape(text.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="backslashreplace"))
+        shown = escape(latest(text).decode(errors="backslashreplace"))
         return (shown + "\x1b[0m" if "\x1b[" in shown else shown).encode(errors="backslashreplace")

@@ -11,6 +11,7 @@ from distlaunch.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from distlaunch.catalog.folder import Run
+    from distlaunch.system.signals import Signals
 
 runs = typer.Typer()
 
@@ -126,9 +127,7 @@ def attach(
         _say_over(run)
     with Signals() as signals:
         run = attend(run, Terminal(signals, fold=fold), signals, everything)
-        if run.alive:
-            say(f"left {run.id} alone: it goes on; `distlaunch stop {run.id}` stops it")
-            raise typer.Exit(128 + signals.received_last)
+    _leave_alone(run, signals)
     _leave_with(run)
 
 
@@ -146,9 +145,7 @@ def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = No
     _say_over(run)
     with Signals() as signals:
         run = watch(run, signals)
-        if run.alive:
-            say(f"left {run.id} alone: it goes on; `distlaunch stop {run.id}` stops it")
-            raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)
+    _leave_alone(run, signals)
     _leave_with(run)
 
 
@@ -256,6 +253,13 @@ def _ended_words(run: "Run") -> str:
     if status.exit_status:
         said += f", exit status {status.exit_status}"
     return f"{said}{f': {status.why}' if status.why else ''}; logs: {run.folder}"
+
+
+def _leave_alone(run: "Run", signals: "Signals") -> None:
+    """Leave a run that goes on, with the status of the signal that ended us, if one did."""
+    if run.alive:
+        say(f"left {run.id} alone: it goes on; `distlaunch stop {run.id}` stops it")
+        raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)
 
 
 def _leave_with(run: "Run") -> None:

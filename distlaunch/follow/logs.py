@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.observers.console import MAX_LINE
-from distlaunch.observers.folding import MOMENT_S, Folding
+from distlaunch.observers.folding import MOMENT_S, Folding, tag_of
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.output_index import NAME as OUTPUT_INDEX
 from distlaunch.observers.output_index import Entry
 from distlaunch.state.job import State
-from distlaunch.wording import spans
 
 STDERR = 1
 _FILE = re.compile(r"(?:generation(\d+)/)?(?:rank|agent)(\d+)\.(out|err)")
@@ -80,8 +79,7 @@ class LogLines(Observer):
         self.wake_at = None
 
     def _give_folded(self, ranks: list[int], stream: int, line: bytes) -> None:
-        tag = self._tags[ranks[0]] if len(ranks) == 1 else f"[{spans(ranks)}] "
-        self._give(Line(ranks[0], stream, tag, line.rstrip(b"\n")))
+        self._give(Line(ranks[0], stream, tag_of(ranks, self._tags), line.rstrip(b"\n")))
 
     def _take(self, output: Printed) -> None:
         key = (output.generation, output.rank, output.stream)

@@ -98,11 +98,11 @@ class Console:
     def _progress(self, rank: int, stream: int, rest: bytes) -> bytes:
         """Show where a progress bar stands, now and then; what of it is still to be completed."""
         now = time.monotonic()
-        latest = rest.rstrip(b"\r").rpartition(b"\r")[2]
+        stands = latest(rest)
         if now - self._progress_shown.get((rank, stream), 0.0) < PROGRESS_S:
-            return latest + b"\r" if rest.endswith(b"\r") else latest
+            return stands + b"\r" if rest.endswith(b"\r") else stands
         self._progress_shown[rank, stream] = now
-        self._lines(rank, stream, latest)
+        self._lines(rank, stream, stands)
         return b""
 
     def lines_since(self, rank: int, stream: int, count: int) -> int | None:
@@ -167,9 +167,7 @@ class Console:
         self._came_between(stream)
         prefix = self._coloured_prefix(rank, stream)
         if self._terminal[stream]:
-            # A progress bar rewrites its line with \r: show where it stands.
-            shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole.split(b"\n")]
-            text = escape(b"\n".join(shown).decode(errors="backslashreplace"))
+            text = escape(b"\n".join(map(latest, whole.split(b"\n"))).decode(errors="backslashreplace"))
             # A colour that a worker leaves on would run into our own lines.
             whole = (text + "\x1b[0m" if "\x1b[" in text else text).encode(errors="backslashreplace")
         if self._one_terminal:
@@ -193,6 +191,11 @@ class Console:
 def _same_file(one: int, other: int) -> bool:
     """Whether two descriptors lead to the same place, so that what goes to one stands between the other's."""
     return os.path.sameopenfile(one, other)
+
+
+def latest(line: bytes) -> bytes:
+    """Where a progress bar stands, which rewrites its line with carriage returns."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def escape(text: str) -> str:

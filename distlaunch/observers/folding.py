@@ -1,8 +1,9 @@
 """Lines that ranks print alike within a moment, told once with all their ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.observers.console import MAX_LINE
+from distlaunch.wording import spans
 
 MOMENT_S = 0.2
 """Lines are held back for so long at most."""
@@ -11,6 +12,11 @@ MAX_BYTES = 1 << 20
 
 Show = Callable[[list[int], int, bytes], object]
 """Shows a line of a stream that these ranks have printed; it has its end."""
+
+
+def tag_of(ranks: Sequence[int], tags: Mapping[int, str]) -> str:
+    """What stands before a folded line: a single rank's own tag, else all their numbers."""
+    return tags[ranks[0]] if len(ranks) == 1 else f"[{spans(ranks)}] "
 
 
 class Folding:

@@ -13,7 +13,6 @@ from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event
 from distlaunch.state.job import State
 from distlaunch.system.signals import Interrupts
-from distlaunch.wording import spans
 
 if TYPE_CHECKING:
     from distlaunch.observers.folding import Folding
@@ -94,8 +93,9 @@ class Terminal(Observer):
         self._fold = Folding(self._show_folded)
 
     def _show_folded(self, ranks: list[int], stream: int, line: bytes) -> None:
-        tag = self._tags[ranks[0]] if len(ranks) == 1 else f"[{spans(ranks)}] "
-        self._console.output(ranks[0], stream, line, tag)
+        from distlaunch.observers.folding import tag_of
+
+        self._console.output(ranks[0], stream, line, tag_of(ranks, self._tags))
 
     def woken(self) -> None:
         """Show what was held back, or how far the start is."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import JobSpec
-from distlaunch.observers.console import MAX_LINE
+from distlaunch.observers.console import MAX_LINE, latest
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event
@@ -242,5 +242,4 @@ def _shape(state: State) -> str:
 
 
 def _shown(line: bytes) -> str:
-    """Where a progress bar stands, without what is not to be seen."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+    return latest(line).decode(errors="replace")
