@@ -10,6 +10,7 @@ from rich.live import Live
 
 from distlaunch.view.keys import after, keyboard, pressed
 from distlaunch.view.picture import Picture
+from distlaunch.view.rescue import rescued
 from distlaunch.view.screen import Size, Wish, lines, row_at
 
 LOOK_S, DRAW_S = 0.2, 1.0
@@ -53,7 +54,7 @@ def screen(picture: Picture) -> Iterator[Screen]:
         live = Live(
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
-        with keyboard() as keys, live:
+        with rescued(1), keyboard() as keys, live:
             shown = Screen(picture, live, console, keys)
             shown.draw()
             yield shown

@@ -81,7 +81,13 @@ class Seen:
         return self.process.returncode
 
     def assert_sane(self) -> None:
-        """The terminal is as it was, its first screen is shown, and its cursor."""
+        """The terminal is as it was, its first screen is shown, and its cursor.
+
+        After SIGKILL somebody else does it, whose last word is about the cursor.
+        """
+        if self.process.returncode == -signal.SIGKILL:
+            while self.written.rfind(SHOWN) < self.written.rfind(HIDDEN):
+                assert self.read(PATIENCE_S), plain(self.written)[-3000:]
         assert termios.tcgetattr(self.terminal) == self.before
         assert self.written.count(ENTERED) == self.written.count(LEFT)
         assert self.written.rfind(SHOWN) >= self.written.rfind(HIDDEN)
@@ -161,14 +167,39 @@ def test_run_shows_its_own_run(tmp_path: Path) -> None:
         assert "8 ranks on 2 nodes finished in" in shown.after_screen
 
 
-@pytest.mark.parametrize("pattern", [r"\?1049h", "connecting|RUNNING", "loss"])
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_the_terminal_sane(tmp_path: Path, signum: int, pattern: str) -> None:
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
+PHASES = {
+    "entered": (r"\?1049h", b""),
+    "running": (r"job +RUNNING", b""),
+    "sampled": (r"\n7 +node1 +running +\d+%", b""),
+    "typing": ("loss", b"/ste"),
+    "history": ("loss", b"h"),
+    "scrolled": ("loss", b"jj\r\x1b[5~"),
+}
+"""What is waited for on the screen, and what is then typed."""
+
+
+@pytest.mark.parametrize("phase", ["entered", "running", "sampled"])
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_signal_to_a_run_leaves_the_terminal_sane(tmp_path: Path, signum: int, phase: str) -> None:
     with seen(tmp_path, "run", "--view", str(write_job(tmp_path, TRAINS, JOB))) as shown:
-        shown.wait_for(pattern)
+        shown.wait_for(PHASES[phase][0])
         shown.process.send_signal(signum)
         assert shown.ended() in (128 + signum, -signum)
         shown.assert_sane()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_signal_to_a_view_leaves_terminal_and_run_alone(tmp_path: Path, left: str, phase: str) -> None:
+    pattern, keys = PHASES[phase]
+    for signum in SIGNALS:
+        with seen(tmp_path, "view", left) as shown:
+            shown.wait_for(pattern)
+            shown.press(keys)
+            shown.process.send_signal(signum)
+            assert shown.ended() in (128 + signum, -signum)
+            shown.assert_sane()
+    assert "RUNNING" in distlaunch("ps", cwd=tmp_path).stdout
 
 
 def test_a_storm_of_resizes_hurts_nothing(tmp_path: Path, left: str) -> None:
