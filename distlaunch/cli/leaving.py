@@ -14,7 +14,16 @@ from distlaunch.launch.start import Start, start_run
 from distlaunch.state.job import State
 from distlaunch.system.signals import Signals
 
-IMPORTED_LATE = ("diagnosis", "links", "observers", "plan", "supervisor", "transport", "transport.ssh")
+IMPORTED_LATE = (
+    "diagnosis",
+    "links",
+    "observers",
+    "plan",
+    "supervisor",
+    "transport",
+    "transport.slurm",
+    "transport.ssh",
+)
 """Packages whose modules a run imports when it needs them."""
 CONTROLLER_LOG = "controller.log"
 """In the run folder: what a controller without a terminal writes to stderr, which only a bug makes it do."""

@@ -1,16 +1,15 @@
 """Builds a `JobSpec` from a document: each key by its declaration, and what needs work here."""
 
 import os.path
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Mapping
+from typing import Any
 
-from distlaunch.agent.wire import HEARTBEATS
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.checks import check_keys, check_spec
 from distlaunch.job.document import Entries, Place, Scalar, Value, describe
-from distlaunch.job.fields import JOB, LOGS, NODE, RESTARTS, SSH, TIMEOUTS
-from distlaunch.job.hosts import HostEntry
+from distlaunch.job.fields import JOB, LOGS, RESTARTS
 from distlaunch.job.paths import path_in
+from distlaunch.job.pool import Pool
 from distlaunch.job.reading import Checked, Reading, Surroundings
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
@@ -19,15 +18,10 @@ from distlaunch.job.spec import (
     Invocation,
     JobSpec,
     Logs,
-    NodeSpec,
     Program,
     Restarts,
-    Timeouts,
 )
 from distlaunch.job.types.hints import colon_hint
-from distlaunch.transport.kinds import Transport
-from distlaunch.transport.local import Local
-from distlaunch.transport.ssh import Ssh, SshOptions
 
 
 def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
@@ -70,9 +64,10 @@ class _Builder:
         """The whole."""
         checked = self.checked
         host, port = self.reading.endpoint()
+        pool = Pool(self.reading, self._of_node)
         return JobSpec(
             name=checked.get("name") or self.around.name or os.path.splitext(os.path.basename(source))[0],
-            nodes=self._nodes(),
+            nodes=pool.nodes(),
             program=self._program(),
             workdir=self._on_node(checked.get("workdir", ".")),
             logs=self._logs(),
@@ -81,7 +76,8 @@ class _Builder:
             env=self._env(checked.get("env")),
             python=self._interpreter(checked.get("python")),
             restarts=self._restarts(),
-            spares=self._spares(),
+            spares=pool.spares(),
+            allocation=pool.allocation,
             binding=self._binding(),
             metrics=self._metrics(),
             places=self.reading.places,
@@ -99,48 +95,13 @@ class _Builder:
         first, *rest = checked["command"]
         return Program("command", (first, *rest), placed="/" in first)  # else a name for the node's PATH
 
-    def _nodes(self) -> tuple[NodeSpec, ...]:
-        if self.around.hostfile is not None:
-            return tuple(map(self._from_hostfile, self.around.hostfile))
-        given = JOB.value(self.checked, "nodes")
-        if isinstance(given, int):
-            return tuple(self._node(f"node{i}", Local(), {}, "nodes") for i in range(given))
-        return tuple(spec for i, node in enumerate(given) for spec in self._from_list(f"nodes[{i}]", node))
-
-    def _spares(self) -> tuple[NodeSpec, ...]:
-        given = self.checked.get("spares", ())
-        return tuple(spec for i, node in enumerate(given) for spec in self._from_list(f"spares[{i}]", node))
-
-    def _from_hostfile(self, entry: HostEntry) -> NodeSpec:
-        reach = self._reach(entry.host, entry.user, entry.port)
-        slots = {} if entry.slots is None else {"procs": entry.slots}
-        return self._node(entry.host, reach, slots, "hostfile")
-
-    def _from_list(self, path: str, node: str | Checked) -> Iterator[NodeSpec]:
-        record: Checked = {"host": node} if isinstance(node, str) else node
-        for user, host in self.reading.hosts(path, node):
-            reach = self._reach(host, record.get("user", user), record.get("port"))
-            yield self._node(host, reach, record, path)
-
-    def _node(self, host: str, reach: Transport, record: Checked, path: str) -> NodeSpec:
-        gpus = record.get("gpus", JOB.value(self.checked, "gpus_per_node"))
-        return NodeSpec(
-            host,
-            reach,
-            gpus=gpus if isinstance(gpus, int) else None,
-            procs=record.get("procs", self.checked.get("procs_per_node")),
-            python=self._interpreter(record.get("python")),
-            workdir=self._on_node(record["workdir"]) if "workdir" in record else None,
-            env=self._env(record.get("env")),
-            path=path,
-            **NODE.fields_of(record),
-        )
-
-    def _reach(self, host: str, user: str | None, port: int | None) -> Transport:
-        launcher = JOB.value(self.checked, "launcher")
-        if launcher == "local" or (launcher == "auto" and host == "localhost" and not user and not port):
-            return Local()
-        return Ssh(host, user, port, self._ssh)
+    def _of_node(self, record: Checked) -> dict[str, Any]:
+        """The fields of a node that are made as the job's own are."""
+        return {
+            "python": self._interpreter(record.get("python")),
+            "workdir": self._on_node(record["workdir"]) if "workdir" in record else None,
+            "env": self._env(record.get("env")),
+        }
 
     def _env(self, env: Mapping[str, str | None] | None) -> dict[str, EnvValue]:
         environ = self.around.environ
@@ -169,18 +130,6 @@ class _Builder:
             return Binding("listed", tuple(map(str, listed)))
         how = self.checked.get("numa_binding") or listed
         return Binding(how) if how else None
-
-    @cached_property
-    def _ssh(self) -> SshOptions:
-        ssh = self.reading.section("ssh")
-        timeouts: Timeouts = TIMEOUTS.made(self.reading.section("timeouts"))
-        return SshOptions(
-            config=self._path(ssh["config"]) if "config" in ssh else None,
-            persist_s=None if ssh.get("persist") is None else max(1, round(ssh["persist"])),
-            connect_s=max(1, int(timeouts.connect_s / 2)),
-            alive_s=max(1, int(timeouts.lease_s / HEARTBEATS)),
-            **SSH.fields_of(ssh),
-        )
 
     def _path(self, text: str) -> str:
         """A path on this machine."""

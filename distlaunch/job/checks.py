@@ -9,6 +9,7 @@ from distlaunch.job.document import setting
 from distlaunch.job.fields import JOB
 from distlaunch.job.paths import home_error
 from distlaunch.job.placeholders import placeholder_error
+from distlaunch.job.pool import REST
 from distlaunch.job.reading import Reading
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.torch_agents import check_torch_agents
@@ -42,6 +43,7 @@ def check_spec(reading: Reading, spec: JobSpec) -> None:
     _check_twice(reading, spec.pool)
     _check_master(reading, spec)
     _check_launcher(reading)
+    _check_rest(reading)
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
         reading.problem("min_nodes", f"{spec.min_nodes} is too high: the job has {has}")
@@ -151,6 +153,17 @@ def _check_master(reading: Reading, spec: JobSpec) -> None:
 
 
 def _check_launcher(reading: Reading) -> None:
-    numbered = isinstance(JOB.value(reading.checked, "nodes"), int) and not reading.around.hostfile
-    if reading.checked.get("launcher") == "ssh" and numbered:
+    numbered = not isinstance(reading.checked.get("nodes"), tuple) and not reading.around.hostfile
+    launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
+    if launcher == "ssh" and numbered:
         reading.problem("launcher", "launcher: ssh needs host names, but nodes is a number")
+    allocation = reading.around.allocation if numbered and launcher in ("auto", "slurm") else None
+    if allocation and given and given > len(allocation.nodes):
+        has = counted(len(allocation.nodes), "node")
+        reading.problem("nodes", f"{given} nodes are asked for, but {allocation.name} has {has}")
+
+
+def _check_rest(reading: Reading) -> None:
+    """`spares: rest` means something where nodes is a number."""
+    if reading.checked.get("spares") == REST and not isinstance(reading.checked.get("nodes"), int):
+        reading.problem("spares", "rest is what a number of nodes leaves over: set nodes to one")

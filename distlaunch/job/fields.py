@@ -222,13 +222,16 @@ JOB = Record(
                 number=Integer(1, 4096),
                 items=ListOf(Either(text=Text("a host", r"[^\0]+"), entries=NODE), least=1),
             ),
-            "A number of nodes on this machine, or the hosts in rank order.",
-            default=1,
+            "The hosts in rank order; or a number of nodes, of the allocation or on this machine.",
+            told="all of the allocation; outside of one, 1",
         ),
         "min_nodes": Field(Integer(1), "Minimum nodes to continue with when others are lost.", "all of them"),
         "spares": built(
-            ListOf(Either(text=Text("a host", r"[^\0]+"), entries=NODE)),
-            "Hosts that replace lost nodes.",
+            Either(
+                text=Choice(("rest",)),
+                items=ListOf(Either(text=Text("a host", r"[^\0]+"), entries=NODE)),
+            ),
+            "Hosts that replace lost nodes; rest = those of the allocation that nodes leaves over.",
         ),
         "hostfile": built(SOME_TEXT, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
         "gpus_per_node": built(
@@ -300,9 +303,9 @@ JOB = Record(
         "metrics": built(METRICS, "Metrics of the run in Prometheus' text format."),
         "ssh": built(SSH, "How ssh is called."),
         "launcher": built(
-            Choice(("auto", "local", "ssh")),
+            Choice(("auto", "local", "slurm", "ssh")),
             "How nodes are reached.",
-            ": ssh for hosts, local for a number and for localhost",
+            ": slurm for a number inside an allocation, ssh for hosts, else local",
             "auto",
         ),
     },

@@ -1,15 +1,11 @@
-"""Host names as people write them: ranges, user@host, host:port, and three forms of hostfiles."""
+"""Host names as people write them: user@host, host:port, and three forms of hostfiles."""
 
-import itertools
 import re
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Problem
 from distlaunch.job.document import Place
-
-MAX_HOSTS = 65_535
-"""More than this from one range is a typing error."""
-
+from distlaunch.ranges import expand_ranges
 
 MAX_SLOTS = 1024
 """`host:N` with more than this, or with ssh's 22, is a port in the wrong place."""
@@ -38,34 +34,6 @@ def split_user(text: str) -> tuple[str | None, str]:
     """user@host → (user, host)."""
     user, at, host = text.rpartition("@")
     return (user if at else None), host
-
-
-def expand_ranges(text: str) -> list[str]:
-    """`gpu[03-05,9]` → gpu03 gpu04 gpu05 gpu9; several brackets multiply. Raises ValueError."""
-    parts = re.split(r"\[([^\[\]]*)\]", text)
-    if any(mark in part for part in parts[::2] for mark in "[]"):
-        raise ValueError(f'unbalanced brackets in "{text}"')
-    choices: list[list[str]] = []
-    total = 1
-    for i, part in enumerate(parts):
-        choices.append(_bracket(part) if i % 2 else [part])
-        total *= len(choices[-1])
-        if total > MAX_HOSTS:
-            raise ValueError(f'"{text[:60]}" names more than {MAX_HOSTS} hosts')
-    return ["".join(names) for names in itertools.product(*choices)]
-
-
-def _bracket(text: str) -> list[str]:
-    names: list[str] = []
-    for item in text.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)
-        if not found:
-            raise ValueError(f'"[{text}]" is not a range; write [1-4] or [1,3,7]')
-        first, last = found[1], found[2] or found[1]
-        if not 0 <= int(last) - int(first) < MAX_HOSTS:
-            raise ValueError(f'"[{text}]" counts down, or names more than {MAX_HOSTS} hosts')
-        names += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return names
 
 
 def parse_hostfile(text: str, source: str, problems: list[Problem]) -> list[HostEntry]:

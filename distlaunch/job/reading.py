@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.allocation.allocation import Allocation
 from distlaunch.errors import Problem
 from distlaunch.job.document import Entries, Items, Place, Value, is_unset
-from distlaunch.job.hosts import HostEntry, expand_ranges, host_error, parse_endpoint, split_user
+from distlaunch.job.hosts import HostEntry, host_error, parse_endpoint, split_user
 from distlaunch.job.paths import path_in
+from distlaunch.ranges import expand_ranges
 
 Checked = Mapping[str, Any]
 
@@ -18,6 +20,7 @@ class Surroundings(Frozen):
     """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries.
 
     `name` is the job's unless it says one itself; None = its file's stem. One that was `piped` has no folder.
+    `allocation` is what a scheduler has given the caller.
     """
 
     folder: str
@@ -26,6 +29,7 @@ class Surroundings(Frozen):
     hostfile: tuple[HostEntry, ...] | None = None
     name: str | None = None
     piped: bool = False
+    allocation: Allocation | None = None
 
     def path(self, text: str) -> str:
         """A path on this machine, absolute."""

@@ -16,13 +16,20 @@ def json_schema() -> Schema:
     }
 
 
-def reference(record: Record = JOB, prefix: str = "") -> list[tuple[str, str, str, str]]:
-    """(key, type, explanation, default) of every key, sections before their keys."""
+def reference(
+    record: Record = JOB, prefix: str = "", shown: Sequence[Record] = ()
+) -> list[tuple[str, str, str, str]]:
+    """(key, type, explanation, default) of every key, sections before their keys.
+
+    A section that several keys have is told of once; `shown` are those that have been.
+    """
     rows: list[tuple[str, str, str, str]] = []
     for key, entry in record.fields.items():
         rows.append((prefix + key, entry.kind.name, entry.doc, record.default_text(key)))
         for inner, inner_prefix in _sections(entry.kind, prefix + key):
-            rows += reference(inner, inner_prefix)
+            if not any(inner is other for other in shown):
+                rows += reference(inner, inner_prefix, shown)
+                shown = [*shown, inner]
     return rows
 
 

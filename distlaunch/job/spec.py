@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import LEASE_S
+from distlaunch.allocation.allocation import Allocation
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
@@ -61,7 +62,7 @@ class Binding(Frozen):
 
 
 class NodeSpec(Frozen):
-    """One node as the job file has it; None = decided by the plan."""
+    """One node as the job file has it; None = decided by the plan. `cpu_procs` are workers without GPUs."""
 
     label: str
     reach: Transport = Local()
@@ -72,6 +73,7 @@ class NodeSpec(Frozen):
     workdir: str | None = None
     env: Env = NO_ENV
     path: str = ""
+    cpu_procs: int | None = None
 
     @property
     def local(self) -> bool:
@@ -187,6 +189,7 @@ class JobSpec(Frozen):
 
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
+    `allocation` is where the nodes come from, if the scheduler has chosen them.
     """
 
     name: str
@@ -215,6 +218,7 @@ class JobSpec(Frozen):
     notify: Notify = Notify()
     metrics: str | None = None
     places: Mapping[str, Place] = MappingProxyType({})
+    allocation: Allocation | None = None
     source: str = "job"
     invocation: Invocation = Invocation()
 

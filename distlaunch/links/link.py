@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class Link:
         shared: Sequence[int] = (),
     ) -> None:
         self._transport = transport
-        self._process = _start(transport.argv(), shared)
+        self._process = _start(transport, shared)
         self.stdin, self.stdout, self.stderr = (
             pipe.fileno()
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
@@ -114,7 +115,7 @@ class Link:
         """End a link whose peer broke the protocol."""
         self._protocol_error = why
         self.at_end = True
-        self.kill()
+        self.end()
 
     def listen(self) -> bool:
         """Keep what came on the transport's stderr; False at its end."""
@@ -157,7 +158,7 @@ class Link:
         waiting = select.poll()
         waiting.register(self.exit_descriptor(), select.POLLIN)
         if not waiting.poll(EXIT_S * 1000):
-            self.kill()
+            self.end()
         self.close()
 
     def discard(self) -> None:
@@ -166,41 +167,65 @@ class Link:
         self._process.wait()
         self.close()
 
-    def kill(self) -> None:
-        """Kill the transport's process; a remote agent notices the end of the pipe."""
-        if self._process.poll() is not None:
+    @property
+    def has_ended(self) -> bool:
+        """Whether the transport's process has."""
+        return self._process.poll() is not None
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that the transport's process has between being told to end and being killed."""
+        return self._transport.patience_s
+
+    def end(self) -> None:
+        """Tell the transport's process to end, or kill it; an agent notices the end of the pipe."""
+        if self.has_ended:
             return
-        if self._transport.direct:
-            self._process.terminate()  # the guardian here: it must outlive its agent to sweep
+        if self.patience_s:
+            self._process.terminate()
         else:
-            os.killpg(self._process.pid, signal.SIGKILL)  # with its ProxyCommand, which may hear of nothing
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the transport's process with all that it started: a ProxyCommand may hear of nothing."""
+        if not self.has_ended:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the pipes and reap the process, which must have ended or been killed."""
+        """Close the pipes and reap the process, if it has been killed or has ended."""
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe:
                 pipe.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
-        if not self._transport.direct:
-            self._process.wait()  # killed, or seen to have ended
-        else:
+            self._pidfd = None
+        if self.patience_s:
             self._process.poll()  # a guardian that still sweeps is reaped by init after us
+        else:
+            self._process.wait()
+
+    def kill_at(self, deadline: float) -> None:
+        """Wait for a process that was told to end until then (monotonic seconds); kill it if it stays."""
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
 
 
-def _start(argv: Sequence[str], shared: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start(transport: Transport, shared: Sequence[int]) -> subprocess.Popen[bytes]:
     copies = [os.dup(fd) for fd in shared]
     try:
         # A session of its own: the terminal's Ctrl-C is for us to interpret, not for ssh.
         return subprocess.Popen(
-            argv,
+            transport.argv(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
             pass_fds=copies,
-            env={**os.environ, wire.SHARED_VARIABLE: ",".join(map(str, copies))},
+            env={**transport.environment(os.environ), wire.SHARED_VARIABLE: ",".join(map(str, copies))},
         )
     finally:
         for fd in copies:

@@ -1,6 +1,8 @@
 """All links of a command, served from one place: what comes is handed on, what waits is written."""
 
+import math
 import selectors
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,8 @@ class Links:
         self._links: dict[int, Link] = {}
         self._nodes: dict[Link, set[int]] = {}
         self._heard: set[int] = set()
+        self._told: dict[Link, float] = {}
+        """Those whose process was told to end, and until when it may live (monotonic seconds)."""
 
     @property
     def present(self) -> list[int]:
@@ -68,8 +72,10 @@ class Links:
         """
         link = self._forget(node)
         if link:
-            link.kill()
+            link.end()
             link.close()
+            if 0.0 < link.patience_s < math.inf and not link.has_ended:
+                self._told[link] = time.monotonic() + link.patience_s
 
     def give_up(self, node: int, why: str) -> None:
         """Drop a node that is overdue; `on_end` gets what its transport has said so far, and `why`."""
@@ -89,6 +95,8 @@ class Links:
         """Drop what is left."""
         for node in self.present:
             self.drop(node)
+        for link, deadline in self._told.items():
+            link.kill_at(deadline)
         self._selector.close()
 
     def _forget(self, node: int) -> Link | None:

@@ -176,7 +176,7 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
                 "set gpus_per_node, for example --set gpus_per_node=8",
             )
         gpus = node.procs if spec.backend == "nccl" else 0
-    procs = node.procs or max(1, gpus)
+    procs = node.procs or gpus or node.cpu_procs or 1
     if procs > MAX_PROCS:
         raise spec.error(
             node.path, f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"

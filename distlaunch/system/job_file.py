@@ -7,6 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from distlaunch.allocation.allocation import Allocation
+from distlaunch.allocation.find import find_allocation
 from distlaunch.errors import JobError, Problem, UsageError, reason
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import (
@@ -53,7 +55,15 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
     folder = _working_directory() if piped else str(Path(path).resolve().parent)
     name = PIPED_NAME if piped else None
     around = Surroundings(folder, os.path.expanduser("~"), os.environ, name=name, piped=piped)
+    around = around._replace(allocation=_allocation())
     return build_spec(document, source, around._replace(hostfile=_hostfile(document, around)))
+
+
+def _allocation() -> Allocation | None:
+    try:
+        return find_allocation(os.environ)
+    except ValueError as error:
+        raise UsageError(f"can't read the allocation from the environment: {error}") from None
 
 
 def source_of(path: str) -> str:

@@ -36,6 +36,9 @@ class Kind(Enum):
     SHARING = "connection can't be kept open"
     UNSTARTED = "agent not started"
     LOST = "connection lost"
+    NO_ALLOCATION = "no allocation"
+    NODE_DOWN = "node down"
+    STEP_REFUSED = "step refused"
 
 
 class LinkFailure(Frozen):

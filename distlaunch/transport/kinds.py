@@ -5,9 +5,12 @@
 * `argv()`: the command line of a process whose stdin and stdout become the link;
 * `together`: whether all nodes with an equal transport have one such process. It is sent the opening and the
   text of each node's agent one after another, and hands on the frames, each to the node that it names;
-* `direct`: whether nothing stands between that process and the agent, not even a shell with an rc file. Then
-  the agent's text is sent at once, and the process is the node's guardian, which must outlive its agent to
-  sweep: it is asked to end, and we don't wait. Else it is a messenger, and killed with all that it started;
+* `environment(environ)`: what of our environment that process gets;
+* `direct`: whether nothing that reads or prints, such as a shell with an rc file, stands between that process
+  and the agent. Then the agent's text is sent at once;
+* `patience_s`: how long that process may live when it is no longer wanted. 0 = it is killed, with all that it
+  started; else it is asked to end, by SIGTERM, and killed so many seconds later; infinity = it never is: it
+  is the node's guardian, which must outlive its agent to sweep;
 * `folder`: one on this machine, below ~, that it needs and does not make itself; "" = none;
 * `address_argv()`: a command that tells the address by which others may reach the node, in a line
   `hostname ADDRESS`; empty where there is none;
@@ -19,6 +22,7 @@ To add one: a module with such a type, and its name in `Transport`. A new way fo
 """
 
 from distlaunch.transport.local import Local
+from distlaunch.transport.slurm import Slurm
 from distlaunch.transport.ssh import Ssh
 
-Transport = Local | Ssh
+Transport = Local | Slurm | Ssh

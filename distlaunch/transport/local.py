@@ -1,5 +1,6 @@
 """This machine as a node: the agent is a child of this process."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
@@ -28,6 +29,11 @@ class Local(Frozen):
         return False
 
     @property
+    def patience_s(self) -> float:
+        """It sweeps, however long that takes."""
+        return float("inf")
+
+    @property
     def folder(self) -> str:
         """None."""
         return ""
@@ -35,6 +41,10 @@ class Local(Frozen):
     def argv(self) -> list[str]:
         """An agent as a child of this process."""
         return ["/bin/sh", "-c", SCRIPT]
+
+    def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """All of it."""
+        return environ
 
     def address_argv(self) -> list[str]:
         """Its own names are known here."""

@@ -24,7 +24,8 @@ def rescued(terminal: int) -> Iterator[None]:
         bufsize=0,
         start_new_session=True,
     ) as rescuer:
-        assert rescuer.stdin and rescuer.stderr
+        assert rescuer.stdin is not None
+        assert rescuer.stderr is not None
         rescuer.stderr.read(1)  # it has seen how the terminal is now, or is gone
         try:
             yield

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2] / "distlaunch"
 
 FLOORS = {
     "agent": 0,
+    "allocation": 1,
     "contract": 1,
     "diagnosis": 1,
     "dropin": 1,
@@ -26,6 +27,7 @@ FLOORS = {
     "job": 1,
     "translation": 1,
     "plan": 1,
+    "ranges": 1,
     "state": 1,
     "supervisor": 1,
     "transport": 1,

@@ -116,7 +116,7 @@ HOSTS_AS_KEYS = [
         "- host: host1",
     ),
     ("nodes:\n  host1: {procs: 2}", "3:3: nodes: expected an integer", "- host: host1"),
-    ("spares: {host1: }", "2:9: spares: expected a list", "- host: host1"),
+    ("spares: {host1: }", '2:9: spares: expected "rest" or a list', "- host: host1"),
     ("nodes: {host: a, procs: 2}", "2:8: nodes: expected", "even a single one: - host: …"),
     ("ssh: {options: -v}", "2:16: ssh.options:", 'each item must be an option such as "Compression=no"'),
     ("args: [--a, null]", "2:13: args[1]: expected a string, got null", 'quote it: "null"'),

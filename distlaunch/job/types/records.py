@@ -119,7 +119,7 @@ class Either(NamedTuple):
         return chosen.check(value, path, problems)
 
     def _hint(self, value: Value, path: str) -> str:
-        if self.text:
+        if self.text and not (isinstance(value, Entries) and isinstance(self.items, ListOf)):
             return quote_hint(value, path, self.text.check)
         return self.items.hint(value, path) if isinstance(self.items, ListOf) else ""
 

@@ -1,6 +1,6 @@
 """A node at the other end of OpenSSH's client: the user's ssh_config, keys and jump hosts all hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
@@ -70,6 +70,11 @@ class Ssh(Frozen):
         return False
 
     @property
+    def patience_s(self) -> float:
+        """None: sshd tells the agent of its end."""
+        return 0.0
+
+    @property
     def folder(self) -> str:
         """ssh makes it only for known_hosts."""
         return "" if self.options.persist_s is None else SOCKETS
@@ -85,6 +90,10 @@ class Ssh(Frozen):
         times = (f"ServerAliveInterval={self.options.alive_s}", f"ConnectTimeout={self.options.connect_s}")
         options = [*ours, *_FIXED, *times, *_sharing(self.options), *self.options.words, *_RECENT]
         return ["ssh", *self._config, *_pairs("-o", options), *self._target, command]
+
+    def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """All of it."""
+        return environ
 
     def address_argv(self) -> list[str]:
         """ssh itself knows what its configuration makes of a name; this touches no host."""

@@ -1,0 +1,1 @@
+"""What a scheduler has given the command that runs inside it: hosts, GPUs, an end."""

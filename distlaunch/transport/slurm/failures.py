@@ -1,0 +1,32 @@
+"""srun's words, by what they mean; read off Slurm 22.05 and its sources' messages."""
+
+import re
+
+from distlaunch.transport.failure import Kind, Patterns, ProcessEnd
+
+SRUN_FAILED = 1
+"""srun's own exit status, and a task's that ends so."""
+
+BY_SRUN: Patterns = (
+    (
+        Kind.NO_ALLOCATION,
+        r"Invalid job id|[Jj]ob/step already complet|has been revoked|allocation .* has expired",
+    ),
+    (Kind.NO_ALLOCATION, r"Unable to confirm allocation"),
+    (Kind.NODE_DOWN, r"[Nn]ode failure|required nodes? (?:is|are) not available|nodes? .* DOWN"),
+    (
+        Kind.UNREACHABLE,
+        r"Communication connection failure|Unable to contact slurm|Connection (?:refused|timed out)",
+    ),
+    (Kind.STEP_REFUSED, r"Unable to create step|Unable to allocate resources|Access/permission denied"),
+)
+
+_TASK_ENDED = r"task \d+: Exited with exit code"
+_BROKEN = r"[Nn]ode failure|Force Terminated|Job step aborted|task \d+: Killed"
+
+
+def swept(end: ProcessEnd) -> bool:
+    """Whether the status is that of a guardian that found nothing below it: srun's own failure is 1, too."""
+    if re.search(_BROKEN, end.stderr):
+        return False
+    return end.status == 0 or bool(re.search(_TASK_ENDED, end.stderr))
