@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from . import loopback, namespaces, ssh_files
+from . import loopback, namespaces, slurm, slurm_files, ssh_files
 from .boot import booting
 from .processes import identify
 from .state import Mode, Testbed, claim, load, refuse_unfinished, save, with_keepers
@@ -28,13 +28,14 @@ def choose_mode(wanted: Mode | None) -> tuple[Mode, str | None]:
     return ("loopback" if reason else "netns"), reason
 
 
-def bring_up(count: int, folder: Path, mode: Mode) -> Testbed:
+def bring_up(count: int, folder: Path, mode: Mode, slurm_nodes: int = 0) -> Testbed:
     """Make a testbed and return it once every sshd answers; whatever fails, nothing is left behind."""
     ssh_files.refuse_unquotable(folder)
     for name in ("sshd", "ssh-keygen", "setpriv"):
         tool(name)
     _refuse_live(folder)
-    with _planned(count, folder, mode) as testbed:
+    with _planned(count, folder, mode) as planned:
+        testbed = replace(planned, slurm_nodes=slurm_nodes)
         claim(testbed)
         try:
             finished = replace(_boot(testbed), maker=None)
@@ -90,6 +91,8 @@ def _boot(testbed: Testbed) -> Testbed:
             boot.order(setup, ssh_files.sshd_argv(testbed, host))
         for boot in boots:
             boot.up()
+    if testbed.slurm_nodes:
+        slurm.start(testbed)
     return testbed
 
 
@@ -99,6 +102,8 @@ def _write_files(testbed: Testbed) -> None:
     if os.geteuid() == 0:
         _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
     if testbed.mode == "netns":
+        if testbed.slurm_nodes:
+            slurm_files.write(testbed)
         (testbed.dir / "hosts").write_text(namespaces.hosts_file(testbed))
         if shadow := namespaces.unlocked_shadow(user):
             (testbed.dir / "shadow").write_text(shadow)

@@ -69,6 +69,14 @@ def _parser() -> argparse.ArgumentParser:
         help="netns: hosts with a network of their own, as root; loopback: bare sshds on 127.0.0.x; "
         "default: netns where it can be had",
     )
+    up.add_argument(
+        "--slurm",
+        type=_count,
+        nargs="?",
+        const=0,
+        metavar="NODES",
+        help="with Slurm, inside the hosts: a node per host, or so many, n1 … nNODES, dealt out to the hosts",
+    )
     _command(commands, _down, "remove the hosts, everything that runs in them, and the folder")
     status = _command(commands, _status, "tell how each host is")
     for command in (up, status):
@@ -104,7 +112,10 @@ def _up(options: argparse.Namespace) -> int:
     mode, reason = choose_mode(options.mode)
     if reason:
         print(f"testbed: {reason}; making loopback hosts instead", file=sys.stderr)
-    testbed = bring_up(options.count, options.dir, mode)
+    if options.slurm is not None and mode != "netns":
+        raise TestbedError("Slurm needs hosts with networks of their own: use --mode netns")
+    slurm_nodes = 0 if options.slurm is None else options.slurm or options.count
+    testbed = bring_up(options.count, options.dir, mode, slurm_nodes)
     if options.json:
         print(json.dumps(describe(testbed)))
     else:
@@ -119,7 +130,8 @@ def _next_steps(testbed: Testbed, given: Path) -> str:
     place = "" if given == Path("testbed") else f" --dir {shlex.quote(str(given))}"
     steps = [f"ssh -F {shlex.quote(str(given / 'ssh_config'))} {first.name} hostname"]
     if testbed.mode == "netns":
-        steps += [f"{this} exec {first.name}{place} -- ip address", f"{this} cut {first.name}{place}"]
+        shown = "sinfo" if testbed.slurm_nodes else "ip address"
+        steps += [f"{this} exec {first.name}{place} -- {shown}", f"{this} cut {first.name}{place}"]
     steps += [f"{this} down{place}"]
     return "\n  ".join([f"up: {names}, {testbed.mode} mode. Now try", *steps])
 

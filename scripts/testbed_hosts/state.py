@@ -34,7 +34,10 @@ class Host:
 
 @dataclass(frozen=True)
 class Testbed:
-    """A testbed: `tag` is the random part of its interfaces' names, `maker` the `up` still at work on it."""
+    """A testbed: `tag` is the random part of its interfaces' names, `maker` the `up` still at work on it.
+
+    `slurm_nodes` is how many nodes its Slurm has; 0 = it has none.
+    """
 
     dir: Path
     mode: Mode
@@ -42,6 +45,7 @@ class Testbed:
     maker: ProcessId | None
     hosts: tuple[Host, ...]
     gateway: str | None = None
+    slurm_nodes: int = 0
 
     @property
     def bridge(self) -> str | None:
@@ -85,6 +89,7 @@ def describe(testbed: Testbed) -> dict[str, Any]:
         "ssh_config": str(testbed.ssh_config),
         "bridge": testbed.bridge,
         "gateway": testbed.gateway,
+        "slurm_nodes": testbed.slurm_nodes,
         "hosts": [_describe_host(host) for host in testbed.hosts],
     }
 
@@ -134,6 +139,7 @@ def load(folder: Path) -> Testbed | None:
             maker=_process(data["maker"]),
             hosts=tuple(_host(entry) for entry in data["hosts"]),
             gateway=data["gateway"],
+            slurm_nodes=data.get("slurm_nodes", 0),
         )
     except FileNotFoundError:
         return None

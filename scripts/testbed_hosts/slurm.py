@@ -1,0 +1,39 @@
+"""Slurm on the hosts: munged and slurmctld on the first, a slurmd on each, or several under other names.
+
+Nothing of it is the machine's own, and the daemons live in the hosts' namespaces: they end with the hosts.
+"""
+
+import time
+
+from . import namespaces
+from .slurm_files import folder, nodes_of
+from .state import Testbed
+from .tools import TestbedError, attempt, run, tool
+
+READY_LIMIT_S = 30.0
+RETRY_S = 0.05
+
+
+def start(testbed: Testbed) -> None:
+    """Start the daemons on hosts that are up, and wait until every node is idle."""
+    where, first = folder(testbed), testbed.hosts[0]
+    files = [f"--{kind}-file={where}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
+    run([*namespaces.enter_argv(first), tool("munged"), "--force", f"--socket={where}/munge.socket", *files])
+    run([*namespaces.enter_argv(first), tool("slurmctld"), "-c"])
+    for name, host in nodes_of(testbed):
+        run([*namespaces.enter_argv(host), tool("slurmd"), "-N", name])
+    _wait_until_idle(testbed)
+
+
+def _wait_until_idle(testbed: Testbed) -> None:
+    # Slurm tells nobody that a node has registered.
+    deadline = time.monotonic() + READY_LIMIT_S
+    look = [tool("sinfo"), "--noheader", "--Node", "--format=%N %T"]
+    while True:
+        asked = attempt([*namespaces.enter_argv(testbed.hosts[0]), *look])
+        states = dict(line.split() for line in asked.stdout.splitlines())
+        if asked.returncode == 0 and set(states.values()) == {"idle"}:
+            return
+        if time.monotonic() >= deadline:
+            raise TestbedError(f"Slurm's nodes are not idle: {states or asked.stderr.strip()}")
+        time.sleep(RETRY_S)

@@ -1,0 +1,95 @@
+"""The configuration and the key of a testbed's Slurm, in a folder that hides /etc/slurm inside the hosts."""
+
+import os
+import stat
+from pathlib import Path
+
+from .state import Host, Testbed
+from .tools import TestbedError, tool
+
+CONF_DIR = Path("/etc/slurm")
+FIRST_PORT = 17000
+"""Of the slurmds that share a host with others."""
+GPUS = 2
+"""Of each node: files that are no GPUs, for what Slurm hands out and says of them."""
+
+
+def folder(testbed: Testbed) -> Path:
+    """Where all of Slurm's files are."""
+    return testbed.dir / "slurm"
+
+
+def nodes_of(testbed: Testbed) -> list[tuple[str, Host]]:
+    """Each node's name and host: the hosts themselves, or as many nodes as were asked for, dealt out."""
+    if testbed.slurm_nodes == len(testbed.hosts):
+        return [(host.name, host) for host in testbed.hosts]
+    hosts = testbed.hosts
+    return [(f"n{i + 1}", hosts[i * len(hosts) // testbed.slurm_nodes]) for i in range(testbed.slurm_nodes)]
+
+
+def write(testbed: Testbed) -> None:
+    """Write the configuration and the key; the keepers don't live yet."""
+    for name in ("munged", "slurmctld", "slurmd", "srun"):
+        tool(name)
+    if not CONF_DIR.is_dir():
+        raise TestbedError(f"{CONF_DIR} does not exist: apt install slurm-wlm")
+    where = folder(testbed)
+    for name, _ in nodes_of(testbed):
+        (where / "spool" / name).mkdir(parents=True)
+    (where / "state").mkdir()
+    key = where / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(os.urandom(128))
+    for number in range(GPUS):
+        os.mknod(where / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    (where / "gres.conf").write_text(f"Name=gpu File={where}/gpu[0-{GPUS - 1}]\n")
+    (where / "slurm.conf").write_text(_configuration(testbed))
+
+
+def hosts_lines(testbed: Testbed) -> list[str]:
+    """Lines of /etc/hosts for the nodes that are not called like their hosts."""
+    shared = [(name, host) for name, host in nodes_of(testbed) if name != host.name]
+    return [f"{host.address} {name}" for name, host in shared]
+
+
+def _configuration(testbed: Testbed) -> str:
+    where, first = folder(testbed), testbed.hosts[0]
+    nodes = "".join(
+        f"NodeName={name} NodeHostname={host.name} NodeAddr={host.address} Port={_port(testbed, number)} "
+        f"CPUs=8 Gres=gpu:{GPUS} State=UNKNOWN\n"
+        for number, (name, host) in enumerate(nodes_of(testbed))
+    )
+    return f"""\
+ClusterName=testbed
+SlurmctldHost={first.name}({first.address})
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={where}/munge.socket
+StateSaveLocation={where}/state
+SlurmdSpoolDir={where}/spool/%n
+SlurmctldPidFile={where}/slurmctld.pid
+SlurmdPidFile={where}/slurmd.%n.pid
+SlurmctldLogFile={where}/slurmctld.log
+SlurmdLogFile={where}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+ReturnToService=2
+SlurmdTimeout=20
+KillWait=5
+MinJobAge=600
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+GresTypes=gpu
+TreeWidth=65533
+{nodes}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+
+
+def _port(testbed: Testbed, number: int) -> int:
+    return 6818 if testbed.slurm_nodes == len(testbed.hosts) else FIRST_PORT + number
