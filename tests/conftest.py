@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Bed, Site, bed_of, why_not
+from tests.cluster.slurm import NODES, Slurm, inside, slurm_of
+from tests.cluster.slurm import why_not as why_no_slurm
 from tests.harness import children_of
 from tests.replays import check_replays
 
@@ -97,6 +99,22 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         pytest.skip(reason)
     with bed_of(4, tmp_path_factory.mktemp("hosts") / "bed") as bed:
         yield bed
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A Slurm with the nodes host1 … host3."""
+    if reason := why_no_slurm():
+        pytest.skip(reason)
+    with slurm_of(NODES, tmp_path_factory.mktemp("slurm") / "bed") as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def allocation(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The id of an allocation of all nodes, inside of which the test is."""
+    with inside(slurm, monkeypatch) as job:
+        yield job
 
 
 @pytest.fixture

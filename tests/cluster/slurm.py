@@ -1,0 +1,107 @@
+"""A real Slurm for tests: a testbed with slurmctld and a slurmd per host, and allocations in it."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import TESTBED, Bed, find
+from tests.cluster.hosts import why_not as why_no_hosts
+from tests.harness import PATIENCE_S
+
+NODES = 3
+TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
+
+
+def why_not() -> str | None:
+    """What is missing for a Slurm of our own, or None."""
+    missing = [name for name in TOOLS if find(name) is None]
+    return why_no_hosts() or (f"missing: {', '.join(missing)}" if missing else None)
+
+
+class Slurm(Bed):
+    """A testbed with Slurm; its tools work from here, too."""
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What makes Slurm's tools, and distlaunch, mean this one."""
+        return {"SLURM_CONF": str(self.folder / "slurm/slurm.conf")}
+
+    def tool(self, *argv: str, status: int | None = 0, **options: str) -> str:
+        """What one of Slurm's tools printed, which must end with that status."""
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            env={**os.environ, **self.environ, **options},
+        )
+        assert status in (None, done.returncode), done.stderr
+        return done.stdout.strip()
+
+    def salloc(self, *options: str) -> str:
+        """Allocate nodes without a shell; the job's id."""
+        told = subprocess.run(
+            ["salloc", "--no-shell", "--nodes", str(NODES), *options],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+            env={**os.environ, **self.environ},
+        )
+        return told.stderr.split("Granted job allocation ")[1].split()[0]
+
+    def state(self, job: str) -> str:
+        """The job's state in Slurm's words."""
+        shown = self.tool("scontrol", "show", "job", job, "--oneliner")
+        return dict(word.split("=", 1) for word in shown.split() if "=" in word)["JobState"]
+
+    def wait_state(self, job: str, *wanted: str) -> str:
+        """Wait until the job is in one of these states; which. Slurm tells nobody, so it is asked again."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (state := self.state(job)) not in wanted:
+            assert time.monotonic() < deadline, f"job {job} is {state}, not {wanted}"
+            time.sleep(0.1)
+        return state
+
+
+OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+
+
+@contextlib.contextmanager
+def slurm_of(count: int, folder: Path, nodes: int | None = None) -> Iterator[Slurm]:
+    """A Slurm of so many hosts; with `nodes`, of so many nodes that share them."""
+    more = [] if nodes is None else [str(nodes)]
+    up = [sys.executable, str(TESTBED), "up", str(count), "--mode", "netns", "--dir", str(folder), "--json"]
+    made = subprocess.run(
+        [*up, "--slurm", *more], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    slurm = Slurm(folder, json.loads(made.stdout))
+    try:
+        yield slurm
+    finally:
+        slurm.call("down")
+
+
+@contextlib.contextmanager
+def inside(slurm: Slurm, patch: pytest.MonkeyPatch, *options: str) -> Iterator[str]:
+    """An allocation of which this process, and what it starts, is inside; the job's id."""
+    job = slurm.salloc(*options)
+    where = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": slurm.tool("squeue", "-j", job, "-h", "-o", "%N")}
+    for name, value in (slurm.environ | where).items():
+        patch.setenv(name, value)
+    try:
+        yield job
+    finally:
+        slurm.tool("scancel", job, status=None)
+        slurm.wait_state(job, *OVER)
+        # Slurm frees the nodes only when all processes of the job are gone.
+        slurm.tool("squeue", "--noheader", "--states=all", "--jobs", job, status=None)
