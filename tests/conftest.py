@@ -113,7 +113,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 @pytest.fixture
 def allocation(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The id of an allocation of all nodes, inside of which the test is."""
-    with inside(slurm, monkeypatch) as job:
+    with inside(slurm, monkeypatch, "--no-kill") as job:
         yield job
 
 

@@ -60,6 +60,10 @@ class Bed:
             host["name"]: Host(host["name"], host["address"], host["pid"], folder / host["name"])
             for host in info["hosts"]
         }
+        self.launcher: dict[str, Any] = {}
+        """What a job file says to reach the hosts; an ssh_config if nothing."""
+        self.port = 22
+        """Of the server through which an agent is started on a host."""
         self._networks = {os.stat(f"/proc/{host.pid}/ns/net").st_ino for host in self.hosts.values()}
 
     def argv(self, command: str, *words: str) -> list[str]:
@@ -233,7 +237,7 @@ class Site:
             "nodes": list(nodes),
             "gpus_per_node": 0,
             "command": ["touch", "started-{rank}"],
-            "ssh": {"config": self.ssh_config.name},
+            **(self.bed.launcher or {"ssh": {"config": self.ssh_config.name}}),
         }
         path = self.folder / "job.yaml"
         path.write_text(json.dumps(merged | keys))

@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.cluster.hosts import TESTBED, Bed, find
 from tests.cluster.hosts import why_not as why_no_hosts
 from tests.harness import PATIENCE_S
 
-NODES = 3
+NODES, SLURMD_PORT = 3, 6818
 TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 
 
@@ -27,6 +28,10 @@ def why_not() -> str | None:
 
 class Slurm(Bed):
     """A testbed with Slurm; its tools work from here, too."""
+
+    def __init__(self, folder: Path, info: Mapping[str, Any]) -> None:
+        super().__init__(folder, info)
+        self.launcher, self.port = {"launcher": "slurm"}, SLURMD_PORT
 
     @property
     def environ(self) -> dict[str, str]:

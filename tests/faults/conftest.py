@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.cluster.hosts import Bed
 from tests.faults import report
 from tests.faults.report import Row
 from tests.harness import LateError, on_time
@@ -37,6 +38,23 @@ def pace() -> Pace:
     return Pace(2.0, 6.0, {"stop": "2s", "lease": "6s"})
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that is marked `everywhere` has its hosts by each transport."""
+    marked = any(mark.name == "everywhere" for mark in metafunc.definition.iter_markers())
+    if marked and "bed" in metafunc.fixturenames:
+        metafunc.parametrize("bed", ["ssh", "slurm"], indirect=True)
+
+
+@pytest.fixture
+def bed(request: pytest.FixtureRequest, bed: Bed) -> Bed:
+    """Hosts over ssh, or an allocation of Slurm's, in which this test then is."""
+    if getattr(request, "param", "ssh") == "ssh":
+        return bed
+    request.getfixturevalue("allocation")
+    slurm: Bed = request.getfixturevalue("slurm")
+    return slurm
+
+
 class Figures:
     """Takes the figures of one fault; each must keep its limit."""
 
@@ -58,6 +76,8 @@ def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     marker = request.node.get_closest_marker("fault")
     assert marker is not None, "a test of the catalogue needs its fault's marker"
     number, name = marker.args
+    if "bed" in request.fixturenames and "launcher" in request.getfixturevalue("bed").launcher:
+        name += ", over Slurm"
     noted = Figures(number, name, str(marker.kwargs.get("promise", "")))
     yield noted
     outcome = request.node.stash.get(_OUTCOME, "kept")

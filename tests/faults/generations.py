@@ -140,9 +140,9 @@ def rule(bed: Bed, host: str, *words: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def closed(bed: Bed, host: str) -> Iterator[None]:
-    """A host refuses new connections of ssh; those that are there go on."""
+    """A host starts no agents; those that are there go on."""
     refuse = ("--reject-with", "tcp-reset")
-    with rule(bed, host, "INPUT", "-p", "tcp", "--dport", "22", "--syn", "-j", "REJECT", *refuse):
+    with rule(bed, host, "INPUT", "-p", "tcp", "--dport", str(bed.port), "--syn", "-j", "REJECT", *refuse):
         yield
 
 

@@ -1,6 +1,7 @@
 """What the tests of the catalogue share: workers as texts, processes held and measured, a clean end."""
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -22,9 +23,10 @@ RANKS = 4
 
 
 def on_hosts(bed: Bed) -> str:
-    """The part of a job file for four ranks on three hosts, over ssh."""
+    """The part of a job file for four ranks on three hosts, over ssh or as the bed has it."""
     nodes = "nodes: [{host: host1, procs: 1}, {host: host2, procs: 2}, {host: host3, procs: 1}]"
-    return f"gpus_per_node: 0\n{nodes}\nssh: {{config: {bed.folder}/ssh_config}}\n"
+    how = json.dumps(bed.launcher or {"ssh": {"config": f"{bed.folder}/ssh_config"}})[1:-1]
+    return f"gpus_per_node: 0\n{nodes}\n{how}\n"
 
 
 def stop_after(seconds: float) -> tuple[str, str]:

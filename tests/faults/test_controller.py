@@ -47,6 +47,7 @@ from tests.harness import (
 LOST, INTERRUPTED = 71, 130
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(20, "an agent is killed with SIGKILL", promise="4")
 def test_agent_killed(tmp_path: Path, bed: Bed, figures: Figures) -> None:
     mixed = worker(first=f'if os.environ["RANK"] in "12": {IGNORES}')
@@ -56,6 +57,7 @@ def test_agent_killed(tmp_path: Path, bed: Bed, figures: Figures) -> None:
             kill(parent_of(pids[1]))
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(21, "a guardian is killed with SIGKILL", promise="4")
 def test_guardian_killed(tmp_path: Path, bed: Bed, figures: Figures) -> None:
     grace_s = 3.0  # more than the margin: two graces in a row are seen
@@ -78,6 +80,7 @@ def test_command_killed(tmp_path: Path, figures: Figures, pace: Pace) -> None:
             run.process.kill()
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(24, "the command is killed with SIGKILL, over ssh", promise="3")
 def test_command_of_hosts_killed(tmp_path: Path, bed: Bed, figures: Figures, pace: Pace) -> None:
     with running(write_job(tmp_path, STUBBORN, on_hosts(bed)), *stop_after(pace.stop_s)) as run:

@@ -49,6 +49,7 @@ def test_restart_in_place_here(tmp_path: Path, figures: Figures) -> None:
         restart_in_place(run, figures)
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(74, "a worker is killed, restart in place, three hosts over ssh", promise="6")
 def test_restart_in_place_there(site: Site, figures: Figures) -> None:
     with running(site.job(THERE, command=SHELL, restarts={"max": 1})) as run:
@@ -62,6 +63,7 @@ wait()
 """
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(75, "the first host falls, a spare is there", promise="6")
 def test_a_spare_stands_in(site: Site, pace: Pace, figures: Figures) -> None:
     before = site.processes()
@@ -71,15 +73,20 @@ def test_a_spare_stands_in(site: Site, pace: Pace, figures: Figures) -> None:
         with closed(site.bed, "host1"):
             began = time.monotonic()
             fell(site.bed, "host1", before)
-            figures("told", _until(run, "host1 was lost", began), at_most=1.0)
+            # sshd's end reaches us at once; srun tells of slurmstepd's only when Slurm has noticed.
+            at_most_s = pace.lease_s * 1.5 if site.bed.launcher else 1.0
+            told_s = _until(run, "host1 was lost", began)
+            figures("told", told_s, at_most=at_most_s)
             wait_gone([started[0].pid], 2.0)
             again = starts(run, 1, 2)
-            limit_s = pace.fence_s + 5.0  # it can't say any more that it is empty
+            limit_s = told_s + pace.fence_s + 5.0  # it can't say any more that it is empty
             figures("goes on with the spare", time.monotonic() - began, at_most=limit_s)
             run.wait_for("the master is", times=4)
         assert [start.beside for start in again.values()] == [0, 0]
         assert "continuing with 2 of 2 nodes: host2, host3" in run.stderr
-        first, second = (site.bed.hosts[name].address for name in THERE[:2])
+        # ssh knows a host's address, Slurm its name.
+        names = {name: name if site.bed.launcher else site.bed.hosts[name].address for name in THERE}
+        first, second = names[THERE[0]], names[THERE[1]]
         masters = re.findall(r"the master is (\S+)", run.stdout)
         assert masters == [first, first, second, second]
         run.process.send_signal(signal.SIGINT)
@@ -92,6 +99,7 @@ def _until(run: Run, text: str, began: float) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(76, "a lost node returns, with grow: now", promise="6")
 def test_a_returned_node_is_taken_in(site: Site, pace: Pace, figures: Figures) -> None:
     keys = {"min_nodes": 1, "elastic": {"grow": "now"}, "restarts": {"max": 1}}

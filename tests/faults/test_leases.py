@@ -62,6 +62,7 @@ def test_a_restart_reaps(tmp_path: Path, pace: Pace, figures: Figures) -> None:
         assert run.holders() == []
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(23, "an agent is stopped by SIGSTOP", promise="5")
 def test_a_stopped_agent(site: Site, pace: Pace, figures: Figures) -> None:
     with running(there(site, ["host1", "host2"], STUBBORN, pace)) as run:
@@ -74,12 +75,13 @@ def test_a_stopped_agent(site: Site, pace: Pace, figures: Figures) -> None:
         figures("told to be lost", time.monotonic() - began, at_most=silent_s + NOISE_S)
         # Its guardian wakes it. Another generation would wait as long for that as a fence stands.
         figures("then its ranks gone", wait_gone([started[1].pid, agent], PATIENCE_S), at_most=pace.fence_s)
-        wait_gone([started[0].pid], 0.0)
+        wait_gone([started[0].pid], pace.stop_s + NOISE_S)
         assert run.wait() == NODE_LOST
         assert "Traceback" not in run.stderr
         assert run.holders() == []
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(25, "the controller is stopped by SIGSTOP", promise="5")
 def test_a_stopped_controller(site: Site, pace: Pace, figures: Figures) -> None:
     before = site.processes()

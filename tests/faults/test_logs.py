@@ -137,6 +137,7 @@ def small_disk(folder: Path, limit: str) -> Iterator[None]:
         subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(53, "one node's link is slow: 1 Mbit/s", promise="10")
 def test_one_slow_node(tmp_path: Path, bed: Bed, figures: Figures) -> None:
     """Its output would need a minute to arrive; the job is then ended while most of it waits."""

@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest
 HOSTS = ["host1", "host2", "host3"]
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(46, "blackhole: a node's packets are dropped", promise="5")
 def test_blackhole(site: Site, pace: Pace, figures: Figures) -> None:
     with running(there(site, HOSTS, STUBBORN, pace)) as run:
@@ -43,6 +44,7 @@ def test_blackhole(site: Site, pace: Pace, figures: Figures) -> None:
         assert run.holders() == []
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(47, "one-way drop: one node receives nothing, another's packets get lost", promise="5")
 def test_one_way(site: Site, pace: Pace, figures: Figures) -> None:
     with running(there(site, HOSTS, STUBBORN, pace)) as run:
@@ -74,6 +76,7 @@ print("in all", counted)
 """
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(48, "a blip: a third of the lease long, 10 s by default", promise="5")
 def test_blip(site: Site, pace: Pace, figures: Figures) -> None:
     # What ssh bears is whole seconds a third of the lease: of a short one little is left for slow machines.
@@ -103,6 +106,7 @@ def test_blip(site: Site, pace: Pace, figures: Figures) -> None:
         assert last == f"in all {len(counts)}"
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(51, "a partition during a restart", promise="6")
 def test_a_partition_during_a_restart(site: Site, pace: Pace, figures: Figures) -> None:
     job = there(site, HOSTS[:2], STUBBORN, pace, spares=HOSTS[2:], restarts={"max": 1})

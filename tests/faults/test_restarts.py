@@ -70,6 +70,7 @@ def _ports(text: str) -> list[int]:
     return [int(port) for port in re.findall(r"port (\d+) of generation", text)]
 
 
+@pytest.mark.everywhere
 @pytest.mark.fault(61, "a node is lost, no spare is there, and it does not return", promise="8")
 def test_no_spare(site: Site, pace: Pace, figures: Figures) -> None:
     timeouts = {"rejoin": f"{REJOIN_S:g}s"}

@@ -6,7 +6,7 @@ from typing import Literal
 from distlaunch.agent.frozen import Frozen
 from distlaunch.transport.boot import SCRIPT
 from distlaunch.transport.failure import LinkFailure, ProcessEnd, classify
-from distlaunch.transport.slurm.failures import BY_SRUN, SRUN_FAILED, swept
+from distlaunch.transport.slurm.failures import BY_SRUN, SRUN_FAILED, swept, telling
 
 _OPTIONS = (
     "--nodes=1",
@@ -91,7 +91,7 @@ class Slurm(Frozen):
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """srun's own words, where it failed; else the node's."""
-        failure = classify(end, BY_SRUN, SRUN_FAILED)
+        failure = classify(end._replace(stderr=telling(end)), BY_SRUN, SRUN_FAILED)
         return failure._replace(clean=failure.clean and swept(end))
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:

@@ -21,8 +21,15 @@ BY_SRUN: Patterns = (
     (Kind.STEP_REFUSED, r"Unable to create step|Unable to allocate resources|Access/permission denied"),
 )
 
+_CHATTER = r"lacks support for cpu binding"
 _TASK_ENDED = r"task \d+: Exited with exit code"
 _BROKEN = r"[Nn]ode failure|Force Terminated|Job step aborted|task \d+: Killed"
+
+
+def telling(end: ProcessEnd) -> str:
+    """What srun said, without what it always says, and the status of a guardian, which says it itself."""
+    silent = f"{_CHATTER}|{_TASK_ENDED}" if end.booted else _CHATTER
+    return "".join(line for line in end.stderr.splitlines(True) if not re.search(silent, line))
 
 
 def swept(end: ProcessEnd) -> bool:
