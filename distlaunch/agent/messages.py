@@ -66,8 +66,9 @@ class WorkerSpec(Frozen):
 class StartWorkers(Frozen):
     """Start the workers of a generation; `env` is what theirs have in common.
 
-    `stall_s` None = stalled workers are not looked for. `hosts_store`: the rendezvous is here. `flight`:
-    dumps of flight recorders are wanted. `temporary` are variables that name a folder the agent deletes.
+    `stall_s` None = stalled workers are not looked for. `hosts_store`: the rendezvous is here. `notice` is
+    the signal that workers get when the agent is told to end. `flight`: dumps of flight recorders are
+    wanted. `temporary` are variables that name a folder the agent deletes.
     """
 
     generation: int
@@ -77,6 +78,7 @@ class StartWorkers(Frozen):
     stall_s: Optional[float]
     watch_port: int
     hosts_store: bool
+    notice: int
     flight: bool
     temporary: List[str]
     env: Dict[str, str]
@@ -101,6 +103,13 @@ class WatchUse(Frozen):
     """Report `Usage` for so many seconds."""
 
     for_s: float
+
+
+class GiveNotice(Frozen):
+    """Send the workers `signum` and go on; a file tells when the job ends, in `left_s` (None = unknown)."""
+
+    signum: int
+    left_s: Optional[float]
 
 
 class Reap(Frozen):
@@ -247,6 +256,12 @@ class StackDumped(Frozen):
     text: str
 
 
+class Noticed(Frozen):
+    """The agent got `signal`, which announces an end."""
+
+    signal: int
+
+
 class AgentLeaving(Frozen):
     """The agent was told to stop by a signal, its workers follow; `orphaned`: as its guardian has ended."""
 
@@ -323,6 +338,7 @@ COMMANDS = {
     "stop": StopWorkers,
     "dump": DumpStacks,
     "watch": WatchUse,
+    "notice": GiveNotice,
     "reap": Reap,
     "listen": Listen,
     "dial": DialAll,
@@ -342,6 +358,7 @@ REPORTS = {
     "lagging": RanksLag,
     "stalled": RanksStalled,
     "stack": StackDumped,
+    "noticed": Noticed,
     "leaving": AgentLeaving,
     "dropped": OutputLost,
     "stuck": Stuck,

@@ -32,6 +32,7 @@ REAP_INTERVAL_S = 0.05
 FLUSH_S = 15.0
 """Seconds without progress after which the rest of the output is given up, once everything is swept."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main(nonce: str, node: int, folder: "Folder") -> None:
@@ -76,6 +77,7 @@ class Agent:
         self._claim: "Optional[socket]" = None
         self._listener: "Optional[Listener]" = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
+        self._notice: int = signal.SIGTERM
         self._commands: "Dict[type, Callable[[Any], None]]" = {
             messages.Ping: self._on_ping,
             messages.HoldPort: self._on_hold,
@@ -84,6 +86,7 @@ class Agent:
             messages.StopWorkers: self._on_stop,
             messages.DumpStacks: self._on_dump,
             messages.WatchUse: self._on_watch_use,
+            messages.GiveNotice: self._on_notice,
             messages.Reap: self._on_reap,
             messages.Listen: self._on_listen,
             messages.DialAll: self._on_dial,
@@ -175,7 +178,7 @@ class Agent:
     def _leave_early(self) -> None:
         if not self._leaving:
             self._leaving, self._status = True, wire.LEFT_EARLY
-            self._workers.stop(self._grace_s)
+            self._workers.stop(self._grace_s, self._notice)
 
     def _renew_lease(self) -> None:
         self._poller.after(self._lease_s, "lease", self._lose_link)
@@ -185,7 +188,7 @@ class Agent:
         os.set_blocking(read, False)
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for signum in (signal.SIGCHLD, *_SIGNALS):
+        for signum in (signal.SIGCHLD, *_SIGNALS, *_NOTICES):
             signal.signal(signum, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._poller.watch(read, lambda: self._on_signals(os.read(read, 4096)))
@@ -193,6 +196,9 @@ class Agent:
     def _on_signals(self, received: bytes) -> None:
         if signal.SIGCHLD in received:
             self._workers.children_changed()
+        for signum in sorted({*received}.intersection(_NOTICES)):
+            self._outbox.report(messages.Noticed(signum))
+            self._flush()
         stop = next((signum for signum in received if signum in _SIGNALS), None)
         if stop is not None and not self._leaving:
             self._say_leaving(stop)
@@ -238,13 +244,16 @@ class Agent:
     def _on_start(self, command: "messages.StartWorkers") -> None:
         if self._hold:
             self._hold.release()
-        self._grace_s, self._lease_s = command.grace_s, command.lease_s
+        self._grace_s, self._lease_s, self._notice = command.grace_s, command.lease_s, command.notice
         self._renew_lease()
         self._claim = self._claim or cookies.claim(command.run_id, self._node)
         self._workers.start(command)
 
     def _on_stop(self, command: "messages.StopWorkers") -> None:
         self._workers.stop(command.grace_s)
+
+    def _on_notice(self, command: "messages.GiveNotice") -> None:
+        self._workers.give_notice(command.signum, command.left_s)
 
     def _on_dump(self, command: "messages.DumpStacks") -> None:
         self._workers.dump(command.local_ranks, command.abort)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from distlaunch.agent.poller import Poller
     from distlaunch.agent.usage import UsageWatch
 
+DEADLINE = "deadline"
+"""The file that appears when a scheduler has announced the job's end: when that is, in Unix seconds."""
 STUCK_S = 5.0
 """Seconds a sweep may take before the PIDs that resist it are reported."""
 
@@ -62,6 +64,7 @@ class Workers:
         if not specs:
             return
         shared = {**command.env, "DISTLAUNCH_AGENT": cookies.agent_cookie(self._node)}
+        shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._folder.path, DEADLINE)
         shared.update(dict.fromkeys(command.temporary, self._folder.inner))
         if command.flight:
             self._flight = flight.Flight(self._folder.path, self._generation)
@@ -214,6 +217,13 @@ class Workers:
 
     def _running(self) -> bool:
         return any(worker.running for worker in self._workers)
+
+    def give_notice(self, signum: int, left_s: "Optional[float]") -> None:
+        """Write down when the job will be ended, as far as that is known, and send the workers a signal."""
+        if left_s is not None:
+            self._folder.write(DEADLINE, "%.0f\n" % (time.time() + left_s))
+        for worker in self._live():
+            worker.signal(signum)
 
     # Looking at workers that are stalled
 

@@ -15,14 +15,8 @@ from distlaunch.state.job import State
 from distlaunch.system.signals import Signals
 
 IMPORTED_LATE = (
-    "diagnosis",
-    "links",
-    "observers",
-    "plan",
-    "supervisor",
-    "transport",
-    "transport.slurm",
-    "transport.ssh",
+    *("diagnosis", "launch", "links", "observers", "plan", "supervisor"),
+    *("transport", "transport.slurm", "transport.ssh"),
 )
 """Packages whose modules a run imports when it needs them."""
 CONTROLLER_LOG = "controller.log"

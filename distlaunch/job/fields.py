@@ -17,6 +17,7 @@ from distlaunch.job.spec import (
     Notify,
     NumaMode,
     Occasion,
+    OnNotice,
     OnStall,
     Restarts,
     Shown,
@@ -294,6 +295,11 @@ JOB = Record(
         ),
         "elastic": Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
         "on_stall": Field(Choice(get_args(OnStall)), "What to do when ranks stall for timeouts.stall."),
+        "on_notice": Field(
+            Choice(get_args(OnNotice)),
+            "The signal that ranks get when a scheduler announces the job's end; after TERM or INT they must "
+            "leave, after USR1 or USR2 they go on.",
+        ),
         "role": Field(LINE, "ROLE_NAME of the workers."),
         "virtual_local_rank": Field(
             Switch(), "Each worker sees only its own GPU, and LOCAL_RANK is 0.", field="one_device"

@@ -31,6 +31,7 @@ NO_ENV: Env = MappingProxyType({})
 Backend = Literal["nccl", "gloo"]
 Grow = Literal["restart", "now"]
 OnStall = Literal["notice", "restart", "stop"]
+OnNotice = Literal["TERM", "INT", "USR1", "USR2"]
 
 
 class Program(Frozen):
@@ -212,6 +213,7 @@ class JobSpec(Frozen):
     min_nodes: int | None = None
     grow: Grow = "restart"
     on_stall: OnStall = "notice"
+    on_notice: OnNotice = "TERM"
     role: str = "default"
     one_device: bool = False
     binding: Binding | None = None

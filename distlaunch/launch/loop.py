@@ -129,11 +129,27 @@ class Loop:
                     self._links.give_up(action.node, action.why)
                 case actions.Notice():
                     self._tell(Observer.told, action, now)
+                case actions.AskScheduler():
+                    self._ask_scheduler()
                 case actions.Finish():
                     self._finished = True
                 case _:
                     command = commands.command_for(action, self.state, self._run_id)
                     self._links.send(action.node, command)
+
+    def _ask_scheduler(self) -> None:
+        from distlaunch.launch.scheduler import Question  # few jobs have one
+
+        assert self._spec.allocation is not None
+        question = Question(self._spec.allocation)
+
+        def answered() -> None:
+            if (told := question.answer()) is not None:
+                self._links.unwatch(question.fd)
+                question.close()
+                self._feed(told)
+
+        self._links.watch(question.fd, answered)
 
     def _connect(self, node: int) -> None:
         link = self._opened.pop(node, None) or open_link(self._spec, node)

@@ -53,6 +53,18 @@ class Reap(Frozen):
     node: int
 
 
+class GiveNotice(Frozen):
+    """Send the node's workers `signum`, and tell them how long they have, if that is known."""
+
+    node: int
+    signum: int
+    left_s: float | None
+
+
+class AskScheduler(Frozen):
+    """Ask the scheduler what becomes of our allocation, once."""
+
+
 class Close(Frozen):
     """End the node's workers (`signum`, SIGKILL after `grace_s`), sweep, and let the agent leave."""
 
@@ -93,6 +105,8 @@ Action = (
     | StopWorkers
     | DumpStacks
     | Reap
+    | GiveNotice
+    | AskScheduler
     | Close
     | Drop
     | GiveUp

@@ -32,6 +32,24 @@ class AgentLeaving(Frozen):
     orphaned: bool = False
 
 
+class Noticed(Frozen):
+    """An agent got a signal by which a scheduler announces the end of the job."""
+
+    node: int
+    signum: int
+
+
+class AllocationTold(Frozen):
+    """What the scheduler says of our allocation: whether it `ends` it, why, and how many seconds are left.
+
+    `ends` None: it did not say, `why`: in words that follow `Slurm job 17 `.
+    """
+
+    ends: bool | None
+    why: str = ""
+    left_s: float | None = None
+
+
 class AddressesFound(Frozen):
     """The addresses by which ssh reaches the nodes: (node, address) of each."""
 
@@ -218,6 +236,8 @@ class TimerDue(Frozen):
 Event = (
     AgentUp
     | AgentLeaving
+    | AllocationTold
+    | Noticed
     | AddressesFound
     | LinkEnded
     | PortHeld

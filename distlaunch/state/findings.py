@@ -75,11 +75,16 @@ class StartAgain(Frozen):
     what: str
 
 
+class EndNoticed(Frozen):
+    """Somebody has announced the end of the job."""
+
+
 class JobOver(Frozen):
-    """The job ends, its workers by `signum`; `cause` None is success."""
+    """The job ends, its workers by `signum`; `cause` None is success, `grace_s` None the job's own."""
 
     cause: Cause | None = None
     signum: int = signal.SIGTERM
+    grace_s: float | None = None
 
 
 Finding = (
@@ -94,6 +99,7 @@ Finding = (
     | DumpCame
     | GenerationFailed
     | StartAgain
+    | EndNoticed
     | JobOver
 )
 Step = tuple[State, tuple[Action | Finding, ...]]

@@ -65,6 +65,12 @@ class Verdict(Frozen):
     at: float
 
 
+class Asked(Frozen):
+    """The scheduler was asked what becomes of the job; `cause` waits for the answer: a failure, if any."""
+
+    cause: Cause | None = None
+
+
 class Generation(Frozen):
     """One start of all workers: where each is to run, and what has become of it. `workers` are in rank order.
 
@@ -88,7 +94,8 @@ class State(Frozen):
     `node_rank`: its place in a generation. `addresses` are those by which ssh reaches nodes, as far as the
     job needs to know. `current` is the last generation that was planned. The `verdict` is there from
     STOPPING on. `stackless` has the reasons for missing stacks that we have reported, `wait_told` is whether
-    we have said which nodes we wait for between two generations. `chance` (0 to 1) spreads what many runs
+    we have said which nodes we wait for between two generations. With `noticed`, the
+    end was announced; `asked`: the scheduler was asked about it. `chance` (0 to 1) spreads what many runs
     would do at once.
     """
 
@@ -106,6 +113,8 @@ class State(Frozen):
     verdict: Verdict | None = None
     interrupts: int = 0
     interrupted_at: float | None = None
+    noticed: bool = False
+    asked: Asked | None = None
 
     @property
     def cause(self) -> Cause | None:

@@ -12,6 +12,8 @@ class Timer(Enum):
     """`timeouts.job` has passed."""
     VERDICT = "verdict"
     """No other rank has failed by itself: blame the first that lost a peer."""
+    ASK = "ask"
+    """The scheduler has not told what becomes of our allocation."""
     JOIN = "join"
     """`timeouts.join` has passed."""
     JOIN_NOTICE = "join notice"

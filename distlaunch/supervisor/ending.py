@@ -5,7 +5,7 @@ import signal
 from distlaunch.errors import Exit
 from distlaunch.state.actions import Action, Close, Drop, Finish, Notice
 from distlaunch.state.events import Interrupted, OutputFlows, Stuck, Swept
-from distlaunch.state.findings import JobOver, Step
+from distlaunch.state.findings import EndNoticed, JobOver, Step
 from distlaunch.state.job import Cause, Phase, State, Verdict
 from distlaunch.state.nodes import (
     Connecting,
@@ -29,6 +29,8 @@ DRAIN_S = 30.0
 """Seconds without output after which a clean node is not waited for any longer."""
 STOP_NOTICE_S = 3.0
 """Seconds after which the ranks still running are named, if the grace is longer."""
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Of the command itself: somebody announces the job's end."""
 ONE_WISH_S = 0.1
 """Seconds within which several signals count as one: wrappers pass on what the terminal has sent to all."""
 
@@ -38,7 +40,8 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
     if state.phase is Phase.STOPPING:
         return state, ()
     cause = found.cause
-    grace_s = state.spec.timeouts.stop_s if cause else 0.0
+    grace_s = state.spec.timeouts.stop_s if found.grace_s is None else found.grace_s
+    grace_s = grace_s if cause else 0.0
     state = state.unwatched()._replace(phase=Phase.STOPPING, verdict=Verdict(cause, now), timers={})
     state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)
     state, closing = _close_all(state, grace_s, found.signum)
@@ -139,6 +142,8 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if event.signum == signal.SIGTSTP:
         # Silent for longer than the lease, we would be taken for dead, and the job would end.
         return state, (Notice("warning", NO_SUSPENDING),)
+    if event.signum in NOTICES and signal.Signals(event.signum).name not in state.spec.invocation.signals:
+        return state, (EndNoticed(),)
     insists = event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
     if insists and state.interrupted_at is not None and now - state.interrupted_at < ONE_WISH_S:
         return state, ()

@@ -33,6 +33,8 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
     if state.phase not in (Phase.PREPARING, Phase.RUNNING):
         return state, ()
     limit, cause = state.spec.restarts, found.cause
+    if state.noticed:
+        return state, (JobOver(cause._replace(text=f"{cause.text}; not restarting: the end was announced")),)
     if limit.most == 0:
         return state, (JobOver(cause),)
     recent = _recent(state, Why.FAILURE, now)

@@ -17,9 +17,11 @@ from distlaunch.state.events import (
     AddressesFound,
     AgentLeaving,
     AgentUp,
+    AllocationTold,
     Event,
     Interrupted,
     LinkEnded,
+    Noticed,
     OrphansKilled,
     OutputFlows,
     OutputLost,
@@ -43,6 +45,7 @@ from distlaunch.state.events import (
 )
 from distlaunch.state.findings import (
     DumpCame,
+    EndNoticed,
     Finding,
     GenerationFailed,
     JobOver,
@@ -69,6 +72,7 @@ from distlaunch.supervisor import (
     preparing,
     restarting,
     running,
+    scheduling,
     stalling,
 )
 
@@ -154,8 +158,10 @@ def _nothing(state: State, now: float) -> Step:
 _HANDLERS: Mapping[type, Handler] = {
     AgentLeaving: losing.on_agent_leaving,
     AgentUp: connecting.on_agent_up,
+    AllocationTold: scheduling.on_allocation_told,
     AddressesFound: connecting.on_addresses_found,
     LinkEnded: _on_link_ended,
+    Noticed: scheduling.on_noticed,
     PortHeld: preparing.on_port_held,
     PortRefused: preparing.on_port_refused,
     PortUsurped: preparing.on_port_usurped,
@@ -190,7 +196,8 @@ _OURS: Mapping[type, Handler] = {
     WorkerFinished: blame.rank_finished,
     WorkerFailed: blame.rank_failed,
     DumpCame: stalling.dump_came,
-    GenerationFailed: restarting.generation_failed,
+    GenerationFailed: scheduling.generation_failed,
+    EndNoticed: scheduling.end_noticed,
     StartAgain: restarting.start_again,
     JobOver: ending.end_job,
 }
@@ -223,6 +230,7 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
 
 _DUE: Mapping[Timer, Rule] = {
     Timer.JOB: ending.job_overdue,
+    Timer.ASK: scheduling.ask_overdue,
     Timer.VERDICT: blame.verdict_due,
     Timer.JOIN: joining.join_overdue,
     Timer.JOIN_NOTICE: joining.join_notice_due,

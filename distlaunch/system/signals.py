@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+_WATCHED = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
 
 
 class Interrupts:

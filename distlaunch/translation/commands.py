@@ -1,5 +1,6 @@
 """The commands that tell an agent what to do, from what the supervisor wants and the plan."""
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from distlaunch.state.actions import (
     Close,
     DumpStacks,
     FindRoute,
+    GiveNotice,
     HoldPort,
     Reap,
     StartWorkers,
@@ -20,7 +22,7 @@ from distlaunch.state.actions import (
 from distlaunch.state.job import State
 from distlaunch.state.nodes import Route, route_of
 
-AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | DumpStacks | Reap | Close
+AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | DumpStacks | GiveNotice | Reap | Close
 """What is for an agent to do."""
 
 
@@ -36,6 +38,7 @@ _COMMANDS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     FindRoute: lambda action: messages.FindRoute(action.address),
     StopWorkers: lambda action: messages.StopWorkers(action.grace_s),
     DumpStacks: lambda action: messages.DumpStacks(list(action.local_ranks), action.abort),
+    GiveNotice: lambda action: messages.GiveNotice(action.signum, action.left_s),
     Close: lambda action: messages.Close(action.grace_s, action.signum),
 }
 """Those that need nothing but their action."""
@@ -71,6 +74,7 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         stall_s=times.stall_s,
         watch_port=state.port,
         hosts_store=part.node_rank == 0 and engine.serves_store and not state.spec.invocation.by_hand,
+        notice=signal.Signals[f"SIG{state.spec.on_notice}"],
         flight=state.plan.backend == "nccl" and engine.gives_ranks,
         # torch's agent never deletes its folders: they go into ours, which is deleted.
         temporary=[] if engine.gives_ranks else ["PET_LOG_DIR"],

@@ -147,6 +147,7 @@ _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
     messages.AgentLeaving: lambda node, it, clock: events.AgentLeaving(
         node, number(it.signal, "signal"), it.orphaned
     ),
+    messages.Noticed: lambda node, it, clock: events.Noticed(node, number(it.signal, "signal")),
     messages.PortHeld: lambda node, it, clock: events.PortHeld(node, number(it.port, "port")),
     messages.PortRefused: lambda node, it, clock: events.PortRefused(
         node, _cut(it.error), _mappings(it.owners, "owners")

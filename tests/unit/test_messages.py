@@ -11,7 +11,7 @@ from distlaunch.agent.wire import ProtocolError
 
 WORKER = WorkerSpec(0, ["python", "t.py"], "/w", [0, 1], {"A": "b"}, {}, False, [])
 START = StartWorkers(
-    1, "id", 10.0, 30.0, None, 29500, True, False, [], {}, Binding("listed", 0, ["0-3"]), [WORKER]
+    1, "id", 10.0, 30.0, None, 29500, True, 15, False, [], {}, Binding("listed", 0, ["0-3"]), [WORKER]
 )
 EXITED = WorkerExited(0, -9, 12.5, {"message": "m", "callstack": ""}, "words", 0, [1, 2])
 SAMPLES: dict[str, Any] = {

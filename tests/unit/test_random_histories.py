@@ -15,11 +15,13 @@ from typing import Any, NamedTuple, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.allocation.allocation import Allocation
 from distlaunch.plan.layout import Facts
 from distlaunch.replay.history import BEGAN, beginning, fields_of
 from distlaunch.replay.lives import loaded, read, replay
 from distlaunch.state.actions import (
     Action,
+    AskScheduler,
     Close,
     Connect,
     Drop,
@@ -36,9 +38,11 @@ from distlaunch.state.events import (
     AddressesFound,
     AgentLeaving,
     AgentUp,
+    AllocationTold,
     Event,
     Interrupted,
     LinkEnded,
+    Noticed,
     OrphansKilled,
     OutputFlows,
     OutputLost,
@@ -112,7 +116,12 @@ class World:
     """
 
     def __init__(
-        self, text: str, delays: Iterable[float], smooth: bool, refuses: Iterable[type] = ()
+        self,
+        text: str,
+        delays: Iterable[float],
+        smooth: bool,
+        refuses: Iterable[type] = (),
+        fates: tuple[AllocationTold, ...] = (),
     ) -> None:
         self.now = 1000.0
         self._delays = itertools.cycle([0.0])
@@ -121,7 +130,9 @@ class World:
         self._spins = 0
         self._quiet = False
         self.finished = 0
-        self.state, first = begin(spec_of(text), self.now, CHANCE)
+        self._fates = itertools.cycle(fates)
+        spec = spec_of(text)._replace(allocation=Allocation("slurm", "17", ()) if fates else None)
+        self.state, first = begin(spec, self.now, CHANCE)
         self._lines = [_line(self.now, BEGAN, beginning(self.state.spec, CHANCE))]
         self.agents: list[list[Agent]] = [[] for _ in self.state.nodes]
         self._away_until = [0.0 for _ in self.state.nodes]
@@ -190,6 +201,8 @@ class World:
                 case GiveUp():
                     self._cut(action.node)
                     self._feed(LinkEnded(action.node, LinkFailure(Kind.SILENT, action.why)))
+                case AskScheduler():
+                    self._later(self._delay(), self._answer)
                 case Finish():
                     self.finished += 1
                 case (
@@ -204,6 +217,11 @@ class World:
                     agent = self._agent(action.node)
                     if agent and not agent.mute:
                         self._command(agent, action)
+
+    def _answer(self) -> None:
+        """Of the scheduler; it may be busy for long."""
+        if not self.finished:
+            self._feed(next(self._fates))
 
     def check_record(self) -> None:
         """What has been written down of this history leads to the same state."""
@@ -395,6 +413,13 @@ class World:
         self._tell(agent, AgentLeaving(agent.node, 15))
         self._later(self._delay(STOP_S), lambda: self._stop(agent, leave=True))
 
+    def announce(self, agent: Agent, signum: int) -> None:
+        """A scheduler announces the end of the job, to its agents or to the command."""
+        if signum:
+            self._tell(agent, Noticed(agent.node, signum))
+        else:
+            self._feed(Interrupted(signal.SIGUSR1))
+
     def usurp(self, agent: Agent, _: int) -> None:
         """Somebody else listens on the rendezvous port."""
         self._tell(agent, PortUsurped(agent.node, ()))
@@ -445,6 +470,7 @@ spares: {[f"s{i}" for i in range(spares)]}
 restarts: {{max: {most}, window: {window}}}
 elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
 on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
+on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}
 """
     torchs = f"""
 rendezvous: {{backend: c10d}}
@@ -470,6 +496,7 @@ _faults: st.SearchStrategy[Fault] = st.one_of(
     st.builds(Fault, _waits, st.just("end_clean"), _nodes, _away),
     st.builds(Fault, _waits, st.just("vanish"), _nodes, _away),
     st.builds(Fault, _waits, st.just("leave"), _nodes),
+    st.builds(Fault, _waits, st.just("announce"), _nodes, st.sampled_from([10, 0])),
     st.builds(Fault, _waits, st.just("usurp"), st.just(0)),
     st.builds(Fault, _waits, st.just("lose_peer"), _nodes, st.sampled_from([1, -6, -15])),
     st.builds(Fault, _waits, st.just("join"), _nodes, st.integers(0, 3)),
@@ -481,11 +508,20 @@ _faults: st.SearchStrategy[Fault] = st.one_of(
 _delays = st.lists(st.sampled_from([0.1, 0.0, 0.3, 2.0, 12.0, 45.0, NEVER_S]), min_size=1, max_size=8)
 
 
+_fates = st.sampled_from(
+    [
+        (),
+        (AllocationTold(False, "", 20.0), AllocationTold(None)),
+        (AllocationTold(False), AllocationTold(True, "was cancelled")),
+    ]
+)
+"""What the scheduler says whenever it is asked; none = there is no scheduler."""
 _starts = st.tuples(
     st.sampled_from([True, True, True, False]),
     st.sampled_from([(), (), (), (), (FindRoute,), (StartWorkers,), (HoldPort,)]),
+    _fates,
 )
-"""Whether the start has no delays, and what is refused from then on."""
+"""Whether the start has no delays, what is refused from then on, and what the scheduler says."""
 
 
 @given(
@@ -500,13 +536,12 @@ _starts = st.tuples(
 def any_history(
     text: str,
     delays: list[float],
-    start: tuple[bool, tuple[type, ...]],
+    start: tuple[bool, tuple[type, ...], tuple[AllocationTold, ...]],
     faults: list[Fault],
     signals: int,
     late: list[Fault],
 ) -> None:
-    smooth, refuses = start
-    world = World(text, delays, smooth, refuses)
+    world = World(text, delays, *start)
     for fault in faults:
         world.suffer(fault)
     for _ in range(signals):

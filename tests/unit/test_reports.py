@@ -45,6 +45,7 @@ TABLE: list[tuple[Any, Any]] = [
     (HELLO, events.AgentUp(NODE, Facts("/venv/bin/python", 8), "gpu-3")),
     (messages.Pong(5.0), None),
     (messages.AgentLeaving(15, True), events.AgentLeaving(NODE, 15, True)),
+    (messages.Noticed(10), events.Noticed(NODE, 10)),
     (messages.PortHeld(29500), events.PortHeld(NODE, 29500)),
     (messages.PortRefused("in use", [OWNER]), events.PortRefused(NODE, "in use", (OWNER,))),
     (messages.PortUsurped([OWNER]), events.PortUsurped(NODE, (OWNER,))),

@@ -11,6 +11,7 @@ from typing_extensions import Self
 from distlaunch.errors import Exit
 from distlaunch.state.actions import (
     Action,
+    AskScheduler,
     Close,
     Connect,
     Drop,
@@ -96,7 +97,7 @@ class Job(History):
         done = Actions(actions)
         for action in done:  # it grows
             if isinstance(action, GiveUp) or not (
-                isinstance(action, Notice | Finish) or action.node in self.silent
+                isinstance(action, Notice | Finish | AskScheduler) or action.node in self.silent
             ):
                 done += self.feed(*self._answers(action, action.node))
         return done

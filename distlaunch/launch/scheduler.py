@@ -1,0 +1,54 @@
+"""Asks the scheduler what becomes of our allocation."""
+
+import os
+import subprocess
+import time
+
+from distlaunch.allocation.allocation import Allocation
+from distlaunch.launch.slurm_fate import fate_argv, job_fate
+from distlaunch.state.events import AllocationTold
+
+
+class Question:
+    """One question, under way; `fd` is readable when there is something of the answer."""
+
+    def __init__(self, allocation: Allocation) -> None:
+        self._heard = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        read, write = os.pipe()
+        self.fd = read
+        try:
+            self._process = subprocess.Popen(
+                fate_argv(allocation.job),
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            pass  # not installed here: the end of the pipe is the answer
+        finally:
+            os.close(write)
+        os.set_blocking(read, False)
+
+    def answer(self) -> AllocationTold | None:
+        """What it said; None while more is to come."""
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return None
+        self._heard += data
+        return None if data else _told(self._heard.decode(errors="replace"))
+
+    def close(self) -> None:
+        """Leave nothing behind, whether it has answered or not."""
+        os.close(self.fd)
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+
+def _told(text: str) -> AllocationTold:
+    fate = job_fate(text)
+    left_s = None if fate.end is None else round(fate.end - time.time(), 3)
+    return AllocationTold(fate.ends, fate.why, left_s)

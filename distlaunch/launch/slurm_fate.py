@@ -1,0 +1,70 @@
+"""What Slurm says of a job's fate: whether, when and why it ends."""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+
+from distlaunch.agent.frozen import Frozen
+
+
+class Fate(Frozen):
+    """What `scontrol show job` tells: whether the job `ends`, and why; `end` is Unix time, None = open."""
+
+    ends: bool | None
+    why: str = ""
+    end: float | None = None
+
+
+_GOING = ("RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "SIGNALING", "RESIZING")
+_WHYS = {
+    "TIMEOUT": "reached its time limit",
+    "DEADLINE": "reached its deadline",
+    "PREEMPTED": "was preempted",
+    "NODE_FAIL": "lost a node",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "PENDING": "was requeued",
+    "REQUEUED": "was requeued",
+}
+_DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
+
+
+def fate_argv(job: str) -> list[str]:
+    """The command that prints what `job_fate` reads."""
+    return ["scontrol", "show", "job", job, "--oneliner"]
+
+
+def job_fate(text: str) -> Fate:
+    """The fate of a job, from `scontrol show job ID --oneliner`, whose times are local."""
+    told = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text))
+    state = told.get("JobState")
+    if state is None:
+        return Fate(None)
+    end = _time(told.get("EndTime", ""))
+    if state in _GOING:
+        return Fate(False, "", end)
+    return Fate(True, _WHYS.get(state) or _why_completing(told, end), end)
+
+
+def _why_completing(told: Mapping[str, str], end: float | None) -> str:
+    """A job that is still being ended does not say why: its times do."""
+    begin, limit = _time(told.get("StartTime", "")), _seconds(told.get("TimeLimit", ""))
+    if begin is not None and end is not None and limit is not None and end - begin >= limit:
+        return _WHYS["TIMEOUT"]
+    if _time(told.get("PreemptTime", "")) is not None:
+        return _WHYS["PREEMPTED"]
+    return "was cancelled"
+
+
+def _time(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None  # Unknown, None
+
+
+def _seconds(text: str) -> float | None:
+    found = re.fullmatch(_DURATION, text)
+    if not found:
+        return None  # UNLIMITED
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -1,0 +1,100 @@
+"""What a scheduler does to its job: it announces the end, or ends it, and what follows looks like failures.
+
+Inside an allocation, a failure that may be the scheduler's work waits until that was asked what becomes of
+the job: then it is told as what it is, and not restarted.
+"""
+
+import signal
+
+from distlaunch.state.actions import AskScheduler, GiveNotice, Notice
+from distlaunch.state.events import AllocationTold, Noticed
+from distlaunch.state.findings import EndNoticed, GenerationFailed, JobOver, Step
+from distlaunch.state.job import Asked, Cause, Phase, State
+from distlaunch.state.nodes import Up
+from distlaunch.state.timers import Timer
+from distlaunch.supervisor import restarting
+from distlaunch.wording import span_words
+
+ASK_S = 1.0
+"""Seconds for the scheduler to answer: a failure must not go unheeded for longer."""
+SPARE_S = 5.0
+"""Of the time that is left, so much is for our own end."""
+STATUS = 128 + signal.SIGTERM
+_BY_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)
+
+
+def generation_failed(found: GenerationFailed, state: State, now: float) -> Step:
+    """Hold what the scheduler may have done, until it has been asked."""
+    if state.asked:
+        known = state.asked.cause
+        worse = known is None or (known.peer_gone and not found.cause.peer_gone)
+        return state.unwatched()._replace(asked=Asked(found.cause if worse else known)), ()
+    if state.spec.allocation is None or not _may_be_the_schedulers(found.cause):
+        return restarting.generation_failed(found, state, now)
+    return _ask(state.unwatched(), Asked(found.cause), now)
+
+
+def _may_be_the_schedulers(cause: Cause) -> bool:
+    return cause.rank is None or cause.exit_status in _BY_SIGNALS
+
+
+def on_noticed(event: Noticed, state: State, now: float) -> Step:
+    """The end is announced, to each agent: the first counts."""
+    return state, (EndNoticed(),)
+
+
+def end_noticed(found: EndNoticed, state: State, now: float) -> Step:
+    """Pass the notice on to the ranks; first ask how long they have."""
+    if state.noticed or state.phase is Phase.STOPPING:
+        return state, ()
+    state = state._replace(noticed=True)
+    if state.asked:
+        return state, ()
+    return _ask(state, Asked(), now) if state.spec.allocation else _pass_on(state, None, now)
+
+
+def _ask(state: State, asked: Asked, now: float) -> Step:
+    return state._replace(asked=asked).with_timer(Timer.ASK, now + ASK_S), (AskScheduler(),)
+
+
+def on_allocation_told(event: AllocationTold, state: State, now: float) -> Step:
+    """The scheduler has answered: it ends the job, or leaves the failure to us."""
+    asked = state.asked
+    if asked is None or state.phase is Phase.STOPPING:
+        return state, ()
+    state = state._replace(asked=None).without_timers(Timer.ASK)
+    if event.ends:
+        cancelled = "cancelled" in event.why
+        cause = Cause(f"{_whose(state)} {event.why}", STATUS, now, cancelled=cancelled)
+        return state, (JobOver(cause, _signal(state)),)
+    if asked.cause:
+        return restarting.generation_failed(GenerationFailed(asked.cause), state, now)
+    return _pass_on(state, event.left_s, now)
+
+
+def ask_overdue(state: State, now: float) -> Step:
+    """No answer: what we know must do."""
+    return on_allocation_told(AllocationTold(None), state, now)
+
+
+def _pass_on(state: State, left_s: float | None, now: float) -> Step:
+    """Give all ranks the signal that the job names; after one that ends them, the job does, too."""
+    signum, when = _signal(state), "soon" if left_s is None else f"in {span_words(max(1.0, left_s // 1))}"
+    announced = f"{_whose(state)} ends {when}"
+    name = signal.Signals(signum).name
+    if state.phase is not Phase.RUNNING or signum in (signal.SIGTERM, signal.SIGINT):
+        stop_s = state.spec.timeouts.stop_s
+        grace_s = stop_s if left_s is None else max(stop_s, left_s - SPARE_S)
+        cause = Cause(f"{announced}: sent {name} to all ranks", STATUS, now)
+        return state, (JobOver(cause, signum, grace_s),)
+    nodes = [i for i, node in enumerate(state.nodes) if isinstance(node, Up) and node.occupied]
+    text = f"{announced}: sent {name} to all ranks (on_notice)"
+    return state, (Notice("warning", text), *(GiveNotice(i, signum, left_s) for i in nodes))
+
+
+def _signal(state: State) -> int:
+    return signal.Signals[f"SIG{state.spec.on_notice}"]
+
+
+def _whose(state: State) -> str:
+    return state.spec.allocation.name if state.spec.allocation else "the job"
