@@ -182,8 +182,8 @@ NOTIFY = Record(
     {
         "command": Field(
             ListOf(Word(), least=1),
-            "Program and arguments, run on the controller's machine; it reads the event as JSON from stdin and "
-            "is killed after 30 s.",
+            "Program and arguments, run on the controller's machine; it reads the event as JSON from stdin "
+            "and is killed after 30 s.",
         ),
         "on": Field(
             ListOf(Choice(get_args(Occasion))),

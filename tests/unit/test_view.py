@@ -24,7 +24,7 @@ from distlaunch.state.workers import Use
 from distlaunch.supervisor.step import begin, step
 from distlaunch.view.keys import after
 from distlaunch.view.picture import Picture
-from distlaunch.view.screen import Pane, Size, Wish, lines, sparkline
+from distlaunch.view.screen import Pane, Size, Wish, lines, row_at, sparkline
 from tests.unit.samples import spec_of
 
 WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"
@@ -114,7 +114,31 @@ def test_a_thousand_ranks_are_folded_by_node(thousand: Watched) -> None:
     shown = thousand.shown(200, 50)
     assert "1000 ranks on 125 nodes" in shown
     assert re.search(r"\n0-7 +gpu0 +running +99% +8G +90% +320G +0s ", shown)
-    assert "more nodes with" in shown
+    assert re.search(r"\nand \d+ more nodes \(\d+ ranks\)", shown)
+
+
+def test_one_node_without_a_line_is_counted_as_one() -> None:
+    assert "\nand 1 more node (1 rank)" in Watched(1, 1).shown(80, 8)
+
+
+@pytest.mark.parametrize("size", [Size(80, 24), Size(80, 12), Size(120, 60)])
+def test_enter_opens_the_log_of_the_line_that_is_highlighted(size: Size) -> None:
+    """Of a node's line that of its first rank, though ranks that stand out have lines before."""
+    watched = Watched(8, 8)
+    watched.feed(RanksStalled(7, (3,), ()), RanksStalled(2, (4,), ()))
+    for cursor in range(80):
+        wish = Wish(cursor=cursor)
+        drawn = lines(watched.picture, wish, size)
+        (chosen,) = (line for line in drawn if any(span.style == "reverse" for span in line.spans))
+        first = int(re.split(r"\D", chosen.plain)[0])
+        assert row_at(watched.picture, wish, size) == first
+
+
+@pytest.mark.parametrize("width", [75, 80, 87, 95, 200])
+@pytest.mark.parametrize("leaving", ["quit", "stop the run"])
+def test_what_q_does_is_told_on_any_usual_terminal(width: int, leaving: str) -> None:
+    last = lines(Watched(1, 1).picture, Wish(), Size(width, 24), leaving)[-1].plain
+    assert last.endswith(f"q {leaving}")
 
 
 def test_what_stands_out_comes_first() -> None:
@@ -157,7 +181,7 @@ def test_notices_and_generations_are_a_history() -> None:
     watched = Watched(1, 2)
     watched.picture.told(Notice("warning", "host2 was lost\nits agent died"), 61.0)
     shown = watched.shown(pane=Pane.history)
-    assert "generation 0: 2 ranks on 1 node" in shown
+    assert re.search(r"generation 0: 2 ranks on 1 node\b", shown)
     assert "61s  host2 was lost" in shown
 
 
