@@ -1,6 +1,5 @@
 """A picture of a run as lines of text, as many and as wide as a terminal has."""
 
-import statistics
 import time
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -107,14 +106,14 @@ def _trend(picture: Picture) -> Text:
 
 def sparkline(values: Sequence[float], width: int) -> str:
     """Values as bars, the latest last; several values share a bar where there are more than that."""
-    known = [value for value in values if abs(value) < float("inf")]
+    known = [value / 4 for value in values if abs(value) < float("inf")]  # sums of them are finite, too
     if not known:
         return ""
     step = max(1, -(-len(known) // width))
-    means = [statistics.fmean(known[at : at + step]) for at in range(0, len(known), step)]
-    least, most = min(means), max(means)
-    scale = (len(BARS) - 1) / (most - least) if most > least else 0.0
-    return "".join(BARS[round((mean - least) * scale)] for mean in means)
+    parts = [known[at : at + step] for at in range(0, len(known), step)]
+    means = [sum(value / len(part) for value in part) for part in parts]
+    least, span = min(means), max(means) - min(means)
+    return "".join(BARS[round((mean - least) / span * (len(BARS) - 1)) if span else 0] for mean in means)
 
 
 # The grid
@@ -228,7 +227,7 @@ def row_at(picture: Picture, wish: Wish, size: Size) -> int | None:
 
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    return sum(known) / len(known) if known else None
 
 
 def _total(values: Iterable[int | None]) -> int | None:

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distlaunch.observers.observer import Printed
@@ -141,6 +141,16 @@ def test_what_q_does_is_told_on_any_usual_terminal(width: int, leaving: str) -> 
     assert last.endswith(f"q {leaving}")
 
 
+@pytest.mark.parametrize("numbers", [("inf", "-inf"), ("1.7e308", "1.7e308")])
+def test_numbers_of_a_node_that_have_no_mean_hurt_nothing(numbers: tuple[str, str]) -> None:
+    watched = Watched(20, 2)
+    watched.spec = spec_of("command: [x]\nlogs: {watch: 'loss (.*)'}")
+    watched.picture.began(watched.spec, 0.0, 0.0)
+    for rank, number in enumerate(numbers):
+        watched.say(rank, f"loss {number}\n")
+    assert re.search(r"\n0-1 +gpu0 .* (nan|inf) ", watched.shown())
+
+
 def test_what_stands_out_comes_first() -> None:
     watched = Watched(8, 8)
     for rank in range(64):
@@ -217,6 +227,9 @@ def test_keys(keys: list[str], wanted: Wish | None) -> None:
     assert wish == wanted
 
 
+@example([1.7e308, -1e308], 2)
+@example([1.7e308] * 3, 1)
+@example([5e-324, 0.0], 2)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True)), st.integers(1, 60))
 def test_a_sparkline_has_at_most_its_width(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) <= width
