@@ -4,7 +4,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-NO_SUSPENDING = "a run can't be suspended; to leave the terminal, start it with nohup or in tmux"
+NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with `distlaunch run --detach`"
+NO_SUSPENDING_TORCHRUN = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
 MAX_NAMED = 8
 """Ranks or nodes named in one line."""
 

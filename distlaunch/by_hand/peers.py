@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import ByHand, JobSpec
 from distlaunch.system.signals import Interrupts
-from distlaunch.wording import NO_SUSPENDING
+from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 BARRIER_S = 300.0
 """How long a node that has succeeded waits for the others, as in torchrun's exit barrier."""
@@ -139,7 +139,7 @@ class Peers:
             name = signal.Signals(signum).name
             if signum != signal.SIGTSTP:
                 raise MeetingError(f"stopped by {name}", 128 + signum)
-            self._say(NO_SUSPENDING)
+            self._say(NO_SUSPENDING_TORCHRUN)
 
     def _messages(self) -> Iterator[dict[str, Any]]:
         try:

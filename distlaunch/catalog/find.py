@@ -1,4 +1,4 @@
-"""Finds runs: by id, a unique beginning of one, a job's name, a folder, or the latest here."""
+"""Finds runs: by id, a unique prefix of one, a job's name, a folder, or the latest here."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def find(word: str | None) -> Run:
 
 
 def _unknown(word: str) -> NoReturn:
-    raise UsageError(f"no run {word!r}: `distlaunch ps -a` lists those that are known")
+    raise UsageError(f"no run matches {word!r}; `distlaunch ps -a` lists all known runs")
 
 
 def folders() -> dict[str, str]:
@@ -63,7 +63,7 @@ def _of_folder(word: str) -> Run:
     runs = dict(scanned([word]))
     latest = _latest(runs)
     if latest is None:
-        raise UsageError(f"{word}: no run's folder, and none with runs in it")
+        raise UsageError(f"{word}: not a run folder, and it contains no runs")
     return latest
 
 
@@ -71,7 +71,9 @@ def _latest_here() -> Run:
     here = os.path.join(os.getcwd(), "")
     latest = _latest({run: path for run, path in folders().items() if os.path.abspath(path).startswith(here)})
     if latest is None:
-        raise UsageError("no run below this folder: name one; `distlaunch ps -a` lists those that are known")
+        raise UsageError(
+            "no runs below the current folder; name one (`distlaunch ps -a` lists all known runs)"
+        )
     return latest
 
 
@@ -84,8 +86,10 @@ def _latest(runs: Mapping[str, str]) -> Run | None:
 
 
 def scanned(places: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(id, folder) of the runs in each place, and in the `runs` there."""
-    for place in places:
+    """(id, folder) of the run that each place is, and of those in it and in the `runs` there."""
+    for place in map(os.path.abspath, places):
+        if _is_run(place):
+            yield os.path.basename(place), place
         for parent in (place, os.path.join(place, LOGS)):
             yield from _runs_in(parent)
 
@@ -96,13 +100,18 @@ def _runs_in(parent: str) -> Iterator[tuple[str, str]]:
     except OSError:
         return
     for name in names:
-        folder = os.path.join(os.path.abspath(parent), name)
-        if _ID.fullmatch(name) and os.path.exists(os.path.join(folder, EVENTS)):
+        folder = os.path.join(parent, name)
+        if _is_run(folder):
             yield name, folder
+
+
+def _is_run(folder: str) -> bool:
+    named = _ID.fullmatch(os.path.basename(folder))
+    return named is not None and os.path.exists(os.path.join(folder, EVENTS))
 
 
 def _ambiguous(word: str, named: list[str]) -> str:
     latest = sorted(named, key=when, reverse=True)
     shown = [f"  {run}" for run in latest[:MAX_NAMED]]
     more = [f"  and {len(latest) - MAX_NAMED} more"] if len(latest) > MAX_NAMED else []
-    return "\n".join([f"{word!r} begins the ids of {len(named)} runs:", *shown, *more])
+    return "\n".join([f"{word!r} is ambiguous: it matches {len(named)} runs:", *shown, *more])

@@ -8,7 +8,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.output_index import NAME as OUTPUT_INDEX
-from distlaunch.observers.run_folder import EVENTS, STATUS, SUMMARY
+from distlaunch.observers.run_folder import CONTROLLER_LOG, EVENTS, STATUS, SUMMARY
 from distlaunch.state.status import Controller, RunState, Status, status_of
 from distlaunch.system.here import boot_id
 
@@ -46,7 +46,7 @@ def run_in(folder: str) -> Run | None:
     if status is None:
         return None
     if not alive and not status.state.over:
-        status = status._replace(state=RunState.LOST, why=_why_lost(status.controller))
+        status = status._replace(state=RunState.LOST, why=_why_lost(folder, status.controller))
     return Run(folder, status, alive, None if status.state.over else heard(folder))
 
 
@@ -120,12 +120,21 @@ def _with_summary(status: Status, summary: dict[str, Any]) -> Status:
     )
 
 
-def _why_lost(controller: Controller) -> str:
+def _why_lost(folder: str, controller: Controller) -> str:
     process = f", process {controller.pid} on {controller.host}," if controller.pid else ""
     who = f"its controller{process}"
-    if controller.boot and controller.host == os.uname().nodename and controller.boot != boot_id():
+    known = bool(controller.boot) and controller.host == os.uname().nodename
+    if known and controller.boot != boot_id():
         return f"{who} ended when the machine restarted"
-    return f"{who} was killed"
+    down = "" if known else ", or its machine went down"
+    log = f"; see {CONTROLLER_LOG} in the run folder" if _size(folder, CONTROLLER_LOG) else ""
+    return f"{who} ended without reporting a result (it crashed or was killed{down}){log}"
+
+
+def _size(folder: str, name: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(os.path.join(folder, name)).st_size
+    return 0
 
 
 def heard(folder: str) -> float | None:

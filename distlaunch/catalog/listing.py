@@ -1,5 +1,6 @@
 """What `ps` shows: a line for each run."""
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +8,20 @@ from typing import Any
 from distlaunch.catalog.find import folders, scanned, when
 from distlaunch.catalog.folder import Run, run_in
 from distlaunch.catalog.index import listed
+from distlaunch.errors import UsageError, reason
 from distlaunch.observers.console import escape
 from distlaunch.state.status import RunState
 
-HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "SILENT", "WHERE")
+HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 
 
 def runs(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
-    """The runs in `places`, or all that are known, the latest first; those that have `ended` if asked."""
+    """The runs in `places`, or all that are known, the latest first; those that have `ended` if asked.
+
+    Raises `UsageError` for a place that can't be read.
+    """
+    for place in places:
+        _check_readable(place)
     known = dict(scanned(places)) if places else folders()
     over = set() if ended else {run for run, entry in listed().items() if entry.over}
     found: list[Run] = []
@@ -25,6 +32,13 @@ def runs(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         if run and (ended or not run.status.state.over):
             found.append(run)
     return sorted(found, key=lambda run: run.status.began, reverse=True)
+
+
+def _check_readable(place: str) -> None:
+    try:
+        os.scandir(place).close()
+    except OSError as error:
+        raise UsageError(f"{place}: {reason(error)}") from None
 
 
 def table(found: Sequence[Run]) -> str:

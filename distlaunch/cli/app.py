@@ -112,17 +112,25 @@ def run(
     detach: Annotated[
         bool,
         typer.Option(
-            "--detach", "-d", help="Leave the job to itself once all ranks have started, and print its id."
+            "--detach",
+            "-d",
+            help="Return once all ranks have started, print the run's id, and keep the run going in the "
+            "background.",
         ),
     ] = False,
-    fold: Annotated[bool, typer.Option("--fold", help="Show what several ranks print alike once.")] = False,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Show a line that several ranks print at the same time only once.")
+    ] = False,
     view: Annotated[
-        bool, typer.Option("--view", help="Watch the run on a screen, as `distlaunch view` does.")
+        bool,
+        typer.Option("--view", help="Show the run full-screen, as `distlaunch view` does; but q stops it."),
     ] = False,
     on: Annotated[
         str | None,
         typer.Option(
-            "--on", metavar="HOST", help="Control the job from that host, over ssh: this machine may sleep."
+            "--on",
+            metavar="HOST",
+            help="Control the run from HOST, reached over ssh, so that this machine can sleep or disconnect.",
         ),
     ] = None,
 ) -> None:
@@ -134,7 +142,9 @@ def run(
     leaves = detach or on is not None
     _check_screen(view, leaves, as_json)
     if leaves and as_json:
-        raise UsageError("--json is for a run that the command stays with; `ps --json` lists all")
+        raise UsageError(
+            "--json can't be combined with --detach or --on; `distlaunch wait --json RUN` prints the outcome"
+        )
     settings = [*(overrides or ()), *(["logs.fold=true"] if fold else [])]
     spec = load_job(job, settings, args or ())
     if on is not None:
@@ -152,9 +162,11 @@ def run(
 def _check_screen(view: bool, leaves: bool, as_json: bool) -> None:
     """Whether there can be one. Raises `UsageError`."""
     if view and leaves:
-        raise UsageError("--view is for a run that the command stays with; `distlaunch view` shows any")
-    if view and (as_json or not sys.stdout.isatty()):
-        raise UsageError("--view needs a terminal, and takes no --json")
+        raise UsageError("--view can't be combined with --detach or --on; use `distlaunch view` once it runs")
+    if view and as_json:
+        raise UsageError("--view can't be combined with --json")
+    if view and not sys.stdout.isatty():
+        raise UsageError("--view needs a terminal as stdout")
 
 
 def _detached(spec: "JobSpec", quiet: bool) -> int:

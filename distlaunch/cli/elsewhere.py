@@ -62,7 +62,9 @@ if asked["folder"]:
     try:
         os.chdir(asked["folder"])
     except OSError as error:
-        sys.stderr.write("distlaunch: can't work in %s: %s\\n" % (asked["folder"], error.strerror))
+        words = (asked["folder"], asked["host"], error.strerror)
+        rest = "; --on needs the job file's folder at the same path there"
+        sys.stderr.write("distlaunch: %s on %s: %s" % words + rest + "\\n")
         os._exit(2)
 caller = os.dup(0)
 with tempfile.TemporaryFile() as file:
@@ -115,7 +117,7 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] | None
     pipe = subprocess.PIPE
     with subprocess.Popen(_argv(ssh), stdin=pipe, stdout=pipe, bufsize=0) as process:
         try:
-            output = _hand_over(process, request)
+            output = _hand_over(process, ssh.host, request)
             _pump(process, output, show or _print)
         except BrokenPipeError:
             pass  # its end is told by its status
@@ -142,10 +144,11 @@ def _argv(ssh: Ssh) -> list[str]:
     return ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
 
 
-def _hand_over(process: "subprocess.Popen[bytes]", request: Request) -> bytes:
+def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) -> bytes:
     """Send the command, and this program if it is wanted; what of the output has been read by then."""
     assert process.stdin is not None
-    head = {"key": payload_key(), "have": HAVE.decode(), "need": NEED.decode(), **request._asdict()}
+    words = {"have": HAVE.decode(), "need": NEED.decode()}
+    head = {"key": payload_key(), "host": host, **words, **request._asdict()}
     start = _FIND_PYTHON + f'exec "$p" -I -c {shlex.quote(f"exec({_LOADER!r})")}'
     process.stdin.write(start.encode() + b"\n" + json.dumps(head).encode() + b"\n")
     said = b""
@@ -188,7 +191,8 @@ def _pump(process: "subprocess.Popen[bytes]", output: bytes, show: Callable[[byt
 def _status(ssh: Ssh, status: int) -> int:
     if status == NO_PYTHON:
         raise DistlaunchError(
-            f"{ssh.host}: no Python 3.10 or later: a controller, and commands for its runs, need it"
+            f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.13 in "
+            "PATH); install one there"
         )
     if status == 255:
         return Exit.UNREACHABLE  # ssh has said why

@@ -19,8 +19,6 @@ IMPORTED_LATE = (
     *("transport", "transport.slurm", "transport.ssh"),
 )
 """Packages whose modules a run imports when it needs them."""
-CONTROLLER_LOG = "controller.log"
-"""In the run folder: what a controller without a terminal writes to stderr, which only a bug makes it do."""
 
 
 def run_detached(spec: JobSpec, quiet: bool = False) -> int:
@@ -41,7 +39,7 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
         return _status_of(controller)
     print(run, flush=True)
     if sys.stderr.isatty() and not quiet:
-        say(f"it goes on without this terminal; follow it with `distlaunch attach {run}`")
+        say(f"running in the background; follow it with `distlaunch attach {run}`")
     return Exit.OK
 
 
@@ -87,6 +85,7 @@ def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
 def _supervised(start: Start, signals: Signals, quiet: bool, ready: int) -> int:
     from distlaunch.launch.supervise import supervise  # while agents boot
     from distlaunch.observers.departure import Departure, silence
+    from distlaunch.observers.run_folder import CONTROLLER_LOG
     from distlaunch.observers.terminal import Terminal
 
     def leave(state: State) -> None:

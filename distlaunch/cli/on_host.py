@@ -1,4 +1,4 @@
-"""`run --on HOST`: the controller on that host, so that this machine may sleep."""
+"""`run --on HOST`: the controller on that host, so that this machine can sleep."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def run_on(
     `spec` is what it is taken for here. Raises `DistlaunchError`.
     """
     if spec.invocation.piped:
-        raise UsageError("--on needs a job file: one that is piped can be read only once")
+        raise UsageError("--on can't take the job from a pipe or standard input; save it to a file")
     ssh, said = _way_to(host, spec), bytearray()
     text = read_text(job)
     status = run_there(ssh, _request(job, text, spec, overrides, args), said.extend)
@@ -31,12 +31,12 @@ def run_on(
     if detach:
         print(run, flush=True)
         if sys.stderr.isatty():
-            say(f"it goes on without this machine; follow it with `distlaunch attach {host}:{run}`")
+            say(f"running under the control of {host}; follow it with `distlaunch attach {host}:{run}`")
         return Exit.OK
     try:
         return run_there(ssh, Request(("attach", "--all", run)))
     except KeyboardInterrupt:
-        say(f"left {run} alone: it goes on; `distlaunch stop {host}:{run}` stops it")
+        say(f"detached from {run}, which is still running; `distlaunch stop {host}:{run}` stops it")
         return Exit.INTERRUPTED
 
 

@@ -19,15 +19,19 @@ Which = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="The run: its id or a unique beginning of it, its job's name for the latest of that, or its "
-        "folder; HOST:RUN for one on another host. Without it, the latest run below this folder.",
+        help="A run's id or a unique prefix of it, a job's name (its latest run), or a run folder; HOST:RUN "
+        "for a run on another host. Default: the latest run below the current folder.",
         show_default=False,
     ),
 ]
-Fold = Annotated[bool, typer.Option("--fold", help="Show what several ranks print alike once.")]
+Fold = Annotated[
+    bool, typer.Option("--fold", help="Show a line that several ranks print at the same time only once.")
+]
 SshConfig = Annotated[
     str | None,
-    typer.Option("--ssh-config", metavar="FILE", help="For HOST:RUN, the ssh_config file, as with ssh -F."),
+    typer.Option(
+        "--ssh-config", metavar="FILE", help="The ssh_config file to reach HOST with, as with ssh -F."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -39,17 +43,19 @@ def ps(
         list[str] | None,
         typer.Argument(
             metavar="[FOLDER]…",
-            help="Only look in these folders, and in their `runs`; HOST: is another host.",
+            help="List only the runs in these folders and in their `runs` subfolders; HOST: lists another "
+            "host's.",
         ),
     ] = None,
-    ended: Annotated[bool, typer.Option("--all", "-a", help="Show runs that have ended, too.")] = False,
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Include runs that have ended.")] = False,
     most: Annotated[
-        int | None, typer.Option("--number", "-n", min=0, help="Show at most so many, the latest ones.")
+        int | None,
+        typer.Option("--number", "-n", metavar="N", min=0, help="Show only the N latest runs."),
     ] = None,
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """List runs: what each does, since when, where."""
+    """List active runs: state, ranks, restarts, age, nodes."""
     for place in places or ():
         _elsewhere(context, place, ssh_config)
     from distlaunch.catalog.listing import document, table
@@ -61,7 +67,7 @@ def ps(
     elif found:
         print_text(table(found))
     else:
-        say("no runs" if ended else "nothing is running; `distlaunch ps -a` shows runs that have ended, too")
+        say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists those that have ended")
 
 
 @runs.command("logs")
@@ -74,30 +80,30 @@ def logs(
     ] = None,
     goes_on: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Go on until the run ends."),
+        typer.Option("--follow", "-f", help="Keep printing new output until the run ends."),
     ] = False,
     since: Annotated[
         str | None,
         typer.Option(
             "--since",
-            metavar="10m",
-            help="Only what came since then: 30s, 10m, 1h30m ago.",
+            metavar="DURATION",
+            help="Only output of the last DURATION, e.g. 30s, 10m, 1h30m.",
             show_default=False,
         ),
     ] = None,
     most: Annotated[
         int | None,
-        typer.Option("--lines", "-n", min=0, help="Only the last so many lines."),
+        typer.Option("--lines", "-n", metavar="N", min=0, help="Print only the last N lines."),
     ] = None,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Only what went to stderr.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only stderr.")] = False,
     grep: Annotated[
         str | None,
-        typer.Option("--grep", metavar="REGEX", help="Only lines in which this is found."),
+        typer.Option("--grep", metavar="REGEX", help="Only lines that match REGEX (Python syntax)."),
     ] = None,
     fold: Fold = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Print what the ranks of a run printed, over restarts, in the order in which it came."""
+    """Print the output of a run's ranks, across restarts, in the order it arrived."""
     _elsewhere(context, which, ssh_config)
     from distlaunch.catalog.find import find
     from distlaunch.cli.log_lines import choice_of, print_logs
@@ -110,12 +116,12 @@ def attach(
     context: typer.Context,
     which: Which = None,
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="Begin with what was shown before.")
+        bool, typer.Option("--all", "-a", help="Start from the beginning of the run.")
     ] = False,
     fold: Fold = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Show a run as its own terminal would, from now on; Ctrl-C leaves it alone."""
+    """Show what `run` would show of a run, from now on; Ctrl-C detaches without stopping it."""
     _elsewhere(context, which, ssh_config)
     from distlaunch.catalog.find import find
     from distlaunch.follow.attending import attend
@@ -133,7 +139,7 @@ def attach(
 
 @runs.command("view")
 def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = None) -> None:
-    """Watch a run on a screen: its ranks, what stands out, their output; q leaves it alone."""
+    """Watch a run full-screen: its ranks, which stand out, and their output; q quits without stopping it."""
     _elsewhere(context, which, ssh_config, terminal=True)
     from distlaunch.catalog.find import find
     from distlaunch.system.signals import Signals
@@ -141,7 +147,7 @@ def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = No
 
     run = find(which)
     if not sys.stdout.isatty():
-        raise UsageError("view needs a terminal; `distlaunch attach` does without")
+        raise UsageError("view needs a terminal as stdout; use `distlaunch attach` instead")
     _say_over(run)
     with Signals() as signals:
         run = watch(run, signals)
@@ -153,7 +159,7 @@ def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = No
 def wait(
     context: typer.Context, which: Which = None, as_json: Json = False, ssh_config: SshConfig = None
 ) -> None:
-    """Wait for a run's end; the exit status is the run's."""
+    """Wait until a run ends, and exit with its exit status."""
     _elsewhere(context, which, ssh_config)
     from distlaunch.catalog.find import find
     from distlaunch.follow.attending import wait as wait_for
@@ -173,41 +179,50 @@ def stop(
     context: typer.Context,
     which: Which = None,
     now: Annotated[
-        bool, typer.Option("--now", help="Kill the ranks at once, without the grace of timeouts.stop.")
+        bool,
+        typer.Option("--now", help="Kill the ranks now instead of giving them timeouts.stop to exit."),
     ] = False,
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Stop a run, as Ctrl-C does where it was started, and wait until nothing of it is left."""
+    """Stop a run, as Ctrl-C in its terminal does, and wait until all its processes have ended."""
     _elsewhere(context, which, ssh_config)
     from distlaunch.catalog.find import find
+    from distlaunch.follow.attending import over
     from distlaunch.follow.attending import wait as wait_for
     from distlaunch.follow.stopping import interrupt
     from distlaunch.system.signals import Signals
 
     run = find(which)
     if run.host and not run.status.state.over:  # its folder is shared, its controller is there
-        say(f"{run.id} is controlled by {run.host}: stopping it there")
+        say(f"the controller of {run.id} is on {run.host}: stopping it there over ssh")
         _elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
     with Signals() as signals:
-        if interrupt(run, now):
-            run = wait_for(run, signals)
+        stopped = interrupt(run, now)
+        run = wait_for(run, signals) if stopped else over(run)
         if run.alive:
-            say(f"{run.id} is still stopping; `distlaunch wait {run.id}` waits for its end")
+            say(f"{run.id} is still stopping; `distlaunch wait {run.id}` waits until it has ended")
             raise typer.Exit(128 + signals.received_last)
     if as_json:
         _print_document(run)
     else:
-        say(_ended_words(run))
+        say(_ended_words(run, ":" if stopped else " had already ended:"))
 
 
 @runs.command("prune")
 def prune(
-    older: Annotated[str, typer.Option("--older", metavar="30d", help="Those that ended so long ago.")],
-    dry: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    older: Annotated[
+        str,
+        typer.Option(
+            "--older", metavar="DURATION", help="Delete runs that ended longer ago than this, e.g. 30d."
+        ),
+    ],
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be deleted; delete nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete the folders of runs that ended some time ago."""
+    """Delete the folders of your old runs."""
     from distlaunch.cli.pruning import prune_runs
 
     raise typer.Exit(prune_runs(older, dry, as_json))
@@ -244,12 +259,12 @@ def _print_document(run: "Run") -> None:
 def _say_over(run: "Run") -> None:
     if not run.alive:
         say(_ended_words(run))
-        _leave_with(run)
+        raise typer.Exit(_status_of(run))
 
 
-def _ended_words(run: "Run") -> str:
+def _ended_words(run: "Run", lead: str = ":") -> str:
     status = run.status
-    said = f"{run.id}: {status.state.value}"
+    said = f"{run.id}{lead} {status.state.value}"
     if status.exit_status:
         said += f", exit status {status.exit_status}"
     return f"{said}{f': {status.why}' if status.why else ''}; logs: {run.folder}"
@@ -258,16 +273,21 @@ def _ended_words(run: "Run") -> str:
 def _leave_alone(run: "Run", signals: "Signals") -> None:
     """Leave a run that goes on, with the status of the signal that ended us, if one did."""
     if run.alive:
-        say(f"left {run.id} alone: it goes on; `distlaunch stop {run.id}` stops it")
+        say(f"detached from {run.id}, which is still running; `distlaunch stop {run.id}` stops it")
         raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)
 
 
 def _leave_with(run: "Run") -> None:
-    """With the run's own status; one that is lost has none."""
+    """With the run's own status. Of one that is lost nobody has told the end yet."""
     from distlaunch.state.status import RunState
 
     if run.status.state is RunState.LOST:
-        say(f"{run.id}: LOST: {run.status.why}")
-        raise typer.Exit(Exit.NODE_LOST)
+        say(_ended_words(run))
     sys.stdout.flush()
-    raise typer.Exit(run.status.exit_status or Exit.OK)
+    raise typer.Exit(_status_of(run))
+
+
+def _status_of(run: "Run") -> int:
+    from distlaunch.state.status import RunState
+
+    return Exit.NODE_LOST if run.status.state is RunState.LOST else run.status.exit_status or Exit.OK

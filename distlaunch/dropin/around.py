@@ -18,7 +18,7 @@ _KEEPS = "works with `distlaunch run` too; each rank's output is kept in logs.di
 _PROMPT = r"\s*(?:\([^()\s]+\)\s*)*(?:\[?[\w.-]+@[\w.-]+(?:[: ][^\s$#%>&|;]*)?\]?\s?)?[$%#>\u276f]\s+"
 """`$ `, `(base) me@host:~$ `, `[me@host dir]# `: a variable's $ has no space after it."""
 _HINTS = {
-    "nohup": "`nohup distlaunch run` works too",
+    "nohup": "use `distlaunch run --detach`",
     "time": "`time distlaunch run` works too",
     "exec": "`exec distlaunch run` works too",
     "timeout": "set timeouts.job",
@@ -183,4 +183,4 @@ def _behind(command: Command, rest: Sequence[Command]) -> Iterator[str]:
             yield f"left out: `{operator} {shlex.join(later.words)}`: {hint}"
         operator = later.operator
     if operator == "&":
-        yield "left out: `&`: `nohup distlaunch run … &` works too"
+        yield "left out: `&`: use `distlaunch run --detach`"

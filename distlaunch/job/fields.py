@@ -167,10 +167,12 @@ LOGS = Record(
         ),
         "watch": Field(
             Regex(),
-            "A number in the output that a view shows, as its first group: 'loss[ =:]+([-0-9.eE+]+)'.",
+            "A regular expression for a number in the output that `view` plots: its first group, or all that "
+            "it matches; e.g. 'loss[ =:]+([-0-9.eE+]+)'.",
         ),
         "fold": Field(
-            Switch(), "Show what several ranks print alike within 0.2 s once, with the ranks that printed it."
+            Switch(),
+            "Show a line that several ranks print within 0.2 s only once, marked with all their ranks.",
         ),
     },
     makes=Logs,
@@ -181,9 +183,14 @@ NOTIFY = Record(
     {
         "command": Field(
             ListOf(Word(), least=1),
-            "A program on distlaunch's machine, and its arguments; it gets facts as JSON on stdin, and 30 s.",
+            "Program and arguments, run on the controller's machine; it reads the event as JSON from stdin "
+            "and is killed after 30 s.",
         ),
-        "on": Field(ListOf(Choice(get_args(Occasion))), "When: failed, restarted, stalled, finished."),
+        "on": Field(
+            ListOf(Choice(get_args(Occasion))),
+            "The events to run it for: failed, restarted, stalled, finished.",
+            "all four",
+        ),
     },
     makes=Notify,
     required=("command",),
@@ -194,7 +201,7 @@ METRICS = Record(
     {
         "file": built(
             SOME_TEXT,
-            "A file on distlaunch's machine, as node_exporter's textfile collector reads it: *.prom.",
+            "Path on the controller's machine; node_exporter's textfile collector reads only *.prom.",
         ),
     },
     makes=JobSpec,
@@ -305,8 +312,8 @@ JOB = Record(
             Switch(), "Each worker sees only its own GPU, and LOCAL_RANK is 0.", field="one_device"
         ),
         "logs": built(LOGS, "Where output goes."),
-        "notify": Field(NOTIFY, "A program to tell how the run goes."),
-        "metrics": built(METRICS, "Metrics of the run in Prometheus' text format."),
+        "notify": Field(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
+        "metrics": built(METRICS, "Write the run's metrics to a file in Prometheus' text format."),
         "ssh": built(SSH, "How ssh is called."),
         "launcher": built(
             Choice(("auto", "local", "slurm", "ssh")),

@@ -14,11 +14,14 @@ from distlaunch.state.status import RunState, Status, status_now
 from distlaunch.state.workers import Use
 
 _USES = (
-    ("distlaunch_rank_cpu_percent", "CPU of the rank's processes, in percent of one.", "cpu"),
+    ("distlaunch_rank_cpu_percent", "CPU use of the rank's processes; 100 = one CPU.", "cpu"),
     ("distlaunch_rank_memory_bytes", "Memory of the rank's processes.", "memory"),
     ("distlaunch_rank_gpu_percent", "How busy the rank's GPU is.", "gpu"),
     ("distlaunch_rank_gpu_memory_bytes", "Memory in use on the rank's GPU.", "gpu_memory"),
 )
+_BEGAN = ("distlaunch_run_start_timestamp_seconds", "Unix time at which the run began.")
+_SINCE = ("distlaunch_run_state_since_timestamp_seconds", "Unix time at which it entered this state.")
+_HEARD = ("distlaunch_rank_last_output_timestamp_seconds", "Unix time of the rank's last output.")
 EVERY_S = 5.0
 """It is written at most so often for what changes all the time."""
 
@@ -89,24 +92,24 @@ class Metrics(Observer):
         status = self._status
         labels = f'job="{_quoted(status.job)}",run="{_quoted(status.run)}"'
         lines = [
-            *_head("distlaunch_run_state", "1 for the state that the run is in."),
+            *_head("distlaunch_run_state", "1 for the run's current state, 0 for the others."),
             *(
                 f'distlaunch_run_state{{{labels},state="{state.value}"}} {int(state is status.state)}'
                 for state in RunState
             ),
             *_gauge("distlaunch_ranks", "Ranks of the current generation.", labels, status.ranks),
-            *_gauge("distlaunch_ranks_running", "Ranks that run.", labels, self._running()),
+            *_gauge("distlaunch_ranks_running", "Ranks currently running.", labels, self._running()),
             *_gauge("distlaunch_nodes", "Nodes of the current generation.", labels, status.nodes),
             *_gauge("distlaunch_restarts", "Restarts so far.", labels, status.restarts),
-            *_gauge("distlaunch_run_start_time_seconds", "When the run began.", labels, status.began),
-            *_gauge("distlaunch_run_state_since_seconds", "When its state began.", labels, status.since),
+            *_gauge(*_BEGAN, labels, status.began),
+            *_gauge(*_SINCE, labels, status.since),
         ]
         if status.exit_status is not None:
             lines += _gauge("distlaunch_exit_status", "The run's exit status.", labels, status.exit_status)
         lines += [*self._use_lines(labels)]
-        lines += _head("distlaunch_rank_last_output_seconds", "When the rank last printed something.")
+        lines += _head(*_HEARD)
         lines += [
-            f'distlaunch_rank_last_output_seconds{{{labels},rank="{rank}"}} {heard:.3f}'
+            f'{_HEARD[0]}{{{labels},rank="{rank}"}} {heard:.3f}'
             for rank, heard in sorted(self._heard.items())
         ]
         return "\n".join(lines) + "\n"

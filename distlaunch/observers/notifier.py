@@ -16,7 +16,7 @@ from distlaunch.observers.observer import Observer
 from distlaunch.state.events import Event, RanksStalled
 from distlaunch.state.job import State
 from distlaunch.state.status import RunState, run_state
-from distlaunch.wording import status_words
+from distlaunch.wording import exit_words
 
 LIMIT_S = 30.0
 """A command that takes longer is killed."""
@@ -24,6 +24,7 @@ LAST_S = 10.0
 """At the end of a run its commands are waited for so long."""
 MOST = 100
 """Commands that may wait for their turn; what is more is left out."""
+_NO_MORE = "later failures are not reported"
 
 
 class Notifier(Observer):
@@ -111,14 +112,15 @@ class Notifier(Observer):
                 start_new_session=True,
             )
         except OSError as error:
-            return f"notify.command: can't start {name}: {reason(error)}"
+            return f"notify.command: can't start {name}: {reason(error)}; {_NO_MORE}"
         try:
             self._process.communicate(facts, LIMIT_S)
         except subprocess.TimeoutExpired:
             self._end()
-            return f"notify.command: {name} took longer than {LIMIT_S:g} s and was killed"
+            return f"notify.command: {name} took longer than {LIMIT_S:g} s and was killed; {_NO_MORE}"
         status = self._process.returncode
-        return f"notify.command: {name}: {status_words(status)}" if status else ""
+        was = "was " if status < 0 else ""
+        return f"notify.command: {name} {was}{exit_words(status)}; {_NO_MORE}" if status else ""
 
     def _end(self) -> None:
         """Kill the command, with what it has started."""

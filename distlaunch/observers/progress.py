@@ -41,7 +41,8 @@ def _joining(state: State) -> str:
         return f"{state.counted(len(state.workers))} started"
     if not missing:
         return ""
-    return f"joining: {joined} of {state.counted(len(state.workers))}; waiting for {spans(missing)}"
+    names = f"{'rank' if len(missing) == 1 else 'ranks'} {spans(missing)}"
+    return f"joining: {joined} of {state.counted(len(state.workers))}; waiting for {names}"
 
 
 def _names(state: State, nodes: list[int]) -> str:

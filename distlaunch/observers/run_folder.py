@@ -14,6 +14,8 @@ from distlaunch.observers.output_index import Stamp
 from distlaunch.state.status import Status, document_of
 
 STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"
+CONTROLLER_LOG = "controller.log"
+"""What a controller without a terminal writes to stderr, which only a bug makes it do."""
 STATUS_BYTES = 4096
 """Its size: it is written over in place, so that a disk that fills up takes the end of a run, too."""
 

@@ -21,7 +21,7 @@ from distlaunch.state.nodes import (
 )
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Worker
-from distlaunch.wording import NO_SUSPENDING, counted, listed, span_words
+from distlaunch.wording import NO_SUSPENDING, NO_SUSPENDING_TORCHRUN, counted, listed, span_words
 
 STOP_MARGIN_S = 14.0
 """Seconds beyond the grace until we give up on a node that does not confirm its cleanup: all ends at 15."""
@@ -139,6 +139,8 @@ def finish_when_closed(state: State, now: float) -> Step:
 
 def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     """Stop gracefully at the first signal, kill at the second, leave at the third."""
+    if event.signum == signal.SIGTSTP and state.spec.invocation.shares_stdio:
+        return state, (Notice("warning", NO_SUSPENDING_TORCHRUN),)
     if event.signum == signal.SIGTSTP:
         # Silent for longer than the lease, we would be taken for dead, and the job would end.
         return state, (Notice("warning", NO_SUSPENDING),)

@@ -16,7 +16,7 @@ from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event
 from distlaunch.state.job import State
 from distlaunch.state.workers import Exited, Use, Worker, WorkerPhase
-from distlaunch.wording import status_words
+from distlaunch.wording import counted, status_words
 
 LINES_KEPT, OF_A_RANK = 2000, 300
 VALUES_KEPT = 240
@@ -238,7 +238,7 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def _shape(state: State) -> str:
-    return f"{state.counted(len(state.workers))} on {len(state.members)} nodes"
+    return f"{state.counted(len(state.workers))} on {counted(len(state.members), 'node')}"
 
 
 def _shown(line: bytes) -> str:

@@ -1,6 +1,5 @@
 """A picture of a run as lines of text, as many and as wide as a terminal has."""
 
-import statistics
 import time
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -16,6 +15,7 @@ from distlaunch.view.picture import Picture, Row, Said
 from distlaunch.wording import counted, spans
 
 Part = TypeVar("Part")
+Node = tuple[str, Sequence[Row]]
 BARS = "▁▂▃▄▅▆▇█"
 HEADER, FOOTER, LEAST_LOG = 2, 1, 3
 GRID_SHARE = 0.6
@@ -55,17 +55,20 @@ class Size(Frozen):
     height: int
 
 
-def lines(picture: Picture, wish: Wish, size: Size) -> list[Text]:
-    """Exactly `height` lines, none wider than `width`."""
-    rows = picture.rows()
-    room = max(0, size.height - HEADER - FOOTER - 1)
-    most = max(1, min(room - LEAST_LOG, int(room * GRID_SHARE)))
-    grid = _grid(rows, wish, most, bool(picture.values), size.width)
+def lines(picture: Picture, wish: Wish, size: Size, leaving: str = "quit") -> list[Text]:
+    """Exactly `height` lines, none wider than `width`. `leaving` is what q does, in words."""
+    grid = _grid(picture.rows(), wish, _most(size), bool(picture.values))
     shown = [*_header(picture), *grid, _rule(wish, size.width)]
     shown += _pane(picture, wish, max(0, size.height - len(shown) - FOOTER))
     shown = shown[: size.height - FOOTER]
     shown += [Text("")] * (size.height - FOOTER - len(shown))
-    return [_cut(line, size.width) for line in (*shown, _footer(wish))][-size.height :]
+    return [_cut(line, size.width) for line in (*shown, _footer(wish, size.width, leaving))][-size.height :]
+
+
+def _most(size: Size) -> int:
+    """Lines of the grid."""
+    room = max(0, size.height - HEADER - FOOTER - 1)
+    return max(1, min(room - LEAST_LOG, int(room * GRID_SHARE)))
 
 
 def _cut(line: Text, width: int) -> Text:
@@ -103,45 +106,47 @@ def _trend(picture: Picture) -> Text:
 
 def sparkline(values: Sequence[float], width: int) -> str:
     """Values as bars, the latest last; several values share a bar where there are more than that."""
-    known = [value for value in values if abs(value) < float("inf")]
+    known = [value / 4 for value in values if abs(value) < float("inf")]  # sums of them are finite, too
     if not known:
         return ""
     step = max(1, -(-len(known) // width))
-    means = [statistics.fmean(known[at : at + step]) for at in range(0, len(known), step)]
-    least, most = min(means), max(means)
-    scale = (len(BARS) - 1) / (most - least) if most > least else 0.0
-    return "".join(BARS[round((mean - least) * scale)] for mean in means)
+    parts = [known[at : at + step] for at in range(0, len(known), step)]
+    means = [sum(value / len(part) for value in part) for part in parts]
+    least, span = min(means), max(means) - min(means)
+    return "".join(BARS[round((mean - least) / span * (len(BARS) - 1)) if span else 0] for mean in means)
 
 
 # The grid
 
 
-def _grid(rows: Sequence[Row], wish: Wish, most: int, valued: bool, width: int) -> list[Text]:
+def _grid(rows: Sequence[Row], wish: Wish, most: int, valued: bool) -> list[Text]:
     if not rows:
         return []
+    ranks, nodes, hidden = _folded(rows, most)
+    cells = [_heads("RANK", "NODE", valued), *(_rank_cells(row, valued) for row in ranks)]
+    cells += [_node_cells(node, of_node, valued) for node, of_node in nodes]
+    grid = _columns(cells, wish.cursor)
+    if hidden:
+        rest = counted(sum(len(of_node) for _, of_node in hidden), "rank")
+        grid.append(Text(f"and {counted(len(hidden), 'more node')} ({rest})", "dim"))
+    return grid
+
+
+def _folded(rows: Sequence[Row], most: int) -> tuple[Sequence[Row], Sequence[Node], Sequence[Node]]:
+    """What has a line: ranks, then nodes; and the nodes without one.
+
+    If there are too many ranks, only those that stand out have a line of their own.
+    """
     if len(rows) + 1 <= most:
-        cells = [_rank_cells(row, valued) for row in rows]
-        return _columns([_heads("RANK", "NODE", valued), *cells], wish.cursor, rows, width)
-    return _folded(rows, wish, most, valued, width)
-
-
-def _folded(rows: Sequence[Row], wish: Wish, most: int, valued: bool, width: int) -> list[Text]:
-    """The ranks that stand out, then nodes as one row each, then how many more there are."""
+        return rows, (), ()
     marked = [row for row in rows if row.marks][: max(0, (most - 2) // 2)]
     nodes: dict[str, list[Row]] = {}
     for row in rows:
         nodes.setdefault(row.node, []).append(row)
     room = most - 1 - len(marked)
     listed = list(nodes.items())
-    shown = listed if len(listed) <= room else listed[: max(0, room - 1)]
-    cells = [_heads("RANK", "NODE", valued), *(_rank_cells(row, valued) for row in marked)]
-    cells += [_node_cells(node, ranks, valued) for node, ranks in shown]
-    chosen = [*marked, *(ranks[0] for _, ranks in shown)]
-    grid = _columns(cells, wish.cursor, chosen, width)
-    if len(shown) < len(listed):
-        rest = sum(len(ranks) for _, ranks in listed[len(shown) :])
-        grid.append(Text(f"and {len(listed) - len(shown)} more nodes with {rest} ranks", "dim"))
-    return grid
+    shown = len(listed) if len(listed) <= room else max(0, room - 1)
+    return marked, listed[:shown], listed[shown:]
 
 
 def _heads(first: str, second: str, valued: bool) -> list[Text]:
@@ -197,7 +202,7 @@ _RIGHT = range(3, 9)
 MAX_CELL = 28
 
 
-def _columns(cells: Sequence[Sequence[Text]], cursor: int, rows: Sequence[Row], width: int) -> list[Text]:
+def _columns(cells: Sequence[Sequence[Text]], cursor: int) -> list[Text]:
     widths = [min(MAX_CELL, max(len(row[column]) for row in cells)) for column in range(len(cells[0]))]
     made = []
     for index, row in enumerate(cells):
@@ -213,15 +218,16 @@ def _columns(cells: Sequence[Sequence[Text]], cursor: int, rows: Sequence[Row], 
     return made
 
 
-def row_at(picture: Picture, wish: Wish) -> int | None:
+def row_at(picture: Picture, wish: Wish, size: Size) -> int | None:
     """The rank on which the cursor stands; of a node, its first."""
-    rows = picture.rows()
-    return rows[min(wish.cursor, len(rows) - 1)].rank if rows else None
+    ranks, nodes, _ = _folded(picture.rows(), _most(size))
+    lines_of = [*(row.rank for row in ranks), *(min(row.rank for row in of_node) for _, of_node in nodes)]
+    return lines_of[min(wish.cursor, len(lines_of) - 1)] if lines_of else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    return sum(known) / len(known) if known else None
 
 
 def _total(values: Iterable[int | None]) -> int | None:
@@ -255,7 +261,7 @@ def _rule(wish: Wish, width: int) -> Text:
     name = (
         "history" if wish.pane is Pane.history else "all ranks" if wish.rank is None else f"rank {wish.rank}"
     )
-    more = f", lines with {wish.find!r}" if wish.find else ""
+    more = f", lines containing {wish.find!r}" if wish.find else ""
     more += f", {wish.back} lines back" if wish.back else ""
     title = f"── {name}{more} "
     return Text(title + "─" * max(0, width - len(title)), "dim")
@@ -288,7 +294,12 @@ def _said(said: Said) -> Text:
     return text.append_text(Text.from_ansi(escape(said.text), style="" if not said.stream else "italic"))
 
 
-def _footer(wish: Wish) -> Text:
+_KEYS = "↑↓ select  Enter rank's log  a all ranks  / filter  PgUp/PgDn scroll  h history"
+_KEYS_IN_SHORT = "↑↓ select  Enter log  a all  / filter  PgUp/PgDn  h history"
+
+
+def _footer(wish: Wish, width: int, leaving: str) -> Text:
     if wish.typing:
-        return Text(f"/{wish.find}▏  Enter keeps it, Esc drops it", "bold")
-    return Text("↑↓ rank  Enter its log  a all  / search  PgUp PgDn scroll  h history  q leave", "dim")
+        return Text(f"/{wish.find}▏  Enter apply  Esc clear", "bold")
+    keys = f"{_KEYS}  q {leaving}"
+    return Text(keys if len(keys) <= width else f"{_KEYS_IN_SHORT}  q {leaving}", "dim")

@@ -84,7 +84,7 @@ class Viewer(Observer):
         self._terminal, self._interrupts = terminal, interrupts
         self._picture = Picture(began)
         self._stack = contextlib.ExitStack()
-        self._screen: Screen | None = self._stack.enter_context(screen(self._picture))
+        self._screen: Screen | None = self._stack.enter_context(screen(self._picture, "stop the run"))
         self._notices: list[tuple[Notice, float]] = []
         self.wake_at = 0.0
 

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from distlaunch.catalog.folder import Run
+from distlaunch.cli.app import run_app
+from distlaunch.follow.stopping import interrupt
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
@@ -232,9 +235,20 @@ def test_a_controller_that_was_killed_leaves_no_rank_and_is_told_as_lost(tmp_pat
         attached.kill()
     done = ran(tmp_path, "wait", run)
     assert done.returncode == 71
-    assert "LOST" in done.stderr
+    (lost,) = listed(tmp_path, "-a")
+    assert lost["why"].endswith(" ended without reporting a result (it crashed or was killed)")
+    once = f"distlaunch: {run}: LOST: {lost['why']}; logs: {there['folder']}\n"
+    assert done.stderr == attached.stderr == once
+    for words in ([], ["--all"]):
+        assert ran(tmp_path, "attach", run, *words).stderr.count("LOST") == 1
     assert ran(tmp_path, "logs", run).stdout.count("here") == 2
-    assert ran(tmp_path, "stop", run).returncode == 0
+    stop = ran(tmp_path, "stop", run)
+    assert (stop.returncode, stop.stderr) == (0, once.replace(f"{run}:", f"{run} had already ended:", 1))
+    (Path(there["folder"]) / "controller.log").write_text("Traceback\n")
+    assert listed(tmp_path, "-a")[0]["why"].endswith("; see controller.log in the run folder")
+    status = Path(there["folder"]) / "status.json"
+    status.write_text(status.read_text().replace(json.dumps(os.uname().nodename), '"elsewhere"'))
+    assert "(it crashed or was killed, or its machine went down)" in listed(tmp_path, "-a")[0]["why"]
 
 
 def test_stop_ends_a_run_and_says_how_it_ended(tmp_path: Path, gate: Path) -> None:
@@ -246,7 +260,24 @@ def test_stop_ends_a_run_and_says_how_it_ended(tmp_path: Path, gate: Path) -> No
     wait_gone(ranks, 0.0)
     assert ran(tmp_path, "wait", run).returncode == 130
     again = ran(tmp_path, "stop", run)
-    assert (again.returncode, again.stderr) == (0, done.stderr)
+    assert again.returncode == 0
+    assert f"distlaunch: {run} had already ended: CANCELLED, exit status 130: stopped by" in again.stderr
+
+
+def test_stop_of_a_run_that_ends_meanwhile_says_that(
+    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def too_late(run: Run, at_once: bool) -> bool:
+        open_gate(gate)
+        assert ran(tmp_path, "wait", run.id).returncode == 7
+        return interrupt(run, at_once)
+
+    run = left(tmp_path)
+    said_here(tmp_path, run)
+    monkeypatch.setattr("distlaunch.follow.stopping.interrupt", too_late)
+    monkeypatch.chdir(tmp_path)
+    assert run_app(["stop", run]) == 0
+    assert f"{run} had already ended: FAILED, exit status 7: rank 1" in capfd.readouterr().err
 
 
 def test_stop_now_does_not_wait_for_stubborn_ranks(tmp_path: Path) -> None:
@@ -265,7 +296,7 @@ def test_ctrl_c_while_attached_leaves_the_run_alone(tmp_path: Path, gate: Path) 
         assert attached.wait() == 130
     finally:
         attached.kill()
-    assert f"it goes on; `distlaunch stop {run}` stops it" in attached.stderr
+    assert f"detached from {run}, which is still running; `distlaunch stop {run}` stops" in attached.stderr
     assert [there["state"] for there in listed(tmp_path)] == ["RUNNING"]
 
 
@@ -333,8 +364,8 @@ def test_lines_are_chosen(restarted: Path) -> None:
         (("--rank", "1-"), "--rank: expected ranks"),
         (("--since", "soon"), "--since: expected a duration"),
         (("--grep", "("), "--grep: '(' is not a regular expression"),
-        (("nothing-like-it",), "no run 'nothing-like-it'"),
-        (("./nowhere",), "no run's folder"),
+        (("nothing-like-it",), "no run matches 'nothing-like-it'"),
+        (("./nowhere",), "./nowhere: not a run folder, and it contains no runs"),
     ],
 )
 def test_a_choice_that_can_not_be_is_told(restarted: Path, words: tuple[str, ...], said: str) -> None:
@@ -377,8 +408,23 @@ def test_a_run_is_found_by_each_of_its_names(tmp_path: Path) -> None:
         assert ran(Path("/"), "wait", run).returncode == expected  # it is listed
     ambiguous = ran(tmp_path, "wait", "mine-")
     assert ambiguous.returncode == 2
+    assert "'mine-' is ambiguous: it matches 2 runs:\n" in ambiguous.stderr
     assert first in ambiguous.stderr
     assert second in ambiguous.stderr
+
+
+def test_ps_looks_where_it_is_told_to(tmp_path: Path, gate: Path) -> None:
+    run = left(tmp_path)
+    for folder, place in ((tmp_path, "runs"), (tmp_path, f"runs/{run}"), (tmp_path / "runs", run)):
+        shown = ran(folder, "ps", place).stdout.splitlines()
+        assert re.fullmatch(r"RUN +STATE +RANKS +RESTARTS +AGE +LAST +WHERE", shown[0])
+        assert [line.split()[0] for line in shown[1:]] == [run]
+    for place, why in ((run, "No such file or directory"), ("worker.py", "Not a directory")):
+        done = ran(tmp_path, "ps", place)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"distlaunch: {place}: {why}\n"
+    (tmp_path / "empty").mkdir()
+    assert "no active runs" in ran(tmp_path, "ps", "empty").stderr
 
 
 def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,7 @@ def left(tmp_path: Path) -> Iterator[str]:
 def test_a_run_is_watched_and_left_alone(tmp_path: Path, left: str) -> None:
     with seen(tmp_path, "view") as shown:
         shown.wait_for(r"job +RUNNING")
+        shown.wait_for("q quit")
         shown.wait_for(r"\n7 +node1 +running +\d+% +\d")  # what ranks use is sampled
         shown.wait_for(r"/s +[▁-█]+")
         shown.press(b"j" * 7 + b"\r")
@@ -141,12 +142,21 @@ def test_a_run_is_watched_and_left_alone(tmp_path: Path, left: str) -> None:
         shown.press(b"h")
         shown.wait_for("── history")
         shown.press(b"/step\r")
-        shown.wait_for("lines with 'step'")
+        shown.wait_for("lines containing 'step'")
         shown.press(b"q")
         assert shown.ended() == 0
         shown.assert_sane()
-        assert f"left {left} alone: it goes on" in shown.after_screen
+        assert f"detached from {left}, which is still running" in shown.after_screen
     assert "RUNNING" in distlaunch("ps", cwd=tmp_path).stdout
+
+
+def test_a_detached_run_is_told_with_how_to_follow_it(tmp_path: Path) -> None:
+    with seen(tmp_path, "run", "-d", str(write_job(tmp_path, TRAINS, JOB))) as shown:
+        assert shown.ended() == 0
+        run, told = plain(shown.written).splitlines()
+        assert told == f"distlaunch: running in the background; follow it with `distlaunch attach {run}`"
+    (tmp_path / "gate").touch()
+    assert distlaunch("wait", run, cwd=tmp_path).returncode == 0
 
 
 def test_the_end_of_a_run_is_told_when_the_screen_is_gone(tmp_path: Path, left: str) -> None:
@@ -160,6 +170,7 @@ def test_the_end_of_a_run_is_told_when_the_screen_is_gone(tmp_path: Path, left: 
 
 def test_run_shows_its_own_run(tmp_path: Path) -> None:
     with seen(tmp_path, "run", "--view", str(write_job(tmp_path, TRAINS, JOB))) as shown:
+        shown.wait_for("q stop the run")
         shown.wait_for(r"\n7 +node1 +running +\d+%")
         (tmp_path / "gate").touch()
         assert shown.ended() == 0
@@ -220,18 +231,19 @@ def test_a_storm_of_resizes_hurts_nothing(tmp_path: Path, left: str) -> None:
 def test_a_screen_needs_a_terminal(tmp_path: Path, left: str) -> None:
     done = distlaunch("view", left, cwd=tmp_path)
     assert done.returncode == 2
-    assert "view needs a terminal" in done.stderr
+    assert "view needs a terminal as stdout" in done.stderr
     ran = distlaunch("run", "--view", "job.yaml", cwd=tmp_path)
     assert ran.returncode == 2
-    assert "--view needs a terminal" in ran.stderr
+    assert "--view needs a terminal as stdout" in ran.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--view", "--detach"), "--view is for a run that the command stays with"),
-        (("--json", "-d"), "--json is for a run that the command stays with"),
-        (("--json", "--on", "host"), "--json is for a run that the command stays with"),
+        (("--view", "--detach"), "--view can't be combined with --detach or --on"),
+        (("--view", "--json"), "--view can't be combined with --json"),
+        (("--json", "-d"), "--json can't be combined with --detach or --on"),
+        (("--json", "--on", "host"), "--json can't be combined with --detach or --on"),
     ],
 )
 def test_options_that_contradict_each_other(words: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -348,7 +348,15 @@ def test_no_comment_but_an_offer_looks_like_a_key(name: str) -> None:
         ),
         ("torchrun $FLAGS x.py", {"procs_per_node": None}, ["$FLAGS: write its flags in the command"]),
         ("torchrun ${F[@]} --nproc-per-node 2 -m a.b", {"procs_per_node": 2}, ["${F[@]}: write its flags"]),
-        ("nohup torchrun x.py > o 2>&1 &", {}, ["`nohup`: `nohup", "`> o 2>&1`: works", "`&`: `nohup"]),
+        (
+            "nohup torchrun x.py > o 2>&1 &",
+            {},
+            [
+                "`nohup`: use `distlaunch run --detach`",
+                "`> o 2>&1`: works",
+                "`&`: use `distlaunch run --detach`",
+            ],
+        ),
         ("torchrun x.py 2>&1 | tee log", {}, ["`2>&1`: works", "`| tee log`: works"]),
         (
             "torchrun x.py |& tee log; echo done &",

@@ -53,7 +53,13 @@ def test_ranks_that_start_and_join_are_counted() -> None:
     assert progress_words(after(*STARTED, *others, job=ONE)) == "4 ranks started"
     joined = RanksJoined(0, (0, 2))
     assert (
-        progress_words(after(*STARTED, *others, joined, job=ONE)) == "joining: 2 of 4 ranks; waiting for 1,3"
+        progress_words(after(*STARTED, *others, joined, job=ONE))
+        == "joining: 2 of 4 ranks; waiting for ranks 1,3"
+    )
+    all_but_one = RanksJoined(0, (0, 1, 2))
+    assert (
+        progress_words(after(*STARTED, *others, all_but_one, job=ONE))
+        == "joining: 3 of 4 ranks; waiting for rank 3"
     )
     trying = RanksLag(0, ((3, True, "is connecting"),))
     assert progress_words(after(*STARTED, *others, trying, job=ONE)).startswith("joining: 0 of 4 ranks")

@@ -680,6 +680,18 @@ def test_a_clean_node_has_its_time_when_the_last_other_node_is_lost() -> None:
 
 # Interrupts
 
+
+@pytest.mark.parametrize(
+    ("torchrun", "way"), [(False, "`distlaunch run --detach`"), (True, "nohup or in tmux")]
+)
+def test_ctrl_z_is_answered_with_what_frees_the_terminal(torchrun: bool, way: str) -> None:
+    job = History().to_running()
+    invocation = job.state.spec.invocation._replace(shares_stdio=torchrun)
+    job.state = job.state._replace(spec=job.state.spec._replace(invocation=invocation))
+    said = texts(job.feed(Interrupted(signal.SIGTSTP)), "warning")
+    assert said == [f"a run can't be suspended; to free the terminal, start it with {way}"]
+
+
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE]
 
 

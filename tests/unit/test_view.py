@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distlaunch.observers.observer import Printed
@@ -24,7 +24,7 @@ from distlaunch.state.workers import Use
 from distlaunch.supervisor.step import begin, step
 from distlaunch.view.keys import after
 from distlaunch.view.picture import Picture
-from distlaunch.view.screen import Pane, Size, Wish, lines, sparkline
+from distlaunch.view.screen import Pane, Size, Wish, lines, row_at, sparkline
 from tests.unit.samples import spec_of
 
 WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"
@@ -114,7 +114,41 @@ def test_a_thousand_ranks_are_folded_by_node(thousand: Watched) -> None:
     shown = thousand.shown(200, 50)
     assert "1000 ranks on 125 nodes" in shown
     assert re.search(r"\n0-7 +gpu0 +running +99% +8G +90% +320G +0s ", shown)
-    assert "more nodes with" in shown
+    assert re.search(r"\nand \d+ more nodes \(\d+ ranks\)", shown)
+
+
+def test_one_node_without_a_line_is_counted_as_one() -> None:
+    assert "\nand 1 more node (1 rank)" in Watched(1, 1).shown(80, 8)
+
+
+@pytest.mark.parametrize("size", [Size(80, 24), Size(80, 12), Size(120, 60)])
+def test_enter_opens_the_log_of_the_line_that_is_highlighted(size: Size) -> None:
+    """Of a node's line that of its first rank, though ranks that stand out have lines before."""
+    watched = Watched(8, 8)
+    watched.feed(RanksStalled(7, (3,), ()), RanksStalled(2, (4,), ()))
+    for cursor in range(80):
+        wish = Wish(cursor=cursor)
+        drawn = lines(watched.picture, wish, size)
+        (chosen,) = (line for line in drawn if any(span.style == "reverse" for span in line.spans))
+        first = int(re.split(r"\D", chosen.plain)[0])
+        assert row_at(watched.picture, wish, size) == first
+
+
+@pytest.mark.parametrize("width", [75, 80, 87, 95, 200])
+@pytest.mark.parametrize("leaving", ["quit", "stop the run"])
+def test_what_q_does_is_told_on_any_usual_terminal(width: int, leaving: str) -> None:
+    last = lines(Watched(1, 1).picture, Wish(), Size(width, 24), leaving)[-1].plain
+    assert last.endswith(f"q {leaving}")
+
+
+@pytest.mark.parametrize("numbers", [("inf", "-inf"), ("1.7e308", "1.7e308")])
+def test_numbers_of_a_node_that_have_no_mean_hurt_nothing(numbers: tuple[str, str]) -> None:
+    watched = Watched(20, 2)
+    watched.spec = spec_of("command: [x]\nlogs: {watch: 'loss (.*)'}")
+    watched.picture.began(watched.spec, 0.0, 0.0)
+    for rank, number in enumerate(numbers):
+        watched.say(rank, f"loss {number}\n")
+    assert re.search(r"\n0-1 +gpu0 .* (nan|inf) ", watched.shown())
 
 
 def test_what_stands_out_comes_first() -> None:
@@ -157,7 +191,7 @@ def test_notices_and_generations_are_a_history() -> None:
     watched = Watched(1, 2)
     watched.picture.told(Notice("warning", "host2 was lost\nits agent died"), 61.0)
     shown = watched.shown(pane=Pane.history)
-    assert "generation 0: 2 ranks on 1 node" in shown
+    assert re.search(r"generation 0: 2 ranks on 1 node\b", shown)
     assert "61s  host2 was lost" in shown
 
 
@@ -193,6 +227,9 @@ def test_keys(keys: list[str], wanted: Wish | None) -> None:
     assert wish == wanted
 
 
+@example([1.7e308, -1e308], 2)
+@example([1.7e308] * 3, 1)
+@example([5e-324, 0.0], 2)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True)), st.integers(1, 60))
 def test_a_sparkline_has_at_most_its_width(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) <= width
