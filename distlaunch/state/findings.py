@@ -3,7 +3,7 @@
 import signal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.state.actions import Action
+from distlaunch.state.actions import Action, Notice
 from distlaunch.state.events import WorkerExited
 from distlaunch.state.job import Cause, State, Why
 
@@ -62,9 +62,13 @@ class DumpCame(Frozen):
 
 
 class GenerationFailed(Frozen):
-    """The current generation can't succeed any more: another one follows, or the job ends."""
+    """The current generation can't succeed any more: another one follows, or the job ends.
+
+    `also` is told right after that.
+    """
 
     cause: Cause
+    also: tuple[Notice, ...] = ()
 
 
 class StartAgain(Frozen):

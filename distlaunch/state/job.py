@@ -9,6 +9,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import LaunchPlan
+from distlaunch.state.actions import Notice
 from distlaunch.state.nodes import Node
 from distlaunch.state.timers import WATCHES, Alarm, Timer
 from distlaunch.state.workers import Worker
@@ -66,9 +67,10 @@ class Verdict(Frozen):
 
 
 class Asked(Frozen):
-    """The scheduler was asked what becomes of the job; `cause` waits for the answer: a failure, if any."""
+    """The scheduler was asked what becomes of the job; a failure, if any, and what is said after it, wait."""
 
     cause: Cause | None = None
+    also: tuple[Notice, ...] = ()
 
 
 class Generation(Frozen):

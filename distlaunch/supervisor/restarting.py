@@ -1,7 +1,7 @@
 """Between two generations: the old one is ended everywhere, and known to be, before the new one starts."""
 
 from distlaunch.errors import Exit
-from distlaunch.job.spec import FOREVER_S
+from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.state.actions import Action, Drop, Notice, StopWorkers
 from distlaunch.state.findings import (
     GenerationFailed,
@@ -31,20 +31,24 @@ MAX_PORT_MOVES = 3
 def generation_failed(found: GenerationFailed, state: State, now: float) -> Step:
     """Start again, if the job may; else end it. One failure ends a generation, whatever else follows."""
     if state.phase not in (Phase.PREPARING, Phase.RUNNING):
-        return state, ()
-    limit, cause = state.spec.restarts, found.cause
-    if state.noticed:
-        return state, (JobOver(cause._replace(text=f"{cause.text}; not restarting: the end was announced")),)
-    if limit.most == 0:
-        return state, (JobOver(cause),)
-    recent = _recent(state, Why.FAILURE, now)
-    if len(recent) >= limit.most:
-        times = {1: "once", 2: "twice"}.get(limit.most, f"{limit.most} times")
-        span = span_words(limit.window_s)
-        when = "" if limit.window_s == FOREVER_S else f" in the last {'hour' if span == '1 h' else span}"
-        used_up = f"; not restarting: already restarted {times}{when}"
-        return state, (JobOver(cause._replace(text=cause.text + used_up)),)
-    return _restart(state, Why.FAILURE, cause, f"restart {len(recent) + 1} of {limit.most}", now)
+        return state, found.also
+    most, cause = state.spec.restarts.most, found.cause
+    recent = len(_recent(state, Why.FAILURE, now))
+    if most == 0:
+        return state, (JobOver(cause), *found.also)
+    if state.noticed or recent >= most:
+        why = "the end was announced" if state.noticed else _used_up_words(state.spec.restarts)
+        ended = JobOver(cause._replace(text=f"{cause.text}; not restarting: {why}"))
+        return state, (ended, *found.also)
+    state, done = _restart(state, Why.FAILURE, cause, f"restart {recent + 1} of {most}", now)
+    return state, (*done, *found.also)
+
+
+def _used_up_words(limit: Restarts) -> str:
+    times = {1: "once", 2: "twice"}.get(limit.most, f"{limit.most} times")
+    span = span_words(limit.window_s)
+    when = "" if limit.window_s == FOREVER_S else f" in the last {'hour' if span == '1 h' else span}"
+    return f"already restarted {times}{when}"
 
 
 def start_again(found: StartAgain, state: State, now: float) -> Step:
@@ -58,7 +62,7 @@ def node_lost(found: NodeLost, state: State, now: float) -> Step:
     """Losing a node that takes part fails the generation; losing any other is only reported."""
     fenced = _fence_words(state, found.node, now)
     if state.phase is not Phase.RESTARTING and found.node in state.members:
-        return state, (GenerationFailed(found.cause), *fenced)
+        return state, (GenerationFailed(found.cause, fenced),)
     said = () if found.told else (Notice("warning", found.cause.text),)
     state, failed = (
         _growth_failed(state, found.cause, now) if state.phase is Phase.RESTARTING else (state, ())

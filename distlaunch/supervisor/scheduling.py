@@ -28,10 +28,11 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
     if state.asked:
         known = state.asked.cause
         worse = known is None or (known.peer_gone and not found.cause.peer_gone)
-        return state.unwatched()._replace(asked=Asked(found.cause if worse else known)), ()
+        asked = Asked(found.cause if worse else known, state.asked.also + found.also)
+        return state.unwatched()._replace(asked=asked), ()
     if state.spec.allocation is None or not _may_be_the_schedulers(found.cause):
         return restarting.generation_failed(found, state, now)
-    return _ask(state.unwatched(), Asked(found.cause), now)
+    return _ask(state.unwatched(), Asked(*found), now)
 
 
 def _may_be_the_schedulers(cause: Cause) -> bool:
@@ -68,7 +69,7 @@ def on_allocation_told(event: AllocationTold, state: State, now: float) -> Step:
         cause = Cause(f"{_whose(state)} {event.why}", STATUS, now, cancelled=cancelled)
         return state, (JobOver(cause, _signal(state)),)
     if asked.cause:
-        return restarting.generation_failed(GenerationFailed(asked.cause), state, now)
+        return restarting.generation_failed(GenerationFailed(asked.cause, asked.also), state, now)
     return _pass_on(state, event.left_s, now)
 
 
