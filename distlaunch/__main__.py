@@ -47,7 +47,8 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
 def _run_command(words: Sequence[str]) -> int:
     early = None
     command = words[0] if words else ""
-    if command in ("run", "torchrun") and not {"--detach", "-d", "--on"}.intersection(words):
+    elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
+    if command in ("run", "torchrun") and not elsewhere:
         from distlaunch.links.opening import open_ahead
 
         early = open_ahead(shares_stdio=command == "torchrun")

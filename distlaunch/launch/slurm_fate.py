@@ -47,6 +47,10 @@ def job_fate(text: str) -> Fate:
 
 def _why_completing(told: Mapping[str, str], end: float | None) -> str:
     """A job that is still being ended does not say why: its times do."""
+    if told.get("Reason") == "NodeDown":
+        return _WHYS["NODE_FAIL"]
+    if end is None:  # it has begun a new life
+        return _WHYS["REQUEUED"]
     begin, limit = _time(told.get("StartTime", "")), _seconds(told.get("TimeLimit", ""))
     if begin is not None and end is not None and limit is not None and end - begin >= limit:
         return _WHYS["TIMEOUT"]

@@ -5,7 +5,7 @@ import time
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.catalog.index import note_begin
-from distlaunch.errors import DistlaunchError, reason
+from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.links.link import Link
 from distlaunch.links.opening import open_links
@@ -13,6 +13,7 @@ from distlaunch.observers.run_folder import RunFolder, new_run_id
 from distlaunch.state.status import Controller, RunState, Status
 from distlaunch.system.here import boot_id
 
+NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
 MANY_NODES = 20
 """Up to here the usual limit on descriptors does."""
 
@@ -43,6 +44,8 @@ def start_run(spec: JobSpec, early: Link | None = None) -> Start:
 
     Raises `DistlaunchError` when its folder can't be made.
     """
+    if any(node.reach.unknown for node in spec.pool):
+        raise UsageError(NO_ALLOCATION)
     clock = Clock(time.monotonic())
     run_id = new_run_id(spec.name)
     folder = _run_folder(spec, run_id)

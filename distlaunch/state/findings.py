@@ -79,6 +79,13 @@ class StartAgain(Frozen):
     what: str
 
 
+class Terminated(Frozen):
+    """The command was told to end the job by `signum`, maybe by a scheduler."""
+
+    cause: Cause
+    signum: int
+
+
 class EndNoticed(Frozen):
     """Somebody has announced the end of the job."""
 
@@ -103,6 +110,7 @@ Finding = (
     | DumpCame
     | GenerationFailed
     | StartAgain
+    | Terminated
     | EndNoticed
     | JobOver
 )

@@ -30,7 +30,7 @@ class Cause(Frozen):
     """Why a generation, or the job, ends other than by success: the first, and the only one that is blamed.
 
     `peer_gone`: the rank only lost its connection to another one, of which nothing worse is known yet.
-    `cancelled`: the user wanted it.
+    `cancelled`: the user wanted it. `scheduled`: the scheduler ends all that it has given us.
     """
 
     text: str
@@ -40,6 +40,7 @@ class Cause(Frozen):
     node: int | None = None
     peer_gone: bool = False
     cancelled: bool = False
+    scheduled: bool = False
 
 
 class Why(Enum):

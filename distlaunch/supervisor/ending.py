@@ -5,7 +5,7 @@ import signal
 from distlaunch.errors import Exit
 from distlaunch.state.actions import Action, Close, Drop, Finish, Notice
 from distlaunch.state.events import Interrupted, OutputFlows, Stuck, Swept
-from distlaunch.state.findings import EndNoticed, JobOver, Step
+from distlaunch.state.findings import EndNoticed, JobOver, Step, Terminated
 from distlaunch.state.job import Cause, Phase, State, Verdict
 from distlaunch.state.nodes import (
     Connecting,
@@ -156,7 +156,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
         passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
         # A rank that has failed is the cause, even if we have not said so yet.
         cause = state.suspect or Cause(f"stopped by {name}", 128 + event.signum, now, cancelled=True)
-        return state, (JobOver(cause, passed_on),)
+        return state, (Terminated(cause, passed_on),)
     # A terminal that closes sends SIGHUP and breaks both streams: that is one request.
     return _interrupted_again(state) if insists else (state, ())
 

@@ -31,6 +31,8 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     """A node is gone, and its workers with it."""
     state = lost(state, node, before, failure, now)
     if state.phase is Phase.STOPPING:
+        if state.cause and state.cause.scheduled:  # which sweeps, too
+            return state, ()
         text = f"{state.label(node)}: its agent exited before confirming its cleanup"
         return state, (Notice("warning", text),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]

@@ -8,12 +8,11 @@ import signal
 
 from distlaunch.state.actions import AskScheduler, GiveNotice, Notice
 from distlaunch.state.events import AllocationTold, Noticed
-from distlaunch.state.findings import EndNoticed, GenerationFailed, JobOver, Step
+from distlaunch.state.findings import EndNoticed, GenerationFailed, JobOver, Step, Terminated
 from distlaunch.state.job import Asked, Cause, Phase, State
 from distlaunch.state.nodes import Up
 from distlaunch.state.timers import Timer
 from distlaunch.supervisor import restarting
-from distlaunch.wording import span_words
 
 ASK_S = 1.0
 """Seconds for the scheduler to answer: a failure must not go unheeded for longer."""
@@ -37,6 +36,16 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
 
 def _may_be_the_schedulers(cause: Cause) -> bool:
     return cause.rank is None or cause.exit_status in _BY_SIGNALS
+
+
+def terminated(found: Terminated, state: State, now: float) -> Step:
+    """Stop; but a SIGTERM inside an allocation may be the scheduler's: ask first."""
+    asking = found.cause.exit_status == STATUS and found.cause.rank is None and state.interrupts < 2
+    if state.spec.allocation is None or not asking:
+        return state, (JobOver(found.cause, found.signum),)
+    if state.asked:
+        return state._replace(asked=Asked(found.cause)), ()
+    return _ask(state, Asked(found.cause), now)
 
 
 def on_noticed(event: Noticed, state: State, now: float) -> Step:
@@ -66,8 +75,10 @@ def on_allocation_told(event: AllocationTold, state: State, now: float) -> Step:
     state = state._replace(asked=None).without_timers(Timer.ASK)
     if event.ends:
         cancelled = "cancelled" in event.why
-        cause = Cause(f"{_whose(state)} {event.why}", STATUS, now, cancelled=cancelled)
+        cause = Cause(f"{_whose(state)} {event.why}", STATUS, now, cancelled=cancelled, scheduled=True)
         return state, (JobOver(cause, _signal(state)),)
+    if asked.cause and asked.cause.cancelled:
+        return state, (JobOver(asked.cause),)
     if asked.cause:
         return restarting.generation_failed(GenerationFailed(asked.cause, asked.also), state, now)
     return _pass_on(state, event.left_s, now)
@@ -80,7 +91,7 @@ def ask_overdue(state: State, now: float) -> Step:
 
 def _pass_on(state: State, left_s: float | None, now: float) -> Step:
     """Give all ranks the signal that the job names; after one that ends them, the job does, too."""
-    signum, when = _signal(state), "soon" if left_s is None else f"in {span_words(max(1.0, left_s // 1))}"
+    signum, when = _signal(state), _when(left_s)
     announced = f"{_whose(state)} ends {when}"
     name = signal.Signals(signum).name
     if state.phase is not Phase.RUNNING or signum in (signal.SIGTERM, signal.SIGINT):
@@ -91,6 +102,12 @@ def _pass_on(state: State, left_s: float | None, now: float) -> Step:
     nodes = [i for i, node in enumerate(state.nodes) if isinstance(node, Up) and node.occupied]
     text = f"{announced}: sent {name} to all ranks (on_notice)"
     return state, (Notice("warning", text), *(GiveNotice(i, signum, left_s) for i in nodes))
+
+
+def _when(left_s: float | None) -> str:
+    if left_s is None:
+        return "soon"
+    return f"in {left_s / 60:.0f} min" if left_s >= 120 else f"in {max(1.0, left_s):.0f} s"
 
 
 def _signal(state: State) -> int:

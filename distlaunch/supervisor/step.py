@@ -57,6 +57,7 @@ from distlaunch.state.findings import (
     StartAgain,
     Started,
     Step,
+    Terminated,
     WorkerFailed,
     WorkerFinished,
 )
@@ -198,6 +199,7 @@ _OURS: Mapping[type, Handler] = {
     DumpCame: stalling.dump_came,
     GenerationFailed: scheduling.generation_failed,
     EndNoticed: scheduling.end_noticed,
+    Terminated: scheduling.terminated,
     StartAgain: restarting.start_again,
     JobOver: ending.end_job,
 }

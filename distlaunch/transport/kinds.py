@@ -5,6 +5,7 @@
 * `argv()`: the command line of a process whose stdin and stdout become the link;
 * `together`: whether all nodes with an equal transport have one such process. It is sent the opening and the
   text of each node's agent one after another, and hands on the frames, each to the node that it names;
+* `unknown`: whether the node's host is not known yet: some are known only inside an allocation;
 * `environment(environ)`: what of our environment that process gets;
 * `direct`: whether nothing that reads or prints, such as a shell with an rc file, stands between that process
   and the agent. Then the agent's text is sent at once;

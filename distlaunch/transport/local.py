@@ -24,6 +24,11 @@ class Local(Frozen):
         return True
 
     @property
+    def unknown(self) -> bool:
+        """Never."""
+        return False
+
+    @property
     def together(self) -> bool:
         """Each node has a process of its own."""
         return False

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.hosts import TESTBED, Bed, find
 from tests.cluster.hosts import why_not as why_no_hosts
-from tests.harness import PATIENCE_S
+from tests.harness import PATIENCE_S, kill, wait_gone
 
 NODES, SLURMD_PORT = 3, 6818
 TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
@@ -62,6 +62,35 @@ class Slurm(Bed):
             env={**os.environ, **self.environ},
         )
         return told.stderr.split("Granted job allocation ")[1].split()[0]
+
+    def daemon(self, name: str, host: str) -> int:
+        """The PID of one of Slurm's daemons."""
+        network = os.stat(f"/proc/{self.hosts[host].pid}/ns/net").st_ino
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                same = os.stat(f"/proc/{pid}/ns/net").st_ino == network
+                if same and Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                    return pid
+        raise AssertionError(f"no {name} on {host}")
+
+    def restart(self, name: str, host: str) -> None:
+        """Kill a daemon and start it again; it answers then."""
+        pid = self.daemon(name, host)
+        kill(pid)
+        wait_gone([pid], PATIENCE_S)
+        more = ["-N", host] if name == "slurmd" else []
+        self.call_on(host, str(find(name)), *more)
+        deadline = time.monotonic() + PATIENCE_S
+        while "mixed" not in self.tool("sinfo", "-h", "-n", host, "-o", "%T", status=None).split():
+            assert time.monotonic() < deadline, f"{host} does not come back"
+            time.sleep(0.1)
+
+    def call_on(self, host: str, *argv: str) -> None:
+        """Run a command on a host, which must succeed."""
+        done = subprocess.run(
+            self.argv("exec", host, "--", *argv), capture_output=True, timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
 
     def state(self, job: str) -> str:
         """The job's state in Slurm's words."""

@@ -60,6 +60,11 @@ class Slurm(Frozen):
         return True
 
     @property
+    def unknown(self) -> bool:
+        """Outside of an allocation."""
+        return not self.job
+
+    @property
     def together(self) -> bool:
         """Each node has a step of its own."""
         return False

@@ -65,6 +65,11 @@ class Ssh(Frozen):
         return False
 
     @property
+    def unknown(self) -> bool:
+        """Never."""
+        return False
+
+    @property
     def together(self) -> bool:
         """Each node has a process of its own."""
         return False

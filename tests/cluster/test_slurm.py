@@ -1,0 +1,227 @@
+"""Inside an allocation of a real Slurm: where ranks run, what they see, and what Slurm does to them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm import Slurm, inside
+from tests.harness import (
+    ROOT,
+    Run,
+    cookie_holders,
+    distlaunch,
+    ended_well,
+    running,
+    wait_gone,
+    write_job,
+)
+
+CPU = "gpus_per_node: 0\n"
+WAITS = """
+    import os, signal
+    def told(signum, frame):
+        path = os.environ["DISTLAUNCH_DEADLINE"]
+        deadline = open(path).read().strip() if os.path.exists(path) else "none"
+        os.write(1, b"got %s, deadline %s\\n" % (signal.Signals(signum).name.encode(), deadline.encode()))
+        if signum == signal.SIGTERM:
+            raise SystemExit(0)
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signum, told)
+    os.write(1, b"ready %s %d\\n" % (os.environ["RANK"].encode(), os.getpid()))
+    while True:
+        signal.pause()
+"""
+ENDED_BY_SLURM = 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def before(slurm: Slurm) -> Iterator[set[int]]:
+    """The processes on the hosts; in the end there are no more."""
+    there = slurm.processes()
+    yield there
+    wait_gone(sorted(slurm.processes() - there), 10.0)
+
+
+def hosts_of(run: "subprocess.CompletedProcess[str]") -> list[str]:
+    """The hosts of ranks 0, 1, … of a run that prints them."""
+    said = dict(re.findall(r"^\[\S+\] rank (\d+) on (\S+)$", run.stdout, re.MULTILINE))
+    return [said[str(rank)] for rank in range(len(said))]
+
+
+SAYS = 'import os; print("rank", os.environ["RANK"], "on", os.uname().nodename)'
+
+
+@pytest.mark.parametrize(
+    ("keys", "hosts"),
+    [
+        ("", ["host1", "host2", "host3"]),
+        ("nodes: 2\n", ["host1", "host2"]),
+        ("procs_per_node: 2\n", ["host1", "host1", "host2", "host2", "host3", "host3"]),
+        ("nodes: [host3, host1]\nlauncher: slurm\n", ["host3", "host1"]),
+    ],
+)
+def test_hosts_come_from_the_allocation(tmp_path: Path, allocation: str, keys: str, hosts: list[str]) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, SAYS, CPU + keys)))
+    assert hosts_of(done) == hosts, done.stderr
+    shown = json.loads(distlaunch("dry-run", str(tmp_path / "job.yaml"), "--json").stdout)
+    assert {node["transport"] for node in shown["nodes"]} == {"slurm"}
+    assert [node["name"] for node in shown["nodes"] for _ in node["workers"]] == hosts
+
+
+def test_local_wins_over_an_allocation(tmp_path: Path, allocation: str) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, SAYS, f"{CPU}launcher: local\n")))
+    assert hosts_of(done) == [os.uname().nodename]
+
+
+def test_more_nodes_than_allocated_are_refused(tmp_path: Path, allocation: str) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, SAYS, f"{CPU}nodes: 4\n")))
+    assert done.returncode == 2
+    assert (
+        f"job.yaml:3:8: nodes: 4 nodes are asked for, but Slurm job {allocation} has 3 nodes" in done.stderr
+    )
+
+
+def test_tasks_that_were_asked_for_are_ranks_of_a_cpu_job(
+    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inside(slurm, monkeypatch, "--ntasks-per-node=2"):
+        monkeypatch.setenv("SLURM_NTASKS", "6")
+        monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3)")
+        done = distlaunch("run", str(write_job(tmp_path, SAYS, CPU)))
+    assert hosts_of(done) == ["host1", "host1", "host2", "host2", "host3", "host3"], done.stderr
+
+
+def test_what_ranks_see_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's identity and the GPUs, and nothing that an agent's step has for itself."""
+    seen = '{k: v for k, v in os.environ.items() if k[:4] in ("SLUR", "CUDA")}'
+    tells = f"import os, json; print(json.dumps({seen}))"
+    with inside(slurm, monkeypatch, "--gpus-per-node=2") as job:
+        # Options that a script may have set for its own steps, which would ruin ours.
+        for name, value in {
+            "SLURM_NTASKS": "64",
+            "SLURM_CPU_BIND": "rank",
+            "SLURM_EXPORT_ENV": "NONE",
+            "SLURM_LABELIO": "1",
+            "SLURM_PROCID": "7",
+            "SRUN_CPUS_PER_TASK": "99",
+            "SLURM_GPUS_PER_NODE": "x:1,y:1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        done = distlaunch("run", str(write_job(tmp_path, tells)))
+    rows = [json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()]
+    assert len(rows) == 6, done.stderr
+    assert {row["SLURM_JOB_ID"] for row in rows} == {job}
+    assert {row["CUDA_VISIBLE_DEVICES"] for row in rows} == {"0,1"}
+    gone = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_NNODES"}
+    assert not gone & {name for row in rows for name in row}
+
+
+def test_ddp_trains_in_an_allocation(tmp_path: Path, allocation: str, before: set[int]) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"script: {ROOT}/scripts/training/sync_sgd.py\nargs: [--steps, 30]\n{CPU}procs_per_node: 2\n"
+    )
+    done = distlaunch("run", str(job))
+    ended_well(done.returncode, done.stdout, done.stderr, last="sync_sgd: ok, 6 ranks")
+
+
+# What Slurm does to a run
+
+
+def ended(run: Run, status: int, words: str) -> None:
+    assert run.wait() == status, run.stderr
+    assert words in run.stderr, run.stderr
+    assert "Traceback" not in run.stderr
+    assert cookie_holders(run.run_folder().name) == []
+
+
+def test_scancel_of_the_job(tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]) -> None:
+    job = write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")
+    with running(job) as run:
+        pids = run.wait_ready(3)
+        slurm.tool("scancel", allocation)
+        wait_gone(list(pids.values()), 2.0)
+        ended(run, ENDED_BY_SLURM, f"Slurm job {allocation} was cancelled")
+        assert run.stderr.count("was cancelled") <= 2  # told as it happens, and in the summary
+        assert "exited before confirming" not in run.stderr
+
+
+def test_scancel_of_a_step_is_the_loss_of_its_node(
+    tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
+) -> None:
+    job = write_job(tmp_path, WAITS, f"{CPU}restarts: 1\n")
+    with running(job) as run:
+        run.wait_ready(3)
+        steps = slurm.tool("squeue", "--steps", "--noheader", "--format=%i %N", f"--jobs={allocation}")
+        step = next(line.split()[0] for line in steps.splitlines() if line.endswith("host2"))
+        slurm.tool("scancel", step)
+        run.wait_for("restart 1 of 1")
+        run.wait_for("ready", times=6)
+        run.process.send_signal(signal.SIGINT)
+        ended(run, 130, "host2 was lost: ")
+
+
+def test_the_time_limit(tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]) -> None:
+    with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
+        pids = run.wait_ready(3)
+        slurm.tool("scontrol", "update", f"jobid={allocation}", "TimeLimit=1")
+        slurm.tool("scontrol", "update", f"jobid={allocation}", "EndTime=now+3")
+        assert run.wait() == ENDED_BY_SLURM, run.stderr
+        wait_gone(list(pids.values()), 2.0)
+        assert f"Slurm job {allocation} reached its time limit" in run.stderr, run.stderr
+        told = re.compile(rb"got SIGUSR1, deadline \d{10}")
+        run.wait_until(lambda: len(told.findall(run.out)) >= 3, "three deadlines")
+        run.process.send_signal(signal.SIGINT)
+        ended(run, 130, "stopped by SIGINT")
+
+
+def test_a_notice_ends_ranks_that_ask_for_nothing_else(
+    tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
+) -> None:
+    with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
+        run.wait_ready(3)
+        slurm.tool("scancel", "--signal=USR1", allocation)
+        ended(run, ENDED_BY_SLURM, f"Slurm job {allocation} ends soon: sent SIGTERM to all ranks")
+
+
+def test_a_spare_of_the_allocation_replaces_a_node_that_is_down(
+    tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
+) -> None:
+    job = write_job(tmp_path, WAITS, f"{CPU}nodes: 2\nspares: rest\ntimeouts: {{stop: 2s, lease: 6s}}\n")
+    with running(job) as run:
+        run.wait_ready(2)
+        try:
+            slurm.tool("scontrol", "update", "nodename=host2", "state=DOWN", "reason=test")
+            run.wait_for("continuing with 2 of 2 nodes: host1, host3")
+            run.wait_for("ready", times=4)
+        finally:
+            slurm.tool("scontrol", "update", "nodename=host2", "state=RESUME", status=None)
+        run.process.send_signal(signal.SIGINT)
+        ended(run, 130, "host2 was lost")
+
+
+@pytest.mark.parametrize("daemon", ["slurmctld", "slurmd"])
+def test_the_death_of_a_daemon_hurts_no_run(
+    tmp_path: Path, slurm: Slurm, allocation: str, daemon: str
+) -> None:
+    with running(write_job(tmp_path, WAITS, CPU)) as run:
+        run.wait_ready(3)
+        host = "host1" if daemon == "slurmctld" else "host2"
+        slurm.restart(daemon, host)
+        assert run.process.poll() is None
+        run.process.send_signal(signal.SIGINT)
+        ended(run, 130, "stopped by SIGINT")
+
+
+def test_outside_of_an_allocation_slurm_can_not_be_used(tmp_path: Path) -> None:
+    job = write_job(tmp_path, SAYS, f"{CPU}launcher: slurm\nnodes: 2\n")
+    done = distlaunch("run", str(job))
+    assert done.returncode == 2
+    assert "launcher: slurm needs an allocation" in done.stderr
+    assert "known only inside an allocation" in distlaunch("dry-run", str(job)).stderr
