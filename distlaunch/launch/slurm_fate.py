@@ -25,6 +25,7 @@ _WHYS = {
     "PENDING": "was requeued",
     "REQUEUED": "was requeued",
 }
+_REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 
 
@@ -47,8 +48,8 @@ def job_fate(text: str) -> Fate:
 
 def _why_completing(told: Mapping[str, str], end: float | None) -> str:
     """A job that is still being ended does not say why: its times do."""
-    if told.get("Reason") == "NodeDown":
-        return _WHYS["NODE_FAIL"]
+    if (reason := told.get("Reason")) in _REASONS:
+        return _WHYS[_REASONS[reason]]
     if end is None:  # it has begun a new life
         return _WHYS["REQUEUED"]
     begin, limit = _time(told.get("StartTime", "")), _seconds(told.get("TimeLimit", ""))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -74,14 +75,15 @@ class Slurm(Bed):
         raise AssertionError(f"no {name} on {host}")
 
     def restart(self, name: str, host: str) -> None:
-        """Kill a daemon and start it again; it answers then."""
+        """End a daemon and start it again; it answers then. slurmctld keeps what it knows at its end."""
         pid = self.daemon(name, host)
-        kill(pid)
+        kill(pid, signal.SIGTERM if name == "slurmctld" else signal.SIGKILL)
         wait_gone([pid], PATIENCE_S)
         more = ["-N", host] if name == "slurmd" else []
         self.call_on(host, str(find(name)), *more)
         deadline = time.monotonic() + PATIENCE_S
-        while "mixed" not in self.tool("sinfo", "-h", "-n", host, "-o", "%T", status=None).split():
+        look = ("sinfo", "-h", "-n", host, "-o", "%T")
+        while self.tool(*look, status=None).split("\n")[0] not in ("idle", "mixed", "allocated"):
             assert time.monotonic() < deadline, f"{host} does not come back"
             time.sleep(0.1)
 

@@ -125,7 +125,7 @@ def test_what_ranks_see_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pyte
 def test_ddp_trains_in_an_allocation(tmp_path: Path, allocation: str, before: set[int]) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(
-        f"script: {ROOT}/scripts/training/sync_sgd.py\nargs: [--steps, 30]\n{CPU}procs_per_node: 2\n"
+        f"script: {ROOT}/scripts/training/sync_sgd.py\nargs: [--steps, 150]\n{CPU}procs_per_node: 2\n"
     )
     done = distlaunch("run", str(job))
     ended_well(done.returncode, done.stdout, done.stderr, last="sync_sgd: ok, 6 ranks")
@@ -168,6 +168,7 @@ def test_scancel_of_a_step_is_the_loss_of_its_node(
 
 
 def test_the_time_limit(tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]) -> None:
+    """slurmctld looks at it every 30 s."""
     with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
         pids = run.wait_ready(3)
         slurm.tool("scontrol", "update", f"jobid={allocation}", "TimeLimit=1")
@@ -175,6 +176,18 @@ def test_the_time_limit(tmp_path: Path, slurm: Slurm, allocation: str, before: s
         assert run.wait() == ENDED_BY_SLURM, run.stderr
         wait_gone(list(pids.values()), 2.0)
         assert f"Slurm job {allocation} reached its time limit" in run.stderr, run.stderr
+
+
+def test_a_notice_reaches_all_ranks_with_the_deadline(
+    tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
+) -> None:
+    """As --signal=USR1@…, which Slurm rounds to a minute, sends it to all steps."""
+    slurm.tool("scontrol", "update", f"jobid={allocation}", "TimeLimit=10")
+    with running(write_job(tmp_path, WAITS, f"{CPU}on_notice: USR1\n")) as run:
+        run.wait_ready(3)
+        slurm.tool("scancel", "--signal=USR1", allocation)
+        run.wait_for("sent SIGUSR1 to all ranks (on_notice)")
+        assert f"Slurm job {allocation} ends in 10 min" in run.stderr, run.stderr
         told = re.compile(rb"got SIGUSR1, deadline \d{10}")
         run.wait_until(lambda: len(told.findall(run.out)) >= 3, "three deadlines")
         run.process.send_signal(signal.SIGINT)
