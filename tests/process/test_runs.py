@@ -14,6 +14,11 @@ from typing import Any
 
 import pytest
 
+from distlaunch.follow import tails
+from distlaunch.follow.retelling import Retelling
+from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.output_index import RECORD
+from distlaunch.state.actions import Notice
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
@@ -23,6 +28,7 @@ from tests.harness import (
     held,
     holders_of,
     kill,
+    on_a_terminal,
     wait_gone,
     write_job,
 )
@@ -267,6 +273,79 @@ def test_ctrl_c_while_attached_leaves_the_run_alone(tmp_path: Path, gate: Path) 
         attached.kill()
     assert f"it goes on; `distlaunch stop {run}` stops it" in attached.stderr
     assert [there["state"] for there in listed(tmp_path)] == ["RUNNING"]
+
+
+# Told again
+
+ALTERNATES = """
+    import os, sys, time
+    rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+    for number in range(100):
+        os.write(1 + number % 2, f"say {rank} {count} {number}\\n".encode())
+    if rank == "0":
+        sys.exit(3)
+    time.sleep(600)
+"""
+
+
+def in_one_place(folder: Path, *words: str) -> str:
+    """All that a command prints, where both its streams go to one pipe."""
+    out = subprocess.STDOUT
+    done = subprocess.run(
+        distlaunch_argv(*words), cwd=folder, stdout=subprocess.PIPE, stderr=out, text=True, check=False
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def failed_twice(tmp_path: Path) -> Path:
+    """A run of two generations, both of which failed."""
+    job = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
+    assert ran(tmp_path, "run", str(write_job(tmp_path, ALTERNATES, job))).returncode == 3
+    return tmp_path
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_attach_tells_all_in_the_order_in_which_it_came(failed_twice: Path, terminal: bool) -> None:
+    lines = [line for line in spoken(failed_twice) if "say" in line]
+    for _ in range(3):
+        if terminal:
+            shown = on_a_terminal("attach", "--all", str(failed_twice), NO_COLOR="1")[1].decode()
+        else:
+            shown = in_one_place(failed_twice, "attach", "--all")
+        said = shown.replace("\r", "").splitlines()
+        ranks = [line for line in said if line.startswith("[node0:")]
+        assert ranks == lines
+        (again,) = (at for at, line in enumerate(said) if line.endswith("restart 1 of 1"))
+        assert 0 < again < min(at for at, line in enumerate(said) if re.search(r"say \d 1 ", line))
+
+
+def test_pieces_of_the_index_keep_their_place_among_events(
+    failed_twice: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = told_of(failed_twice)
+    monkeypatch.setattr(tails, "PIECE", RECORD.size)
+    assert told_of(failed_twice) == told
+    assert len(told) > 10
+
+
+def told_of(folder: Path) -> list[object]:
+    """What an observer sees of the only run there."""
+    seen: list[object] = []
+
+    class Everything(Observer):
+        def printed(self, output: Printed) -> None:
+            seen.append(output)
+
+        def told(self, notice: Notice, at: float) -> None:
+            seen.append(notice)
+
+    (run,) = (folder / "runs").iterdir()
+    retelling = Retelling(str(run), Everything())
+    while retelling.turn():
+        pass
+    retelling.close()
+    return seen
 
 
 # Logs
