@@ -185,10 +185,12 @@ def stop(
     from distlaunch.follow.stopping import interrupt
     from distlaunch.system.signals import Signals
 
-    run = find(which)
+    run = find(which, alone=True)
     if run.host and not run.status.state.over:  # its folder is shared, its controller is there
         say(f"{run.id} is controlled by {run.host}: stopping it there")
         _elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
+    if which is None and run.alive:
+        say(f"stopping {run.id} ({run.folder})")
     with Signals() as signals:
         if interrupt(run, now):
             run = wait_for(run, signals)

@@ -20,8 +20,12 @@ STATUS_BYTES = 4096
 
 def new_run_id(name: str) -> str:
     """A name for a run that no other run has: the job's, the time, and some chance."""
-    safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40] or "job"
-    return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
+    return f"{job_part(name) or 'job'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
+
+
+def job_part(name: str) -> str:
+    """What of a job's name is in the ids of its runs; "" if nothing is."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40]
 
 
 class RunFolder:

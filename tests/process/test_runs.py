@@ -460,6 +460,49 @@ def test_a_run_is_found_by_each_of_its_names(tmp_path: Path) -> None:
     assert second in ambiguous.stderr
 
 
+def test_a_name_means_the_run_that_goes_on_before_those_that_ended(tmp_path: Path, gate: Path) -> None:
+    going = left(tmp_path)
+    later = ran(tmp_path, "run", "job.yaml", "--set", "command=['true']", "--set", "script=null")
+    assert later.returncode == 0, later.stderr
+    said_here(tmp_path, going)
+    for word in ([], ["job"], ["job.yaml"], ["."], ["./job.yaml"]):
+        assert "here 0" in ran(tmp_path, "logs", *word).stdout
+        attached = beside(tmp_path, "attach", *word)
+        try:
+            wait_until_attached(attached)
+        finally:
+            attached.kill()
+    assert f"{going}: CANCELLED" in ran(tmp_path, "stop", "job").stderr
+    assert ran(tmp_path, "wait", "job").returncode == 0  # no run goes on: the one that began last
+
+
+def test_stop_asks_which_of_several_that_go_on(tmp_path: Path, gate: Path) -> None:
+    first, second = left(tmp_path), left(tmp_path)
+    for word, which in ((["job"], "of job"), ([], "below this folder"), (["./runs"], "in ./runs")):
+        done = ran(tmp_path, "stop", *word)
+        assert done.returncode == 2
+        assert f"2 runs {which} are running: {second}, {first}; name one by its id" in done.stderr
+    assert len(listed(tmp_path)) == 2
+    assert ran(tmp_path, "stop", first).returncode == 0
+    bare = ran(tmp_path, "stop").stderr.splitlines()
+    assert bare[0] == f"distlaunch: stopping {second} ({tmp_path}/runs/{second})"
+    assert bare[1].startswith(f"distlaunch: {second}: CANCELLED")
+    assert "stopping" not in ran(tmp_path, "stop").stderr
+
+
+def test_a_job_is_found_by_its_file_and_by_what_ids_leave_out_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("name: my job (1)\ncommand: [sh, -c, exit 5]\nnodes: 1\n")
+    (tmp_path / "eval.yaml").write_text("command: [sh, -c, exit 6]\nnodes: 1\n")
+    assert ran(tmp_path, "run", "train.yaml").returncode == 5
+    assert ran(tmp_path, "run", "eval.yaml").returncode == 6
+    for word, status in (("train.yaml", 5), ("my job (1)", 5), (str(tmp_path / "eval.yaml"), 6)):
+        assert ran(tmp_path, "wait", word).returncode == status
+    other = ran(tmp_path, "wait", "my job [1]")
+    assert (other.returncode, "my job [1]" in other.stderr) == (2, True)
+    (tmp_path / "none.yaml").write_text("command: ['true']\n")
+    assert ran(tmp_path, "wait", "none.yaml").returncode == 2
+
+
 def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "job.yaml").write_text("command: ['true']\nnodes: 1\n")
