@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.state.job import State
+from distlaunch.state.job import Cause, State
 from distlaunch.state.nodes import Unusable, failure_of, phase_word
 from distlaunch.state.workers import Exited, Worker, WorkerPhase
 from distlaunch.wording import counted, listed, lost_peer_words, spans, status_words
@@ -68,13 +68,7 @@ class Summary(Frozen):
         cause = self.state.cause
         return {
             "exit_status": self.state.outcome,
-            "cause": cause
-            and {
-                "text": cause.text,
-                "rank": self._rank(cause.rank),
-                "node": _label(self.state, cause.node),
-                "last_words": [] if cause.rank is None else self._shown_words(cause.rank),
-            },
+            "cause": cause and self.cause_document(cause),
             "hint": self.advice or None,
             "lagging": list(self.lagging),
             "restarts": [
@@ -90,6 +84,16 @@ class Summary(Frozen):
             "workers": [self._worker(worker) for worker in self.state.workers],
             "nodes": [_node_document(self.state, index) for index in range(len(self.state.nodes))],
             "folder": self.folder,
+        }
+
+    def cause_document(self, cause: Cause) -> dict[str, Any]:
+        """A cause for machines: of the end, or of a restart that was decided on just now."""
+        known = cause.rank in {worker.rank for worker in self.state.workers}
+        return {
+            "text": cause.text,
+            "rank": self._rank(cause.rank),
+            "node": _label(self.state, cause.node),
+            "last_words": self._shown_words(cause.rank) if cause.rank is not None and known else [],
         }
 
     @property

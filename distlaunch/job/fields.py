@@ -299,7 +299,7 @@ JOB = Record(
             Switch(), "Each worker sees only its own GPU, and LOCAL_RANK is 0.", field="one_device"
         ),
         "logs": built(LOGS, "Where output goes."),
-        "notify": Field(NOTIFY, "A program to tell how the run goes."),
+        "notify": built(NOTIFY, "A program to tell how the run goes."),
         "metrics": built(METRICS, "Metrics of the run in Prometheus' text format."),
         "ssh": built(SSH, "How ssh is called."),
         "launcher": built(

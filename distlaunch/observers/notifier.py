@@ -1,9 +1,11 @@
 """Tells somebody what has become of a run: facts as JSON on the stdin of the job's `notify.command`."""
 
 import contextlib
+import errno
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import threading
@@ -12,6 +14,7 @@ from typing import Any
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec, Notify
+from distlaunch.observers.last_words import LastWords, summary_so_far
 from distlaunch.observers.observer import Observer
 from distlaunch.state.events import Event, RanksStalled
 from distlaunch.state.job import State
@@ -26,11 +29,22 @@ MOST = 100
 """Commands that may wait for their turn; what is more is left out."""
 
 
+def start_error(program: str) -> str | None:
+    """Why a program, by its path or from PATH, can't be started here, or None."""
+    if "/" not in program:
+        return None if shutil.which(program) else f"{program}: not found in PATH"
+    if not os.path.exists(program):
+        return f"{program}: {os.strerror(errno.ENOENT)}"
+    if os.path.isdir(program) or not os.access(program, os.X_OK):
+        return f"{program}: {'a folder' if os.path.isdir(program) else 'not executable'}"
+    return None
+
+
 class Notifier(Observer):
     """Starts the command for each wanted occasion, one after another, in a thread: none holds the run up."""
 
-    def __init__(self, wish: Notify, run_id: str, folder: str) -> None:
-        self._wish, self._run_id, self._folder = wish, run_id, folder
+    def __init__(self, wish: Notify, run_id: str, folder: str, words: LastWords) -> None:
+        self._wish, self._run_id, self._folder, self._words = wish, run_id, folder, words
         self._spec: JobSpec | None = None
         self._restarts = 0
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST)
@@ -48,7 +62,8 @@ class Notifier(Observer):
         if len(state.restarts) > self._restarts:
             self._restarts = len(state.restarts)
             last = state.restarts[-1]
-            self._tell("restarted", state, {"why": last.why.value, "cause": last.cause.text})
+            cause = summary_so_far(state, self._folder, self._words, at).cause_document(last.cause)
+            self._tell("restarted", state, {"why": last.why.value, "cause": cause})
         if isinstance(event, RanksStalled) and event.local_ranks:
             ranks = [state.rank_of(event.node, local) for local in event.local_ranks]
             node = state.label(event.node)

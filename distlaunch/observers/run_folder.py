@@ -102,9 +102,9 @@ class RunFolder:
         """The folder with a generation's logs."""
         return os.path.join(self.path, os.path.dirname(_inside(generation, "x")))
 
-    def flush(self) -> None:
-        """Wait until what was appended can be read, for as long as the disk takes something."""
-        self._writer.flush()
+    def flush(self) -> bool:
+        """Wait until what was appended can be read, while the disk takes something; whether all can."""
+        return self._writer.flush()
 
     def close(self) -> None:
         """Write out what waits, and close all files."""
