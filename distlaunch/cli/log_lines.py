@@ -4,18 +4,21 @@ import os
 import re
 import sys
 import time
+from collections.abc import Collection
 
 import typer
 
 from distlaunch.catalog.folder import Run
 from distlaunch.errors import Exit, UsageError
 from distlaunch.follow.attending import follow
-from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, unordered
+from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, ranks_of, unordered
 from distlaunch.follow.retelling import Retelling
 from distlaunch.observers.console import RANK_COLOURS, escape, latest, wants_colour
 from distlaunch.system.signals import Signals
+from distlaunch.wording import rank_list
 
-_RANKS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
+_SPAN = r"\d{1,6}(?:-\d{1,6})?"
+_RANKS = re.compile(f"{_SPAN}(?:,{_SPAN})*")
 
 
 def choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | None) -> Choice:
@@ -34,14 +37,27 @@ def choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | No
 
 
 def _ranks(text: str) -> frozenset[int]:
-    if not _RANKS.fullmatch(text):
+    found = _RANKS.fullmatch(text)
+    parts = [[int(number) for number in part.split("-")] for part in text.split(",")] if found else []
+    if not parts or any(part[0] > part[-1] for part in parts):
         raise UsageError(f'--rank: expected ranks such as "0,3-5", got {text!r}')
-    spans = [[int(number) for number in part.split("-")] for part in text.split(",")]
-    return frozenset(rank for span in spans for rank in range(span[0], span[-1] + 1))
+    return frozenset(rank for part in parts for rank in range(part[0], part[-1] + 1))
+
+
+def _check_ranks(run: Run, ranks: Collection[int]) -> None:
+    """Whether it has them, or had. Raises `UsageError`."""
+    latest = range(run.status.ranks)
+    if not latest or all(rank in latest for rank in ranks):
+        return
+    known = ranks_of(run.folder) if has_order(run.folder) else set(latest)
+    if known and (missing := sorted(set(ranks) - known)):
+        raise UsageError(f"no {rank_list(missing)}: the run has {rank_list(sorted(known))}")
 
 
 def print_logs(run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool) -> None:
     """Print them, and with `goes_on` what comes until the run ends. Raises `DistlaunchError`."""
+    if choice.ranks is not None:
+        _check_ranks(run, choice.ranks)
     printer = Printer()
     try:
         if not has_order(run.folder) and not run.alive:

@@ -8,7 +8,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.state.job import Cause, State
 from distlaunch.state.nodes import Unusable, failure_of, phase_word
 from distlaunch.state.workers import Exited, Worker, WorkerPhase
-from distlaunch.wording import counted, listed, lost_peer_words, spans, status_words
+from distlaunch.wording import counted, listed, lost_peer_words, rank_list, status_words
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
@@ -204,7 +204,7 @@ class Summary(Frozen):
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
                 groups.setdefault(self._fate(worker), []).append(worker.rank)
-        named = _rank_list if self._gives_ranks else self._agent_list
+        named = rank_list if self._gives_ranks else self._agent_list
         return [f"{named(ranks)}: {fate}" for fate, ranks in groups.items()]
 
     def _agent_list(self, numbers: Sequence[int]) -> str:
@@ -287,8 +287,3 @@ def _node_document(state: State, index: int) -> dict[str, Any]:
 
 def _label(state: State, node: int | None) -> str | None:
     return None if node is None else state.label(node)
-
-
-def _rank_list(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-2, 5`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks).replace(',', ', ')}"

@@ -4,10 +4,11 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from distlaunch.errors import DistlaunchError, reason
+from distlaunch.follow.retelling import Retelling
 from distlaunch.observers.console import MAX_LINE
 from distlaunch.observers.folding import MOMENT_S, Folding, tag_of
 from distlaunch.observers.observer import Observer, Printed
@@ -31,7 +32,7 @@ class Line(NamedTuple):
 class Choice(NamedTuple):
     """Which lines are wanted: of which ranks (None = all), `since` which time, matching what."""
 
-    ranks: Container[int] | None = None
+    ranks: Collection[int] | None = None
     stderr_only: bool = False
     since: float | None = None
     pattern: re.Pattern[bytes] | None = None
@@ -48,6 +49,29 @@ class Choice(NamedTuple):
     def matches(self, line: Line) -> bool:
         """Whether the line itself is wanted."""
         return self.pattern is None or self.pattern.search(line.text) is not None
+
+
+class _Ranks(Observer):
+    """The ranks that a run has had."""
+
+    def __init__(self) -> None:
+        self.known: set[int] = set()
+
+    def started(self, state: State, at: float) -> None:
+        """There may be more of them than before, or fewer."""
+        self.known |= {worker.rank for worker in state.workers}
+
+
+def ranks_of(folder: str) -> set[int]:
+    """The ranks of all generations that have started. Raises `HistoryError`."""
+    ranks = _Ranks()
+    retelling = Retelling(folder, ranks, lambda entry: False)
+    try:
+        while retelling.turn():
+            pass
+    finally:
+        retelling.close()
+    return ranks.known
 
 
 class LogLines(Observer):
