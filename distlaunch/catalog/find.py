@@ -14,6 +14,9 @@ from distlaunch.wording import listed as listed_words
 
 LOGS = "runs"
 """Where job files keep their run folders if they don't say."""
+JOB_FILES = (".yaml", ".yml")
+CUT = "…"
+"""Stands in an id for its middle, where that was too long to be shown."""
 MAX_NAMED = 8
 """Runs that are named where a word means several."""
 _ID = re.compile(r"(?P<job>.+)-(?P<when>\d{8}-\d{6})-(?P<chance>[0-9a-f]{8})")
@@ -26,7 +29,7 @@ def find(word: str | None, alone: bool = False) -> Run:
     """
     if word is None:
         return _of_several(_below_here(), "below this folder", alone) or _none_here()
-    if os.path.isdir(word) or (os.sep in word and not os.path.isfile(word)):
+    if os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
         return _of_folder(word, alone)
     known = folders()
     if word in known:
@@ -48,7 +51,8 @@ def named(word: str) -> dict[str, str]:
 
 
 def _begun_with(word: str, known: Mapping[str, str]) -> dict[str, str]:
-    return {run: path for run, path in known.items() if run.startswith(word)}
+    begin, _, end = word.partition(CUT)
+    return {run: path for run, path in known.items() if run.startswith(begin) and run.endswith(end)}
 
 
 def _of_job(word: str, known: Mapping[str, str]) -> dict[str, str]:
@@ -56,7 +60,7 @@ def _of_job(word: str, known: Mapping[str, str]) -> dict[str, str]:
     if found := {run: path for run, path in known.items() if job_of(run) == word}:
         return found
     name = word
-    if os.path.isfile(word):
+    if word.endswith(JOB_FILES) and os.path.isfile(word):
         from distlaunch.system.job_file import name_in  # few commands need YAML
 
         name = name_in(word)

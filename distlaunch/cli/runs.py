@@ -55,11 +55,14 @@ def ps(
     from distlaunch.catalog.listing import document, table
     from distlaunch.catalog.listing import runs as runs_in
 
+    ended = ended or most is not None
     found = runs_in(places or (), ended, most)
     if as_json:
         print_json([document(run) for run in found])
     elif found:
-        print_text(table(found))
+        import shutil
+
+        print_text(table(found, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     else:
         say("no runs" if ended else "nothing is running; `distlaunch ps -a` shows runs that have ended, too")
 

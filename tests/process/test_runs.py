@@ -507,6 +507,35 @@ def test_a_job_is_found_by_its_file_and_by_what_ids_leave_out_of_its_name(tmp_pa
     assert ran(tmp_path, "wait", "none.yaml").returncode == 2
 
 
+def test_ps_lists_what_is_named(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.yaml").write_text("command: ['true']\nnodes: 1\n")
+        assert ran(tmp_path, "run", f"{name}.yaml").returncode == 0
+    (one,) = (run["run"] for run in listed(tmp_path, "-a") if run["job"] == "one")
+    for word in ("one", one, one[:-3], "one.yaml", f"{one[:9]}…{one[-9:]}"):
+        assert [line.split()[0] for line in ran(tmp_path, "ps", word).stdout.splitlines()[1:]] == [one]
+    assert ran(tmp_path, "ps", ".").stdout == ""
+    assert len(listed(tmp_path, "-n", "5")) == 2
+    assert len(listed(tmp_path, "-n", "1")) == 1
+    for place, why in (("nonesuch", "No such file or directory"), ("/none", "No such file or directory")):
+        done = ran(tmp_path, "ps", place)
+        assert (done.returncode, done.stderr) == (2, f"distlaunch: {place}: {why}\n")
+
+
+def test_ps_fits_into_its_terminal(tmp_path: Path) -> None:
+    job = "nodes: 1\nname: a-long-name-of-a-job\ncommand: [sh, -c, exit 3]\n"
+    (tmp_path / "job.yaml").write_text(job)
+    assert ran(tmp_path, "run", "job.yaml").returncode == 3
+    (run,) = (run["run"] for run in listed(tmp_path, "-a"))
+    assert run in ran(tmp_path, "ps", "-a", ".").stdout
+    for columns in (200, 80, 60, 20):
+        shown = on_a_terminal("ps", "-a", str(tmp_path), COLUMNS=str(columns))[1].decode()
+        lines = shown.replace("\r", "").splitlines()
+        assert len(lines) == 2
+        assert max(map(len, lines)) <= columns
+        assert ran(tmp_path, "wait", lines[1].split()[0]).returncode == 3
+
+
 def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "job.yaml").write_text("command: ['true']\nnodes: 1\n")
