@@ -9,6 +9,7 @@ from collections.abc import Collection
 import typer
 
 from distlaunch.catalog.folder import Run
+from distlaunch.cli.stderr import say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.follow.attending import follow
 from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, ranks_of, unordered
@@ -54,8 +55,11 @@ def _check_ranks(run: Run, ranks: Collection[int]) -> None:
         raise UsageError(f"no {rank_list(missing)}: the run has {rank_list(sorted(known))}")
 
 
-def print_logs(run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool) -> None:
-    """Print them, and with `goes_on` what comes until the run ends. Raises `DistlaunchError`."""
+def print_logs(run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool) -> Run:
+    """Print them, and with `goes_on` what comes until the run ends; the run as it is then.
+
+    Raises `DistlaunchError`.
+    """
     if choice.ranks is not None:
         _check_ranks(run, choice.ranks)
     printer = Printer()
@@ -63,8 +67,9 @@ def print_logs(run: Run, choice: Choice, most: int | None, goes_on: bool, fold: 
         if not has_order(run.folder) and not run.alive:
             _print_unordered(run, choice, most, printer)
         else:
-            _print_in_order(run, choice, most, goes_on, fold, printer)
+            run = _print_in_order(run, choice, most, goes_on, fold, printer)
         printer.flush()
+        return run
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(Exit.BROKEN_PIPE) from None
@@ -80,7 +85,7 @@ def _print_unordered(run: Run, choice: Choice, most: int | None, printer: "Print
 
 def _print_in_order(
     run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool, printer: "Printer"
-) -> None:
+) -> Run:
     last = Last(most) if most is not None else None
     lines = LogLines(choice, last or printer, fold)
     retelling = Retelling(run.folder, lines, choice.takes)
@@ -93,20 +98,21 @@ def _print_in_order(
         lines.woken()
         for line in last.taken() if last else ():
             printer(line)
-        if goes_on:
-            _follow(run, retelling, lines, printer)
+        return _follow(run, retelling, lines, printer) if goes_on else run
     finally:
         retelling.close()
 
 
-def _follow(run: Run, retelling: Retelling, lines: LogLines, printer: "Printer") -> None:
+def _follow(run: Run, retelling: Retelling, lines: LogLines, printer: "Printer") -> Run:
     lines.show = printer
     printer.flush()
     printer.live = True
     with Signals() as signals:
-        if follow(run, retelling, signals).alive:
+        run = follow(run, retelling, signals)
+        if run.alive:
             raise typer.Exit(128 + signals.received_last)
     lines.drained()
+    return run
 
 
 class Printer:
@@ -114,11 +120,17 @@ class Printer:
 
     def __init__(self) -> None:
         self.live = False
+        self._generation: int | None = None
         self._terminal = sys.stdout.isatty()
         self._colours = wants_colour(self._terminal)
 
     def __call__(self, line: Line) -> None:
-        """Print it."""
+        """Print it, and where another generation begins, say so."""
+        if self._generation is None or line.generation > self._generation:
+            if self._generation is not None:
+                self.flush()  # where both go to one place, it is said in its place
+                say(f"restart {line.generation}")
+            self._generation = line.generation
         sys.stdout.buffer.write(self._tag(line) + self._text(line.text) + b"\n")
         if self.live:
             self.flush()

@@ -105,7 +105,9 @@ def logs(
     from distlaunch.catalog.find import find
     from distlaunch.cli.log_lines import choice_of, print_logs
 
-    print_logs(find(which), choice_of(ranks, stderr, since, grep), most, goes_on, fold)
+    run = print_logs(find(which), choice_of(ranks, stderr, since, grep), most, goes_on, fold)
+    if goes_on:
+        _say_bad_end(run)
 
 
 @runs.command("attach")
@@ -168,6 +170,8 @@ def wait(
             raise typer.Exit(128 + signals.received_last)
     if as_json:
         _print_document(run)
+    elif run.status.exit_status:  # of one that is lost it is said anyway
+        say(_ended_words(run))
     _leave_with(run)
 
 
@@ -250,6 +254,13 @@ def _say_over(run: "Run") -> None:
     if not run.alive:
         say(_ended_words(run))
         _leave_with(run)
+
+
+def _say_bad_end(run: "Run") -> None:
+    from distlaunch.state.status import RunState
+
+    if run.status.state is not RunState.SUCCEEDED:
+        say(_ended_words(run))
 
 
 def _ended_words(run: "Run") -> str:

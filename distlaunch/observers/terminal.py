@@ -79,6 +79,10 @@ class Terminal(Observer):
         if self._starting:
             self._state = state
 
+    def started(self, state: State, at: float) -> None:
+        """Show the last lines that lack their end: those who printed them have ended."""
+        self.drained(state)
+
     def _show_progress(self) -> None:
         from distlaunch.observers.progress import progress_words  # most starts are quick
 

@@ -126,6 +126,7 @@ def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, ga
         assert ran(tmp_path, "wait", run).returncode == 7
         assert follow.wait() == 0
         assert follow.stdout.count("went on\n") == 2
+        assert f"distlaunch: {run}: FAILED, exit status 7: rank 1 (node0) failed first" in follow.stderr
         assert attached.wait() == 7
         assert "rank 1 (node0) failed first: exit status 7" in attached.stderr
     finally:
@@ -134,7 +135,12 @@ def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, ga
     (there,) = listed(tmp_path, "-a")
     assert (there["state"], there["exit_status"]) == ("FAILED", 7)
     assert listed(tmp_path) == []
-    assert ran(tmp_path, "wait").returncode == 7
+    again = ran(tmp_path, "wait")
+    assert again.returncode == 7
+    assert again.stderr == ran(tmp_path, "attach").stderr
+    assert f"{run}: FAILED, exit status 7" in again.stderr
+    told = ran(tmp_path, "wait", "--json")
+    assert (json.loads(told.stdout)["exit_status"], told.stderr) == (7, "")
     folder = tmp_path / "runs" / run
     assert (folder / "controller.log").read_text() == ""
 
@@ -390,6 +396,26 @@ def test_all_lines_come_in_their_order_over_restarts(restarted: Path) -> None:
         index for index, line in enumerate(lines) if re.search(r"(out|err) \d 1 0", line)
     )
     assert sum(line.endswith("unfinished") for line in lines) >= 3
+
+
+def test_a_line_without_its_end_is_not_joined_to_another_generations(tmp_path: Path) -> None:
+    job = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
+    done = ran(tmp_path, "run", str(write_job(tmp_path, SPEAKS, job)))
+    for text in (done.stdout, in_one_place(tmp_path, "attach", "--all"), in_one_place(tmp_path, "logs")):
+        assert "[node0:0] unfinished\n" in text[: text.index("out 0 1 0")]
+
+
+def test_a_restart_is_told_between_the_lines(restarted: Path) -> None:
+    for words in ([], ["--fold"], ["--rank", "0"]):
+        before, said, after = in_one_place(restarted, "logs", *words).partition("distlaunch: restart 1\n")
+        assert said
+        assert "out 0 0 2" in before
+        assert "out 0 1 0" in after
+        assert re.search(r"\[(node0:0|0-1)\] unfinished\n", before)
+        assert not re.search(r"(out|err) \d 1 ", before)
+        assert "distlaunch" not in after
+    assert "restart" not in in_one_place(restarted, "logs", "-n", "1")
+    assert "FAILED" not in in_one_place(restarted, "logs", "-f")
 
 
 def test_lines_are_chosen(restarted: Path) -> None:
