@@ -165,7 +165,7 @@ LOGS = Record(
             "Whose output is shown: all, rank0, none or a list of ranks.",
         ),
         "watch": Field(
-            Regex(),
+            Regex(group="the number, as in 'loss[ =:]+([-0-9.eE+]+)'"),
             "A number in the output that a view shows, as its first group: 'loss[ =:]+([-0-9.eE+]+)'.",
         ),
         "fold": Field(
