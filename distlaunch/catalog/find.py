@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from distlaunch.catalog.folder import Run, run_in
 from distlaunch.catalog.index import listed
-from distlaunch.errors import UsageError
+from distlaunch.errors import UsageError, reason
 from distlaunch.observers.run_folder import EVENTS, job_part
 from distlaunch.wording import listed as listed_words
 
@@ -138,6 +138,21 @@ def _latest(runs: Mapping[str, str]) -> Run | None:
         if found := [run for run in (run_in(runs[name]) for name in names) if run]:
             return max(found, key=lambda run: run.status.began)
     return None
+
+
+def runs_below(places: Iterable[str]) -> dict[str, str]:
+    """The folders of all runs in those folders, by their ids. Raises `UsageError` for what is no folder."""
+    for place in places:
+        check_folder(place)
+    return dict(scanned(places))
+
+
+def check_folder(place: str) -> None:
+    """Raises `UsageError` if it can't be read."""
+    try:
+        os.scandir(place).close()
+    except OSError as error:
+        raise UsageError(f"{place}: {reason(error)}") from None
 
 
 def scanned(places: Iterable[str]) -> Iterator[tuple[str, str]]:

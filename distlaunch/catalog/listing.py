@@ -1,15 +1,13 @@
 """What `ps` shows: a line for each run."""
 
-import errno
 import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from distlaunch.catalog.find import CUT, folders, named, scanned, when
+from distlaunch.catalog.find import CUT, check_folder, folders, named, scanned, when
 from distlaunch.catalog.folder import Run, run_in
 from distlaunch.catalog.index import listed
-from distlaunch.errors import UsageError
 from distlaunch.observers.console import escape
 from distlaunch.state.status import RunState
 
@@ -23,8 +21,7 @@ def runs(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
 
     A place that is no folder names runs, which are listed even if they have ended. Raises `UsageError`.
     """
-    words = [place for place in places if not os.path.isdir(place)]
-    asked = {run: path for word in words for run, path in _named(word).items()}
+    asked = {run: path for place in places for run, path in _asked(place).items()}
     known = {**dict(scanned(places)), **asked} if places else folders()
     over = set() if ended else {run for run, entry in listed().items() if entry.over} - asked.keys()
     found: list[Run] = []
@@ -37,11 +34,12 @@ def runs(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     return sorted(found, key=lambda run: run.status.began, reverse=True)
 
 
-def _named(word: str) -> dict[str, str]:
-    if word and (found := named(word)):
-        return found
-    code = errno.ENOTDIR if os.path.exists(word) else errno.ENOENT
-    raise UsageError(f"{word}: {os.strerror(code)}")
+def _asked(place: str) -> dict[str, str]:
+    """The runs that it names if it is no folder."""
+    found = named(place) if place and not os.path.isdir(place) else {}
+    if not found:
+        check_folder(place)
+    return found
 
 
 def table(found: Sequence[Run], width: int | None = None) -> str:

@@ -24,11 +24,9 @@ _RANKS = re.compile(f"{_SPAN}(?:,{_SPAN})*")
 
 def choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | None) -> Choice:
     """What the options ask for. Raises `UsageError`."""
-    from distlaunch.job.types.values import seconds_in
+    from distlaunch.cli.durations import ago_s
 
-    ago = None if since is None else seconds_in(since)
-    if since is not None and ago is None:
-        raise UsageError(f'--since: expected a duration such as "10m", got {since!r}')
+    ago = None if since is None else ago_s("--since", since, "10m")
     try:
         pattern = None if grep is None else re.compile(os.fsencode(grep))
     except re.error as error:

@@ -212,14 +212,20 @@ def stop(
 
 @runs.command("prune")
 def prune(
-    older: Annotated[str, typer.Option("--older", metavar="30d", help="Those that ended so long ago.")],
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FOLDER]…", help="Only look in these folders, and in their `runs`."),
+    ] = None,
+    older: Annotated[
+        str | None, typer.Option("--older", metavar="30d", help="Those that ended so long ago.")
+    ] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     as_json: Json = False,
 ) -> None:
     """Delete the folders of runs that ended some time ago."""
     from distlaunch.cli.pruning import prune_runs
 
-    raise typer.Exit(prune_runs(older, dry, as_json))
+    raise typer.Exit(prune_runs(places or (), older, dry, as_json))
 
 
 def _elsewhere(

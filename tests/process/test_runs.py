@@ -623,7 +623,21 @@ def test_old_runs_are_deleted_and_others_stay(
     assert old["run"] in [each["run"] for each in json.loads(done.stdout)]
     assert not Path(old["folder"]).exists()
     assert [run["run"] for run in listed(tmp_path, "-a")] == [going]
-    assert ran(tmp_path, "prune", "--older", "long").returncode == 2
+    week = ran(tmp_path, "prune", "--older", "1w")
+    assert (week.returncode, "(units: ms, s, m, h, d), got '1w'" in week.stderr) == (2, True)
+    bare = ran(tmp_path, "prune")
+    assert (bare.returncode, "e.g. --older 30d" in bare.stderr) == (2, True)
+
+
+def test_only_runs_in_the_folders_that_are_named_are_deleted(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.yaml").write_text("command: ['true']\nnodes: 1\n")
+        assert ran(tmp_path / name, "run", "job.yaml").returncode == 0
+    gone = ran(tmp_path, "prune", "none", "--older", "0s")
+    assert (gone.returncode, gone.stderr) == (2, "distlaunch: none: No such file or directory\n")
+    assert ran(tmp_path, "prune", "one", "--older", "0s").returncode == 0
+    assert [len(listed(tmp_path / name, "-a")) for name in ("one", "two")] == [0, 1]
 
 
 def test_a_folder_that_is_taken_away_hurts_nobody(tmp_path: Path, gate: Path) -> None:
