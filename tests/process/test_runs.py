@@ -311,6 +311,18 @@ def failed_twice(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_node_that_can_not_be_used_is_told_of_once(tmp_path: Path) -> None:
+    said = "echo ssh: Could not resolve hostname %h: Name or service not known >&2; exit 1"
+    (tmp_path / "config").write_text(f"Host *\n  ProxyCommand sh -c '{said}'\n")
+    job = "command: ['true']\nnodes: [one, two]\ngpus_per_node: 0\nssh: {config: config}\n"
+    (tmp_path / "job.yaml").write_text(job)
+    for words in (["run", "job.yaml"], ["attach", "--all"]):
+        done = ran(tmp_path, *words)
+        assert done.returncode == 69
+        for node in ("one", "two"):
+            assert len(re.findall(f"distlaunch: {node}: ", done.stderr)) == 1, done.stderr
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_attach_tells_all_in_the_order_in_which_it_came(failed_twice: Path, terminal: bool) -> None:
     lines = [line for line in spoken(failed_twice) if "say" in line]
