@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from typing import Any
 
 from distlaunch.diagnosis.summary import Summary
@@ -17,7 +18,7 @@ from distlaunch.job.spec import JobSpec, Notify
 from distlaunch.observers.last_words import LastWords, summary_so_far
 from distlaunch.observers.observer import Observer
 from distlaunch.state.events import Event, RanksStalled
-from distlaunch.state.job import State
+from distlaunch.state.job import Phase, State
 from distlaunch.state.status import RunState, run_state
 from distlaunch.wording import status_words
 
@@ -25,6 +26,8 @@ LIMIT_S = 30.0
 """A command that takes longer is killed."""
 LAST_S = 10.0
 """At the end of a run its commands are waited for so long."""
+SETTLE_S = 0.5
+"""The last output of a rank may come so long after its end."""
 MOST = 100
 """Commands that may wait for their turn; what is more is left out."""
 
@@ -47,6 +50,7 @@ class Notifier(Observer):
         self._wish, self._run_id, self._folder, self._words = wish, run_id, folder, words
         self._spec: JobSpec | None = None
         self._restarts = 0
+        self._restarted: State | None = None
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST)
         self._thread = threading.Thread(target=self._run, daemon=True, name="notifier")
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,17 +65,31 @@ class Notifier(Observer):
         """Notice restarts and stalls."""
         if len(state.restarts) > self._restarts:
             self._restarts = len(state.restarts)
-            last = state.restarts[-1]
-            cause = summary_so_far(state, self._folder, self._words, at).cause_document(last.cause)
-            self._tell("restarted", state, {"why": last.why.value, "cause": cause})
+            self._tell_restart()
+            self._restarted, self.wake_at = state, time.monotonic() + SETTLE_S
+        if self._restarted and state.phase is not Phase.RESTARTING:
+            self._tell_restart()
         if isinstance(event, RanksStalled) and event.local_ranks:
             ranks = [state.rank_of(event.node, local) for local in event.local_ranks]
             node = state.label(event.node)
             self._tell("stalled", state, {"ranks_stalled": ranks, "node": node})
         self._say_failure()
 
+    def woken(self) -> None:
+        """What failed has said its last words."""
+        self._tell_restart()
+
+    def _tell_restart(self) -> None:
+        """Tell of a restart that has waited: last words may come after the end of who said them."""
+        state, self._restarted, self.wake_at = self._restarted, None, None
+        if state:
+            last = state.restarts[-1]
+            known = summary_so_far(state, self._folder, self._words, last.at)
+            self._tell("restarted", state, {"why": last.why.value, "cause": known.cause_document(last.cause)})
+
     def ended(self, summary: Summary) -> None:
         """The end; the last commands are waited for, a little."""
+        self._tell_restart()
         state = summary.state
         document = summary.document()
         facts = {name: document[name] for name in ("exit_status", "cause", "hint", "seconds")}
