@@ -52,6 +52,8 @@ def named(word: str) -> dict[str, str]:
 
 def _begun_with(word: str, known: Mapping[str, str]) -> dict[str, str]:
     begin, _, end = word.partition(CUT)
+    if not begin:
+        return {}  # a shell's variable that is not set means no run
     return {run: path for run, path in known.items() if run.startswith(begin) and run.endswith(end)}
 
 

@@ -541,6 +541,8 @@ def test_a_job_is_found_by_its_file_and_by_what_ids_leave_out_of_its_name(tmp_pa
         assert ran(tmp_path, "wait", word).returncode == status
     other = ran(tmp_path, "wait", "my job [1]")
     assert (other.returncode, "my job [1]" in other.stderr) == (2, True)
+    for nothing in ("", "…"):
+        assert ran(tmp_path, "stop", nothing).returncode == 2
     (tmp_path / "none.yaml").write_text("command: ['true']\n")
     assert ran(tmp_path, "wait", "none.yaml").returncode == 2
 
