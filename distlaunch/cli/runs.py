@@ -131,7 +131,7 @@ def attach(
     if not everything:
         _say_over(run)
     with Signals() as signals:
-        run = attend(run, Terminal(signals, fold=fold), signals, everything)
+        run = attend(run, Terminal(signals, fold=fold, waits=True), signals, everything)
     _leave_alone(run, signals)
     _leave_with(run)
 

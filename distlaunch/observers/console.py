@@ -31,12 +31,19 @@ def wants_colour(stream_is_terminal: bool) -> bool:
 class Console:
     """Prints to stdout and stderr."""
 
-    def __init__(self, on_reader_left: Callable[[], None], output_fd: int = 1) -> None:
+    def __init__(
+        self,
+        on_reader_left: Callable[[], None],
+        output_fd: int = 1,
+        waits: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """For `waits` see `Outlet`."""
         self._on_reader_left = on_reader_left
         self._together = _same_file(output_fd, 2)
-        errors = Outlet(2, lambda error: self._broken("stderr", 0, error))
-        # One writer for what goes to one place: two would write in any order.
-        output = errors if self._together else Outlet(1, lambda error: self._broken("stdout", 1, error))
+        errors = Outlet(2, lambda error: self._broken("stderr", 0, error), waits)
+        output = errors  # one writer for what goes to one place: two would write in any order
+        if not self._together:
+            output = Outlet(1, lambda error: self._broken("stdout", 1, error), waits)
         self._outlets = (output, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
         self._one_terminal = self._together and all(self._terminal)

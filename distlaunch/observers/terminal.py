@@ -31,10 +31,16 @@ class Terminal(Observer):
     """Shows a run on the console; with `quiet`, only warnings and errors.
 
     When the reader of our output leaves, the job ends, as a pipeline does, by way of `interrupts`.
+    With `waits`, for a run that we don't hold up, a slow reader gets all of it.
     """
 
     def __init__(
-        self, interrupts: Interrupts, output_fd: int = 1, quiet: bool = False, fold: bool = False
+        self,
+        interrupts: Interrupts,
+        output_fd: int = 1,
+        quiet: bool = False,
+        fold: bool = False,
+        waits: bool = False,
     ) -> None:
         self._interrupts, self._quiet = interrupts, quiet
         self._fold: Folding | None = None
@@ -45,7 +51,9 @@ class Terminal(Observer):
         self._state: State | None = None
         if fold:
             self._begin_folding()
-        self._console = Console(lambda: interrupts.send(signal.SIGPIPE), output_fd)
+        self._console = Console(
+            lambda: interrupts.send(signal.SIGPIPE), output_fd, lambda: waits and not interrupts.any()
+        )
 
     def told(self, notice: Notice, at: float) -> None:
         """Say it, or wait a moment; what comes meanwhile waits, too."""
