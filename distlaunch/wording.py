@@ -33,6 +33,11 @@ def spans(numbers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, span)) for span in found)
 
 
+def rank_list(ranks: Sequence[int]) -> str:
+    """Ascending ranks: `rank 3`, `ranks 0-2, 5`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks).replace(',', ', ')}"
+
+
 def span_words(seconds: float) -> str:
     """A length of time: `90 s`, `5 min`, `1 h`."""
     for unit, name in ((3600, "h"), (60, "min")):

@@ -5,49 +5,75 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from distlaunch.catalog.find import folders, scanned, when
+from distlaunch.catalog.find import CUT, check_folder, folders, named, scanned, when
 from distlaunch.catalog.folder import Run, run_in
 from distlaunch.catalog.index import listed
-from distlaunch.errors import UsageError, reason
 from distlaunch.observers.console import escape
 from distlaunch.state.status import RunState
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
+LEAST_ID, LEAST_WHERE = 20, 10
+"""Characters that are left where lines are too long, unless the terminal is narrower still."""
 
 
 def runs(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     """The runs in `places`, or all that are known, the latest first; those that have `ended` if asked.
 
-    Raises `UsageError` for a place that can't be read.
+    A place that is no folder names runs, which are listed even if they have ended. Raises `UsageError`.
     """
-    for place in places:
-        _check_readable(place)
-    known = dict(scanned(places)) if places else folders()
-    over = set() if ended else {run for run, entry in listed().items() if entry.over}
+    asked = {run: path for place in places for run, path in _asked(place).items()}
+    known = {**dict(scanned(places)), **asked} if places else folders()
+    over = set() if ended else {run for run, entry in listed().items() if entry.over} - asked.keys()
     found: list[Run] = []
     for name in sorted(known.keys() - over, key=lambda name: (when(name), name), reverse=True):
         if len(found) == most:
             break
         run = run_in(known[name])
-        if run and (ended or not run.status.state.over):
+        if run and (ended or name in asked or not run.status.state.over):
             found.append(run)
     return sorted(found, key=lambda run: run.status.began, reverse=True)
 
 
-def _check_readable(place: str) -> None:
-    try:
-        os.scandir(place).close()
-    except OSError as error:
-        raise UsageError(f"{place}: {reason(error)}") from None
+def _asked(place: str) -> dict[str, str]:
+    """The runs that it names if it is no folder."""
+    found = named(place) if place and not os.path.isdir(place) else {}
+    if not found:
+        check_folder(place)
+    return found
 
 
-def table(found: Sequence[Run]) -> str:
-    """For people: columns as wide as they need to be."""
+def table(found: Sequence[Run], width: int | None = None) -> str:
+    """For people: columns as wide as they need to be, lines cut where they would not fit into `width`."""
     now = time.time()
     rows = [HEADINGS, *(_row(run, now) for run in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS) - 1)]
+    if width is not None:
+        rows = _fitted(rows, width)
+    widths = _widths(rows)[:-1]
     lines = [[*map(str.ljust, row, widths), row[-1]] for row in rows]
-    return "".join("  ".join(cells).rstrip() + "\n" for cells in lines)
+    return "".join("  ".join(cells)[:width].rstrip() + "\n" for cells in lines)
+
+
+def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Rows with less of WHERE, and if that does not do, with ids without their middle."""
+    ids, *others, where = _widths(rows)
+    room = width - sum(others) - 2 * len(rows[0][:-1])
+    id_room = max(LEAST_ID, min(ids, room - min(where, LEAST_WHERE)))
+    return [(_without_middle(row[0], id_room), *row[1:-1], _cut(row[-1], room - id_room)) for row in rows]
+
+
+def _without_middle(text: str, room: int) -> str:
+    if len(text) <= room:
+        return text
+    end = (room - 1) // 2
+    return text[: room - 1 - end] + CUT + text[-end:]
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: max(0, room - 1)] + CUT
 
 
 def document(run: Run) -> dict[str, Any]:

@@ -4,27 +4,29 @@ import os
 import re
 import sys
 import time
+from collections.abc import Collection
 
 import typer
 
 from distlaunch.catalog.folder import Run
+from distlaunch.cli.stderr import say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.follow.attending import follow
-from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, unordered
+from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, ranks_of, unordered
 from distlaunch.follow.retelling import Retelling
 from distlaunch.observers.console import RANK_COLOURS, escape, latest, wants_colour
 from distlaunch.system.signals import Signals
+from distlaunch.wording import rank_list
 
-_RANKS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
+_SPAN = r"\d{1,6}(?:-\d{1,6})?"
+_RANKS = re.compile(f"{_SPAN}(?:,{_SPAN})*")
 
 
 def choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | None) -> Choice:
     """What the options ask for. Raises `UsageError`."""
-    from distlaunch.job.types.values import seconds_in
+    from distlaunch.cli.durations import ago_s
 
-    ago = None if since is None else seconds_in(since)
-    if since is not None and ago is None:
-        raise UsageError(f'--since: expected a duration such as "10m", got {since!r}')
+    ago = None if since is None else ago_s("--since", since, "10m")
     try:
         pattern = None if grep is None else re.compile(os.fsencode(grep))
     except re.error as error:
@@ -34,21 +36,38 @@ def choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | No
 
 
 def _ranks(text: str) -> frozenset[int]:
-    if not _RANKS.fullmatch(text):
+    found = _RANKS.fullmatch(text)
+    parts = [[int(number) for number in part.split("-")] for part in text.split(",")] if found else []
+    if not parts or any(part[0] > part[-1] for part in parts):
         raise UsageError(f'--rank: expected ranks such as "0,3-5", got {text!r}')
-    spans = [[int(number) for number in part.split("-")] for part in text.split(",")]
-    return frozenset(rank for span in spans for rank in range(span[0], span[-1] + 1))
+    return frozenset(rank for part in parts for rank in range(part[0], part[-1] + 1))
 
 
-def print_logs(run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool) -> None:
-    """Print them, and with `goes_on` what comes until the run ends. Raises `DistlaunchError`."""
+def _check_ranks(run: Run, ranks: Collection[int]) -> None:
+    """Whether it has them, or had. Raises `UsageError`."""
+    latest = range(run.status.ranks)
+    if not latest or all(rank in latest for rank in ranks):
+        return
+    known = ranks_of(run.folder) if has_order(run.folder) else set(latest)
+    if known and (missing := sorted(set(ranks) - known)):
+        raise UsageError(f"no {rank_list(missing)}: the run has {rank_list(sorted(known))}")
+
+
+def print_logs(run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool) -> Run:
+    """Print them, and with `goes_on` what comes until the run ends; the run as it is then.
+
+    Raises `DistlaunchError`.
+    """
+    if choice.ranks is not None:
+        _check_ranks(run, choice.ranks)
     printer = Printer()
     try:
         if not has_order(run.folder) and not run.alive:
             _print_unordered(run, choice, most, printer)
         else:
-            _print_in_order(run, choice, most, goes_on, fold, printer)
+            run = _print_in_order(run, choice, most, goes_on, fold, printer)
         printer.flush()
+        return run
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(Exit.BROKEN_PIPE) from None
@@ -64,7 +83,7 @@ def _print_unordered(run: Run, choice: Choice, most: int | None, printer: "Print
 
 def _print_in_order(
     run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool, printer: "Printer"
-) -> None:
+) -> Run:
     last = Last(most) if most is not None else None
     lines = LogLines(choice, last or printer, fold)
     retelling = Retelling(run.folder, lines, choice.takes)
@@ -77,20 +96,21 @@ def _print_in_order(
         lines.woken()
         for line in last.taken() if last else ():
             printer(line)
-        if goes_on:
-            _follow(run, retelling, lines, printer)
+        return _follow(run, retelling, lines, printer) if goes_on else run
     finally:
         retelling.close()
 
 
-def _follow(run: Run, retelling: Retelling, lines: LogLines, printer: "Printer") -> None:
+def _follow(run: Run, retelling: Retelling, lines: LogLines, printer: "Printer") -> Run:
     lines.show = printer
     printer.flush()
     printer.live = True
     with Signals() as signals:
-        if follow(run, retelling, signals).alive:
+        run = follow(run, retelling, signals)
+        if run.alive:
             raise typer.Exit(128 + signals.received_last)
     lines.drained()
+    return run
 
 
 class Printer:
@@ -98,11 +118,17 @@ class Printer:
 
     def __init__(self) -> None:
         self.live = False
+        self._generation: int | None = None
         self._terminal = sys.stdout.isatty()
         self._colours = wants_colour(self._terminal)
 
     def __call__(self, line: Line) -> None:
-        """Print it."""
+        """Print it, and where another generation begins, say so."""
+        if self._generation is None or line.generation > self._generation:
+            if self._generation is not None:
+                self.flush()  # where both go to one place, it is said in its place
+                say(f"restart {line.generation}")
+            self._generation = line.generation
         sys.stdout.buffer.write(self._tag(line) + self._text(line.text) + b"\n")
         if self.live:
             self.flush()

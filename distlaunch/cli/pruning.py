@@ -1,8 +1,11 @@
 """`prune`: what it deletes, and how that is told."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from distlaunch.catalog.find import runs_below
 from distlaunch.catalog.pruning import Pruned, delete, forget_missing, old_runs
+from distlaunch.cli.durations import ago_s
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.cli.stderr import say
 from distlaunch.errors import Exit, UsageError
@@ -11,14 +14,12 @@ from distlaunch.wording import counted
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def prune_runs(older: str, dry: bool, as_json: bool) -> int:
+def prune_runs(places: Sequence[str], older: str | None, dry: bool, as_json: bool) -> int:
     """Delete old runs, or with `dry` only tell; the exit status. Raises `UsageError`."""
-    from distlaunch.job.types.values import seconds_in
-
-    seconds = seconds_in(older)
-    if seconds is None:
-        raise UsageError(f'--older: expected a duration such as "30d", got {older!r}')
-    done = [old if dry else delete(old) for old in old_runs(seconds)]
+    if older is None:
+        raise UsageError("prune needs --older DURATION, e.g. --older 30d")
+    seconds = ago_s("--older", older, "30d")
+    done = [old if dry else delete(old) for old in old_runs(seconds, runs_below(places) if places else None)]
     if not dry:
         forget_missing()
     if as_json:

@@ -61,11 +61,14 @@ def ps(
     from distlaunch.catalog.listing import document, table
     from distlaunch.catalog.listing import runs as runs_in
 
+    ended = ended or most is not None
     found = runs_in(places or (), ended, most)
     if as_json:
         print_json([document(run) for run in found])
     elif found:
-        print_text(table(found))
+        import shutil
+
+        print_text(table(found, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     else:
         say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists those that have ended")
 
@@ -108,7 +111,9 @@ def logs(
     from distlaunch.catalog.find import find
     from distlaunch.cli.log_lines import choice_of, print_logs
 
-    print_logs(find(which), choice_of(ranks, stderr, since, grep), most, goes_on, fold)
+    run = print_logs(find(which), choice_of(ranks, stderr, since, grep), most, goes_on, fold)
+    if goes_on:
+        _say_bad_end(run)
 
 
 @runs.command("attach")
@@ -132,7 +137,7 @@ def attach(
     if not everything:
         _say_over(run)
     with Signals() as signals:
-        run = attend(run, Terminal(signals, fold=fold), signals, everything)
+        run = attend(run, Terminal(signals, fold=fold, waits=True), signals, everything)
     _leave_alone(run, signals)
     _leave_with(run)
 
@@ -171,6 +176,8 @@ def wait(
             raise typer.Exit(128 + signals.received_last)
     if as_json:
         _print_document(run)
+    elif run.status.exit_status:  # of one that is lost it is said anyway
+        say(_ended_words(run))
     _leave_with(run)
 
 
@@ -193,10 +200,12 @@ def stop(
     from distlaunch.follow.stopping import interrupt
     from distlaunch.system.signals import Signals
 
-    run = find(which)
+    run = find(which, alone=True)
     if run.host and not run.status.state.over:  # its folder is shared, its controller is there
         say(f"the controller of {run.id} is on {run.host}: stopping it there over ssh")
         _elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
+    if which is None and run.alive:
+        say(f"stopping {run.id} ({run.folder})")
     with Signals() as signals:
         stopped = interrupt(run, now)
         run = wait_for(run, signals) if stopped else over(run)
@@ -211,12 +220,16 @@ def stop(
 
 @runs.command("prune")
 def prune(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FOLDER]…", help="Look only in these folders and their `runs`."),
+    ] = None,
     older: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--older", metavar="DURATION", help="Delete runs that ended longer ago than this, e.g. 30d."
         ),
-    ],
+    ] = None,
     dry: Annotated[
         bool, typer.Option("--dry-run", help="List what would be deleted; delete nothing.")
     ] = False,
@@ -225,7 +238,7 @@ def prune(
     """Delete the folders of your old runs."""
     from distlaunch.cli.pruning import prune_runs
 
-    raise typer.Exit(prune_runs(older, dry, as_json))
+    raise typer.Exit(prune_runs(places or (), older, dry, as_json))
 
 
 def _elsewhere(
@@ -260,6 +273,13 @@ def _say_over(run: "Run") -> None:
     if not run.alive:
         say(_ended_words(run))
         raise typer.Exit(_status_of(run))
+
+
+def _say_bad_end(run: "Run") -> None:
+    from distlaunch.state.status import RunState
+
+    if run.status.state is not RunState.SUCCEEDED:
+        say(_ended_words(run))
 
 
 def _ended_words(run: "Run", lead: str = ":") -> str:

@@ -5,10 +5,10 @@ from types import MappingProxyType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.state.job import State
+from distlaunch.state.job import Cause, State
 from distlaunch.state.nodes import Unusable, failure_of, phase_word
 from distlaunch.state.workers import Exited, Worker, WorkerPhase
-from distlaunch.wording import counted, listed, lost_peer_words, spans, status_words
+from distlaunch.wording import counted, listed, lost_peer_words, rank_list, status_words
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
@@ -68,13 +68,7 @@ class Summary(Frozen):
         cause = self.state.cause
         return {
             "exit_status": self.state.outcome,
-            "cause": cause
-            and {
-                "text": cause.text,
-                "rank": self._rank(cause.rank),
-                "node": _label(self.state, cause.node),
-                "last_words": [] if cause.rank is None else self._shown_words(cause.rank),
-            },
+            "cause": cause and self.cause_document(cause),
             "hint": self.advice or None,
             "lagging": list(self.lagging),
             "restarts": [
@@ -90,6 +84,16 @@ class Summary(Frozen):
             "workers": [self._worker(worker) for worker in self.state.workers],
             "nodes": [_node_document(self.state, index) for index in range(len(self.state.nodes))],
             "folder": self.folder,
+        }
+
+    def cause_document(self, cause: Cause) -> dict[str, Any]:
+        """A cause for machines: of the end, or of a restart that was decided on just now."""
+        known = cause.rank in {worker.rank for worker in self.state.workers}
+        return {
+            "text": cause.text,
+            "rank": self._rank(cause.rank),
+            "node": _label(self.state, cause.node),
+            "last_words": self._shown_words(cause.rank) if cause.rank is not None and known else [],
         }
 
     @property
@@ -200,7 +204,7 @@ class Summary(Frozen):
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
                 groups.setdefault(self._fate(worker), []).append(worker.rank)
-        named = _rank_list if self._gives_ranks else self._agent_list
+        named = rank_list if self._gives_ranks else self._agent_list
         return [f"{named(ranks)}: {fate}" for fate, ranks in groups.items()]
 
     def _agent_list(self, numbers: Sequence[int]) -> str:
@@ -283,8 +287,3 @@ def _node_document(state: State, index: int) -> dict[str, Any]:
 
 def _label(state: State, node: int | None) -> str | None:
     return None if node is None else state.label(node)
-
-
-def _rank_list(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-2, 5`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks).replace(',', ', ')}"

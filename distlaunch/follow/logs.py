@@ -4,10 +4,11 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from distlaunch.errors import DistlaunchError, reason
+from distlaunch.follow.retelling import Retelling
 from distlaunch.observers.console import MAX_LINE
 from distlaunch.observers.folding import MOMENT_S, Folding, tag_of
 from distlaunch.observers.observer import Observer, Printed
@@ -20,18 +21,22 @@ _FILE = re.compile(r"(?:generation(\d+)/)?(?:rank|agent)(\d+)\.(out|err)")
 
 
 class Line(NamedTuple):
-    """A line of a rank's stdout (0) or stderr (1), without its end; `tag` says whose, as `[gpu-a:0] `."""
+    """A line of a rank's stdout (0) or stderr (1), without its end; `tag` says whose, as `[gpu-a:0] `.
+
+    `generation` is the number of restarts before it.
+    """
 
     rank: int
     stream: int
     tag: str
     text: bytes
+    generation: int
 
 
 class Choice(NamedTuple):
     """Which lines are wanted: of which ranks (None = all), `since` which time, matching what."""
 
-    ranks: Container[int] | None = None
+    ranks: Collection[int] | None = None
     stderr_only: bool = False
     since: float | None = None
     pattern: re.Pattern[bytes] | None = None
@@ -50,6 +55,29 @@ class Choice(NamedTuple):
         return self.pattern is None or self.pattern.search(line.text) is not None
 
 
+class _Ranks(Observer):
+    """The ranks that a run has had."""
+
+    def __init__(self) -> None:
+        self.known: set[int] = set()
+
+    def started(self, state: State, at: float) -> None:
+        """There may be more of them than before, or fewer."""
+        self.known |= {worker.rank for worker in state.workers}
+
+
+def ranks_of(folder: str) -> set[int]:
+    """The ranks of all generations that have started. Raises `HistoryError`."""
+    ranks = _Ranks()
+    retelling = Retelling(folder, ranks, lambda entry: False)
+    try:
+        while retelling.turn():
+            pass
+    finally:
+        retelling.close()
+    return ranks.known
+
+
 class LogLines(Observer):
     """Hands wanted lines on to `show`, each when its end has come; with `fold` equal ones of a moment once.
 
@@ -60,8 +88,14 @@ class LogLines(Observer):
         self._choice, self.show = choice, show
         self._fold = Folding(self._give_folded) if fold else None
         self._tags: dict[int, str] = {}
+        self._generation = 0
         self._partial: dict[tuple[int, int, int], tuple[str, bytes]] = {}
         self.clock: Callable[[], float] = time.time
+
+    def started(self, state: State, at: float) -> None:
+        """What lacks its end has none: those who printed it have ended."""
+        self.drained()
+        self._generation = state.generation
 
     def printed(self, output: Printed) -> None:
         """Put lines together."""
@@ -79,7 +113,8 @@ class LogLines(Observer):
         self.wake_at = None
 
     def _give_folded(self, ranks: list[int], stream: int, line: bytes) -> None:
-        self._give(Line(ranks[0], stream, tag_of(ranks, self._tags), line.rstrip(b"\n")))
+        tag = tag_of(ranks, self._tags)
+        self._give(Line(ranks[0], stream, tag, line.rstrip(b"\n"), self._generation))
 
     def _take(self, output: Printed) -> None:
         key = (output.generation, output.rank, output.stream)
@@ -89,7 +124,7 @@ class LogLines(Observer):
         if len(rest) > MAX_LINE:
             whole, newline, rest = data, b"\n", b""
         for text in whole.split(b"\n") if newline else ():
-            self._give(Line(output.rank, output.stream, tag, text))
+            self._give(Line(output.rank, output.stream, tag, text, output.generation))
         if rest:
             self._partial[key] = (tag, rest)
 
@@ -97,8 +132,8 @@ class LogLines(Observer):
         """Hand on the lines that lack their end."""
         if self._fold:
             self._fold.finish()
-        for (_, rank, stream), (tag, rest) in sorted(self._partial.items()):
-            self._give(Line(rank, stream, tag, rest))
+        for (generation, rank, stream), (tag, rest) in sorted(self._partial.items()):
+            self._give(Line(rank, stream, tag, rest, generation))
         self._partial.clear()
 
     def _give(self, line: Line) -> None:
@@ -129,12 +164,13 @@ def has_order(folder: str) -> bool:
 
 def unordered(folder: str, choice: Choice) -> Iterator[Line]:
     """The lines of such a folder: generation by generation, rank by rank. Raises `DistlaunchError`."""
-    for _, rank, stream, path in sorted(_files(folder)):
+    for generation, rank, stream, path in sorted(_files(folder)):
         if choice.has(rank, stream):
             try:
                 with open(path, "rb") as file:
-                    lines = (Line(rank, stream, f"[{rank}] ", text.rstrip(b"\n")) for text in file)
-                    yield from filter(choice.matches, lines)
+                    lines = (text.rstrip(b"\n") for text in file)
+                    made = (Line(rank, stream, f"[{rank}] ", text, generation) for text in lines)
+                    yield from filter(choice.matches, made)
             except OSError as error:
                 raise DistlaunchError(f"{path}: {reason(error)}") from None
 

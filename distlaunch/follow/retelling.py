@@ -2,6 +2,7 @@
 
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +31,8 @@ class Retelling:
     def __init__(self, folder: str, observer: Observer, wanted: Wanted = lambda entry: True) -> None:
         self._folder, self._observer, self._wanted = folder, observer, wanted
         self._lines, self._entries = Lines(os.path.join(folder, EVENTS)), Entries(folder)
+        self._held_lines: list[dict[str, Any]] = []
+        self._held_entries: list[Entry] = []
         self._count = 0
         self._generations = Generations()
         self._open: dict[str, int] = {}
@@ -39,13 +42,26 @@ class Retelling:
 
     def turn(self) -> bool:
         """Tell what has come since the last turn; whether anything has. Raises `HistoryError`."""
-        entries = self._entries.fresh()  # first: what they are about has happened before
         try:
-            lines = self._lines.fresh()
-            self._tell(lines, entries)
+            lines, entries = self._come()
+            for piece in _merged(lines, entries):
+                self._tell(piece)
         except HistoryError as error:
             raise HistoryError(f"{self._folder}/{EVENTS}: {error}") from None
-        return bool(lines or entries)
+        return bool(lines or entries or self._held_lines or self._held_entries)
+
+    def _come(self) -> tuple[list[dict[str, Any]], list[Entry]]:
+        """Lines and entries that nothing still to come belongs before; the others are held back.
+
+        A line waits until the output before it has been read, an entry until the events before it have.
+        """
+        lines, held = [*self._held_lines, *self._lines.fresh()], self._held_entries
+        fresh = self._entries.fresh()
+        read_until = _time(lines[-1]) if lines else 0.0
+        known = bisect_right(fresh, read_until, key=lambda entry: entry.stamp.time)
+        ready = bisect_right(lines, fresh[-1].stamp.time, key=_time) if fresh else len(lines)
+        self._held_lines, self._held_entries = lines[ready:], fresh[known:]
+        return lines[:ready], held + fresh[:known]
 
     def skip(self) -> None:
         """Learn what has happened up to now without telling it. Raises `HistoryError`."""
@@ -69,14 +85,12 @@ class Retelling:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def _tell(self, lines: list[dict[str, Any]], entries: list[Entry]) -> None:
-        """In the order of their times; each list has its own already."""
-        for piece in _merged(lines, entries):
-            if isinstance(piece, Entry):
-                self._tell_output(piece)
-            else:
-                self._count += 1
-                self._tell_line(piece)
+    def _tell(self, piece: dict[str, Any] | Entry) -> None:
+        if isinstance(piece, Entry):
+            self._tell_output(piece)
+        else:
+            self._count += 1
+            self._tell_line(piece)
 
     def _tell_line(self, line: dict[str, Any]) -> None:
         if self._count == 1:
@@ -116,10 +130,15 @@ class Retelling:
         return os.pread(self._open[name], size, offset)
 
 
+def _time(line: dict[str, Any]) -> float:
+    return line.get("time") or 0.0
+
+
 def _merged(lines: list[dict[str, Any]], entries: list[Entry]) -> Iterator[dict[str, Any] | Entry]:
+    """In the order of their times; each list has its own already."""
     at = 0
     for entry in entries:
-        while at < len(lines) and lines[at].get("time", 0.0) <= entry.stamp.time:
+        while at < len(lines) and _time(lines[at]) <= entry.stamp.time:
             yield lines[at]
             at += 1
         yield entry

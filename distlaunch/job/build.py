@@ -7,7 +7,7 @@ from typing import Any
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.checks import check_keys, check_spec
 from distlaunch.job.document import Entries, Place, Scalar, Value, describe
-from distlaunch.job.fields import JOB, LOGS, RESTARTS
+from distlaunch.job.fields import JOB, LOGS, NOTIFY, RESTARTS
 from distlaunch.job.paths import path_in
 from distlaunch.job.pool import Pool
 from distlaunch.job.reading import Checked, Reading, Surroundings
@@ -18,6 +18,7 @@ from distlaunch.job.spec import (
     Invocation,
     JobSpec,
     Logs,
+    Notify,
     Program,
     Restarts,
 )
@@ -79,6 +80,7 @@ class _Builder:
             spares=pool.spares(),
             allocation=pool.allocation,
             binding=self._binding(),
+            notify=self._notify(),
             metrics=self._metrics(),
             places=self.reading.places,
             source=source,
@@ -117,6 +119,13 @@ class _Builder:
     def _metrics(self) -> str | None:
         section = self.reading.section("metrics")
         return self._path(section["file"]) if section else None
+
+    def _notify(self) -> Notify:
+        made: Notify = NOTIFY.made(self.reading.section("notify"))
+        if not made.command or "/" not in made.command[0]:
+            return made  # a name for our PATH
+        first, *rest = made.command
+        return made._replace(command=(self._path(first), *rest))
 
     def _restarts(self) -> Restarts:
         given = self.reading.section("restarts")

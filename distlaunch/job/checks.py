@@ -101,6 +101,8 @@ def _file_paths(reading: Reading) -> Iterator[tuple[str, str | None]]:
     yield "logs.dir", reading.section("logs").get("dir")
     yield "ssh.config", reading.section("ssh").get("config")
     yield from (("command[0]", word) for word in (checked.get("command") or ())[:1] if word and "/" in word)
+    yield from (("notify.command[0]", word) for word in (reading.section("notify").get("command") or ())[:1])
+    yield "metrics.file", reading.section("metrics").get("file")
     for path, node in reading.listed():
         if isinstance(node, Mapping):
             yield from ((f"{path}.{key}", node.get(key)) for key in ("python", "workdir"))

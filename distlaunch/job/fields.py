@@ -166,9 +166,9 @@ LOGS = Record(
             "Whose output is shown: all, rank0, none or a list of ranks.",
         ),
         "watch": Field(
-            Regex(),
-            "A regular expression for a number in the output that `view` plots: its first group, or all that "
-            "it matches; e.g. 'loss[ =:]+([-0-9.eE+]+)'.",
+            Regex(group="the number, as in 'loss[ =:]+([-0-9.eE+]+)'"),
+            "A regular expression for a number in the output that `view` plots: its first group, e.g. "
+            "'loss[ =:]+([-0-9.eE+]+)'.",
         ),
         "fold": Field(
             Switch(),
@@ -312,7 +312,7 @@ JOB = Record(
             Switch(), "Each worker sees only its own GPU, and LOCAL_RANK is 0.", field="one_device"
         ),
         "logs": built(LOGS, "Where output goes."),
-        "notify": Field(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
+        "notify": built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
         "metrics": built(METRICS, "Write the run's metrics to a file in Prometheus' text format."),
         "ssh": built(SSH, "How ssh is called."),
         "launcher": built(

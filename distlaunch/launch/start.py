@@ -42,10 +42,11 @@ class Start(Frozen):
 def start_run(spec: JobSpec, early: Link | None = None) -> Start:
     """Begin a run of `spec`; `early` is as in `open_links`.
 
-    Raises `DistlaunchError` when its folder can't be made.
+    Raises `DistlaunchError` when its folder can't be made, or nobody can be notified.
     """
     if any(node.reach.unknown for node in spec.pool):
         raise UsageError(NO_ALLOCATION)
+    _check_notify(spec)
     clock = Clock(time.monotonic())
     run_id = new_run_id(spec.name)
     folder = _run_folder(spec, run_id)
@@ -57,6 +58,14 @@ def start_run(spec: JobSpec, early: Link | None = None) -> Start:
 
         make_room_for_links(len(spec.pool))
     return Start(spec, run_id, folder, status, open_links(spec, early), clock)
+
+
+def _check_notify(spec: JobSpec) -> None:
+    if spec.notify.command:
+        from distlaunch.observers.notifier import start_error  # few jobs have one
+
+        if wrong := start_error(spec.notify.command[0]):
+            raise spec.error("notify.command[0]", wrong)
 
 
 def _first_status(spec: JobSpec, run_id: str) -> Status:

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from distlaunch.catalog.index import note_end
-from distlaunch.diagnosis.summary import STDERR, STDOUT, Summary
+from distlaunch.diagnosis.summary import Summary
 from distlaunch.launch.addresses import ssh_addresses
 from distlaunch.launch.loop import Loop
 from distlaunch.launch.start import Start
 from distlaunch.observers.folder import Folder
-from distlaunch.observers.last_words import LastWords
+from distlaunch.observers.last_words import LastWords, summary_so_far
 from distlaunch.observers.observer import Observer, Observers
 from distlaunch.observers.watched import Watched
 from distlaunch.system.signals import Interrupts
@@ -23,31 +23,25 @@ def supervise(
 ) -> Summary:
     """Run the supervisor over the links of `start`; its folder and the `observers` see the run."""
     folder, words = Folder(start.folder, start.status), LastWords()
-    seeing = Observers((words, folder, Watched(start.folder), *_wanted(start), *observers))
+    seeing = Observers((words, folder, Watched(start.folder), *_wanted(start, words), *observers))
     loop = Loop(start, seeing, interrupts, peers)
     # While agents boot: asking ssh for them takes as long.
     state = loop.run(start.links, find_addresses=lambda: ssh_addresses(start.spec))
     seeing.tell(Observer.drained, state)
-    summary = Summary(
-        state,
-        start.folder.path,
-        last_words=words.of(STDERR),
-        seconds=start.clock.now(),
-        lagging=folder.lagging(state),
-        printed=words.lines,
-        last_lines=words.of(STDOUT),
-    )
+    summary = summary_so_far(state, start.folder.path, words, start.clock.now())
+    summary = summary._replace(lagging=folder.lagging(state))
     seeing.tell(Observer.ended, summary)
+    folder.close()
     note_end(start.run_id)
     return summary
 
 
-def _wanted(start: Start) -> Iterator[Observer]:
+def _wanted(start: Start, words: LastWords) -> Iterator[Observer]:
     """Those that the job itself asks for; few do."""
     if start.spec.notify.command:
         from distlaunch.observers.notifier import Notifier
 
-        yield Notifier(start.spec.notify, start.run_id, start.folder.path)
+        yield Notifier(start.spec.notify, start.run_id, start.folder.path, words)
     if start.spec.metrics:
         from distlaunch.observers.metrics import Metrics
 

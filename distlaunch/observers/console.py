@@ -31,13 +31,21 @@ def wants_colour(stream_is_terminal: bool) -> bool:
 class Console:
     """Prints to stdout and stderr."""
 
-    def __init__(self, on_reader_left: Callable[[], None], output_fd: int = 1) -> None:
+    def __init__(
+        self,
+        on_reader_left: Callable[[], None],
+        output_fd: int = 1,
+        waits: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """For `waits` see `Outlet`."""
         self._on_reader_left = on_reader_left
-        errors = Outlet(2, lambda error: self._broken("stderr", 0, error))
-        output = Outlet(1, lambda error: self._broken("stdout", 1, error)) if output_fd == 1 else errors
+        self._together = _same_file(output_fd, 2)
+        errors = Outlet(2, lambda error: self._broken("stderr", 0, error), waits)
+        output = errors  # one writer for what goes to one place: two would write in any order
+        if not self._together:
+            output = Outlet(1, lambda error: self._broken("stdout", 1, error), waits)
         self._outlets = (output, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
-        self._together = _same_file(output_fd, 2)
         self._one_terminal = self._together and all(self._terminal)
         self._shown_lines = 0
         self._pieces: dict[tuple[int, int], deque[tuple[int, int]]] = {}
@@ -68,7 +76,8 @@ class Console:
         if self._live:
             self._live = ""
             self._outlets[1].write(b"\r\x1b[K", ours=True)
-            self._outlets[1].settle()
+            if not self._together:
+                self._outlets[1].settle()
 
     def output(self, rank: int, stream: int, data: bytes, prefix: str | None) -> None:
         """Show what a rank printed, line by line behind `prefix`; the rest of a line waits for its end.

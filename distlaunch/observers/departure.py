@@ -33,9 +33,11 @@ class Departure(Observer):
             self._terminal.told(notice, at)
 
     def remarked(self, text: str) -> None:
-        """Say it, as long as somebody listens."""
+        """Say it, as long as somebody listens; then keep it."""
         if self._terminal:
             self._terminal.remarked(text)
+        else:
+            os.write(2, f"distlaunch: {text}\n".encode(errors="backslashreplace"))
 
     def ended(self, summary: Summary) -> None:
         """Tell how it ended if that was before all ranks had started."""

@@ -28,6 +28,8 @@ class Folder(Observer):
         self._folder, self._status = folder, status
         self._flights: set[int] = set()
         self._loss_told = False
+        self._at = 0.0
+        self._open, self._temporary = True, False
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """Write down what the run was asked to be."""
@@ -35,6 +37,7 @@ class Folder(Observer):
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Write it down, and what people look for in a file of its own there."""
+        self._at = at
         if isinstance(event, StackDumped):
             rank = state.rank_of(event.node, event.local_rank)
             if rank is not None:
@@ -65,6 +68,10 @@ class Folder(Observer):
         """Write it down."""
         self._folder.record(at, NOTICE, {"level": notice.level, "text": notice.text})
 
+    def remarked(self, text: str) -> None:
+        """Write it down as what it is to who reads it; the supervisor has not said it."""
+        self._folder.record(self._at, NOTICE, {"level": "warning", "text": text, "remark": True})
+
     def printed(self, output: Printed) -> None:
         """Keep it, byte for byte."""
         rank, stream, data, generation, goes_to = output
@@ -92,14 +99,25 @@ class Folder(Observer):
         return lagging_words(Path(self._folder.generation_path(state.generation)), len(state.workers))
 
     def ended(self, summary: Summary) -> None:
-        """Keep how it ended, or nothing where the folder was a temporary one."""
+        """Keep how it ended; others may still remark something."""
+        self._temporary = summary.temporary
         self._folder.write_summary(summary.document())
         self._keep_status(summary.state)
-        self._folder.close()
+        if not self._folder.flush():
+            self._close_files()  # a disk that takes nothing is not waited for twice
         if self._folder.lost_bytes:
             self.remark(f"{self._folder.lost_bytes} bytes could not be written to {self._folder.path}")
-        if summary.temporary:
+
+    def close(self) -> None:
+        """Let go of the run, and keep nothing where the folder was a temporary one."""
+        self._close_files()
+        if self._temporary:
             self._folder.remove()
+
+    def _close_files(self) -> None:
+        if self._open:
+            self._open = False
+            self._folder.close()
 
 
 def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:

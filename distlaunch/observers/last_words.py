@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from distlaunch.diagnosis.summary import STDERR, STDOUT, Summary
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.state.job import State
 
@@ -38,3 +39,15 @@ class LastWords(Observer):
         """The end of each rank's stdout (0) or stderr (1)."""
         ends = {rank: data for (rank, of), data in self._ends.items() if of == stream}
         return {rank: data.decode(errors="replace") for rank, data in ends.items()}
+
+
+def summary_so_far(state: State, folder: str, words: LastWords, seconds: float) -> Summary:
+    """The summary of a run after so many seconds; `folder` is the run's."""
+    return Summary(
+        state,
+        folder,
+        last_words=words.of(STDERR),
+        seconds=seconds,
+        printed=words.lines,
+        last_lines=words.of(STDOUT),
+    )

@@ -86,6 +86,8 @@ class LogWriter:
     def _write_all(self) -> None:
         while self._backlog.queue:
             piece = self._backlog.queue.popleft()  # no lock: nobody else takes
+            if self._index and not piece.stamp:
+                self._write_index()  # who finds an event finds the output before it
             lost = self._writers[piece.where](piece)
             if self._index and (not self._backlog.queue or len(self._index) > INDEX_BYTES):
                 self._write_index()

@@ -1,20 +1,24 @@
 """Tells somebody what has become of a run: facts as JSON on the stdin of the job's `notify.command`."""
 
 import contextlib
+import errno
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import threading
+import time
 from typing import Any
 
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec, Notify
+from distlaunch.observers.last_words import LastWords, summary_so_far
 from distlaunch.observers.observer import Observer
 from distlaunch.state.events import Event, RanksStalled
-from distlaunch.state.job import State
+from distlaunch.state.job import Phase, State
 from distlaunch.state.status import RunState, run_state
 from distlaunch.wording import exit_words
 
@@ -22,18 +26,32 @@ LIMIT_S = 30.0
 """A command that takes longer is killed."""
 LAST_S = 10.0
 """At the end of a run its commands are waited for so long."""
+SETTLE_S = 0.5
+"""The last output of a rank may come so long after its end."""
 MOST = 100
 """Commands that may wait for their turn; what is more is left out."""
 _NO_MORE = "later failures are not reported"
 
 
+def start_error(program: str) -> str | None:
+    """Why a program, by its path or from PATH, can't be started here, or None."""
+    if "/" not in program:
+        return None if shutil.which(program) else f"{program}: not found in PATH"
+    if not os.path.exists(program):
+        return f"{program}: {os.strerror(errno.ENOENT)}"
+    if os.path.isdir(program) or not os.access(program, os.X_OK):
+        return f"{program}: {'a folder' if os.path.isdir(program) else 'not executable'}"
+    return None
+
+
 class Notifier(Observer):
     """Starts the command for each wanted occasion, one after another, in a thread: none holds the run up."""
 
-    def __init__(self, wish: Notify, run_id: str, folder: str) -> None:
-        self._wish, self._run_id, self._folder = wish, run_id, folder
+    def __init__(self, wish: Notify, run_id: str, folder: str, words: LastWords) -> None:
+        self._wish, self._run_id, self._folder, self._words = wish, run_id, folder, words
         self._spec: JobSpec | None = None
         self._restarts = 0
+        self._restarted: State | None = None
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST)
         self._thread = threading.Thread(target=self._run, daemon=True, name="notifier")
         self._process: subprocess.Popen[bytes] | None = None
@@ -48,16 +66,31 @@ class Notifier(Observer):
         """Notice restarts and stalls."""
         if len(state.restarts) > self._restarts:
             self._restarts = len(state.restarts)
-            last = state.restarts[-1]
-            self._tell("restarted", state, {"why": last.why.value, "cause": last.cause.text})
+            self._tell_restart()
+            self._restarted, self.wake_at = state, time.monotonic() + SETTLE_S
+        if self._restarted and state.phase is not Phase.RESTARTING:
+            self._tell_restart()
         if isinstance(event, RanksStalled) and event.local_ranks:
             ranks = [state.rank_of(event.node, local) for local in event.local_ranks]
             node = state.label(event.node)
             self._tell("stalled", state, {"ranks_stalled": ranks, "node": node})
         self._say_failure()
 
+    def woken(self) -> None:
+        """What failed has said its last words."""
+        self._tell_restart()
+
+    def _tell_restart(self) -> None:
+        """Tell of a restart that has waited: last words may come after the end of who said them."""
+        state, self._restarted, self.wake_at = self._restarted, None, None
+        if state:
+            last = state.restarts[-1]
+            known = summary_so_far(state, self._folder, self._words, last.at)
+            self._tell("restarted", state, {"why": last.why.value, "cause": known.cause_document(last.cause)})
+
     def ended(self, summary: Summary) -> None:
         """The end; the last commands are waited for, a little."""
+        self._tell_restart()
         state = summary.state
         document = summary.document()
         facts = {name: document[name] for name in ("exit_status", "cause", "hint", "seconds")}

@@ -11,10 +11,15 @@ LOOK_S = 0.1
 
 
 class Outlet:
-    """One descriptor's writer. `on_broken` is called, from its thread, when writing has failed for good."""
+    """One descriptor's writer. `on_broken` is called, from its thread, when writing has failed for good.
 
-    def __init__(self, fd: int, on_broken: Callable[[OSError], None]) -> None:
-        self._fd = fd
+    `waits` says whether a reader that is too far behind is waited for.
+    """
+
+    def __init__(
+        self, fd: int, on_broken: Callable[[OSError], None], waits: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._fd, self._waits = fd, waits
         self._on_broken = on_broken
         self._backlog = Backlog[bytes](f"outlet-{fd}", self._write_all)
         self._unsent = memoryview(b"")
@@ -24,10 +29,19 @@ class Outlet:
     def write(self, data: bytes, ours: bool = False) -> None:
         """Queue whole lines, or drop them when the reader is too far behind, but for `ours`: they are few."""
         with self._backlog.changed:
-            if self.broken or (self._backlog.waiting + len(data) > CAPACITY and not ours):
+            if self.broken or not (ours or self._has_room(len(data))):
                 self.dropped_lines += data.count(b"\n")
             else:
                 self._backlog.add(data, len(data))
+
+    def _has_room(self, size: int) -> bool:
+        while self._backlog.waiting + size > CAPACITY:
+            if self.broken or not self._waits():
+                return False
+            if not self._backlog.waiting:
+                return True  # it is long, but all there is
+            self._backlog.moves(LOOK_S)
+        return True
 
     def settle(self) -> None:
         """Wait a moment until what was written is there."""

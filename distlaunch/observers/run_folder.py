@@ -22,8 +22,12 @@ STATUS_BYTES = 4096
 
 def new_run_id(name: str) -> str:
     """A name for a run that no other run has: the job's, the time, and some chance."""
-    safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40] or "job"
-    return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
+    return f"{job_part(name) or 'job'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
+
+
+def job_part(name: str) -> str:
+    """What of a job's name is in the ids of its runs; "" if nothing is."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40]
 
 
 class RunFolder:
@@ -100,9 +104,9 @@ class RunFolder:
         """The folder with a generation's logs."""
         return os.path.join(self.path, os.path.dirname(_inside(generation, "x")))
 
-    def flush(self) -> None:
-        """Wait until what was appended can be read, for as long as the disk takes something."""
-        self._writer.flush()
+    def flush(self) -> bool:
+        """Wait until what was appended can be read, while the disk takes something; whether all can."""
+        return self._writer.flush()
 
     def close(self) -> None:
         """Write out what waits, and close all files."""

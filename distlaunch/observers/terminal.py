@@ -1,8 +1,9 @@
 """Shows a run on the terminal: the ranks' output, notices, and how it ended."""
 
+import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.diagnosis.summary import Above, Summary
@@ -21,6 +22,8 @@ PATIENCE_S = 5.0
 """Seconds for a reader to take something, at the end of a run whose log files have everything."""
 PROGRESS_S = 0.5
 """Between two looks at a start that takes its time."""
+HOLD_S = 0.5
+"""An error of a node that connects waits so long to be told: the summary, if that comes first, tells more."""
 _COLOURS = {"info": None, "warning": 33, "error": 31}
 
 
@@ -28,33 +31,60 @@ class Terminal(Observer):
     """Shows a run on the console; with `quiet`, only warnings and errors.
 
     When the reader of our output leaves, the job ends, as a pipeline does, by way of `interrupts`.
+    With `waits`, for a run that we don't hold up, a slow reader gets all of it.
     """
 
     def __init__(
-        self, interrupts: Interrupts, output_fd: int = 1, quiet: bool = False, fold: bool = False
+        self,
+        interrupts: Interrupts,
+        output_fd: int = 1,
+        quiet: bool = False,
+        fold: bool = False,
+        waits: bool = False,
     ) -> None:
         self._interrupts, self._quiet = interrupts, quiet
         self._fold: Folding | None = None
         self._tags: dict[int, str] = {}
         self._starting = False
+        self._connecting = True
+        self._held: list[Notice] = []
         self._state: State | None = None
         if fold:
             self._begin_folding()
-        self._console = Console(lambda: interrupts.send(signal.SIGPIPE), output_fd)
+        self._console = Console(
+            lambda: interrupts.send(signal.SIGPIPE), output_fd, lambda: waits and not interrupts.any()
+        )
 
     def told(self, notice: Notice, at: float) -> None:
-        """Say it."""
-        if notice.level != "info" or not self._quiet:
-            for line in notice.text.splitlines():
-                self._console.say(f"distlaunch: {line}", _COLOURS[notice.level])
+        """Say it, or wait a moment; what comes meanwhile waits, too."""
+        if notice.level == "info" and self._quiet:
+            return
+        if self._held or (self._connecting and notice.level == "error"):
+            self._held.append(notice)
+            self.wake_at = min(self.wake_at or math.inf, time.monotonic() + HOLD_S)
+        else:
+            self._say(notice)
+
+    def _say(self, notice: Notice) -> None:
+        for line in notice.text.splitlines():
+            self._console.say(f"distlaunch: {line}", _COLOURS[notice.level])
+
+    def _release(self, told: Sequence[str] = ()) -> None:
+        """Say what was held back, but for what begins one of the lines that are `told` next."""
+        held, self._held = self._held, []
+        for notice in held:
+            if not any(line.startswith(f"{notice.text};") for line in told):
+                self._say(notice)
 
     def remarked(self, text: str) -> None:
         """Say it."""
+        self._release()
         self._console.say(f"distlaunch: {text}", _COLOURS["warning"])
 
     def printed(self, output: Printed) -> None:
         """Show it, if it is to be shown."""
         prefix = output.goes_to.prefix
+        self._release()
         if self._starting:
             self._starting, self.wake_at = False, None
         if not output.goes_to.shown:
@@ -79,6 +109,12 @@ class Terminal(Observer):
         if self._starting:
             self._state = state
 
+    def started(self, state: State, at: float) -> None:
+        """Show the last lines that lack their end: those who printed them have ended."""
+        self._connecting = False
+        self._release()
+        self.drained(state)
+
     def _show_progress(self) -> None:
         from distlaunch.observers.progress import progress_words  # most starts are quick
 
@@ -100,6 +136,7 @@ class Terminal(Observer):
     def woken(self) -> None:
         """Show what was held back, or how far the start is."""
         self.wake_at = None
+        self._release()
         if self._fold:
             self._fold.flush()
         if self._starting:
@@ -113,9 +150,11 @@ class Terminal(Observer):
 
     def ended(self, summary: Summary) -> None:
         """Tell how it ended, and write out what waits for a slow reader."""
-        failed = summary.state.cause is not None
-        if failed or not self._quiet:
-            first, *others = (f"distlaunch: {line}" for line in summary.lines(self._above(summary)))
+        shown = summary.state.cause is not None or not self._quiet
+        lines = summary.lines(self._above(summary)) if shown else []
+        self._release(lines)
+        if lines:
+            first, *others = (f"distlaunch: {line}" for line in lines)
             told = first == self._console.last_said  # the cause may be right above
             for line in others if told else (first, *others):
                 self._console.say(line)
@@ -123,6 +162,7 @@ class Terminal(Observer):
 
     def close(self) -> None:
         """Show nothing more of a run that goes on."""
+        self._release()
         self._console.close(lambda silent_s: silent_s < PATIENCE_S)
 
     def _above(self, summary: Summary) -> dict[int, Above]:

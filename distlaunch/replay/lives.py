@@ -76,7 +76,7 @@ def read(lines: Iterable[Mapping[str, Any]]) -> History:
     happened: list[Happened] = []
     for number, line in numbered:
         if line.get("event") == NOTICE:
-            told.append(line["text"])
+            told += [] if line.get("remark") else [line["text"]]
         else:
             happened.append(happened_in(number, line))
     return History(spec, first["chance"], first["t"], tuple(happened), tuple(told))

@@ -59,6 +59,14 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
     return build_spec(document, source, around._replace(hostfile=_hostfile(document, around)))
 
 
+def name_in(path: str) -> str:
+    """The name of a file's job, whatever else is in it. Raises `JobError`, or `UsageError` as `load_job`."""
+    document = parse(read_text(path), path)
+    named = document.get("name") if isinstance(document, Entries) else None
+    given = named.value if isinstance(named, Scalar) else None
+    return given if isinstance(given, str) else Path(path).stem
+
+
 def _allocation() -> Allocation | None:
     try:
         return find_allocation(os.environ)

@@ -16,7 +16,12 @@ import pytest
 
 from distlaunch.catalog.folder import Run
 from distlaunch.cli.app import run_app
+from distlaunch.follow import tails
+from distlaunch.follow.retelling import Retelling
 from distlaunch.follow.stopping import interrupt
+from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.output_index import RECORD
+from distlaunch.state.actions import Notice
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
@@ -26,6 +31,7 @@ from tests.harness import (
     held,
     holders_of,
     kill,
+    on_a_terminal,
     wait_gone,
     write_job,
 )
@@ -123,6 +129,7 @@ def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, ga
         assert ran(tmp_path, "wait", run).returncode == 7
         assert follow.wait() == 0
         assert follow.stdout.count("went on\n") == 2
+        assert f"distlaunch: {run}: FAILED, exit status 7: rank 1 (node0) failed first" in follow.stderr
         assert attached.wait() == 7
         assert "rank 1 (node0) failed first: exit status 7" in attached.stderr
     finally:
@@ -131,7 +138,12 @@ def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, ga
     (there,) = listed(tmp_path, "-a")
     assert (there["state"], there["exit_status"]) == ("FAILED", 7)
     assert listed(tmp_path) == []
-    assert ran(tmp_path, "wait").returncode == 7
+    again = ran(tmp_path, "wait")
+    assert again.returncode == 7
+    assert again.stderr == ran(tmp_path, "attach").stderr
+    assert f"{run}: FAILED, exit status 7" in again.stderr
+    told = ran(tmp_path, "wait", "--json")
+    assert (json.loads(told.stdout)["exit_status"], told.stderr) == (7, "")
     folder = tmp_path / "runs" / run
     assert (folder / "controller.log").read_text() == ""
 
@@ -300,6 +312,91 @@ def test_ctrl_c_while_attached_leaves_the_run_alone(tmp_path: Path, gate: Path) 
     assert [there["state"] for there in listed(tmp_path)] == ["RUNNING"]
 
 
+# Told again
+
+ALTERNATES = """
+    import os, sys, time
+    rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+    for number in range(100):
+        os.write(1 + number % 2, f"say {rank} {count} {number}\\n".encode())
+    if rank == "0":
+        sys.exit(3)
+    time.sleep(600)
+"""
+
+
+def in_one_place(folder: Path, *words: str) -> str:
+    """All that a command prints, where both its streams go to one pipe."""
+    out = subprocess.STDOUT
+    done = subprocess.run(
+        distlaunch_argv(*words), cwd=folder, stdout=subprocess.PIPE, stderr=out, text=True, check=False
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def failed_twice(tmp_path: Path) -> Path:
+    """A run of two generations, both of which failed."""
+    job = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
+    assert ran(tmp_path, "run", str(write_job(tmp_path, ALTERNATES, job))).returncode == 3
+    return tmp_path
+
+
+def test_a_node_that_can_not_be_used_is_told_of_once(tmp_path: Path) -> None:
+    said = "echo ssh: Could not resolve hostname %h: Name or service not known >&2; exit 1"
+    (tmp_path / "config").write_text(f"Host *\n  ProxyCommand sh -c '{said}'\n")
+    job = "command: ['true']\nnodes: [one, two]\ngpus_per_node: 0\nssh: {config: config}\n"
+    (tmp_path / "job.yaml").write_text(job)
+    for words in (["run", "job.yaml"], ["attach", "--all"]):
+        done = ran(tmp_path, *words)
+        assert done.returncode == 69
+        for node in ("one", "two"):
+            assert len(re.findall(f"distlaunch: {node}: ", done.stderr)) == 1, done.stderr
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_attach_tells_all_in_the_order_in_which_it_came(failed_twice: Path, terminal: bool) -> None:
+    lines = [line for line in spoken(failed_twice) if "say" in line]
+    for _ in range(3):
+        if terminal:
+            shown = on_a_terminal("attach", "--all", str(failed_twice), NO_COLOR="1")[1].decode()
+        else:
+            shown = in_one_place(failed_twice, "attach", "--all")
+        said = shown.replace("\r", "").splitlines()
+        ranks = [line for line in said if line.startswith("[node0:")]
+        assert ranks == lines
+        (again,) = (at for at, line in enumerate(said) if line.endswith("restart 1 of 1"))
+        assert again < min(at for at, line in enumerate(said) if re.search(r"say \d 1 ", line))
+
+
+def test_pieces_of_the_index_keep_their_place_among_events(
+    failed_twice: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = told_of(failed_twice)
+    monkeypatch.setattr(tails, "PIECE", RECORD.size)
+    assert told_of(failed_twice) == told
+    assert len(told) > 4
+
+
+def told_of(folder: Path) -> list[object]:
+    """What an observer sees of the only run there."""
+    seen: list[object] = []
+
+    class Everything(Observer):
+        def printed(self, output: Printed) -> None:
+            seen.append(output)
+
+        def told(self, notice: Notice, at: float) -> None:
+            seen.append(notice)
+
+    (run,) = (folder / "runs").iterdir()
+    retelling = Retelling(str(run), Everything())
+    while retelling.turn():
+        pass
+    retelling.close()
+    return seen
+
+
 # Logs
 
 SPEAKS = """
@@ -344,12 +441,32 @@ def test_all_lines_come_in_their_order_over_restarts(restarted: Path) -> None:
     assert sum(line.endswith("unfinished") for line in lines) >= 3
 
 
+def test_a_line_without_its_end_is_not_joined_to_another_generations(tmp_path: Path) -> None:
+    job = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
+    done = ran(tmp_path, "run", str(write_job(tmp_path, SPEAKS, job)))
+    for text in (done.stdout, in_one_place(tmp_path, "attach", "--all"), in_one_place(tmp_path, "logs")):
+        assert "[node0:0] unfinished\n" in text[: text.index("out 0 1 0")]
+
+
+def test_a_restart_is_told_between_the_lines(restarted: Path) -> None:
+    for words in ([], ["--fold"], ["--rank", "0"]):
+        before, said, after = in_one_place(restarted, "logs", *words).partition("distlaunch: restart 1\n")
+        assert said
+        assert "out 0 0 2" in before
+        assert "out 0 1 0" in after
+        assert re.search(r"\[(node0:0|0-1)\] unfinished\n", before)
+        assert not re.search(r"(out|err) \d 1 ", before)
+        assert "distlaunch" not in after
+    assert "restart" not in in_one_place(restarted, "logs", "-n", "1")
+    assert "FAILED" not in in_one_place(restarted, "logs", "-f")
+
+
 def test_lines_are_chosen(restarted: Path) -> None:
     everything = spoken(restarted)
     assert spoken(restarted, "-n", "3") == everything[-3:]
     assert spoken(restarted, "-n", "0") == []
     assert spoken(restarted, "--rank", "1") == [line for line in everything if line.startswith("[node0:1]")]
-    assert spoken(restarted, "--rank", "0-1,5") == everything
+    assert spoken(restarted, "--rank", "0-1") == everything
     assert spoken(restarted, "--stderr") == [line for line in everything if "err" in line]
     assert spoken(restarted, "--grep", "^out 0 1 [12]$") == ["[node0:0] out 0 1 1", "[node0:0] out 0 1 2"]
     assert spoken(restarted, "--grep", "err", "-n", "1", "-r", "0") == ["[node0:0] err 0 1 2"]
@@ -362,6 +479,10 @@ def test_lines_are_chosen(restarted: Path) -> None:
     ("words", "said"),
     [
         (("--rank", "1-"), "--rank: expected ranks"),
+        (("--rank", "1-0"), "--rank: expected ranks"),
+        (("--rank", "7"), "no rank 7: the run has ranks 0-1"),
+        (("--rank", "0-9"), "no ranks 2-9: the run has ranks 0-1"),
+        (("-f", "--rank", "0,3-5,2"), "no ranks 2-5: the run has ranks 0-1"),
         (("--since", "soon"), "--since: expected a duration"),
         (("--grep", "("), "--grep: '(' is not a regular expression"),
         (("nothing-like-it",), "no run matches 'nothing-like-it'"),
@@ -419,12 +540,85 @@ def test_ps_looks_where_it_is_told_to(tmp_path: Path, gate: Path) -> None:
         shown = ran(folder, "ps", place).stdout.splitlines()
         assert re.fullmatch(r"RUN +STATE +RANKS +RESTARTS +AGE +LAST +WHERE", shown[0])
         assert [line.split()[0] for line in shown[1:]] == [run]
-    for place, why in ((run, "No such file or directory"), ("worker.py", "Not a directory")):
-        done = ran(tmp_path, "ps", place)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"distlaunch: {place}: {why}\n"
+    done = ran(tmp_path, "ps", "worker.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "distlaunch: worker.py: Not a directory\n"
     (tmp_path / "empty").mkdir()
     assert "no active runs" in ran(tmp_path, "ps", "empty").stderr
+
+
+def test_a_name_means_the_run_that_goes_on_before_those_that_ended(tmp_path: Path, gate: Path) -> None:
+    going = left(tmp_path)
+    later = ran(tmp_path, "run", "job.yaml", "--set", "command=['true']", "--set", "script=null")
+    assert later.returncode == 0, later.stderr
+    said_here(tmp_path, going)
+    for word in ([], ["job"], ["job.yaml"], ["."], ["./job.yaml"]):
+        assert "here 0" in ran(tmp_path, "logs", *word).stdout
+        attached = beside(tmp_path, "attach", *word)
+        try:
+            wait_until_attached(attached)
+        finally:
+            attached.kill()
+    assert f"{going}: CANCELLED" in ran(tmp_path, "stop", "job").stderr
+    assert ran(tmp_path, "wait", "job").returncode == 0  # no run goes on: the one that began last
+
+
+def test_stop_asks_which_of_several_that_go_on(tmp_path: Path, gate: Path) -> None:
+    first, second = left(tmp_path), left(tmp_path)
+    for word, which in ((["job"], "of job"), ([], "below this folder"), (["./runs"], "in ./runs")):
+        done = ran(tmp_path, "stop", *word)
+        assert done.returncode == 2
+        assert f"2 runs {which} are running: {second}, {first}; name one by its id" in done.stderr
+    assert len(listed(tmp_path)) == 2
+    assert ran(tmp_path, "stop", first).returncode == 0
+    bare = ran(tmp_path, "stop").stderr.splitlines()
+    assert bare[0] == f"distlaunch: stopping {second} ({tmp_path}/runs/{second})"
+    assert bare[1].startswith(f"distlaunch: {second}: CANCELLED")
+    assert "stopping" not in ran(tmp_path, "stop").stderr
+
+
+def test_a_job_is_found_by_its_file_and_by_what_ids_leave_out_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("name: my job (1)\ncommand: [sh, -c, exit 5]\nnodes: 1\n")
+    (tmp_path / "eval.yaml").write_text("command: [sh, -c, exit 6]\nnodes: 1\n")
+    assert ran(tmp_path, "run", "train.yaml").returncode == 5
+    assert ran(tmp_path, "run", "eval.yaml").returncode == 6
+    for word, status in (("train.yaml", 5), ("my job (1)", 5), (str(tmp_path / "eval.yaml"), 6)):
+        assert ran(tmp_path, "wait", word).returncode == status
+    other = ran(tmp_path, "wait", "my job [1]")
+    assert (other.returncode, "my job [1]" in other.stderr) == (2, True)
+    for nothing in ("", "…"):
+        assert ran(tmp_path, "stop", nothing).returncode == 2
+    (tmp_path / "none.yaml").write_text("command: ['true']\n")
+    assert ran(tmp_path, "wait", "none.yaml").returncode == 2
+
+
+def test_ps_lists_what_is_named(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.yaml").write_text("command: ['true']\nnodes: 1\n")
+        assert ran(tmp_path, "run", f"{name}.yaml").returncode == 0
+    (one,) = (run["run"] for run in listed(tmp_path, "-a") if run["job"] == "one")
+    for word in ("one", one, one[:-3], "one.yaml", f"{one[:9]}…{one[-9:]}"):
+        assert [line.split()[0] for line in ran(tmp_path, "ps", word).stdout.splitlines()[1:]] == [one]
+    assert ran(tmp_path, "ps", ".").stdout == ""
+    assert len(listed(tmp_path, "-n", "5")) == 2
+    assert len(listed(tmp_path, "-n", "1")) == 1
+    for place, why in (("nonesuch", "No such file or directory"), ("/none", "No such file or directory")):
+        done = ran(tmp_path, "ps", place)
+        assert (done.returncode, done.stderr) == (2, f"distlaunch: {place}: {why}\n")
+
+
+def test_ps_fits_into_its_terminal(tmp_path: Path) -> None:
+    job = "nodes: 1\nname: a-long-name-of-a-job\ncommand: [sh, -c, exit 3]\n"
+    (tmp_path / "job.yaml").write_text(job)
+    assert ran(tmp_path, "run", "job.yaml").returncode == 3
+    (run,) = (run["run"] for run in listed(tmp_path, "-a"))
+    assert run in ran(tmp_path, "ps", "-a", ".").stdout
+    for columns in (200, 80, 60, 20):
+        shown = on_a_terminal("ps", "-a", str(tmp_path), COLUMNS=str(columns))[1].decode()
+        lines = shown.replace("\r", "").splitlines()
+        assert len(lines) == 2
+        assert max(map(len, lines)) <= columns
+        assert ran(tmp_path, "wait", lines[1].split()[0]).returncode == 3
 
 
 def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +682,21 @@ def test_old_runs_are_deleted_and_others_stay(
     assert old["run"] in [each["run"] for each in json.loads(done.stdout)]
     assert not Path(old["folder"]).exists()
     assert [run["run"] for run in listed(tmp_path, "-a")] == [going]
-    assert ran(tmp_path, "prune", "--older", "long").returncode == 2
+    week = ran(tmp_path, "prune", "--older", "1w")
+    assert (week.returncode, "(units: ms, s, m, h, d), got '1w'" in week.stderr) == (2, True)
+    bare = ran(tmp_path, "prune")
+    assert (bare.returncode, "e.g. --older 30d" in bare.stderr) == (2, True)
+
+
+def test_only_runs_in_the_folders_that_are_named_are_deleted(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.yaml").write_text("command: ['true']\nnodes: 1\n")
+        assert ran(tmp_path / name, "run", "job.yaml").returncode == 0
+    gone = ran(tmp_path, "prune", "none", "--older", "0s")
+    assert (gone.returncode, gone.stderr) == (2, "distlaunch: none: No such file or directory\n")
+    assert ran(tmp_path, "prune", "one", "--older", "0s").returncode == 0
+    assert [len(listed(tmp_path / name, "-a")) for name in ("one", "two")] == [0, 1]
 
 
 def test_a_folder_that_is_taken_away_hurts_nobody(tmp_path: Path, gate: Path) -> None:

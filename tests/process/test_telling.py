@@ -34,7 +34,9 @@ def test_a_program_is_told_of_restarts_and_the_end(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     restarted, finished = told(tmp_path)
     assert (restarted["event"], restarted["state"], restarted["restarts"]) == ("restarted", "RESTARTING", 1)
-    assert "failed first: exit status 3" in restarted["cause"]
+    rank = restarted["cause"]["rank"]
+    text = f"rank {rank} (node0) failed first: exit status 3"
+    assert restarted["cause"] == {"text": text, "rank": rank, "node": "node0", "last_words": ["here"]}
     assert (finished["event"], finished["state"], finished["exit_status"]) == ("finished", "SUCCEEDED", 0)
     assert finished["run"] == restarted["run"] == Path(finished["folder"]).name
 
@@ -49,16 +51,55 @@ def test_only_what_is_wanted_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["nowhere"], "can't start nowhere: No such file or directory"),
+        (["./odd"], "odd: Exec format error"),
         (["sh", "-c", "exit 4"], "sh exited with status 4"),
         (["sh", "-c", "kill -9 $$"], "sh was killed by signal 9 (SIGKILL)"),
     ],
 )
 def test_a_program_that_fails_hurts_nobody(command: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "odd").write_text("no program")
+    (tmp_path / "odd").chmod(0o755)
     job = write_job(tmp_path, "pass", f"{TWO}notify: {{command: {json.dumps(command)}}}\n")
     done = distlaunch("run", str(job))
     assert done.returncode == 0
-    assert done.stderr.count(f"notify.command: {said}; later failures are not reported") == 1, done.stderr
+    assert done.stderr.count(said) == 1, done.stderr
+    left = distlaunch("run", "-d", str(job), cwd=tmp_path)
+    assert left.returncode == 0, left.stderr
+    run = left.stdout.strip()
+    assert distlaunch("wait", run, cwd=tmp_path).returncode == 0
+    assert said in (tmp_path / "runs" / run / "controller.log").read_text()
+    assert distlaunch("attach", "--all", run, cwd=tmp_path).stderr.count(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("./nope.sh", "{folder}/nope.sh: No such file or directory"),
+        ("nowhere-to-be-found", "nowhere-to-be-found: not found in PATH"),
+        ("./worker.py", "{folder}/worker.py: not executable"),
+        ("../", "{above}: a folder"),
+        ("~nobody/x", "~nobody is not expanded"),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["-d"]])
+def test_a_program_that_can_not_be_started_is_refused(
+    command: str, said: str, options: list[str], tmp_path: Path
+) -> None:
+    job = write_job(tmp_path, "pass", f"notify:\n  command: [{command}]\n")
+    done = distlaunch("run", *options, str(job))
+    assert done.returncode == 2
+    words = said.format(folder=tmp_path, above=tmp_path.parent)
+    assert f"{job}:3:13: notify.command[0]: {words}" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_program_is_found_beside_the_job_file(tmp_path: Path) -> None:
+    tell = tmp_path / "tell.sh"
+    tell.write_text(f"#!/bin/sh\ncat >> {shlex.quote(str(tmp_path))}/told\n")
+    tell.chmod(0o755)
+    job = write_job(tmp_path, "pass", f"{TWO}notify: {{command: [./tell.sh]}}\n")
+    assert distlaunch("run", str(job), cwd="/").returncode == 0
+    assert [each["event"] for each in told(tmp_path)] == ["finished"]
 
 
 @pytest.mark.once
@@ -66,7 +107,7 @@ def test_a_program_that_does_not_end_is_killed_and_holds_up_nobody(tmp_path: Pat
     command = f"echo $$ > {shlex.quote(str(tmp_path))}/pid; sleep 1000 & sleep 1000"
     job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
     with running(job) as run:
-        run.wait_for("here", times=4)  # the second generation runs while the first notice is under way
+        run.wait_for("here", times=3)  # the second generation runs while the first notice is under way
         pid = int((tmp_path / "pid").read_text())
         with held([pid]) as processes:
             assert run.wait() == 0

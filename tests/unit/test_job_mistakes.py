@@ -29,6 +29,11 @@ from tests.unit.samples import Load, Problems
             id="another name inside a node",
         ),
         pytest.param(
+            "script: x\nlogs: {watch: loss}",
+            "2:15: logs.watch: expected a group around the number, as in 'loss[ =:]+([-0-9.eE+]+)'",
+            id="nothing to show",
+        ),
+        pytest.param(
             "script: x\ndetach: true",
             "2:1: detach: unknown key; use run --detach",
             id="an option",

@@ -103,6 +103,11 @@ def unasked(quiet_s: float) -> bool:
     raise AssertionError("nothing is to be waited for")
 
 
+def write_all(outlet: Outlet, lines: list[bytes]) -> None:
+    for line in lines:
+        outlet.write(line)
+
+
 def wait_until(outlet: Outlet, waiting: int) -> None:
     """Until so many bytes wait for the reader."""
     backlog = outlet._backlog
@@ -194,6 +199,25 @@ def test_each_line_of_a_piece_is_counted(full: Reader, monkeypatch: pytest.Monke
     outlet.write(b"d\ne\n")
     assert outlet.dropped_lines == 5
     outlet.close(unasked)
+
+
+def test_a_reader_that_is_waited_for_gets_everything(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CAPACITY", 8)
+    asked = threading.Event()
+    lines = [b"first\n", b"second\n", b"longer than may wait\n"]
+
+    def waits() -> bool:
+        asked.set()
+        return True
+
+    outlet = Outlet(full.write_end, never, waits)
+    writing = threading.Thread(target=write_all, args=(outlet, lines))
+    writing.start()
+    assert asked.wait(LONG_S)
+    assert full.read(PAGE + len(b"".join(lines)))[PAGE:] == b"".join(lines)
+    writing.join()
+    outlet.close(always)
+    assert outlet.dropped_lines == 0
 
 
 def test_our_own_lines_are_never_too_much(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -359,7 +359,7 @@ ODD = Ssh("gpu-a", "me", 2222, SshOptions(config="/my job/ssh_config", words=("C
 BY_HAND = "ssh -F '/my job/ssh_config' -o Compression=no -l me -p 2222 gpu-a"
 
 
-@pytest.mark.parametrize("kind", set(Kind) - SLURMS)
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in SLURMS])
 @pytest.mark.parametrize("reach", [Local(), PLAIN, ODD])
 def test_each_kind_has_advice_without_a_gap(kind: Kind, reach: Transport) -> None:
     advice = reach.advice(LinkFailure(kind), None)

@@ -56,17 +56,21 @@ class Text(NamedTuple):
 
 
 class Regex(NamedTuple):
-    """A regular expression, as Python has it."""
+    """A regular expression, as Python has it; where `group` says around what, one with a group."""
 
     name: str = "a regular expression"
+    group: str = ""
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> str | None:
         """Its text."""
         text = Text(self.name, r"[^\0]+").check(value, path, problems)
         try:
-            re.compile(text or "")
+            groups = re.compile(text or "").groups
         except re.error as error:
             problems.append(value.place.problem(path, f"expected {self.name}: {error}"))
+            return None
+        if text and self.group and not groups:
+            problems.append(value.place.problem(path, f"expected a group around {self.group}"))
             return None
         return text
 
