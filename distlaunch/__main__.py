@@ -52,6 +52,10 @@ def _run_command(words: Sequence[str]) -> int:
         from distlaunch.links.opening import open_ahead
 
         early = open_ahead(shares_stdio=command == "torchrun")
+    if command == "exec":  # each of many tasks waits for it
+        from distlaunch.cli.exec_task import run_exec
+
+        return run_exec(words[1:])
     if command == "torchrun":  # its command line is torchrun's, not Typer's
         from distlaunch.cli.torchrun import run_torchrun
 

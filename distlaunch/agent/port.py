@@ -35,6 +35,10 @@ class Hold:
         self._released = True
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
+    def keep(self) -> None:
+        """Let the program that this process becomes hold it on."""
+        os.set_inheritable(self._socket.detach(), True)
+
     def close(self) -> None:
         """Give the port back."""
         self._socket.close()

@@ -216,6 +216,17 @@ def torchrun(context: typer.Context) -> None:
     raise typer.Exit(run_torchrun(context.args))
 
 
+@app.command(
+    "exec",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+)
+def exec_task(context: typer.Context) -> None:
+    """Run a program as the rank that this task of srun is."""
+    from distlaunch.cli.exec_task import run_exec
+
+    raise typer.Exit(run_exec(context.args))
+
+
 @app.command("check-port")
 def check_port(
     targets: Annotated[

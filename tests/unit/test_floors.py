@@ -38,6 +38,7 @@ FLOORS = {
     "by_hand": 3,
     "checks": 3,
     "launch": 3,
+    "task": 2,
     "catalog": 3,
     "follow": 3,
     "view": 4,

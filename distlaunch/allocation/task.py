@@ -1,0 +1,56 @@
+"""A task that a scheduler has started: one of many processes, each of which is to be a rank."""
+
+from collections.abc import Mapping
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.errors import UsageError
+from distlaunch.wording import counted
+
+
+class Task(Frozen):
+    """Its place: `step` is the same for all tasks that belong together, and for no others.
+
+    `nodes` are the hosts, that of rank 0 first; `devices` are the GPUs that it sees, None = any. `restarts`
+    counts how often the scheduler has started the job again.
+    """
+
+    step: str
+    job: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node_rank: int
+    nodes: tuple[str, ...]
+    devices: int | None = None
+    restarts: int = 0
+
+
+def check_devices(task: Task, environ: Mapping[str, str]) -> None:
+    """Raise `UsageError` if a LOCAL_RANK here is no device: in all tasks, so that none waits for another."""
+    seen = task.devices
+    if not seen or task.local_size <= seen:
+        return
+    told = f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']}, SLURM_LOCALID={task.local_rank}"
+    if seen == 1:
+        raise UsageError(
+            f"each task sees a GPU of its own ({told}), but scripts use cuda:LOCAL_RANK: use --gpus-per-node "
+            "instead of --gpus-per-task, or `exec --virtual-local-rank`, which makes LOCAL_RANK 0"
+        )
+    tasks = counted(task.local_size, "task")
+    raise UsageError(f"{tasks} on this node share {seen} GPUs ({told}): use --ntasks-per-node={seen}")
+
+
+def check_master(task: Task, environ: Mapping[str, str]) -> None:
+    """Raise `UsageError` if MASTER_ADDR or MASTER_PORT can't be those of rank 0."""
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if host and not port:
+        raise UsageError(f"MASTER_ADDR={host} is set, but not MASTER_PORT: set both, or unset it")
+    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise UsageError(f"MASTER_PORT={port} is not a port")
+    known = {name.partition(".")[0] for name in task.nodes}
+    if host and not host[0].isdigit() and ":" not in host and host.partition(".")[0] not in known:
+        raise UsageError(
+            f"MASTER_ADDR={host} is not among this step's hosts ({', '.join(task.nodes)}): unset "
+            "MASTER_ADDR and MASTER_PORT, or set them to rank 0's"
+        )

@@ -1,0 +1,349 @@
+"""What Slurm's variables, tools and words mean."""
+
+import time
+
+import pytest
+
+from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
+from distlaunch.allocation.allocation import AllocatedNode, Allocation
+from distlaunch.allocation.find import find_allocation
+from distlaunch.allocation.slurm import count_gpus, expand_counts, expand_nodelist
+from distlaunch.allocation.slurm_task import slurm_task
+from distlaunch.allocation.task import Task, check_devices, check_master
+from distlaunch.errors import UsageError
+from distlaunch.launch.slurm_fate import Fate, job_fate
+from distlaunch.state.actions import AskScheduler, Close, GiveNotice
+from distlaunch.state.events import AllocationTold, Interrupted, Noticed
+from distlaunch.state.job import Phase
+from distlaunch.task.environment import task_environment
+from distlaunch.task.meeting import candidates
+from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
+from distlaunch.transport.slurm import Slurm
+from tests.unit.test_restarts import Job, gone, text_of
+from tests.unit.test_supervisor import Actions, texts
+
+# Variables
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", []),
+        ("host1", ["host1"]),
+        ("host[1-3]", ["host1", "host2", "host3"]),
+        ("a[09-10,12],b-[1-2]-x,c", ["a09", "a10", "a12", "b-1-x", "b-2-x", "c"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+    ],
+)
+def test_node_lists(text: str, hosts: list[str]) -> None:
+    assert expand_nodelist(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("", []), ("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("8(x2),4(x1)", [8, 8, 4])]
+)
+def test_counts_per_node(text: str, counts: list[int]) -> None:
+    assert expand_counts(text) == counts
+
+
+@pytest.mark.parametrize("text", ["x", "2(x", "2(3)", "-1"])
+def test_what_is_no_list_of_counts_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no list of counts"):
+        expand_counts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"), [("", None), ("4", 4), ("a100:4", 4), ("volta:3,kepler:1", 4), ("a100", None)]
+)
+def test_gpus_per_node(text: str, gpus: int | None) -> None:
+    assert count_gpus(text) == gpus
+
+
+# As Slurm 22.05 sets them.
+PLAIN = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": "host[1-3]",
+    "SLURM_TASKS_PER_NODE": "1(x3)",
+    "SLURM_GPUS_PER_NODE": "a100:2",
+}
+HET = {
+    "SLURM_JOB_ID": "10",
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "host1",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "host[2-3]",
+    "SLURM_GPUS_PER_NODE_HET_GROUP_0": "1",
+    "SLURM_NTASKS_HET_GROUP_1": "4",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "2(x2)",
+}
+
+
+def test_an_allocation() -> None:
+    nodes = tuple(AllocatedNode(f"host{i}", gpus=2) for i in (1, 2, 3))
+    assert find_allocation(PLAIN) == Allocation("slurm", "17", nodes)
+    asked = find_allocation(PLAIN | {"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"})
+    assert asked is not None
+    assert [node.procs for node in asked.nodes] == [2, 2, 1]
+    assert find_allocation({"SLURM_CONF": "/etc/slurm.conf"}) is None
+
+
+def test_a_heterogeneous_allocation() -> None:
+    first, *others = (
+        AllocatedNode("host1", 1, None, 0),
+        *(AllocatedNode(h, None, 2, 1) for h in ("host2", "host3")),
+    )
+    assert find_allocation(HET) == Allocation("slurm", "10", (first, *others))
+
+
+# Steps
+
+
+def test_an_agents_step_has_every_option_that_a_variable_may_set() -> None:
+    argv = Slurm("gpu7", "17", 1).argv()
+    options = argv[1 : argv.index("env")]
+    assert options[-3:] == ["--jobid=17", "--het-group=1", "--nodelist=gpu7"]
+    wanted = {
+        "--overlap",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--unbuffered",
+    }
+    assert wanted <= set(options)
+
+
+def test_only_what_describes_the_job_reaches_srun() -> None:
+    kept = {
+        "PATH": "/bin",
+        "SLURM_JOB_ID": "17",
+        "SLURM_CONF": "/x",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_RESTART_COUNT": "1",
+    }
+    options = ("SLURM_CPU_BIND", "SLURM_NTASKS", "SLURM_EXPORT_ENV", "SRUN_CPUS_PER_TASK")
+    others = dict.fromkeys((*options, "SLURM_PROCID", "PMI_RANK"), "x")
+    assert Slurm("a", "17").environment(kept | others) == kept
+
+
+CHATTER = "srun: cluster configuration lacks support for cpu binding\n"
+
+
+ENDED = "srun: error: host2: task 0: Exited with exit code"
+REFUSED = "srun: error: Connection refused"
+FORCED = "srun: Force Terminated StepId=6.1"
+NO_JOB = "srun: error: Unable to confirm allocation for job 9: Invalid job id specified"
+NO_STEP = "srun: error: Unable to create step for job 2: Requested node configuration is not available"
+
+
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [
+        (ProcessEnd(f"{CHATTER}{ENDED} 70\n", True, AGENT_DIED), (Kind.LOST, "", True)),
+        (ProcessEnd(f"{ENDED} 1\n", True, LEFT_EARLY), (Kind.LOST, "", True)),
+        (ProcessEnd(CHATTER, True, CLEAN), (Kind.LOST, "", True)),
+        # srun's own failure has the status of an agent that left early.
+        (ProcessEnd(REFUSED, True, 1), (Kind.LOST, REFUSED, False)),
+        (ProcessEnd(FORCED, True, 0), (Kind.LOST, FORCED, False)),
+        (ProcessEnd(NO_JOB, status=1), (Kind.NO_ALLOCATION, NO_JOB, False)),
+        (ProcessEnd(NO_STEP, status=1), (Kind.STEP_REFUSED, NO_STEP, False)),
+    ],
+)
+def test_what_sruns_words_mean(end: ProcessEnd, failure: tuple[Kind, str, bool]) -> None:
+    assert Slurm("host2", "17").failure(end) == LinkFailure(*failure)
+
+
+ADVISED = [Kind.NO_ALLOCATION, Kind.NODE_DOWN, Kind.STEP_REFUSED, Kind.SILENT, Kind.NO_PYTHON]
+
+
+@pytest.mark.parametrize("kind", ADVISED)
+def test_advice_names_a_command_or_a_key(kind: Kind) -> None:
+    assert "`" in Slurm("host2", "17").advice(LinkFailure(kind), None)
+
+
+# A job's fate, as `scontrol show job` tells it
+
+
+def shown(**changes: str) -> str:
+    told = {"JobId": "17", "JobState": "RUNNING", "Reason": "None", "TimeLimit": "00:10:00"} | changes
+    return " ".join(f"{name}={value}" for name, value in told.items())
+
+
+def local(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+def test_a_jobs_fate() -> None:
+    begin = 1_790_000_000.0
+    times = {"StartTime": local(begin), "EndTime": local(begin + 600)}
+    assert job_fate(shown(**times)) == Fate(False, "", begin + 600)
+    assert job_fate(shown(EndTime="Unknown")) == Fate(False)
+    ending = {"JobState": "COMPLETING", **times}
+    assert job_fate(shown(**ending)).why == "reached its time limit"
+    early = ending | {"EndTime": local(begin + 60)}
+    assert job_fate(shown(**early)).why == "was cancelled"
+    assert job_fate(shown(**early, Reason="NodeDown")).why == "lost a node"
+    assert job_fate(shown(**early | {"EndTime": "Unknown"})).why == "was requeued"
+    assert job_fate(shown(JobState="TIMEOUT")).why == "reached its time limit"
+    assert job_fate("slurm_load_jobs error: Invalid job id specified") == Fate(None)
+
+
+# Supervision inside an allocation
+
+
+def inside(*lines: str) -> Job:
+    """A running job of two nodes that may restart, inside an allocation."""
+    job = Job(text_of("[a, b]", *lines))
+    job.state = job.state._replace(spec=job.state.spec._replace(allocation=Allocation("slurm", "17", ())))
+    return job.started()
+
+
+def asks(actions: Actions) -> bool:
+    """Whether the scheduler is asked, and nothing else is done."""
+    return [type(action) for action in actions] == [AskScheduler]
+
+
+def phase(job: Job) -> Phase:
+    return job.state.phase
+
+
+def test_a_lost_node_waits_for_the_schedulers_word_and_then_restarts() -> None:
+    job = inside()
+    assert asks(job.feed(gone(1)))
+    assert phase(job) is Phase.RUNNING
+    job.feed(AllocationTold(ends=False))
+    assert phase(job) is Phase.RESTARTING
+
+
+def test_a_job_that_the_scheduler_ends_is_not_restarted() -> None:
+    job = inside()
+    job.feed(gone(1))
+    job.feed(AllocationTold(ends=True, why="was cancelled"))
+    assert phase(job) is Phase.STOPPING
+    assert job.state.cause is not None
+    assert (job.state.cause.text, job.state.outcome) == ("Slurm job 17 was cancelled", 143)
+
+
+def test_no_answer_counts_as_none() -> None:
+    job = inside()
+    job.feed(gone(1))
+    job.wait(1.0)
+    assert phase(job) is Phase.RESTARTING
+
+
+def test_a_notice_is_given_once_with_the_time_that_is_left() -> None:
+    job = inside("on_notice: USR1")
+    assert asks(job.feed(Noticed(0, 10)))
+    assert job.feed(Noticed(1, 10)) == []
+    given = job.feed(AllocationTold(ends=False, left_s=118.4))
+    notices = [action for action in given if isinstance(action, GiveNotice)]
+    assert notices == [GiveNotice(i, 10, 118.4) for i in (0, 1)]
+    assert texts(given) == ["Slurm job 17 ends in 118 s: sent SIGUSR1 to all ranks (on_notice)"]
+    assert phase(job) is Phase.RUNNING
+
+
+def test_a_notice_that_ends_ranks_gives_them_the_time_that_is_left() -> None:
+    job = inside()
+    job.feed(Noticed(0, 10))
+    closing = job.feed(AllocationTold(ends=False, left_s=300.0))
+    assert {action.grace_s for action in closing if isinstance(action, Close)} == {295.0}
+    assert texts(closing) == ["Slurm job 17 ends in 5 min: sent SIGTERM to all ranks"]
+
+
+def test_sigterm_may_be_the_schedulers() -> None:
+    job = inside()
+    assert asks(job.feed(Interrupted(15)))
+    job.feed(AllocationTold(ends=False))
+    assert job.state.cause is not None
+    assert job.state.cause.text == "stopped by SIGTERM"
+
+
+# Tasks
+
+TASK = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "4",
+    "SLURM_NTASKS": "5",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_NODELIST": "host[1-3]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "CUDA_VISIBLE_DEVICES": "0,1",
+    "SLURM_RESTART_COUNT": "3",
+}
+
+
+def test_a_tasks_place_and_what_it_gets() -> None:
+    task = slurm_task(TASK)
+    assert task == Task("17.2", "17", 4, 5, 0, 1, 2, ("host1", "host2", "host3"), 2, 3)
+    env = task_environment(task, TASK, 12345)
+    wanted = {
+        "RANK": "4",
+        "WORLD_SIZE": "5",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+        "MASTER_ADDR": "host1",
+        "MASTER_PORT": "12345",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "DISTLAUNCH_BACKEND": "nccl",
+        "SLURM_PROCID": "4",
+    }
+    assert {name: env[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"SLURM_PROCID": ""}, "SLURM_PROCID is not set"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID=x is not a number"),
+        ({"SLURM_NTASKS": "6"}, "SLURM_NTASKS=6"),
+        ({"SLURM_STEP_NODELIST": "host[1-2]"}, "SLURM_STEP_NODELIST=host[1-2]"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(y)"}, "no list of counts"),
+        ({"SLURM_LOCALID": "1"}, "SLURM_LOCALID=1"),
+        ({"SLURM_NODEID": "3"}, "SLURM_NODEID=3"),
+    ],
+)
+def test_variables_that_contradict_each_other_are_told(changes: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        slurm_task(TASK | changes)
+    assert said in str(caught.value)
+
+
+def test_tasks_that_can_not_have_a_gpu_each_are_told() -> None:
+    task = slurm_task(TASK)
+    check_devices(task._replace(local_size=2), TASK)
+    check_devices(task._replace(devices=None, local_size=8), {})
+    with pytest.raises(UsageError, match="instead of --gpus-per-task"):
+        check_devices(task._replace(devices=1, local_size=8), {"CUDA_VISIBLE_DEVICES": "3"})
+    with pytest.raises(UsageError, match="8 tasks on this node share 2 GPUs"):
+        check_devices(task._replace(local_size=8), TASK)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, ""),
+        ({"MASTER_ADDR": "host1", "MASTER_PORT": "29500"}, ""),
+        ({"MASTER_ADDR": "host1.cluster", "MASTER_PORT": "29500"}, ""),
+        ({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, ""),
+        ({"MASTER_ADDR": "gpu7", "MASTER_PORT": "29500"}, "gpu7 is not among this step's hosts"),
+        ({"MASTER_ADDR": "host1"}, "but not MASTER_PORT"),
+        ({"MASTER_PORT": "70000"}, "is not a port"),
+    ],
+)
+def test_a_master_of_another_step_is_told(given: dict[str, str], said: str) -> None:
+    if not said:
+        check_master(slurm_task(TASK), given)
+        return
+    with pytest.raises(UsageError) as caught:
+        check_master(slurm_task(TASK), given)
+    assert said in str(caught.value)
+
+
+def test_all_tasks_of_a_step_try_the_same_ports() -> None:
+    assert candidates("17.2") == candidates("17.2") != candidates("17.3")
+    assert all(10_000 <= port < 30_000 for port in candidates("17.2"))
