@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 
 from tests.cluster.slurm import Slurm, inside
 from tests.harness import (
+    PATIENCE_S,
     ROOT,
     Run,
     cookie_holders,
     distlaunch,
+    distlaunch_argv,
     ended_well,
     running,
     wait_gone,
@@ -238,3 +241,62 @@ def test_outside_of_an_allocation_slurm_can_not_be_used(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "launcher: slurm needs an allocation" in done.stderr
     assert "known only inside an allocation" in distlaunch("dry-run", str(job)).stderr
+
+
+# Task by task
+
+
+EACH_TWO = "--nodes=3 --ntasks-per-node=2"
+
+
+def tasks(slurm: Slurm, *words: str, srun: str = EACH_TWO) -> "subprocess.CompletedProcess[str]":
+    """`distlaunch exec` in each task of a step."""
+    return subprocess.run(
+        ["srun", *srun.split(), *distlaunch_argv("exec", *words)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env={**os.environ, **slurm.environ},
+    )
+
+
+def test_tasks_become_ranks_that_agree(slurm: Slurm) -> None:
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    tells = f"import os; print(*(os.environ[name] for name in {names}))"
+    done = tasks(slurm, "--", sys.executable, "-c", tells)
+    assert done.returncode == 0, done.stderr
+    rows = sorted(line.split() for line in done.stdout.splitlines())
+    assert [row[:5] for row in rows] == [
+        [str(rank), str(rank % 2), str(rank // 2), "2", "host1"] for rank in range(6)
+    ]
+    assert len({row[5] for row in rows}) == 1
+
+
+def test_tasks_train_as_ranks(slurm: Slurm) -> None:
+    script = str(ROOT / "scripts/training/sync_sgd.py")
+    done = tasks(slurm, "--", sys.executable, script, "--steps", "150")
+    ended_well(done.returncode, done.stdout, done.stderr, last="sync_sgd: ok, 6 ranks")
+
+
+@pytest.mark.parametrize(
+    ("srun", "words", "status", "said"),
+    [
+        ("-n2 --gpus-per-task=1", ("--", "true"), 2, "instead of --gpus-per-task"),
+        ("-n2 --gpus-per-task=1", ("--virtual-local-rank", "--", "true"), 0, ""),
+        ("-n1", ("--", "nosuchprogram"), 127, "nosuchprogram: No such file or directory"),
+        ("-n1", ("--", "/etc/passwd"), 126, "/etc/passwd: Permission denied"),
+        ("-n1", ("true",), 2, "unexpected true; usage: srun distlaunch exec"),
+        ("-n3", ("--", "sh", "-c", "exit $((RANK * 3))"), 6, ""),
+    ],
+)
+def test_how_tasks_end(slurm: Slurm, srun: str, words: tuple[str, ...], status: int, said: str) -> None:
+    done = tasks(slurm, *words, srun=srun)
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_exec_needs_a_task() -> None:
+    done = distlaunch("exec", "--", "true")
+    assert (done.returncode, "SLURM_PROCID is not set" in done.stderr) == (2, True)
+    assert "torchrun's contract" in distlaunch("exec", "--help").stdout
