@@ -155,6 +155,7 @@ def test_scancel_of_the_job(tmp_path: Path, slurm: Slurm, allocation: str, befor
         assert "exited before confirming" not in run.stderr
 
 
+@pytest.mark.alone  # any other run that starts then kills what Slurm has not killed yet, and tells it
 def test_scancel_of_a_step_is_the_loss_of_its_node(
     tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_notice_ends_ranks_that_ask_for_nothing_else(
         ended(run, ENDED_BY_SLURM, f"Slurm job {allocation} ends soon: sent SIGTERM to all ranks")
 
 
+@pytest.mark.alone  # any other run that starts then kills what Slurm has not killed yet, and tells it
 def test_a_spare_of_the_allocation_replaces_a_node_that_is_down(
     tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
 ) -> None:

@@ -507,7 +507,7 @@ def test_a_reader_that_leaves_is_no_error(restarted: Path) -> None:
         timeout=PATIENCE_S,
     )
     assert done.returncode in (0, 141)
-    assert done.stderr == ""
+    assert done.stderr in ("", "distlaunch: restart 1\n")
 
 
 # Finding

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,12 @@ class Room(NamedTuple):
     here: bool = False
     direct: bool = False
     together: bool = False
+    unknown: bool = False
+    patience_s: float = 0.0
     folder: str = ""
+
+    def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        return environ
 
     def argv(self) -> list[str]:
         return ["env", "sh", "-c", SCRIPT if self.door else f"echo no door >&2; exit {REFUSED}"]
@@ -118,7 +124,12 @@ class House(NamedTuple):
     here: bool = True
     direct: bool = False
     together: bool = True
+    unknown: bool = False
+    patience_s: float = 0.0
     folder: str = ""
+
+    def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        return environ
 
     def argv(self) -> list[str]:
         return [sys.executable, "-c", RELAY, SCRIPT]

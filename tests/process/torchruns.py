@@ -54,6 +54,7 @@ STUBBORN = """
 WAITING = STUBBORN.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "")
 MAY_DIFFER = {
     "DISTLAUNCH_AGENT": "ours alone",
+    "DISTLAUNCH_DEADLINE": "ours alone",
     "DISTLAUNCH_BACKEND": "ours alone",
     "DISTLAUNCH_JOB_ID": "ours alone",
     "DISTLAUNCH_RUN_ID": "ours alone",
