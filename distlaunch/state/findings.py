@@ -86,6 +86,10 @@ class Terminated(Frozen):
     signum: int
 
 
+class SuccessDoubted(Frozen):
+    """The job has succeeded, but an agent was told to leave: its ranks may have been told to end, too."""
+
+
 class EndNoticed(Frozen):
     """Somebody has announced the end of the job."""
 
@@ -111,6 +115,7 @@ Finding = (
     | GenerationFailed
     | StartAgain
     | Terminated
+    | SuccessDoubted
     | EndNoticed
     | JobOver
 )

@@ -41,7 +41,7 @@ def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
 def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
     """A rank has succeeded; the job has, too, once all ranks have."""
     done = all(worker.status == 0 for worker in state.workers)
-    return state, (JobOver(),) if done else ()
+    return state, (JobOver(),) if done and not state.asked else ()
 
 
 def cause_of(state: State, rank: int, event: WorkerExited, words: "Words | None" = None) -> Cause:

@@ -43,6 +43,7 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
     grace_s = state.spec.timeouts.stop_s if found.grace_s is None else found.grace_s
     grace_s = grace_s if cause else 0.0
     state = state.unwatched()._replace(phase=Phase.STOPPING, verdict=Verdict(cause, now), timers={})
+    state = state._replace(asked=None)  # whatever the scheduler says now
     state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)
     state, closing = _close_all(state, grace_s, found.signum)
     return state, ((Notice("error", cause.text), *closing) if cause else closing)
@@ -132,7 +133,7 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
 
 def finish_when_closed(state: State, now: float) -> Step:
     """Finish once nothing more will come from any node."""
-    if not all(map(is_over, state.nodes)):
+    if state.asked or not all(map(is_over, state.nodes)):
         return state, ()
     return state._replace(phase=Phase.DONE, timers={}), (Finish(),)
 

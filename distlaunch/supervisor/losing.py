@@ -4,7 +4,7 @@ from distlaunch.errors import Exit
 from distlaunch.state import workers
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import AgentLeaving
-from distlaunch.state.findings import JobOver, NodeLeaving, NodeLost, Step
+from distlaunch.state.findings import JobOver, NodeLeaving, NodeLost, Step, SuccessDoubted
 from distlaunch.state.job import Cause, Phase, State
 from distlaunch.state.nodes import (
     Away,
@@ -45,7 +45,9 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     """Somebody stopped an agent: its workers are not to blame for ending."""
     node = state.nodes[event.node]
-    if state.phase is Phase.STOPPING or not isinstance(node, Up | Reaping):
+    if state.phase is Phase.STOPPING:
+        return state, (SuccessDoubted(),) if state.cause is None else ()
+    if not isinstance(node, Up | Reaping):
         return state, ()
     attempt = node.attempt if isinstance(node, Reaping) else 1
     leaving = Leaving(may_be_occupied(node), attempt, returned=isinstance(node, Reaping))

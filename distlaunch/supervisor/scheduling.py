@@ -8,7 +8,7 @@ import signal
 
 from distlaunch.state.actions import AskScheduler, GiveNotice, Notice
 from distlaunch.state.events import AllocationTold, Noticed
-from distlaunch.state.findings import EndNoticed, GenerationFailed, JobOver, Step, Terminated
+from distlaunch.state.findings import EndNoticed, GenerationFailed, JobOver, Step, SuccessDoubted, Terminated
 from distlaunch.state.job import Asked, Cause, Phase, State
 from distlaunch.state.nodes import Up
 from distlaunch.state.timers import Timer
@@ -70,18 +70,39 @@ def _ask(state: State, asked: Asked, now: float) -> Step:
 def on_allocation_told(event: AllocationTold, state: State, now: float) -> Step:
     """The scheduler has answered: it ends the job, or leaves the failure to us."""
     asked = state.asked
-    if asked is None or state.phase is Phase.STOPPING:
+    if asked is None:
         return state, ()
     state = state._replace(asked=None).without_timers(Timer.ASK)
     if event.ends:
-        cancelled = "cancelled" in event.why
-        cause = Cause(f"{_whose(state)} {event.why}", STATUS, now, cancelled=cancelled, scheduled=True)
-        return state, (JobOver(cause, _signal(state)),)
+        return _ended_by_scheduler(state, event.why, now)
+    return (state, ()) if state.phase is Phase.STOPPING else _left_to_us(asked, event.left_s, state, now)
+
+
+def _left_to_us(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
+    """What had to wait: the end of all ranks, a request, a failure or a notice."""
+    if state.workers and all(worker.status == 0 for worker in state.workers):
+        return state, (JobOver(),)
     if asked.cause and asked.cause.cancelled:
         return state, (JobOver(asked.cause),)
     if asked.cause:
         return restarting.generation_failed(GenerationFailed(asked.cause, asked.also), state, now)
-    return _pass_on(state, event.left_s, now)
+    return _pass_on(state, left_s, now)
+
+
+def _ended_by_scheduler(state: State, why: str, now: float) -> Step:
+    cause = Cause(f"{_whose(state)} {why}", STATUS, now, cancelled="cancelled" in why, scheduled=True)
+    if state.phase is not Phase.STOPPING:
+        return state, (JobOver(cause, _signal(state)),)
+    if state.cause is None:
+        return state.blaming(cause), (Notice("error", cause.text),)
+    return state, ()
+
+
+def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
+    """Ask whether it was the scheduler that told the ranks to end."""
+    if state.asked or state.spec.allocation is None:
+        return state, ()
+    return _ask(state, Asked(), now)
 
 
 def ask_overdue(state: State, now: float) -> Step:

@@ -57,6 +57,7 @@ from distlaunch.state.findings import (
     StartAgain,
     Started,
     Step,
+    SuccessDoubted,
     Terminated,
     WorkerFailed,
     WorkerFinished,
@@ -200,6 +201,7 @@ _OURS: Mapping[type, Handler] = {
     GenerationFailed: scheduling.generation_failed,
     EndNoticed: scheduling.end_noticed,
     Terminated: scheduling.terminated,
+    SuccessDoubted: scheduling.success_doubted,
     StartAgain: restarting.start_again,
     JobOver: ending.end_job,
 }

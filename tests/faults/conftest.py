@@ -40,9 +40,10 @@ def pace() -> Pace:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that is marked `everywhere` has its hosts by each transport."""
-    marked = any(mark.name == "everywhere" for mark in metafunc.definition.iter_markers())
+    marked = metafunc.definition.get_closest_marker("everywhere")
     if marked and "bed" in metafunc.fixturenames:
-        metafunc.parametrize("bed", ["ssh", "slurm"], indirect=True)
+        marks = [pytest.mark.alone] if marked.kwargs.get("alone") == "slurm" else []
+        metafunc.parametrize("bed", ["ssh", pytest.param("slurm", marks=marks)], indirect=True)
 
 
 @pytest.fixture

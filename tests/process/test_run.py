@@ -359,7 +359,9 @@ def test_a_traceback_that_the_terminal_has_just_shown_is_not_repeated(tmp_path: 
     assert lines.count("[node0:0] RuntimeError: boom") == 1
     assert shown.count(b"RuntimeError: boom") == 1, shown.decode()
     assert b"above" not in shown
-    assert shown.count(b"failed first: exit status 1") == 1
+    # Under load the exit may be known before the traceback has come; then it is told again below it.
+    early = shown.index(b"failed first") < shown.index(b"Traceback")
+    assert shown.count(b"failed first: exit status 1") == 1 + early
 
 
 SPEAKS_LATER = """

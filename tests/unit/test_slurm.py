@@ -13,14 +13,14 @@ from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.errors import UsageError
 from distlaunch.launch.slurm_fate import Fate, job_fate
 from distlaunch.state.actions import AskScheduler, Close, GiveNotice
-from distlaunch.state.events import AllocationTold, Interrupted, Noticed
+from distlaunch.state.events import AgentLeaving, AllocationTold, Interrupted, Noticed
 from distlaunch.state.job import Phase
 from distlaunch.task.environment import task_environment
 from distlaunch.task.meeting import candidates
 from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transport.slurm import Slurm
 from tests.unit.test_restarts import Job, gone, text_of
-from tests.unit.test_supervisor import Actions, texts
+from tests.unit.test_supervisor import Actions, exited, texts
 
 # Variables
 
@@ -248,6 +248,19 @@ def test_a_notice_that_ends_ranks_gives_them_the_time_that_is_left() -> None:
     closing = job.feed(AllocationTold(ends=False, left_s=300.0))
     assert {action.grace_s for action in closing if isinstance(action, Close)} == {295.0}
     assert texts(closing) == ["Slurm job 17 ends in 5 min: sent SIGTERM to all ranks"]
+
+
+def test_ranks_that_end_well_when_slurm_tells_them_to_are_no_success() -> None:
+    for ends, outcome in ((True, 143), (False, 0)):
+        job = inside()
+        ends_of_ranks = [exited(node, local_rank, 0, job.now) for node in (0, 1) for local_rank in (0, 1)]
+        closing = job.feed(*ends_of_ranks)
+        assert phase(job) is Phase.STOPPING
+        assert asks(job.feed(AgentLeaving(1, 15)))
+        job.obey(closing)
+        assert phase(job) is Phase.STOPPING, "the answer is awaited"
+        job.feed(AllocationTold(ends=ends, why="was cancelled" if ends else ""))
+        assert (phase(job), job.state.outcome) == (Phase.DONE, outcome)
 
 
 def test_sigterm_may_be_the_schedulers() -> None:
