@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from distlaunch.allocation.allocation import Allocation
 from distlaunch.diagnosis.summary import Above, Summary
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Console
@@ -14,6 +15,7 @@ from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event
 from distlaunch.state.job import State
 from distlaunch.system.signals import Interrupts
+from distlaunch.wording import counted, listed
 
 if TYPE_CHECKING:
     from distlaunch.observers.folding import Folding
@@ -97,7 +99,9 @@ class Terminal(Observer):
         self.wake_at = self._fold.due
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
-        """Fold what ranks print alike, if the job wants that; look out for a start that takes its time."""
+        """Say which hosts a scheduler gave; fold, if the job wants it; look out for a slow start."""
+        if spec.allocation and not self._quiet:
+            self._say(Notice("info", _origin(spec, spec.allocation)))
         if spec.logs.fold and self._fold is None:
             self._begin_folding()
         if self._console.has_terminal and not self._quiet:
@@ -184,6 +188,13 @@ class Terminal(Observer):
         """
         needed = summary.state.spec.logs.torchrun is not None
         return lambda silent_s: silent_s < PATIENCE_S or (needed and not self._interrupts.any())
+
+
+def _origin(spec: JobSpec, allocation: Allocation) -> str:
+    """Which hosts an allocation has given the job, and how to have others."""
+    names = listed([node.label for node in spec.pool])
+    other = "" if "launcher" in spec.places else " (launcher: auto; `--set launcher=local` runs here)"
+    return f"{counted(len(spec.pool), 'node')} from {allocation.name}: {names}{other}"
 
 
 def _length(words: str) -> int:

@@ -72,6 +72,10 @@ SAYS = 'import os; print("rank", os.environ["RANK"], "on", os.uname().nodename)'
 def test_hosts_come_from_the_allocation(tmp_path: Path, allocation: str, keys: str, hosts: list[str]) -> None:
     done = distlaunch("run", str(write_job(tmp_path, SAYS, CPU + keys)))
     assert hosts_of(done) == hosts, done.stderr
+    if "launcher" not in keys:
+        nodes = list(dict.fromkeys(hosts))
+        told = f"{len(nodes)} nodes from Slurm job {allocation}: {', '.join(nodes)} (launcher: auto; "
+        assert told in done.stderr
     shown = json.loads(distlaunch("dry-run", str(tmp_path / "job.yaml"), "--json").stdout)
     assert {node["transport"] for node in shown["nodes"]} == {"slurm"}
     assert [node["name"] for node in shown["nodes"] for _ in node["workers"]] == hosts
