@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from distlaunch.allocation.allocation import AllocatedNode, Allocation
 from distlaunch.ranges import expand_ranges
 
-_ALIASES = {"SLURM_JOB_NODELIST": "SLURM_NODELIST"}
-
 
 def slurm_allocation(environ: Mapping[str, str]) -> Allocation:
     """The allocation of SLURM_JOB_ID, all components of a heterogeneous job included.
@@ -23,9 +21,9 @@ def slurm_allocation(environ: Mapping[str, str]) -> Allocation:
 def _component(environ: Mapping[str, str], group: int | None) -> Iterable[AllocatedNode]:
     def value(name: str) -> str:
         suffix = "" if group is None else f"_HET_GROUP_{group}"
-        return environ.get(name + suffix) or environ.get(_ALIASES.get(name, name) + suffix) or ""
+        return environ.get(name + suffix, "")
 
-    hosts = expand_nodelist(value("SLURM_JOB_NODELIST"))
+    hosts = expand_nodelist(value("SLURM_JOB_NODELIST") or value("SLURM_NODELIST"))
     asked = "SLURM_NTASKS" if group is None else f"SLURM_NTASKS_HET_GROUP_{group}"
     # Without being asked, Slurm counts a task per node, which says nothing.
     tasks = expand_counts(value("SLURM_TASKS_PER_NODE")) if asked in environ else []

@@ -200,7 +200,7 @@ def dry_run(
 
     _after_dashes(context.obj, args)
     spec = load_job(job, overrides or (), args or ())
-    if any(node.reach.unknown for node in spec.pool):
+    if spec.hosts_unknown:
         say("which hosts these nodes are is known only inside an allocation")
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 

@@ -230,6 +230,11 @@ class JobSpec(Frozen):
         return (*self.nodes, *self.spares)
 
     @property
+    def hosts_unknown(self) -> bool:
+        """Whether some machines are known only inside an allocation."""
+        return any(node.reach.unknown for node in self.pool)
+
+    @property
     def one_machine(self) -> bool:
         """Whether every worker will always run on the same machine."""
         return not self.invocation.by_hand and (len(self.pool) == 1 or all(node.local for node in self.pool))

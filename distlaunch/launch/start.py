@@ -44,7 +44,7 @@ def start_run(spec: JobSpec, early: Link | None = None) -> Start:
 
     Raises `DistlaunchError` when its folder can't be made, or nobody can be notified.
     """
-    if any(node.reach.unknown for node in spec.pool):
+    if spec.hosts_unknown:
         raise UsageError(NO_ALLOCATION)
     _check_notify(spec)
     clock = Clock(time.monotonic())
