@@ -152,14 +152,13 @@ class Link:
         return failure._replace(words="\n".join(filter(None, (failure.words, overdue))))
 
     def hang_up(self) -> None:
-        """Close the pipe to the agent, which then leaves, and wait; kills a process that does not follow."""
+        """Close the pipe to the agent, which then leaves, and wait; ends a process that does not follow."""
         if self._process.stdin:
             self._process.stdin.close()
         waiting = select.poll()
         waiting.register(self.exit_descriptor(), select.POLLIN)
         if not waiting.poll(EXIT_S * 1000):
             self.end()
-        self.close()
 
     def discard(self) -> None:
         """End an agent that was given nothing to do, at once and without a trace."""

@@ -73,9 +73,7 @@ class Links:
         link = self._forget(node)
         if link:
             link.end()
-            link.close()
-            if 0.0 < link.patience_s < math.inf and not link.has_ended:
-                self._told[link] = time.monotonic() + link.patience_s
+            self._part_with(link)
 
     def give_up(self, node: int, why: str) -> None:
         """Drop a node that is overdue; `on_end` gets what its transport has said so far, and `why`."""
@@ -90,6 +88,13 @@ class Links:
         link = self._forget(node)
         if link:
             link.hang_up()
+            self._part_with(link)
+
+    def _part_with(self, link: Link) -> None:
+        """Close a link whose process has ended or was told to; one that may not live on is looked after."""
+        link.close()
+        if 0.0 < link.patience_s < math.inf and not link.has_ended:
+            self._told[link] = time.monotonic() + link.patience_s
 
     def close(self) -> None:
         """Drop what is left."""
