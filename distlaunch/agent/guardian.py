@@ -22,9 +22,7 @@ LOOK_S = 5.0
 """How often to look at the link: no signal announces that its other end was closed."""
 
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""A scheduler may send them to all that it started; the agent knows what to do."""
-_WATCHED = (signal.SIGCHLD, *_STOPS, *_NOTICES)
+_WATCHED = (signal.SIGCHLD, *_STOPS, *wire.NOTICES)
 
 
 def main(nonce: str, node: int) -> None:
@@ -58,7 +56,7 @@ def _watch(agent: int) -> int:
             deadline = time.monotonic() + STOP_S
             os.kill(agent, signal.SIGTERM)
             os.kill(agent, signal.SIGCONT)  # to a stopped process SIGTERM stays pending
-        if received is not None and received.si_signo in _NOTICES:
+        if received is not None and received.si_signo in wire.NOTICES:  # the agent knows what to do
             os.kill(agent, received.si_signo)
         if deadline is not None and time.monotonic() >= deadline:
             os.kill(agent, signal.SIGKILL)

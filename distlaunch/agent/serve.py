@@ -32,7 +32,6 @@ REAP_INTERVAL_S = 0.05
 FLUSH_S = 15.0
 """Seconds without progress after which the rest of the output is given up, once everything is swept."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main(nonce: str, node: int, folder: "Folder") -> None:
@@ -188,7 +187,7 @@ class Agent:
         os.set_blocking(read, False)
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for signum in (signal.SIGCHLD, *_SIGNALS, *_NOTICES):
+        for signum in (signal.SIGCHLD, *_SIGNALS, *wire.NOTICES):
             signal.signal(signum, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._poller.watch(read, lambda: self._on_signals(os.read(read, 4096)))
@@ -196,7 +195,7 @@ class Agent:
     def _on_signals(self, received: bytes) -> None:
         if signal.SIGCHLD in received:
             self._workers.children_changed()
-        for signum in sorted({*received}.intersection(_NOTICES)):
+        for signum in sorted({*received}.intersection(wire.NOTICES)):
             self._outbox.report(messages.Noticed(signum))
             self._flush()
         stop = next((signum for signum in received if signum in _SIGNALS), None)

@@ -18,6 +18,7 @@ No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`
 """
 
 import json
+import signal
 import struct
 
 TYPE_CHECKING = False
@@ -38,6 +39,8 @@ FLIGHT = 3
 GENERATIONS = 1 << 16
 HEADER = struct.Struct("!BHHHI")
 
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""By which somebody announces the end of a job, to an agent or to the command."""
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
 """Exit statuses on the node: told to close; left by itself; the agent was killed and the guardian has swept;
 processes resisted the sweep. After all but the last the node is clean."""

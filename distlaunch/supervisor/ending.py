@@ -2,6 +2,7 @@
 
 import signal
 
+from distlaunch.agent.wire import NOTICES
 from distlaunch.errors import Exit
 from distlaunch.state.actions import Action, Close, Drop, Finish, Notice
 from distlaunch.state.events import Interrupted, OutputFlows, Stuck, Swept
@@ -29,8 +30,6 @@ DRAIN_S = 30.0
 """Seconds without output after which a clean node is not waited for any longer."""
 STOP_NOTICE_S = 3.0
 """Seconds after which the ranks still running are named, if the grace is longer."""
-NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""Of the command itself: somebody announces the job's end."""
 ONE_WISH_S = 0.1
 """Seconds within which several signals count as one: wrappers pass on what the terminal has sent to all."""
 

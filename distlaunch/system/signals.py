@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
+from distlaunch.agent.wire import NOTICES
+
 _WATCHED = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP),
-    *(signal.SIGUSR1, signal.SIGUSR2),
+    *NOTICES,
 )
 
 
