@@ -88,13 +88,19 @@ class Bed:
             return False  # ended meanwhile, or a zombie
 
 
+def brought_up(count: int, folder: Path, *words: str) -> dict[str, Any]:
+    """Bring so many hosts up, with more words for `up`; what it says of them."""
+    up = [sys.executable, str(TESTBED), "up", str(count), "--mode", "netns", "--dir", str(folder), "--json"]
+    made = subprocess.run([*up, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert made.returncode == 0, made.stderr
+    described: dict[str, Any] = json.loads(made.stdout)
+    return described
+
+
 @contextlib.contextmanager
 def bed_of(count: int, folder: Path) -> Iterator[Bed]:
     """Hosts host1, host2 … with networks of their own."""
-    up = [sys.executable, str(TESTBED), "up", str(count), "--mode", "netns", "--dir", str(folder), "--json"]
-    made = subprocess.run(up, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert made.returncode == 0, made.stderr
-    bed = Bed(folder, json.loads(made.stdout))
+    bed = Bed(folder, brought_up(count, folder))
     try:
         yield bed
     finally:

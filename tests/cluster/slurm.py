@@ -1,11 +1,9 @@
 """A real Slurm for tests: a testbed with slurmctld and a slurmd per host, and allocations in it."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import TESTBED, Bed, find
+from tests.cluster.hosts import Bed, brought_up, find
 from tests.cluster.hosts import why_not as why_no_hosts
 from tests.harness import PATIENCE_S, kill, wait_gone
 
@@ -115,12 +113,7 @@ OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 def slurm_of(count: int, folder: Path, nodes: int | None = None) -> Iterator[Slurm]:
     """A Slurm of so many hosts; with `nodes`, of so many nodes that share them."""
     more = [] if nodes is None else [str(nodes)]
-    up = [sys.executable, str(TESTBED), "up", str(count), "--mode", "netns", "--dir", str(folder), "--json"]
-    made = subprocess.run(
-        [*up, "--slurm", *more], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert made.returncode == 0, made.stderr
-    slurm = Slurm(folder, json.loads(made.stdout))
+    slurm = Slurm(folder, brought_up(count, folder, "--slurm", *more))
     try:
         yield slurm
     finally:
