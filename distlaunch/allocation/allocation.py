@@ -20,11 +20,16 @@ class AllocatedNode(Frozen):
 
 
 class Allocation(Frozen):
-    """The hosts of job `job`, in the order in which the scheduler lists them."""
+    """The hosts of job `job`, in the order in which the scheduler lists them.
+
+    A job of its queue is `queued`, and may be started again; it has been started `starts` times before.
+    """
 
     scheduler: Scheduler
     job: str
     nodes: tuple[AllocatedNode, ...]
+    queued: bool = False
+    starts: int = 0
 
     @property
     def name(self) -> str:

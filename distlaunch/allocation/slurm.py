@@ -15,7 +15,8 @@ def slurm_allocation(environ: Mapping[str, str]) -> Allocation:
     components = int(environ.get("SLURM_HET_SIZE") or 0)
     groups = range(components) if components else [None]
     nodes = tuple(node for group in groups for node in _component(environ, group))
-    return Allocation("slurm", environ["SLURM_JOB_ID"], nodes)
+    starts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+    return Allocation("slurm", environ["SLURM_JOB_ID"], nodes, environ.get("ENVIRONMENT") == "BATCH", starts)
 
 
 def _component(environ: Mapping[str, str], group: int | None) -> Iterable[AllocatedNode]:

@@ -7,19 +7,23 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 
 
 class Listed(Frozen):
-    """A run that was listed: its folder, on which host; `over` if its end was noted."""
+    """A run that was listed: its folder, on which host; `over` if its end was noted.
+
+    `queued` is the id that its scheduler's queue has for it, if there is one.
+    """
 
     run: str
     folder: str
     host: str
     over: bool = False
+    queued: str = ""
 
 
 def index_path() -> str:
@@ -29,9 +33,9 @@ def index_path() -> str:
     return os.path.join(place, "distlaunch", "runs.jsonl")
 
 
-def note_begin(run: str, folder: str, host: str) -> None:
+def note_begin(run: str, folder: str, host: str, queued: str = "") -> None:
     """List a run; where that can't be, it is found by its folder all the same."""
-    _append({"run": run, "folder": folder, "host": host})
+    _append({"run": run, "folder": folder, "host": host, **({"queued": queued} if queued else {})})
 
 
 def note_end(run: str) -> None:
@@ -44,10 +48,27 @@ def listed() -> dict[str, Listed]:
     lines = [line for line in _lines() if isinstance(line.get("run"), str)]
     over = {line["run"] for line in lines if line.get("over") is True}
     return {
-        line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over)
+        line["run"]: Listed(
+            line["run"], line["folder"], line["host"], line["run"] in over, str(line.get("queued", ""))
+        )
         for line in lines
         if isinstance(line.get("folder"), str) and isinstance(line.get("host"), str)
     }
+
+
+def note_submission(submission: Mapping[str, Any]) -> None:
+    """List a job that a scheduler's queue has, or more of one that is listed; `queued` is its id there."""
+    _append({**submission})
+
+
+def listed_submissions() -> dict[str, dict[str, Any]]:
+    """What was noted of each job in a queue, by its id there; what was noted later wins."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in _lines():
+        if "run" not in line and isinstance(queued := line.get("queued"), str):
+            new = "folder" in line  # an id may come again, when Slurm has been set up anew
+            found[queued] = line if new else {**found.get(queued, {}), **line}
+    return found
 
 
 def forget(runs: Iterable[str]) -> None:

@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from distlaunch.catalog.find import CUT, check_folder, folders, named, scanned, when
+from distlaunch.catalog.find import CUT, LOGS, check_folder, folders, named, scanned, when
 from distlaunch.catalog.folder import Run, run_in
-from distlaunch.catalog.index import listed
+from distlaunch.catalog.index import index_path, listed
 from distlaunch.observers.console import escape
 from distlaunch.state.status import RunState
 
@@ -31,7 +31,18 @@ def runs(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         run = run_in(known[name])
         if run and (ended or name in asked or not run.status.state.over):
             found.append(run)
-    return sorted(found, key=lambda run: run.status.began, reverse=True)
+    found += [] if most == len(found) else _queued(places, found, ended)
+    return sorted(found, key=lambda run: run.status.began, reverse=True)[:most]
+
+
+def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Run]:
+    """Those that wait in a queue, or have ended there without a run."""
+    if not os.path.exists(index_path()):
+        return []
+    from distlaunch.catalog.queued import waiting
+
+    folders = {os.path.abspath(folder) for place in places for folder in (place, os.path.join(place, LOGS))}
+    return [run for each, run in waiting(shown, ended) if not places or each.folder in folders]
 
 
 def _asked(place: str) -> dict[str, str]:

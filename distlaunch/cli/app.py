@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distlaunch import __version__
+from distlaunch.cli.job_arguments import Args, Call, Job, Set, check_dashes
 from distlaunch.cli.output import print_json
 from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, Exit, UsageError
@@ -24,32 +25,7 @@ if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec
     from distlaunch.links.link import Link
 
-Job = Annotated[
-    str, typer.Argument(metavar="JOB.YAML", help="The job file, or - for standard input.", show_default=False)
-]
-Args = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[-- ARGS…]", help="Arguments for the script, added to those in the job file."),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the job file, e.g. --set timeouts.job=1h; null removes it. "
-        "--set env.NAME=null passes on NAME from your shell if the file does not set it.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-
-
-class Call(NamedTuple):
-    """What a command may want to know beside its arguments; Typer's `obj`."""
-
-    words: tuple[str, ...]
-    """The whole command line."""
-    early: "Link | None"
-    """An agent on this machine, for a job that needs one."""
 
 
 class PlanFormat(str, Enum):
@@ -69,8 +45,11 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
     if words[:1] != ["run"]:  # which pays for nothing that it does not use
         from distlaunch.cli.imports import imports
         from distlaunch.cli.runs import runs
+        from distlaunch.cli.submitting import exports, queue
 
+        app.add_typer(queue)
         app.add_typer(runs)
+        app.add_typer(exports)
         app.add_typer(imports)
     try:
         app(list(words), obj=Call(tuple(words), early))
@@ -138,7 +117,7 @@ def run(
     from distlaunch.cli.running import run_shown
     from distlaunch.system.job_file import load_job
 
-    _after_dashes(context.obj, args)
+    check_dashes(context.obj, args)
     leaves = detach or on is not None
     _check_screen(view, leaves, as_json)
     if leaves and as_json:
@@ -175,13 +154,6 @@ def _detached(spec: "JobSpec", quiet: bool) -> int:
     return run_detached(spec, quiet)
 
 
-def _after_dashes(call: Call, args: list[str] | None) -> None:
-    """A second word is more likely a slip than the script's. Raises `UsageError`."""
-    if args and "--" not in call.words:
-        what = "use --set to override a key" if "=" in args[0] else "put the script's arguments after --"
-        raise UsageError(f"unexpected argument {args[0]!r}: {what}")
-
-
 @app.command("dry-run")
 def dry_run(
     context: typer.Context,
@@ -198,7 +170,7 @@ def dry_run(
     from distlaunch.launch.dry_run import plan_without_nodes
     from distlaunch.system.job_file import load_job
 
-    _after_dashes(context.obj, args)
+    check_dashes(context.obj, args)
     spec = load_job(job, overrides or (), args or ())
     if spec.hosts_unknown:
         say("which hosts these nodes are is known only inside an allocation")

@@ -15,7 +15,7 @@ from distlaunch.state.job import State
 from distlaunch.system.signals import Signals
 
 IMPORTED_LATE = (
-    *("diagnosis", "launch", "links", "observers", "plan", "supervisor"),
+    *("batch", "diagnosis", "launch", "links", "observers", "plan", "supervisor"),
     *("transport", "transport.slurm", "transport.ssh"),
 )
 """Packages whose modules a run imports when it needs them."""

@@ -15,7 +15,7 @@ from distlaunch.follow.attending import follow
 from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, ranks_of, unordered
 from distlaunch.follow.retelling import Retelling
 from distlaunch.observers.console import RANK_COLOURS, escape, latest, wants_colour
-from distlaunch.system.signals import Signals
+from distlaunch.system.signals import Interrupts
 from distlaunch.wording import rank_list
 
 _SPAN = r"\d{1,6}(?:-\d{1,6})?"
@@ -53,8 +53,10 @@ def _check_ranks(run: Run, ranks: Collection[int]) -> None:
         raise UsageError(f"no {rank_list(missing)}: the run has {rank_list(sorted(known))}")
 
 
-def print_logs(run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool) -> Run:
-    """Print them, and with `goes_on` what comes until the run ends; the run as it is then.
+def print_logs(
+    run: Run, choice: Choice, most: int | None, fold: bool, interrupts: Interrupts | None = None
+) -> Run:
+    """Print them, and with `interrupts` what comes until the run ends, or one of them; the run as it is then.
 
     Raises `DistlaunchError`.
     """
@@ -65,7 +67,7 @@ def print_logs(run: Run, choice: Choice, most: int | None, goes_on: bool, fold: 
         if not has_order(run.folder) and not run.alive:
             _print_unordered(run, choice, most, printer)
         else:
-            run = _print_in_order(run, choice, most, goes_on, fold, printer)
+            run = _print_in_order(run, choice, most, fold, printer, interrupts)
         printer.flush()
         return run
     except BrokenPipeError:
@@ -82,7 +84,12 @@ def _print_unordered(run: Run, choice: Choice, most: int | None, printer: "Print
 
 
 def _print_in_order(
-    run: Run, choice: Choice, most: int | None, goes_on: bool, fold: bool, printer: "Printer"
+    run: Run,
+    choice: Choice,
+    most: int | None,
+    fold: bool,
+    printer: "Printer",
+    interrupts: Interrupts | None,
 ) -> Run:
     last = Last(most) if most is not None else None
     lines = LogLines(choice, last or printer, fold)
@@ -91,25 +98,25 @@ def _print_in_order(
     try:
         while retelling.turn():
             pass
-        if not (goes_on and run.alive):
+        if not (interrupts and run.alive):
             lines.drained()
         lines.woken()
         for line in last.taken() if last else ():
             printer(line)
-        return _follow(run, retelling, lines, printer) if goes_on else run
+        return _follow(run, retelling, lines, printer, interrupts) if interrupts else run
     finally:
         retelling.close()
 
 
-def _follow(run: Run, retelling: Retelling, lines: LogLines, printer: "Printer") -> Run:
+def _follow(
+    run: Run, retelling: Retelling, lines: LogLines, printer: "Printer", interrupts: Interrupts
+) -> Run:
     lines.show = printer
     printer.flush()
     printer.live = True
-    with Signals() as signals:
-        run = follow(run, retelling, signals)
-        if run.alive:
-            raise typer.Exit(128 + signals.received_last)
-    lines.drained()
+    run = follow(run, retelling, interrupts)
+    if not run.alive:
+        lines.drained()
     return run
 
 

@@ -1,4 +1,4 @@
-"""`run --on HOST`: the controller on that host, so that this machine can sleep."""
+"""`run --on HOST` and `submit --on HOST`: from that host, so that this machine can sleep."""
 
 import json
 import os
@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 
 from distlaunch.cli.elsewhere import Request, run_there, ssh_to
+from distlaunch.cli.output import print_text
 from distlaunch.cli.stderr import say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.spec import JobSpec
-from distlaunch.system.job_file import read_text
+from distlaunch.system.job_file import job_of, read_job, read_text
 from distlaunch.transport.ssh import Ssh
 
 
@@ -20,11 +21,10 @@ def run_on(
 
     `spec` is what it is taken for here. Raises `DistlaunchError`.
     """
-    if spec.invocation.piped:
-        raise UsageError("--on can't take the job from a pipe or standard input; save it to a file")
+    _check_file(spec)
     ssh, said = _way_to(host, spec), bytearray()
-    text = read_text(job)
-    status = run_there(ssh, _request(job, text, spec, overrides, args), said.extend)
+    request = _request(("run", "-", "--detach"), job, read_text(job), spec, overrides, args)
+    status = run_there(ssh, request, said.extend)
     run = said.decode(errors="replace").strip()
     if status or not run:
         return status
@@ -40,6 +40,27 @@ def run_on(
         return Exit.INTERRUPTED
 
 
+def submit_on(
+    host: str, job: str, overrides: Sequence[str], args: Sequence[str], options: Sequence[str]
+) -> int:
+    """Submit the job there, with `options` of submit's; the exit status. Raises `DistlaunchError`."""
+    text = read_job(job)
+    spec = job_of(text, job, overrides, args, submitted=True)
+    _check_file(spec)
+    said = bytearray()
+    request = _request(("submit", "-", *options), job, text, spec, overrides, args)
+    status = run_there(_way_to(host, spec), request, said.extend)
+    print_text(said.decode(errors="replace"))
+    if status == Exit.OK and said.strip().isdigit() and sys.stderr.isatty():
+        say(f"submitted on {host}; follow it with `distlaunch attach {host}:{said.strip().decode()}`")
+    return status
+
+
+def _check_file(spec: JobSpec) -> None:
+    if spec.invocation.piped:
+        raise UsageError("--on can't take the job from a pipe or standard input; save it to a file")
+
+
 def _way_to(host: str, spec: JobSpec) -> Ssh:
     """As the job reaches that node, if it is one of its nodes; else with the same options."""
     reached = [node.reach for node in spec.pool if isinstance(node.reach, Ssh)]
@@ -49,9 +70,11 @@ def _way_to(host: str, spec: JobSpec) -> Ssh:
     return ssh_to(host, reached[0].options.config if reached else None)
 
 
-def _request(job: str, text: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]) -> Request:
+def _request(
+    command: Sequence[str], job: str, text: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]
+) -> Request:
     named = [f"name={json.dumps(spec.name)}", *overrides]
-    words = ["run", "-", "--detach", *(word for one in named for word in ("--set", one))]
+    words = [*command, *(word for one in named for word in ("--set", one))]
     folder = os.path.dirname(os.path.realpath(job))
     return Request((*words, *(["--", *args] if args else [])), folder, text, _inherited(spec))
 

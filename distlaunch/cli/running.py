@@ -23,7 +23,13 @@ def run_shown(
     """
     with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
         observers = _screen(signals) if view else _observers(signals, output_fd, quiet)
-        return run_job(spec, observers, signals, early)
+        summary = run_job(spec, observers, signals, early)
+    if spec.restarts.requeue:
+        from distlaunch.cli.stderr import say
+        from distlaunch.launch.again import ask_for_another  # the last act: it may end us
+
+        ask_for_another(summary.state, say)
+    return summary
 
 
 def run_shown_by_hand(spec: JobSpec, early: Link | None, tell: Callable[[str], object]) -> int:

@@ -7,11 +7,12 @@ import typer
 
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.cli.stderr import say
-from distlaunch.errors import Exit, UsageError
+from distlaunch.errors import UsageError
 
 if TYPE_CHECKING:
     from distlaunch.catalog.folder import Run
-    from distlaunch.system.signals import Signals
+    from distlaunch.catalog.submissions import Submission
+    from distlaunch.system.signals import Interrupts
 
 runs = typer.Typer()
 
@@ -108,12 +109,20 @@ def logs(
 ) -> None:
     """Print the output of a run's ranks, across restarts, in the order it arrived."""
     _elsewhere(context, which, ssh_config)
-    from distlaunch.catalog.find import find
     from distlaunch.cli.log_lines import choice_of, print_logs
+    from distlaunch.follow.queued import run_of
 
-    run = print_logs(find(which), choice_of(ranks, stderr, since, grep), most, goes_on, fold)
-    if goes_on:
-        _say_bad_end(run)
+    choice = choice_of(ranks, stderr, since, grep)
+    if not goes_on:
+        print_logs(run_of(which), choice, most, fold)
+        return
+    from distlaunch.cli.following import ended_words, follow_each
+
+    run, signum = follow_each(which, lambda run, told: print_logs(run, choice, most, fold, told))
+    if run.alive:
+        raise typer.Exit(128 + signum)
+    if run.status.exit_status or run.status.why:
+        say(ended_words(run))
 
 
 @runs.command("attach")
@@ -128,36 +137,39 @@ def attach(
 ) -> None:
     """Show what `run` would show of a run, from now on; Ctrl-C detaches without stopping it."""
     _elsewhere(context, which, ssh_config)
-    from distlaunch.catalog.find import find
+    from distlaunch.cli.following import follow_each, leave_alone, leave_with, say_over
     from distlaunch.follow.attending import attend
     from distlaunch.observers.terminal import Terminal
-    from distlaunch.system.signals import Signals
 
-    run = find(which)
-    if not everything:
-        _say_over(run)
-    with Signals() as signals:
-        run = attend(run, Terminal(signals, fold=fold, waits=True), signals, everything)
-    _leave_alone(run, signals)
-    _leave_with(run)
+    def shown(run: "Run", interrupts: "Interrupts") -> "Run":
+        if run.alive or everything:
+            return attend(run, Terminal(interrupts, fold=fold, waits=True), interrupts, everything)
+        say_over(run)
+        return run
+
+    run, signum = follow_each(which, shown)
+    leave_alone(run, signum)
+    leave_with(run)
 
 
 @runs.command("view")
 def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = None) -> None:
     """Watch a run full-screen: its ranks, which stand out, and their output; q quits without stopping it."""
     _elsewhere(context, which, ssh_config, terminal=True)
-    from distlaunch.catalog.find import find
-    from distlaunch.system.signals import Signals
+    from distlaunch.cli.following import follow_each, leave_alone, leave_with, say_over
     from distlaunch.view.watching import watch
 
-    run = find(which)
-    if not sys.stdout.isatty():
-        raise UsageError("view needs a terminal as stdout; use `distlaunch attach` instead")
-    _say_over(run)
-    with Signals() as signals:
-        run = watch(run, signals)
-    _leave_alone(run, signals)
-    _leave_with(run)
+    def shown(run: "Run", interrupts: "Interrupts") -> "Run":
+        if not sys.stdout.isatty():
+            raise UsageError("view needs a terminal as stdout; use `distlaunch attach` instead")
+        if run.alive:
+            return watch(run, interrupts)
+        say_over(run)
+        return run
+
+    run, signum = follow_each(which, shown)
+    leave_alone(run, signum)
+    leave_with(run)
 
 
 @runs.command("wait")
@@ -166,19 +178,17 @@ def wait(
 ) -> None:
     """Wait until a run ends, and exit with its exit status."""
     _elsewhere(context, which, ssh_config)
-    from distlaunch.catalog.find import find
+    from distlaunch.cli.following import ended_words, follow_each, leave_with
     from distlaunch.follow.attending import wait as wait_for
-    from distlaunch.system.signals import Signals
 
-    with Signals() as signals:
-        run = wait_for(find(which), signals)
-        if run.alive:
-            raise typer.Exit(128 + signals.received_last)
+    run, signum = follow_each(which, wait_for)
+    if run.alive:
+        raise typer.Exit(128 + signum)
     if as_json:
         _print_document(run)
     elif run.status.exit_status:  # of one that is lost it is said anyway
-        say(_ended_words(run))
-    _leave_with(run)
+        say(ended_words(run))
+    leave_with(run)
 
 
 @runs.command("stop")
@@ -194,7 +204,13 @@ def stop(
 ) -> None:
     """Stop a run, as Ctrl-C in its terminal does, and wait until all its processes have ended."""
     _elsewhere(context, which, ssh_config)
+    from distlaunch.catalog.submissions import submission
+
+    if queued := submission(which):
+        _stop_queued(queued, now, as_json)
+        return
     from distlaunch.catalog.find import find
+    from distlaunch.cli.following import ended_words
     from distlaunch.follow.attending import over
     from distlaunch.follow.attending import wait as wait_for
     from distlaunch.follow.stopping import interrupt
@@ -215,7 +231,28 @@ def stop(
     if as_json:
         _print_document(run)
     else:
-        say(_ended_words(run, ":" if stopped else " had already ended:"))
+        say(ended_words(run, ":" if stopped else " had already ended:"))
+
+
+def _stop_queued(queued: "Submission", now: bool, as_json: bool) -> None:
+    from distlaunch.cli.following import ended_words
+    from distlaunch.follow.queued import stop_queued
+    from distlaunch.system.signals import Signals
+
+    with Signals() as signals:
+        run, stopped = stop_queued(queued, now, signals)
+    if signals.received_last:
+        say(f"{queued.name} is still stopping; `distlaunch wait {queued.id}` waits until it has ended")
+        raise typer.Exit(128 + signals.received_last)
+    if as_json:
+        from distlaunch.catalog.submissions import as_run
+        from distlaunch.state.status import RunState
+
+        _print_document(run or as_run(queued, RunState.CANCELLED, "cancelled"))
+    elif run is None:
+        say(f"{queued.name}: {'cancelled before it started' if stopped else 'had already ended'}")
+    else:
+        say(ended_words(run, ":" if stopped else " had already ended:"))
 
 
 @runs.command("prune")
@@ -267,47 +304,3 @@ def _print_document(run: "Run") -> None:
     from distlaunch.catalog.listing import document
 
     print_json(document(run))
-
-
-def _say_over(run: "Run") -> None:
-    if not run.alive:
-        say(_ended_words(run))
-        raise typer.Exit(_status_of(run))
-
-
-def _say_bad_end(run: "Run") -> None:
-    from distlaunch.state.status import RunState
-
-    if run.status.state is not RunState.SUCCEEDED:
-        say(_ended_words(run))
-
-
-def _ended_words(run: "Run", lead: str = ":") -> str:
-    status = run.status
-    said = f"{run.id}{lead} {status.state.value}"
-    if status.exit_status:
-        said += f", exit status {status.exit_status}"
-    return f"{said}{f': {status.why}' if status.why else ''}; logs: {run.folder}"
-
-
-def _leave_alone(run: "Run", signals: "Signals") -> None:
-    """Leave a run that goes on, with the status of the signal that ended us, if one did."""
-    if run.alive:
-        say(f"detached from {run.id}, which is still running; `distlaunch stop {run.id}` stops it")
-        raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)
-
-
-def _leave_with(run: "Run") -> None:
-    """With the run's own status. Of one that is lost nobody has told the end yet."""
-    from distlaunch.state.status import RunState
-
-    if run.status.state is RunState.LOST:
-        say(_ended_words(run))
-    sys.stdout.flush()
-    raise typer.Exit(_status_of(run))
-
-
-def _status_of(run: "Run") -> int:
-    from distlaunch.state.status import RunState
-
-    return Exit.NODE_LOST if run.status.state is RunState.LOST else run.status.exit_status or Exit.OK

@@ -7,10 +7,11 @@ from typing import Any
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.checks import check_keys, check_spec
 from distlaunch.job.document import Entries, Place, Scalar, Value, describe
-from distlaunch.job.fields import JOB, LOGS, NOTIFY, RESTARTS
+from distlaunch.job.fields import JOB, LOGS, NOTIFY, RESTARTS, SLURM
 from distlaunch.job.paths import path_in
 from distlaunch.job.pool import Pool
 from distlaunch.job.reading import Checked, Reading, Surroundings
+from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
     Binding,
@@ -82,6 +83,7 @@ class _Builder:
             binding=self._binding(),
             notify=self._notify(),
             metrics=self._metrics(),
+            slurm=self._slurm(),
             places=self.reading.places,
             source=source,
             invocation=Invocation(piped=self.around.piped),
@@ -126,6 +128,12 @@ class _Builder:
             return made  # a name for our PATH
         first, *rest = made.command
         return made._replace(command=(self._path(first), *rest))
+
+    def _slurm(self) -> SlurmOptions:
+        section = self.reading.section("slurm")
+        setup = section.get("setup", ())
+        lines = setup.rstrip("\n").split("\n") if isinstance(setup, str) else setup
+        return SlurmOptions(setup=tuple(lines), **SLURM.fields_of(section))
 
     def _restarts(self) -> Restarts:
         given = self.reading.section("restarts")

@@ -44,6 +44,7 @@ def check_spec(reading: Reading, spec: JobSpec) -> None:
     _check_master(reading, spec)
     _check_launcher(reading)
     _check_rest(reading)
+    _check_slurm(reading)
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
         reading.problem("min_nodes", f"{spec.min_nodes} is too high: the job has {has}")
@@ -169,3 +170,22 @@ def _check_rest(reading: Reading) -> None:
     """`spares: rest` means something where nodes is a number."""
     if reading.checked.get("spares") == REST and not isinstance(reading.checked.get("nodes"), int):
         reading.problem("spares", "rest is what a number of nodes leaves over: set nodes to one")
+
+
+def _check_slurm(reading: Reading) -> None:
+    """What `submit` decides itself, or would not understand."""
+    section, nodes = reading.section("slurm"), reading.checked.get("nodes")
+    if isinstance(nodes, int) and section.get("nodes", nodes) < nodes:
+        reading.problem("slurm.nodes", f"the job needs more: nodes is {nodes}")
+    for i, option in enumerate(section.get("extra") or ()):
+        if found := _TAKEN_OPTION.match(option or ""):
+            why = _TAKEN.get(found[1] or found[2], "distlaunch sets it")
+            reading.problem(f"slurm.extra[{i}]", f"{found[0]} can't be used: {why}")
+
+
+_TAKEN_OPTION = re.compile(r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)")
+_TAKEN = {
+    **dict.fromkeys(("array", "a"), "an array would start the same job many times; submit each by itself"),
+    **dict.fromkeys(("output", "o", "error", "e"), "the job's output goes to logs.dir"),
+    **dict.fromkeys(("wait", "W"), "use `submit --wait`"),
+}

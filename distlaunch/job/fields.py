@@ -7,6 +7,7 @@ A plain key is a `Field` here, and in `spec.py` the field that has its value and
 from typing import get_args
 
 from distlaunch.job.engine import Ranking
+from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
     Backend,
@@ -143,6 +144,11 @@ RESTARTS = Record(
             field="backoff_s",
         ),
         "window": Field(Duration(), "The time in which at most max restarts may happen.", field="window_s"),
+        "requeue": Field(
+            Integer(0, 10000),
+            "How often Slurm may start the job again: after a failure that max does not cover, at the time "
+            "limit, and after a notice; never after exit status 2, 126 or 127.",
+        ),
     },
     makes=Restarts,
     foreign={"max_restarts": "max", "limit": "max", "retries": "max", "delay": "backoff"},
@@ -220,6 +226,58 @@ SSH = Record(
         "persist": built(OrNone(Duration()), "Keep connections open this long for the next run."),
     },
     makes=SshOptions,
+)
+
+_CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
+TIME = Text('a time such as "12h" or "1-12:00:00"', rf"{_CLOCK}|(?:[0-9]+[dhms])+")
+
+SLURM = Record(
+    {
+        "nodes": Field(
+            Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes"
+        ),
+        "partition": Field(LINE, "Partition, or several, with commas."),
+        "account": Field(LINE, "Account to charge."),
+        "qos": Field(LINE, "Quality of service."),
+        "time": Field(TIME, 'Time limit: "12h", "1d12h" or Slurm\'s "1-12:00:00".', "the partition's"),
+        "constraint": Field(LINE, "Features that the nodes must have."),
+        "gpus": Field(
+            Either(number=Integer(0), text=LINE), "GPUs of each node, a100:8 for a type.", "gpus_per_node"
+        ),
+        "gres": Field(LINE, "Other resources of each node; replaces gpus."),
+        "mem": Field(Either(number=Integer(0), text=LINE), "Memory of each node, e.g. 200G; 0 = all."),
+        "cpus_per_task": Field(Integer(1), "CPUs for each worker."),
+        "exclusive": Field(Switch(), "Share the nodes with no other job."),
+        "nodelist": Field(LINE, "Hosts that must be among the nodes."),
+        "exclude": Field(LINE, "Hosts that must not."),
+        "dependency": Field(LINE, "What to wait for, e.g. afterok:1234."),
+        "signal": Field(
+            Text('a signal such as "USR1@120"', r"(?:R:)?[A-Z][A-Z0-9]*(?:@[0-9]{1,5})?"),
+            "The notice before the time limit: USR1@120 comes two minutes before; see on_notice.",
+        ),
+        "comment": Field(LINE, "A comment on the job."),
+        "setup": built(
+            Either(text=SOME_TEXT, items=ListOf(LINE)),
+            "Shell commands to run first on the first node, such as module load.",
+        ),
+        "extra": Field(
+            ListOf(Text('an option such as "--reservation=maint"', r"--?[A-Za-z][^\0\n]*")),
+            "Any other options of sbatch.",
+        ),
+    },
+    makes=SlurmOptions,
+    foreign={
+        "gpus_per_node": "gpus",
+        "walltime": "time",
+        "memory": "mem",
+        "cpus": "cpus_per_task",
+        "queue": "partition",
+        "time_limit": "time",
+        "feature": "constraint",
+        "options": "extra",
+        "sbatch_options": "extra",
+        "modules": "setup",
+    },
 )
 
 JOB = Record(
@@ -315,6 +373,7 @@ JOB = Record(
         "notify": built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
         "metrics": built(METRICS, "Write the run's metrics to a file in Prometheus' text format."),
         "ssh": built(SSH, "How ssh is called."),
+        "slurm": built(SLURM, "What `submit` asks of Slurm."),
         "launcher": built(
             Choice(("auto", "local", "slurm", "ssh")),
             "How nodes are reached.",

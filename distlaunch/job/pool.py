@@ -23,7 +23,8 @@ class Pool:
 
     def __init__(self, reading: Reading, made: Callable[[Checked], Mapping[str, Any]]) -> None:
         self._reading, self._made, self._checked = reading, made, reading.checked
-        self._launcher = JOB.value(self._checked, "launcher")
+        launcher = JOB.value(self._checked, "launcher")
+        self._launcher = "slurm" if reading.around.submitted and launcher == "auto" else launcher
         self._hostfile = reading.around.hostfile
         self._ssh = _ssh_options(reading)
 

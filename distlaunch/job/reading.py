@@ -20,7 +20,7 @@ class Surroundings(Frozen):
     """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries.
 
     `name` is the job's unless it says one itself; None = its file's stem. One that was `piped` has no folder.
-    `allocation` is what a scheduler has given the caller.
+    `allocation` is what a scheduler has given the caller; a job that is to be `submitted` has none yet.
     """
 
     folder: str
@@ -30,6 +30,7 @@ class Surroundings(Frozen):
     name: str | None = None
     piped: bool = False
     allocation: Allocation | None = None
+    submitted: bool = False
 
     def path(self, text: str) -> str:
         """A path on this machine, absolute."""

@@ -10,6 +10,7 @@ from distlaunch.allocation.allocation import Allocation
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
+from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 
@@ -103,11 +104,15 @@ ELASTIC_RESTARTS = 3
 
 
 class Restarts(Frozen):
-    """At most `most` restarts in any `window_s` seconds; `backoff_s` is the first wait, doubled each time."""
+    """At most `most` restarts in any `window_s` seconds; `backoff_s` is the first wait, doubled each time.
+
+    At most `requeue` times the scheduler is asked to start the whole job again.
+    """
 
     most: int = 0
     backoff_s: float = 1.0
     window_s: float = 3600.0
+    requeue: int = 0
 
 
 Std = int | Mapping[int, int]
@@ -168,6 +173,13 @@ class ByHand(Frozen):
         return sum(self.sizes[: self.node_rank])
 
 
+class Earlier(Frozen):
+    """What went before in a job that its scheduler has started again: its id, and its restarts so far."""
+
+    job_id: str
+    restarts: int
+
+
 class Invocation(Frozen):
     """How this command runs the job, which no job file says.
 
@@ -181,6 +193,7 @@ class Invocation(Frozen):
     shares_stdio: bool = False
     signals: tuple[str, ...] = ()
     by_hand: ByHand | None = None
+    earlier: Earlier | None = None
 
 
 class JobSpec(Frozen):
@@ -219,6 +232,7 @@ class JobSpec(Frozen):
     binding: Binding | None = None
     notify: Notify = Notify()
     metrics: str | None = None
+    slurm: SlurmOptions = SlurmOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     allocation: Allocation | None = None
     source: str = "job"
@@ -243,6 +257,11 @@ class JobSpec(Frozen):
     def engine(self) -> Engine:
         """Who gives out the ranks."""
         return ENGINES[self.ranking]
+
+    @property
+    def restarts_before(self) -> int:
+        """Restarts before this run began, if a scheduler has started the job again."""
+        return self.invocation.earlier.restarts if self.invocation.earlier else 0
 
     @property
     def takes_nodes_back(self) -> bool:

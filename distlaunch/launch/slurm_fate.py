@@ -14,6 +14,11 @@ class Fate(Frozen):
     why: str = ""
     end: float | None = None
 
+    @property
+    def final(self) -> bool:
+        """Whether Slurm itself starts the job again, or nobody is to; else it may be asked to."""
+        return bool(self.ends) and self.why not in _MAY_GO_ON
+
 
 _GOING = ("RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "SIGNALING", "RESIZING")
 _WHYS = {
@@ -25,6 +30,7 @@ _WHYS = {
     "PENDING": "was requeued",
     "REQUEUED": "was requeued",
 }
+_MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
 _REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 
@@ -34,12 +40,17 @@ def fate_argv(job: str) -> list[str]:
     return ["scontrol", "show", "job", job, "--oneliner"]
 
 
-def job_fate(text: str) -> Fate:
-    """The fate of a job, from `scontrol show job ID --oneliner`, whose times are local."""
+def job_fate(text: str, starts: int = 0) -> Fate:
+    """The fate of a job, from `scontrol show job ID --oneliner`, whose times are local.
+
+    We are in its start number `starts`, from 0: what Slurm says may be of a later one.
+    """
     told = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text))
     state = told.get("JobState")
     if state is None:
         return Fate(None)
+    if int(told.get("Restarts", "0")) > starts:
+        return Fate(True, _WHYS["REQUEUED"])
     end = _time(told.get("EndTime", ""))
     if state in _GOING:
         return Fate(False, "", end)

@@ -48,11 +48,18 @@ def start_run(spec: JobSpec, early: Link | None = None) -> Start:
         raise UsageError(NO_ALLOCATION)
     _check_notify(spec)
     clock = Clock(time.monotonic())
+    if spec.allocation and spec.allocation.queued:
+        from distlaunch.launch.again import continued, note_start
+
+        spec = continued(spec)
     run_id = new_run_id(spec.name)
     folder = _run_folder(spec, run_id)
     status = _first_status(spec, run_id)
     folder.claim(status)
-    note_begin(run_id, folder.path, status.controller.host)
+    queued = spec.allocation.job if spec.allocation and spec.allocation.queued else ""
+    note_begin(run_id, folder.path, status.controller.host, queued)
+    if queued:
+        note_start(spec, run_id)
     if len(spec.pool) > MANY_NODES:
         from distlaunch.system.limits import make_room_for_links
 
@@ -71,7 +78,8 @@ def _check_notify(spec: JobSpec) -> None:
 def _first_status(spec: JobSpec, run_id: str) -> Status:
     now = time.time()
     controller = Controller(os.uname().nodename, os.getpid(), boot_id())
-    return Status(run_id, spec.name, RunState.CONNECTING, now, now, controller)
+    restarts = spec.restarts_before
+    return Status(run_id, spec.name, RunState.CONNECTING, now, now, controller, restarts=restarts)
 
 
 def _run_folder(spec: JobSpec, run_id: str) -> RunFolder:

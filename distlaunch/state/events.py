@@ -42,12 +42,14 @@ class Noticed(Frozen):
 class AllocationTold(Frozen):
     """What the scheduler says of our allocation: whether it `ends` it, why, and how many seconds are left.
 
-    `ends` None: it did not say, `why`: in words that follow `Slurm job 17 `.
+    `ends` None: it did not say, `why`: in words that follow `Slurm job 17 `. `final`: it starts the job again
+    by itself, or nobody is to.
     """
 
     ends: bool | None
     why: str = ""
     left_s: float | None = None
+    final: bool = False
 
 
 class AddressesFound(Frozen):

@@ -30,7 +30,8 @@ class Cause(Frozen):
     """Why a generation, or the job, ends other than by success: the first, and the only one that is blamed.
 
     `peer_gone`: the rank only lost its connection to another one, of which nothing worse is known yet.
-    `cancelled`: the user wanted it. `scheduled`: the scheduler ends all that it has given us.
+    `cancelled`: the user wanted it. `scheduled`: the scheduler ends all that it has given us. `final`:
+    whether the job goes on is settled, it is not to be asked for.
     """
 
     text: str
@@ -41,6 +42,7 @@ class Cause(Frozen):
     peer_gone: bool = False
     cancelled: bool = False
     scheduled: bool = False
+    final: bool = False
 
 
 class Why(Enum):
@@ -231,7 +233,7 @@ class State(Frozen):
     @property
     def restart_count(self) -> int:
         """TORCHELASTIC_RESTART_COUNT: earlier generations, but for those that only lost their port."""
-        return sum(restart.why is not Why.PORT for restart in self.restarts)
+        return self.spec.restarts_before + sum(restart.why is not Why.PORT for restart in self.restarts)
 
     # Its workers
 

@@ -105,8 +105,13 @@ def status_now(last: Status, state: State, now: float) -> Status:
         since=last.since if last.state is here else now,
         ranks=len(state.workers),
         nodes=len(state.members),
-        where=listed([state.label(node) for node in state.members]),
-        restarts=len(state.restarts),
+        where=_where(state),
+        restarts=state.spec.restarts_before + len(state.restarts),
         exit_status=state.outcome if here.over else None,
         why=state.cause.text if state.cause else "",
     )
+
+
+def _where(state: State) -> str:
+    nodes, allocation = listed([state.label(node) for node in state.members]), state.spec.allocation
+    return f"{allocation.name}: {nodes}" if allocation and nodes else nodes

@@ -74,7 +74,7 @@ def on_allocation_told(event: AllocationTold, state: State, now: float) -> Step:
         return state, ()
     state = state._replace(asked=None).without_timers(Timer.ASK)
     if event.ends:
-        return _ended_by_scheduler(state, event.why, now)
+        return _ended_by_scheduler(state, event, now)
     return (state, ()) if state.phase is Phase.STOPPING else _left_to_us(asked, event.left_s, state, now)
 
 
@@ -89,8 +89,9 @@ def _left_to_us(asked: Asked, left_s: float | None, state: State, now: float) ->
     return _pass_on(state, left_s, now)
 
 
-def _ended_by_scheduler(state: State, why: str, now: float) -> Step:
-    cause = Cause(f"{_whose(state)} {why}", STATUS, now, cancelled="cancelled" in why, scheduled=True)
+def _ended_by_scheduler(state: State, told: AllocationTold, now: float) -> Step:
+    cause = Cause(f"{_whose(state)} {told.why}", STATUS, now, scheduled=True, final=told.final)
+    cause = cause._replace(cancelled="cancelled" in told.why)
     if state.phase is not Phase.STOPPING:
         return state, (JobOver(cause, _signal(state)),)
     if state.cause is None:

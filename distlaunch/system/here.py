@@ -7,6 +7,18 @@ import sys
 from collections.abc import Callable
 
 
+def own_command() -> tuple[str, ...]:
+    """Words that start this very program, from any folder and at any time."""
+    program = os.path.abspath(sys.argv[0])
+    if os.path.basename(program) == "distlaunch" and os.access(program, os.X_OK) and os.path.isfile(program):
+        return (program,)
+    top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    taken_along = os.path.join(top, "__main__.py")
+    if os.path.exists(taken_along):
+        return (sys.executable, "-I", top)
+    return (sys.executable, "-m", "distlaunch")
+
+
 def runs_ranks() -> bool:
     """Whether this machine can be a node."""
     return sys.platform == "linux"

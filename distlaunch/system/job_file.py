@@ -43,20 +43,48 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
 
     Raises `JobError` with every problem, or `UsageError` when the file can't be read.
     """
+    return job_of(read_job(path), path, overrides, extra_args)
+
+
+def read_job(path: str) -> str:
+    """The text of a job file. Raises `UsageError`."""
     if path.endswith(".py"):
         raise UsageError(f"{path} is a script, not a job file: write a job file with `script: {path}`")
-    source = source_of(path)
-    document = parse(read_text(path), source)
-    for text in overrides:
-        document = _overridden(document, text)
+    return read_text(path)
+
+
+def job_of(
+    text: str,
+    path: str,
+    overrides: Sequence[str] = (),
+    extra_args: Sequence[str] = (),
+    submitted: bool = False,
+) -> JobSpec:
+    """The job of a text that was read from `path`; one that is `submitted` has the nodes that it asks for.
+
+    Raises `JobError`, or `UsageError`, as `load_job`.
+    """
+    document = parse(text, source_of(path))
+    for setting_text in overrides:
+        document = _overridden(document, setting_text)
     if extra_args:
         document = _with_args(document, extra_args)
+    around = _surroundings(path, submitted)
+    return build_spec(document, source_of(path), around._replace(hostfile=_hostfile(document, around)))
+
+
+def _surroundings(path: str, submitted: bool) -> Surroundings:
     piped = is_piped(path)
     folder = _working_directory() if piped else str(Path(path).resolve().parent)
-    name = PIPED_NAME if piped else None
-    around = Surroundings(folder, os.path.expanduser("~"), os.environ, name=name, piped=piped)
-    around = around._replace(allocation=_allocation())
-    return build_spec(document, source, around._replace(hostfile=_hostfile(document, around)))
+    return Surroundings(
+        folder,
+        os.path.expanduser("~"),
+        os.environ,
+        name=PIPED_NAME if piped else None,
+        piped=piped,
+        allocation=None if submitted else _allocation(),
+        submitted=submitted,
+    )
 
 
 def name_in(path: str) -> str:

@@ -14,10 +14,13 @@ PACKAGES = (
 )
 """Those that commands there need; which of them Typer is made of depends on its version."""
 
+_MAIN = "from distlaunch.__main__ import main\nmain()\n"
+"""What makes the unpacked folder a program: `python3 FOLDER`."""
+
 
 def payload_key() -> str:
     """What changes when any of its files does."""
-    known = hashlib.sha256()
+    known = hashlib.sha256(_MAIN.encode())
     for name, path in _files():
         status = path.stat()
         known.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
@@ -30,6 +33,7 @@ def payload() -> bytes:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in _files():
             archive.write(path, name)
+        archive.writestr("__main__.py", _MAIN)
     return packed.getvalue()
 
 

@@ -87,10 +87,11 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
 
 def _environment(spec: JobSpec, worker: WorkerPlan, run_id: str) -> dict[str, str]:
     """What the job sets; {job_id} is for trackers, which resume by it after a restart."""
+    job_id = spec.invocation.earlier.job_id if spec.invocation.earlier else run_id
     env = {name: value.text for name, value in worker.env.items()}
     if spec.invocation.placeholders:
-        env = {name: text.replace("{job_id}", run_id) for name, text in env.items()}
-    return env | {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": run_id}
+        env = {name: text.replace("{job_id}", job_id) for name, text in env.items()}
+    return env | {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id}
 
 
 def _binding(spec: JobSpec, part: NodePlan) -> messages.Binding | None:

@@ -10,6 +10,8 @@ from .tools import TestbedError, tool
 CONF_DIR = Path("/etc/slurm")
 FIRST_PORT = 17000
 """Of the slurmds that share a host with others."""
+REQUEUE_S = 5
+"""How long credentials live; as long, a job that was requeued waits."""
 GPUS = 2
 """Of each node: files that are no GPUs, for what Slurm hands out and says of them."""
 
@@ -64,7 +66,7 @@ ClusterName=testbed
 SlurmctldHost={first.name}({first.address})
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={where}/munge.socket
+AuthInfo=socket={where}/munge.socket,cred_expire={REQUEUE_S}
 StateSaveLocation={where}/state
 SlurmdSpoolDir={where}/spool/%n
 SlurmctldPidFile={where}/slurmctld.pid

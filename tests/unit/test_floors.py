@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2] / "distlaunch"
 FLOORS = {
     "agent": 0,
     "allocation": 1,
+    "batch": 2,
     "contract": 1,
     "diagnosis": 1,
     "dropin": 1,

@@ -1,0 +1,125 @@
+"""The batch script of a job, as a person might have written it: for `submit` and `export slurm`."""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.job.spec import JobSpec, Logs
+from distlaunch.job.types.values import seconds_in
+
+KILLED = 137
+"""Exit status of a command that SIGKILL has ended, as a shell has it."""
+_PLAIN = ("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task")
+_MORE = ("nodelist", "exclude", "dependency", "signal", "comment")
+
+
+class Call(Frozen):
+    """The command that the script runs: its words, and what it reads from its standard input, if anything."""
+
+    words: tuple[str, ...]
+    stdin: str | None = None
+
+
+def batch_script(spec: JobSpec, call: Call) -> str:
+    """For sbatch. `spec` is the job as it is to be submitted, `call` what runs it."""
+    head = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(spec))]
+    setup = ["", *spec.slurm.setup] if spec.slurm.setup else []
+    trap = ["", "# The signals that announce an end are distlaunch's to handle.", "trap : INT TERM USR1 USR2"]
+    return "\n".join([*head, *trap, *setup, "", *_run(call), *_requeue(spec), ""])
+
+
+def node_count(spec: JobSpec) -> int:
+    """How many nodes the job is to get."""
+    return spec.slurm.nodes or (len(spec.nodes) if "nodes" in spec.places else 1)
+
+
+def output_path(spec: JobSpec, job: str) -> str:
+    """Where what the script prints goes, `job` being its id."""
+    return f"{spec.logs.folder}/slurm-{job}.out"
+
+
+def _options(spec: JobSpec) -> Iterator[str]:
+    asked = spec.slurm
+    yield _option("job-name", spec.name)
+    yield _option("nodes", node_count(spec))
+    yield from _of_each_node(spec)
+    yield from _given(spec, _PLAIN)
+    if asked.time is not None:
+        yield _option("time", slurm_time(asked.time))
+    if asked.exclusive:
+        yield "--exclusive"
+    yield from _given(spec, _MORE)
+    yield _option("output", output_path(spec._replace(logs=_doubled(spec)), "%j"))
+    yield "--open-mode=append"
+    yield "--requeue" if spec.restarts.requeue else "--no-requeue"
+    if spec.elastic or "spares" in spec.places:
+        yield "--no-kill"
+    yield from asked.extra
+
+
+def _of_each_node(spec: JobSpec) -> Iterator[str]:
+    node, asked = spec.nodes[0], spec.slurm
+    gpus = node.gpus if asked.gpus is None else asked.gpus
+    if gpus and not asked.gres:
+        yield _option("gpus-per-node", gpus)
+    if workers := node.procs or _number(gpus):
+        yield _option("ntasks-per-node", workers)
+
+
+def _number(gpus: int | str | None) -> int | None:
+    """How many, of `a100:8` or 8."""
+    last = str(gpus or "").rpartition(":")[2]
+    return int(last) if last.isdecimal() else None
+
+
+def _given(spec: JobSpec, fields: tuple[str, ...]) -> Iterator[str]:
+    for field in fields:
+        value = getattr(spec.slurm, field)
+        if value is not None:
+            yield _option(field.replace("_", "-"), value)
+
+
+def _option(name: str, value: object) -> str:
+    """As a line of #SBATCH has it, which takes quotes as a shell does."""
+    return f"--{name}={shlex.quote(str(value))}"
+
+
+def _doubled(spec: JobSpec) -> Logs:
+    """The logs with a folder in which no % begins a pattern of Slurm's."""
+    return spec.logs._replace(folder=spec.logs.folder.replace("%", "%%"))
+
+
+def slurm_time(text: str) -> str:
+    """`1d12h` → `1-12:00:00`; what is Slurm's already stays."""
+    seconds = seconds_in(text)
+    if seconds is None:
+        return text
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour:02}:{minute:02}:{second:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def _run(call: Call) -> list[str]:
+    line = shlex.join(call.words)
+    if call.stdin is None:
+        return [line]
+    end = "END_OF_JOB"
+    while re.search(rf"^{end}$", call.stdin, re.MULTILINE):
+        end += "_"
+    return [f"{line} <<'{end}'", call.stdin.rstrip("\n"), end]
+
+
+def _requeue(spec: JobSpec) -> list[str]:
+    """distlaunch has the job requeued itself, unless it was killed."""
+    if not spec.restarts.requeue:
+        return []
+    again = f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {spec.restarts.requeue} ]'
+    return [
+        "status=$?",
+        "# distlaunch requeues the job itself, unless it was killed.",
+        f'[ $status -ne {KILLED} ] || ! {again} || scontrol requeue "$SLURM_JOB_ID"',
+        "exit $status",
+    ]

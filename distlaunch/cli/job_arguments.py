@@ -1,0 +1,43 @@
+"""Arguments of commands that take a job file."""
+
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from distlaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from distlaunch.links.link import Link
+
+Job = Annotated[
+    str, typer.Argument(metavar="JOB.YAML", help="The job file, or - for standard input.", show_default=False)
+]
+Args = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGS…]", help="Arguments for the script, added to those in the job file."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the job file, e.g. --set timeouts.job=1h; null removes it. "
+        "--set env.NAME=null passes on NAME from your shell if the file does not set it.",
+    ),
+]
+
+
+class Call(NamedTuple):
+    """What a command may want to know beside its arguments; Typer's `obj`."""
+
+    words: tuple[str, ...]
+    """The whole command line."""
+    early: "Link | None"
+    """An agent on this machine, for a job that needs one."""
+
+
+def check_dashes(call: Call, args: list[str] | None) -> None:
+    """A second word is more likely a slip than the script's. Raises `UsageError`."""
+    if args and "--" not in call.words:
+        what = "use --set to override a key" if "=" in args[0] else "put the script's arguments after --"
+        raise UsageError(f"unexpected argument {args[0]!r}: {what}")

@@ -1,0 +1,130 @@
+"""`submit` and `export`: a job for a scheduler's queue."""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distlaunch.cli.job_arguments import Args, Job, Set, check_dashes
+from distlaunch.cli.output import print_json, print_text
+from distlaunch.cli.stderr import say
+from distlaunch.errors import DistlaunchError, reason
+
+if TYPE_CHECKING:
+    from distlaunch.job.spec import JobSpec
+
+queue = typer.Typer()
+exports = typer.Typer(
+    name="export", help="Print what runs a job elsewhere. Nothing is submitted.", no_args_is_help=True
+)
+
+
+@queue.command("submit")
+def submit(
+    context: typer.Context,
+    job: Job,
+    args: Args = None,
+    overrides: Set = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Print the batch script; submit nothing.")] = False,
+    waits: Annotated[
+        bool, typer.Option("--wait", help="Wait until the job ends, and exit with its exit status.")
+    ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="HOST", help="Submit on HOST, such as a login node, reached over ssh."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the id and the script as JSON.")] = False,
+) -> None:
+    """Submit a job to Slurm and print its id; ps, logs, attach, wait, stop and view take it."""
+    check_dashes(context.obj, args)
+    if on is not None:
+        from distlaunch.cli.on_host import submit_on
+
+        chosen = {"--dry-run": dry, "--wait": waits, "--json": as_json}
+        options = [option for option, wanted in chosen.items() if wanted]
+        raise typer.Exit(submit_on(on, job, overrides or (), args or (), options))
+    spec, script = _prepared(job, overrides or (), args or ())
+    if dry:
+        print_text(script)
+        return
+    queued, kept = _submitted(spec, script)
+    if as_json:
+        print_json({"id": queued, "script": str(kept)})
+    else:
+        print_text(f"{queued}\n")
+    if waits:
+        raise typer.Exit(_waited(queued))
+    if sys.stderr.isatty():
+        say(f"submitted to Slurm; follow it with `distlaunch attach {queued}`")
+
+
+@exports.command("slurm")
+def export_slurm(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
+    """Print the batch script that `submit` would submit to Slurm."""
+    check_dashes(context.obj, args)
+    print_text(_prepared(job, overrides or (), args or ())[1])
+
+
+def _prepared(job: str, overrides: Sequence[str], args: Sequence[str]) -> "tuple[JobSpec, str]":
+    """The job and its batch script. Raises `DistlaunchError`."""
+    from distlaunch.batch.checks import check_submitted
+    from distlaunch.batch.script import Call, batch_script
+    from distlaunch.launch.dry_run import plan_without_nodes
+    from distlaunch.system.here import own_command
+    from distlaunch.system.job_file import job_of, read_job
+
+    text = read_job(job)
+    spec = job_of(text, job, overrides, args, submitted=True)
+    check_submitted(spec)
+    plan_without_nodes(spec)
+    piped = spec.invocation.piped
+    settings = [word for setting in overrides for word in ("--set", setting)]
+    file = "-" if piped else os.path.realpath(job)
+    words = (*own_command(), "run", file, *settings, *(["--", *args] if args else []))
+    return spec, batch_script(spec, Call(words, text if piped else None))
+
+
+def _submitted(spec: "JobSpec", script: str) -> tuple[str, Path]:
+    """Submit it; its id, and where the script is kept. Raises `DistlaunchError`."""
+    from distlaunch.batch import slurm
+    from distlaunch.catalog.submissions import Submission, note
+
+    _say_without_gpus(spec)
+    try:
+        fd, name = tempfile.mkstemp(".sh", "slurm-", spec.logs.folder)
+        with os.fdopen(fd, "w") as file:
+            file.write(script)
+    except OSError as error:
+        text = f"can't write the batch script to {spec.logs.folder}: {reason(error)}; set logs.dir"
+        raise DistlaunchError(text) from None
+    written = Path(name)
+    try:
+        queued = slurm.submit(name)
+    except BaseException:
+        written.unlink()
+        raise
+    note(Submission(queued, spec.name, spec.logs.folder, time.time()))
+    return queued, written.rename(Path(spec.logs.folder, f"slurm-{queued}.sh"))
+
+
+def _say_without_gpus(spec: "JobSpec") -> None:
+    gpus, asked = spec.nodes[0].gpus, spec.slurm
+    if gpus is None and asked.gpus is None and not asked.gres:
+        say("no GPUs are requested: set gpus_per_node to their number, or to 0 for a CPU job")
+
+
+def _waited(queued: str) -> int:
+    from distlaunch.cli.following import ended_words, follow_each, status_of
+    from distlaunch.follow.attending import wait
+
+    run, signum = follow_each(queued, wait)
+    if run.alive:
+        return 128 + signum
+    if status := status_of(run):
+        say(ended_words(run))
+    return status

@@ -1,0 +1,50 @@
+"""A job that its scheduler starts again: what went before, and how it is asked for."""
+
+import os
+from collections.abc import Callable
+
+from distlaunch.catalog.folder import run_in
+from distlaunch.catalog.starts import Begun, Starts
+from distlaunch.errors import DistlaunchError
+from distlaunch.job.spec import Earlier, JobSpec
+from distlaunch.state.job import State
+from distlaunch.supervisor.requeueing import is_to_go_on
+
+
+def continued(spec: JobSpec) -> JobSpec:
+    """`spec` with what went before, if the scheduler has started this very job before."""
+    allocation = spec.allocation
+    if allocation is None or not allocation.starts:
+        return spec
+    starts = Starts(spec.logs.folder, allocation.job).begun()
+    before = [each for each in starts if each.job == spec.name and each.starts < allocation.starts]
+    if not before:
+        return spec
+    last = run_in(os.path.join(spec.logs.folder, before[-1].run))
+    restarts = last.status.restarts + 1 if last else len(before)
+    return spec._replace(invocation=spec.invocation._replace(earlier=Earlier(before[0].run, restarts)))
+
+
+def note_start(spec: JobSpec, run_id: str) -> None:
+    """Have the next start know of this one."""
+    assert spec.allocation is not None
+    Starts(spec.logs.folder, spec.allocation.job).note(Begun(run_id, spec.name, spec.allocation.starts))
+
+
+def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
+    """Have the scheduler start the job again, if it is to go on; `tell` gets what comes of it."""
+    allocation, most = state.spec.allocation, state.spec.restarts.requeue
+    if allocation is None or not allocation.queued or not is_to_go_on(state):
+        return
+    starts = Starts(state.spec.logs.folder, allocation.job)
+    if (made := starts.requeues) >= most:
+        tell(f"not requeueing {allocation.name}: it has been requeued {made} of {most} times")
+        return
+    tell(f"requeueing {allocation.name}, {made + 1} of {most}")
+    starts.note_requeue()
+    from distlaunch.batch.slurm import requeue
+
+    try:
+        requeue(allocation.job)  # which may kill us at once
+    except DistlaunchError as error:
+        tell(f"can't requeue {allocation.name}: {error}")
