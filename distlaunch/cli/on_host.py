@@ -41,7 +41,7 @@ def run_on(
 
 
 def submit_on(
-    host: str, job: str, overrides: Sequence[str], args: Sequence[str], options: Sequence[str]
+    ssh: Ssh, job: str, overrides: Sequence[str], args: Sequence[str], options: Sequence[str]
 ) -> int:
     """Submit the job there, with `options` of submit's; the exit status. Raises `DistlaunchError`."""
     text = read_job(job)
@@ -49,10 +49,10 @@ def submit_on(
     _check_file(spec)
     said = bytearray()
     request = _request(("submit", "-", *options), job, text, spec, overrides, args)
-    status = run_there(_way_to(host, spec), request, said.extend)
+    status = run_there(ssh, request, said.extend)
     print_text(said.decode(errors="replace"))
     if status == Exit.OK and said.strip().isdigit() and sys.stderr.isatty():
-        say(f"submitted on {host}; follow it with `distlaunch attach {host}:{said.strip().decode()}`")
+        say(f"submitted on {ssh.host}; follow it with `distlaunch attach {ssh.host}:{said.strip().decode()}`")
     return status
 
 

@@ -38,16 +38,23 @@ def submit(
         str | None,
         typer.Option("--on", metavar="HOST", help="Submit on HOST, such as a login node, reached over ssh."),
     ] = None,
+    ssh_config: Annotated[
+        str | None,
+        typer.Option(
+            "--ssh-config", metavar="FILE", help="The ssh_config file to reach HOST with, as with ssh -F."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the id and the script as JSON.")] = False,
 ) -> None:
     """Submit a job to Slurm and print its id; ps, logs, attach, wait, stop and view take it."""
     check_dashes(context.obj, args)
     if on is not None:
+        from distlaunch.cli.elsewhere import ssh_to
         from distlaunch.cli.on_host import submit_on
 
         chosen = {"--dry-run": dry, "--wait": waits, "--json": as_json}
         options = [option for option, wanted in chosen.items() if wanted]
-        raise typer.Exit(submit_on(on, job, overrides or (), args or (), options))
+        raise typer.Exit(submit_on(ssh_to(on, ssh_config), job, overrides or (), args or (), options))
     spec, script = _prepared(job, overrides or (), args or ())
     if dry:
         print_text(script)

@@ -91,7 +91,7 @@ def _none(queued: Submission, before: Run | None, state: Queued) -> Run | None:
     """No run follows, it is over. Raises `DistlaunchError` where none was."""
     note_end(queued, state.state)
     if before is None:
-        raise DistlaunchError(f"{queued.name} ended ({state.words}) and started no run; see {queued.output}")
+        raise DistlaunchError(f"{queued.name} ended ({state.state}) and started no run; see {queued.output}")
     return None
 
 

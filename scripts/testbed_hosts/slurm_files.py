@@ -11,7 +11,7 @@ CONF_DIR = Path("/etc/slurm")
 FIRST_PORT = 17000
 """Of the slurmds that share a host with others."""
 REQUEUE_S = 5
-"""How long credentials live; as long, a job that was requeued waits."""
+"""How long credentials live, and a job that was requeued waits: Slurm takes no less."""
 GPUS = 2
 """Of each node: files that are no GPUs, for what Slurm hands out and says of them."""
 

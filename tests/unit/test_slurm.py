@@ -188,6 +188,19 @@ def test_a_jobs_fate() -> None:
     assert job_fate("slurm_load_jobs error: Invalid job id specified") == Fate(None)
 
 
+def test_what_slurm_says_of_a_later_start_means_that_ours_was_requeued() -> None:
+    times = {"StartTime": local(time.time()), "EndTime": local(time.time() + 600)}
+    again = shown(JobState="COMPLETING", Restarts="2", **times)
+    assert job_fate(again, starts=1).why == "was requeued"
+    assert not job_fate(shown(Restarts="2", **times), starts=2).ends
+
+
+def test_a_job_goes_on_by_request_only_where_slurm_leaves_that_open() -> None:
+    assert not job_fate(shown(JobState="TIMEOUT")).final
+    assert job_fate(shown(JobState="CANCELLED")).final
+    assert job_fate(shown(JobState="NODE_FAIL")).final
+
+
 # Supervision inside an allocation
 
 

@@ -1,0 +1,295 @@
+"""Jobs that are submitted to a real Slurm: from the queue to their ends, and again."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from distlaunch.catalog.submissions import Submission, note
+from tests.cluster.slurm import OVER, Slurm
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_gone
+
+SLURM_JOB = "gpus_per_node: 0\nnodes: 3\n"
+STEPS = """
+    import os, signal, sys, time
+    from pathlib import Path
+    rank, here = os.environ["RANK"], Path(os.environ["SNAPSHOTS"])
+    snapshot = here / rank
+    at = int(snapshot.read_text()) if snapshot.exists() else 0
+    count, job = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["DISTLAUNCH_JOB_ID"]
+    print("rank", rank, "from step", at, "restart", count, "job", job, flush=True)
+    while not (here / "finish").exists():
+        at += 1
+        snapshot.with_suffix(".new").write_text(str(at))
+        snapshot.with_suffix(".new").rename(snapshot)
+        time.sleep(0.02)
+"""
+"""Goes on from its snapshot until it may finish."""
+
+
+class Queue:
+    """Submits jobs to a Slurm, and looks at them as a user does."""
+
+    def __init__(self, slurm: Slurm, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        self.snapshots = folder / "snapshots"
+        self.snapshots.mkdir()
+        self.known: list[str] = []
+
+    def job(self, worker: str, keys: str = "") -> Path:
+        """A job file for three nodes."""
+        (self.folder / "worker.py").write_text(dedent(worker))
+        path = self.folder / "train.yaml"
+        env = f"env: {{SNAPSHOTS: {self.snapshots}}}\n"
+        path.write_text(f"script: worker.py\n{SLURM_JOB}{env}{keys}\n")
+        return path
+
+    def submit(self, worker: str, keys: str = "", *options: str) -> str:
+        """Submit it; the job's id, which is all that is printed."""
+        done = distlaunch("submit", str(self.job(worker, keys)), *options)
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(r"\d+\n", done.stdout), done.stdout
+        self.known.append(done.stdout.strip())
+        return self.known[-1]
+
+    def output(self, job: str) -> str:
+        """What its script has printed so far."""
+        path = self.folder / "runs" / f"slurm-{job}.out"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, job: str, words: str, times: int = 1) -> None:
+        """Wait until its script has printed that so often."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.output(job).count(words) < times:
+            assert time.monotonic() < deadline, f"no {words!r} in {self.output(job)!r}"
+            time.sleep(0.05)
+
+    def rows(self, *options: str) -> list[dict[str, Any]]:
+        """What `ps` lists."""
+        done = distlaunch("ps", "--json", *options)
+        assert done.returncode == 0, done.stderr
+        rows: list[dict[str, Any]] = json.loads(done.stdout)
+        return rows
+
+    def finish(self, job: str) -> None:
+        """Let a job that takes steps come to its end, and wait for it."""
+        (self.snapshots / "finish").touch()
+        done = distlaunch("wait", job)
+        assert done.returncode == 0, done.stderr + self.output(job)
+
+    def starts(self, job: str) -> list[str]:
+        """The runs that it has become."""
+        lines = (self.folder / "runs" / f"slurm-{job}.jsonl").read_text().splitlines()
+        return [line["run"] for line in map(json.loads, lines) if "run" in line]
+
+
+@pytest.fixture
+def queue(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
+    """A folder to submit from; in the end nothing that was submitted is left on any host."""
+    before = slurm.processes()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name, value in slurm.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    made = Queue(slurm, tmp_path)
+    yield made
+    for job in made.known:
+        slurm.tool("scancel", job, status=None)
+        slurm.wait_state(job, *OVER)
+    wait_gone(sorted(slurm.processes() - before), 10.0)
+
+
+def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
+    job = queue.submit('print("hello from", __import__("os").environ["RANK"])')
+    attached = distlaunch("attach", job)
+    assert attached.returncode == 0, attached.stderr
+    logs = distlaunch("logs", job)
+    assert sorted(line.split("] ")[1] for line in logs.stdout.splitlines()) == [
+        f"hello from {rank}" for rank in range(3)
+    ]
+    assert distlaunch("wait", job).returncode == 0
+    (row,) = queue.rows("--all")
+    assert (row["state"], row["where"]) == ("SUCCEEDED", f"Slurm job {job}: host1, host2, host3")
+    script = (queue.folder / "runs" / f"slurm-{job}.sh").read_text()
+    assert distlaunch("export", "slurm", str(queue.folder / "train.yaml")).stdout == script
+
+
+def test_a_job_that_waits_says_why_and_can_be_stopped(queue: Queue) -> None:
+    job = queue.submit('print("never")', "slurm: {extra: [--begin=now+1hour]}")
+    (row,) = queue.rows()
+    assert (row["run"], row["state"], row["where"]) == (job, "PENDING", "Slurm: PENDING (BeginTime)")
+    logs = distlaunch("logs", job)
+    assert logs.returncode == 1
+    assert f"Slurm job {job} has not started: PENDING (BeginTime)" in logs.stderr
+    with subprocess.Popen(distlaunch_argv("attach", job), stderr=subprocess.PIPE, text=True) as attached:
+        assert attached.stderr is not None
+        assert attached.stderr.readline() == f"distlaunch: Slurm job {job} is PENDING (BeginTime)\n"
+        attached.send_signal(signal.SIGINT)
+        assert attached.wait(PATIENCE_S) == 130
+    stopped = distlaunch("stop", job)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"Slurm job {job}: cancelled before it started" in stopped.stderr
+    assert queue.rows() == []
+    assert queue.rows("--all")[0]["state"] == "CANCELLED"
+    ended = distlaunch("attach", job)
+    assert ended.returncode == 1
+    assert f"Slurm job {job} ended (CANCELLED) and started no run; see " in ended.stderr
+
+
+def test_a_running_job_is_stopped_with_all_that_is_its(queue: Queue) -> None:
+    job = queue.submit(STEPS, "restarts: {requeue: 3}")
+    queue.wait_for(job, "from step 0", times=3)
+    stopped = distlaunch("stop", job)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"CANCELLED, exit status 143: Slurm job {job} was cancelled" in stopped.stderr
+    assert distlaunch("wait", job).returncode == 143
+    assert len(queue.starts(job)) == 1
+    assert "had already ended" in distlaunch("stop", job).stderr
+
+
+FLAKY = """
+    import os
+    count, most = (int(os.environ[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+    print("restart", count, "of", most, "job", os.environ["DISTLAUNCH_JOB_ID"])
+    raise SystemExit({failure} if count < {good} else 0)
+"""
+
+
+def test_a_failure_beyond_its_restarts_has_the_job_requeued(queue: Queue) -> None:
+    flaky = FLAKY.replace("{failure}", "3").replace("{good}", "3")
+    job = queue.submit(
+        flaky, "nodes: 1\nrestarts: {max: 1, backoff: 0s, requeue: 2}".replace("nodes: 1\n", "")
+    )
+    done = distlaunch("wait", job)
+    assert done.returncode == 0, done.stderr + queue.output(job)
+    assert f"Slurm job {job} is PENDING" in done.stderr
+    first, second = queue.starts(job)
+    counts = re.findall(r"restart (\d) of (\d) job (\S+)", queue.output(job))
+    assert set(counts) == {("0", "1", first), ("1", "1", first), ("2", "3", first), ("3", "3", first)}
+    assert f"distlaunch: requeueing Slurm job {job}, 1 of 2\n" in queue.output(job)
+    rows = {row["run"]: (row["state"], row["restarts"]) for row in queue.rows("--all")}
+    assert rows == {first: ("FAILED", 1), second: ("SUCCEEDED", 3)}
+
+
+@pytest.mark.parametrize(("failure", "starts"), [("2", 1), ("127", 1), ("3", 2)])
+def test_a_mistake_is_not_requeued_and_a_failure_only_so_often(
+    queue: Queue, failure: str, starts: int
+) -> None:
+    flaky = FLAKY.replace("{failure}", failure).replace("{good}", "9")
+    job = queue.submit(flaky, "restarts: {requeue: 1}")
+    assert distlaunch("wait", job).returncode == int(failure)
+    assert len(queue.starts(job)) == starts, queue.output(job)
+    told = f"not requeueing Slurm job {job}: it has been requeued 1 of 1 times"
+    assert (told in queue.output(job)) == (starts == 2)
+
+
+def by_the_scripts_shell(queue: Queue, job: str) -> None:
+    """distlaunch is killed."""
+    (row,) = queue.rows()
+    kill(row["controller"]["pid"], signal.SIGKILL)
+
+
+def by_preemption(queue: Queue, job: str) -> None:
+    """A job of a higher priority wants the nodes."""
+    queue.slurm.tool("srun", "--partition=urgent", "--nodes=3", "--exclusive", "true")
+
+
+def by_the_loss_of_a_node(queue: Queue, job: str) -> None:
+    """slurmctld takes a node for lost."""
+    try:
+        queue.slurm.tool("scontrol", "update", "nodename=host3", "state=DOWN", "reason=test")
+        queue.wait_for(job, "DUE TO")
+    finally:
+        queue.slurm.tool("scontrol", "update", "nodename=host3", "state=RESUME", status=None)
+
+
+@pytest.mark.parametrize("again", [by_the_scripts_shell, by_preemption, by_the_loss_of_a_node])
+def test_a_requeued_job_goes_on_from_its_snapshot(queue: Queue, again: Callable[[Queue, str], None]) -> None:
+    job = queue.submit(STEPS, "restarts: {requeue: 2}\nslurm: {exclusive: true}")
+    queue.wait_for(job, "from step 0", times=3)
+    again(queue, job)
+    queue.wait_for(job, "restart 1", times=3)
+    queue.finish(job)
+    begun = re.findall(r"rank (\d) from step (\d+) restart (\d) job (\S+)", queue.output(job))
+    first, _ = queue.starts(job)
+    assert {name for *_, name in begun} == {first}
+    assert sorted((rank, count) for rank, _, count, _ in begun) == [(r, c) for r in "012" for c in "01"]
+    assert all(int(step) > 0 for _, step, count, _ in begun if count == "1")
+    assert "Restarts=1" in queue.slurm.tool("scontrol", "show", "job", job)
+
+
+def test_a_script_that_never_comes_to_distlaunch_is_told(queue: Queue) -> None:
+    job = queue.submit('print("never")', "slurm: {setup: exit 4}")
+    done = distlaunch("wait", job)
+    assert done.returncode == 1
+    told = f"Slurm job {job} ended (FAILED) and started no run; see {queue.folder}/runs/slurm-"
+    assert told in done.stderr
+
+
+def test_what_slurm_refuses_is_told_in_its_words_and_nothing_is_left(queue: Queue) -> None:
+    done = distlaunch("submit", str(queue.job("pass", "slurm: {partition: none}")))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "sbatch failed: " in done.stderr
+    assert "invalid partition specified: none" in done.stderr
+    assert list((queue.folder / "runs").iterdir()) == []
+
+
+def test_waiting_for_the_end_from_the_start(queue: Queue) -> None:
+    done = distlaunch("submit", str(queue.job("raise SystemExit(5)")), "--wait")
+    assert done.returncode == 5, done.stderr
+    assert "FAILED, exit status 5" in done.stderr
+
+
+def test_from_another_host(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it travels over ssh: the job, and distlaunch itself."""
+    slurm = queue.slurm
+    monkeypatch.delenv("SLURM_CONF")  # there is a Slurm only there
+    config = f"{slurm.folder}/ssh_config"
+    path = queue.job('print("hello from", __import__("os").environ["RANK"])')
+    done = distlaunch("submit", "--on", "host2", "--ssh-config", config, str(path))
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip()
+    ended = distlaunch("wait", f"host2:{job}", "--ssh-config", config)
+    assert ended.returncode == 0, ended.stderr + queue.output(job)
+    assert queue.output(job).count("hello from") == 3
+    refused = distlaunch("submit", str(path))
+    assert refused.returncode == 1
+
+
+def test_ps_asks_slurm_once_for_a_hundred_jobs(queue: Queue) -> None:
+    script = queue.folder / "long.sh"
+    script.write_text("#!/bin/sh\nsleep 600\n")
+    for _ in range(100):
+        held = queue.slurm.tool("sbatch", "--parsable", "--hold", str(script))
+        queue.known.append(held)
+        note(Submission(held, "long", str(queue.folder / "runs"), time.time()))
+    before = asked(queue.slurm)
+    assert len(queue.rows()) == 100
+    assert asked(queue.slurm) - before == 1
+
+
+def asked(slurm: Slurm) -> int:
+    """How often slurmctld was asked about jobs, by any command."""
+    counts = re.findall(
+        r"REQUEST_(?:JOB_INFO|JOB_INFO_SINGLE|JOB_USER_INFO)\s.*count:(\d+)", slurm.tool("sdiag")
+    )
+    return sum(map(int, counts))
+
+
+def test_outside_of_any_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.yaml").write_text("command: ['true']\ngpus_per_node: 0\n")
+    monkeypatch.setenv("PATH", os.path.dirname(distlaunch_argv()[0]))
+    done = distlaunch("submit", str(tmp_path / "job.yaml"))
+    assert done.returncode == 1
+    assert (
+        "sbatch not found: Slurm's commands are on the login nodes; from elsewhere use --on HOST"
+        in done.stderr
+    )

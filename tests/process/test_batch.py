@@ -1,0 +1,47 @@
+"""Batch scripts, run by a real shell, with a scontrol that only says what it is asked."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from distlaunch.batch.script import Call, batch_script
+from distlaunch.job.spec import JobSpec
+from distlaunch.system.job_file import job_of
+
+
+def job_from(text: str, folder: Path) -> JobSpec:
+    return job_of(text, str(folder / "job.yaml"), submitted=True)
+
+
+def run_script(spec: JobSpec, call: Call, folder: Path, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """Run a batch script as slurmstepd would; scontrol is one that says what it is asked."""
+    tool = folder / "scontrol"
+    tool.write_text('#!/bin/sh\necho "scontrol $*"\n')
+    tool.chmod(0o755)
+    script = folder / "script.sh"
+    script.write_text(batch_script(spec, call))
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
+    return subprocess.run(
+        ["bash", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "starts", "said"),
+    [(0, "0", ""), (3, "0", ""), (137, "0", "scontrol requeue 17\n"), (137, "2", "")],
+)
+def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
+    status: int, starts: str, said: str, tmp_path: Path
+) -> None:
+    spec = job_from("script: train.py\nrestarts: {requeue: 2}\n", tmp_path)
+    end = "kill -KILL $$" if status == 137 else f"exit {status}"
+    done = run_script(spec, Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT=starts)
+    assert (done.returncode, done.stdout) == (status, said)
+
+
+def test_what_comes_before_and_a_job_that_comes_with_the_script(tmp_path: Path) -> None:
+    spec = job_from("script: train.py\nslurm:\n  setup: |\n    export A=1\n    echo $A\n", tmp_path)
+    text = "script: $HOME/`x`\nEND_OF_JOB\nargs: ['it''s']\n"
+    done = run_script(spec, Call(("cat",), text), tmp_path)
+    assert done.stdout == f"1\n{text}", done.stderr

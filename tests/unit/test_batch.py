@@ -1,0 +1,155 @@
+"""Jobs for a queue: their batch scripts, what is refused before they wait, and which of them go on."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from distlaunch.batch.checks import check_submitted
+from distlaunch.batch.script import Call, batch_script, slurm_time
+from distlaunch.batch.slurm import Queued
+from distlaunch.errors import JobError
+from distlaunch.job.spec import JobSpec
+from distlaunch.state.job import Cause, Verdict
+from distlaunch.supervisor.requeueing import is_to_go_on
+from distlaunch.system.job_file import job_of
+from tests.unit.test_restarts import Job
+
+CALL = Call(("distlaunch", "run", "/work/job.yaml"))
+
+
+def submitted(text: str, folder: Path) -> JobSpec:
+    path = folder / "job.yaml"
+    path.write_text(text)
+    return job_of(text, str(path), submitted=True)
+
+
+def options(text: str, folder: Path) -> list[str]:
+    """What sbatch is asked for; #SBATCH lines are split as a shell would."""
+    lines = batch_script(submitted(text, folder), CALL).splitlines()
+    return [word for line in lines if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        ("", ["--nodes=1"]),
+        ("nodes: 4", ["--nodes=4"]),
+        ("nodes: 4\nspares: rest\nslurm: {nodes: 5}", ["--nodes=5", "--no-kill"]),
+        ("nodes: 4\nmin_nodes: 2", ["--no-kill"]),
+        ("gpus_per_node: 8", ["--gpus-per-node=8", "--ntasks-per-node=8"]),
+        ("slurm: {gpus: 'a100:4'}", ["--gpus-per-node=a100:4", "--ntasks-per-node=4"]),
+        ("gpus_per_node: 0\nprocs_per_node: 3", ["--ntasks-per-node=3"]),
+        ("slurm: {gres: 'gpu:2'}", ["--gres=gpu:2"]),
+        ("slurm: {mem: 0, cpus_per_task: 12}", ["--mem=0", "--cpus-per-task=12"]),
+        ("slurm: {time: 1d12h}", ["--time=1-12:00:00"]),
+        ("slurm: {exclusive: true}", ["--exclusive"]),
+        ("slurm: {comment: 'it''s $x \"y\"'}", ['--comment=it\'s $x "y"']),
+        ("slurm: {signal: USR1@120}", ["--signal=USR1@120"]),
+        ("slurm: {extra: [--reservation=maint, --spread-job]}", ["--reservation=maint", "--spread-job"]),
+        ("restarts: {requeue: 3}", ["--requeue"]),
+        ("restarts: {max: 3}", ["--no-requeue"]),
+        ("name: long run", ["--job-name=long run"]),
+        ("logs: {dir: '100%'}", ["--open-mode=append"]),
+    ],
+)
+def test_what_a_job_asks_of_slurm(keys: str, asked: list[str], tmp_path: Path) -> None:
+    found = options(f"script: train.py\n{keys}\n", tmp_path)
+    assert [each for each in asked if each not in found] == []
+
+
+def test_gpus_are_not_asked_for_twice(tmp_path: Path) -> None:
+    found = options("script: train.py\ngpus_per_node: 4\nslurm: {gres: 'gpu:4'}\n", tmp_path)
+    assert not [each for each in found if each.startswith("--gpus")]
+
+
+def test_a_percent_sign_in_a_folder_is_no_pattern_of_slurms(tmp_path: Path) -> None:
+    found = options("script: train.py\nlogs: {dir: '50%j'}\n", tmp_path)
+    assert f"--output={tmp_path}/50%%j/slurm-%j.out" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [("90s", "00:01:30"), ("12h", "12:00:00"), ("1d12h", "1-12:00:00"), ("1-0", "1-0"), ("10:00", "10:00")],
+)
+def test_times_as_slurm_has_them(text: str, time: str) -> None:
+    assert slurm_time(text) == time
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("script: none.py", "script: {here}/none.py does not exist"),
+        ("script: train.py\nnodes: [a, b]", "nodes: Slurm chooses the hosts: set nodes to their number; "),
+        ("script: train.py\nworkdir: sub", "workdir: {here}/sub does not exist"),
+        ("script: train.py\npython: ./venv/bin/python", "python: {here}/venv/bin/python does not exist"),
+        ("script: train.py\nlogs: {dir: train.py}", "logs.dir: can't create {here}/train.py: "),
+        ("script: train.py\nnodes: 2\nspares: rest", "spares: set slurm.nodes to the number of all nodes"),
+    ],
+)
+def test_what_can_not_work_is_refused_before_it_waits(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(JobError) as refused:
+        check_submitted(submitted(text, tmp_path))
+    assert problem.format(here=tmp_path) in str(refused.value)
+    assert "job.yaml:" in str(refused.value)
+
+
+def test_a_setup_may_make_the_script(tmp_path: Path) -> None:
+    check_submitted(submitted("script: none.py\nslurm: {setup: 'git clone x'}\n", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ("slurm: {extra: [--array=1-3]}", "slurm.extra[0]: --array can't be used: an array would start"),
+        ("slurm: {extra: [-o x]}", "slurm.extra[0]: -o can't be used: the job's output goes to logs.dir"),
+        ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: the job needs more: nodes is 4"),
+        ("slurm: {time: 12:00:00}", 'quote it: "12:00:00"'),
+        ("slurm: {signal: 'B:USR1@60'}", "slurm.signal: expected a signal"),
+    ],
+)
+def test_mistakes_in_the_section(keys: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(JobError) as refused:
+        submitted(f"script: train.py\n{keys}\n", tmp_path)
+    assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "waits", "over"),
+    [
+        ("PENDING", True, False),
+        ("REQUEUE_HOLD", True, False),
+        ("RUNNING", False, False),
+        ("COMPLETING", False, False),
+        ("COMPLETED", False, True),
+        ("NODE_FAIL", False, True),
+        ("GONE", False, True),
+    ],
+)
+def test_what_a_queues_words_mean(state: str, waits: bool, over: bool) -> None:
+    assert (Queued(state).waits, Queued(state).over) == (waits, over)
+
+
+CAUSE = Cause("why", 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("cause", "noticed", "goes_on"),
+    [
+        (None, False, False),
+        (None, True, True),  # it may just have saved its work
+        (CAUSE, False, True),
+        (CAUSE._replace(exit_status=2), False, False),
+        (CAUSE._replace(exit_status=126), False, False),
+        (CAUSE._replace(exit_status=127), True, False),
+        (CAUSE._replace(exit_status=130, cancelled=True), False, False),
+        (CAUSE._replace(exit_status=143, scheduled=True), False, True),  # its time limit
+        (CAUSE._replace(exit_status=143, scheduled=True, final=True), False, False),  # requeued already
+    ],
+)
+def test_which_jobs_are_to_go_on(cause: Cause | None, noticed: bool, goes_on: bool) -> None:
+    state = Job().state._replace(noticed=noticed, verdict=Verdict(cause, 1.0))
+    assert not is_to_go_on(state)
+    wanted = state.spec._replace(restarts=state.spec.restarts._replace(requeue=1))
+    assert is_to_go_on(state._replace(spec=wanted)) == goes_on
