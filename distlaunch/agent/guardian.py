@@ -9,11 +9,11 @@ import select
 import signal
 import time
 
-from distlaunch.agent import scratch, sweep, wire
+from distlaunch.agent import lines, scratch, sweep, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
+    from typing import Dict, Optional, Tuple, Union
 
 SWEEP_S = 5.0
 STOP_S = 600.0
@@ -25,8 +25,14 @@ _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _WATCHED = (signal.SIGCHLD, *_STOPS, *wire.NOTICES)
 
 
-def main(nonce: str, node: int) -> None:
-    """Fork the agent, wait for its end, sweep, exit. Called by the boot; never returns."""
+def main(nonce: str, place: "Union[int, Tuple[str, Dict[str, int]]]") -> None:
+    """Fork the agent, wait for its end, sweep, exit. Called by the boot; never returns.
+
+    `place` is the node's index; or, where several nodes share one link, the variable that names the node, and
+    their indices: what each writes then has the form of `distlaunch.agent.lines`.
+    """
+    alone = isinstance(place, int)
+    node = place if isinstance(place, int) else place[1][os.environ[place[0]]]
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     sweep.become_subreaper()
     guardian, folder = os.getpid(), scratch.Folder()
@@ -37,8 +43,10 @@ def main(nonce: str, node: int) -> None:
         sweep.die_with_parent(signal.SIGTERM, guardian)
         from distlaunch.agent import serve  # not before the fork: the guardian stays small
 
-        serve.main(nonce, node, folder)
+        serve.main(nonce, node, folder, alone)
     status = _watch(agent)
+    if not alone:
+        lines.say_gone(1, status)
     folder.remove_left()
     os._exit(status)
 

@@ -12,7 +12,7 @@ from distlaunch.agent.messages import OutputLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Deque, Dict, List, Tuple
+    from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
     from distlaunch.agent.wire import Message
 
@@ -122,10 +122,12 @@ class Segment:
 
 
 class Outbox:
-    """Orders and writes frames to the link's descriptor, which must not block."""
+    """Orders and writes frames to the link's descriptor, which must not block; `form` is how they travel."""
 
-    def __init__(self, node: int, folder: "scratch.Folder") -> None:
-        self._node = node
+    def __init__(
+        self, node: int, folder: "scratch.Folder", form: "Optional[Callable[[bytes], bytes]]" = None
+    ) -> None:
+        self._node, self._form = node, form
         self._control: "Deque[bytes]" = deque()
         self._spool = Spool(folder)
         self._current = memoryview(b"")
@@ -167,7 +169,7 @@ class Outbox:
         written = 0
         while self:
             if not self._current:
-                self._current = memoryview(self._next())
+                self._current = memoryview(self._form(self._next()) if self._form else self._next())
             try:
                 sent = os.write(link, self._current)
             except BlockingIOError:

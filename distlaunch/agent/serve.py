@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from distlaunch.agent import cookies, messages, wire
+from distlaunch.agent import cookies, lines, messages, wire
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.probes import gpus
@@ -34,8 +34,11 @@ FLUSH_S = 15.0
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
-def main(nonce: str, node: int, folder: "Folder") -> None:
-    """Serve on descriptors 0 and 1 and exit; `folder` is for error records. Never returns."""
+def main(nonce: str, node: int, folder: "Folder", alone: bool = True) -> None:
+    """Serve on descriptors 0 and 1 and exit; `folder` is for error records. Never returns.
+
+    Where the node is not `alone` on its link, it gets the frames of others, too, and writes lines.
+    """
     status = wire.AGENT_DIED
     try:
         close_inherited()
@@ -43,7 +46,8 @@ def main(nonce: str, node: int, folder: "Folder") -> None:
         os.write(link_out, wire.HELLO_PREFIX + nonce.encode() + b"\n")
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
-        status = Agent(link_in, link_out, node, folder).run()
+        outbox = Outbox(node, folder, None if alone else lines.encode)
+        status = Agent(link_in, link_out, node, folder, outbox).run()
     except BaseException:
         import traceback  # a bug of ours: the controller shows our stderr
 
@@ -66,10 +70,10 @@ def _take_link() -> "Tuple[int, int]":
 class Agent:
     """One node's hands; `link_in` and `link_out` are the link's descriptors, `node` the node's index."""
 
-    def __init__(self, link_in: int, link_out: int, node: int, folder: "Folder") -> None:
+    def __init__(self, link_in: int, link_out: int, node: int, folder: "Folder", outbox: "Outbox") -> None:
         self._link_in, self._link_out, self._node, self._folder = link_in, link_out, node, folder
         self._poller = Poller()
-        self._outbox = Outbox(node, folder)
+        self._outbox = outbox
         self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
         self._workers = Workers(self._poller, self._outbox, folder, node)
         self._hold: "Optional[Hold]" = None
@@ -141,6 +145,8 @@ class Agent:
             self._say_leaving(signal.SIGHUP)  # sshd closes our input alone when the guardian dies
             self._lose_link()
         for frame in frames:
+            if frame.node != self._node:
+                continue
             command = messages.read(messages.COMMANDS, frame.message())
             self._commands[type(command)](command)
 

@@ -6,18 +6,19 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
 from distlaunch.system.here import exit_descriptor
 from distlaunch.transport.boot import NUDGE
 from distlaunch.transport.failure import LinkFailure, ProcessEnd
-from distlaunch.transport.handshake import Handshake
 from distlaunch.transport.kinds import Transport
+from distlaunch.transport.streams import NodeGone, Streams
 
-MAX_WORDS = 8192
-"""Bytes of the transport's stderr that are kept, from its end."""
+if TYPE_CHECKING:
+    from distlaunch.transport.slurm.group import SlurmGroup
+
 MAX_NOISE_SHOWN = 1024
 READ = 1 << 18
 EXIT_S = 3.0
@@ -27,17 +28,16 @@ EXIT_S = 3.0
 class Link:
     """The process that reaches one node, or several. Its descriptors never block; the owner waits on them.
 
-    `opening` is sent when the node's shell answers; `boot` is made, and sent, while an interpreter starts
-    there; where the transport is direct, both at once. The agent finds copies of the
+    The opening that `streams` have is sent when the node's shell answers; `boot` is made, and sent, while an
+    interpreter starts there; where the transport is direct, both at once. The agent finds copies of the
     `shared` descriptors, for its workers, where `wire.SHARED_VARIABLE` says.
     """
 
     def __init__(
         self,
-        transport: Transport,
-        opening: bytes,
+        transport: "Transport | SlurmGroup",
+        streams: Streams,
         boot: Callable[[], bytes],
-        nonce: str,
         shared: Sequence[int] = (),
     ) -> None:
         self._transport = transport
@@ -49,20 +49,19 @@ class Link:
         )
         for fd in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(fd, False)
-        self._handshake = Handshake(opening, nonce)
+        self._streams = streams
         self._boot = boot
         self._unsent = bytearray()
-        self._words = b""
         self._protocol_error = ""
         self.at_end = False
         self._pidfd: int | None = None
         if transport.direct:
-            self._send_opening(self._handshake.without_marker())
+            self._send_opening(streams.without_marker())
 
     @property
     def booted(self) -> bool:
         """Whether the agent has said hello."""
-        return self._handshake.booted
+        return self._streams.booted
 
     @property
     def has_unsent(self) -> bool:
@@ -86,15 +85,15 @@ class Link:
 
     def nudge(self) -> None:
         """Give a line to a shell that has not answered: its rc file may wait for one."""
-        if not self._handshake.reached and not self._unsent:
+        if not self._streams.reached and not self._unsent:
             self._unsent += NUDGE
             self.flush()
 
-    def receive(self) -> list[wire.Frame]:
-        """The frames that have come; sets `at_end` when no more will."""
+    def receive(self) -> Sequence[wire.Frame | NodeGone]:
+        """The frames that have come, and which nodes have ended; sets `at_end` when no more will."""
         try:
             data = os.read(self.stdout, READ)
-            to_send, frames = self._handshake.feed(data)
+            to_send, frames = self._streams.feed(data)
         except BlockingIOError:
             return []
         except wire.ProtocolError as error:
@@ -117,14 +116,13 @@ class Link:
         self.at_end = True
         self.end()
 
-    def listen(self) -> bool:
-        """Keep what came on the transport's stderr; False at its end."""
+    def listen(self) -> tuple[bool, list[NodeGone]]:
+        """Keep what came on the transport's stderr: False at its end, and which nodes have ended, by that."""
         try:
             data = os.read(self.stderr, READ)
         except BlockingIOError:
-            return True
-        self._words = (self._words + data)[-MAX_WORDS:]
-        return bool(data)
+            return True, []
+        return bool(data), self._streams.listen(data)
 
     def exit_descriptor(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
@@ -141,15 +139,19 @@ class Link:
         """What the transport's last words mean, all of them once its process has ended, or why we gave up."""
         self.listen()
         end = ProcessEnd(
-            self._words.decode(errors="replace"),
+            self._streams.words.decode(errors="replace"),
             booted=self.booted,
             status=self._process.poll(),
-            noise=self._handshake.noise[-MAX_NOISE_SHOWN:].decode(errors="replace"),
+            noise=self._streams.noise[-MAX_NOISE_SHOWN:].decode(errors="replace"),
             timed_out=bool(overdue),
             protocol_error=self._protocol_error,
         )
         failure = self._transport.failure(end)
         return failure._replace(words="\n".join(filter(None, (failure.words, overdue))))
+
+    def failure_of(self, gone: NodeGone) -> LinkFailure:
+        """What the end of one of several nodes means."""
+        return self._transport.failure(gone.end)
 
     def hang_up(self) -> None:
         """Close the pipe to the agent, which then leaves, and wait; ends a process that does not follow."""
@@ -212,7 +214,7 @@ class Link:
             self._process.wait()
 
 
-def _start(transport: Transport, shared: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start(transport: "Transport | SlurmGroup", shared: Sequence[int]) -> subprocess.Popen[bytes]:
     copies = [os.dup(fd) for fd in shared]
     try:
         # A session of its own: the terminal's Ctrl-C is for us to interpret, not for ssh.

@@ -9,6 +9,7 @@ from typing import Any
 from distlaunch.agent.wire import Frame, ProtocolError
 from distlaunch.links.link import Link
 from distlaunch.transport.failure import LinkFailure
+from distlaunch.transport.streams import NodeGone
 
 
 class Links:
@@ -24,6 +25,8 @@ class Links:
         self._links: dict[int, Link] = {}
         self._nodes: dict[Link, set[int]] = {}
         self._heard: set[int] = set()
+        self._gone: dict[int, LinkFailure] = {}
+        """How nodes have ended whose link's process has not ended yet: they were the last on it."""
         self._told: dict[Link, float] = {}
         """Those whose process was told to end, and until when it may live (monotonic seconds)."""
 
@@ -135,13 +138,19 @@ class Links:
         self._watch_writing(link)
 
     def _listen(self, link: Link) -> None:
-        if not link.listen():
+        more, gone = link.listen()
+        if not more:
             self.unwatch(link.stderr)
+        for each in gone:
+            self._part_with_node(link, each)
 
     def _receive(self, link: Link) -> None:
         try:
-            for frame in link.receive():
-                self._take(link, frame)
+            for each in link.receive():
+                if isinstance(each, NodeGone):
+                    self._part_with_node(link, each)
+                else:
+                    self._take(link, each)
         except ProtocolError as error:
             link.distrust(str(error))
         if link not in self._nodes:
@@ -161,10 +170,21 @@ class Links:
         self._heard.add(frame.node)
         self._on_frame(frame)
 
+    def _part_with_node(self, link: Link, gone: NodeGone) -> None:
+        """One of the nodes that share a link has ended; of the last, the end of the link tells."""
+        if self._links.get(gone.node) is not link:
+            return  # dropped before
+        failure = link.failure_of(gone)
+        if len(self._nodes[link]) == 1:
+            self._gone[gone.node] = failure
+            return
+        self.drop(gone.node)
+        self._on_end(gone.node, failure)
+
     def _end(self, link: Link) -> None:
         failure = link.failure()
         nodes = sorted(self._nodes[link])
         for node in nodes:
             self.drop(node)
         for node in nodes:
-            self._on_end(node, failure)
+            self._on_end(node, self._gone.pop(node, failure))

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
@@ -13,7 +13,11 @@ from distlaunch.system.here import runs_ranks
 from distlaunch.transport.boot import boot_text, candidates_text
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
+from distlaunch.transport.slurm import Slurm
+from distlaunch.transport.streams import OneStream
 
+STEP_NODES = 32
+"""Nodes of an allocation by one step, where there are more of them."""
 NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
 
 
@@ -32,7 +36,11 @@ def open_ahead(shares_stdio: bool) -> Link | None:
 def open_link(spec: JobSpec, *indices: int) -> Link:
     """Start the transport to a node, or to several that have one together; their agents will say hello."""
     pythons = {index: spec.pool[index].python or spec.python for index in indices}
-    return _open(spec.pool[indices[0]].reach, pythons, spec.invocation.shares_stdio)
+    reaches = [spec.pool[index].reach for index in indices]
+    steps = [reach for reach in reaches if isinstance(reach, Slurm)]
+    if len(steps) > 1:
+        return _open_step(steps, pythons)
+    return _open(reaches[0], pythons, spec.invocation.shares_stdio)
 
 
 def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:
@@ -51,10 +59,23 @@ def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:
 
 def _groups(spec: JobSpec) -> Iterable[list[int]]:
     """The nodes, by whether they have a process together."""
+    if spec.allocation and len(spec.pool) > STEP_NODES:
+        return _steps(spec)
     groups: dict[Transport | int, list[int]] = {}
     for index, node in enumerate(spec.pool):
         groups.setdefault(node.reach if node.reach.together else index, []).append(index)
     return groups.values()
+
+
+def _steps(spec: JobSpec) -> Iterable[list[int]]:
+    """A large allocation's nodes by few steps, of about the same size: more would overwhelm a scheduler."""
+    alike: dict[tuple[int | None, str | None], list[int]] = {}
+    for index, node in enumerate(spec.pool):
+        component = node.reach.group if isinstance(node.reach, Slurm) else None
+        alike.setdefault((component, node.python), []).append(index)
+    for indices in alike.values():
+        size, count = len(indices), -(-len(indices) // STEP_NODES)
+        yield from (indices[size * part // count : size * (part + 1) // count] for part in range(count))
 
 
 def _open(reach: Transport, pythons: Mapping[int, str | None], shares: bool = False) -> Link:
@@ -72,9 +93,24 @@ def _open(reach: Transport, pythons: Mapping[int, str | None], shares: bool = Fa
     if reach.folder:
         _make_folder(reach.folder)
     try:
-        return Link(reach, _opening(named), boot, nonce, (0, 1) if shares else ())
+        return Link(reach, OneStream(_opening(named), nonce), boot, (0, 1) if shares else ())
     except OSError as error:
         raise DistlaunchError(f"can't start {reach.argv()[0]}: {reason(error)}") from None
+
+
+def _open_step(reaches: "Sequence[Slurm]", pythons: Mapping[int, str | None]) -> Link:
+    """One step for several nodes, which have the same interpreter."""
+    from distlaunch.transport.slurm.group import NODE_VARIABLE, LabelledStreams, SlurmGroup
+
+    nonce, hosts = os.urandom(16).hex(), tuple(reach.host for reach in reaches)
+    named = next(iter(pythons.values()))
+    place = (NODE_VARIABLE, dict(zip(hosts, pythons, strict=True)))
+    streams = LabelledStreams(_opening(named), nonce, hosts, list(pythons))
+    boot = boot_text(bundle_for(same_interpreter=False), nonce, place)
+    try:
+        return Link(SlurmGroup(hosts, reaches[0]), streams, lambda: boot)
+    except OSError as error:
+        raise DistlaunchError(f"can't start srun: {reason(error)}") from None
 
 
 def _opening(named: str | None) -> bytes:

@@ -11,7 +11,7 @@ The same command goes to every node, so no value of a job is ever quoted for a r
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
 
@@ -57,7 +57,7 @@ class Shipped:
         exec(codes[module.__name__], module.__dict__)
 sys.meta_path.insert(0, Shipped())
 from distlaunch.agent.guardian import main
-main(NONCE, NODE)
+main(NONCE, PLACE)
 """
 
 
@@ -74,9 +74,9 @@ class Bundle(Frozen):
     packages: frozenset[str]
 
 
-def boot_text(bundle: Bundle, nonce: str, node: int) -> bytes:
-    """What step 3 sends: a loader, then the modules in both forms."""
-    names = f"PACKAGES = {set(bundle.packages)!r}\nNONCE, NODE = {(nonce, node)!r}\n"
+def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]") -> bytes:
+    """What step 3 sends: a loader, then the modules in both forms; `place` as the guardian has it."""
+    names = f"PACKAGES = {set(bundle.packages)!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
     loader = zlib.compress((names + _LOADER).encode(), 1)
     return b"".join(
         b"%08d" % len(block) + block for block in (loader, bundle.magic, bundle.code, bundle.source)

@@ -1,6 +1,6 @@
 """A node of a Slurm allocation: srun's stdin and stdout are the link, one step per node."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
@@ -9,13 +9,10 @@ from distlaunch.transport.failure import LinkFailure, ProcessEnd, classify
 from distlaunch.transport.slurm.failures import BY_SRUN, SRUN_FAILED, swept, telling
 
 _OPTIONS = (
-    "--nodes=1",
-    "--ntasks=1",
     "--overlap",  # what other steps use is not waited for, nor what this one uses by others
     "--mem=0",  # all that the job has on the node
     "--cpu-bind=none",  # which CPU is whose is the job file's to say
     "--mpi=none",
-    "--unbuffered",  # else srun waits for the ends of lines, which frames don't have
     "--input=all",
     "--output=all",
     "--error=all",
@@ -81,10 +78,15 @@ class Slurm(Frozen):
 
     def argv(self) -> list[str]:
         """srun, with every option that a variable may set, and behind it nothing of the job."""
+        # Unbuffered: else srun waits for the ends of lines, which frames don't have.
+        return self.step_argv([self.host], ["--nodes=1", "--ntasks=1", "--unbuffered"])
+
+    def step_argv(self, hosts: Sequence[str], size: Sequence[str]) -> list[str]:
+        """A step on `hosts`; `size` are options for its size and its output."""
         group = [] if self.group is None else [f"--het-group={self.group}"]
         unset = [part for name in _OF_THE_STEP for part in ("-u", name)]
-        where = [f"--jobid={self.job}", *group, f"--nodelist={self.host}"]
-        return ["srun", *_OPTIONS, *where, "env", *unset, "/bin/sh", "-c", SCRIPT]
+        where = [f"--jobid={self.job}", *group, f"--nodelist={','.join(hosts)}"]
+        return ["srun", *size, *_OPTIONS, *where, "env", *unset, "/bin/sh", "-c", SCRIPT]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Without what srun would take for options, and whatever else describes another step."""
