@@ -1,0 +1,106 @@
+"""An allocation of more nodes than get a step each: three hosts pretend to be 36 nodes of a real Slurm."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import parent_of
+from tests.cluster.slurm import Slurm, inside, slurm_of, why_not
+from tests.harness import Run, children_of, distlaunch, kill, running, wait_gone, write_job
+
+NODES = 36
+KEYS = "gpus_per_node: 0\nrestarts: 1\ntimeouts: {stop: 2s, lease: 9s}\n"
+WAITS = """
+    import os, signal
+    os.write(1, b"ready %s %d\\n" % (os.environ["RANK"].encode(), os.getpid()))
+    while True:
+        signal.pause()
+"""
+VICTIM = 30
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A Slurm with the nodes n1 … n36."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with slurm_of(3, tmp_path_factory.mktemp("many") / "bed", NODES) as slurm:
+        yield slurm
+
+
+@pytest.fixture(autouse=True)
+def allocated(many: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test is inside an allocation of all nodes; in the end no process is left on any host."""
+    before = many.processes()
+    with inside(many, monkeypatch, f"--nodes={NODES}", "--no-kill"):
+        yield
+    wait_gone(sorted(many.processes() - before), 10.0)
+
+
+def asked_for_steps(slurm: Slurm) -> int:
+    """How many steps slurmctld has been asked for."""
+    found = re.search(r"REQUEST_JOB_STEP_CREATE\s.*count:(\d+)", slurm.tool("sdiag"))
+    return int(found[1]) if found else 0
+
+
+def test_agents_come_by_few_steps_and_nothing_of_their_output_is_changed(tmp_path: Path, many: Slurm) -> None:
+    script = """
+        import os
+        data = bytes((i * 7 + int(os.environ["RANK"])) % 256 for i in range(20000))
+        for at in range(0, len(data), 4096):
+            os.write(1, data[at : at + 4096])
+    """
+    before = asked_for_steps(many)
+    done = distlaunch("run", str(write_job(tmp_path, script, "gpus_per_node: 0\nlogs: {console: none}\n")))
+    assert done.returncode == 0, done.stderr
+    assert asked_for_steps(many) - before == 2
+    (run,) = (tmp_path / "runs").iterdir()
+    for rank in range(NODES):
+        printed = (run / f"rank{rank}.out").read_bytes()
+        assert printed == bytes((i * 7 + rank) % 256 for i in range(20000)), rank
+
+
+def agent(run: Run) -> int:
+    return parent_of(run.worker_pids()[VICTIM])
+
+
+def guardian(run: Run) -> int:
+    return parent_of(agent(run))
+
+
+def srun(run: Run) -> int:
+    return children_of(run.process.pid)[-1]
+
+
+@pytest.mark.parametrize("victim", [agent, guardian, srun])
+def test_who_shares_a_step_outlives_the_others_and_the_job_restarts(
+    tmp_path: Path, victim: Callable[[Run], int]
+) -> None:
+    with running(write_job(tmp_path, WAITS, KEYS), "--quiet") as run:
+        run.wait_ready(NODES)
+        kill(victim(run), signal.SIGKILL)
+        run.wait_for("restart 1 of 1")
+        run.wait_for("ready", times=2 * NODES)
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.wait() == 130, run.stderr
+        lost = re.findall(r"(n\d+) was lost: ", run.stderr)
+        assert set(lost) == {"n31"} if victim is not srun else len(set(lost)) == 1, run.stderr
+
+
+def test_a_node_without_python_is_named_alone(tmp_path: Path) -> None:
+    """A step's nodes share an interpreter; where it is missing on one, that one is told."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$SLURMD_NODENAME" != n31 ] || exec missing\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    job = write_job(tmp_path, "pass", f"gpus_per_node: 0\npython: {python}\n")
+    done = distlaunch("run", str(job))
+    assert done.returncode == 69, done.stderr
+    assert "n31: " in done.stderr
+    assert "missing: not found" in done.stderr

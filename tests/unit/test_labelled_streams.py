@@ -1,0 +1,108 @@
+"""What several nodes write through one srun --label: frames, last words, what srun says of tasks."""
+
+import random
+
+import pytest
+
+from distlaunch.agent import lines, wire
+from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode_output
+from distlaunch.transport.failure import Kind, ProcessEnd
+from distlaunch.transport.slurm import Slurm
+from distlaunch.transport.slurm.group import LabelledStreams, SlurmGroup
+from distlaunch.transport.streams import NodeGone
+
+HOSTS, INDICES = ("a1", "a2", "b1"), (4, 5, 7)
+HELLO = READY_MARKER + HELLO_PREFIX + b"n0nce\n"
+
+
+def streams() -> LabelledStreams:
+    return LabelledStreams(b"opening", "n0nce", HOSTS, INDICES)
+
+
+def labelled(label: int, data: bytes) -> bytes:
+    return b"".join(b"%d: %b\n" % (label, line) for line in data.removesuffix(b"\n").split(b"\n"))
+
+
+def booted() -> LabelledStreams:
+    made = streams()
+    for label in range(3):
+        made.feed(labelled(label, HELLO))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None:
+    chance = random.Random(seed)
+    sent: dict[int, list[bytes]] = {index: [] for index in INDICES}
+    pieces = []
+    for _ in range(30):
+        label = chance.randrange(3)
+        data = bytes(chance.choice(b"\x1b[n\n=!0: ") for _ in range(chance.choice([0, 1, 5, 959, 3000])))
+        sent[INDICES[label]].append(data)
+        encoded = lines.encode(encode_output(INDICES[label], 0, 0, data))
+        assert max(map(len, encoded.split(b"\n"))) < 1000
+        pieces.append(labelled(label, encoded))
+    made, whole, got = booted(), b"".join(pieces), dict[int, list[bytes]]()
+    while whole:
+        size = chance.randrange(1, 2000)
+        for frame in made.feed(whole[:size])[1]:
+            assert isinstance(frame, Frame)
+            got.setdefault(frame.node, []).append(frame.payload)
+        whole = whole[size:]
+    assert got == {index: data for index, data in sent.items() if data}
+
+
+def test_the_opening_is_for_all_and_each_says_hello() -> None:
+    made = streams()
+    assert made.without_marker() == b"opening"
+    assert not made.reached
+    made.feed(labelled(0, HELLO) + labelled(2, HELLO))
+    assert not made.booted
+    made.feed(labelled(1, HELLO))
+    assert made.booted
+
+
+def test_a_last_word_ends_a_node_once_also_after_half_a_line() -> None:
+    made = booted()
+    made.feed(b"1: =half")
+    made.feed(b"a line\n1: \n")
+    assert made.feed(b"1: !70\n")[1] == [NodeGone(5, ProcessEnd("", booted=True, status=70))]
+    assert made.listen(b"srun: error: a2: task 1: Exited with exit code 70\n") == []
+    (frame,) = made.feed(labelled(2, lines.encode(encode_output(7, 0, 0, b"goes on"))))[1]
+    assert isinstance(frame, Frame)
+    assert frame.payload == b"goes on"
+
+
+@pytest.mark.parametrize(
+    ("words", "ended"),
+    [
+        ("srun: error: a2: task 1: Killed", [(5, None)]),
+        ("srun: error: a[1-2]: tasks 0-1: Exited with exit code 9", [(4, 9), (5, 9)]),
+        ("srun: error: Node failure on a2", []),
+        ("srun: got SIGCONT", []),
+    ],
+)
+def test_what_srun_says_of_tasks(words: str, ended: list[tuple[int, int | None]]) -> None:
+    gone = booted().listen(words.encode() + b"\n")
+    assert [(each.node, each.end.status) for each in gone] == ended
+
+
+def test_a_nodes_own_words_are_its_own() -> None:
+    made = streams()
+    made.feed(labelled(1, READY_MARKER))
+    made.listen(b"1: distlaunch: no python: python9\n2: chatter\n")
+    (gone,) = made.listen(b"srun: error: a2: task 1: Exited with exit code 127\n")
+    group = SlurmGroup(HOSTS, Slurm("a1", "17"))
+    assert group.failure(gone.end).kind is Kind.NO_PYTHON
+    assert "chatter" not in gone.end.stderr
+
+
+def test_a_line_without_a_label_breaks_the_protocol() -> None:
+    with pytest.raises(wire.ProtocolError, match="without srun's label"):
+        booted().feed(b"hello\n")
+
+
+def test_a_group_is_one_step_on_all_its_hosts() -> None:
+    argv = SlurmGroup(HOSTS, Slurm("a1", "17")).argv()
+    assert {"--nodelist=a1,a2,b1", "--nodes=3", "--ntasks=3", "--label", "--no-kill"} <= set(argv)
+    assert "--unbuffered" not in argv
