@@ -60,6 +60,11 @@ def _run_command(words: Sequence[str]) -> int:
         from distlaunch.cli.torchrun import run_torchrun
 
         return run_torchrun(words[1:], early)
+    if command == "run":
+        from distlaunch.cli.run_command import run_plain
+
+        if (status := run_plain(words[1:], early)) is not None:
+            return status
     from distlaunch.cli.app import run_app
 
     return run_app(words, early)

@@ -1,6 +1,5 @@
 """The Typer application: options and exit statuses; each command's work is elsewhere."""
 
-import sys
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from distlaunch import __version__
 from distlaunch.cli.job_arguments import Args, Call, Job, Set, check_dashes
 from distlaunch.cli.output import print_json
 from distlaunch.cli.stderr import say
-from distlaunch.errors import DistlaunchError, Exit, UsageError
+from distlaunch.errors import DistlaunchError, Exit
 
 app = typer.Typer(
     name="distlaunch",
@@ -22,7 +21,6 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
-    from distlaunch.job.spec import JobSpec
     from distlaunch.links.link import Link
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -114,44 +112,13 @@ def run(
     ] = None,
 ) -> None:
     """Run a job; the exit status is that of the first worker that failed."""
-    from distlaunch.cli.running import run_shown
-    from distlaunch.system.job_file import load_job
+    from distlaunch.cli.run_command import RunOptions, run_with
 
     check_dashes(context.obj, args)
-    leaves = detach or on is not None
-    _check_screen(view, leaves, as_json)
-    if leaves and as_json:
-        raise UsageError(
-            "--json can't be combined with --detach or --on; `distlaunch wait --json RUN` prints the outcome"
-        )
-    settings = [*(overrides or ()), *(["logs.fold=true"] if fold else [])]
-    spec = load_job(job, settings, args or ())
-    if on is not None:
-        from distlaunch.cli.on_host import run_on
-
-        raise typer.Exit(run_on(on, job, spec, settings, args or (), detach))
-    if detach:
-        raise typer.Exit(_detached(spec, quiet))
-    summary = run_shown(spec, context.obj.early, output_fd=2 if as_json else 1, quiet=quiet, view=view)
-    if as_json:
-        print_json(summary.document())
-    raise typer.Exit(summary.state.outcome)
-
-
-def _check_screen(view: bool, leaves: bool, as_json: bool) -> None:
-    """Whether there can be one. Raises `UsageError`."""
-    if view and leaves:
-        raise UsageError("--view can't be combined with --detach or --on; use `distlaunch view` once it runs")
-    if view and as_json:
-        raise UsageError("--view can't be combined with --json")
-    if view and not sys.stdout.isatty():
-        raise UsageError("--view needs a terminal as stdout")
-
-
-def _detached(spec: "JobSpec", quiet: bool) -> int:
-    from distlaunch.cli.leaving import run_detached
-
-    return run_detached(spec, quiet)
+    options = RunOptions(
+        job, tuple(args or ()), tuple(overrides or ()), quiet, as_json, detach, fold, view, on
+    )
+    raise typer.Exit(run_with(options, context.obj.early))
 
 
 @app.command("dry-run")

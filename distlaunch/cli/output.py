@@ -4,9 +4,13 @@ import json
 import os
 import sys
 
-import typer
+from distlaunch.errors import DistlaunchError, Exit
 
-from distlaunch.errors import Exit
+
+class ReaderLeftError(DistlaunchError):
+    """Whoever read our output has left: there is nobody to tell, and nothing to do."""
+
+    exit_status = Exit.BROKEN_PIPE
 
 
 def print_json(document: object) -> None:
@@ -21,4 +25,4 @@ def print_text(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered must not be tried again
-        raise typer.Exit(Exit.BROKEN_PIPE) from None
+        raise ReaderLeftError from None
