@@ -20,8 +20,8 @@ usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
 Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node ends the
 others too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
-flag's default. etcd, c10d on several nodes, --nnodes MIN:MAX and --logs-specs are handed over to torch's own
-elastic agent.
+flag's default. etcd, --nnodes MIN:MAX, --max-restarts on several nodes and --logs-specs are handed over to
+torch's own elastic agent.
 
 flags:
 {flags}

@@ -57,8 +57,9 @@ class Flags(NamedTuple):
 class Flag(NamedTuple):
     """One flag: its `field` in `Flags`, a letter, and whether PET_<FIELD> is its default.
 
-    `here` is what `distlaunch torchrun` makes of it; where that is not to use it, or `only_static`, where
-    --master-addr or a static --rdzv-endpoint says where the ranks meet, `why` says why.
+    `here` is what `distlaunch torchrun` makes of it; where that is not to use it, or `only_placed`, where
+    --master-addr or --rdzv-endpoint says where the ranks meet, `why` says why. Some are
+    `used_to_meet` by c10d.
     `key` is that of a job file for it; `in_file` is what a job file says of one that it has no key for,
     `left_out` what to do about one whose value only a shell knows.
     """
@@ -69,7 +70,8 @@ class Flag(NamedTuple):
     from_environment: bool = True
     here: Fate = "used"
     why: str = ""
-    only_static: bool = False
+    only_placed: bool = False
+    used_to_meet: bool = False
     key: str = ""
     in_file: str = ""
     left_out: str = ""
@@ -107,7 +109,15 @@ FLAGS = (
     Flag("rdzv_backend", here="used, or handed over", key="rendezvous.backend", left_out=_RANKS),
     Flag("rdzv_endpoint", key="rendezvous.endpoint", left_out=_FREE),
     Flag("rdzv_id", key="rendezvous.id", left_out="each run gets its own id"),
-    Flag("rdzv_conf", here="no effect", why=_RANKS, only_static=True, key="rendezvous.conf", left_out=_RANKS),
+    Flag(
+        "rdzv_conf",
+        here="used, or no effect",
+        why=_RANKS,
+        only_placed=True,
+        used_to_meet=True,
+        key="rendezvous.conf",
+        left_out=_RANKS,
+    ),
     Flag("standalone"),
     Flag("max_restarts", key="restarts.max", left_out="set restarts.max"),
     Flag("monitor_interval", here="no effect", why="exits are seen at once"),
@@ -139,8 +149,8 @@ FLAGS = (
     Flag(
         "local_addr",
         here="used, or no effect",
-        why="workers connect to --master-addr",
-        only_static=True,
+        why="workers connect to --master-addr or --rdzv-endpoint",
+        only_placed=True,
         in_file="is one node's: set that node's address in nodes",
     ),
     Flag(

@@ -1,10 +1,13 @@
 """A torchrun command line as a job: what ours does itself, and what is left to torch's own agent."""
 
 import os.path
+import re
 import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from distlaunch.allocation.place import step_nodes, task_number
+from distlaunch.dropin import c10d
 from distlaunch.dropin.flags import FLAGS, Flags, is_alone, node_range, parse_procs, parse_std, program_kind
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import (
@@ -47,20 +50,20 @@ def left_to_torch(flags: Flags) -> str:
             return f"{flag.name} {getattr(flags, flag.field)}"
     if is_alone(flags, most):
         return ""
-    if flags.rdzv_backend != "static":
+    if flags.rdzv_backend not in ("static", "c10d"):
         return f"--rdzv-backend {flags.rdzv_backend}"
     if fewest != most:
         return f"--nnodes {flags.nnodes}"
-    return ""
+    return c10d.left_to_torch(flags) if c10d.meets(flags) else ""
 
 
 def _makes_up_the_place(flags: Flags) -> bool:
     """Whether torch chooses where the ranks meet, as it does on one node without a static endpoint.
 
-    c10d's endpoint is that of the agents' own store: the ranks never see it.
+    c10d's endpoint is that of the agents' own store: the ranks of one node never see it.
     """
     if flags.standalone or flags.rdzv_backend == "c10d":
-        return True
+        return not c10d.meets(flags)
     named = flags.rdzv_endpoint or "master_port" in flags.given
     return node_range(flags.nnodes)[1] == 1 and not named
 
@@ -73,12 +76,13 @@ def notices(flags: Flags) -> list[str]:
             raise UsageError(f"{flag.name}: {flag.why}")
     if flags.no_python and flags.module and not flags.run_path:
         raise UsageError("--no-python and --module can't be combined")
-    static = flags.rdzv_backend == "static" and not _makes_up_the_place(flags)
+    placed, meets = not _makes_up_the_place(flags), c10d.meets(flags)
     unused = [
         f"{flag.name} has no effect: {flag.why}"
         for flag in given
-        if "no effect" in flag.here and (static or not flag.only_static)
+        if "no effect" in flag.here and (placed or not flag.only_placed) and not (meets and flag.used_to_meet)
     ]
+    unused += c10d.notices(flags) if meets else []
     unknown = [name for name, known in _signals(flags).items() if name and not known]
     return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]
 
@@ -90,7 +94,7 @@ def by_hand_notices(flags: Flags) -> list[str]:
     lines = []
     host, _ = endpoint_of(flags)
     if is_loopback(host):
-        flag = "--rdzv-endpoint" if flags.rdzv_endpoint else "--master-addr"
+        flag = _place_flag(flags)
         told = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
         lines.append(f"{flag} {host} {told}")
     if flags.max_restarts:
@@ -124,16 +128,43 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
             placeholders=False,
             shares_stdio=True,
             signals=tuple(filter(None, _signals(flags).values())),
-            by_hand=None if alone else _by_hand(flags, host, port),
+            by_hand=None if alone else _by_hand(flags, here, host, port),
         ),
     )
 
 
-def _by_hand(flags: Flags, host: str, port: int) -> ByHand:
+def _by_hand(flags: Flags, here: Here, host: str, port: int) -> ByHand:
     nodes = node_range(flags.nnodes)[1]
-    if not 0 <= flags.node_rank < nodes:
-        raise UsageError(f"--node-rank {flags.node_rank}: expected 0 to {nodes - 1}, with --nnodes {nodes}")
-    return ByHand(host, port, flags.node_rank, nodes)
+    if not (re.fullmatch(r"[^\s/@]+", host) and 0 < port < 65536):
+        place = f"{host}:{port}" if flags.rdzv_endpoint else host
+        raise UsageError(f"{_place_flag(flags)} {place!r}: expected HOST:PORT; is a variable of it empty?")
+    if not c10d.meets(flags):
+        if not 0 <= flags.node_rank < nodes:
+            raise UsageError(
+                f"--node-rank {flags.node_rank}: expected 0 to {nodes - 1}, with --nnodes {nodes}"
+            )
+        return ByHand(host, port, flags.node_rank, nodes)
+    _check_reach(flags, here, host)
+    arrival = c10d.arrival_of(flags, here.hostname, task_number(here.environ))
+    return ByHand(host, port, 0, nodes, c10d.wait_s(flags, ByHand._field_defaults["wait_s"]), arrival=arrival)
+
+
+def _check_reach(flags: Flags, here: Here, host: str) -> None:
+    """Raise `UsageError` if each of several machines would take itself for the endpoint's."""
+    from distlaunch.plan.layout import is_loopback
+
+    count = step_nodes(here.environ)
+    if count > 1 and is_loopback(host):
+        raise UsageError(
+            f"{_place_flag(flags)} {host}: each of this Slurm step's {count} nodes would wait for the others "
+            "at its own; pass the first node's name"
+        )
+
+
+def _place_flag(flags: Flags) -> str:
+    """The flag that says where the ranks meet, or should."""
+    unsaid = flags.rdzv_backend == "c10d" and "master_addr" not in flags.given
+    return "--rdzv-endpoint" if flags.rdzv_endpoint or unsaid else "--master-addr"
 
 
 def procs_of(text: str, here: Here) -> int:
@@ -157,7 +188,7 @@ def endpoint_of(flags: Flags) -> tuple[str, int]:
     host, colon, port = flags.rdzv_endpoint.rpartition(":")
     if colon and port.isdecimal():
         return host.strip("[]"), int(port)
-    return flags.rdzv_endpoint, flags.master_port
+    return flags.rdzv_endpoint, c10d.PORT if flags.rdzv_backend == "c10d" else flags.master_port
 
 
 def _rendezvous_id(flags: Flags, made_up: bool) -> str | None:
