@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from distlaunch.dropin.flags import Flags, node_range
+from distlaunch.dropin.flags import FLAG, Flags, node_range
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import Arrival
 
@@ -39,10 +39,12 @@ def conf_of(flags: Flags) -> dict[str, str]:
 
 
 def notices(flags: Flags) -> Iterator[str]:
-    """One line for the settings that have no meaning here."""
+    """One line for each thing that was given and has no meaning here."""
     idle = [key for key in conf_of(flags) if key not in _USED]
     if idle:
         yield f"--rdzv-conf {', '.join(idle)} has no effect: only is_host and join_timeout have one here"
+    if "local_addr" in flags.given:
+        yield f"--local-addr has no effect: {FLAG['local_addr'].why}"
 
 
 def wait_s(flags: Flags, default_s: float) -> float:

@@ -57,9 +57,8 @@ class Flags(NamedTuple):
 class Flag(NamedTuple):
     """One flag: its `field` in `Flags`, a letter, and whether PET_<FIELD> is its default.
 
-    `here` is what `distlaunch torchrun` makes of it; where that is not to use it, or `only_placed`, where
-    --master-addr or --rdzv-endpoint says where the ranks meet, `why` says why. Some are
-    `used_to_meet` by c10d.
+    `here` is what `distlaunch torchrun` makes of it; where that is not to use it, or `only_static`, where
+    --master-addr or a static --rdzv-endpoint says where the ranks meet, `why` says why.
     `key` is that of a job file for it; `in_file` is what a job file says of one that it has no key for,
     `left_out` what to do about one whose value only a shell knows.
     """
@@ -70,8 +69,7 @@ class Flag(NamedTuple):
     from_environment: bool = True
     here: Fate = "used"
     why: str = ""
-    only_placed: bool = False
-    used_to_meet: bool = False
+    only_static: bool = False
     key: str = ""
     in_file: str = ""
     left_out: str = ""
@@ -113,8 +111,7 @@ FLAGS = (
         "rdzv_conf",
         here="used, or no effect",
         why=_RANKS,
-        only_placed=True,
-        used_to_meet=True,
+        only_static=True,
         key="rendezvous.conf",
         left_out=_RANKS,
     ),
@@ -150,7 +147,7 @@ FLAGS = (
         "local_addr",
         here="used, or no effect",
         why="workers connect to --master-addr or --rdzv-endpoint",
-        only_placed=True,
+        only_static=True,
         in_file="is one node's: set that node's address in nodes",
     ),
     Flag(

@@ -76,13 +76,12 @@ def notices(flags: Flags) -> list[str]:
             raise UsageError(f"{flag.name}: {flag.why}")
     if flags.no_python and flags.module and not flags.run_path:
         raise UsageError("--no-python and --module can't be combined")
-    placed, meets = not _makes_up_the_place(flags), c10d.meets(flags)
+    static = flags.rdzv_backend == "static" and not _makes_up_the_place(flags)
     unused = [
         f"{flag.name} has no effect: {flag.why}"
         for flag in given
-        if "no effect" in flag.here and (placed or not flag.only_placed) and not (meets and flag.used_to_meet)
+        if "no effect" in flag.here and (static or not flag.only_static)
     ]
-    unused += c10d.notices(flags) if meets else []
     unknown = [name for name, known in _signals(flags).items() if name and not known]
     return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]
 
@@ -91,7 +90,7 @@ def by_hand_notices(flags: Flags) -> list[str]:
     """Notices on a job whose nodes are started by hand, before it waits for the others."""
     from distlaunch.plan.layout import is_loopback  # only jobs on several nodes ask
 
-    lines = []
+    lines = [*c10d.notices(flags)] if c10d.meets(flags) else []
     host, _ = endpoint_of(flags)
     if is_loopback(host):
         flag = _place_flag(flags)
