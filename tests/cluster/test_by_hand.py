@@ -114,6 +114,7 @@ def test_unequal_nodes_meet_and_train(bed: Bed, tmp_path: Path) -> None:
             status, out, err = launcher.end()
             ended_well(status, out, err, last="sum 6\n", times=ranks)
             assert out == "sum 6\n" * ranks
+            assert "MASTER_ADDR" not in err
 
 
 def test_ranks_are_numbered_over_all_nodes(bed: Bed, tmp_path: Path) -> None:
