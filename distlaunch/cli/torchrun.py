@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from distlaunch.cli.stderr import say
 from distlaunch.dropin.flags import FLAGS, Flags
 from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun_job import Here, by_hand_notices, job_of, left_to_torch, notices
+from distlaunch.dropin.torchrun_job import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import Restarts
 
@@ -61,6 +61,8 @@ def _run(flags: Flags, early: "Link | None") -> int:
     from distlaunch.cli.running import run_shown, run_shown_by_hand  # after the command line is understood
 
     if spec.invocation.by_hand:
+        from distlaunch.dropin.by_hand import by_hand_notices
+
         for line in by_hand_notices(flags):
             say(line)
         return run_shown_by_hand(spec._replace(restarts=Restarts()), early, say)

@@ -1,19 +1,17 @@
 """A torchrun command line as a job: what ours does itself, and what is left to torch's own agent."""
 
 import os.path
-import re
 import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from distlaunch.allocation.place import step_nodes, task_number
 from distlaunch.dropin import c10d
+from distlaunch.dropin.by_hand import by_hand_of, endpoint_of
 from distlaunch.dropin.flags import FLAGS, Flags, is_alone, node_range, parse_procs, parse_std, program_kind
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import (
     FOREVER_S,
     Binding,
-    ByHand,
     Invocation,
     JobSpec,
     Logs,
@@ -86,21 +84,6 @@ def notices(flags: Flags) -> list[str]:
     return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]
 
 
-def by_hand_notices(flags: Flags) -> list[str]:
-    """Notices on a job whose nodes are started by hand, before it waits for the others."""
-    from distlaunch.plan.layout import is_loopback  # only jobs on several nodes ask
-
-    lines = [*c10d.notices(flags)] if c10d.meets(flags) else []
-    host, _ = endpoint_of(flags)
-    if is_loopback(host):
-        flag = _place_flag(flags)
-        told = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
-        lines.append(f"{flag} {host} {told}")
-    if flags.max_restarts:
-        lines.append("--max-restarts has no effect on nodes started by hand, except with --rdzv-backend c10d")
-    return lines
-
-
 def job_of(flags: Flags, here: Here) -> JobSpec:
     """The job of one node, which may be one of several that are started by hand."""
     alone = flags.standalone or node_range(flags.nnodes)[1] == 1
@@ -127,43 +110,9 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
             placeholders=False,
             shares_stdio=True,
             signals=tuple(filter(None, _signals(flags).values())),
-            by_hand=None if alone else _by_hand(flags, here, host, port),
+            by_hand=None if alone else by_hand_of(flags, here.hostname, here.environ),
         ),
     )
-
-
-def _by_hand(flags: Flags, here: Here, host: str, port: int) -> ByHand:
-    nodes = node_range(flags.nnodes)[1]
-    if not (re.fullmatch(r"[^\s/@]+", host) and 0 < port < 65536):
-        place = f"{host}:{port}" if flags.rdzv_endpoint else host
-        raise UsageError(f"{_place_flag(flags)} {place!r}: expected HOST:PORT; is a variable of it empty?")
-    if not c10d.meets(flags):
-        if not 0 <= flags.node_rank < nodes:
-            raise UsageError(
-                f"--node-rank {flags.node_rank}: expected 0 to {nodes - 1}, with --nnodes {nodes}"
-            )
-        return ByHand(host, port, flags.node_rank, nodes)
-    _check_reach(flags, here, host)
-    arrival = c10d.arrival_of(flags, here.hostname, task_number(here.environ))
-    return ByHand(host, port, 0, nodes, c10d.wait_s(flags, ByHand._field_defaults["wait_s"]), arrival=arrival)
-
-
-def _check_reach(flags: Flags, here: Here, host: str) -> None:
-    """Raise `UsageError` if each of several machines would take itself for the endpoint's."""
-    from distlaunch.plan.layout import is_loopback
-
-    count = step_nodes(here.environ)
-    if count > 1 and is_loopback(host):
-        raise UsageError(
-            f"{_place_flag(flags)} {host}: each of this Slurm step's {count} nodes would wait for the others "
-            "at its own; pass the first node's name"
-        )
-
-
-def _place_flag(flags: Flags) -> str:
-    """The flag that says where the ranks meet, or should."""
-    unsaid = flags.rdzv_backend == "c10d" and "master_addr" not in flags.given
-    return "--rdzv-endpoint" if flags.rdzv_endpoint or unsaid else "--master-addr"
 
 
 def procs_of(text: str, here: Here) -> int:
@@ -180,20 +129,10 @@ def procs_of(text: str, here: Here) -> int:
     return here.gpus
 
 
-def endpoint_of(flags: Flags) -> tuple[str, int]:
-    """Where rank 0's store is. As torch has it, --rdzv-endpoint wins over --master-addr and -port."""
-    if not flags.rdzv_endpoint:
-        return flags.master_addr, flags.master_port
-    host, colon, port = flags.rdzv_endpoint.rpartition(":")
-    if colon and port.isdecimal():
-        return host.strip("[]"), int(port)
-    return flags.rdzv_endpoint, c10d.PORT if flags.rdzv_backend == "c10d" else flags.master_port
-
-
 def _rendezvous_id(flags: Flags, made_up: bool) -> str | None:
     """None = the run's own name: torch, too, makes one up, but for c10d only where the id is empty."""
     unnamed = made_up and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
-    return None if flags.standalone or unnamed else flags.rdzv_id
+    return None if flags.standalone or unnamed else flags.rdzv_id or ("" if made_up else "none")
 
 
 def _stop_s(flags: Flags, here: Here) -> float:
