@@ -77,11 +77,12 @@ def test_workers_get_what_two_torchruns_give(tmp_path: Path, port: int) -> None:
 
 
 def test_node_ranks_that_all_have_are_kept(tmp_path: Path, port: int) -> None:
-    says = 'import os; os.write(1, (os.environ["GROUP_RANK"] + os.environ["MINE"]).encode())'
-    script(tmp_path, says)
+    """Also where somebody else than the first is to serve the store."""
+    script(tmp_path, 'import os; os.write(1, (os.environ["GROUP_RANK"] + os.environ["MINE"]).encode())')
+    words = ("--nnodes=2", "worker.py")
     with (
-        launcher(tmp_path, port, "--nnodes=2", "--node-rank=1", "worker.py", MINE="1") as first,
-        launcher(tmp_path, port, "--nnodes=2", "--node-rank=0", "worker.py", MINE="0") as second,
+        launcher(tmp_path, port, "--node-rank=1", "--rdzv-conf=is_host=0", *words, MINE="1") as first,
+        launcher(tmp_path, port, "--node-rank=0", "--rdzv-conf=is_host=1", *words, MINE="0") as second,
     ):
         assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
         assert (first.stdout, second.stdout) == ("11", "00")
