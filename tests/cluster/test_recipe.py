@@ -102,7 +102,7 @@ def test_a_launcher_is_killed_and_all_nodes_end(slurm: Slurm, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["TERM", "USR1"])
 def test_slurms_signals_end_all(slurm: Slurm, tmp_path: Path, name: str) -> None:
-    """They reach every process of the step, helpers included."""
+    """scancel --signal, or sbatch's, which reach all launchers at once."""
     with step(slurm, tmp_path, TELLS, "wait") as run:
         pids = run.wait_ready(3)
         slurm.tool("scancel", f"--signal={name}", step_of(slurm))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,22 @@ def test_a_store_that_is_gone_is_the_first_nodes_failure() -> None:
         first._process.kill()
         second.tell(0, "")
         assert second.wait_for_all(signals) == PeerEnded(0, 71, "its store closed the connection")
+
+
+def test_signals_to_all_processes_of_a_step_do_not_end_the_helper() -> None:
+    """As Slurm sends them: the launcher decides what they mean."""
+    port = free_port()
+    with (
+        Signals() as signals,
+        contextlib.closing(peers(port, 0)) as first,
+        contextlib.closing(peers(port, 1)) as second,
+    ):
+        assert (first.meet(signals), second.meet(signals)) == (Met(0, (1, 1)), Met(1, (1, 1)))
+        for name in keeper.ENDING:
+            second._process.send_signal(signal.Signals[name])
+        for each in (first, second):
+            each.tell(0, "")
+        assert first.wait_for_all(signals) is second.wait_for_all(signals) is None
 
 
 # What it costs to stay together, and who is lost
