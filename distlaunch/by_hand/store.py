@@ -294,13 +294,16 @@ class Store:
         self.place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.first = [] if rank == UNNUMBERED else [0]
 
+    def knock(self) -> None:
+        """Raise `OSError` if nobody listens there."""
+        socket.create_connection((self.host, self.port), timeout=LINGER_S).close()
+
     def reach(self) -> None:
         """Wait until somebody listens there, and say so now and then. Raises `OSError` after `wait_s`."""
         patience = Patience(self.wait_s)
         while True:
             try:
-                socket.create_connection((self.host, self.port), timeout=LINGER_S).close()
-                return
+                return self.knock()
             except OSError as error:
                 if patience.over():
                     raise
@@ -318,7 +321,9 @@ class Store:
             except (DistError, OSError) as error:
                 if self.serves or "in use" not in str(error):
                     raise
-        self.reach()
+            self.knock()  # to wait would be wrong: who has the port may be about to leave it to us
+        else:
+            self.reach()
         return self._tcp_store(False, limit_s), False
 
     def _tcp_store(self, serves: bool, limit_s: float) -> Any:
@@ -395,17 +400,12 @@ def unnumbered(where: Store, nodes: int, arrival: "dict[str, Any]") -> Keeper:
     slots: list[int] = []
 
     def claim(store: Any, served: bool) -> str:
-        job = arrival["job"]
         if store.check(["verdict"]):
             return "another node has already failed"
-        theirs = json.loads(store.compare_set("job", "", json.dumps(job)))
-        if theirs != job:
-            store.set(
-                "refused", f"a launcher with --rdzv-id {job} was refused, since the others have {theirs}"
-            )
-            return (
-                f"--rdzv-id is {job} here, but {theirs} where others have joined: pass the same on all nodes"
-            )
+        if served:
+            store.set("job", json.dumps(arrival["job"]))
+        elif why := refusal(store, arrival["job"]):
+            return why
         expected = int(store.compare_set("nodes", "", str(nodes)))
         slots[:] = [0 if served else store.add("came", 1)]
         if slots[0] >= expected or store.check(["met"]):
@@ -415,6 +415,17 @@ def unnumbered(where: Store, nodes: int, arrival: "dict[str, Any]") -> Keeper:
     store = attach(where, claim)
     near = slots[0] == 0 or is_here(where.host)
     return Keeper(store, slots[0], nodes, {**arrival, "near": near}, where.place)
+
+
+def refusal(store: Any, job: str) -> str:
+    """Why a launcher of the job can't be part of what the store's host serves it for; "" = it can."""
+    if not store.check(["job"]):
+        return "another program serves a store there: choose another port"
+    theirs = json.loads(store.get("job"))
+    if theirs == job:
+        return ""
+    store.set("refused", f"a launcher with --rdzv-id {job} was refused, since the others have {theirs}")
+    return f"--rdzv-id is {job} here, but {theirs} where others have joined: pass the same on all nodes"
 
 
 def serves_of(told: "bool | None", host: str) -> "bool | None":

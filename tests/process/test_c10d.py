@@ -4,6 +4,9 @@ import contextlib
 import json
 import re
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +181,31 @@ def test_a_port_that_another_program_has_is_told(place: Path) -> None:
             assert f"can't serve the store at localhost:{port}: another program uses that port" in run.stderr
         stranger.shutdown(socket.SHUT_RDWR)
         closes.join()
+
+
+SERVES = """
+    import os, sys
+    from torch.distributed import TCPStore
+    store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, wait_for_workers=False)
+    os.write(1, b"serves")
+    sys.stdin.read()
+"""
+
+
+def test_a_store_that_is_no_launchers_is_told(place: Path, port: int) -> None:
+    """As that of another job's rank 0."""
+    argv = [sys.executable, "-c", textwrap.dedent(SERVES), str(port)]
+    stranger = Going(place, argv, stdin=subprocess.PIPE)
+    try:
+        stranger.wait_for("serves")
+        with launcher(place, port, "--nnodes=2", "worker.py") as run:
+            assert run.wait() == Exit.USAGE
+            words = "another program serves a store there: choose another port"
+            assert our_lines(run)[-1] == f"distlaunch: {words} (store at localhost:{port})"
+    finally:
+        assert stranger.process.stdin
+        stranger.process.stdin.close()
+        stranger.kill()
 
 
 def _turn_away(stranger: socket.socket) -> None:
