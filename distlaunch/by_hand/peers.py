@@ -20,6 +20,8 @@ from distlaunch.wording import NO_SUSPENDING_TORCHRUN, counted, listed
 BARRIER_S = 300.0
 """How long a node that has succeeded waits for the others, as in torchrun's exit barrier."""
 END_S = 5.0
+NOT_STARTED = 127
+"""A shell's status of what can't be started."""
 
 
 class Met(NamedTuple):
@@ -78,9 +80,13 @@ class Peers:
         self._place += f":{by_hand.port}"
         # A pipe that nobody reads would fill and stop the keeper.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True, bufsize=0
-        )  # unbuffered: what a keeper that has ended did not take must not come up again at the close
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True, bufsize=0
+            )  # unbuffered: what a keeper that has ended did not take must not come up again at the close
+        except OSError as error:
+            self._errors.close()
+            raise MeetingError(f"PYTHON_EXEC: {self._python}: {error.strerror}", NOT_STARTED) from None
         assert self._process.stdout is not None
         self.fd = self._process.stdout.fileno()
         os.set_blocking(self.fd, False)
