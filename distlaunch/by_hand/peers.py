@@ -15,24 +15,45 @@ from typing import Any, NamedTuple
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import ByHand, JobSpec
 from distlaunch.system.signals import Interrupts
-from distlaunch.wording import NO_SUSPENDING_TORCHRUN
+from distlaunch.wording import NO_SUSPENDING_TORCHRUN, counted, listed
 
 BARRIER_S = 300.0
 """How long a node that has succeeded waits for the others, as in torchrun's exit barrier."""
 END_S = 5.0
+NOT_STARTED = 127
+"""A shell's status of what can't be started."""
+
+
+class Met(NamedTuple):
+    """All nodes are there: the number of this one, and how many workers each has."""
+
+    node_rank: int
+    sizes: tuple[int, ...]
 
 
 class PeerEnded(NamedTuple):
-    """How another node ended: a status other than 0. `node` is negative where it is not known which."""
+    """How another node ended: a status other than 0.
+
+    `node` is negative where it is not known which; `name` is its host, where a number alone says too little.
+    """
 
     node: int
     status: int
     text: str
+    name: str = ""
+
+    @property
+    def who(self) -> str:
+        """Which node, for people; "" = not known."""
+        name = "" if self.name in self.text else self.name
+        if self.node < 0:
+            return name
+        return f"node {self.node} ({name})" if name else f"node {self.node}"
 
     @property
     def words(self) -> str:
         """For people."""
-        return f"node {self.node} failed: {self.text}" if self.node >= 0 else self.text
+        return f"{self.who} failed: {self.text}" if self.who else self.text
 
 
 class MeetingError(DistlaunchError):
@@ -51,35 +72,40 @@ class Peers:
         keeper = Path(__file__).with_name("store.py")
         procs = spec.nodes[0].procs or 1
         numbers = (by_hand.port, by_hand.node_rank, by_hand.nodes, procs, by_hand.wait_s)
-        argv = [str(spec.python), str(keeper), by_hand.host, *map(str, numbers)]
+        arrival = by_hand.arrival and by_hand.arrival._asdict()
+        argv = [str(spec.python), str(keeper), by_hand.host, *map(str, numbers), json.dumps(arrival)]
         pipe = subprocess.PIPE
         self._python = argv[0]
         self._place = f"[{by_hand.host}]" if ":" in by_hand.host else by_hand.host
         self._place += f":{by_hand.port}"
         # A pipe that nobody reads would fill and stop the keeper.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True, bufsize=0
-        )  # unbuffered: what a keeper that has ended did not take must not come up again at the close
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True, bufsize=0
+            )  # unbuffered: what a keeper that has ended did not take must not come up again at the close
+        except OSError as error:
+            self._errors.close()
+            raise MeetingError(f"PYTHON_EXEC: {self._python}: {error.strerror}", NOT_STARTED) from None
         assert self._process.stdout is not None
         self.fd = self._process.stdout.fileno()
         os.set_blocking(self.fd, False)
         self._buffer = b""
         self._told = self._over = False
 
-    def meet(self, interrupts: Interrupts) -> list[int]:
-        """Wait for all nodes; their numbers of workers. Raises `MeetingError`."""
+    def meet(self, interrupts: Interrupts) -> Met:
+        """Wait for all nodes. Raises `MeetingError`."""
         while True:
             self._wait(interrupts, None)
             for message in self._messages():
                 if "sizes" in message:
-                    sizes: list[int] = message["sizes"]
-                    return sizes
-                if "waiting" in message:
+                    return Met(message["number"], tuple(message["sizes"]))
+                if "waiting" in message or "missing" in message:
                     self._say(_waiting(message, self._place))
                 if "ended" in message:
                     ended = _ended(message)
-                    raise MeetingError(f"node {ended.node}: {ended.text}", ended.status)
+                    who = f"{ended.who}: " if ended.who else ""
+                    raise MeetingError(f"{who}{ended.text}", ended.status)
 
     def heard(self) -> PeerEnded | None:
         """What has come: the failure of another node, if there is one."""
@@ -162,11 +188,15 @@ class Peers:
 
 
 def _waiting(message: dict[str, Any], place: str) -> str:
-    nodes = "node" if len(message["waiting"]) == 1 else "nodes"
     why = f": {message['why']}" if "why" in message else ""
+    if "missing" in message:
+        here = f" (joined: {listed(message['here'])})"
+        return f"waiting for {message['missing']} of {counted(message['of'], 'node')} at {place}{here}{why}"
+    if not message["waiting"]:
+        return f"waiting for the node that serves {place}{why}"
+    nodes = "node" if len(message["waiting"]) == 1 else "nodes"
     return f"waiting for {nodes} {', '.join(map(str, message['waiting']))} at {place}{why}"
 
 
 def _ended(message: dict[str, Any]) -> PeerEnded:
-    ended = message["ended"]
-    return PeerEnded(ended["node"], ended["status"], ended["text"])
+    return PeerEnded(**message["ended"])

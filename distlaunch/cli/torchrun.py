@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from distlaunch.cli.stderr import say
 from distlaunch.dropin.flags import FLAGS, Flags
 from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun_job import Here, by_hand_notices, job_of, left_to_torch, notices
+from distlaunch.dropin.torchrun_job import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import Restarts
 
@@ -20,8 +20,8 @@ usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
 Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node ends the
 others too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
-flag's default. etcd, c10d on several nodes, --nnodes MIN:MAX and --logs-specs are handed over to torch's own
-elastic agent.
+flag's default. etcd, --nnodes MIN:MAX, --max-restarts on several nodes and --logs-specs are handed over to
+torch's own elastic agent.
 
 flags:
 {flags}
@@ -61,6 +61,8 @@ def _run(flags: Flags, early: "Link | None") -> int:
     from distlaunch.cli.running import run_shown, run_shown_by_hand  # after the command line is understood
 
     if spec.invocation.by_hand:
+        from distlaunch.dropin.by_hand import by_hand_notices
+
         for line in by_hand_notices(flags):
             say(line)
         return run_shown_by_hand(spec._replace(restarts=Restarts()), early, say)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from distlaunch.contract import RESERVED
+from distlaunch.dropin.by_hand import endpoint_of
 from distlaunch.dropin.calls import Call, parse_call
 from distlaunch.dropin.flags import (
     FLAG,
@@ -31,7 +32,7 @@ from distlaunch.dropin.job_text import (
 from distlaunch.dropin.over_ssh import UNNAMED, Remote
 from distlaunch.dropin.shell_words import Command
 from distlaunch.dropin.torch_agents import agents_offer
-from distlaunch.dropin.torchrun_job import endpoint_of, notices, ranks_of
+from distlaunch.dropin.torchrun_job import notices, ranks_of
 from distlaunch.dropin.unexpanded import left_out, unexpanded
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import host_error

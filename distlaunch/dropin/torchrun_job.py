@@ -5,12 +5,13 @@ import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from distlaunch.dropin import c10d
+from distlaunch.dropin.by_hand import by_hand_of, endpoint_of
 from distlaunch.dropin.flags import FLAGS, Flags, is_alone, node_range, parse_procs, parse_std, program_kind
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import (
     FOREVER_S,
     Binding,
-    ByHand,
     Invocation,
     JobSpec,
     Logs,
@@ -47,20 +48,20 @@ def left_to_torch(flags: Flags) -> str:
             return f"{flag.name} {getattr(flags, flag.field)}"
     if is_alone(flags, most):
         return ""
-    if flags.rdzv_backend != "static":
+    if flags.rdzv_backend not in ("static", "c10d"):
         return f"--rdzv-backend {flags.rdzv_backend}"
     if fewest != most:
         return f"--nnodes {flags.nnodes}"
-    return ""
+    return c10d.left_to_torch(flags) if c10d.meets(flags) else ""
 
 
 def _makes_up_the_place(flags: Flags) -> bool:
     """Whether torch chooses where the ranks meet, as it does on one node without a static endpoint.
 
-    c10d's endpoint is that of the agents' own store: the ranks never see it.
+    c10d's endpoint is that of the agents' own store: the ranks of one node never see it.
     """
     if flags.standalone or flags.rdzv_backend == "c10d":
-        return True
+        return not c10d.meets(flags)
     named = flags.rdzv_endpoint or "master_port" in flags.given
     return node_range(flags.nnodes)[1] == 1 and not named
 
@@ -81,21 +82,6 @@ def notices(flags: Flags) -> list[str]:
     ]
     unknown = [name for name, known in _signals(flags).items() if name and not known]
     return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]
-
-
-def by_hand_notices(flags: Flags) -> list[str]:
-    """Notices on a job whose nodes are started by hand, before it waits for the others."""
-    from distlaunch.plan.layout import is_loopback  # only jobs on several nodes ask
-
-    lines = []
-    host, _ = endpoint_of(flags)
-    if is_loopback(host):
-        flag = "--rdzv-endpoint" if flags.rdzv_endpoint else "--master-addr"
-        told = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
-        lines.append(f"{flag} {host} {told}")
-    if flags.max_restarts:
-        lines.append("--max-restarts has no effect on nodes started by hand, except with --rdzv-backend c10d")
-    return lines
 
 
 def job_of(flags: Flags, here: Here) -> JobSpec:
@@ -124,16 +110,9 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
             placeholders=False,
             shares_stdio=True,
             signals=tuple(filter(None, _signals(flags).values())),
-            by_hand=None if alone else _by_hand(flags, host, port),
+            by_hand=None if alone else by_hand_of(flags, here.hostname, here.environ),
         ),
     )
-
-
-def _by_hand(flags: Flags, host: str, port: int) -> ByHand:
-    nodes = node_range(flags.nnodes)[1]
-    if not 0 <= flags.node_rank < nodes:
-        raise UsageError(f"--node-rank {flags.node_rank}: expected 0 to {nodes - 1}, with --nnodes {nodes}")
-    return ByHand(host, port, flags.node_rank, nodes)
 
 
 def procs_of(text: str, here: Here) -> int:
@@ -150,20 +129,10 @@ def procs_of(text: str, here: Here) -> int:
     return here.gpus
 
 
-def endpoint_of(flags: Flags) -> tuple[str, int]:
-    """Where rank 0's store is. As torch has it, --rdzv-endpoint wins over --master-addr and -port."""
-    if not flags.rdzv_endpoint:
-        return flags.master_addr, flags.master_port
-    host, colon, port = flags.rdzv_endpoint.rpartition(":")
-    if colon and port.isdecimal():
-        return host.strip("[]"), int(port)
-    return flags.rdzv_endpoint, flags.master_port
-
-
 def _rendezvous_id(flags: Flags, made_up: bool) -> str | None:
     """None = the run's own name: torch, too, makes one up, but for c10d only where the id is empty."""
     unnamed = made_up and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
-    return None if flags.standalone or unnamed else flags.rdzv_id
+    return None if flags.standalone or unnamed else flags.rdzv_id or ("" if made_up else "none")
 
 
 def _stop_s(flags: Flags, here: Here) -> float:

@@ -154,10 +154,24 @@ class Notify(Frozen):
     on: tuple[Occasion, ...] = get_args(Occasion)
 
 
+class Arrival(Frozen):
+    """What a launcher that has no number for its node tells the others, so that all get one.
+
+    `job` is the rendezvous id. `serves` tells whether their store is here; None = if its address is.
+    `places` are --node-rank and the scheduler's number of this task, None = not given; `name` is the host's.
+    """
+
+    job: str
+    name: str
+    serves: bool | None
+    places: tuple[int | None, ...]
+
+
 class ByHand(Frozen):
     """This node's place among nodes whose launchers were started by hand, and where their store is.
 
-    `sizes` are the numbers of workers of all nodes, once they have met; `wait_s` is for that.
+    With an `arrival`, `node_rank` is known only once they have met, as are `sizes`, the numbers of workers of
+    all nodes; `wait_s` is for that.
     """
 
     host: str
@@ -166,6 +180,7 @@ class ByHand(Frozen):
     nodes: int
     wait_s: float = 600.0
     sizes: tuple[int, ...] = ()
+    arrival: Arrival | None = None
 
     @property
     def first_rank(self) -> int:

@@ -124,8 +124,9 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
 
 
 def _strange_master(event: RouteFound, state: State) -> tuple[Notice, ...]:
-    """A warning if MASTER_ADDR is not an address of the node of rank 0."""
-    theirs = event.node != state.members[0] or not state.spec.engine.serves_store
+    """A warning if MASTER_ADDR is not an address of the node of rank 0; launchers by hand look themselves."""
+    serves = state.spec.engine.serves_store and not state.spec.invocation.by_hand
+    theirs = event.node != state.members[0] or not serves
     if theirs or state.plan is None or event.source in (None, event.address):
         return ()
     address = state.plan.master_addr

@@ -1,4 +1,4 @@
-"""`distlaunch torchrun` started by hand on each of two hosts, static: they meet, and end together."""
+"""`distlaunch torchrun` started by hand on each of two hosts: they meet, and end together."""
 
 import contextlib
 import re
@@ -33,13 +33,24 @@ TRAINS = """
 
 
 class Launcher:
-    """One launcher, on one host."""
+    """One launcher, on one host; with an `endpoint` by c10d."""
 
     def __init__(
-        self, bed: Bed, number: int, procs: int, folder: Path, host: int | None = None, nodes: int = 2
+        self,
+        bed: Bed,
+        number: int,
+        procs: int,
+        folder: Path,
+        *,
+        host: int | None = None,
+        nodes: int = 2,
+        endpoint: str = "",
     ) -> None:
-        where = [f"--master-addr={bed.hosts['host1'].address}", f"--master-port={PORT}"]
-        shape = [f"--nnodes={nodes}", f"--node-rank={number}", f"--nproc-per-node={procs}"]
+        first = bed.hosts["host1"].address
+        where = [f"--node-rank={number}", f"--master-addr={first}", f"--master-port={PORT}"]
+        if endpoint:
+            where = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}:{PORT}"]
+        shape = [f"--nnodes={nodes}", f"--nproc-per-node={procs}"]
         words = [sys.executable, "-m", "distlaunch.torchrun", *shape, *where, "worker.py"]
         self.process = subprocess.Popen(
             bed.argv("exec", f"host{(number if host is None else host) + 1}", "--", *words),
@@ -96,10 +107,16 @@ def serving(launcher: int) -> int:
 
 
 @contextlib.contextmanager
-def launchers(bed: Bed, folder: Path, worker: str, *procs: int) -> Iterator[list[Launcher]]:
+def launchers(
+    bed: Bed, folder: Path, worker: str, *procs: int, endpoint: str = ""
+) -> Iterator[list[Launcher]]:
     """Launchers with so many workers each, on host1, host2 …, ended with the block."""
     write_job(folder, worker)
-    started = [Launcher(bed, number, count, folder) for number, count in enumerate(procs)]
+    nodes = max(2, len(procs))
+    started = [
+        Launcher(bed, number, count, folder, nodes=nodes, endpoint=endpoint)
+        for number, count in enumerate(procs)
+    ]
     try:
         yield started
     finally:
@@ -114,12 +131,46 @@ def test_unequal_nodes_meet_and_train(bed: Bed, tmp_path: Path) -> None:
             status, out, err = launcher.end()
             ended_well(status, out, err, last="sum 6\n", times=ranks)
             assert out == "sum 6\n" * ranks
+            assert "MASTER_ADDR" not in err
 
 
 def test_ranks_are_numbered_over_all_nodes(bed: Bed, tmp_path: Path) -> None:
     with launchers(bed, tmp_path, SLEEPER, 2, 1) as (first, second):
         said = sorted([*first.ready(2).values(), *second.ready(1).values()])
         assert said == [list("003022"), list("113022"), list("203121")]
+
+
+def test_with_c10d_the_host_that_has_the_address_is_node_0(bed: Bed, tmp_path: Path) -> None:
+    """One same command on all: the others are numbered by name. A failure ends all."""
+    endpoint = bed.hosts["host2"].address
+    with launchers(bed, tmp_path, SLEEPER, 2, 1, 1, endpoint=endpoint) as three:
+        said = [launcher.ready(procs) for launcher, procs in zip(three, (2, 1, 1), strict=True)]
+        first, second, third = (sorted(each.values()) for each in said)
+        assert (second, third) == ([list("004031")], [list("304231")])
+        assert first == [list("104132"), list("214132")]
+        pids = [pid for each in said for pid in each]
+        kill(pids[0])
+        wait_gone(pids, 5.0)
+        (status, _, err), *others = (launcher.end() for launcher in three)
+        assert status == 137
+        assert re.search(r"rank [12] \(host1\) failed first: killed by signal 9", err)
+        for status, _, err in others:
+            assert status == 137
+            assert re.search(r"node 1 failed: rank [12] \(host1\) failed first", err)
+
+
+def test_with_c10d_a_host_that_is_cut_off_is_named(bed: Bed, tmp_path: Path) -> None:
+    with launchers(bed, tmp_path, SLEEPER, 1, 1, endpoint=bed.hosts["host1"].address) as both:
+        pids = [next(iter(launcher.ready(1))) for launcher in both]
+        bed.call("cut", "host2")
+        try:
+            wait_gone(pids, 25.0)
+            (status, _, err), (others, _, others_err) = (launcher.end() for launcher in both)
+        finally:
+            bed.call("heal", "host2")
+        assert (status, others) == (71, 71), (err, others_err)
+        assert "node 1 (host2) failed: no heartbeat for 15 s" in err
+        assert "node 0 (host1) failed: no heartbeat for 15 s" in others_err
 
 
 @pytest.mark.parametrize("dies", [0, 1])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from distlaunch.by_hand import peers as meeting
 from distlaunch.by_hand import store as keeper
+from distlaunch.by_hand.peers import Met, PeerEnded
 from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import Here, job_of
 from distlaunch.errors import Exit
@@ -102,7 +104,7 @@ def test_the_wait_for_the_others_ends_is_bounded(monkeypatch: pytest.MonkeyPatch
         contextlib.closing(peers(port, 0)) as first,
         contextlib.closing(peers(port, 1)) as second,
     ):
-        assert first.meet(signals) == second.meet(signals) == [1, 1]
+        assert (first.meet(signals), second.meet(signals)) == (Met(0, (1, 1)), Met(1, (1, 1)))
         first.tell(0, "")
         ended = first.wait_for_all(signals)
         assert ended is not None
@@ -111,7 +113,7 @@ def test_the_wait_for_the_others_ends_is_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_wait_for_nodes_that_do_not_come_is_bounded() -> None:
-    argv = [sys.executable, str(keeper.__file__), "127.0.0.1", *map(str, (free_port(), 0, 3, 1, 0.5))]
+    argv = [sys.executable, str(keeper.__file__), "127.0.0.1", *map(str, (free_port(), 0, 3, 1, 0.5)), "null"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
@@ -127,10 +129,26 @@ def test_a_store_that_is_gone_is_the_first_nodes_failure() -> None:
         contextlib.closing(peers(port, 0)) as first,
         contextlib.closing(peers(port, 1)) as second,
     ):
-        assert first.meet(signals) == second.meet(signals) == [1, 1]
+        assert (first.meet(signals), second.meet(signals)) == (Met(0, (1, 1)), Met(1, (1, 1)))
         first._process.kill()
         second.tell(0, "")
-        assert second.wait_for_all(signals) == (0, 71, "its store closed the connection")
+        assert second.wait_for_all(signals) == PeerEnded(0, 71, "its store closed the connection")
+
+
+def test_signals_to_all_processes_of_a_step_do_not_end_the_helper() -> None:
+    """As Slurm sends them: the launcher decides what they mean."""
+    port = free_port()
+    with (
+        Signals() as signals,
+        contextlib.closing(peers(port, 0)) as first,
+        contextlib.closing(peers(port, 1)) as second,
+    ):
+        assert (first.meet(signals), second.meet(signals)) == (Met(0, (1, 1)), Met(1, (1, 1)))
+        for name in keeper.ENDING:
+            second._process.send_signal(signal.Signals[name])
+        for each in (first, second):
+            each.tell(0, "")
+        assert first.wait_for_all(signals) is second.wait_for_all(signals) is None
 
 
 # What it costs to stay together, and who is lost

@@ -6,7 +6,7 @@ Left out:
 * test_launch_shutdown, test_launch_elastic_agent_raise_exception, the tests of `launch_agent`,
   `elastic_launch` and the rendezvous handler: they mock parts of torch's agent; there is none here.
 * test_launch_function and the like: functions are `torch.distributed.launcher.api`'s, not the command line's.
-* what needs an etcd server: etcd is handed over to torch as c10d on several nodes is, and that is tested.
+* what needs an etcd server: etcd is handed over to torch as --nnodes MIN:MAX is, and that is tested.
 * test_nproc_gpu_launch_configurations, test_nproc_xpu_launch_configurations: they mock GPUs; with given
   numbers of GPUs tests/unit/test_torchrun_flags.py has them.
 * test_virtual_local_rank compiles on two GPUs; here the variables are compared.
@@ -145,8 +145,8 @@ def test_an_elastic_jobs_failure_is_torchs(out: Path) -> None:
     assert "ChildFailedError" in done.stderr
 
 
-def test_two_elastic_launchers_meet(out: Path) -> None:
-    words = elastic_words("2")
+def test_two_launchers_with_restarts_are_handed_over_and_meet(out: Path) -> None:
+    words = ["--max-restarts=1", *elastic_words("2")]
     with going(OURS, out, *words) as first, going(OURS, out, *words) as second:
         assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
         assert handed_over(first)
@@ -220,12 +220,11 @@ def test_plug_ins_for_logs_are_handed_over(out: Path) -> None:
 
 
 def test_an_interpreter_that_is_missing_is_told_in_a_line(out: Path) -> None:
-    done = ours(out, *elastic_words("2"), PYTHON_EXEC="/nowhere/python")
-    assert (done.returncode, our_lines(done)[1:]) == (
-        1,
-        ["distlaunch: PYTHON_EXEC: /nowhere/python: No such file or directory"],
-    )
-    assert "Traceback" not in done.stderr
+    for nodes, status in (("1:2", 1), ("2", 127)):
+        done = ours(out, *elastic_words(nodes), PYTHON_EXEC="/nowhere/python")
+        line = "distlaunch: PYTHON_EXEC: /nowhere/python: No such file or directory"
+        assert (done.returncode, our_lines(done)[-1]) == (status, line)
+        assert "Traceback" not in done.stderr
 
 
 # How fast it is, and scripts that others wrote

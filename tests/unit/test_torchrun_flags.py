@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.dropin.by_hand import by_hand_notices
 from distlaunch.dropin.flags import FLAGS, Flag, Flags, parse_std
 from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import (
     Here,
-    by_hand_notices,
     job_of,
     left_to_torch,
     notices,
@@ -447,8 +447,15 @@ def test_without_a_log_folder_all_is_shown() -> None:
         ("--rdzv-backend=c10d --rdzv-endpoint=localhost:0", ""),
         ("--rdzv-backend=c10d --rdzv-endpoint=elsewhere:29500 --nnodes=1", ""),
         ("--rdzv-backend=c10d --nnodes=1:1 --rdzv-conf=is_host=1 --local-addr=a --rdzv-id=j", ""),
-        ("--rdzv-backend=c10d --nnodes=2", "--rdzv-backend c10d"),
-        ("--rdzv-backend=c10d --nnodes=1:2", "--rdzv-backend c10d"),
+        ("--rdzv-backend=c10d --nnodes=2", ""),
+        ("--rdzv-backend=c10d --nnodes=4:4 --rdzv-conf=join_timeout=5,store_type=tcp", ""),
+        ("--rdzv-backend=c10d --nnodes=1:2", "--nnodes 1:2"),
+        ("--rdzv-backend=c10d --nnodes=2 --rdzv-conf=store_type=file", "--rdzv-conf store_type=file"),
+        (
+            "--rdzv-backend=c10d --nnodes=2 --max-restarts=3",
+            "--max-restarts 3 with --rdzv-backend c10d on several nodes",
+        ),
+        ("--rdzv-backend=c10d --nnodes=1 --max-restarts=3", ""),
         ("--rdzv-backend=etcd --rdzv-endpoint=etcd:2379", "--rdzv-backend etcd"),
         ("--rdzv-backend=etcd-v2 --nnodes=1:2", "--rdzv-backend etcd-v2"),
         ("--rdzv-backend=mine", "--rdzv-backend mine"),
@@ -489,6 +496,12 @@ def test_a_common_line_of_one_node_is_not_remarked_on(words: tuple[str, ...]) ->
         ("--nnodes=2 --rdzv-endpoint=[::1]:5", ["--rdzv-endpoint ::1 is reachable only from this machine"]),
         ("--nnodes=2 --master-addr=gpu-a", []),
         ("--nnodes=2 --master-addr=gpu-a --max-restarts=1", ["--max-restarts has no effect on nodes"]),
+        ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=gpu-a --rdzv-conf=join_timeout=9,is_host=0", []),
+        ("--nnodes=2 --rdzv-backend=c10d", ["--rdzv-endpoint 127.0.0.1 is reachable only from this machine"]),
+        (
+            "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h --rdzv-conf=read_timeout=9,a=b --local-addr=i",
+            ["--rdzv-conf read_timeout, a has no effect: ", "--local-addr has no effect: workers connect to"],
+        ),
     ],
 )
 def test_what_nodes_started_by_hand_are_told(words: str, told: list[str]) -> None:

@@ -1,0 +1,25 @@
+"""Where a launcher stands that a scheduler or mpirun has started as one of several tasks."""
+
+from collections.abc import Mapping
+
+_NUMBERS = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "PALS_RANKID",
+    "SLURM_PROCID",
+    "JOB_COMPLETION_INDEX",
+)
+"""mpirun's before the scheduler's, which may have started one task for all of it."""
+
+
+def task_number(environ: Mapping[str, str]) -> int | None:
+    """This task's number; None = not known. A task of each node's own step has the same everywhere."""
+    texts = (environ.get(name, "") for name in _NUMBERS)
+    return next((int(text) for text in texts if text.isdecimal()), None)
+
+
+def step_nodes(environ: Mapping[str, str]) -> int:
+    """On how many nodes Slurm runs the step of this task; 1 outside of a step."""
+    text = environ.get("SLURM_STEP_NUM_NODES", "")
+    return int(text) if text.isdecimal() else 1

@@ -1,0 +1,134 @@
+"""The recipe that people copy, `srun torchrun --rdzv-backend c10d …`, with one word changed."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm import Slurm
+from tests.cluster.test_by_hand import TRAINS
+from tests.harness import PATIENCE_S, Going, ended_well, kill, wait_gone
+
+PORT = 29533
+TELLS = """
+    import os, signal, sys
+    names = ("RANK", "GROUP_RANK", "WORLD_SIZE", "SLURM_NODEID", "MASTER_ADDR")
+    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+    os.write(1, f"told {' '.join(os.environ[name] for name in names)}\\n".encode())
+    if sys.argv[1:] == ["wait"]:
+        signal.pause()
+"""
+
+
+def recipe(slurm: Slurm, *words: str, head: str = "host1", nodes: int = 3) -> list[str]:
+    """As in PyTorch's sbatch file: one task for each node, and nothing that says which node it is."""
+    where = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"{head}:{PORT}"]
+    shape = ["--nnodes", str(nodes), "--nproc_per_node", "1"]
+    launcher = [sys.executable, "-m", "distlaunch", "torchrun", *shape, *where, *words]
+    return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *launcher]
+
+
+@contextlib.contextmanager
+def step(slurm: Slurm, folder: Path, worker: str, *words: str, head: str = "host1") -> Iterator[Going]:
+    """The recipe's srun, ended with the block."""
+    (folder / "worker.py").write_text(textwrap.dedent(worker))
+    argv = recipe(slurm, "worker.py", *words, head=head)
+    run = Going(folder, argv, cwd=folder, env={**os.environ, **slurm.environ})
+    try:
+        yield run
+    finally:
+        run.process.send_signal(signal.SIGINT)
+        run.process.send_signal(signal.SIGINT)  # within a second: srun ends the step
+        run.kill()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(slurm: Slurm) -> Iterator[None]:
+    """No launcher, keeper, agent or worker outlives its step."""
+    before = slurm.processes()
+    yield
+    wait_gone(sorted(slurm.processes() - before), 20.0)
+
+
+def test_it_trains(slurm: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(textwrap.dedent(TRAINS))
+    done = subprocess.run(
+        recipe(slurm, "worker.py"),
+        cwd=tmp_path,
+        env={**os.environ, **slurm.environ},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    ended_well(done.returncode, done.stdout, done.stderr, last="sum 6\n", times=3)
+    assert done.stdout == "sum 6\n" * 3
+
+
+@pytest.mark.parametrize(("head", "order"), [("host1", "012"), ("host2", "102")])
+def test_nodes_are_numbered_as_slurm_does_after_the_one_of_the_endpoint(
+    slurm: Slurm, tmp_path: Path, head: str, order: str
+) -> None:
+    with step(slurm, tmp_path, TELLS, head=head) as run:
+        assert run.wait() == 0, run.stderr
+        told = sorted(line for line in run.stdout.splitlines() if line.startswith("told"))
+        assert told == [f"told {node} {node} 3 {order[node]} {head}" for node in range(3)]
+        assert run.stderr == ""
+
+
+def test_a_worker_fails_and_all_nodes_end_with_its_status(slurm: Slurm, tmp_path: Path) -> None:
+    fails = TELLS.replace("signal.pause()", "os.environ['RANK'] == '1' and sys.exit(7)\n    signal.pause()")
+    with step(slurm, tmp_path, fails, "wait") as run:
+        pids = run.wait_ready(3)
+        wait_gone(list(pids.values()), 5.0)
+        assert run.wait() == 7
+        assert run.stderr.count("node 1 failed: rank 1 (host2) failed first: exit status 7") == 2
+
+
+def test_a_launcher_is_killed_and_all_nodes_end(slurm: Slurm, tmp_path: Path) -> None:
+    with step(slurm, tmp_path, TELLS, "wait") as run:
+        pids = run.wait_ready(3)
+        kill(launcher_of(pids[1]))
+        wait_gone(list(pids.values()), 12.0)
+        run.wait()
+        assert "node 1 (host2) failed: its launcher was killed" in run.stderr
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR1"])
+def test_slurms_signals_end_all(slurm: Slurm, tmp_path: Path, name: str) -> None:
+    """scancel --signal, or sbatch's, which reach all launchers at once."""
+    with step(slurm, tmp_path, TELLS, "wait") as run:
+        pids = run.wait_ready(3)
+        slurm.tool("scancel", f"--signal={name}", step_of(slurm))
+        wait_gone(list(pids.values()), 5.0)
+        assert run.wait() == 143, run.stderr
+        assert "helper" not in run.stderr
+
+
+def step_of(slurm: Slurm) -> str:
+    """The step that runs."""
+    (line,) = slurm.tool("squeue", "--steps", "--noheader", "--format=%i").splitlines()
+    return line.strip()
+
+
+def launcher_of(pid: int) -> int:
+    """The launcher above a worker."""
+    from tests.cluster.hosts import parent_of
+
+    while b"torchrun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+        pid = parent_of(pid)
+    return pid
+
+
+def test_an_endpoint_that_each_node_has_is_refused(slurm: Slurm, tmp_path: Path) -> None:
+    with step(slurm, tmp_path, TELLS, head="localhost") as run:
+        assert run.wait() == 2
+        assert (
+            run.stderr.count("--rdzv-endpoint localhost: each of this Slurm step's 3 nodes would wait") == 3
+        )
