@@ -31,7 +31,7 @@ def recipe(slurm: Slurm, *words: str, head: str = "host1", nodes: int = 3) -> li
     where = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"{head}:{PORT}"]
     shape = ["--nnodes", str(nodes), "--nproc_per_node", "1"]
     launcher = [sys.executable, "-m", "distlaunch", "torchrun", *shape, *where, *words]
-    return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *launcher]
+    return ["srun", "--quiet", f"--nodes={nodes}", f"--ntasks={nodes}", *launcher]
 
 
 @contextlib.contextmanager
