@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from itertools import starmap
+from typing import Any
 
 from distlaunch.contract import RESERVED
 from distlaunch.job.document import setting
@@ -14,6 +15,7 @@ from distlaunch.job.reading import Reading
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.torch_agents import check_torch_agents
 from distlaunch.job.types.hints import nearest, program_keys
+from distlaunch.transport.command import HOST
 from distlaunch.wording import counted
 
 PROGRAMS = ("script", "module", "command")
@@ -160,10 +162,25 @@ def _check_launcher(reading: Reading) -> None:
     launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
     if launcher == "ssh" and numbered:
         reading.problem("launcher", "launcher: ssh needs host names, but nodes is a number")
+    if isinstance(launcher, Mapping):
+        _check_command(reading, launcher, numbered)
     allocation = reading.around.allocation if numbered and launcher in ("auto", "slurm") else None
     if allocation and given and given > len(allocation.nodes):
         has = counted(len(allocation.nodes), "node")
         reading.problem("nodes", f"{given} nodes are asked for, but {allocation.name} has {has}")
+
+
+def _check_command(reading: Reading, launcher: Mapping[str, Any], numbered: bool) -> None:
+    """A launcher's command is for each of several hosts, and has no use for what is ssh's."""
+    if numbered:
+        reading.problem("launcher", "launcher.command needs names: list the nodes")
+    elif len(list(reading.listed())) > 1 and not any(HOST in word for word in launcher["command"]):
+        told = f"{HOST} is in none of the words: all nodes would be the same"
+        reading.problem("launcher.command", told)
+    for path, node in reading.listed():
+        for key in ("user", "port") if isinstance(node, Mapping) else ():
+            if key in node:
+                reading.problem(f"{path}.{key}", f"{key} has no meaning for launcher.command")
 
 
 def _check_rest(reading: Reading) -> None:

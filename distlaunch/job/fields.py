@@ -280,6 +280,20 @@ SLURM = Record(
     },
 )
 
+LAUNCHER = Record(
+    {
+        "command": built(
+            ListOf(Word(), least=1),
+            "A command that runs another one, put behind it, on a node; {host} is the node's name, as in "
+            '[kubectl, exec, -i, "{host}", --].',
+        ),
+        "shell": built(Switch(), "The command behind it is one word for a shell on the node, as with ssh."),
+    },
+    makes=JobSpec,
+    required=("command",),
+    name="a mapping with command",
+)
+
 JOB = Record(
     {
         "name": built(SOME_TEXT, "The job's name.", "the file's stem"),
@@ -375,8 +389,8 @@ JOB = Record(
         "ssh": built(SSH, "How ssh is called."),
         "slurm": built(SLURM, "What `submit` asks of Slurm."),
         "launcher": built(
-            Choice(("auto", "local", "slurm", "ssh")),
-            "How nodes are reached.",
+            Either(text=Choice(("auto", "local", "slurm", "ssh")), entries=LAUNCHER),
+            "How nodes are reached, or a command that reaches each.",
             ": slurm for a number inside an allocation, ssh for hosts, else local",
             "auto",
         ),

@@ -9,6 +9,7 @@ from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
 from distlaunch.job.hosts import HostEntry
 from distlaunch.job.reading import Checked, Reading
 from distlaunch.job.spec import NodeSpec, Timeouts
+from distlaunch.transport.command import Command
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 from distlaunch.transport.slurm import Slurm
@@ -97,6 +98,8 @@ class Pool:
     def _reach(self, host: str, user: str | None, port: int | None) -> Transport:
         if self._launcher == "local":
             return Local()
+        if isinstance(self._launcher, Mapping):
+            return Command(host, self._launcher["command"], bool(self._launcher.get("shell")))
         if self._launcher == "slurm":
             return self._step_on(host)
         if self._launcher == "auto" and host == "localhost" and not user and not port:

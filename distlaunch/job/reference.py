@@ -53,6 +53,8 @@ def list_at(steps: Sequence[str]) -> tuple[str, int, list[str]]:
 def _sections(kind: Type, path: str) -> list[tuple[Record, str]]:
     if isinstance(kind, Record | Short):
         return [(kind.record if isinstance(kind, Short) else kind, f"{path}.")]
+    if isinstance(kind, Either) and isinstance(kind.entries, Record):
+        return [(kind.entries, f"{path}.")]
     if isinstance(kind, Either) and isinstance(kind.items, ListOf) and isinstance(kind.items.item, Either):
         record = kind.items.item.entries
         return [(record, f"{path}[].")] if isinstance(record, Record) else []

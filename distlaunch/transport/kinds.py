@@ -22,8 +22,9 @@ To add one: a module with such a type, and its name in `Transport`. A new way fo
 `job/build.py` makes it, and `_check_launcher` in `job/checks.py` knows what it needs.
 """
 
+from distlaunch.transport.command import Command
 from distlaunch.transport.local import Local
 from distlaunch.transport.slurm import Slurm
 from distlaunch.transport.ssh import Ssh
 
-Transport = Local | Slurm | Ssh
+Transport = Command | Local | Slurm | Ssh

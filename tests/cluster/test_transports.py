@@ -44,7 +44,7 @@ STUBBORN = """
 RANKS = 6
 
 
-@pytest.fixture(params=["local", "ssh", "slurm"])
+@pytest.fixture(params=["local", "ssh", "slurm", "command"])
 def nodes(request: pytest.FixtureRequest) -> str:
     """The part of a job file that says where it runs."""
     if request.param == "local":
@@ -53,6 +53,10 @@ def nodes(request: pytest.FixtureRequest) -> str:
     elif request.param == "slurm":
         request.getfixturevalue("allocation")
         where = "launcher: slurm"
+    elif request.param == "command":
+        hosts: Bed = request.getfixturevalue("bed")
+        enter = json.dumps(hosts.argv("exec", "{host}", "--"))
+        where = f"launcher: {{command: {enter}}}"
     else:
         bed: Bed = request.getfixturevalue("bed")
         where = f"ssh: {{config: {bed.folder}/ssh_config}}"
@@ -240,8 +244,9 @@ def test_check_port_on_all_nodes(tmp_path: Path, nodes: str) -> None:
     assert done.returncode == 0, report
     assert report["free"]
     assert {dial["source"] for dial in report["dials"]} >= {"host1", "host2", "host3"}
-    # From outside of Slurm's hosts their names mean nothing.
-    assert all(dial["ok"] for dial in report["dials"] if dial["source"] != "here" or "slurm" not in nodes)
+    # From outside of these hosts their names mean nothing.
+    outside = "slurm" in nodes or "command" in nodes
+    assert all(dial["ok"] for dial in report["dials"] if dial["source"] != "here" or not outside)
 
 
 def test_check_port_names_the_owner_on_another_host(tmp_path: Path, bed: Bed) -> None:

@@ -12,6 +12,7 @@ from distlaunch.job.reference import reference
 from distlaunch.job.spec import Binding, EnvValue, Timeouts
 from distlaunch.plan.unstarted import unstarted_advice
 from distlaunch.system.job_file import load_job
+from distlaunch.transport.command import Command
 from distlaunch.transport.local import Local
 from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import Load, Problems, found_at
@@ -92,6 +93,16 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         ("Compression=no",),
     ),
     "ssh.persist": ("nodes: [a]\nssh: {persist: 10m}", "nodes.0.reach.options.persist_s", 600),
+    "launcher.command": (
+        'nodes: [a]\nlauncher: {command: [podman, exec, -i, "{host}"]}',
+        "nodes.0.reach",
+        Command("a", ("podman", "exec", "-i", "{host}")),
+    ),
+    "launcher.shell": (
+        'nodes: [a]\nlauncher: {command: [tsh, ssh, "{host}", --], shell: true}',
+        "nodes.0.reach",
+        Command("a", ("tsh", "ssh", "{host}", "--"), shell=True),
+    ),
     "slurm.nodes": ("nodes: 2\nslurm: {nodes: 3}", "slurm.nodes", 3),
     "slurm.partition": ("slurm: {partition: gpu}", "slurm.partition", "gpu"),
     "slurm.account": ("slurm: {account: lab}", "slurm.account", "lab"),
@@ -137,7 +148,7 @@ def test_every_key_arrives_in_the_spec(load: Load, tmp_path: Path, key: str) -> 
 def test_the_table_above_has_every_key() -> None:
     rows = [key for key, *_ in reference()]
     sections = {key for key in rows if any(other.startswith(f"{key}.") for other in rows)}
-    assert set(KEYS) == set(rows) - sections | {"restarts"}
+    assert set(KEYS) == set(rows) - sections | {"restarts", "launcher"}
 
 
 def test_defaults_of_the_smallest_job(load: Load, tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""A node that a command reaches which carries bytes: kubectl exec, podman exec, nsenter, tsh ssh."""
+
+from collections.abc import Mapping
+from shlex import join, quote
+from typing import Literal
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.transport.boot import SCRIPT
+from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
+
+HOST = "{host}"
+"""Stands for the node's name in the command's words."""
+
+
+class Command(Frozen):
+    """As `distlaunch.transport.kinds` has it; `words` are run with another command's behind them.
+
+    With `shell` that is a single word, for a shell on the node to take apart, as ssh's is.
+    """
+
+    host: str
+    words: tuple[str, ...]
+    shell: bool = False
+    name: Literal["command"] = "command"
+
+    @property
+    def here(self) -> bool:
+        """Not as far as we know."""
+        return False
+
+    @property
+    def direct(self) -> bool:
+        """A shell may print, and read, before it runs our command."""
+        return not self.shell
+
+    @property
+    def unknown(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def together(self) -> bool:
+        """Each node has a process of its own."""
+        return False
+
+    @property
+    def patience_s(self) -> float:
+        """It may be the guardian itself, as behind nsenter, or all that tells the node of our end."""
+        return 15.0
+
+    @property
+    def folder(self) -> str:
+        """None."""
+        return ""
+
+    @property
+    def reaching(self) -> list[str]:
+        """The words for this node."""
+        return [word.replace(HOST, self.host) for word in self.words]
+
+    def argv(self) -> list[str]:
+        """The command, and behind it nothing of the job."""
+        if self.shell:
+            return [*self.reaching, f"exec /bin/sh -c '{SCRIPT}'"]
+        return [*self.reaching, "/bin/sh", "-c", SCRIPT]
+
+    def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """All of it."""
+        return environ
+
+    def address_argv(self) -> list[str]:
+        """The node's name is its address, or the job file says another."""
+        return []
+
+    def failure(self, end: ProcessEnd) -> LinkFailure:
+        """What it said: no status of its own is known."""
+        return classify(end)
+
+    def advice(self, failure: LinkFailure, python: str | None) -> str:
+        """With a command to paste."""
+        if failure.kind is Kind.NO_PYTHON:
+            return "set `python:` to an interpreter that exists there"
+        if failure.kind is Kind.OLD_PYTHON:
+            return "set `python:` to Python 3.8 or later"
+        return f"try `{join(self.reaching)} {quote(python or 'python3')} -V`"
