@@ -5,6 +5,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.hosts import Bed
 from tests.harness import ROOT, running
 
@@ -27,6 +29,7 @@ def epochs_of(text: str) -> list[Epoch]:
     return [(int(number), float(loss), int(ranks)) for number, loss, ranks in found]
 
 
+@pytest.mark.long
 def test_the_loss_curve_continues_over_the_loss_and_return_of_a_host(tmp_path: Path, bed: Bed) -> None:
     job = tmp_path / "job.yaml"
     shutil.copy(ROOT / "configs/hosts/elastic.yaml", job)

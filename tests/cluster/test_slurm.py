@@ -173,6 +173,7 @@ def test_scancel_of_a_step_is_the_loss_of_its_node(
         ended(run, 130, "host2 was lost: ")
 
 
+@pytest.mark.long
 def test_the_time_limit(tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]) -> None:
     """slurmctld looks at it every 30 s."""
     with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
