@@ -24,6 +24,7 @@ import pytest
 from tests.harness import ROOT, Going, ended_well, on_time
 from tests.process.torchruns import (
     BOTH,
+    NEEDS_TORCH,
     OURS,
     TORCHRUN,
     TOUCH,
@@ -39,7 +40,7 @@ from tests.process.torchruns import (
     touched,
 )
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = NEEDS_TORCH
 
 
 # What PyTorch's own tests hold
