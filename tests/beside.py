@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def dealt(items: Sequence[pytest.Item], count: int) -> list[list[pytest.Item]]:
-    """So many hands, as large as xdist cuts them: unit tests beside those alone, then long ones, then others."""
+    """So many hands, as large as xdist cuts them: unit tests beside those alone, long ones, others."""
     first = [item for name in ("quiet", "alone") for item in items if _marked(item, name)]
     unit = [item for item in items if _is_unit(item) and item not in first]
     rest = [item for item in items if not _is_unit(item) and item not in first]
