@@ -1,7 +1,6 @@
 """The hosts that tests share, and a check after every test that nothing is left of it."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import threading
@@ -16,7 +15,7 @@ from tests.cluster.slurm import why_not as why_no_slurm
 from tests.harness import children_of
 from tests.replays import check_replays
 
-pytest_plugins = ["tests.tries"]
+pytest_plugins = ["tests.beside", "tests.tries"]
 
 
 def pytest_configure() -> None:
@@ -58,29 +57,6 @@ def nothing_left() -> Iterator[None]:
     assert threading.active_count() <= threads, "a thread is left"
     left = {entry for entry in _descriptors() - descriptors if "/proc/" not in entry}
     assert not left, "a descriptor is left"
-
-
-@pytest.fixture(autouse=True)
-def side_by_side(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where several processes run tests, nothing runs beside one that is marked `alone`."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        yield
-        return
-    shared = tmp_path_factory.getbasetemp().parent
-    with (shared / "door").open("w") as door, (shared / "room").open("w") as room:
-        fcntl.flock(door, fcntl.LOCK_EX)  # who is to be alone keeps it shut until the room is empty
-        fcntl.flock(room, fcntl.LOCK_EX if _is_alone(request.node) else fcntl.LOCK_SH)
-        fcntl.flock(door, fcntl.LOCK_UN)
-        yield
-
-
-def _is_alone(item: pytest.Item) -> bool:
-    return item.get_closest_marker("alone") is not None
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Who is to be alone comes first: later, more would wait for the longest of those that run."""
-    items.sort(key=lambda item: not _is_alone(item))
 
 
 @pytest.fixture(autouse=True)

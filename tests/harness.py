@@ -120,10 +120,8 @@ class Going:
     def __init__(self, folder: Path, argv: Sequence[str], **options: Any) -> None:
         self.folder = folder
         self.began = time.monotonic()
-        options.setdefault("stdin", subprocess.DEVNULL)
-        self.process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, **options
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(argv, bufsize=0, **{**streams, **options})
         self.out, self.err = bytearray(), bytearray()
 
     def _read(self, deadline: float) -> bool:

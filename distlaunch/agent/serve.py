@@ -75,7 +75,7 @@ class Agent:
         self._poller = Poller()
         self._outbox = outbox
         self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
-        self._workers = Workers(self._poller, self._outbox, folder, node)
+        self._workers = Workers(self._poller, self._outbox, folder, node, self._send_ahead)
         self._hold: "Optional[Hold]" = None
         self._claim: "Optional[socket]" = None
         self._listener: "Optional[Listener]" = None
@@ -97,6 +97,7 @@ class Agent:
         }
         self._guardian = os.getppid()
         self._link_lost = False
+        self._link_full = False
         self._leaving = False
         self._status = wire.CLEAN
 
@@ -161,10 +162,16 @@ class Agent:
             # Nobody reads; what was sent to us before that still counts, and the end of the input follows.
             self._link_lost = True
             self._outbox.discard()
-        if self._outbox:
+        self._link_full = bool(self._outbox)
+        if self._link_full:
             self._poller.watch(self._link_out, self._flush, select.POLLOUT)
         else:
             self._poller.forget(self._link_out)
+
+    def _send_ahead(self) -> None:
+        """Send what there is ahead of what follows; over a link that is full, what is urgent goes first."""
+        if not self._link_full:
+            self._flush()
 
     def _flush_rest(self) -> None:
         self._poller.after(FLUSH_S, "flush", self._lose_link)

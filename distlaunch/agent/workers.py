@@ -13,7 +13,7 @@ from distlaunch.agent.worker import Worker, at_home, exec_failure, exit_status, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Union
+    from typing import Callable, Dict, List, Optional, Union
 
     from distlaunch.agent.messages import StartWorkers, WorkerSpec
     from distlaunch.agent.outbox import Outbox
@@ -33,10 +33,21 @@ def _tmpdir(command: "StartWorkers") -> "Optional[str]":
 
 
 class Workers:
-    """All workers of the current generation. Reports go to `outbox`, error records below `folder`."""
+    """All workers of the current generation. Reports go to `outbox`, error records below `folder`.
 
-    def __init__(self, poller: "Poller", outbox: "Outbox", folder: "scratch.Folder", node: int) -> None:
+    `send` sends what is in the outbox now, if the link takes it.
+    """
+
+    def __init__(
+        self,
+        poller: "Poller",
+        outbox: "Outbox",
+        folder: "scratch.Folder",
+        node: int,
+        send: "Callable[[], None]",
+    ) -> None:
         self._poller, self._outbox, self._folder, self._node = poller, outbox, folder, node
+        self._send = send
         self._workers: "List[Worker]" = []
         self._specs: "Dict[int, WorkerSpec]" = {}
         self._sweep: "Optional[sweep.Sweep]" = None
@@ -182,7 +193,7 @@ class Workers:
             return  # its failure to start is reported already
         if status != 0:
             self._failed = True
-            self._hear(worker)
+            self._hear_out(worker)
             self._look_for_usurper(worker)
         self._outbox.report(
             WorkerExited(
@@ -197,9 +208,15 @@ class Workers:
         )
 
     def _hear(self, worker: "Worker") -> None:
-        """Take in what a worker has said on stderr: a pipe's worth, as a grandchild may print without end."""
-        if worker.streams[1] >= 0:
-            self._pump(worker, 1, worker.streams[1])
+        """Take in what a worker has said: a pipe's worth of each, as a grandchild may print without end."""
+        for stream, fd in enumerate(worker.streams):
+            if fd >= 0:
+                self._pump(worker, stream, fd)
+
+    def _hear_out(self, worker: "Worker") -> None:
+        """Send on what a worker said before it ended: its exit, as a control frame, would overtake that."""
+        self._hear(worker)
+        self._send()
 
     def _look_for_usurper(self, worker: "Worker") -> None:
         """A rank that failed before it joined may have found its port taken: told before it is blamed."""

@@ -198,6 +198,7 @@ def test_a_launcher_is_killed_and_the_other_node_ends_too(bed: Bed, tmp_path: Pa
         assert f"node {dies} failed: " in err
 
 
+@pytest.mark.long
 def test_a_host_is_cut_off_and_both_nodes_end(bed: Bed, tmp_path: Path) -> None:
     with launchers(bed, tmp_path, SLEEPER, 1, 1) as both:
         pids = [next(iter(launcher.ready(1))) for launcher in both]
@@ -301,6 +302,7 @@ def test_a_first_node_that_does_not_come_is_told(bed: Bed, tmp_path: Path) -> No
         assert waiting.end()[0] == 143
 
 
+@pytest.mark.long
 def test_a_node_that_comes_late_finds_the_others_alive(bed: Bed, tmp_path: Path) -> None:
     write_job(tmp_path, SLEEPER)
     with contextlib.ExitStack() as stack:

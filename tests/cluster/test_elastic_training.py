@@ -5,9 +5,21 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.hosts import Bed
 from tests.harness import ROOT, running
 
+SLOWER = f"""
+import sys, time
+from torch.utils.data import DistributedSampler
+deal = DistributedSampler.set_epoch
+DistributedSampler.set_epoch = lambda *words: (time.sleep(0.3), deal(*words))
+sys.path[:0] = ["{ROOT}/scripts/training"]
+import ddp_snapshot
+ddp_snapshot.main()
+"""
+"""The example, with epochs that leave the machine to the other tests."""
 Epoch = tuple[int, float, int]
 """Number, loss, ranks."""
 
@@ -17,14 +29,17 @@ def epochs_of(text: str) -> list[Epoch]:
     return [(int(number), float(loss), int(ranks)) for number, loss, ranks in found]
 
 
+@pytest.mark.long
 def test_the_loss_curve_continues_over_the_loss_and_return_of_a_host(tmp_path: Path, bed: Bed) -> None:
     job = tmp_path / "job.yaml"
     shutil.copy(ROOT / "configs/hosts/elastic.yaml", job)
+    (tmp_path / "slower.py").write_text(SLOWER)
     settings = [
         f"ssh.config={bed.folder}/ssh_config",
-        f"script={ROOT}/scripts/training/ddp_snapshot.py",
+        "script=slower.py",
         f"args=[--dir, {tmp_path}/snapshot, --epochs, '100000']",
         "timeouts={lease: 6s, stop: 2s}",
+        "env={OMP_NUM_THREADS: 1}",  # the hosts share this machine's cores
     ]
     with running(job, *(word for one in settings for word in ("--set", one))) as run:
         try:

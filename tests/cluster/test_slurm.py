@@ -129,13 +129,11 @@ def test_what_ranks_see_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pyte
     assert not gone & {name for row in rows for name in row}
 
 
-def test_ddp_trains_in_an_allocation(tmp_path: Path, allocation: str, before: set[int]) -> None:
+def test_all_ranks_agree_in_an_allocation(tmp_path: Path, allocation: str, before: set[int]) -> None:
     job = tmp_path / "job.yaml"
-    job.write_text(
-        f"script: {ROOT}/scripts/training/sync_sgd.py\nargs: [--steps, 150]\n{CPU}procs_per_node: 2\n"
-    )
+    job.write_text(f"script: {ROOT}/scripts/basics/all_reduce.py\n{CPU}procs_per_node: 2\n")
     done = distlaunch("run", str(job))
-    ended_well(done.returncode, done.stdout, done.stderr, last="sync_sgd: ok, 6 ranks")
+    ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 6 ranks")
 
 
 # What Slurm does to a run
@@ -175,6 +173,7 @@ def test_scancel_of_a_step_is_the_loss_of_its_node(
         ended(run, 130, "host2 was lost: ")
 
 
+@pytest.mark.long
 def test_the_time_limit(tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]) -> None:
     """slurmctld looks at it every 30 s."""
     with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
@@ -279,10 +278,9 @@ def test_tasks_become_ranks_that_agree(slurm: Slurm) -> None:
     assert len({row[5] for row in rows}) == 1
 
 
-def test_tasks_train_as_ranks(slurm: Slurm) -> None:
-    script = str(ROOT / "scripts/training/sync_sgd.py")
-    done = tasks(slurm, "--", sys.executable, script, "--steps", "150")
-    ended_well(done.returncode, done.stdout, done.stderr, last="sync_sgd: ok, 6 ranks")
+def test_tasks_agree_as_torchs_ranks(slurm: Slurm) -> None:
+    done = tasks(slurm, "--", sys.executable, str(ROOT / "scripts/basics/all_reduce.py"))
+    ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 6 ranks")
 
 
 @pytest.mark.parametrize(

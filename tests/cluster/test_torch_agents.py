@@ -69,6 +69,7 @@ def job_of(site: Site, names: list[str], rendezvous: str) -> Path:
     return job
 
 
+@pytest.mark.long
 def test_a_host_that_comes_late_is_taken_in_and_again_after_its_agent_was_killed(site: Site) -> None:
     late = site.name("late", "host3", port=2201)
     job = job_of(site, ["host1", "host2", late], "backend: c10d")
@@ -99,6 +100,7 @@ def worker_of(output: str, host: str) -> int:
     return int([line.split()[3] for line in output.splitlines() if "] ready " in line and host in line][-1])
 
 
+@pytest.mark.long
 def test_with_etcd_the_first_host_may_be_cut_off_and_return(site: Site, bed: Bed) -> None:
     if find("etcd") is None or importlib.util.find_spec("etcd") is None:
         pytest.skip("missing: etcd (etcd-server), or the Python package python-etcd")

@@ -57,6 +57,7 @@ def torchrun_on(bed: Bed, host: str, node_rank: int, script: Path) -> Iterator["
         process.stdout.close()
 
 
+@pytest.mark.long
 @pytest.mark.fault(0, "a rank dies, the other node computes: torchrun", promise="1")
 def test_torchruns(tmp_path: Path, bed: Bed, pace: Pace, figures: Figures) -> None:
     script = write_job(tmp_path, WORKER).with_name("worker.py")

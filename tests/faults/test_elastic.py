@@ -64,6 +64,7 @@ wait()
 """
 
 
+@pytest.mark.long
 @pytest.mark.everywhere
 @pytest.mark.fault(75, "the first host falls, a spare is there", promise="6")
 def test_a_spare_stands_in(site: Site, pace: Pace, figures: Figures) -> None:
@@ -100,6 +101,7 @@ def _until(run: Run, text: str, began: float) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.long
 @pytest.mark.everywhere
 @pytest.mark.fault(76, "a lost node returns, with grow: now", promise="6")
 def test_a_returned_node_is_taken_in(site: Site, pace: Pace, figures: Figures) -> None:

@@ -62,6 +62,7 @@ def test_a_restart_reaps(tmp_path: Path, pace: Pace, figures: Figures) -> None:
         assert run.holders() == []
 
 
+@pytest.mark.long
 @pytest.mark.everywhere
 @pytest.mark.fault(23, "an agent is stopped by SIGSTOP", promise="5")
 def test_a_stopped_agent(site: Site, pace: Pace, figures: Figures) -> None:

@@ -120,6 +120,7 @@ PRINTED = 2_000_000
 """Bytes, for which 1 Mbit/s takes 16 s."""
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.fault(50, "30 % loss to one node and from another, 1 Mbit/s from a third", promise="5, 10")
 def test_bad_lines(site: Site, pace: Pace, figures: Figures) -> None:

@@ -106,6 +106,7 @@ def test_blip(site: Site, pace: Pace, figures: Figures) -> None:
         assert last == f"in all {len(counts)}"
 
 
+@pytest.mark.long
 @pytest.mark.everywhere
 @pytest.mark.fault(51, "a partition during a restart", promise="6")
 def test_a_partition_during_a_restart(site: Site, pace: Pace, figures: Figures) -> None:

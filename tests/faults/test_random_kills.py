@@ -11,6 +11,7 @@ from tests.faults.conftest import Figures
 KILLS, SEEDS = 4, (7, 8, 9)
 
 
+@pytest.mark.long
 @pytest.mark.fault(0, "random kills over four hosts", promise="1-5")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_after_each_of_some_random_kills_everything_is_clean(

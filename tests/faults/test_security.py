@@ -175,6 +175,7 @@ def with_text(keys: dict[str, Any], path: str, kind: str, text: str) -> dict[str
     return {**keys, key: value}
 
 
+@pytest.mark.long
 @with_hosts
 @pytest.mark.fault(65, "each key of a job file is shell code", promise="11")
 def test_shell_code_in_each_key(site: Site, figures: Figures) -> None:
@@ -251,6 +252,7 @@ YAMLS = {
 YAML_S = 10.0
 
 
+@pytest.mark.long
 @pytest.mark.fault(66, "YAML that runs code, grows or nests", promise="11")
 def test_hostile_yaml(tmp_path: Path, figures: Figures) -> None:
     meter = Meter(tmp_path)
@@ -561,6 +563,7 @@ def meet(meeting: Meeting) -> Met:
     return Met(name, done.returncode, done.stderr, took_s, meter.over_bare_mib, files)
 
 
+@pytest.mark.long
 @with_hosts
 @pytest.mark.fault(72, "agents that lie, flood and name paths", promise="10, 11")
 def test_hostile_agents(site: Site, figures: Figures) -> None:

@@ -137,6 +137,7 @@ while True:
 """Says to each that calls what an sshd says to those whose logins failed, from OpenSSH 9.8 on."""
 
 
+@pytest.mark.long
 @pytest.mark.fault(39, "a server that punishes failed logins", promise="8")
 def test_a_server_that_punishes_failed_logins(site: Site, figures: Figures) -> None:
     calls = site.folder / "calls"

@@ -154,6 +154,7 @@ def test_killed_by_the_kernel(tmp_path: Path, gate: Path, figures: Figures) -> N
             wait_gone([pids[2]], 30.0)
 
 
+@pytest.mark.long
 @pytest.mark.fault(6, "a worker is in uninterruptible sleep", promise="8, 12")
 def test_uninterruptible_sleep(tmp_path: Path, gate: Path, figures: Figures, pace: Pace) -> None:
     writes = worker(

@@ -21,6 +21,7 @@ ONE_IS_MISSING = """
 JOB = "gpus_per_node: 0\nprocs_per_node: 2\ntimeouts: {join: 20s}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rank_0", "words"),
     [
@@ -41,6 +42,7 @@ def assert_found(pattern: str, text: str) -> None:
     assert re.search(pattern, text), text
 
 
+@pytest.mark.long
 def test_where_every_connection_is_refused_nobody_waits_for_ever(tmp_path: Path) -> None:
     worker = """
         import os

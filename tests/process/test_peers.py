@@ -20,9 +20,9 @@ from distlaunch.dropin.torchrun_job import Here, job_of
 from distlaunch.errors import Exit
 from distlaunch.system.signals import Signals
 from tests.harness import PATIENCE_S, wait_gone
-from tests.process.torchruns import OURS, free_port, going, script
+from tests.process.torchruns import NEEDS_TORCH, OURS, free_port, going, script
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = NEEDS_TORCH
 
 
 def peers(port: int, node_rank: int) -> meeting.Peers:

@@ -14,11 +14,14 @@ import pytest
 
 from tests.harness import (
     PATIENCE_S,
+    agents_of,
     distlaunch,
     distlaunch_argv,
+    kill,
     nothing_was_dropped,
     on_a_terminal,
     running,
+    wait_gone,
     write_job,
 )
 
@@ -359,9 +362,29 @@ def test_a_traceback_that_the_terminal_has_just_shown_is_not_repeated(tmp_path: 
     assert lines.count("[node0:0] RuntimeError: boom") == 1
     assert shown.count(b"RuntimeError: boom") == 1, shown.decode()
     assert b"above" not in shown
-    # Under load the exit may be known before all of the traceback has come: it is told again below that.
-    early = shown.index(b"failed first") < shown.index(b"RuntimeError: boom")
-    assert shown.count(b"failed first: exit status 1") == 1 + early
+    assert shown.index(b"RuntimeError: boom") < shown.index(b"failed first")
+    assert shown.count(b"failed first: exit status 1") == 1
+
+
+@pytest.mark.parametrize("says", ["raise RuntimeError('boom')", "print('boom'); sys.exit(1)"])
+def test_an_exit_is_told_below_what_the_rank_said_before_it(tmp_path: Path, says: str) -> None:
+    """Also by an agent that learns of both at once, as under load."""
+    worker = f"""
+        import os, sys
+        os.write(1, b"ready 0 %d\\n" % os.getpid())
+        open("go").read()
+        {says}
+    """
+    os.mkfifo(tmp_path / "go")
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0\n"), stderr=subprocess.STDOUT) as run:
+        (pid,) = run.wait_ready(1).values()
+        (agent,) = agents_of(run.process.pid)
+        kill(agent, signal.SIGSTOP)
+        (tmp_path / "go").write_text("")
+        wait_gone([pid], PATIENCE_S)
+        kill(agent, signal.SIGCONT)
+        assert run.wait() == 1
+    assert run.stdout.index("boom\n") < run.stdout.index("failed first: exit status 1")
 
 
 SPEAKS_LATER = """

@@ -24,6 +24,7 @@ import pytest
 from tests.harness import ROOT, Going, ended_well, on_time
 from tests.process.torchruns import (
     BOTH,
+    NEEDS_TORCH,
     OURS,
     TORCHRUN,
     TOUCH,
@@ -39,7 +40,7 @@ from tests.process.torchruns import (
     touched,
 )
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = NEEDS_TORCH
 
 
 # What PyTorch's own tests hold
@@ -237,7 +238,7 @@ def seconds(launcher: list[str], folder: Path) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_it_starts_ten_times_faster_than_torchrun(tmp_path: Path, record_property: Any) -> None:
     """In pairs, of which the best of each counts: what else the machine does only adds to it."""
     pairs = [(seconds(TORCHRUN, tmp_path), seconds(OURS, tmp_path)) for _ in range(3)]

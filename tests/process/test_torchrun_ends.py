@@ -11,6 +11,7 @@ from tests.harness import on_time, wait_gone
 from tests.process.torchruns import (
     BOTH,
     CATCHES,
+    NEEDS_TORCH,
     OURS,
     STUBBORN,
     WAITING,
@@ -23,7 +24,7 @@ from tests.process.torchruns import (
     scripts,
 )
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = NEEDS_TORCH
 
 
 def test_a_workers_status_is_ours(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.torchruns import assert_fine, both, logs_of, ours, script, scripts
+from tests.process.torchruns import NEEDS_TORCH, assert_fine, both, logs_of, ours, script, scripts
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = NEEDS_TORCH
 
 
 PRINT = """

@@ -22,6 +22,7 @@ from tests.process.torchruns import (
     BOTH,
     CATCHES,
     MAY_DIFFER,
+    NEEDS_TORCH,
     OURS,
     TELL,
     TORCHRUN,
@@ -39,7 +40,7 @@ from tests.process.torchruns import (
     scripts,
 )
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = NEEDS_TORCH
 
 
 def told(folder: Path, rank: int) -> dict[str, Any]:

@@ -8,7 +8,10 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from tests.harness import PATIENCE_S, ROOT, Going, distlaunch_argv
 
@@ -16,6 +19,8 @@ Done = subprocess.CompletedProcess[str]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 OURS = distlaunch_argv("torchrun")
 BOTH = (TORCHRUN, OURS)
+NEEDS_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+"""Looked for, not imported: each process that runs tests would take more than a second for that."""
 TOUCH = """
     import os, pathlib, sys
     folder = sys.argv[1].removeprefix("--touch-file-dir=")

@@ -5,17 +5,15 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 
 def train() -> None:
-    model = DistributedDataParallel(nn.Linear(8, 2))
+    weights = torch.zeros(8)
     for step in range(10):
         if dist.get_rank() == 1 and step == 2:
             print("the config asks for 12 heads, the checkpoint has 16", file=sys.stderr)
             sys.exit(3)
-        model(torch.randn(4, 8)).mean().backward()
+        dist.all_reduce(weights)
 
 
 dist.init_process_group("gloo")

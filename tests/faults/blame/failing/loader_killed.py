@@ -7,8 +7,6 @@ import signal
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -26,9 +24,9 @@ class Images(Dataset[torch.Tensor]):
 
 
 def train() -> None:
-    model = DistributedDataParallel(nn.Linear(8, 2))
     for batch in DataLoader(Images(dist.get_rank()), batch_size=4, num_workers=1):
-        model(batch).square().mean().backward()
+        mean = batch.mean()
+        dist.all_reduce(mean)
 
 
 dist.init_process_group("gloo")
