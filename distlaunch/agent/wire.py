@@ -5,14 +5,15 @@ A link is a pair of byte streams. After the boot (see ``distlaunch.transport.boo
 both directions carry frames:
 
     offset  size  field
-    0       1     kind: CONTROL, OUTPUT or FLIGHT
+    0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT
     1       2     node index, since one link may serve several nodes
     3       2     generation whose worker printed it, modulo GENERATIONS; 0 for CONTROL
     5       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT,
                   the rank for FLIGHT: a piece of its flight recorder's dump, which `start` asked for
     7       4     length of the payload in bytes, capped by kind
 
-A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`.
+A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. PACKED is the same,
+compressed by zlib; only the controller sends it.
 
 No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`ProtocolError`).
 """
@@ -20,6 +21,7 @@ No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`
 import json
 import signal
 import struct
+import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing costs 10 ms on the node
@@ -36,6 +38,9 @@ HELLO_PREFIX = b"\x00distlaunch-agent "
 CONTROL = 1
 OUTPUT = 2
 FLIGHT = 3
+PACKED = 4
+PACK_BYTES = 900
+"""Longer commands are packed: srun sends what is over 1024 bytes in pieces, each 40 ms after the last."""
 GENERATIONS = 1 << 16
 HEADER = struct.Struct("!BHHHI")
 
@@ -79,10 +84,11 @@ class Frame:
         self.payload = payload
 
     def message(self) -> "Message":
-        """The JSON object of a CONTROL frame. Raises `ProtocolError` when it is none."""
+        """The JSON object of a CONTROL or PACKED frame. Raises `ProtocolError` when it is none."""
         try:
-            message = json.loads(self.payload, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
+            text = zlib.decompress(self.payload) if self.kind == PACKED else self.payload
+            message = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError, zlib.error) as error:
             raise ProtocolError("a control frame is not JSON: %s" % error) from None
         if not isinstance(message, dict) or not isinstance(message.get("op"), str):
             raise ProtocolError("a control frame is not an object with an op")
@@ -101,8 +107,21 @@ def encode_flight(node: int, generation: int, rank: int, payload: bytes) -> byte
 
 def encode_message(node: int, message: "Message") -> bytes:
     """One CONTROL frame."""
-    payload = json.dumps(message, separators=(",", ":")).encode()
+    payload = _json(message)
     return HEADER.pack(CONTROL, node, 0, 0, len(payload)) + payload
+
+
+def encode_command(node: int, message: "Message") -> bytes:
+    """One frame from the controller: CONTROL, or PACKED where that is much shorter."""
+    payload = _json(message)
+    if len(payload) <= PACK_BYTES:
+        return HEADER.pack(CONTROL, node, 0, 0, len(payload)) + payload
+    payload = zlib.compress(payload, 1)
+    return HEADER.pack(PACKED, node, 0, 0, len(payload)) + payload
+
+
+def _json(message: "Message") -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
 
 
 def _refuse_constant(name: str) -> None:
@@ -112,11 +131,14 @@ def _refuse_constant(name: str) -> None:
 class FrameDecoder:
     """Turns received bytes into frames, without IO.
 
-    `max_control` caps CONTROL payloads; at most one frame and one read are buffered.
+    `max_control` caps CONTROL payloads, and PACKED ones, which only the controller may send. At most one
+    frame and one read are buffered.
     """
 
     def __init__(self, max_control: int) -> None:
         self._caps = {CONTROL: max_control, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT}
+        if max_control == MAX_COMMAND:
+            self._caps[PACKED] = max_control
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> "List[Frame]":

@@ -70,7 +70,7 @@ class Link:
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """Send a node one of `distlaunch.agent.messages` as soon as the pipe takes it."""
-        self._unsent += wire.encode_message(node, as_object(command))
+        self._unsent += wire.encode_command(node, as_object(command))
         self.flush()
 
     def flush(self) -> None:

@@ -103,7 +103,7 @@ def boot(first):
 tell(b"distlaunch-ready-1\\n")
 threads, all_agents = [], []
 while kind := stdin.peek(1)[:1]:
-    if kind in b"\\1\\2\\3":
+    if kind in b"\\1\\2\\3\\4":
         data = frame(stdin)
         agent = agents[HEADER.unpack_from(data)[1]]
         agent.stdin.write(data)

@@ -263,3 +263,22 @@ def test_a_long_message_of_the_day_is_no_endless_noise() -> None:
 def test_a_frame_that_breaks_the_protocol_ends_the_link() -> None:
     with pytest.raises(ProtocolError, match="unknown frame kind"):
         shaken([wire.READY_MARKER + HELLO + b"segfaulted!"])
+
+
+def test_a_long_command_is_packed_and_only_the_controller_may_do_so() -> None:
+    message = {"op": "start", "env": {f"NAME{i}": "value" for i in range(100)}}
+    data = wire.encode_command(3, message)
+    assert len(data) < 1024 < len(wire.encode_message(3, message))
+    (frame,) = wire.FrameDecoder(wire.MAX_COMMAND).feed(data)
+    assert (frame.node, frame.message()) == (3, message)
+    with pytest.raises(wire.ProtocolError, match="unknown frame kind"):
+        wire.FrameDecoder(wire.MAX_REPORT).feed(data)
+    short = {"op": "ping"}
+    assert wire.encode_command(3, short) == wire.encode_message(3, short)
+
+
+def test_what_is_packed_and_is_none_breaks_the_protocol() -> None:
+    header = wire.HEADER.pack(wire.PACKED, 0, 0, 0, 4)
+    (frame,) = wire.FrameDecoder(wire.MAX_COMMAND).feed(header + b"junk")
+    with pytest.raises(wire.ProtocolError, match="not JSON"):
+        frame.message()
