@@ -11,6 +11,9 @@ from distlaunch.catalog.index import listed, listed_submissions, note_submission
 from distlaunch.catalog.starts import Starts
 from distlaunch.state.status import Controller, RunState, Status
 
+CLOCKS_S = 3600.0
+"""How far the clocks of two hosts may differ; a run from before was of another job with the same id."""
+
 
 class Submission(Frozen):
     """A job in Slurm's queue: its id there, its name, the folder of its runs, when it was submitted.
@@ -88,7 +91,8 @@ def _beside_its_runs(job: str) -> Submission | None:
 def latest_run(each: Submission) -> Run | None:
     """What it has become last, if it has been started."""
     begun = Starts(each.folder, each.id).begun()
-    return run_in(os.path.join(each.folder, begun[-1].run)) if begun else None
+    run = run_in(os.path.join(each.folder, begun[-1].run)) if begun else None
+    return run if run and run.status.began > each.at - CLOCKS_S else None
 
 
 def as_run(each: Submission, state: RunState, why: str) -> Run:

@@ -20,8 +20,8 @@ Which = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="A run's id or a unique prefix of it, a job's name (its latest run), or a run folder; HOST:RUN "
-        "for a run on another host. Default: the latest run below the current folder.",
+        help="A run's id or a unique prefix of it, a job's name (its latest run), a run folder, or the id of a "
+        "Slurm job; HOST:RUN for a run on another host. Default: the latest run below the current folder.",
         show_default=False,
     ),
 ]
@@ -202,7 +202,7 @@ def stop(
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Stop a run, as Ctrl-C in its terminal does, and wait until all its processes have ended."""
+    """Stop a run, as Ctrl-C in its terminal does, or cancel a queued job; wait until all has ended."""
     _elsewhere(context, which, ssh_config)
     from distlaunch.catalog.submissions import submission
 

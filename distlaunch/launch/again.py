@@ -38,7 +38,8 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
         return
     starts = Starts(state.spec.logs.folder, allocation.job)
     if (made := starts.requeues) >= most:
-        tell(f"not requeueing {allocation.name}: it has been requeued {made} of {most} times")
+        times = "once" if made == 1 else f"{made} times"
+        tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue)")
         return
     tell(f"requeueing {allocation.name}, {made + 1} of {most}")
     starts.note_requeue()

@@ -187,7 +187,7 @@ def test_a_mistake_is_not_requeued_and_a_failure_only_so_often(
     job = queue.submit(flaky, "restarts: {requeue: 1}")
     assert distlaunch("wait", job).returncode == int(failure)
     assert len(queue.starts(job)) == starts, queue.output(job)
-    told = f"not requeueing Slurm job {job}: it has been requeued 1 of 1 times"
+    told = f"not requeueing Slurm job {job}: already requeued once (restarts.requeue)"
     assert (told in queue.output(job)) == (starts == 2)
 
 
