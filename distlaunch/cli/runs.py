@@ -20,8 +20,8 @@ Which = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="A run's id or a unique prefix of it, a job's name (its latest run), a run folder, or the id of a "
-        "Slurm job; HOST:RUN for a run on another host. Default: the latest run below the current folder.",
+        help="A run's id or a unique prefix of it, a job's name (its latest run), a run folder, or a Slurm "
+        "job's id; HOST:RUN for a run on another host. Default: the latest run below the current folder.",
         show_default=False,
     ),
 ]
