@@ -122,12 +122,19 @@ class Segment:
 
 
 class Outbox:
-    """Orders and writes frames to the link's descriptor, which must not block; `form` is how they travel."""
+    """Orders and writes frames to the link's descriptor, which must not block; `form` is how they travel.
+
+    `hello` goes before the first, in the same write: srun passes a second one on 40 ms later.
+    """
 
     def __init__(
-        self, node: int, folder: "scratch.Folder", form: "Optional[Callable[[bytes], bytes]]" = None
+        self,
+        node: int,
+        folder: "scratch.Folder",
+        form: "Optional[Callable[[bytes], bytes]]" = None,
+        hello: bytes = b"",
     ) -> None:
-        self._node, self._form = node, form
+        self._node, self._form, self._hello = node, form, hello
         self._control: "Deque[bytes]" = deque()
         self._spool = Spool(folder)
         self._current = memoryview(b"")
@@ -169,7 +176,7 @@ class Outbox:
         written = 0
         while self:
             if not self._current:
-                self._current = memoryview(self._form(self._next()) if self._form else self._next())
+                self._current = memoryview(self._formed(self._next()))
             try:
                 sent = os.write(link, self._current)
             except BlockingIOError:
@@ -177,6 +184,10 @@ class Outbox:
             written += sent
             self._current = self._current[sent:]
         return written
+
+    def _formed(self, frame: bytes) -> bytes:
+        hello, self._hello = self._hello, b""
+        return hello + (self._form(frame) if self._form else frame)
 
     def _next(self) -> bytes:
         return self._control.popleft() if self._control else self._spool.pop()

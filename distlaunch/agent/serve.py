@@ -43,10 +43,10 @@ def main(nonce: str, node: int, folder: "Folder", alone: bool = True) -> None:
     try:
         close_inherited()
         link_in, link_out = _take_link()
-        os.write(link_out, wire.HELLO_PREFIX + nonce.encode() + b"\n")
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
-        outbox = Outbox(node, folder, None if alone else lines.encode)
+        hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
+        outbox = Outbox(node, folder, None if alone else lines.encode, hello)
         status = Agent(link_in, link_out, node, folder, outbox).run()
     except BaseException:
         import traceback  # a bug of ours: the controller shows our stderr
