@@ -170,6 +170,9 @@ class Loop:
         if isinstance(report, messages.Usage):
             self._take_use(node, report)
             return
+        if isinstance(report, messages.WorkerStarted) and report.local_rank == 0:
+            # srun holds the next small message back for 40 ms, unless something goes the other way.
+            self._links.send(node, messages.Ping())
         if (node_time := getattr(report, "t", None)) is not None:
             self._learn_clock(node, seconds(node_time, "t"))
         event = event_of(node, report, lambda t: t + self._clock_offsets.get(node, 0.0))
