@@ -41,7 +41,7 @@ def output_path(spec: JobSpec, job: str) -> str:
 
 def _options(spec: JobSpec) -> Iterator[str]:
     asked = spec.slurm
-    yield _option("job-name", spec.name)
+    yield _option("job-name", " ".join(spec.name.split()))  # a directive ends with its line
     yield _option("nodes", node_count(spec))
     yield from _of_each_node(spec)
     yield from _given(spec, _PLAIN)

@@ -73,6 +73,14 @@ def submission(word: str | None) -> Submission | None:
     return newest if newest and latest_run(newest) is None else None
 
 
+def submission_of(run: Run) -> Submission | None:
+    """The one whose latest run that is."""
+    entry = listed().get(run.id)
+    found = submissions().get(entry.queued) if entry and entry.queued else None
+    latest = latest_run(found) if found else None
+    return found if latest and latest.id == run.id else None
+
+
 def _is_meant(each: Submission, word: str | None) -> bool:
     if word is None:
         return each.folder.startswith(os.path.join(os.getcwd(), ""))

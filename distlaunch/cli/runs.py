@@ -204,19 +204,20 @@ def stop(
 ) -> None:
     """Stop a run, as Ctrl-C in its terminal does, or cancel a queued job; wait until all has ended."""
     _elsewhere(context, which, ssh_config)
-    from distlaunch.catalog.submissions import submission
-
-    if queued := submission(which):
-        _stop_queued(queued, now, as_json)
-        return
     from distlaunch.catalog.find import find
+    from distlaunch.catalog.submissions import submission, submission_of
     from distlaunch.cli.following import ended_words
     from distlaunch.follow.attending import over
     from distlaunch.follow.attending import wait as wait_for
     from distlaunch.follow.stopping import interrupt
     from distlaunch.system.signals import Signals
 
-    run = find(which, alone=True)
+    queued = submission(which)
+    run = None if queued else find(which, alone=True)
+    if queued := queued or (submission_of(run) if run and run.alive else None):
+        _stop_queued(queued, now, as_json)
+        return
+    assert run is not None
     if run.host and not run.status.state.over:  # its folder is shared, its controller is there
         say(f"the controller of {run.id} is on {run.host}: stopping it there over ssh")
         _elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)

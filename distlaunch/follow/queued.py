@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from distlaunch.batch.slurm import GONE, Queued, cancel, look
 from distlaunch.catalog.find import find
 from distlaunch.catalog.folder import Run
-from distlaunch.catalog.submissions import Submission, latest_run, note_end, submission
+from distlaunch.catalog.submissions import Submission, latest_run, note_end, submission, submission_of
 from distlaunch.errors import DistlaunchError
 from distlaunch.follow.attending import over, pause
 from distlaunch.system.signals import Interrupts
@@ -37,14 +37,15 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
 
     `tell` gets what it waits for. Ends early when a signal has come. Raises `DistlaunchError`.
     """
-    queued = submission(word)
-    if queued is None:
-        yield find(word)
-        return
-    before = None
-    while run := _next(queued, before, interrupts, tell):
+    run = None if (queued := submission(word)) else find(word)
+    if run:
         yield run
-        before = run
+        queued = submission_of(run)
+    before = run
+    if queued is None or interrupts.any():
+        return
+    while before := _next(queued, before, interrupts, tell):
+        yield before
 
 
 def run_of(word: str | None) -> Run:

@@ -144,10 +144,11 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(queue: Queue) -> None:
     assert f"Slurm job {job} ended (CANCELLED) and started no run; see " in ended.stderr
 
 
-def test_a_running_job_is_stopped_with_all_that_is_its(queue: Queue) -> None:
+@pytest.mark.parametrize("named", ["", "train"])
+def test_a_running_job_is_stopped_with_all_that_is_its(queue: Queue, named: str) -> None:
     job = queue.submit(STEPS, "restarts: {requeue: 3}")
     queue.wait_for(job, "from step 0", times=3)
-    stopped = distlaunch("stop", job)
+    stopped = distlaunch("stop", named or job)
     assert stopped.returncode == 0, stopped.stderr
     assert f"CANCELLED, exit status 143: Slurm job {job} was cancelled" in stopped.stderr
     assert distlaunch("wait", job).returncode == 143
@@ -189,6 +190,14 @@ def test_a_mistake_is_not_requeued_and_a_failure_only_so_often(
     assert len(queue.starts(job)) == starts, queue.output(job)
     told = f"not requeueing Slurm job {job}: already requeued once (restarts.requeue)"
     assert (told in queue.output(job)) == (starts == 2)
+
+
+def test_a_job_is_followed_by_its_name_through_a_requeue(queue: Queue) -> None:
+    flaky = FLAKY.replace("{failure}", "3").replace("{good}", "1")
+    job = queue.submit(flaky, "restarts: {requeue: 1}\nslurm: {setup: sleep 1}")
+    queue.wait_for(job, "restart 0")
+    done = distlaunch("wait", "train")
+    assert done.returncode == 0, done.stderr + queue.output(job)
 
 
 def by_the_scripts_shell(queue: Queue, job: str) -> None:

@@ -50,6 +50,7 @@ def options(text: str, folder: Path) -> list[str]:
         ("restarts: {requeue: 3}", ["--requeue"]),
         ("restarts: {max: 3}", ["--no-requeue"]),
         ("name: long run", ["--job-name=long run"]),
+        ('name: "a\\nb"', ["--job-name=a b"]),
         ("logs: {dir: '100%'}", ["--open-mode=append"]),
     ],
 )
