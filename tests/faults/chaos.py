@@ -44,7 +44,7 @@ def _hit_of(chance: random.Random, kinds: Mapping[str, Kind], rank: int) -> Hit:
 
 
 def _beside(kinds: Mapping[str, Kind], first: Kind) -> dict[str, Kind]:
-    """Who may be hit with the first: there is one controller, and while it is stopped nobody ends anything."""
+    """Who may be hit with the first: there is one controller, and none ends anything while it is stopped."""
     if first.must_be_woken:
         return {}
     others = {name: kind for name, kind in kinds.items() if not kind.must_be_woken}

@@ -136,7 +136,7 @@ def _kill(pid: int, signum: int) -> None:
 
 def _end_what_restarts(run: Run, struck: Struck, plan: Plan, started: bool) -> float | None:
     """A job that may restart is let do so, and then ended; the time of that."""
-    if not plan.restarts or any(kind.is_controller for kind, _ in struck):
+    if not plan.restarts or any(kind.ends_run for kind, _ in struck):
         return None
     surely = started and all(kind.is_worker for kind, _ in struck)  # one that had not started ends at once
     with contextlib.nullcontext() if surely else contextlib.suppress(AssertionError):

@@ -81,6 +81,23 @@ def test_a_stopped_agent(site: Site, pace: Pace, figures: Figures) -> None:
         assert run.holders() == []
 
 
+@pytest.mark.parametrize("bed", ["slurm"], indirect=True)
+@pytest.mark.fault(79, "a slurmstepd is killed with SIGKILL", promise="4, 5")
+def test_a_killed_slurmstepd(site: Site, pace: Pace, figures: Figures) -> None:
+    """Slurm tells nobody; the agent sees its link end at once."""
+    with running(there(site, ["host1", "host2"], SLEEPER, pace)) as run:
+        started = starts(run, 0, 2)
+        agent = parent_of(started[1].pid)
+        began = time.monotonic()
+        kill(parent_of(parent_of(agent)))
+        figures("its ranks gone", wait_gone([started[1].pid, agent], PATIENCE_S), at_most=2.0)
+        run.wait_for("host2 was lost: no heartbeat for")
+        silent_s = pace.lease_s * (1 + 1 / HEARTBEATS)
+        figures("told to be lost", time.monotonic() - began, at_most=silent_s + NOISE_S)
+        assert run.wait() == NODE_LOST
+        assert run.holders() == []
+
+
 @pytest.mark.everywhere
 @pytest.mark.fault(25, "the controller is stopped by SIGSTOP", promise="5")
 def test_a_stopped_controller(site: Site, pace: Pace, figures: Figures) -> None:

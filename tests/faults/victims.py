@@ -93,6 +93,11 @@ class Kind(NamedTuple):
         """Whether nobody but us would continue it."""
         return self.is_controller and self.signum == signal.SIGSTOP
 
+    @property
+    def ends_run(self) -> bool:
+        """Whether no restart can follow."""
+        return self.is_controller and not self.must_be_woken
+
     def told(self, scene: Scene) -> str:
         """The pattern of what is told of this scene."""
         return self.tells.format(host=scene.host, rank=scene.rank)
