@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from distlaunch.agent.guardian import LOOK_S
 from tests.cluster.hosts import parent_of
 from tests.harness import Run, children_of
 
@@ -112,7 +113,7 @@ _COMMON = {
     "worker": Kind(_worker, 6, (137,), r"rank {rank} \(\S+\) failed first: " + _KILLED),
     "agent": Kind(_agent, 4, (71,), f"{_LOST}its agent exited"),
     "agent SIGTERM": Kind(_agent, 1, (71,), _STOPPED, signal.SIGTERM),
-    "agent SIGSTOP": Kind(_agent, 1, (71,), _SILENT, signal.SIGSTOP, CUT_LIMIT_S),
+    "agent SIGSTOP": Kind(_agent, 1, (71,), _SILENT, signal.SIGSTOP, CUT_LIMIT_S + LOOK_S),
     "guardian": Kind(_guardian, 2, (71,), _ORPHANED),
     "controller SIGKILL": Kind(_controller, 4, (-9,), "", early=True),
     "controller SIGTERM": Kind(_controller, 1, (143,), "stopped by SIGTERM", signal.SIGTERM, early=True),
