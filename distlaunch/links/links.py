@@ -67,6 +67,16 @@ class Links:
             # An earlier handler of this round may have closed the descriptor.
             if self._selector.get_map().get(key.fd) == key:
                 key.data()
+        if self._told:
+            self._see_to_told()
+
+    def _see_to_told(self) -> None:
+        """Reap what has ended as it was told, and kill what stays too long: the run may go on for days."""
+        for link, deadline in list(self._told.items()):
+            if link.has_ended:
+                del self._told[link]
+            elif time.monotonic() >= deadline:
+                link.kill()
 
     def drop(self, node: int) -> None:
         """Forget a node, and kill its link's process if that serves no other; `on_end` is not called.

@@ -74,7 +74,7 @@ class Command(Frozen):
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """What it said: no status of its own is known."""
-        return classify(end)
+        return classify(end, process=f"{self.words[0]} on this machine")
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """With a command to paste."""

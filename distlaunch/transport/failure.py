@@ -7,6 +7,7 @@ from enum import Enum
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.transport.boot import NO_PYTHON, TOO_OLD
+from distlaunch.wording import status_words
 
 
 class Kind(Enum):
@@ -98,11 +99,13 @@ CLEAN_STATUSES = (CLEAN, LEFT_EARLY, AGENT_DIED)
 MAX_NOISE_LINES = 4
 
 
-def classify(end: ProcessEnd, own: Patterns = (), own_status: int | None = None) -> LinkFailure:
+def classify(
+    end: ProcessEnd, own: Patterns = (), own_status: int | None = None, process: str = "its link's process"
+) -> LinkFailure:
     """The failure that a transport's end describes.
 
     `own` are the words of the transport itself, which ends with `own_status` for failures of its own; any
-    other status is the node's, passed on.
+    other status is the node's, passed on. `process` is what people call it when somebody kills it.
     """
     words = _lines(end.stderr)
     for kind, pattern in () if end.booted else _patterns(end.status, own, own_status):
@@ -115,6 +118,8 @@ def classify(end: ProcessEnd, own: Patterns = (), own_status: int | None = None)
     if end.protocol_error:
         kind = Kind.PROTOCOL if end.booted else Kind.NOISE
         return LinkFailure(kind, "\n".join([*words, end.protocol_error]))
+    if end.status is not None and end.status < 0:
+        return LinkFailure(Kind.LOST, "\n".join([*words, f"{process} was {status_words(end.status)}"]))
     if end.booted or end.status in (None, own_status):
         return LinkFailure(Kind.LOST, "\n".join(words), clean=end.booted and end.status in CLEAN_STATUSES)
     return LinkFailure(

@@ -57,7 +57,7 @@ class Local(Frozen):
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """What the end of its process means: nothing stands in between."""
-        return classify(end)
+        return classify(end, process="its agent's guardian process")
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """About its interpreter: little else can fail."""

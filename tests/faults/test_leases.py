@@ -21,7 +21,7 @@ from tests.faults.generations import (
     starts,
     there,
 )
-from tests.harness import PATIENCE_S, kill, running, wait_gone
+from tests.harness import PATIENCE_S, children_of, held, kill, running, wait_gone
 
 HEARTBEATS = 6
 """In each lease."""
@@ -80,6 +80,49 @@ def test_a_stopped_agent(site: Site, pace: Pace, figures: Figures) -> None:
         assert run.wait() == NODE_LOST
         assert "Traceback" not in run.stderr
         assert run.holders() == []
+
+
+@pytest.mark.parametrize("bed", ["slurm"], indirect=True)
+@pytest.mark.fault(79, "a slurmstepd is killed with SIGKILL", promise="4, 5")
+def test_a_killed_slurmstepd(site: Site, pace: Pace, figures: Figures) -> None:
+    """Slurm tells nobody; the agent sees its link end at once."""
+    with running(there(site, ["host1", "host2"], SLEEPER, pace)) as run:
+        started = starts(run, 0, 2)
+        agent = parent_of(started[1].pid)
+        began = time.monotonic()
+        kill(parent_of(parent_of(agent)))
+        figures("its ranks gone", wait_gone([started[1].pid, agent], PATIENCE_S), at_most=2.0)
+        run.wait_for("host2 was lost: no heartbeat for")
+        silent_s = pace.lease_s * (1 + 1 / HEARTBEATS)
+        figures("told to be lost", time.monotonic() - began, at_most=silent_s + NOISE_S)
+        assert run.wait() == NODE_LOST
+        assert run.holders() == []
+
+
+@pytest.mark.everywhere(alone="slurm")
+@pytest.mark.fault(80, "a link's process is stopped by SIGSTOP, a spare is there", promise="2, 5")
+def test_a_stopped_link_of_a_run_that_goes_on(site: Site, pace: Pace, figures: Figures) -> None:
+    hosts = ["host1", "host2", "host3"]
+    with running(there(site, hosts[:2], SLEEPER, pace, spares=hosts[2:])) as run:
+        starts(run, 0, 2)
+        (link,) = [pid for pid in children_of(run.process.pid) if _names(pid, "host1")]
+        with held([link]) as stopped:
+            kill(link, signal.SIGSTOP)
+            run.wait_for("host1 was lost: no heartbeat for")
+            began = time.monotonic()
+            stopped.wait_reaped(began + PATIENCE_S)
+            figures("ended and reaped", time.monotonic() - began, at_most=2.0 + NOISE_S)
+        assert run.process.poll() is None
+        starts(run, 1, 2)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert run.holders() == []
+
+
+def _names(pid: int, host: str) -> bool:
+    """Whether the command line of a link's process names a host."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return any(word.rpartition("=")[2] == host for word in words)
 
 
 @pytest.mark.everywhere

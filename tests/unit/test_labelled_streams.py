@@ -6,12 +6,13 @@ import pytest
 
 from distlaunch.agent import lines, wire
 from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode_output
-from distlaunch.transport.failure import Kind, ProcessEnd
+from distlaunch.transport.failure import Kind, LinkFailure
 from distlaunch.transport.slurm import Slurm
 from distlaunch.transport.slurm.group import LabelledStreams, SlurmGroup
 from distlaunch.transport.streams import NodeGone
 
 HOSTS, INDICES = ("a1", "a2", "b1"), (4, 5, 7)
+GROUP = SlurmGroup(HOSTS, Slurm("a1", "17"))
 HELLO = READY_MARKER + HELLO_PREFIX + b"n0nce\n"
 
 
@@ -66,7 +67,10 @@ def test_a_last_word_ends_a_node_once_also_after_half_a_line() -> None:
     made = booted()
     made.feed(b"1: =half")
     made.feed(b"a line\n1: \n")
-    assert made.feed(b"1: !70\n")[1] == [NodeGone(5, ProcessEnd("", booted=True, status=70))]
+    (gone,) = made.feed(b"1: !70\n")[1]
+    assert isinstance(gone, NodeGone)
+    assert (gone.node, gone.end.booted, gone.end.status) == (5, True, 70)
+    assert GROUP.failure(gone.end) == LinkFailure(Kind.LOST, clean=True)  # its guardian has swept
     assert made.listen(b"srun: error: a2: task 1: Exited with exit code 70\n") == []
     (frame,) = made.feed(labelled(2, lines.encode(encode_output(7, 0, 0, b"goes on"))))[1]
     assert isinstance(frame, Frame)
@@ -85,6 +89,7 @@ def test_a_last_word_ends_a_node_once_also_after_half_a_line() -> None:
 def test_what_srun_says_of_tasks(words: str, ended: list[tuple[int, int | None]]) -> None:
     gone = booted().listen(words.encode() + b"\n")
     assert [(each.node, each.end.status) for each in gone] == ended
+    assert not any(GROUP.failure(each.end).clean for each in gone if each.end.status is None)
 
 
 def test_a_nodes_own_words_are_its_own() -> None:
@@ -92,8 +97,7 @@ def test_a_nodes_own_words_are_its_own() -> None:
     made.feed(labelled(1, READY_MARKER))
     made.listen(b"1: distlaunch: no python: python9\n2: chatter\n")
     (gone,) = made.listen(b"srun: error: a2: task 1: Exited with exit code 127\n")
-    group = SlurmGroup(HOSTS, Slurm("a1", "17"))
-    assert group.failure(gone.end).kind is Kind.NO_PYTHON
+    assert GROUP.failure(gone.end).kind is Kind.NO_PYTHON
     assert "chatter" not in gone.end.stderr
 
 
@@ -103,6 +107,6 @@ def test_a_line_without_a_label_breaks_the_protocol() -> None:
 
 
 def test_a_group_is_one_step_on_all_its_hosts() -> None:
-    argv = SlurmGroup(HOSTS, Slurm("a1", "17")).argv()
+    argv = GROUP.argv()
     assert {"--nodelist=a1,a2,b1", "--nodes=3", "--ntasks=3", "--label", "--no-kill"} <= set(argv)
     assert "--unbuffered" not in argv

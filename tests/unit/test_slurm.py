@@ -132,6 +132,10 @@ CHATTER = "srun: cluster configuration lacks support for cpu binding\n"
 ENDED = "srun: error: host2: task 0: Exited with exit code"
 REFUSED = "srun: error: Connection refused"
 FORCED = "srun: Force Terminated StepId=6.1"
+KILLED = "srun: error: host2: task 0: Killed"
+CANCELLED = "slurmstepd-host2: error: *** STEP 6.1 ON host2 CANCELLED AT 2026-01-01T12:00:00 ***"
+ABORTED = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish."
+SRUN_KILLED = "srun on this machine was killed by signal 9 (SIGKILL)"
 NO_JOB = "srun: error: Unable to confirm allocation for job 9: Invalid job id specified"
 NO_STEP = "srun: error: Unable to create step for job 2: Requested node configuration is not available"
 
@@ -145,6 +149,12 @@ NO_STEP = "srun: error: Unable to create step for job 2: Requested node configur
         # srun's own failure has the status of an agent that left early.
         (ProcessEnd(REFUSED, True, 1), (Kind.LOST, REFUSED, False)),
         (ProcessEnd(FORCED, True, 0), (Kind.LOST, FORCED, False)),
+        (ProcessEnd(f"{KILLED}\n{FORCED}", True, 137), (Kind.LOST, KILLED, False)),
+        (
+            ProcessEnd("\n".join([ABORTED, CANCELLED, KILLED, FORCED]), True, 137),
+            (Kind.LOST, CANCELLED, False),
+        ),
+        (ProcessEnd(CHATTER, True, -9), (Kind.LOST, SRUN_KILLED, False)),
         (ProcessEnd(NO_JOB, status=1), (Kind.NO_ALLOCATION, NO_JOB, False)),
         (ProcessEnd(NO_STEP, status=1), (Kind.STEP_REFUSED, NO_STEP, False)),
     ],

@@ -304,6 +304,12 @@ def test_a_status_that_is_not_sshs_own_means_that_the_nodes_shell_ended() -> Non
     assert classify("a: Permission denied (publickey).", status=255, booted=True).kind is Kind.LOST
 
 
+@pytest.mark.parametrize("booted", [False, True])
+def test_who_kills_ssh_does_not_end_the_agent(booted: bool) -> None:
+    words = "ssh on this machine was killed by signal 9 (SIGKILL)"
+    assert classify("", status=-9, booted=booted) == LinkFailure(Kind.LOST, words)
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [pytest.param(kind, words, id=f"{kind.name}-{words}") for kind in WORDS for words in WORDS[kind]],

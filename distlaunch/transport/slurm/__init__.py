@@ -98,7 +98,8 @@ class Slurm(Frozen):
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """srun's own words, where it failed; else the node's."""
-        failure = classify(end._replace(stderr=telling(end)), BY_SRUN, SRUN_FAILED)
+        said = end._replace(stderr=telling(end))
+        failure = classify(said, BY_SRUN, SRUN_FAILED, "srun on this machine")
         return failure._replace(clean=failure.clean and swept(end))
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:

@@ -1,6 +1,7 @@
 """srun's words, by what they mean; read off Slurm 22.05 and its sources' messages."""
 
 import re
+from collections.abc import Sequence
 
 from distlaunch.transport.failure import Kind, Patterns, ProcessEnd
 
@@ -22,14 +23,24 @@ BY_SRUN: Patterns = (
 )
 
 _CHATTER = r"lacks support for cpu binding"
-_TASK_ENDED = r"task \d+: Exited with exit code"
-_BROKEN = r"[Nn]ode failure|Force Terminated|Job step aborted|task \d+: Killed"
+_TASK_ENDED = r"tasks? [\d,-]+: Exited with exit code"
+_KILLED = r"tasks? [\d,-]+: Killed"
+_BROKEN = rf"[Nn]ode failure|Force Terminated|Job step aborted|{_KILLED}"
+_FOLLOWS = (r"Force Terminated|Job step aborted|forcing job termination", _KILLED)
+"""What srun says after the cause, which of these is the last to be left out."""
 
 
 def telling(end: ProcessEnd) -> str:
-    """What srun said, without what it always says, and the status of a guardian, which says it itself."""
+    """What srun said of the cause: not what it always says, nor a guardian's status, which says it itself."""
     silent = f"{_CHATTER}|{_TASK_ENDED}" if end.booted else _CHATTER
-    return "".join(line for line in end.stderr.splitlines(True) if not re.search(silent, line))
+    lines = _without(silent, end.stderr.splitlines(True))
+    for pattern in _FOLLOWS:
+        lines = _without(pattern, lines) or lines
+    return "".join(lines)
+
+
+def _without(pattern: str, lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if not re.search(pattern, line)]
 
 
 def swept(end: ProcessEnd) -> bool:

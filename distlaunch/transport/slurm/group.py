@@ -15,7 +15,7 @@ from distlaunch.transport.streams import MAX_WORDS, NodeGone
 
 NODE_VARIABLE = "SLURMD_NODENAME"
 """What tells a task which node it is on; the host's name may be another."""
-_TASK_END = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?:Exited with exit code (\d+)|(.+))")
+_TASK_END = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?:Exited with exit code (\d+)|.+)")
 _LABEL = re.compile(rb" *(\d+): ?")
 
 
@@ -89,6 +89,7 @@ class LabelledStreams:
                 raise wire.ProtocolError("a line without srun's label")
             node = self._nodes[label]
             if line.startswith(lines.GONE) and node.handshake.booted:
+                node.hear(b"task %d: Exited with exit code %b" % (label, line[1:]))  # as srun has it
                 found += self._gone(node, int(line[1:]) if line[1:].isdigit() else None)
             else:
                 found += node.feed(line)
@@ -103,7 +104,7 @@ class LabelledStreams:
                 continue
             self.words = (self.words + line + b"\n")[-MAX_WORDS:]
             if end := _TASK_END.match(line.decode(errors="replace")):
-                found += self._ended(*end.groups())
+                found += self._ended(line, *end.groups())
         return found
 
     def _lines(self, stream: int, data: bytes) -> Iterator[tuple[int | None, bytes]]:
@@ -112,12 +113,12 @@ class LabelledStreams:
             found = _LABEL.match(line)
             yield (int(found[1]), line[found.end() :]) if found else (None, line)
 
-    def _ended(self, hosts: str, status: str | None, words: str | None) -> list[NodeGone]:
+    def _ended(self, words: bytes, hosts: str, status: str | None) -> list[NodeGone]:
         """What srun says of tasks that did not end well."""
         indices = {self._indices.get(host) for host in expand_nodelist(hosts)}
         of = [node for node in self._nodes if node.index in indices]
         for node in of:
-            node.hear((words or "").encode())
+            node.hear(words)
         return [gone for node in of for gone in self._gone(node, int(status) if status else None)]
 
     def _gone(self, node: "_Node", status: int | None) -> list[NodeGone]:

@@ -122,7 +122,7 @@ class Ssh(Frozen):
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """ssh's own words, where it failed; else the node's."""
-        return classify(end, BY_SSH, SSH_FAILED)
+        return classify(end, BY_SSH, SSH_FAILED, "ssh on this machine")
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """With commands to paste."""
