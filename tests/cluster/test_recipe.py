@@ -83,9 +83,11 @@ def test_nodes_are_numbered_as_slurm_does_after_the_one_of_the_endpoint(
 
 
 def test_a_worker_fails_and_all_nodes_end_with_its_status(slurm: Slurm, tmp_path: Path) -> None:
-    fails = TELLS.replace("signal.pause()", "os.environ['RANK'] == '1' and sys.exit(7)\n    signal.pause()")
+    waits = "while os.environ['RANK'] == '1':\n            os.path.exists('go') and sys.exit(7)\n        "
+    fails = TELLS.replace("signal.pause()", f"{waits}signal.pause()")
     with step(slurm, tmp_path, fails, "wait") as run:
         pids = run.wait_ready(3)
+        (tmp_path / "go").touch()
         wait_gone(list(pids.values()), 5.0)
         assert run.wait() == 7
         assert run.stderr.count("node 1 failed: rank 1 (host2) failed first: exit status 7") == 2

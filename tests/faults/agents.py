@@ -9,7 +9,7 @@ _INTERPRETER = """\
 import sys, zlib
 r = sys.stdin.buffer.read
 loader = zlib.decompress(r(int(r(8)))).decode()
-last = "main(NONCE, NODE)"
+last = "main(NONCE, PLACE)"
 assert loader.rstrip().endswith(last)
 exec(loader.rstrip().removesuffix(last) + {patch!r} + "\\n" + last)
 """
