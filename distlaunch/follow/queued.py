@@ -68,6 +68,8 @@ def _next(
     queued: Submission, before: Run | None, interrupts: Interrupts, tell: Callable[[str], None]
 ) -> Run | None:
     """The run after `before`, once it has begun; None when there will be none."""
+    if queued.end:  # Slurm may know nothing of it any more
+        return _newer(queued, before) or _none(queued, before, Queued(queued.end))
     patience, told = Patience(), ""
     while not interrupts.any():
         if run := _newer(queued, before):
@@ -90,7 +92,8 @@ def _newer(queued: Submission, before: Run | None) -> Run | None:
 
 def _none(queued: Submission, before: Run | None, state: Queued) -> Run | None:
     """No run follows, it is over. Raises `DistlaunchError` where none was."""
-    note_end(queued, state.state)
+    if not queued.end:
+        note_end(queued, state.state)
     if before is None:
         raise DistlaunchError(f"{queued.name} ended ({state.state}) and started no run; see {queued.output}")
     return None

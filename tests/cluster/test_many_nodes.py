@@ -1,4 +1,4 @@
-"""An allocation of more nodes than get a step each: three hosts pretend to be 36 nodes of a real Slurm."""
+"""An allocation of more nodes than get a step each: three hosts pretend to be 33 nodes of a real Slurm."""
 
 import os
 import re
@@ -13,20 +13,15 @@ from tests.cluster.hosts import parent_of
 from tests.cluster.slurm import Slurm, inside, slurm_of, why_not
 from tests.harness import Run, children_of, distlaunch, kill, running, wait_gone, write_job
 
-NODES = 36
+NODES = 33
 KEYS = "gpus_per_node: 0\nrestarts: 1\ntimeouts: {stop: 2s, lease: 9s}\n"
-WAITS = """
-    import os, signal
-    os.write(1, b"ready %s %d\\n" % (os.environ["RANK"].encode(), os.getpid()))
-    while True:
-        signal.pause()
-"""
+WAITS = "command: [sh, -c, echo ready $RANK $$; exec sleep 600]\n"
 VICTIM = 30
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """A Slurm with the nodes n1 … n36."""
+    """A Slurm with the nodes n1 … n33."""
     if reason := why_not():
         pytest.skip(reason)
     with slurm_of(3, tmp_path_factory.mktemp("many") / "bed", NODES) as slurm:
@@ -81,7 +76,9 @@ def srun(run: Run) -> int:
 def test_who_shares_a_step_outlives_the_others_and_the_job_restarts(
     tmp_path: Path, victim: Callable[[Run], int]
 ) -> None:
-    with running(write_job(tmp_path, WAITS, KEYS), "--quiet") as run:
+    job = tmp_path / "job.yaml"
+    job.write_text(WAITS + KEYS)
+    with running(job, "--quiet") as run:
         run.wait_ready(NODES)
         kill(victim(run), signal.SIGKILL)
         run.wait_for("restart 1 of 1")

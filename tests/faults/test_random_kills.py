@@ -10,21 +10,28 @@ from tests.faults import chaos
 from tests.faults.conftest import Figures
 from tests.faults.grounds import Allocation, Ground
 
-KILLS, SLURM_KILLS, SEEDS = 3, 1, (7, 8, 9)
-"""Of each seed; over Slurm fewer, since they are alone meanwhile."""
+KILLS, SEEDS = 2, (7, 8, 9)
 
 
 @pytest.mark.long
-# Over Slurm any other run that starts then kills what Slurm has not killed yet, and tells it.
-@pytest.mark.everywhere(alone="slurm")
 @pytest.mark.fault(0, "random kills over all hosts", promise="1-5")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_after_each_of_some_random_kills_everything_is_clean(
     seed: int, bed: Bed, tmp_path: Path, figures: Figures
 ) -> None:
-    ground = Allocation(bed) if isinstance(bed, Slurm) else Ground(bed)
-    kills = SLURM_KILLS if isinstance(bed, Slurm) else KILLS
-    tally = chaos.series(ground, tmp_path, kills, seed, print)
+    kills(Ground(bed), tmp_path, seed, figures)
+
+
+@pytest.mark.alone  # any other run that starts then kills what Slurm has not killed yet, and tells it
+@pytest.mark.fault(0, "random kills in an allocation", promise="1-5")
+def test_after_a_random_kill_in_an_allocation_everything_is_clean(
+    slurm: Slurm, allocation: str, tmp_path: Path, figures: Figures
+) -> None:
+    kills(Allocation(slurm), tmp_path, SEEDS[0], figures)
+
+
+def kills(ground: Ground, folder: Path, seed: int, figures: Figures) -> None:
+    tally = chaos.series(ground, folder, KILLS, seed, print)
     for kind, outcomes in sorted(tally.rounds.items()):
         worst_s = max(outcome.clean_s for outcome in outcomes)
         figures(f"clean after {kind}", worst_s, at_most=tally.limits_s[kind])
