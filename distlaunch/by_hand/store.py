@@ -13,6 +13,7 @@ On stdin, how this node ended: {"status", "text"}; again when it is stopped whil
 """
 
 import gc
+import importlib.util
 import ipaddress
 import json
 import os
@@ -23,6 +24,7 @@ import socket
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -37,6 +39,8 @@ LINGER_S = 3.0
 LOST_STATUS = 71
 SILENT = f"no heartbeat for {LOST_S:g} s"
 UNNUMBERED = -1
+TRIED = ("2.13",)
+"""Versions of torch whose store works without the rest of torch."""
 NAMED = 8
 """Hosts named in one line."""
 ENDING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -485,6 +489,36 @@ def keeper_at(where: Store, nodes: int, arrival: "dict[str, Any] | None") -> "Ke
     return None
 
 
+def prepare_torch() -> None:
+    """Have torch's store without the rest of torch, which takes a second to import.
+
+    Where that has not been tried, or does not work, all of torch is imported when the store is.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return
+    (folder, *_) = spec.submodule_search_locations
+    try:
+        with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
+            version = file.read()
+        if any(f"'{each}." in version for each in TRIED):
+            _import_store(folder)
+    except Exception:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+            del sys.modules[name]
+
+
+def _import_store(folder: str) -> None:
+    torch, distributed = (types.ModuleType(name) for name in ("torch", "torch.distributed"))
+    torch.__path__ = [folder]
+    sys.modules.update({"torch": torch, "torch.distributed": distributed})
+    core: Any = importlib.import_module("torch._C")
+    core._c10d_init()
+    store: Any = importlib.import_module("torch._C._distributed_c10d")
+    found = {"TCPStore": store.TCPStore, "PrefixStore": store.PrefixStore, "DistError": core._DistError}
+    vars(distributed).update(found)
+
+
 def main() -> None:
     """Keep until the end; status 75 when the port is taken."""
     for name in ENDING:
@@ -492,6 +526,7 @@ def main() -> None:
     host, port, rank, nodes, workers, wait_s = sys.argv[1], *map(int, sys.argv[2:6]), float(sys.argv[6])
     arrival = json.loads(sys.argv[7])
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
+    prepare_torch()
     serves = serves_of(arrival["serves"], host) if arrival else rank == 0
     where = Store(host, port, UNNUMBERED if arrival else rank, serves, wait_s)
     keeper = keeper_at(where, nodes, arrival)

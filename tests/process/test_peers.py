@@ -19,7 +19,7 @@ from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import Here, job_of
 from distlaunch.errors import Exit
 from distlaunch.system.signals import Signals
-from tests.harness import PATIENCE_S, wait_gone
+from tests.harness import PATIENCE_S, ROOT, wait_gone
 from tests.process.torchruns import NEEDS_TORCH, OURS, free_port, going, script
 
 pytestmark = NEEDS_TORCH
@@ -249,3 +249,41 @@ def test_the_first_verdict_counts(clock: list[float], capsys: pytest.CaptureFixt
     assert all(each.turn() for each in (first, second))
     told = {"ended": {"node": 1, "status": 7, "text": "rank 1 failed"}}
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [told] * 2
+
+
+def python(script: str, **environ: str) -> str:
+    """What Python prints of a script."""
+    argv, env = [sys.executable, "-c", script], {**os.environ, **environ}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_keeper_needs_little_of_torch() -> None:
+    """The rest takes a second to import, for which all nodes would wait."""
+    script = """
+import sys
+from distlaunch.by_hand import store
+store.prepare_torch()
+from torch.distributed import DistError, PrefixStore, TCPStore
+kept = PrefixStore("x/", TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False))
+kept.set("a", "b")
+print(kept.get("a"), issubclass(DistError, RuntimeError), "torch.nn" in sys.modules)
+"""
+    assert python(script) == "b'b' True False\n"
+
+
+@pytest.mark.parametrize("version", ["9.9.9", "2.13.0"], ids=["not tried", "without what is needed"])
+def test_of_another_torch_all_is_imported(version: str, tmp_path: Path) -> None:
+    package = tmp_path / "torch"
+    (package / "distributed").mkdir(parents=True)
+    (package / "version.py").write_text(f"__version__ = '{version}'\n")
+    (package / "__init__.py").touch()
+    (package / "distributed" / "__init__.py").write_text("TCPStore = 'all of it'\n")
+    script = """
+from distlaunch.by_hand import store
+store.prepare_torch()
+from torch.distributed import TCPStore
+print(TCPStore)
+"""
+    assert python(script, PYTHONPATH=f"{tmp_path}:{ROOT}") == "all of it\n"
