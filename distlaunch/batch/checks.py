@@ -3,7 +3,8 @@
 import os
 from collections.abc import Iterator
 
-from distlaunch.errors import JobError, reason
+from distlaunch.allocation.slurm import count_gpus
+from distlaunch.errors import JobError
 from distlaunch.job.paths import path_in
 from distlaunch.job.spec import JobSpec
 
@@ -13,6 +14,17 @@ def check_submitted(spec: JobSpec) -> None:
     problems = [problem for path, text in _mistakes(spec) for problem in spec.error(path, text).problems]
     if problems:
         raise JobError(problems)
+
+
+def with_gpus(spec: JobSpec) -> JobSpec:
+    """The job with the GPUs that it asks Slurm for, where it does not say how many it uses."""
+    gres = [
+        part.removeprefix("gpu:") for part in (spec.slurm.gres or "").split(",") if part.startswith("gpu")
+    ]
+    asked = gres[0] if gres else str(spec.slurm.gpus or 0)
+    known = count_gpus(asked) or 0
+    nodes = tuple(node._replace(gpus=known) if node.gpus is None else node for node in spec.nodes)
+    return spec._replace(nodes=nodes)
 
 
 def _mistakes(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -25,10 +37,6 @@ def _mistakes(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "spares", "set slurm.nodes to the number of all nodes, spares included"
     if not spec.slurm.setup:  # which may make what is missing
         yield from _missing(spec)
-    try:
-        os.makedirs(spec.logs.folder, exist_ok=True)
-    except OSError as error:
-        yield "logs.dir", f"can't create {spec.logs.folder}: {reason(error)}"
 
 
 def _missing(spec: JobSpec) -> Iterator[tuple[str, str]]:

@@ -79,7 +79,7 @@ def export_slurm(context: typer.Context, job: Job, args: Args = None, overrides:
 
 def _prepared(job: str, overrides: Sequence[str], args: Sequence[str]) -> "tuple[JobSpec, str]":
     """The job and its batch script. Raises `DistlaunchError`."""
-    from distlaunch.batch.checks import check_submitted
+    from distlaunch.batch.checks import check_submitted, with_gpus
     from distlaunch.batch.script import Call, batch_script
     from distlaunch.launch.dry_run import plan_without_nodes
     from distlaunch.system.here import own_command
@@ -88,7 +88,8 @@ def _prepared(job: str, overrides: Sequence[str], args: Sequence[str]) -> "tuple
     text = read_job(job)
     spec = job_of(text, job, overrides, args, submitted=True)
     check_submitted(spec)
-    plan_without_nodes(spec)
+    plan_without_nodes(with_gpus(spec))
+    _say_without_gpus(spec)
     piped = spec.invocation.piped
     settings = [word for setting in overrides for word in ("--set", setting)]
     file = "-" if piped else os.path.realpath(job)
@@ -101,8 +102,8 @@ def _submitted(spec: "JobSpec", script: str) -> tuple[str, Path]:
     from distlaunch.batch import slurm
     from distlaunch.catalog.submissions import Submission, note
 
-    _say_without_gpus(spec)
     try:
+        os.makedirs(spec.logs.folder, exist_ok=True)
         fd, name = tempfile.mkstemp(".sh", "slurm-", spec.logs.folder)
         with os.fdopen(fd, "w") as file:
             file.write(script)

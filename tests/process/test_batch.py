@@ -8,6 +8,7 @@ import pytest
 from distlaunch.batch.script import Call, batch_script
 from distlaunch.job.spec import JobSpec
 from distlaunch.system.job_file import job_of
+from tests.harness import distlaunch
 
 
 def job_from(text: str, folder: Path) -> JobSpec:
@@ -38,6 +39,19 @@ def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
     end = "kill -KILL $$" if status == 137 else f"exit {status}"
     done = run_script(spec, Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT=starts)
     assert (done.returncode, done.stdout) == (status, said)
+
+
+def test_a_script_that_can_not_be_kept_is_told_and_a_dry_run_makes_nothing(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("command: ['true']\nlogs: {dir: job.yaml}\n")
+    done = distlaunch("submit", str(job))
+    assert done.returncode == 1
+    assert f"can't write the batch script to {job}: File exists; set logs.dir" in done.stderr
+    assert "no GPUs are requested: set gpus_per_node to their number, or to 0 for a CPU job" in done.stderr
+    job.write_text("command: ['true']\ngpus_per_node: 0\n")
+    done = distlaunch("submit", "--dry-run", str(job))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == [job]
 
 
 def test_what_comes_before_and_a_job_that_comes_with_the_script(tmp_path: Path) -> None:

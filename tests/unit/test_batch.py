@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.batch.checks import check_submitted
+from distlaunch.batch.checks import check_submitted, with_gpus
 from distlaunch.batch.script import Call, batch_script, slurm_time
 from distlaunch.batch.slurm import Queued
 from distlaunch.errors import JobError
@@ -84,7 +84,6 @@ def test_times_as_slurm_has_them(text: str, time: str) -> None:
         ("script: train.py\nnodes: [a, b]", "nodes: Slurm chooses the hosts: set nodes to their number; "),
         ("script: train.py\nworkdir: sub", "workdir: {here}/sub does not exist"),
         ("script: train.py\npython: ./venv/bin/python", "python: {here}/venv/bin/python does not exist"),
-        ("script: train.py\nlogs: {dir: train.py}", "logs.dir: can't create {here}/train.py: "),
         ("script: train.py\nnodes: 2\nspares: rest", "spares: set slurm.nodes to the number of all nodes"),
     ],
 )
@@ -94,6 +93,23 @@ def test_what_can_not_work_is_refused_before_it_waits(text: str, problem: str, t
         check_submitted(submitted(text, tmp_path))
     assert problem.format(here=tmp_path) in str(refused.value)
     assert "job.yaml:" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "gpus"),
+    [
+        ("gpus_per_node: 3\nslurm: {gpus: 8}", 3),
+        ("slurm: {gpus: 8}", 8),
+        ("slurm: {gpus: 'a100:4'}", 4),
+        ("slurm: {gres: 'nvme:1,gpu:h100:2'}", 2),
+        ("slurm: {partition: gpu}", 0),
+    ],
+)
+def test_a_plan_before_the_queue_takes_the_gpus_that_are_asked_for(
+    keys: str, gpus: int, tmp_path: Path
+) -> None:
+    spec = with_gpus(submitted(f"script: train.py\nnodes: 2\n{keys}\n", tmp_path))
+    assert [node.gpus for node in spec.nodes] == [gpus, gpus]
 
 
 def test_a_setup_may_make_the_script(tmp_path: Path) -> None:
