@@ -107,17 +107,19 @@ def encode_flight(node: int, generation: int, rank: int, payload: bytes) -> byte
 
 def encode_message(node: int, message: "Message") -> bytes:
     """One CONTROL frame."""
-    payload = _json(message)
-    return HEADER.pack(CONTROL, node, 0, 0, len(payload)) + payload
+    return _control(CONTROL, node, _json(message))
 
 
 def encode_command(node: int, message: "Message") -> bytes:
-    """One frame from the controller: CONTROL, or PACKED where that is much shorter."""
+    """One frame from the controller: CONTROL, or PACKED where it is long."""
     payload = _json(message)
     if len(payload) <= PACK_BYTES:
-        return HEADER.pack(CONTROL, node, 0, 0, len(payload)) + payload
-    payload = zlib.compress(payload, 1)
-    return HEADER.pack(PACKED, node, 0, 0, len(payload)) + payload
+        return _control(CONTROL, node, payload)
+    return _control(PACKED, node, zlib.compress(payload, 1))
+
+
+def _control(kind: int, node: int, payload: bytes) -> bytes:
+    return HEADER.pack(kind, node, 0, 0, len(payload)) + payload
 
 
 def _json(message: "Message") -> bytes:

@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Iterator
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.spec import JobSpec, Logs
+from distlaunch.allocation.slurm import count_gpus
+from distlaunch.job.spec import JobSpec
 from distlaunch.job.types.values import seconds_in
 
 KILLED = 137
@@ -34,9 +35,9 @@ def node_count(spec: JobSpec) -> int:
     return spec.slurm.nodes or (len(spec.nodes) if "nodes" in spec.places else 1)
 
 
-def output_path(spec: JobSpec, job: str) -> str:
-    """Where what the script prints goes, `job` being its id."""
-    return f"{spec.logs.folder}/slurm-{job}.out"
+def output_path(folder: str, job: str) -> str:
+    """Where what the script prints goes: into the folder of the runs, by the job's id."""
+    return f"{folder}/slurm-{job}.out"
 
 
 def _options(spec: JobSpec) -> Iterator[str]:
@@ -50,7 +51,8 @@ def _options(spec: JobSpec) -> Iterator[str]:
     if asked.exclusive:
         yield "--exclusive"
     yield from _given(spec, _MORE)
-    yield _option("output", output_path(spec._replace(logs=_doubled(spec)), "%j"))
+    # Elsewhere in it a % would begin a pattern of Slurm's, too.
+    yield _option("output", output_path(spec.logs.folder.replace("%", "%%"), "%j"))
     yield "--open-mode=append"
     yield "--requeue" if spec.restarts.requeue else "--no-requeue"
     if spec.elastic or "spares" in spec.places:
@@ -63,14 +65,8 @@ def _of_each_node(spec: JobSpec) -> Iterator[str]:
     gpus = node.gpus if asked.gpus is None else asked.gpus
     if gpus and not asked.gres:
         yield _option("gpus-per-node", gpus)
-    if workers := node.procs or _number(gpus):
+    if workers := node.procs or count_gpus(str(gpus or "")):
         yield _option("ntasks-per-node", workers)
-
-
-def _number(gpus: int | str | None) -> int | None:
-    """How many, of `a100:8` or 8."""
-    last = str(gpus or "").rpartition(":")[2]
-    return int(last) if last.isdecimal() else None
 
 
 def _given(spec: JobSpec, fields: tuple[str, ...]) -> Iterator[str]:
@@ -83,11 +79,6 @@ def _given(spec: JobSpec, fields: tuple[str, ...]) -> Iterator[str]:
 def _option(name: str, value: object) -> str:
     """As a line of #SBATCH has it, which takes quotes as a shell does."""
     return f"--{name}={shlex.quote(str(value))}"
-
-
-def _doubled(spec: JobSpec) -> Logs:
-    """The logs with a folder in which no % begins a pattern of Slurm's."""
-    return spec.logs._replace(folder=spec.logs.folder.replace("%", "%%"))
 
 
 def slurm_time(text: str) -> str:

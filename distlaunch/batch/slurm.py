@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError
+from distlaunch.transport.slurm import VARIABLES
 
 ANSWER_S = 60.0
 """Seconds for slurmctld to answer; it may be busy, or restarting."""
@@ -112,8 +113,8 @@ def _call(*argv: str) -> str:
 
 def _environment() -> dict[str, str]:
     """Ours without what describes an allocation that we are inside of: sbatch would take it for options."""
-    ours = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
-    return {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(ours)}
+    given = os.environ.items()
+    return {name: value for name, value in given if name in _KEPT or not name.startswith(VARIABLES)}
 
 
 def _words(stderr: str) -> str:

@@ -5,6 +5,7 @@ import re
 import time
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.batch.script import output_path
 from distlaunch.catalog.find import JOB_FILES, LOGS
 from distlaunch.catalog.folder import Run, run_in
 from distlaunch.catalog.index import listed, listed_submissions, note_submission
@@ -35,7 +36,7 @@ class Submission(Frozen):
     @property
     def output(self) -> str:
         """What its script prints."""
-        return os.path.join(self.folder, f"slurm-{self.id}.out")
+        return output_path(self.folder, self.id)
 
 
 def note(submission: Submission) -> None:

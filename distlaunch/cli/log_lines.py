@@ -6,11 +6,10 @@ import sys
 import time
 from collections.abc import Collection
 
-import typer
-
 from distlaunch.catalog.folder import Run
+from distlaunch.cli.output import reader_left
 from distlaunch.cli.stderr import say
-from distlaunch.errors import Exit, UsageError
+from distlaunch.errors import UsageError
 from distlaunch.follow.attending import follow
 from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, ranks_of, unordered
 from distlaunch.follow.retelling import Retelling
@@ -71,8 +70,7 @@ def print_logs(
         printer.flush()
         return run
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise typer.Exit(Exit.BROKEN_PIPE) from None
+        raise reader_left() from None
 
 
 def _print_unordered(run: Run, choice: Choice, most: int | None, printer: "Printer") -> None:

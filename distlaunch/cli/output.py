@@ -13,6 +13,12 @@ class ReaderLeftError(DistlaunchError):
     exit_status = Exit.BROKEN_PIPE
 
 
+def reader_left() -> ReaderLeftError:
+    """The error to raise; what is still buffered is not tried again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return ReaderLeftError()
+
+
 def print_json(document: object) -> None:
     """One JSON document on stdout."""
     print_text(json.dumps(document, indent=2) + "\n")
@@ -24,5 +30,4 @@ def print_text(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered must not be tried again
-        raise ReaderLeftError from None
+        raise reader_left() from None

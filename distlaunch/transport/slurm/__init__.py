@@ -24,6 +24,8 @@ _OPTIONS = (
 )
 """srun reads each from a variable, too, which the allocation, or a script in it, may have set."""
 
+VARIABLES = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "SLURMD_")
+"""How the names begin that Slurm's tools set, and some of them read."""
 _OF_THE_JOB = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_HET_", "SLURM_JOBID_HET_")
 _KEPT = ("SLURM_JOBID", "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT")
 _OF_THE_STEP = (
@@ -112,4 +114,4 @@ class Slurm(Frozen):
 def _passes(name: str) -> bool:
     if name.startswith(_OF_THE_JOB) or name in _KEPT:
         return True
-    return not name.startswith(("SLURM_", "SRUN_", "PMI_", "PMIX_", "SLURMD_"))
+    return not name.startswith(VARIABLES)

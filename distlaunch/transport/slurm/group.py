@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 from distlaunch.agent import lines, wire
 from distlaunch.agent.frozen import Frozen
@@ -20,15 +19,15 @@ _LABEL = re.compile(rb" *(\d+): ?")
 
 
 class SlurmGroup(Frozen):
-    """As `distlaunch.transport.kinds` has it, for the nodes `hosts`, in the order of the allocation."""
+    """What a link needs of a transport, for the nodes `hosts`, in the order of the allocation."""
 
     hosts: tuple[str, ...]
     first: Slurm
-    name: Literal["slurm group"] = "slurm group"
 
-    here: bool = False
-    direct: bool = True
-    folder: str = ""
+    @property
+    def direct(self) -> bool:
+        """As for one node."""
+        return self.first.direct
 
     @property
     def patience_s(self) -> float:
