@@ -26,12 +26,18 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
     """Hold what the scheduler may have done, until it has been asked."""
     if state.asked:
         known = state.asked.cause
-        worse = known is None or (known.peer_gone and not found.cause.peer_gone)
-        asked = Asked(found.cause if worse else known, state.asked.also + found.also)
+        told = found.cause if known is None or _explains(found.cause, known) else known
+        asked = Asked(told, state.asked.also + found.also)
         return state.unwatched()._replace(asked=asked), ()
     if state.spec.allocation is None or not _may_be_the_schedulers(found.cause):
         return restarting.generation_failed(found, state, now)
     return _ask(state.unwatched(), Asked(*found), now)
+
+
+def _explains(later: Cause, held: Cause) -> bool:
+    """Whether what came later is behind the failure that is held: a rank's, of its peer; a node's, of its ranks."""
+    node_of_the_rank = later.rank is None and held.rank is not None and later.node == held.node
+    return node_of_the_rank or (held.peer_gone and not later.peer_gone)
 
 
 def _may_be_the_schedulers(cause: Cause) -> bool:

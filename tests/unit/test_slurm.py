@@ -254,6 +254,15 @@ def test_no_answer_counts_as_none() -> None:
     assert phase(job) is Phase.RESTARTING
 
 
+def test_a_rank_that_was_killed_as_its_node_went_down_is_not_blamed() -> None:
+    for lost, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed first")):
+        job = inside()
+        assert asks(job.feed(exited(1, 1, -9, job.now)))
+        job.feed(gone(lost))
+        said = texts(job.feed(AllocationTold(ends=False)))
+        assert any(text.startswith(blamed) for text in said), said
+
+
 def test_a_notice_is_given_once_with_the_time_that_is_left() -> None:
     job = inside("on_notice: USR1")
     assert asks(job.feed(Noticed(0, 10)))
