@@ -49,7 +49,7 @@ def _run_command(words: Sequence[str]) -> int:
     command = words[0] if words else ""
     elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
     if command in ("run", "torchrun") and not elsewhere:
-        from distlaunch.links.opening import open_ahead
+        from distlaunch.links.ahead import open_ahead
 
         early = open_ahead(shares_stdio=command == "torchrun")
     if command == "exec":  # each of many tasks waits for it

@@ -109,6 +109,7 @@ class Agent:
         self._renew_lease()
         self._flush()
         self._report_orphans()
+        self._get_ready()
         while not (self._leaving and self._workers.swept):
             self._flush()
             self._poller.turn()
@@ -131,6 +132,11 @@ class Agent:
         killed = cookies.kill_orphans()
         if killed:
             self._outbox.report(messages.OrphansKilled(killed))
+
+    def _get_ready(self) -> None:
+        """Import, while the controller decides, what the first node will most likely need."""
+        if self._node == 0:
+            from distlaunch.agent import port  # needs socket (3 ms)  # noqa: F401
 
     # The link
 
@@ -229,7 +235,7 @@ class Agent:
         self._outbox.report(messages.Pong(time.monotonic()))
 
     def _on_hold(self, command: "messages.HoldPort") -> None:
-        from distlaunch.agent.port import hold  # needs socket (2 ms), and only one node holds
+        from distlaunch.agent.port import hold  # only one node holds
 
         if self._hold and self._hold.answers(command.port):
             self._outbox.report(messages.PortHeld(self._hold.port))  # asked again: the same answer

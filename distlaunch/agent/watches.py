@@ -33,6 +33,7 @@ class JoinWatch:
         self, poller: "Poller", outbox: "Outbox", running: "Callable[[], List[Worker]]", port: int
     ) -> None:
         self._poller, self._outbox, self._running, self._port = poller, outbox, running, port
+        self._arrivals = joins.Arrivals(port)
         self._told: "Dict[int, str]" = {}
         self._lag_at = time.monotonic() + LAG_S
         self.joined: "Set[int]" = set()
@@ -44,7 +45,7 @@ class JoinWatch:
 
     def _look(self, interval_s: float) -> None:
         missing = {w.local_rank: w.pid for w in self._running() if w.local_rank not in self.joined}
-        fresh = joins.joined(self._port, missing)
+        fresh = self._arrivals.look(missing)
         if fresh:
             self.joined |= fresh
             self._outbox.report(RanksJoined(sorted(fresh)))

@@ -50,8 +50,6 @@ CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
 """Exit statuses on the node: told to close; left by itself; the agent was killed and the guardian has swept;
 processes resisted the sweep. After all but the last the node is clean."""
 
-SHARED_VARIABLE = "DISTLAUNCH_SHARED"
-"""Copies of the command's own stdin and stdout for an agent on its machine, `5,6`; empty for others."""
 LEASE_S = 30.0
 """Seconds without a sign of life after which either side takes the other for lost."""
 HEARTBEATS = 6

@@ -12,10 +12,9 @@ import resource
 import signal
 import stat
 
-from distlaunch.agent import sweep
+from distlaunch.agent import shared, sweep
 from distlaunch.agent.messages import WorkerUnstarted
 from distlaunch.agent.probes import gpus
-from distlaunch.agent.wire import SHARED_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,8 +129,8 @@ def spawn(spec: "WorkerSpec", error_file: str) -> Worker:
     """
     env = environment(spec)
     env["TORCHELASTIC_ERROR_FILE"] = error_file
-    shared = {fd: _shared[fd] for fd in spec.shares if fd in _shared}
-    pipes = {fd: os.pipe() for fd in (1, 2) if fd not in shared}
+    ours = {fd: _shared[fd] for fd in spec.shares if fd in _shared}
+    pipes = {fd: os.pipe() for fd in (1, 2) if fd not in ours}
     confirm = os.pipe()
     agent = os.getpid()
     # Until the child has reset its handlers, a signal to it would be swallowed by ours.
@@ -140,7 +139,7 @@ def spawn(spec: "WorkerSpec", error_file: str) -> Worker:
         pid = os.fork()
         if pid == 0:
             ends = {fd: write for fd, (_, write) in pipes.items()}
-            _become_worker(spec, env, {**shared, **ends}, confirm[1], agent)
+            _become_worker(spec, env, {**ours, **ends}, confirm[1], agent)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for read, write in (*pipes.values(), confirm):
@@ -260,7 +259,7 @@ def exit_status(status: int) -> int:
 
 
 _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-_shared = dict(enumerate(map(int, filter(None, os.environ.pop(SHARED_VARIABLE, "").split(",")))))
+_shared = dict(enumerate(map(int, filter(None, os.environ.pop(shared.VARIABLE, "").split(",")))))
 
 
 def make_room(workers: int) -> None:

@@ -25,7 +25,7 @@ def run_job(
     Nothing of the process is touched, no signal and no stream; `interrupts` ends the job early. Several jobs
     may run at once, each in a thread of its own. `observers` are asked for once agents boot, so that a
     generator may import what they need meanwhile. `early` is an agent on this machine that
-    `links.opening.open_ahead` started.
+    `links.ahead.open_ahead` started.
     """
     with nullcontext(interrupts) if interrupts else Interrupts() as heard:
         start = start_run(spec, early)

@@ -1,9 +1,12 @@
 """A link to a node's agent, or to those of several nodes: a child process (sh or ssh) and its three pipes."""
 
+import contextlib
+import fcntl
 import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,27 +24,28 @@ if TYPE_CHECKING:
 
 MAX_NOISE_SHOWN = 1024
 READ = 1 << 18
+PIPE = 1 << 19
+"""Bytes that the pipe to an agent on this machine takes: all that it boots from, at once."""
 EXIT_S = 3.0
 """Seconds that a transport's process may take to follow the end of its pipes."""
 
 
 class Link:
-    """The process that reaches one node, or several. Its descriptors never block; the owner waits on them.
+    """The `process` that reaches one node, or several. Its descriptors never block; the owner waits on them.
 
     The opening that `streams` have is sent when the node's shell answers; `boot` is made, and sent, while an
-    interpreter starts there; where the transport is direct, both at once. The agent finds copies of the
-    `shared` descriptors, for its workers, where `wire.SHARED_VARIABLE` says.
+    interpreter starts there; where the transport is direct, both at once.
     """
 
     def __init__(
         self,
         transport: "Transport | SlurmGroup",
+        process: "subprocess.Popen[bytes]",
         streams: Streams,
         boot: Callable[[], bytes],
-        shared: Sequence[int] = (),
     ) -> None:
         self._transport = transport
-        self._process = _start(transport, shared)
+        self._process = process
         self.stdin, self.stdout, self.stderr = (
             pipe.fileno()
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
@@ -56,6 +60,7 @@ class Link:
         self.at_end = False
         self._pidfd: int | None = None
         if transport.direct:
+            _widen(self.stdin)
             self._send_opening(streams.without_marker())
 
     @property
@@ -214,20 +219,8 @@ class Link:
             self._process.wait()
 
 
-def _start(transport: "Transport | SlurmGroup", shared: Sequence[int]) -> subprocess.Popen[bytes]:
-    copies = [os.dup(fd) for fd in shared]
-    try:
-        # A session of its own: the terminal's Ctrl-C is for us to interpret, not for ssh.
-        return subprocess.Popen(
-            transport.argv(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            pass_fds=copies,
-            env={**transport.environment(os.environ), wire.SHARED_VARIABLE: ",".join(map(str, copies))},
-        )
-    finally:
-        for fd in copies:
-            os.close(fd)
+def _widen(pipe: int) -> None:
+    """Where a limit forbids it, what does not fit waits until somebody turns to the link."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)

@@ -4,9 +4,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
+from distlaunch.links import process
 from distlaunch.links.bundle import bundle_for
 from distlaunch.links.link import Link
 from distlaunch.system.here import runs_ranks
@@ -16,21 +18,19 @@ from distlaunch.transport.local import Local
 from distlaunch.transport.slurm import Slurm
 from distlaunch.transport.streams import OneStream
 
+if TYPE_CHECKING:
+    import subprocess
+
+    from distlaunch.transport.slurm.group import SlurmGroup
+
 STEP_NODES = 32
 """Nodes of an allocation by one step, where there are more of them."""
 NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
 
 
-def open_ahead(shares_stdio: bool) -> Link | None:
-    """A link to an agent on this machine, for the first node of a job that is not read yet.
-
-    It boots (17 ms) on another core while Typer and YAML are imported. If the job does not need it, it sees
-    its link end and exits.
-    """
-    try:
-        return _open(Local(), {0: None}, shares_stdio)
-    except DistlaunchError:
-        return None  # if the job needs it, opening it again says why
+def link_here(child: "subprocess.Popen[bytes]") -> Link:
+    """The link to an agent on this machine, of a process that was started by its command line."""
+    return _link(Local(), child, {0: None})
 
 
 def open_link(spec: JobSpec, *indices: int) -> Link:
@@ -82,6 +82,20 @@ def _open(reach: Transport, pythons: Mapping[int, str | None], shares: bool = Fa
     """`pythons` has, by node, the interpreter that is named for it."""
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
+    if reach.folder:
+        _make_folder(reach.folder)
+    return _link(reach, _start(reach, (0, 1) if shares else ()), pythons)
+
+
+def _start(reach: "Transport | SlurmGroup", sharing: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
+    argv = reach.argv()
+    try:
+        return process.start(argv, reach.environment(os.environ), sharing)
+    except OSError as error:
+        raise DistlaunchError(f"can't start {argv[0]}: {reason(error)}") from None
+
+
+def _link(reach: Transport, child: "subprocess.Popen[bytes]", pythons: Mapping[int, str | None]) -> Link:
     nonce = os.urandom(16).hex()
     (first, named), *others = pythons.items()
 
@@ -90,12 +104,7 @@ def _open(reach: Transport, pythons: Mapping[int, str | None], shares: bool = Fa
         texts += [_opening(name) + _boot_text(reach, name, nonce, index) for index, name in others]
         return b"".join(texts)
 
-    if reach.folder:
-        _make_folder(reach.folder)
-    try:
-        return Link(reach, OneStream(_opening(named), nonce), boot, (0, 1) if shares else ())
-    except OSError as error:
-        raise DistlaunchError(f"can't start {reach.argv()[0]}: {reason(error)}") from None
+    return Link(reach, child, OneStream(_opening(named), nonce), boot)
 
 
 def _open_step(reaches: "Sequence[Slurm]", pythons: Mapping[int, str | None]) -> Link:
@@ -107,10 +116,8 @@ def _open_step(reaches: "Sequence[Slurm]", pythons: Mapping[int, str | None]) ->
     place = (NODE_VARIABLE, dict(zip(hosts, pythons, strict=True)))
     streams = LabelledStreams(_opening(named), nonce, hosts, list(pythons))
     boot = boot_text(bundle_for(same_interpreter=False), nonce, place)
-    try:
-        return Link(SlurmGroup(hosts, reaches[0]), streams, lambda: boot)
-    except OSError as error:
-        raise DistlaunchError(f"can't start srun: {reason(error)}") from None
+    group = SlurmGroup(hosts, reaches[0])
+    return Link(group, _start(group), streams, lambda: boot)
 
 
 def _opening(named: str | None) -> bytes:
@@ -119,7 +126,7 @@ def _opening(named: str | None) -> bytes:
 
 def _boot_text(reach: Transport, named: str | None, nonce: str, index: int) -> bytes:
     same = reach.here and named in (None, sys.executable)
-    return boot_text(bundle_for(same_interpreter=same), nonce, index)
+    return boot_text(bundle_for(same, level=0 if reach.here else 1), nonce, index)
 
 
 def _make_folder(path: str) -> None:

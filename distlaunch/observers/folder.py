@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from distlaunch.diagnosis.summary import Summary
@@ -93,7 +92,9 @@ class Folder(Observer):
         """Which ranks never reached the last collective, if flight recorders tell."""
         if state.generation not in self._flights:
             return []
-        from distlaunch.observers.flight_records import lagging_words  # few jobs end so
+        from pathlib import Path  # few jobs end so
+
+        from distlaunch.observers.flight_records import lagging_words
 
         self._folder.flush()
         return lagging_words(Path(self._folder.generation_path(state.generation)), len(state.workers))

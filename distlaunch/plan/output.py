@@ -1,7 +1,5 @@
 """Where each rank's output goes: the console, with or without a prefix, and a file."""
 
-from string import Template
-
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import Std, TorchrunLogs
 from distlaunch.plan.layout import LaunchPlan, NodePlan
@@ -76,4 +74,6 @@ def _has(std: Std, local_rank: int, stream: int) -> bool:
 
 
 def _prefix(template: str, role: str, local_rank: int, rank: int) -> str:
+    from string import Template  # few jobs run for torchrun
+
     return Template(template).safe_substitute(role_name=role, local_rank=local_rank, rank=rank)

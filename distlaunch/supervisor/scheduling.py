@@ -35,7 +35,7 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
 
 
 def _explains(later: Cause, held: Cause) -> bool:
-    """Whether what came later is behind the failure that is held: a rank's, of its peer; a node's, of its ranks."""
+    """Whether it is behind the failure that is held: a rank, of its peers'; a node's loss, of its ranks'."""
     node_of_the_rank = later.rank is None and held.rank is not None and later.node == held.node
     return node_of_the_rank or (held.peer_gone and not later.peer_gone)
 

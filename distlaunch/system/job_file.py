@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import yaml
 
@@ -75,7 +74,7 @@ def job_of(
 
 def _surroundings(path: str, submitted: bool) -> Surroundings:
     piped = is_piped(path)
-    folder = _working_directory() if piped else str(Path(path).resolve().parent)
+    folder = _working_directory() if piped else os.path.dirname(os.path.realpath(path))
     return Surroundings(
         folder,
         os.path.expanduser("~"),
@@ -92,7 +91,7 @@ def name_in(path: str) -> str:
     document = parse(read_text(path), path)
     named = document.get("name") if isinstance(document, Entries) else None
     given = named.value if isinstance(named, Scalar) else None
-    return given if isinstance(given, str) else Path(path).stem
+    return given if isinstance(given, str) else os.path.splitext(os.path.basename(path))[0]
 
 
 def _allocation() -> Allocation | None:

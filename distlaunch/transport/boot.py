@@ -36,6 +36,8 @@ SCRIPT = (
     f'[ -n "$x" ] || {{ echo "{NO_PYTHON}:$t" >&2; exit 127; }}; '
     f'exec "$x" -I -S -c "{_PYTHON}" {TOO_OLD}'
 )
+LOCAL = ("/bin/sh", "-c", SCRIPT)
+"""Starts an agent on this machine."""
 
 _LOADER = """
 import marshal, sys, zlib

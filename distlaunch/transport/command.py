@@ -1,7 +1,6 @@
 """A node that a command reaches which carries bytes: kubectl exec, podman exec, nsenter, tsh ssh."""
 
 from collections.abc import Mapping
-from shlex import join, quote
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
@@ -82,4 +81,6 @@ class Command(Frozen):
             return "set `python:` to an interpreter that exists there"
         if failure.kind is Kind.OLD_PYTHON:
             return "set `python:` to Python 3.8 or later"
+        from shlex import join, quote  # few nodes fail
+
         return f"try `{join(self.reaching)} {quote(python or 'python3')} -V`"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.transport.boot import SCRIPT
+from distlaunch.transport.boot import LOCAL
 from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
 
 
@@ -45,7 +45,7 @@ class Local(Frozen):
 
     def argv(self) -> list[str]:
         """An agent as a child of this process."""
-        return ["/bin/sh", "-c", SCRIPT]
+        return list(LOCAL)
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """All of it."""

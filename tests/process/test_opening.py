@@ -5,8 +5,9 @@ import sys
 import pytest
 
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
+from distlaunch.links.ahead import open_ahead
 from distlaunch.links.link import Link
-from distlaunch.links.opening import open_ahead, open_links
+from distlaunch.links.opening import open_links
 
 
 def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:
