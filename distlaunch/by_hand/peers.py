@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import ByHand, JobSpec
+from distlaunch.state.events import PeerFailed, PeerRestarts, PeersMet
 from distlaunch.system.signals import Interrupts
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN, counted, listed
 
@@ -32,7 +33,7 @@ class Met(NamedTuple):
 
 
 class PeerEnded(NamedTuple):
-    """How another node ended: a status other than 0.
+    """How another node ended: a status other than 0; `again`: all nodes are to start again.
 
     `node` is negative where it is not known which; `name` is its host, where a number alone says too little.
     """
@@ -41,6 +42,7 @@ class PeerEnded(NamedTuple):
     status: int
     text: str
     name: str = ""
+    again: bool = False
 
     @property
     def who(self) -> str:
@@ -91,7 +93,8 @@ class Peers:
         self.fd = self._process.stdout.fileno()
         os.set_blocking(self.fd, False)
         self._buffer = b""
-        self._told = self._over = False
+        self._told: int | None = None
+        self._over = False
 
     def meet(self, interrupts: Interrupts) -> Met:
         """Wait for all nodes. Raises `MeetingError`."""
@@ -107,20 +110,36 @@ class Peers:
                     who = f"{ended.who}: " if ended.who else ""
                     raise MeetingError(f"{who}{ended.text}", ended.status)
 
-    def heard(self) -> PeerEnded | None:
-        """What has come: the failure of another node, if there is one."""
-        return next((_ended(message) for message in self._messages() if "ended" in message), None)
+    def heard(self) -> list[PeerFailed | PeerRestarts | PeersMet | str]:
+        """What has become of the others, and what there is to say meanwhile."""
+        return [self._heard(message) for message in self._messages() if "over" not in message]
+
+    def _heard(self, message: dict[str, Any]) -> PeerFailed | PeerRestarts | PeersMet | str:
+        if "ended" in message:
+            ended = _ended(message)
+            return (PeerRestarts if ended.again else PeerFailed)(ended.status, ended.words)
+        if "sizes" in message:
+            return PeersMet(message["port"])
+        return _waiting(message, self._place)
 
     def tell(self, status: int, text: str) -> None:
-        """Tell the other nodes how it ended here; once."""
-        if not self._told:
-            self._told = True
-            self._write(status, text)
+        """Tell the other nodes how it ended here; once, but for a good end that another's failure undoes."""
+        if self._told is None or (status and not self._told):
+            self._told = status
+            self._write(status=status, text=text)
 
-    def _write(self, status: int, text: str) -> None:
+    def restart(self, status: int, text: str) -> None:
+        """Tell them that it failed, here or elsewhere, and that all start again."""
+        self._write(status=status, text=text, again=True)
+
+    def meet_again(self) -> None:
+        """Tell them that we are ready for that."""
+        self._write(ready=True)
+
+    def _write(self, **word: Any) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the keeper has ended: its last words say why
-            self._process.stdin.write(json.dumps({"status": status, "text": text}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(word).encode() + b"\n")
 
     def wait_for_all(self, interrupts: Interrupts) -> PeerEnded | None:
         """After a good end here: wait for the others' ends, at most BARRIER_S; a failure among them.
@@ -133,9 +152,11 @@ class Peers:
                 self._wait(interrupts, deadline)
                 for message in self._messages():
                     if "ended" in message:
-                        return _ended(message)
+                        ended = _ended(message)
+                        self.tell(ended.status, "it had succeeded already, and can't start again")
+                        return ended
             except MeetingError as stopped:
-                self._write(stopped.exit_status, str(stopped))  # for the others it was well until now
+                self.tell(stopped.exit_status, str(stopped))  # for the others it was well until now
                 raise
         if self._over:
             return None

@@ -6,10 +6,13 @@ argv: host, port, node rank, nodes, workers here, seconds to wait for all, and a
 where the node rank is given. On stdout, lines of JSON:
     {"waiting": [node ranks], "why"}   now and then, until all are there
     {"missing", "of", "here": [hosts], "why"}   the same of nodes without numbers
-    {"sizes": [workers], "number"}     of each node, and the node rank of this one: all are there
-    {"ended": {"node", "status", "text", "name"}}   another node has failed, or is lost
+    {"sizes": [workers], "number", "port"}   of each node, and the node rank of this one: all are there; the
+                                       port is that of the ranks' store, where it is not this one
+    {"ended": {"node", "status", "text", "name"}}   another node has failed, or is lost; with "again": true,
+                                       {"sizes"} follows, once all are ready for another round
     {"over": true}                     all nodes have ended well
 On stdin, how this node ended: {"status", "text"}; again when it is stopped while it waits for the others.
+With "again": true, another round is to follow, for which it is {"ready": true} in time.
 """
 
 import gc
@@ -139,12 +142,14 @@ class Keeper:
     Each node keeps one key, its state: how many workers it has, and a count of beats, or "done". From all of
     them the store's host sets `met`, with which all start, and `verdict`, with which all end; a node that has
     failed sets the verdict itself. A node's slot is its number or, where nodes get theirs only once all have
-    met, its place in the order in which they came; slot 0 is the store's host.
+    met, its place in the order in which they came; slot 0 is the store's host. Each round has keys of its
+    own.
     """
 
     def __init__(
         self, store: Any, slot: int, nodes: int, arrival: "dict[str, Any] | None" = None, place: str = ""
     ) -> None:
+        self.all_rounds, self.round = store, 0
         self.store, self.slot, self.arrival, self.place = store, slot, arrival, place
         self.keys = [f"node{each}" for each in range(nodes)]
         self.arrivals = [f"arrival{each}" for each in range(nodes)] if arrival else []
@@ -153,7 +158,11 @@ class Keeper:
         self.names[slot] = arrival["name"] if arrival else ""
         self.roll = None if slot else Roll(store, self.keys, self.arrivals)
         self.workers = self.beats = 0
-        self.done = self.failed_here = self.left = False
+        self.done = self.failed_here = self.left = self.ready = self.together = False
+        self.final: dict[str, Any] | None = None
+        self.unread = b""
+        self.ranks_store: Any = None
+        self.port: int | None = None
         self.turned = time.monotonic()
 
     def meet(self, workers: int, wait_s: float) -> "list[int] | None":
@@ -162,16 +171,28 @@ class Keeper:
         patience = Patience(wait_s)
         while not self.tell_verdict():
             if self.roll and (met := self.roll.met()):
-                self.store.set("met", json.dumps(met))
+                self.store.set("met", json.dumps({**met, "port": self.serve_ranks()}))
             if self.store.check(["met"]):
                 return self.learn(**json.loads(self.store.get("met")))
             self.look_for_missing(patience)
             self.listen(BEAT_S)
         return None
 
-    def learn(self, sizes: "list[int]", numbers: "list[int]", names: "list[str]") -> "list[int]":
-        """Take note of who is who; how many workers each node has."""
-        self.numbers, self.names = numbers, names
+    def serve_ranks(self) -> "int | None":
+        """The port of a store for the ranks, without what an earlier round has left; None in the first."""
+        from torch.distributed import TCPStore
+
+        if not self.round:
+            return None
+        limit = timedelta(seconds=LOST_S)
+        self.ranks_store = TCPStore("localhost", 0, None, True, limit, wait_for_workers=False)
+        return int(self.ranks_store.port)
+
+    def learn(
+        self, sizes: "list[int]", numbers: "list[int]", names: "list[str]", port: "int | None"
+    ) -> "list[int]":
+        """Take note of who is who, and where the ranks' store is; how many workers each node has."""
+        self.numbers, self.names, self.port = numbers, names, port
         return [sizes[numbers.index(number)] for number in range(len(numbers))]
 
     @property
@@ -185,14 +206,11 @@ class Keeper:
         if self.arrival:
             self.store.set(self.arrivals[self.slot], json.dumps(self.arrival))
         if (agreed := int(self.store.compare_set("nodes", "", str(nodes)))) != nodes:
-            self.end(self.ended_here(2, f"was started with --nnodes {nodes}, but another node with {agreed}"))
+            why = f"was started with --nnodes {nodes}, but another node with {agreed}"
+            self.end(ended(self.number, 2, why, self.names[self.slot]))
         else:
             self.workers = workers
             self.beat()
-
-    def ended_here(self, status: int, text: str) -> "dict[str, Any]":
-        """The message that this node has failed."""
-        return ended(self.number, status, text, self.names[self.slot])
 
     def look_for_missing(self, patience: Patience) -> None:
         """Name the missing nodes now and then; at the limit, fail."""
@@ -222,8 +240,10 @@ class Keeper:
 
     def watch(self) -> None:
         """Tell the command about the others, and the others about the command, until all have ended."""
+        self.together = True
         while not self.turn():
             self.listen(BEAT_S)
+        self.together = False
 
     def turn(self) -> bool:
         """One beat, and a look at the others; whether all is over."""
@@ -257,6 +277,22 @@ class Keeper:
             say(**json.loads(self.store.get("verdict")))
         return True
 
+    def next_round(self) -> bool:
+        """Whether all start again: wait until the command is ready for it, unless somebody fails for good."""
+        from torch.distributed import PrefixStore
+
+        if not json.loads(self.store.get("verdict")).get("ended", {}).get("again"):
+            return False
+        self.round += 1
+        self.store = PrefixStore(f"round{self.round}/", self.all_rounds)
+        self.roll = None if self.slot else Roll(self.store, self.keys, self.arrivals)
+        self.done = self.failed_here = self.ready = False
+        if self.final:  # it came as the others were about to start again
+            self.fail(self.final)
+        while not (self.ready or self.tell_verdict()):
+            self.listen(BEAT_S)
+        return self.ready
+
     def linger(self) -> None:
         """Serve the store until all have seen the end, or for moments."""
         self.store.set(f"seen{self.slot}", "")
@@ -266,22 +302,47 @@ class Keeper:
             time.sleep(BEAT_S)
 
     def listen(self, wait_s: float) -> None:
-        """Wait for the command's report; its end without one is a failure. A success may turn into one."""
+        """Wait for the command's word; its end without one is a failure. A success may turn into one."""
         self.turned = time.monotonic()
+        word = self.next_word(wait_s)
+        if word is None:
+            return
+        if "ready" in word:
+            self.ready = True
+        elif not word.get("again"):
+            self.done = True
+            if word["status"]:
+                self.final = word
+                self.fail(word)
+        elif self.together:  # else that round is over already
+            self.fail(word)
+
+    def next_word(self, wait_s: float) -> "dict[str, Any] | None":
+        """What the command has said, if anything, within `wait_s`."""
         if self.left:
             time.sleep(wait_s)
-            return
-        if not select.select([sys.stdin], [], [], wait_s)[0]:
-            return
-        line = sys.stdin.readline()
-        self.left = not line
-        if self.left and self.done:
-            return
-        word = json.loads(line) if line else {"status": 70, "text": "its launcher was killed"}
-        self.done = True
-        if word["status"]:
-            self.failed_here = True
-            self.end(self.ended_here(**word))
+            return None
+        if b"\n" not in self.unread:
+            if not select.select([0], [], [], wait_s)[0]:
+                return None
+            data = os.read(0, 1 << 16)
+            self.unread += data
+            self.left = not data
+            if self.left:
+                return None if self.done else {"status": 70, "text": "its launcher was killed"}
+        line, newline, rest = self.unread.partition(b"\n")
+        if not newline:
+            return None
+        self.unread = rest
+        word: dict[str, Any] = json.loads(line)
+        return word
+
+    def fail(self, word: "dict[str, Any]") -> None:
+        """End all nodes with the command's word, in this round or for good."""
+        self.failed_here = True
+        verdict = ended(self.number, word["status"], word["text"], self.names[self.slot])
+        verdict["ended"].update({"again": True} if word.get("again") else {})
+        self.end(verdict)
 
     def end(self, verdict: "dict[str, Any]") -> None:
         """The first verdict of all is the one that counts."""
@@ -355,7 +416,7 @@ class Store:
 
 def pause() -> None:
     """Let a moment pass before the next try; end if the command has ended."""
-    if select.select([sys.stdin], [], [], BEAT_S)[0]:
+    if select.select([0], [], [], BEAT_S)[0]:
         raise SystemExit
 
 
@@ -540,10 +601,11 @@ def keep(keeper: Keeper, workers: int, wait_s: float) -> None:
 
     threading.Thread(target=keeper.watch_the_store, daemon=True).start()
     try:
-        sizes = keeper.meet(workers, wait_s)
-        if sizes:
-            say(sizes=sizes, number=keeper.number)
+        while sizes := keeper.meet(workers, wait_s):
+            say(sizes=sizes, number=keeper.number, port=keeper.port)
             keeper.watch()
+            if not keeper.next_round():
+                break
         keeper.linger()
     except (DistError, OSError):
         keeper.tell_store_lost("its store closed the connection")

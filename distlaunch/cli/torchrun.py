@@ -10,7 +10,6 @@ from distlaunch.dropin.flags import FLAGS, Flags
 from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
-from distlaunch.job.spec import Restarts
 
 if TYPE_CHECKING:
     from distlaunch.links.link import Link
@@ -20,8 +19,7 @@ usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
 Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node ends the
 others too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
-flag's default. etcd, --nnodes MIN:MAX, --max-restarts on several nodes and --logs-specs are handed over to
-torch's own elastic agent.
+flag's default. etcd, --nnodes MIN:MAX and --logs-specs are handed over to torch's own elastic agent.
 
 flags:
 {flags}
@@ -65,7 +63,7 @@ def _run(flags: Flags, early: "Link | None") -> int:
 
         for line in by_hand_notices(flags):
             say(line)
-        return run_shown_by_hand(spec._replace(restarts=Restarts()), early, say)
+        return run_shown_by_hand(spec, early, say)
     return run_shown(spec, early, quiet=True).state.outcome
 
 

@@ -29,8 +29,6 @@ def by_hand_notices(flags: Flags) -> list[str]:
         flag = _place_flag(flags)
         told = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
         lines.append(f"{flag} {host} {told}")
-    if flags.max_restarts:
-        lines.append("--max-restarts has no effect on nodes started by hand, except with --rdzv-backend c10d")
     return lines
 
 

@@ -22,8 +22,6 @@ def left_to_torch(flags: Flags) -> str:
     kind = conf_of(flags).get("store_type", "tcp").lower()
     if kind != "tcp":
         return f"--rdzv-conf store_type={kind}"
-    if flags.max_restarts:
-        return f"--max-restarts {flags.max_restarts} with --rdzv-backend c10d on several nodes"
     return ""
 
 

@@ -41,8 +41,6 @@ class Loop:
         self._opened: dict[int, Link] = {}
         self._links = Links(self._take, lambda node, failure: self._feed(events.LinkEnded(node, failure)))
         self._links.watch(interrupts.fd, self._on_interrupts)
-        if peers:
-            self._links.watch(peers.fd, self._on_peers)
         self._heard: dict[int, float] = {}
         self._flow_told = 0.0
         self._clock_offsets: dict[int, float] = {}
@@ -102,15 +100,23 @@ class Loop:
                     self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:
-        now = self._now()
+        now, before = self._now(), self.state.phase
         self.state, todo = step(self.state, event, now)
         self._tell(Observer.happened, event, self.state, now)
         self._execute(todo, now)
         if isinstance(event, FIRST_SIGNS_OF_WORKERS):
             self._note_start(now)
-        if self._peers and self.state.phase is Phase.STOPPING:
+        if self._peers and self.state.phase is not before:
+            self._keep_up_with(self._peers)
+
+    def _keep_up_with(self, peers: "Peers") -> None:
+        """Hear them while there are ranks here, or soon are; whoever has ended well waits for them itself."""
+        self._links.unwatch(peers.fd)
+        if self.state.phase in (Phase.PREPARING, Phase.RUNNING, Phase.RESTARTING):
+            self._links.watch(peers.fd, self._on_peers)
+        if self.state.phase is Phase.STOPPING:
             cause = self.state.cause
-            self._peers.tell(self.state.outcome, cause.text if cause else "")
+            peers.tell(self.state.outcome, cause.text if cause else "")
 
     def _note_start(self, now: float) -> None:
         """Note a start once the workers are under way, to delay none. Torch's agents may come late."""
@@ -131,6 +137,8 @@ class Loop:
                     self._tell(Observer.told, action, now)
                 case actions.AskScheduler():
                     self._ask_scheduler()
+                case actions.RestartPeers() | actions.MeetPeers():
+                    self._tell_peers(action)
                 case actions.Finish():
                     self._finished = True
                 case _:
@@ -214,10 +222,21 @@ class Loop:
         offset = self._now() - node_time
         self._clock_offsets[node] = min(offset, self._clock_offsets.get(node, offset))
 
+    def _tell_peers(self, action: actions.RestartPeers | actions.MeetPeers) -> None:
+        assert self._peers is not None
+        match action:
+            case actions.RestartPeers():
+                self._peers.restart(action.status, action.text)
+            case actions.MeetPeers():
+                self._peers.meet_again()
+
     def _on_peers(self) -> None:
-        if self._peers and (ended := self._peers.heard()):
-            self._links.unwatch(self._peers.fd)
-            self._feed(events.PeerFailed(ended.status, ended.words))
+        assert self._peers is not None
+        for heard in self._peers.heard():
+            if isinstance(heard, str):
+                self._tell(Observer.remarked, heard)
+                continue
+            self._feed(heard)
 
     def _on_interrupts(self) -> None:
         for signum in self._interrupts.received():

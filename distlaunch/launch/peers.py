@@ -2,17 +2,7 @@
 
 from typing import Protocol
 
-
-class Ended(Protocol):
-    """How another node ended: the status of its launcher, and what there is to say."""
-
-    @property
-    def status(self) -> int:
-        """Not 0."""
-
-    @property
-    def words(self) -> str:
-        """For people."""
+from distlaunch.state.events import PeerFailed, PeerRestarts, PeersMet
 
 
 class Peers(Protocol):
@@ -20,8 +10,14 @@ class Peers(Protocol):
 
     fd: int
 
-    def heard(self) -> Ended | None:
-        """How another node has failed, if one has."""
+    def heard(self) -> list[PeerFailed | PeerRestarts | PeersMet | str]:
+        """What has become of them, and what there is to say meanwhile."""
 
     def tell(self, status: int, text: str) -> None:
         """Tell them how it ended here."""
+
+    def restart(self, status: int, text: str) -> None:
+        """Tell them that it failed, here or elsewhere, and that all start again."""
+
+    def meet_again(self) -> None:
+        """Tell them that we are ready for that."""

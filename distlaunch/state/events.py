@@ -222,6 +222,19 @@ class PeerFailed(Frozen):
     text: str
 
 
+class PeerRestarts(Frozen):
+    """A node with a launcher of its own has failed, with that status, and all nodes are to start again."""
+
+    status: int
+    text: str
+
+
+class PeersMet(Frozen):
+    """The launchers of all nodes are ready to start again; their ranks' store is at this port."""
+
+    port: int
+
+
 class Interrupted(Frozen):
     """The user or the system wants the job to end."""
 
@@ -261,6 +274,8 @@ Event = (
     | OrphansKilled
     | Stuck
     | PeerFailed
+    | PeerRestarts
+    | PeersMet
     | Interrupted
     | TimerDue
 )

@@ -45,6 +45,17 @@ class Cause(Frozen):
     final: bool = False
 
 
+class Launchers(Enum):
+    """Those of the other nodes, where people started one on each."""
+
+    TOGETHER = "together"
+    """Their generation is ours."""
+    APART = "apart"
+    """The generation has ended, there or here."""
+    AWAITED = "awaited"
+    """We are ready for the next."""
+
+
 class Why(Enum):
     """Why there was a new generation; only failures count against `restarts.max`."""
 
@@ -101,7 +112,8 @@ class State(Frozen):
     STOPPING on. `stackless` has the reasons for missing stacks that we have reported, `wait_told` is whether
     we have said which nodes we wait for between two generations. With `noticed`, the
     end was announced; `asked`: the scheduler was asked about it. `chance` (0 to 1) spreads what many runs
-    would do at once.
+    would do at once. `store_port` is that of the store of the next generation's ranks, if `launchers` that
+    people started by hand serve it, and not where they first met.
     """
 
     spec: JobSpec
@@ -120,6 +132,8 @@ class State(Frozen):
     interrupted_at: float | None = None
     noticed: bool = False
     asked: Asked | None = None
+    launchers: Launchers = Launchers.TOGETHER
+    store_port: int | None = None
 
     @property
     def cause(self) -> Cause | None:

@@ -52,7 +52,7 @@ def _with_its_backend(state: State) -> JobSpec:
 def _hold_port(state: State, plan: LaunchPlan, first: int) -> tuple[State, tuple[Action, ...]]:
     if not state.spec.engine.serves_store or state.spec.invocation.by_hand:
         # The user's server has it, or the launcher of the first node.
-        return state.with_generation(port=plan.master_port), ()
+        return state.with_generation(port=state.store_port or plan.master_port), ()
     return state, (HoldPort(first, plan.master_port),)
 
 

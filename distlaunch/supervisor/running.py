@@ -4,7 +4,7 @@ import errno
 
 from distlaunch.state import workers
 from distlaunch.state.actions import Notice
-from distlaunch.state.events import OutputLost, PeerFailed, WorkerExited, WorkerStarted, WorkerUnstarted
+from distlaunch.state.events import OutputLost, WorkerExited, WorkerStarted, WorkerUnstarted
 from distlaunch.state.findings import DumpCame, JobOver, Step, WorkerFailed, WorkerFinished
 from distlaunch.state.job import Cause, Phase, State
 from distlaunch.state.workers import Exited
@@ -59,8 +59,3 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
     stream = "stderr" if event.stream else "stdout"
     lost = f"{event.size} bytes of {state.called(rank)}'s {stream} were lost"
     return state, (Notice("warning", f"{lost}: its node had no room to buffer them"),)
-
-
-def on_peer_failed(event: PeerFailed, state: State, now: float) -> Step:
-    """Another node, whose launcher was started by hand, has failed: so has the job."""
-    return state, (JobOver(Cause(event.text, event.status, now)),)

@@ -26,6 +26,8 @@ from distlaunch.state.events import (
     OutputFlows,
     OutputLost,
     PeerFailed,
+    PeerRestarts,
+    PeersMet,
     PortHeld,
     PortRefused,
     PortUsurped,
@@ -76,6 +78,7 @@ from distlaunch.supervisor import (
     running,
     scheduling,
     stalling,
+    together,
 )
 
 Handler = Callable[[Any, State, float], Step]
@@ -182,7 +185,9 @@ _HANDLERS: Mapping[type, Handler] = {
     OutputFlows: ending.on_output_flows,
     OutputLost: running.on_output_lost,
     Stuck: ending.on_stuck,
-    PeerFailed: running.on_peer_failed,
+    PeerFailed: together.on_peer_failed,
+    PeerRestarts: together.on_peer_restarts,
+    PeersMet: together.on_peers_met,
     Interrupted: ending.on_interrupted,
     TimerDue: _on_timer_due,
 }
@@ -271,5 +276,6 @@ _PHASES: Mapping[type, frozenset[Phase]] = {
     RanksLag: frozenset({Phase.RUNNING}),
     RanksStalled: frozenset({Phase.RUNNING}),
     PortUsurped: frozenset({Phase.RUNNING}),
+    PeersMet: frozenset({Phase.RESTARTING}),
 }
 """The phases in which an event counts; a report out of turn is ignored."""

@@ -45,12 +45,13 @@ class Launcher:
         host: int | None = None,
         nodes: int = 2,
         endpoint: str = "",
+        restarts: int = 0,
     ) -> None:
         first = bed.hosts["host1"].address
         where = [f"--node-rank={number}", f"--master-addr={first}", f"--master-port={PORT}"]
         if endpoint:
             where = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}:{PORT}"]
-        shape = [f"--nnodes={nodes}", f"--nproc-per-node={procs}"]
+        shape = [f"--nnodes={nodes}", f"--nproc-per-node={procs}", f"--max-restarts={restarts}"]
         words = [sys.executable, "-m", "distlaunch.torchrun", *shape, *where, "worker.py"]
         self.process = subprocess.Popen(
             bed.argv("exec", f"host{(number if host is None else host) + 1}", "--", *words),
@@ -108,13 +109,13 @@ def serving(launcher: int) -> int:
 
 @contextlib.contextmanager
 def launchers(
-    bed: Bed, folder: Path, worker: str, *procs: int, endpoint: str = ""
+    bed: Bed, folder: Path, worker: str, *procs: int, endpoint: str = "", restarts: int = 0
 ) -> Iterator[list[Launcher]]:
     """Launchers with so many workers each, on host1, host2 …, ended with the block."""
     write_job(folder, worker)
     nodes = max(2, len(procs))
     started = [
-        Launcher(bed, number, count, folder, nodes=nodes, endpoint=endpoint)
+        Launcher(bed, number, count, folder, nodes=nodes, endpoint=endpoint, restarts=restarts)
         for number, count in enumerate(procs)
     ]
     try:
@@ -185,6 +186,21 @@ def test_a_rank_dies_and_the_other_node_ends_too(bed: Bed, tmp_path: Path, dies:
         assert (status, others) == (137, 137)
         assert f"rank {dies} (host{dies + 1}) failed first: killed by signal 9" in err
         assert f"node {dies} failed: rank {dies} (host{dies + 1}) failed first" in others_err
+
+
+@pytest.mark.parametrize("endpoint", ["", "host1"], ids=["static", "c10d"])
+def test_a_rank_dies_and_those_of_all_hosts_start_again(bed: Bed, tmp_path: Path, endpoint: str) -> None:
+    worker = SLEEPER.replace(
+        "signal.pause()", "os.environ['TORCHELASTIC_RESTART_COUNT'] == '1' or signal.pause()"
+    )
+    with launchers(bed, tmp_path, worker + TRAINS, 1, 2, 1, endpoint=endpoint, restarts=1) as nodes:
+        first, *_ = [next(iter(node.ready(count))) for node, count in zip(nodes, (1, 2, 1), strict=True)]
+        kill(first)
+        for node, ranks in zip(nodes, (1, 2, 1), strict=True):
+            status, out, err = node.end()
+            assert (status, out.count("sum 10")) == (0, ranks), err
+            assert err.count("killed by signal 9 (SIGKILL); the kernel reports no OOM kill") == 1
+            assert err.count("restart 1 of 1") == 1
 
 
 @pytest.mark.parametrize("dies", [0, 1])

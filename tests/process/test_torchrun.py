@@ -31,7 +31,6 @@ from tests.process.torchruns import (
     Done,
     assert_fine,
     free_port,
-    going,
     launch,
     logs_of,
     our_lines,
@@ -144,14 +143,6 @@ def test_an_elastic_jobs_failure_is_torchs(out: Path) -> None:
     assert (done.returncode, touched(out)) == (1, set())
     assert handed_over(done)
     assert "ChildFailedError" in done.stderr
-
-
-def test_two_launchers_with_restarts_are_handed_over_and_meet(out: Path) -> None:
-    words = ["--max-restarts=1", *elastic_words("2")]
-    with going(OURS, out, *words) as first, going(OURS, out, *words) as second:
-        assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
-        assert handed_over(first)
-    assert touched(out) == ALL_FOUR
 
 
 @pytest.mark.parametrize("words", [[], ["--run-path"]], ids=["plain", "run-path"])

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.allocation.allocation import Allocation
+from distlaunch.job.spec import ByHand, Invocation, JobSpec
 from distlaunch.plan.layout import Facts
 from distlaunch.replay.history import BEGAN, beginning, fields_of
 from distlaunch.replay.lives import loaded, read, replay
@@ -30,6 +31,7 @@ from distlaunch.state.actions import (
     Finish,
     GiveUp,
     HoldPort,
+    MeetPeers,
     Reap,
     StartWorkers,
     StopWorkers,
@@ -47,6 +49,8 @@ from distlaunch.state.events import (
     OutputFlows,
     OutputLost,
     PeerFailed,
+    PeerRestarts,
+    PeersMet,
     PortHeld,
     PortRefused,
     PortUsurped,
@@ -77,6 +81,9 @@ DRAWN: Counter[type] = Counter()
 """The events that the histories had, by kind."""
 
 PROCS = 2
+AGAIN = 5
+"""The status of a launcher that has all start again."""
+MEET_S = 600.0
 LEASE_S, STOP_S, SLACK_S = 30.0, 10.0, 4.5  # slack: what a busy node takes longer
 NOTICED_S = 20.0
 """Seconds until a link that is dead without a word is taken to be."""
@@ -122,6 +129,7 @@ class World:
         smooth: bool,
         refuses: Iterable[type] = (),
         fates: tuple[AllocationTold, ...] = (),
+        by_hand: bool = False,
     ) -> None:
         self.now = 1000.0
         self._delays = itertools.cycle([0.0])
@@ -132,6 +140,8 @@ class World:
         self.finished = 0
         self._fates = itertools.cycle(fates)
         spec = spec_of(text)._replace(allocation=Allocation("slurm", "17", ()) if fates else None)
+        if by_hand and spec.engine.gives_ranks:
+            spec = _beside_another(spec)
         self.state, first = begin(spec, self.now, CHANCE)
         self._lines = [_line(self.now, BEGAN, beginning(self.state.spec, CHANCE))]
         self.agents: list[list[Agent]] = [[] for _ in self.state.nodes]
@@ -203,6 +213,8 @@ class World:
                     self._feed(LinkEnded(action.node, LinkFailure(Kind.SILENT, action.why)))
                 case AskScheduler():
                     self._later(self._delay(), self._answer)
+                case MeetPeers():
+                    self._meet_peers()
                 case Finish():
                     self.finished += 1
                 case (
@@ -217,6 +229,12 @@ class World:
                     agent = self._agent(action.node)
                     if agent and not agent.mute:
                         self._command(agent, action)
+
+    def _meet_peers(self) -> None:
+        """The launchers of other nodes are ready soon, or in vain waited for."""
+        delay_s = self._delay(MEET_S)
+        met = PeersMet(29501) if delay_s < MEET_S else PeerFailed(124, "node 0 did not join")
+        self._later(delay_s, lambda: None if self.finished else self._feed(met))
 
     def _answer(self) -> None:
         """Of the scheduler; it may be busy for long."""
@@ -393,8 +411,10 @@ class World:
             self._tell(agent, event)
 
     def peer_fails(self, agent: Agent, status: int) -> None:
-        """A launcher on another node, started by hand, has failed."""
-        if status:
+        """A launcher on another node, started by hand, has failed, or has all start again."""
+        if status == AGAIN and self.state.spec.invocation.by_hand:
+            self._feed(PeerRestarts(status, "node 1 failed"))
+        elif status:
             self._feed(PeerFailed(status, "node 1 failed"))
 
     def end_clean(self, agent: Agent, away_s: int) -> None:
@@ -428,6 +448,13 @@ class World:
         """Ctrl-C."""
         if not self.finished:
             self._feed(Interrupted(signal.SIGINT))
+
+
+def _beside_another(spec: JobSpec) -> JobSpec:
+    """`spec` on one node, beside another with a launcher of its own."""
+    how = Invocation(by_hand=ByHand("h", 29500, 1, 2, sizes=(1, PROCS)))
+    alone = spec._replace(nodes=spec.nodes[:1], spares=(), min_nodes=None)
+    return alone._replace(master_host="h", master_port=29500, invocation=how)
 
 
 def _line(now: float, name: str, fields: Mapping[str, Any]) -> str:
@@ -503,7 +530,7 @@ _faults: st.SearchStrategy[Fault] = st.one_of(
     st.builds(Fault, _waits, st.just("stall"), _nodes, st.sampled_from([1, 3, 2, 0])),
     st.builds(Fault, _waits, st.just("refuse"), _nodes, st.integers(0, 2)),
     st.builds(Fault, _waits, st.just("remark"), _nodes),
-    st.builds(Fault, _waits, st.just("peer_fails"), _nodes, st.sampled_from([0, 0, 3])),
+    st.builds(Fault, _waits, st.just("peer_fails"), _nodes, st.sampled_from([0, AGAIN, AGAIN, 3])),
 )
 _delays = st.lists(st.sampled_from([0.1, 0.0, 0.3, 2.0, 12.0, 45.0, NEVER_S]), min_size=1, max_size=8)
 
@@ -520,8 +547,10 @@ _starts = st.tuples(
     st.sampled_from([True, True, True, False]),
     st.sampled_from([(), (), (), (), (FindRoute,), (StartWorkers,), (HoldPort,)]),
     _fates,
+    st.sampled_from([True, False]),
 )
-"""Whether the start has no delays, what is refused from then on, and what the scheduler says."""
+"""Whether the start has no delays, what is refused from then on, what the scheduler says, and whether the job
+is part of one whose launchers were started by hand."""
 
 
 @given(
@@ -536,7 +565,7 @@ _starts = st.tuples(
 def any_history(
     text: str,
     delays: list[float],
-    start: tuple[bool, tuple[type, ...], tuple[AllocationTold, ...]],
+    start: tuple[bool, tuple[type, ...], tuple[AllocationTold, ...], bool],
     faults: list[Fault],
     signals: int,
     late: list[Fault],

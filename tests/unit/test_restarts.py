@@ -19,8 +19,10 @@ from distlaunch.state.actions import (
     Finish,
     GiveUp,
     HoldPort,
+    MeetPeers,
     Notice,
     Reap,
+    RestartPeers,
     StartWorkers,
     StopWorkers,
 )
@@ -76,6 +78,10 @@ def text_of(nodes: str = "[a, b]", *more: str, restarts: str = RESTARTS) -> str:
 J = TypeVar("J", bound="Job")
 
 
+_ALOOF = Notice | Finish | AskScheduler | RestartPeers | MeetPeers
+"""What no node has to do with."""
+
+
 class Job(History):
     """A job whose nodes do what they are asked to, but for those in `silent`."""
 
@@ -96,9 +102,7 @@ class Job(History):
         """All that the supervisor wants until the nodes have answered to everything."""
         done = Actions(actions)
         for action in done:  # it grows
-            if isinstance(action, GiveUp) or not (
-                isinstance(action, Notice | Finish | AskScheduler) or action.node in self.silent
-            ):
+            if isinstance(action, GiveUp) or not (isinstance(action, _ALOOF) or action.node in self.silent):
                 done += self.feed(*self._answers(action, action.node))
         return done
 
