@@ -19,6 +19,7 @@ from tests.harness import Going
 from tests.process.torchruns import (
     BOTH,
     MAY_DIFFER,
+    NEEDS_TORCH,
     OURS,
     TELL,
     WAITING,
@@ -30,7 +31,7 @@ from tests.process.torchruns import (
     scripts,
 )
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = NEEDS_TORCH
 
 
 @contextlib.contextmanager
