@@ -7,7 +7,7 @@ from typing import Any
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.checks import check_keys, check_spec
 from distlaunch.job.document import Entries, Place, Scalar, Value, describe
-from distlaunch.job.fields import JOB, LOGS, NOTIFY, RESTARTS, SLURM
+from distlaunch.job.fields import CONTAINER, JOB, LOGS, NOTIFY, RESTARTS, SLURM
 from distlaunch.job.paths import path_in
 from distlaunch.job.pool import Pool
 from distlaunch.job.reading import Checked, Reading, Surroundings
@@ -24,6 +24,7 @@ from distlaunch.job.spec import (
     Restarts,
 )
 from distlaunch.job.types.hints import colon_hint
+from distlaunch.transport.container import Container
 
 
 def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
@@ -84,6 +85,7 @@ class _Builder:
             notify=self._notify(),
             metrics=self._metrics(),
             slurm=self._slurm(),
+            container=self._container(),
             places=self.reading.places,
             source=source,
             invocation=Invocation(piped=self.around.piped),
@@ -134,6 +136,25 @@ class _Builder:
         setup = section.get("setup", ())
         lines = setup.rstrip("\n").split("\n") if isinstance(setup, str) else setup
         return SlurmOptions(setup=tuple(lines), **SLURM.fields_of(section))
+
+    def _container(self) -> Container | None:
+        section = self.reading.section("container")
+        if not section:
+            return None
+        runtime = CONTAINER.value(section, "runtime")
+        name, *before = (runtime,) if isinstance(runtime, str) else runtime  # any: see check_spec
+        return Container(
+            image=section["image"],
+            runtime=name,  # type: ignore[arg-type]
+            mounts=tuple(map(self._mount, section.get("mounts", ()))),
+            before=tuple(before),
+            **CONTAINER.fields_of(section),
+        )
+
+    def _mount(self, text: str) -> str:
+        """PATH or PATH:PATH_INSIDE…, the first as on the node."""
+        source, colon, inside = text.partition(":")
+        return f"{self._on_node(source)}{colon}{inside}"
 
     def _restarts(self) -> Restarts:
         given = self.reading.section("restarts")

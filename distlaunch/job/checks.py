@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from itertools import starmap
-from typing import Any
+from typing import Any, get_args
 
 from distlaunch.contract import RESERVED
 from distlaunch.job.document import setting
@@ -16,6 +16,8 @@ from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.torch_agents import check_torch_agents
 from distlaunch.job.types.hints import nearest, program_keys
 from distlaunch.transport.command import HOST
+from distlaunch.transport.container import BY_SRUN, Container, Runtime
+from distlaunch.transport.slurm import Slurm
 from distlaunch.wording import counted
 
 PROGRAMS = ("script", "module", "command")
@@ -47,6 +49,8 @@ def check_spec(reading: Reading, spec: JobSpec) -> None:
     _check_launcher(reading)
     _check_rest(reading)
     _check_slurm(reading)
+    if spec.container:
+        _check_container(reading, spec, spec.container)
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
         reading.problem("min_nodes", f"{spec.min_nodes} is too high: the job has {has}")
@@ -198,6 +202,23 @@ def _check_slurm(reading: Reading) -> None:
         if found := _TAKEN_OPTION.match(option or ""):
             why = _TAKEN.get(found[1] or found[2], "distlaunch sets it")
             reading.problem(f"slurm.extra[{i}]", f"{found[0]} can't be used: {why}")
+
+
+def _check_container(reading: Reading, spec: JobSpec, container: Container) -> None:
+    """A runtime that we know, where it can be."""
+    if container.runtime not in get_args(Runtime):
+        known = ", ".join(get_args(Runtime))
+        reading.problem("container.runtime", f"expected one of {known}, got {container.runtime!r}")
+    by_slurm = all(isinstance(node.reach, Slurm) for node in spec.pool)
+    if container.runtime == BY_SRUN and not by_slurm:
+        reading.problem("container.runtime", "pyxis is a plug-in of srun: the nodes must be Slurm's")
+    if container.runtime == BY_SRUN and container.before:
+        reading.problem("container.runtime", "pyxis has no options here: use container.options")
+    if any(node.reach.together for node in spec.pool):
+        reading.problem("container", "nodes that share one process can't have containers")
+    for i, mount in enumerate(container.mounts):
+        if mount.count(":") > 2:
+            reading.problem(f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}")
 
 
 _TAKEN_OPTION = re.compile(r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)")

@@ -26,6 +26,7 @@ from distlaunch.job.spec import (
 )
 from distlaunch.job.types.records import Either, Field, ListOf, MapOf, Record, Short, built
 from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Regex, Switch, Text, Word
+from distlaunch.transport.container import Container, Runtime
 from distlaunch.transport.ssh import SshOptions
 
 AUTO = Choice(("auto",))
@@ -294,6 +295,31 @@ LAUNCHER = Record(
     name="a mapping with command",
 )
 
+CONTAINER = Record(
+    {
+        "image": built(
+            LINE, "The image: a name that the runtime knows, or a file where apptainer or enroot has it."
+        ),
+        "runtime": built(
+            Either(text=Choice(get_args(Runtime)), items=ListOf(Word(), least=1)),
+            "docker, podman, apptainer, enroot or pyxis; a list has options of its own behind it, as in "
+            "[podman, --root=/scratch/images].",
+            default="docker",
+        ),
+        "mounts": built(
+            ListOf(LINE),
+            "What of the node is there inside: PATH, PATH:PATH_INSIDE or PATH:PATH_INSIDE:ro. The workers' "
+            "directory always is.",
+        ),
+        "options": Field(ListOf(LINE), "More options, as the runtime takes them."),
+        "env": Field(ENV, "Variables of the container; null = as on the node."),
+    },
+    makes=Container,
+    required=("image",),
+    name="a mapping with image",
+    foreign={"volumes": "mounts", "args": "options", "engine": "runtime", "name": "image"},
+)
+
 JOB = Record(
     {
         "name": built(SOME_TEXT, "The job's name.", "the file's stem"),
@@ -388,6 +414,7 @@ JOB = Record(
         "metrics": built(METRICS, "Write the run's metrics to a file in Prometheus' text format."),
         "ssh": built(SSH, "How ssh is called."),
         "slurm": built(SLURM, "What `submit` asks of Slurm."),
+        "container": built(CONTAINER, "Run the ranks in a container on each node, and the agent with them."),
         "launcher": built(
             Either(text=Choice(("auto", "local", "slurm", "ssh")), entries=LAUNCHER),
             "How nodes are reached, or a command that reaches each.",

@@ -11,6 +11,7 @@ from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
 from distlaunch.job.slurm_options import SlurmOptions
+from distlaunch.transport.container import Container
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 
@@ -248,6 +249,7 @@ class JobSpec(Frozen):
     notify: Notify = Notify()
     metrics: str | None = None
     slurm: SlurmOptions = SlurmOptions()
+    container: Container | None = None
     places: Mapping[str, Place] = MappingProxyType({})
     allocation: Allocation | None = None
     source: str = "job"

@@ -39,7 +39,11 @@ class Loop:
         self._observers, self._tell = observers, observers.tell
         self._interrupts, self._peers = interrupts, peers
         self._opened: dict[int, Link] = {}
-        self._links = Links(self._take, lambda node, failure: self._feed(events.LinkEnded(node, failure)))
+        self._links = Links(
+            self._take,
+            lambda node, failure: self._feed(events.LinkEnded(node, failure)),
+            lambda node, over: self._feed(events.ImagePulled(node, over)),
+        )
         self._links.watch(interrupts.fd, self._on_interrupts)
         self._heard: dict[int, float] = {}
         self._flow_told = 0.0

@@ -54,7 +54,7 @@ class Link:
         for fd in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(fd, False)
         self._streams = streams
-        self._boot = boot
+        self._boot: Callable[[], bytes] | None = boot
         self._unsent = bytearray()
         self._protocol_error = ""
         self.at_end = False
@@ -67,6 +67,11 @@ class Link:
     def booted(self) -> bool:
         """Whether the agent has said hello."""
         return self._streams.booted
+
+    @property
+    def pulling(self) -> bool:
+        """Whether an image is being fetched for the agent's container."""
+        return self._streams.pulling
 
     @property
     def has_unsent(self) -> bool:
@@ -112,8 +117,10 @@ class Link:
     def _send_opening(self, opening: bytes) -> None:
         self._unsent += opening
         self.flush()
-        self._unsent += self._boot()
-        self.flush()
+        if self._boot and self._streams.opened:
+            self._unsent += self._boot()
+            self._boot = None
+            self.flush()
 
     def distrust(self, why: str) -> None:
         """End a link whose peer broke the protocol."""

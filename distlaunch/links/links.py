@@ -19,14 +19,20 @@ class Links:
     then ends.
     """
 
-    def __init__(self, on_frame: Callable[[Frame], None], on_end: Callable[[int, LinkFailure], None]) -> None:
-        self._on_frame, self._on_end = on_frame, on_end
+    def __init__(
+        self,
+        on_frame: Callable[[Frame], None],
+        on_end: Callable[[int, LinkFailure], None],
+        on_pull: Callable[[int, bool], None] = lambda node, over: None,
+    ) -> None:
+        self._on_frame, self._on_end, self._on_pull = on_frame, on_end, on_pull
         self._selector = selectors.DefaultSelector()
         self._links: dict[int, Link] = {}
         self._nodes: dict[Link, set[int]] = {}
         self._heard: set[int] = set()
         self._gone: dict[int, LinkFailure] = {}
         """How nodes have ended whose link's process has not ended yet: they were the last on it."""
+        self._pulling: set[Link] = set()
         self._told: dict[Link, float] = {}
         """Those whose process was told to end, and until when it may live (monotonic seconds)."""
 
@@ -127,6 +133,7 @@ class Links:
         if self._nodes[link]:
             return None
         del self._nodes[link]
+        self._pulling.discard(link)
         for fd in link.descriptors:
             self.unwatch(fd)
         return link
@@ -166,10 +173,18 @@ class Links:
         if link not in self._nodes:
             return  # dropped because of what it said
         self._watch_writing(link)
+        self._note_pull(link)
         if link.at_end:
             # Its last words may still be on the way: they are complete when the process has ended.
             self.unwatch(link.stdout)
             self.watch(link.exit_descriptor(), lambda: self._end(link))
+
+    def _note_pull(self, link: Link) -> None:
+        """Tell once that an image is being fetched, and that it is there."""
+        if link.pulling is not (link in self._pulling):
+            self._pulling ^= {link}
+            for node in sorted(self._nodes[link]):
+                self._on_pull(node, not link.pulling)
 
     def _take(self, link: Link, frame: Frame) -> None:
         serving = self._links.get(frame.node)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.links import process
@@ -13,6 +14,7 @@ from distlaunch.links.bundle import bundle_for
 from distlaunch.links.link import Link
 from distlaunch.system.here import runs_ranks
 from distlaunch.transport.boot import boot_text, candidates_text
+from distlaunch.transport.container import BY_SRUN, Container
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 from distlaunch.transport.slurm import Slurm
@@ -36,6 +38,8 @@ def link_here(child: "subprocess.Popen[bytes]") -> Link:
 def open_link(spec: JobSpec, *indices: int) -> Link:
     """Start the transport to a node, or to several that have one together; their agents will say hello."""
     pythons = {index: spec.pool[index].python or spec.python for index in indices}
+    if spec.container:
+        return _open_container(spec, spec.container, indices[0], pythons)
     reaches = [spec.pool[index].reach for index in indices]
     steps = [reach for reach in reaches if isinstance(reach, Slurm)]
     if len(steps) > 1:
@@ -43,11 +47,27 @@ def open_link(spec: JobSpec, *indices: int) -> Link:
     return _open(reaches[0], pythons, spec.invocation.shares_stdio)
 
 
+def _open_container(
+    spec: JobSpec, container: Container, index: int, pythons: Mapping[int, str | None]
+) -> Link:
+    """A container on the node: by the node's shell, or by srun itself."""
+    from distlaunch.transport.container_entry import entry, srun_options  # few jobs have them
+
+    node = spec.pool[index]
+    workdir, named = node.workdir or spec.workdir, pythons[index]
+    inside = Inside(candidates_text([named] if named else ["python3", "python"]))
+    if container.runtime == BY_SRUN and isinstance(node.reach, Slurm):
+        step = node.reach._replace(options=srun_options(container, workdir))
+        return _open(step, pythons, inside=inside)
+    return _open(node.reach, pythons, inside=inside._replace(entry=entry(container, workdir)))
+
+
 def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:
     """Start the transports to all nodes; the first node takes the `early` one, if it can."""
     links: dict[int, Link] = {}
     first = spec.nodes[0]
-    if early and first.local and (first.python or spec.python) in (None, sys.executable):
+    ours = (first.python or spec.python) in (None, sys.executable) and not spec.container
+    if early and first.local and ours:
         links[0] = early
     elif early:
         early.discard()
@@ -59,7 +79,7 @@ def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:
 
 def _groups(spec: JobSpec) -> Iterable[list[int]]:
     """The nodes, by whether they have a process together."""
-    if spec.allocation and len(spec.pool) > STEP_NODES:
+    if spec.allocation and len(spec.pool) > STEP_NODES and not spec.container:
         return _steps(spec)
     groups: dict[Transport | int, list[int]] = {}
     for index, node in enumerate(spec.pool):
@@ -78,13 +98,22 @@ def _steps(spec: JobSpec) -> Iterable[list[int]]:
         yield from (indices[size * part // count : size * (part + 1) // count] for part in range(count))
 
 
-def _open(reach: Transport, pythons: Mapping[int, str | None], shares: bool = False) -> Link:
+class Inside(Frozen):
+    """How an agent starts in a container: what its shell there is sent, and by what it comes to be."""
+
+    opening: bytes
+    entry: bytes = b""
+
+
+def _open(
+    reach: Transport, pythons: Mapping[int, str | None], shares: bool = False, inside: Inside | None = None
+) -> Link:
     """`pythons` has, by node, the interpreter that is named for it."""
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
     if reach.folder:
         _make_folder(reach.folder)
-    return _link(reach, _start(reach, (0, 1) if shares else ()), pythons)
+    return _link(reach, _start(reach, (0, 1) if shares else ()), pythons, inside)
 
 
 def _start(reach: "Transport | SlurmGroup", sharing: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
@@ -95,16 +124,22 @@ def _start(reach: "Transport | SlurmGroup", sharing: Sequence[int] = ()) -> "sub
         raise DistlaunchError(f"can't start {argv[0]}: {reason(error)}") from None
 
 
-def _link(reach: Transport, child: "subprocess.Popen[bytes]", pythons: Mapping[int, str | None]) -> Link:
+def _link(
+    reach: Transport,
+    child: "subprocess.Popen[bytes]",
+    pythons: Mapping[int, str | None],
+    inside: Inside | None = None,
+) -> Link:
     nonce = os.urandom(16).hex()
     (first, named), *others = pythons.items()
 
     def boot() -> bytes:
-        texts = [_boot_text(reach, named, nonce, first)]
+        texts = [_boot_text(reach, named, nonce, first, own=not inside)]
         texts += [_opening(name) + _boot_text(reach, name, nonce, index) for index, name in others]
         return b"".join(texts)
 
-    return Link(reach, child, OneStream(_opening(named), nonce), boot)
+    opening, entry = inside or (_opening(named), b"")
+    return Link(reach, child, OneStream(opening, nonce, entry), boot)
 
 
 def _open_step(reaches: "Sequence[Slurm]", pythons: Mapping[int, str | None]) -> Link:
@@ -124,8 +159,9 @@ def _opening(named: str | None) -> bytes:
     return candidates_text([named] if named else [sys.executable, "python3"])
 
 
-def _boot_text(reach: Transport, named: str | None, nonce: str, index: int) -> bytes:
-    same = reach.here and named in (None, sys.executable)
+def _boot_text(reach: Transport, named: str | None, nonce: str, index: int, own: bool = True) -> bytes:
+    """`own`: the machine's own interpreters are meant, not those in a container."""
+    same = own and reach.here and named in (None, sys.executable)
     return boot_text(bundle_for(same, level=0 if reach.here else 1), nonce, index)
 
 

@@ -58,6 +58,13 @@ class AddressesFound(Frozen):
     addresses: tuple[tuple[int, str], ...]
 
 
+class ImagePulled(Frozen):
+    """The image of a node's container is being fetched, or, if that is `over`, there."""
+
+    node: int
+    over: bool
+
+
 class PortHeld(Frozen):
     """The first node holds the rendezvous port."""
 
@@ -255,6 +262,7 @@ Event = (
     | Noticed
     | AddressesFound
     | LinkEnded
+    | ImagePulled
     | PortHeld
     | PortRefused
     | PortUsurped

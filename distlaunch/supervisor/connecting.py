@@ -2,7 +2,7 @@
 
 from distlaunch.errors import Exit
 from distlaunch.state.actions import Action, Connect, Drop, GiveUp, Notice, Reap
-from distlaunch.state.events import AddressesFound, AgentUp, OrphansKilled, Reaped
+from distlaunch.state.events import AddressesFound, AgentUp, ImagePulled, OrphansKilled, Reaped
 from distlaunch.state.findings import Finding, JobOver, NodeBack, Planned, Prepare, Step
 from distlaunch.state.job import Cause, Phase, State
 from distlaunch.state.nodes import (
@@ -22,6 +22,8 @@ from distlaunch.transport.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed
 
 MAX_ATTEMPTS = 6
+PULL_S = 3600.0
+"""Seconds for an image to come: those of large ones take minutes."""
 RETRY_S = 0.4
 """Seconds before the second attempt; each further one waits twice as long, all with jitter."""
 
@@ -154,6 +156,17 @@ def _with_another_try(state: State, now: float) -> State:
             state = state.with_node(index, Retrying(2, node.failure, Away()))
             state = state.with_timer(Timer.RETRY, now + wait_s, index)
     return state
+
+
+def on_image_pulled(event: ImagePulled, state: State, now: float) -> Step:
+    """Fetching an image takes its time, which does not count as the node's."""
+    container = state.spec.container
+    if container is None or not isinstance(state.nodes[event.node], Connecting):
+        return state, ()
+    left_s = state.spec.timeouts.connect_s if event.over else PULL_S
+    state = state.with_timer(Timer.ANSWER, now + left_s, event.node)
+    what = "has" if event.over else "pulling"
+    return state, (Notice("info", f"{state.label(event.node)}: {what} image {container.image}"),)
 
 
 def answer_overdue(state: State, node: int, now: float) -> Step:

@@ -19,6 +19,7 @@ from distlaunch.state.events import (
     AgentUp,
     AllocationTold,
     Event,
+    ImagePulled,
     Interrupted,
     LinkEnded,
     Noticed,
@@ -163,6 +164,7 @@ def _nothing(state: State, now: float) -> Step:
 _HANDLERS: Mapping[type, Handler] = {
     AgentLeaving: losing.on_agent_leaving,
     AgentUp: connecting.on_agent_up,
+    ImagePulled: connecting.on_image_pulled,
     AllocationTold: scheduling.on_allocation_told,
     AddressesFound: connecting.on_addresses_found,
     LinkEnded: _on_link_ended,

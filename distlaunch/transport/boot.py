@@ -4,7 +4,8 @@ The same command goes to every node, so no value of a job is ever quoted for a r
 
 1. sh prints READY_MARKER. Nothing of ours is sent before it is seen, so an rc file that reads stdin gets
    none of it: only, now and then, an empty line (NUDGE), so that its `read` does not wait forever.
-2. The controller sends candidate interpreters, one per line, then an empty line; earlier ones are skipped.
+2. The controller sends candidate interpreters, one per line, then an empty line; earlier ones are skipped. Or
+   it sends a line by which sh becomes one in a container, which begins with step 1.
 3. sh becomes the first that exists (~/ is its user's home), which reads blocks of eight digits and as many
    bytes: a loader, modules.
 4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`).
@@ -18,6 +19,12 @@ from distlaunch.agent.frozen import Frozen
 TOO_OLD = "distlaunch-agent"
 """Followed by the version on stderr when the interpreter is older than 3.8; also the name in ps."""
 NO_PYTHON = "distlaunch: no python"
+NO_IMAGE = "distlaunch: no image"
+NO_RUNTIME = "distlaunch: no container runtime"
+PULLING = "distlaunch-pulling"
+"""Printed, as a line, where an image has to be fetched first."""
+ENTER = ">"
+"""Before a line of shell that becomes another shell, in a container, which begins again with step 1."""
 NUDGE = b"\n"
 """Sent every few seconds until the marker is seen."""
 
@@ -31,7 +38,7 @@ SCRIPT = (
     'printf "distlaunch%s\\n" -ready-1; x=; t=; '
     "while IFS= read -r p; do "
     '[ -n "$p" ] || { [ -z "$t" ] && continue || break; }; '
-    'case "$p" in "~/"*) p="$HOME${p#?}";; esac; t="$t $p"; '
+    f'case "$p" in "{ENTER}"*) eval "${{p#?}}"; exit;; "~/"*) p="$HOME${{p#?}}";; esac; t="$t $p"; '
     '[ -z "$x" ] && command -v "$p" >/dev/null 2>&1 && x=$p; done; '
     f'[ -n "$x" ] || {{ echo "{NO_PYTHON}:$t" >&2; exit 127; }}; '
     f'exec "$x" -I -S -c "{_PYTHON}" {TOO_OLD}'

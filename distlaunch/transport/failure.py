@@ -6,7 +6,7 @@ from enum import Enum
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
-from distlaunch.transport.boot import NO_PYTHON, TOO_OLD
+from distlaunch.transport.boot import NO_IMAGE, NO_PYTHON, NO_RUNTIME, TOO_OLD
 from distlaunch.wording import status_words
 
 
@@ -40,6 +40,8 @@ class Kind(Enum):
     NO_ALLOCATION = "no allocation"
     NODE_DOWN = "node down"
     STEP_REFUSED = "step refused"
+    NO_RUNTIME = "no container runtime"
+    NO_IMAGE = "no image"
 
 
 class LinkFailure(Frozen):
@@ -85,13 +87,15 @@ class ProcessEnd(Frozen):
 _SETTINGS = frozenset(
     {
         *(Kind.AUTHENTICATION, Kind.HOST_KEY, Kind.HOST_KEY_CHANGED, Kind.HOST_KEY_REVOKED),
-        *(Kind.NO_PYTHON, Kind.OLD_PYTHON, Kind.NOISE, Kind.PROTOCOL),
+        *(Kind.NO_PYTHON, Kind.OLD_PYTHON, Kind.NOISE, Kind.PROTOCOL, Kind.NO_RUNTIME),
         *(Kind.NOT_SSH, Kind.ALGORITHM, Kind.FORWARDING, Kind.NO_PROXY, Kind.BAD_OPTION, Kind.SHARING),
     }
 )
 
 _BY_THE_NODE = (
     (Kind.NO_PYTHON, re.escape(NO_PYTHON)),
+    (Kind.NO_RUNTIME, re.escape(NO_RUNTIME)),
+    (Kind.NO_IMAGE, re.escape(NO_IMAGE)),
     (Kind.OLD_PYTHON, rf"^{re.escape(TOO_OLD)} \d|Unknown option: -I"),
 )
 CLEAN_STATUSES = (CLEAN, LEFT_EARLY, AGENT_DIED)

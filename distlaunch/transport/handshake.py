@@ -1,6 +1,7 @@
 """The first bytes of a link, without IO: noise, marker, hello, then frames."""
 
 from distlaunch.agent import wire
+from distlaunch.transport.boot import PULLING
 
 MAX_NOISE = 1 << 16
 """Bytes that a login shell may print before the marker, and again before the hello."""
@@ -9,12 +10,14 @@ MAX_NOISE = 1 << 16
 class Handshake:
     """Feed it what the node sent; it says what to send and which frames came.
 
-    `opening` is sent once, when the marker is seen; the hello must carry `nonce`.
+    `opening` is sent once, when the marker is seen; the hello must carry `nonce`. An `entry` is sent
+    before, and makes of the shell another one, with a marker of its own.
     """
 
-    def __init__(self, opening: bytes, nonce: str) -> None:
-        self._opening = opening
-        self._awaited = [wire.READY_MARKER, wire.HELLO_PREFIX + nonce.encode() + b"\n"]
+    def __init__(self, opening: bytes, nonce: str, entry: bytes = b"") -> None:
+        shells = [entry, opening] if entry else [opening]
+        self._awaited = [(wire.READY_MARKER, then) for then in shells]
+        self._awaited.append((wire.HELLO_PREFIX + nonce.encode() + b"\n", b""))
         self._noise = b""
         self._decoder = wire.FrameDecoder(wire.MAX_REPORT)
 
@@ -25,13 +28,24 @@ class Handshake:
 
     @property
     def reached(self) -> bool:
-        """Whether the node's shell has answered."""
+        """Whether the node's shell has answered, or the last of its shells."""
         return len(self._awaited) < 2
 
+    @property
+    def opened(self) -> bool:
+        """Whether the opening has been sent: what follows is for the interpreter."""
+        return not any(then for _, then in self._awaited)
+
+    @property
+    def pulling(self) -> bool:
+        """Whether an image is being fetched."""
+        return f"{PULLING}\n".encode() in self._noise
+
     def without_marker(self) -> bytes:
-        """What to send when the marker need not be awaited; it is still expected."""
-        opening, self._opening = self._opening, b""
-        return opening
+        """What to send when the first marker need not be awaited; it is still expected."""
+        marker, then = self._awaited[0]
+        self._awaited[0] = marker, b""
+        return then
 
     @property
     def noise(self) -> bytes:
@@ -43,13 +57,13 @@ class Handshake:
         to_send = b""
         while self._awaited:
             self._noise += data
-            before, found, data = self._noise.partition(self._awaited[0])
+            word, then = self._awaited[0]
+            before, found, data = self._noise.partition(word)
             if len(before) > MAX_NOISE:
                 raise wire.ProtocolError(f"more than {MAX_NOISE} bytes of output before the agent started")
             if not found:
                 return to_send, []
             self._noise = b""
-            to_send += self._opening
-            self._opening = b""
+            to_send += then
             self._awaited.pop(0)
         return to_send, self._decoder.feed(data)

@@ -28,6 +28,14 @@ class Streams(Protocol):
         """Whether every node's shell has answered."""
 
     @property
+    def opened(self) -> bool:
+        """Whether every node's shell was sent all that it is to get."""
+
+    @property
+    def pulling(self) -> bool:
+        """Whether an image is being fetched."""
+
+    @property
     def noise(self) -> bytes:
         """What has come that was not awaited."""
 
@@ -52,8 +60,8 @@ MAX_WORDS = 8192
 class OneStream(Handshake):
     """That of a process whose output is as its agents wrote it."""
 
-    def __init__(self, opening: bytes, nonce: str) -> None:
-        super().__init__(opening, nonce)
+    def __init__(self, opening: bytes, nonce: str, entry: bytes = b"") -> None:
+        super().__init__(opening, nonce, entry)
         self.words = b""
 
     def listen(self, data: bytes) -> list[NodeGone]:

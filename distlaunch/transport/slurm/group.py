@@ -71,6 +71,16 @@ class LabelledStreams:
         return all(node.handshake.reached for node in self._nodes)
 
     @property
+    def opened(self) -> bool:
+        """Whether that was sent."""
+        return not self._opening
+
+    @property
+    def pulling(self) -> bool:
+        """Never: each node with a container has a step of its own."""
+        return False
+
+    @property
     def noise(self) -> bytes:
         """None: no shell that prints is in between."""
         return b""

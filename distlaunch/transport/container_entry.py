@@ -1,0 +1,122 @@
+"""The command line that makes a container on a node, and what can fail.
+
+The agent's guardian is the first process there, so that its end is the container's, and nothing gets out. The
+node's own shell evaluates the line: it knows what the controller does not, such as who the user is there.
+"""
+
+from collections.abc import Iterator
+from shlex import quote
+
+from distlaunch.transport.boot import ENTER, NO_IMAGE, NO_RUNTIME, PULLING, SCRIPT
+from distlaunch.transport.container import Container
+from distlaunch.transport.failure import Kind, LinkFailure
+
+_OF_THE_NODE = (
+    *("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT"),
+    "SLURM_ARRAY_TASK_ID",
+)
+"""Variables of the node's that containers get, which have an environment of their own."""
+_GPUS = "[ -e /dev/nvidiactl ]"
+
+
+def entry(container: Container, workdir: str) -> bytes:
+    """What makes of a node's shell one in a container, where `workdir` is as outside."""
+    line = "; ".join(_steps(container, workdir))
+    return f"{ENTER}{line}\n".encode()
+
+
+def _steps(container: Container, workdir: str) -> Iterator[str]:
+    name = container.runtime
+    yield f'command -v {name} >/dev/null 2>&1 || {{ echo "{NO_RUNTIME}: {name}" >&2; exit 127; }}'
+    runtime = " ".join([name, *map(quote, container.before)])
+    image = _placed(container.image)
+    failed = f'{{ echo "{NO_IMAGE}" >&2; exit 125; }}'
+    if name in ("docker", "podman"):
+        pull = f"{{ echo {PULLING}; {runtime} pull {image} >&2 || {failed}; }}"
+        yield f"{runtime} image inspect {image} >/dev/null 2>&1 || {pull}"
+    elif "://" in container.image:
+        yield f"echo {PULLING}"  # as it starts; whether it is there already nobody tells
+    else:
+        yield f"[ -e {image} ] || {failed}"
+    words = {"apptainer": _apptainer, "enroot": _enroot}.get(name, _docker)(container, workdir)
+    yield f"exec {runtime} {' '.join(words)}"
+
+
+def _docker(container: Container, workdir: str) -> Iterator[str]:
+    """docker's, and podman's, which differ in who the user is and in how they name GPUs."""
+    docker = container.runtime == "docker"
+    yield "run --rm --interactive --pull=never --network=host --ipc=host --workdir=/ --entrypoint=/bin/sh"
+    yield '--user="$(id -u):$(id -g)"' if docker else '$([ "$(id -u)" = 0 ] || echo --userns=keep-id)'
+    yield f"$({_GPUS} && echo {'--gpus=all' if docker else '--device=nvidia.com/gpu=all'})"
+    yield from (f"--env={name}" for name in _OF_THE_NODE)
+    yield from _env(container)
+    yield from (f"--volume={mount}" for mount in _mounts(container, workdir))
+    yield from map(quote, container.options)
+    yield f"{_placed(container.image)} -c {quote(SCRIPT)}"
+
+
+def _apptainer(container: Container, workdir: str) -> Iterator[str]:
+    """It has the user's own uid, home, network and IPC; its processes end with it in a PID namespace."""
+    yield f"exec --pid --pwd=/ $({_GPUS} && echo --nv)"
+    yield from _env(container)
+    yield from (f"--bind={mount}" for mount in _mounts(container, workdir))
+    yield from map(quote, container.options)
+    yield f"{_placed(container.image)} /bin/sh -c {quote(SCRIPT)}"
+
+
+def _enroot(container: Container, workdir: str) -> Iterator[str]:
+    """Its hooks bring in GPUs; network, IPC and processes are the node's."""
+    yield "start --rw"
+    yield from _env(container)
+    yield from (f"--mount={mount}" for mount in _mounts(container, workdir))
+    yield from map(quote, container.options)
+    yield f"{_placed(container.image)} /bin/sh -c {quote(SCRIPT)}"
+
+
+def _env(container: Container) -> Iterator[str]:
+    for name, value in container.env.items():
+        yield f'--env={name}="${{{name}}}"' if value is None else f"--env={quote(f'{name}={value}')}"
+
+
+def _mounts(container: Container, workdir: str) -> Iterator[str]:
+    """As PATH:PATH_INSIDE; that of the workers' directory unless the job says itself what is there."""
+    given = [mount.split(":") for mount in container.mounts]
+    if workdir != "/" and workdir not in [parts[min(1, len(parts) - 1)] for parts in given]:
+        given.append([workdir])
+    for source, *rest in given:
+        inside, *mode = rest or [source]
+        yield ":".join([_placed(source), _placed(inside), *mode])
+
+
+def _placed(path: str) -> str:
+    """A word for the node's shell, whose user has a ~ of its own."""
+    return '"$HOME"' + quote(path[1:]) if path.startswith("~/") else quote(path)
+
+
+def srun_options(container: Container, workdir: str) -> tuple[str, ...]:
+    """pyxis's: srun itself starts the step in the container."""
+    mounts = ",".join(_plain_mounts(container, workdir))
+    return (
+        f"--container-image={container.image}",
+        f"--container-mounts={mounts}",
+        "--no-container-entrypoint",
+        *([f"--container-env={','.join(container.env)}"] if container.env else []),
+        *container.options,
+    )
+
+
+def _plain_mounts(container: Container, workdir: str) -> Iterator[str]:
+    for mount in (*container.mounts, *([] if workdir == "/" else [workdir])):
+        yield mount if ":" in mount else f"{mount}:{mount}"
+
+
+def advice_for(failure: LinkFailure, container: Container, python: str | None) -> str:
+    """What to do about a container without an agent; "" where that is not the container's doing."""
+    inside = f"`python3` in {container.image}" if python is None else f"`{python}` in {container.image}"
+    return {
+        Kind.NO_RUNTIME: f"install {container.runtime} there, or set container.runtime",
+        Kind.NO_IMAGE: f"check container.image: {container.image}",
+        Kind.NO_PYTHON: f"the image needs Python 3.8 or later, but {inside} was not found: set `python:`",
+        Kind.OLD_PYTHON: f"the agent needs Python 3.8 or later; {inside} is older: set `python:`",
+        Kind.UNSTARTED: f"{container.runtime} exited before the agent started",
+    }.get(failure.kind, "")
