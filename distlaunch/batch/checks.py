@@ -48,5 +48,6 @@ def _missing(spec: JobSpec) -> Iterator[tuple[str, str]]:
     script = os.path.expanduser(path_in(workdir, program.words[0]))
     if program.placed and not os.path.isfile(script):
         yield ("command" if program.kind == "command" else program.kind), f"{script} does not exist"
-    if spec.python and "/" in spec.python and not os.path.isfile(os.path.expanduser(spec.python)):
-        yield "python", f"{spec.python} does not exist"
+    python = "" if spec.container else spec.python or ""  # that of an image can't be seen from here
+    if "/" in python and not os.path.isfile(os.path.expanduser(python)):
+        yield "python", f"{python} does not exist"

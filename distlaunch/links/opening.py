@@ -54,12 +54,13 @@ def _open_container(
     from distlaunch.transport.container_entry import entry, srun_options  # few jobs have them
 
     node = spec.pool[index]
+    reach = Local(f"{container.runtime} on this machine") if isinstance(node.reach, Local) else node.reach
     workdir, named = node.workdir or spec.workdir, pythons[index]
     inside = Inside(candidates_text([named] if named else ["python3", "python"]))
-    if container.runtime == BY_SRUN and isinstance(node.reach, Slurm):
-        step = node.reach._replace(options=srun_options(container, workdir))
+    if container.runtime == BY_SRUN and isinstance(reach, Slurm):
+        step = reach._replace(options=srun_options(container, workdir))
         return _open(step, pythons, inside=inside)
-    return _open(node.reach, pythons, inside=inside._replace(entry=entry(container, workdir)))
+    return _open(reach, pythons, inside=inside._replace(entry=entry(container, workdir)))
 
 
 def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:

@@ -7,10 +7,13 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.transport.boot import LOCAL
 from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
 
+GUARDIAN = "its agent's guardian process"
+
 
 class Local(Frozen):
-    """As `distlaunch.transport.kinds` has it."""
+    """As `distlaunch.transport.kinds` has it; `process` is what people call the link's process."""
 
+    process: str = GUARDIAN
     name: Literal["local"] = "local"
 
     @property
@@ -35,8 +38,8 @@ class Local(Frozen):
 
     @property
     def patience_s(self) -> float:
-        """It sweeps, however long that takes."""
-        return float("inf")
+        """A guardian sweeps, however long that takes."""
+        return float("inf") if self.process == GUARDIAN else 15.0
 
     @property
     def folder(self) -> str:
@@ -56,8 +59,8 @@ class Local(Frozen):
         return []
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """What the end of its process means: nothing stands in between."""
-        return classify(end, process="its agent's guardian process")
+        """What the end of its process means: nothing stands in between, but for a container."""
+        return classify(end, process=self.process)
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """About its interpreter: little else can fail."""

@@ -13,6 +13,7 @@ from distlaunch.job.spec import Binding, EnvValue, Timeouts
 from distlaunch.plan.unstarted import unstarted_advice
 from distlaunch.system.job_file import load_job
 from distlaunch.transport.command import Command
+from distlaunch.transport.container import Container
 from distlaunch.transport.local import Local
 from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import Load, Problems, found_at
@@ -103,6 +104,19 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         "nodes.0.reach",
         Command("a", ("tsh", "ssh", "{host}", "--"), shell=True),
     ),
+    "container.image": ("container: {image: 'a/b:1'}", "container.image", "a/b:1"),
+    "container.runtime": (
+        "container: {image: i, runtime: [podman, --root=/r]}",
+        "container",
+        Container("i", "podman", before=("--root=/r",)),
+    ),
+    "container.mounts": (
+        "container: {image: i, mounts: [/a, 'b:/c:ro', ~/d]}",
+        "container.mounts",
+        ("/a", "{here}/b:/c:ro", "~/d"),
+    ),
+    "container.options": ("container: {image: i, options: [-v]}", "container.options", ("-v",)),
+    "container.env": ("container: {image: i, env: {A: 1, B: null}}", "container.env", {"A": "1", "B": None}),
     "slurm.nodes": ("nodes: 2\nslurm: {nodes: 3}", "slurm.nodes", 3),
     "slurm.partition": ("slurm: {partition: gpu}", "slurm.partition", "gpu"),
     "slurm.account": ("slurm: {account: lab}", "slurm.account", "lab"),
@@ -335,8 +349,11 @@ def _documented_defaults() -> list[tuple[str, str]]:
 def test_a_documented_default_can_be_written_out(load: Load, key: str, value: str) -> None:
     section, _, inner = key.rpartition(".")
     assert not section.endswith("[]")
-    spec = load(f"script: x\n{section}: {{{inner}: {value}}}" if section else f"script: x\n{key}: {value}")
-    plain = load("script: x\nrestarts: {}" if section == "restarts" else "script: x")
+    needed = "image: x, " if section == "container" else ""
+    setting = f"{section}: {{{needed}{inner}: {value}}}" if section else f"{key}: {value}"
+    spec = load(f"script: x\n{setting}")
+    given = {"restarts": "restarts: {}", "container": "container: {image: x}"}.get(section, "")
+    plain = load(f"script: x\n{given}")
     assert spec._replace(places={}) == plain._replace(places={})
 
 

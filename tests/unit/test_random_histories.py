@@ -42,6 +42,7 @@ from distlaunch.state.events import (
     AgentUp,
     AllocationTold,
     Event,
+    ImagePulled,
     Interrupted,
     LinkEnded,
     Noticed,
@@ -81,6 +82,7 @@ DRAWN: Counter[type] = Counter()
 """The events that the histories had, by kind."""
 
 PROCS = 2
+PULL_S = 60.0
 AGAIN = 5
 """The status of a launcher that has all start again."""
 MEET_S = 600.0
@@ -266,6 +268,9 @@ class World:
         if self.now + delay_s < self._away_until[node]:
             self._end_link(agent, LinkFailure(Kind.UNREACHABLE), delay_s)
         else:
+            if self.state.spec.container:
+                self._tell(agent, ImagePulled(node, over=False))
+                self._tell(agent, ImagePulled(node, over=True), min(delay_s, PULL_S))
             self._tell(agent, AgentUp(node, Facts("python3", 0), "host"), delay_s)
 
     def _command(self, agent: Agent, action: Action) -> None:
@@ -511,6 +516,7 @@ gpus_per_node: 0
 procs_per_node: {PROCS}
 nodes: {[f"n{i}" for i in range(nodes)]}
 min_nodes: {fewest}
+{draw(st.sampled_from(["", "container: {image: pytorch}"]))}
 timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}, join: {draw(_limits)}, stall: 20s}}
 {torchs if torch_agents else ours}"""
 

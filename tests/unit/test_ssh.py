@@ -288,10 +288,11 @@ WORDS = {
 
 
 SLURMS = {Kind.NO_ALLOCATION, Kind.NODE_DOWN, Kind.STEP_REFUSED}
+CONTAINERS = {Kind.NO_RUNTIME, Kind.NO_IMAGE}
 
 
 def test_every_kind_that_ssh_tells_has_an_example() -> None:
-    assert set(Kind) - set(WORDS) - SLURMS == {Kind.PROTOCOL, Kind.NOISE, Kind.UNSTARTED}
+    assert set(Kind) - set(WORDS) - SLURMS - CONTAINERS == {Kind.PROTOCOL, Kind.NOISE, Kind.UNSTARTED}
 
 
 def test_a_status_that_is_not_sshs_own_means_that_the_nodes_shell_ended() -> None:
@@ -365,7 +366,7 @@ ODD = Ssh("gpu-a", "me", 2222, SshOptions(config="/my job/ssh_config", words=("C
 BY_HAND = "ssh -F '/my job/ssh_config' -o Compression=no -l me -p 2222 gpu-a"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in SLURMS])
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in SLURMS | CONTAINERS])
 @pytest.mark.parametrize("reach", [Local(), PLAIN, ODD])
 def test_each_kind_has_advice_without_a_gap(kind: Kind, reach: Transport) -> None:
     advice = reach.advice(LinkFailure(kind), None)

@@ -1,0 +1,109 @@
+"""Containers: what a node's shell is sent for each runtime, and which job files are refused."""
+
+import shlex
+
+import pytest
+
+from distlaunch.transport.boot import ENTER, SCRIPT
+from distlaunch.transport.container import Container, Runtime
+from distlaunch.transport.container_entry import advice_for, entry, srun_options
+from distlaunch.transport.failure import Kind, LinkFailure
+from tests.unit.samples import Problems
+
+QUOTES = "a 'b' \"c\" $HOME `d` \\ !e"
+
+
+def words_of(container: Container, workdir: str = "/work") -> list[str]:
+    """The words of the line's last command; what the node's shell would evaluate stays as it is."""
+    line = entry(container, workdir).decode()
+    assert line.startswith(ENTER) and line.count("\n") == 1 and line.endswith("\n")
+    return shlex.split(line[line.index(f"; exec {container.runtime} ") :])[2:]
+
+
+@pytest.mark.parametrize("runtime", ["docker", "podman"])
+def test_docker_and_podman(runtime: Runtime) -> None:
+    container = Container("img:1", runtime, ("/data", "/a:/b:ro"), ("--shm-size=8g",), {"A": QUOTES})
+    words = words_of(container)
+    assert words[:2] == [runtime, "run"]
+    for word in (
+        "--rm",
+        "--interactive",
+        "--network=host",
+        "--ipc=host",
+        "--entrypoint=/bin/sh",
+        f"--env=A={QUOTES}",
+        "--env=CUDA_VISIBLE_DEVICES",
+        "--volume=/data:/data",
+        "--volume=/a:/b:ro",
+        "--volume=/work:/work",
+        "--shm-size=8g",
+    ):
+        assert word in words
+    assert words[-3:] == ["img:1", "-c", SCRIPT]
+
+
+def test_apptainer() -> None:
+    words = words_of(Container("/img.sif", "apptainer", ("/data",), ("--fakeroot",), {"A": QUOTES}))
+    assert words[:4] == ["apptainer", "exec", "--pid", "--pwd=/"]
+    assert {f"--env=A={QUOTES}", "--bind=/data:/data", "--bind=/work:/work", "--fakeroot"} <= {*words}
+    assert words[-4:] == ["/img.sif", "/bin/sh", "-c", SCRIPT]
+
+
+def test_enroot() -> None:
+    words = words_of(Container("/img.sqsh", "enroot", ("/data",)))
+    assert words[:3] == ["enroot", "start", "--rw"]
+    assert {"--mount=/data:/data", "--mount=/work:/work"} <= {*words}
+    assert words[-4:] == ["/img.sqsh", "/bin/sh", "-c", SCRIPT]
+
+
+def test_pyxis_is_srun_with_options() -> None:
+    options = srun_options(
+        Container("nvcr.io#nvidia/pytorch:25.10-py3", "pyxis", ("/data", "/a:/b:ro")), "/work"
+    )
+    assert options == (
+        "--container-image=nvcr.io#nvidia/pytorch:25.10-py3",
+        "--container-mounts=/data:/data,/a:/b:ro,/work:/work",
+        "--no-container-entrypoint",
+    )
+
+
+def test_options_of_the_runtime_itself_come_before_its_command() -> None:
+    assert words_of(Container("i", "podman", before=("--root=/a b",)))[:3] == ["podman", "--root=/a b", "run"]
+
+
+def test_the_workers_directory_is_mounted_unless_the_job_mounts_something_there() -> None:
+    assert [w for w in words_of(Container("i", mounts=("/mine:/work",))) if "volume" in w] == [
+        "--volume=/mine:/work"
+    ]
+    assert not [w for w in words_of(Container("i"), workdir="/") if "volume" in w]
+
+
+def test_a_home_is_that_of_the_nodes_user() -> None:
+    line = entry(Container("~/img.sif", "apptainer"), "~/work dir").decode()
+    assert """--bind="$HOME"'/work dir':"$HOME"'/work dir'""" in line
+    assert '"$HOME"/img.sif /bin/sh' in line
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("{runtime: docker}", "container: image is missing"),
+        ("{image: i, runtime: lxc}", "expected"),
+        (
+            "{image: i, runtime: [lxc, -v]}",
+            "expected one of docker, podman, apptainer, enroot, pyxis, got 'lxc'",
+        ),
+        ("{image: i, runtime: pyxis}", "pyxis is a plug-in of srun: the nodes must be Slurm's"),
+        ("{image: i, mounts: ['/a:/b:ro:z']}", "expected PATH:PATH_INSIDE:ro at most"),
+        ("{image: i, volumes: [/a]}", "mounts"),
+    ],
+)
+def test_what_is_refused(section: str, told: str, problems: Problems) -> None:
+    assert told in str(problems(f"script: t.py\ncontainer: {section}"))
+
+
+def test_what_fails_in_a_container_has_advice() -> None:
+    container = Container("i", "podman")
+    for kind in (Kind.NO_RUNTIME, Kind.NO_IMAGE, Kind.NO_PYTHON, Kind.OLD_PYTHON, Kind.UNSTARTED):
+        assert advice_for(LinkFailure(kind), container, None)
+    assert not advice_for(LinkFailure(Kind.UNREACHABLE), container, None)
