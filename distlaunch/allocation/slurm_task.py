@@ -32,7 +32,9 @@ def slurm_task(environ: Mapping[str, str]) -> Task:
         local_rank=local,
         local_size=counts[node],
         node_rank=node,
+        node_count=len(nodes),
         nodes=nodes,
+        addresses=nodes[:1],
         devices=None if devices is None else len([name for name in devices.split(",") if name]),
         restarts=int(environ.get("SLURM_RESTART_COUNT") or 0),
     )
@@ -42,5 +44,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
     if not text.isdecimal():
         what = f"{name}={text} is not a number" if text else f"{name} is not set"
-        raise UsageError(f"exec runs as a task of srun, but {what}: use `srun distlaunch exec -- …`")
+        raise UsageError(
+            f"exec runs as a task of srun or mpirun, but {what}: use `srun distlaunch exec -- …`"
+        )
     return int(text)

@@ -10,7 +10,8 @@ from distlaunch.wording import counted
 class Task(Frozen):
     """Its place: `step` is the same for all tasks that belong together, and for no others.
 
-    `nodes` are the hosts, that of rank 0 first; `devices` are the GPUs that it sees, None = any. `restarts`
+    `nodes` are the hosts, that of rank 0 first, and `node_rank` is the number of this one of `node_count`, as far
+    as they are known; `addresses` lead to rank 0's. `devices` are the GPUs that it sees, None = any. `restarts`
     counts how often the scheduler has started the job again.
     """
 
@@ -20,10 +21,17 @@ class Task(Frozen):
     size: int
     local_rank: int
     local_size: int
-    node_rank: int
-    nodes: tuple[str, ...]
+    node_rank: int | None
+    node_count: int | None
+    nodes: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
     devices: int | None = None
     restarts: int = 0
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether all tasks are on this task's node."""
+        return self.local_size == self.size
 
 
 def check_devices(task: Task, environ: Mapping[str, str]) -> None:
@@ -49,7 +57,7 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         raise UsageError(f"MASTER_PORT={port} is not a port")
     known = {name.partition(".")[0] for name in task.nodes}
-    if host and not host[0].isdigit() and ":" not in host and host.partition(".")[0] not in known:
+    if known and host and not host[0].isdigit() and ":" not in host and host.partition(".")[0] not in known:
         raise UsageError(
             f"MASTER_ADDR={host} is not among this step's hosts ({', '.join(task.nodes)}): unset "
             "MASTER_ADDR and MASTER_PORT, or set them to rank 0's"

@@ -2,20 +2,21 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from distlaunch.allocation.mpi_task import PMI_PIPE, mpi_task
 from distlaunch.allocation.slurm_task import slurm_task
-from distlaunch.allocation.task import check_devices, check_master
+from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.task.environment import task_environment
 from distlaunch.task.meeting import meet
 
-USAGE = "usage: srun distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
+USAGE = "usage: srun|mpirun distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
 
-Run PROGRAM as one rank of many, started task by task by srun: sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR,
-MASTER_PORT and the rest of torchrun's contract from Slurm's variables, and becomes the program.
+Run PROGRAM as one rank of many, started task by task by srun or mpirun: sets RANK, LOCAL_RANK, WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT and the rest of torchrun's contract from their variables, and becomes the program.
 
   --virtual-local-rank  LOCAL_RANK is 0: each task sees only its own GPU (srun --gpus-per-task)
   -h, --help            Show this help and exit.
@@ -54,11 +55,35 @@ def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
 
 def _environment(virtual: bool) -> dict[str, str]:
     environ = dict(os.environ)
-    task = slurm_task(environ)
+    task = mpi_task(environ) or slurm_task(environ)
     if not virtual:
         check_devices(task, environ)
     check_master(task, environ)
-    given = environ.get("MASTER_PORT")
-    port = int(given) if given else meet(task, say)
+    task, endpoint = _met(task, environ)
     sys.stdout.flush()
-    return task_environment(task, environ, port, virtual)
+    return task_environment(task, environ, endpoint, virtual)
+
+
+def _met(task: Task, environ: Mapping[str, str]) -> tuple[Task, tuple[str, int]]:
+    """The task, and where the ranks meet: as the user has said, or as they agree."""
+    if port := environ.get("MASTER_PORT"):
+        return task, (_address(task, environ), int(port))
+    if not (pipe := environ.get(PMI_PIPE)):
+        return task, meet(task, say)
+    from distlaunch.task.pmi import ProcessManager  # mpirun's tasks may have one
+
+    manager = ProcessManager(int(pipe))
+    endpoint = manager.meet(task)
+    number, count = manager.node_of(task.rank) or (None, None)
+    manager.close()
+    known = task._replace(step=manager.job, job=manager.job, node_rank=number, node_count=count)
+    return known, endpoint
+
+
+def _address(task: Task, environ: Mapping[str, str]) -> str:
+    """The user's, or that of rank 0's host."""
+    if told := environ.get("MASTER_ADDR"):
+        return told
+    if not task.on_one_node and not task.addresses:
+        raise UsageError("MASTER_PORT is set, but not MASTER_ADDR: set both, or unset it")
+    return "127.0.0.1" if task.on_one_node else task.addresses[0]

@@ -10,6 +10,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from itertools import product
 
 from distlaunch.agent.port import Hold, bound, hold
 from distlaunch.allocation.task import Task
@@ -29,15 +30,26 @@ class TaskError(DistlaunchError):
     exit_status = Exit.TIMEOUT
 
 
-def meet(task: Task, say: Callable[[str], object]) -> int:
-    """The port on rank 0's node that all tasks agree on; in rank 0 itself it is held, also after an exec."""
-    if task.rank == 0:
-        held = hold(None)
-        if task.size > 1:
-            _tell_all(task, held.port, say)
-        keep_through_exec(held)
-        return held.port
-    return _ask(task, say)
+def meet(task: Task, say: Callable[[str], object]) -> tuple[str, int]:
+    """An address of rank 0's node and a port there that all agree on; rank 0 holds it, also after an exec."""
+    if task.rank != 0:
+        return _ask(task)
+    held = hold(None)
+    if task.size > 1:
+        _tell_all(task, held.port, say)
+    keep_through_exec(held)
+    return _addresses(task)[0], held.port
+
+
+def _addresses(task: Task) -> tuple[str, ...]:
+    return ("127.0.0.1",) if task.on_one_node else task.addresses
+
+
+def hold_through_exec() -> int:
+    """A port that rank 0's store can listen on, also after an exec, and nobody else."""
+    held = hold(None)
+    keep_through_exec(held)
+    return held.port
 
 
 def keep_through_exec(held: Hold) -> None:
@@ -92,22 +104,23 @@ def _served(listener: socket.socket, answer: bytes) -> set[int]:
         return {int(asked)} if asked.strip().isdigit() else set()
 
 
-def _ask(task: Task, say: Callable[[str], object]) -> int:
+def _ask(task: Task) -> tuple[str, int]:
+    addresses = _addresses(task)
     deadline, wait_s, why = time.monotonic() + WAIT_S, RETRY_S, ""
     while time.monotonic() < deadline:
-        for port in candidates(task.step):
+        for address, port in product(addresses, candidates(task.step)):
             try:
-                if found := _asked(task, port):
-                    return found
+                if found := _asked(task, address, port):
+                    return address, found
             except OSError as error:
                 why = error.strerror or str(error)
         time.sleep(wait_s)
         wait_s = min(wait_s * 1.5, RETRY_MOST_S)
-    raise TaskError(f"rank 0 on {task.nodes[0]} did not answer within {WAIT_S:.0f} s: {why}")
+    raise TaskError(f"rank 0 on {addresses[0]} did not answer within {WAIT_S:.0f} s: {why}")
 
 
-def _asked(task: Task, port: int) -> int | None:
-    with socket.create_connection((task.nodes[0], port), timeout=TRY_S) as connection:
+def _asked(task: Task, address: str, port: int) -> int | None:
+    with socket.create_connection((address, port), timeout=TRY_S) as connection:
         connection.sendall(b"%-16d" % task.rank)
         said = b""
         while not said.endswith(b"\n") and (piece := connection.recv(256)):

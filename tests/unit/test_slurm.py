@@ -321,8 +321,8 @@ TASK = {
 
 def test_a_tasks_place_and_what_it_gets() -> None:
     task = slurm_task(TASK)
-    assert task == Task("17.2", "17", 4, 5, 0, 1, 2, ("host1", "host2", "host3"), 2, 3)
-    env = task_environment(task, TASK, 12345)
+    assert task == Task("17.2", "17", 4, 5, 0, 1, 2, 3, ("host1", "host2", "host3"), ("host1",), 2, 3)
+    env = task_environment(task, TASK, ("host1", 12345))
     wanted = {
         "RANK": "4",
         "WORLD_SIZE": "5",

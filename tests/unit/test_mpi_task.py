@@ -1,0 +1,109 @@
+"""The place of a task that mpirun has started, by variables as Open MPI 4.1 and MPICH 4.0 set them."""
+
+import pytest
+
+from distlaunch.allocation.mpi_task import mpi_task
+from distlaunch.errors import UsageError
+from distlaunch.task.environment import task_environment
+from distlaunch.task.pmi import node_of
+
+HOST = "7.0;tcp://10.0.0.1,192.168.0.1:4000;tcp6://[fd00::2]:4001"
+OTHER = "7.1;tcp://10.0.0.2:4000"
+
+
+def open_mpi(rank: int, size: int, local: int, local_size: int, nodes: int, **more: str) -> dict[str, str]:
+    return {
+        "PMIX_NAMESPACE": "917",
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(local_size),
+        "OMPI_MCA_orte_num_nodes": str(nodes),
+        "OMPI_MCA_orte_hnp_uri": HOST,
+        "OMPI_MCA_orte_local_daemon_uri": HOST,
+        **more,
+    }
+
+
+def test_nobody_but_mpirun_sets_these() -> None:
+    assert mpi_task({"SLURM_PROCID": "1", "PMI_RANK": "1"}) is None  # srun sets PMI_RANK, too
+
+
+def test_a_task_of_open_mpi() -> None:
+    task = mpi_task(open_mpi(5, 8, 1, 4, 2, CUDA_VISIBLE_DEVICES="0,1,2,3"))
+    assert task is not None
+    assert (task.step, task.rank, task.size, task.local_rank, task.local_size) == ("mpi-917", 5, 8, 1, 4)
+    assert (task.node_rank, task.node_count, task.devices) == (1, 2, 4)
+    assert task.addresses == ("10.0.0.1", "192.168.0.1", "fd00::2")
+    env = task_environment(task, {}, ("10.0.0.1", 999))
+    assert (env["GROUP_RANK"], env["NODE_RANK"], env["GROUP_WORLD_SIZE"]) == ("1", "1", "2")
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["RANK"]) == ("10.0.0.1", "999", "5")
+
+
+@pytest.mark.parametrize(
+    ("place", "node"),
+    [
+        ((1, 4, 1, 4, 1), (0, 1)),
+        ((1, 2, 1, 2, 3), (0, 1)),  # of three nodes one is used
+        ((3, 4, 1, 2, 2), (1, 2)),
+        ((1, 4, 0, 2, 2), (1, 2)),  # --map-by node
+        ((0, 4, 0, 2, 3), (None, None)),  # 2 + 1 + 1
+        ((3, 4, 0, 1, 3), (None, None)),
+    ],
+)
+def test_the_number_of_a_node_is_known_where_all_have_as_many_tasks(
+    place: tuple[int, int, int, int, int], node: tuple[int | None, int | None]
+) -> None:
+    task = mpi_task(open_mpi(*place))
+    assert task is not None
+    assert (task.node_rank, task.node_count) == node
+    env = task_environment(task, {}, ("a", 1))
+    assert ("GROUP_RANK" in env, "NODE_RANK" in env, "GROUP_WORLD_SIZE" in env) == (
+        (node[0] is not None),
+    ) * 3
+
+
+def test_rank_0_on_another_host_than_mpirun_is_told() -> None:
+    elsewhere = {"OMPI_MCA_orte_local_daemon_uri": OTHER}
+    with pytest.raises(UsageError, match="rank 0 is not on mpirun's host"):
+        mpi_task(open_mpi(0, 4, 0, 2, 2, **elsewhere))
+    assert mpi_task(open_mpi(2, 4, 0, 2, 2, **elsewhere))
+    assert mpi_task(open_mpi(0, 4, 0, 2, 2, **elsewhere, MASTER_ADDR="a"))
+    with pytest.raises(UsageError, match="does not tell where rank 0 is"):
+        mpi_task(open_mpi(2, 4, 0, 2, 2, OMPI_MCA_orte_hnp_uri=""))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": ""}, "not all numbers: OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=,"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, "contradict each other"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "0"}, "contradict each other"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: dict[str, str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        mpi_task({**open_mpi(1, 4, 1, 2, 2), **change})
+
+
+def test_a_task_of_hydra() -> None:
+    task = mpi_task({"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"})
+    assert task is not None
+    assert (task.rank, task.size, task.local_rank, task.local_size, task.node_rank) == (2, 3, 0, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "nodes"),
+    [
+        ("(vector,(0,1,4))", [0, 0, 0, 0]),
+        ("(vector,(0,2,2))", [0, 0, 1, 1]),
+        ("(vector,(0,1,2),(1,2,1))", [0, 0, 1, 2]),
+        ("(vector,(0,2,1))", [0, 1, 0, 1]),  # dealt in turn
+    ],
+)
+def test_hydra_tells_which_rank_is_where(mapping: str, nodes: list[int]) -> None:
+    assert [node_of(mapping, rank) for rank in range(4)] == [(node, max(nodes) + 1) for node in nodes]
+
+
+def test_no_mapping_tells_nothing() -> None:
+    assert node_of("", 0) is None
