@@ -10,8 +10,8 @@ from distlaunch.wording import counted
 class Task(Frozen):
     """Its place: `step` is the same for all tasks that belong together, and for no others.
 
-    `nodes` are the hosts, that of rank 0 first, and `node_rank` is the number of this one of `node_count`, as far
-    as they are known; `addresses` lead to rank 0's. `devices` are the GPUs that it sees, None = any. `restarts`
+    `nodes` are the hosts, that of rank 0 first; `node_rank` is this one's number of `node_count`, if that is
+    known, and `addresses` lead to rank 0's. `devices` are the GPUs that it sees, None = any. `restarts`
     counts how often the scheduler has started the job again.
     """
 

@@ -1,19 +1,24 @@
 """Containers for tests: a store of podman's of their own, with an image whose files are this machine's."""
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.cluster.hosts import Bed
 from tests.harness import PATIENCE_S, ROOT
 
 _LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 _FOLDERS = ("usr", "etc", "tmp", "proc", "sys", "dev", "run", "root")
 IMAGE = "localhost/thin"
+MOUNTS = ["/usr:/usr:ro", "/etc:/etc:ro", str(ROOT), sys.base_prefix, sys.prefix]
+LIMITS = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]
 
 
 class Podman(NamedTuple):
@@ -31,10 +36,28 @@ class Podman(NamedTuple):
 
     def section(self, **keys: object) -> str:
         """A job's `container`: the image has no files of its own, but those of this machine's /usr."""
-        mounts = ["/usr:/usr:ro", "/etc:/etc:ro", str(ROOT), sys.base_prefix, sys.prefix]
-        limits = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]
-        made = {"image": IMAGE, "runtime": list(self.words), "mounts": mounts, "options": limits, **keys}
+        made = {"image": IMAGE, "runtime": list(self.words), "mounts": MOUNTS, "options": LIMITS, **keys}
         return f"container: {json.dumps(made)}\n"
+
+    @contextlib.contextmanager
+    def running_on(self, bed: Bed, folder: Path) -> Iterator[None]:
+        """A container on each host, named like it, that has `folder`; their PIDs are this machine's."""
+        shared = ["--network=host", "--pid=host", "--ipc=host", *LIMITS]
+        mounts = [
+            f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in (*MOUNTS, str(folder))
+        ]
+        for host in bed.hosts:
+            words = [*self.words, "run", "--detach", "--rm", f"--name={host}", *shared, *mounts, IMAGE]
+            bed.call("exec", host, "--", *words, "/bin/sleep", "infinity")
+        try:
+            yield
+        finally:
+            self.tool("rm", "--force", "--time=0", *bed.hosts)
+
+    def clear(self) -> None:
+        """Remove the images, and what is mounted."""
+        self.tool("rmi", "--all", "--force")
+        self.tool("system", "migrate")
 
 
 def why_no_podman() -> str | None:

@@ -38,8 +38,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
         pytest.skip(reason)
     podman = podman_in(tmp_path_factory.mktemp("podman"))
     yield podman
-    podman.tool("rmi", "--all", "--force")
-    podman.tool("system", "migrate")  # unmounts
+    podman.clear()
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.containers import Podman, podman_in, why_no_podman
 from tests.cluster.hosts import Bed, Site
 from tests.cluster.odd_hosts import installed
 from tests.harness import (
@@ -44,7 +46,7 @@ STUBBORN = """
 RANKS = 6
 
 
-@pytest.fixture(params=["local", "ssh", "slurm", "command"])
+@pytest.fixture(params=["local", "ssh", "slurm", "command", "podman"])
 def nodes(request: pytest.FixtureRequest) -> str:
     """The part of a job file that says where it runs."""
     if request.param == "local":
@@ -53,8 +55,15 @@ def nodes(request: pytest.FixtureRequest) -> str:
     elif request.param == "slurm":
         request.getfixturevalue("allocation")
         where = "launcher: slurm"
-    elif request.param == "command":
+    elif request.param == "podman":
+        podman: Podman = request.getfixturevalue("containers")
         hosts: Bed = request.getfixturevalue("bed")
+        # By way of the host: an exec has the network of who runs it, where the container has none of its own.
+        words = hosts.argv("exec", "{host}", "--", *podman.words, "exec", "--interactive", "{host}")
+        enter = json.dumps(words)
+        where = f"launcher: {{command: {enter}}}\npython: {sys.executable}"
+    elif request.param == "command":
+        hosts = request.getfixturevalue("bed")
         enter = json.dumps(hosts.argv("exec", "{host}", "--"))
         where = f"launcher: {{command: {enter}}}"
     else:
@@ -68,6 +77,17 @@ nodes:
   - {{host: host3, procs: 3}}
 {where}
 """
+
+
+@pytest.fixture(scope="module")
+def containers(bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """A container named like each host, on it; with the PIDs of all, by which the tests know processes."""
+    if reason := why_no_podman():
+        pytest.skip(reason)
+    podman = podman_in(tmp_path_factory.mktemp("podman"))
+    with podman.running_on(bed, tmp_path_factory.getbasetemp()):
+        yield podman
+    podman.clear()
 
 
 def parent_of(pid: int) -> int:
