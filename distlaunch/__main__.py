@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+_PEEK = 1 << 16
+_FOR_HOSTS = (b"nodes: [", b"hostfile:", b"container:")
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -48,7 +50,7 @@ def _run_command(words: Sequence[str]) -> int:
     early = None
     command = words[0] if words else ""
     elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
-    if command in ("run", "torchrun") and not elsewhere:
+    if command in ("run", "torchrun") and not elsewhere and not names_hosts(command, words):
         from distlaunch.links.ahead import open_ahead
 
         early = open_ahead(shares_stdio=command == "torchrun")
@@ -68,6 +70,19 @@ def _run_command(words: Sequence[str]) -> int:
     from distlaunch.cli.app import run_app
 
     return run_app(words, early)
+
+
+def names_hosts(command: str, words: Sequence[str]) -> bool:
+    """Whether a job file is for other machines or containers, as far as a look at it tells without YAML."""
+    path = next((word for word in words[1:] if word.endswith((".yaml", ".yml"))), "")
+    if command != "run" or not path:
+        return False
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_PEEK).splitlines()
+    except OSError:
+        return False  # it is opened again, and told then
+    return any(line.startswith(_FOR_HOSTS) or line.rstrip() == b"nodes:" for line in lines)
 
 
 def _fill_standard_descriptors() -> None:
