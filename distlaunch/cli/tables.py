@@ -34,7 +34,9 @@ def _ranks_table(plan: LaunchPlan) -> tuple[str, Table]:
     """One row per rank, with its CPU binding if the job asks for one."""
     port = plan.master_port or "a free port"
     size = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.nodes), 'node')}"
-    heading = f"{plan.spec.name}: {size}, {plan.backend}"
+    inside = plan.spec.container
+    where = f", in containers of {inside.image} ({inside.runtime})" if inside else ""
+    heading = f"{plan.spec.name}: {size}, {plan.backend}{where}"
     binding = plan.spec.binding
     wished = [binding.key] if binding else []
     table = _table("node", "local rank", "rank", "device", *wished, "address")

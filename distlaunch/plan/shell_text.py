@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from shlex import quote
 
-from distlaunch.job.spec import Env
+from distlaunch.job.spec import Env, JobSpec
 from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, common_contract
 
 _WAITING = ('failed=; for worker; do wait "$worker" || failed=${failed:-$?}; done', 'exit "${failed:-0}")')
@@ -22,7 +22,14 @@ def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str
 
 def _remarks(plan: LaunchPlan) -> list[str]:
     binding = plan.spec.binding
-    return [f"# {binding.key} is left out: distlaunch's agent does it on the node"] if binding else []
+    bound = [f"# {binding.key} is left out: distlaunch's agent does it on the node"] if binding else []
+    return [*container_remark(plan.spec), *bound]
+
+
+def container_remark(spec: JobSpec) -> list[str]:
+    """Where the lines are to be run."""
+    inside = spec.container
+    return [f"# to be run in a container of {inside.image} ({inside.runtime})"] if inside else []
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:

@@ -4,11 +4,15 @@ import shlex
 
 import pytest
 
+from distlaunch.plan.engine import make_plan, meeting_of, workers
+from distlaunch.plan.layout import Facts, NodeRank
+from distlaunch.plan.shell_text import shell_text
+from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.transport.boot import ENTER, SCRIPT
 from distlaunch.transport.container import Container, Runtime
 from distlaunch.transport.container_entry import advice_for, entry, srun_options
 from distlaunch.transport.failure import Kind, LinkFailure
-from tests.unit.samples import Problems
+from tests.unit.samples import Load, Problems
 
 QUOTES = "a 'b' \"c\" $HOME `d` \\ !e"
 
@@ -100,6 +104,15 @@ def test_a_home_is_that_of_the_nodes_user() -> None:
 )
 def test_what_is_refused(section: str, told: str, problems: Problems) -> None:
     assert told in str(problems(f"script: t.py\ncontainer: {section}"))
+
+
+def test_plans_say_that_they_are_for_containers(load: Load) -> None:
+    spec = load("script: t.py\ngpus_per_node: 0\ncontainer: {image: i, runtime: podman}")
+    plan = make_plan(spec, {0: Facts("python3", 0)}, None)
+    assert shell_text(
+        plan, {NodeRank(0): workers(plan, plan.nodes[0], meeting_of(plan, "job", 1))}
+    ).startswith("# to be run in a container of i (podman)\n")
+    assert torchrun_text(plan, 1).startswith("# to be run in a container of i (podman)\n")
 
 
 def test_what_fails_in_a_container_has_advice() -> None:
