@@ -109,10 +109,9 @@ def test_what_is_refused(section: str, told: str, problems: Problems) -> None:
 def test_plans_say_that_they_are_for_containers(load: Load) -> None:
     spec = load("script: t.py\ngpus_per_node: 0\ncontainer: {image: i, runtime: podman}")
     plan = make_plan(spec, {0: Facts("python3", 0)}, None)
-    assert shell_text(
-        plan, {NodeRank(0): workers(plan, plan.nodes[0], meeting_of(plan, "job", 1))}
-    ).startswith("# to be run in a container of i (podman)\n")
-    assert torchrun_text(plan, 1).startswith("# to be run in a container of i (podman)\n")
+    ranks = {NodeRank(0): workers(plan, plan.nodes[0], meeting_of(plan, "job", 1))}
+    for text in (shell_text(plan, ranks), torchrun_text(plan, 1)):
+        assert text.startswith("# to be run in a container of i (podman)\n")
 
 
 def test_what_fails_in_a_container_has_advice() -> None:
