@@ -194,10 +194,12 @@ class Link:
         """Tell the transport's process to end, or kill it; an agent notices the end of the pipe."""
         if self.has_ended:
             return
-        if self.patience_s:
+        if not self.patience_s:
+            self.kill()
+        elif self.booted:
             self._process.terminate()
         else:
-            self.kill()
+            os.killpg(self._process.pid, signal.SIGTERM)  # a shell may be waiting for what fetches an image
 
     def kill(self) -> None:
         """Kill the transport's process with all that it started: a ProxyCommand may hear of nothing."""

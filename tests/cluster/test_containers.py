@@ -17,6 +17,7 @@ from tests.cluster.test_by_hand import TRAINS
 from tests.harness import (
     PATIENCE_S,
     children_of,
+    descendants_of,
     distlaunch,
     kill,
     running,
@@ -150,6 +151,23 @@ def test_an_image_that_is_pulled_is_told_and_has_its_time(tmp_path: Path, podman
         fifo.write_text("done\n")
         assert run.wait() == 0, run.stderr
         assert "node0: has image localhost/thin" in run.stderr and "ran" in run.stdout
+
+
+def test_an_interrupt_ends_a_pull(tmp_path: Path, podman: Podman) -> None:
+    folder, fifo = tmp_path / "bin", tmp_path / "never"
+    folder.mkdir()
+    os.mkfifo(fifo)
+    stand_in = folder / "podman"
+    stand_in.write_text(f'#!/bin/sh\ncase " $* " in *" pull "*) cat {fifo};; *) exit 1;; esac\n')
+    stand_in.chmod(0o755)
+    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    with running(write_job(tmp_path, "pass", CPU + podman.section()), env=env) as run:
+        run.wait_for("node0: pulling image")
+        (shell,) = children_of(run.process.pid)
+        there = [shell, *descendants_of(shell)]
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.stderr
+        wait_gone(there, 2.0)
 
 
 def test_the_steps_of_an_allocation_have_containers(
