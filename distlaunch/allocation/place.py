@@ -7,6 +7,8 @@ _NUMBERS = (
     "PMIX_RANK",
     "PMI_RANK",
     "PALS_RANKID",
+    "JSM_NAMESPACE_RANK",
+    "FLUX_TASK_RANK",
     "SLURM_PROCID",
     "JOB_COMPLETION_INDEX",
 )

@@ -44,7 +44,7 @@ def check_spec(reading: Reading, spec: JobSpec) -> None:
     """Note problems that show only once hosts and endpoint are known."""
     _check_twice(reading, spec.pool)
     _check_master(reading, spec)
-    _check_launcher(reading)
+    _check_launcher(reading, spec)
     _check_rest(reading)
     _check_slurm(reading)
     if spec.fewest > len(spec.nodes):
@@ -157,14 +157,14 @@ def _check_master(reading: Reading, spec: JobSpec) -> None:
         )
 
 
-def _check_launcher(reading: Reading) -> None:
+def _check_launcher(reading: Reading, spec: JobSpec) -> None:
     numbered = not isinstance(reading.checked.get("nodes"), tuple) and not reading.around.hostfile
     launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
-    if launcher == "ssh" and numbered:
+    allocation = spec.allocation
+    if launcher == "ssh" and numbered and not allocation:
         reading.problem("launcher", "launcher: ssh needs host names, but nodes is a number")
     if isinstance(launcher, Mapping):
         _check_command(reading, launcher, numbered)
-    allocation = reading.around.allocation if numbered and launcher in ("auto", "slurm") else None
     if allocation and given and given > len(allocation.nodes):
         has = counted(len(allocation.nodes), "node")
         reading.problem("nodes", f"{given} nodes are asked for, but {allocation.name} has {has}")

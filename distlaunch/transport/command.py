@@ -14,12 +14,14 @@ HOST = "{host}"
 class Command(Frozen):
     """As `distlaunch.transport.kinds` has it; `words` are run with another command's behind them.
 
-    With `shell` that is a single word, for a shell on the node to take apart, as ssh's is.
+    With `shell` that is a single word, for a shell on the node to take apart, as ssh's is. `scheduler` is
+    whose preset it is, "" = the job file's own.
     """
 
     host: str
     words: tuple[str, ...]
     shell: bool = False
+    scheduler: str = ""
     name: Literal["command"] = "command"
 
     @property
@@ -72,8 +74,14 @@ class Command(Frozen):
         return []
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """What it said: no status of its own is known."""
-        return classify(end, process=f"{self.words[0]} on this machine")
+        """What it said; of one that is not a scheduler's, no words or status of its own are known."""
+        process = f"{self.words[0]} on this machine"
+        if not self.scheduler:
+            return classify(end, process=process)
+        from distlaunch.transport.presets import PRESETS  # few nodes fail
+
+        preset = PRESETS[self.scheduler]
+        return classify(end, preset.failures, preset.failed, process)
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """With a command to paste."""
@@ -81,6 +89,10 @@ class Command(Frozen):
             return "set `python:` to an interpreter that exists there"
         if failure.kind is Kind.OLD_PYTHON:
             return "set `python:` to Python 3.8 or later"
+        if self.scheduler and failure.kind in (Kind.NO_ALLOCATION, Kind.STEP_REFUSED):
+            from distlaunch.transport.presets import PRESETS
+
+            return PRESETS[self.scheduler].advice[failure.kind]
         from shlex import join, quote  # few nodes fail
 
         return f"try `{join(self.reaching)} {quote(python or 'python3')} -V`"
