@@ -89,7 +89,7 @@ class Command(Frozen):
             return "set `python:` to an interpreter that exists there"
         if failure.kind is Kind.OLD_PYTHON:
             return "set `python:` to Python 3.8 or later"
-        if self.scheduler and failure.kind in (Kind.NO_ALLOCATION, Kind.STEP_REFUSED):
+        if self.scheduler and failure.kind in (Kind.NO_ALLOCATION, Kind.TASK_REFUSED):
             from distlaunch.transport.presets import PRESETS
 
             return PRESETS[self.scheduler].advice[failure.kind]

@@ -40,6 +40,7 @@ class Kind(Enum):
     NO_ALLOCATION = "no allocation"
     NODE_DOWN = "node down"
     STEP_REFUSED = "step refused"
+    TASK_REFUSED = "task refused"
 
 
 class LinkFailure(Frozen):

@@ -29,13 +29,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "grid-engine": Preset(
             ("qrsh", "-inherit", "-V", "{host}"),
             (
-                (Kind.STEP_REFUSED, r"didn't accept task|not in the parallel environment|no free slots"),
+                (Kind.TASK_REFUSED, r"didn't accept task|not in the parallel environment|no free slots"),
                 (Kind.NO_ALLOCATION, r"JOB_ID|job .* (?:does not exist|is unknown)|unknown job"),
                 (Kind.UNRESOLVED, r"can't resolve hostname|unknown host"),
                 (Kind.UNREACHABLE, r"can't find connection|failed sending task to execd|timeout|timed out"),
             ),
             {
-                Kind.STEP_REFUSED: "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does "
+                Kind.TASK_REFUSED: "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does "
                 "without it",
                 Kind.NO_ALLOCATION: "the job is over: see `qstat -j $JOB_ID`",
             },
@@ -44,12 +44,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "lsf": Preset(
             ("blaunch", "{host}"),
             (
-                (Kind.STEP_REFUSED, r"not (?:allocated|part of|in) .*(?:job|allocation)|[Ii]nvalid host"),
+                (Kind.TASK_REFUSED, r"not (?:allocated|part of|in) .*(?:job|allocation)|[Ii]nvalid host"),
                 (Kind.NO_ALLOCATION, r"LSB_JOBID|only .* (?:under|within) .*LSF|[Jj]ob .* not found"),
                 (Kind.UNREACHABLE, r"Failed in .*connect|connection (?:refused|timed out)|not responding"),
             ),
             {
-                Kind.STEP_REFUSED: "try `blaunch HOST hostname`; `--set launcher=ssh` does without it",
+                Kind.TASK_REFUSED: "try `blaunch HOST hostname`; `--set launcher=ssh` does without it",
                 Kind.NO_ALLOCATION: "the job is over: see `bjobs -l $LSB_JOBID`",
             },
             failed=255,

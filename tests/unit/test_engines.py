@@ -263,7 +263,7 @@ def test_a_list_that_can_not_be_read_matters_only_where_it_is_needed(job: Load) 
             "grid-engine",
             'error: executing task of job 4711 failed: execution daemon on host "b" didn\'t accept task',
             1,
-            Kind.STEP_REFUSED,
+            Kind.TASK_REFUSED,
             "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it",
         ),
         (

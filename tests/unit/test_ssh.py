@@ -287,7 +287,7 @@ WORDS = {
 }
 
 
-SLURMS = {Kind.NO_ALLOCATION, Kind.NODE_DOWN, Kind.STEP_REFUSED}
+SLURMS = {Kind.NO_ALLOCATION, Kind.NODE_DOWN, Kind.STEP_REFUSED, Kind.TASK_REFUSED}
 
 
 def test_every_kind_that_ssh_tells_has_an_example() -> None:
