@@ -66,8 +66,13 @@ class Command(Frozen):
         return [*self.reaching, "/bin/sh", "-c", SCRIPT]
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """All of it."""
-        return environ
+        """All of it, in which a scheduler's commands are found."""
+        if not self.scheduler:
+            return environ
+        from distlaunch.transport.presets import PRESETS  # few jobs have one
+
+        folder = environ.get(PRESETS[self.scheduler].folder)
+        return {**environ, "PATH": f"{environ.get('PATH', '/usr/bin:/bin')}:{folder}"} if folder else environ
 
     def address_argv(self) -> list[str]:
         """The node's name is its address, or the job file says another."""

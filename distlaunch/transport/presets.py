@@ -14,12 +14,14 @@ from distlaunch.transport.failure import Kind, Patterns
 class Preset(Frozen):
     """`words` and `shell` are as `Command` has them; the command ends with `failed` for failures of its own.
 
-    `advice` is what to do about those that a setting of the scheduler's is behind.
+    `advice` is what to do about those that a setting of the scheduler's is behind. Jobs have the commands'
+    folder in the variable `folder`, where a shell start-up file has set another PATH.
     """
 
     words: tuple[str, ...]
     failures: Patterns
     advice: Mapping[Kind, str]
+    folder: str
     shell: bool = True
     failed: int | None = None
 
@@ -31,7 +33,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             (
                 (Kind.TASK_REFUSED, r"didn't accept task|not in the parallel environment|no free slots"),
                 (Kind.NO_ALLOCATION, r"JOB_ID|job .* (?:does not exist|is unknown)|unknown job"),
-                (Kind.UNRESOLVED, r"can't resolve hostname|unknown host"),
+                (Kind.UNRESOLVED, r"can't resolve host ?name|unknown host"),
                 (Kind.UNREACHABLE, r"can't find connection|failed sending task to execd|timeout|timed out"),
             ),
             {
@@ -39,6 +41,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "without it",
                 Kind.NO_ALLOCATION: "the job is over: see `qstat -j $JOB_ID`",
             },
+            "SGE_BINARY_PATH",
             failed=1,
         ),
         "lsf": Preset(
@@ -52,6 +55,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 Kind.TASK_REFUSED: "try `blaunch HOST hostname`; `--set launcher=ssh` does without it",
                 Kind.NO_ALLOCATION: "the job is over: see `bjobs -l $LSB_JOBID`",
             },
+            "LSF_BINDIR",
             failed=255,
         ),
     }
