@@ -391,7 +391,7 @@ JOB = Record(
         "launcher": built(
             Either(text=Choice(("auto", "local", "slurm", "ssh")), entries=LAUNCHER),
             "How nodes are reached, or a command that reaches each.",
-            ": slurm for a number inside an allocation, ssh for hosts, else local",
+            ": its scheduler's way inside an allocation, ssh for hosts, else local",
             "auto",
         ),
     },
