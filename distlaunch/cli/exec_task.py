@@ -2,20 +2,23 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from distlaunch.allocation.engine_task import engine_task, task_names
 from distlaunch.allocation.slurm_task import slurm_task
-from distlaunch.allocation.task import check_devices, check_master
+from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, UsageError, reason
+from distlaunch.system.allocation import allocation_here
 from distlaunch.task.environment import task_environment
 from distlaunch.task.meeting import meet
 
 USAGE = "usage: srun distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
 
-Run PROGRAM as one rank of many, started task by task by srun: sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR,
-MASTER_PORT and the rest of torchrun's contract from Slurm's variables, and becomes the program.
+Run PROGRAM as one rank of many, started task by task by srun, flux run or jsrun: sets RANK, LOCAL_RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the rest of torchrun's contract from the scheduler's variables, and
+becomes the program.
 
   --virtual-local-rank  LOCAL_RANK is 0: each task sees only its own GPU (srun --gpus-per-task)
   -h, --help            Show this help and exit.
@@ -54,7 +57,7 @@ def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
 
 def _environment(virtual: bool) -> dict[str, str]:
     environ = dict(os.environ)
-    task = slurm_task(environ)
+    task = _task(environ)
     if not virtual:
         check_devices(task, environ)
     check_master(task, environ)
@@ -62,3 +65,11 @@ def _environment(virtual: bool) -> dict[str, str]:
     port = int(given) if given else meet(task, say)
     sys.stdout.flush()
     return task_environment(task, environ, port, virtual)
+
+
+def _task(environ: Mapping[str, str]) -> Task:
+    names = task_names(environ)
+    if names is None:
+        return slurm_task(environ)
+    allocation = allocation_here()
+    return engine_task(names, environ, [node.host for node in allocation.nodes] if allocation else [])

@@ -1,6 +1,7 @@
 """Runs inside made-up jobs of Grid Engine, PBS, LSF and Flux, whose commands are stand-ins that run here."""
 
 import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from distlaunch.errors import UsageError
 from distlaunch.system.allocation import allocation_here
-from tests.harness import distlaunch, running, write_job
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, running, write_job
 
 HERE = os.uname().nodename
 
@@ -123,3 +124,20 @@ def test_a_flux_that_does_not_answer_is_told_and_what_to_do_instead(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="can't read the hosts of this Flux job: flux: No such file or dir"):
         allocation_here()
+
+
+def test_the_tasks_of_flux_run_are_the_ranks(tmp_path: Path) -> None:
+    env = environment(tmp_path, {"FLUX_JOB_ID": "f2Cm", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "2"}, "")
+    show = "echo $RANK $WORLD_SIZE $LOCAL_RANK $GROUP_RANK $MASTER_ADDR $MASTER_PORT"
+    tasks = [
+        subprocess.Popen(
+            distlaunch_argv("exec", "--", "sh", "-c", show),
+            env=env | {"FLUX_TASK_RANK": str(rank), "FLUX_TASK_LOCAL_ID": "0"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [task.communicate(timeout=PATIENCE_S)[0].split() for task in tasks]
+    assert [words[:5] for words in said] == [[str(rank), "2", "0", str(rank), HERE] for rank in (0, 1)]
+    assert said[0][5] == said[1][5]

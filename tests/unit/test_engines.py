@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from distlaunch.allocation.allocation import AllocatedNode, Allocation
+from distlaunch.allocation.engine_task import engine_task, task_names
 from distlaunch.allocation.engines import granted_gpus
 from distlaunch.allocation.find import Listing, find_allocation, listing_for, scheduler_of
 from distlaunch.allocation.place import task_number
+from distlaunch.allocation.task import Task, check_devices
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.state.actions import GiveNotice
 from distlaunch.state.events import Interrupted, Noticed
 from distlaunch.state.job import Phase
 from distlaunch.system.job_file import load_job
+from distlaunch.task.environment import task_environment
 from distlaunch.transport.command import Command
 from distlaunch.transport.failure import Kind, ProcessEnd
 from distlaunch.transport.local import Local
@@ -313,3 +316,83 @@ def test_a_notice_is_passed_on_at_once(event: Noticed | Interrupted, nodes: list
         GiveNotice(node, 10, None) for node in nodes
     ]
     assert texts(given) == ["Grid Engine job 4711 ends soon: sent SIGUSR1 to all ranks (on_notice)"]
+
+
+# Tasks
+
+FLUX_TASK = {
+    "FLUX_JOB_ID": "f2Cm",
+    "FLUX_JOB_SIZE": "4",
+    "FLUX_JOB_NNODES": "2",
+    "FLUX_TASK_RANK": "3",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "CUDA_VISIBLE_DEVICES": "0,1",
+}
+JSM_TASK = {
+    **LSF,
+    "JSM_NAMESPACE_RANK": "3",
+    "JSM_NAMESPACE_SIZE": "4",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "2",
+}
+
+
+def place(environ: dict[str, str], hosts: list[str]) -> Task:
+    names = task_names(environ)
+    assert names is not None
+    return engine_task(names, environ, hosts)
+
+
+def test_a_tasks_place() -> None:
+    task = place(FLUX_TASK, ["flux1", "flux2"])
+    assert task == Task("f2Cm.", "f2Cm", 3, 4, 1, 2, 1, ("flux1", "flux2"), 2, 0, "flux")
+    # The script of such an LSF job runs on a launch node, which comes first.
+    on_lsf = place(JSM_TASK, ["launch", "hostA", "hostB"])
+    assert on_lsf == Task("905.", "905", 3, 4, 1, 2, 1, ("hostA", "hostB"), None, 0, "lsf")
+    with pytest.raises(UsageError, match="flux run runs on 2 nodes, but Flux lists 1"):
+        place(FLUX_TASK, ["flux1"])
+    env = task_environment(task, FLUX_TASK, 12345)
+    wanted = {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "flux1"}
+    assert {name: env[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"FLUX_JOB_SIZE": "5"}, "flux run must start equally many tasks on each node, not 5 on 2"),
+        ({"FLUX_TASK_LOCAL_ID": "0"}, "flux run must number the tasks node by node: FLUX_TASK_RANK=3 and"),
+        ({"FLUX_JOB_SIZE": ""}, "exec runs as a task of flux run, but FLUX_JOB_SIZE is not set"),
+        ({"FLUX_JOB_NNODES": "x"}, "FLUX_JOB_NNODES=x is not a number"),
+        ({"FLUX_TASK_RANK": "9", "FLUX_TASK_LOCAL_ID": "1"}, "equally many"),
+    ],
+)
+def test_a_task_whose_variables_contradict_each_other_is_told(changes: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        place(FLUX_TASK | changes, ["flux1", "flux2"])
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (GRID_ENGINE, "Grid Engine starts no tasks that know their number: use `distlaunch run job.yaml`"),
+        (PBS, "PBS starts no tasks that know their number: use `distlaunch run job.yaml`"),
+        (LSF, "this LSF process is not a task of `jsrun`: use `distlaunch run job.yaml`"),
+        (FLUX, "this Flux process is not a task of `flux run`: use `distlaunch run job.yaml`"),
+    ],
+)
+def test_exec_outside_of_a_task_is_told(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        task_names(environ)
+    assert str(caught.value) == said
+    assert task_names({"SLURM_JOB_ID": "17"}) is None is task_names({})
+
+
+def test_tasks_that_see_one_gpu_each_are_told() -> None:
+    task = place(FLUX_TASK, ["flux1", "flux2"])
+    with pytest.raises(UsageError) as caught:
+        check_devices(task._replace(devices=1), {"CUDA_VISIBLE_DEVICES": "3"})
+    assert str(caught.value) == (
+        "each task sees a GPU of its own (CUDA_VISIBLE_DEVICES=3, local rank=1), but scripts use "
+        "cuda:LOCAL_RANK: use `exec --virtual-local-rank`, which makes LOCAL_RANK 0"
+    )
