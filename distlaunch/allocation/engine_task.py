@@ -47,26 +47,15 @@ def task_names(environ: Mapping[str, str]) -> Names | None:
 
 def engine_task(names: Names, environ: Mapping[str, str], hosts: Sequence[str]) -> Task:
     """The task that has this environment, on one of `hosts`. Raises `UsageError` for a contradiction."""
-    rank, size = _number(names, names.rank, environ), _number(names, names.size, environ)
-    local = _number(names, names.local_rank, environ)
-    if names.nodes:
-        nodes = _number(names, names.nodes, environ) or 1
-        each = size // nodes
-    else:
-        each = _number(names, names.local_size, environ) or 1
-        nodes = size // each
-    if each * nodes != size or not (rank < size and local < each):
-        raise UsageError(f"{names.starter} must start equally many tasks on each node, not {size} on {nodes}")
-    if rank % each != local:
+    size, nodes, each = _layout(names, environ)
+    rank, local = _number(names, names.rank, environ), _number(names, names.local_rank, environ)
+    if rank >= size or rank % each != local:
         told = f"{names.rank}={rank} and {names.local_rank}={local}"
         raise UsageError(f"{names.starter} must number the tasks node by node: {told} of {each} on each node")
     if len(hosts) < nodes:
-        raise UsageError(
-            f"{names.starter} runs on {nodes} nodes, but {TITLES[names.scheduler]} lists {len(hosts)}"
-        )
-    devices = environ.get("CUDA_VISIBLE_DEVICES")
-    job = environ.get(names.job, "")
-    # A launch node, where the script runs and no task does, comes first.
+        listed = f"{TITLES[names.scheduler]} lists {len(hosts)}"
+        raise UsageError(f"{names.starter} runs on {nodes} nodes, but {listed}")
+    devices, job = environ.get("CUDA_VISIBLE_DEVICES"), environ.get(names.job, "")
     return Task(
         step=f"{job}.{environ.get('PMIX_NAMESPACE', '')}",
         job=job,
@@ -75,10 +64,20 @@ def engine_task(names: Names, environ: Mapping[str, str], hosts: Sequence[str]) 
         local_rank=local,
         local_size=each,
         node_rank=rank // each,
-        nodes=tuple(hosts[-nodes:]),
+        nodes=tuple(hosts[-nodes:]),  # a launch node, where no task runs, comes first
         devices=None if devices is None else len([name for name in devices.split(",") if name]),
         scheduler=names.scheduler,
     )
+
+
+def _layout(names: Names, environ: Mapping[str, str]) -> tuple[int, int, int]:
+    """How many tasks there are, on how many nodes, and on each."""
+    size = _number(names, names.size, environ)
+    part = _number(names, names.nodes or names.local_size, environ) or 1
+    nodes, each = (part, size // part) if names.nodes else (size // part, part)
+    if not size or each * nodes != size:
+        raise UsageError(f"{names.starter} must start equally many tasks on each node, not {size} on {nodes}")
+    return size, nodes, each
 
 
 def _number(names: Names, name: str, environ: Mapping[str, str]) -> int:

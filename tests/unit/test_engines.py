@@ -363,7 +363,7 @@ def test_a_tasks_place() -> None:
         ({"FLUX_TASK_LOCAL_ID": "0"}, "flux run must number the tasks node by node: FLUX_TASK_RANK=3 and"),
         ({"FLUX_JOB_SIZE": ""}, "exec runs as a task of flux run, but FLUX_JOB_SIZE is not set"),
         ({"FLUX_JOB_NNODES": "x"}, "FLUX_JOB_NNODES=x is not a number"),
-        ({"FLUX_TASK_RANK": "9", "FLUX_TASK_LOCAL_ID": "1"}, "equally many"),
+        ({"FLUX_TASK_RANK": "9", "FLUX_TASK_LOCAL_ID": "1"}, "node by node: FLUX_TASK_RANK=9"),
     ],
 )
 def test_a_task_whose_variables_contradict_each_other_is_told(changes: dict[str, str], said: str) -> None:
