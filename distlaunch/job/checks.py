@@ -46,7 +46,7 @@ def check_spec(reading: Reading, spec: JobSpec) -> None:
     _check_master(reading, spec)
     _check_launcher(reading, spec)
     _check_rest(reading)
-    _check_slurm(reading)
+    _check_batch(reading)
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
         reading.problem("min_nodes", f"{spec.min_nodes} is too high: the job has {has}")
@@ -161,7 +161,7 @@ def _check_launcher(reading: Reading, spec: JobSpec) -> None:
     numbered = not isinstance(reading.checked.get("nodes"), tuple) and not reading.around.hostfile
     launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
     allocation = spec.allocation
-    if launcher == "ssh" and numbered and not allocation:
+    if launcher == "ssh" and numbered and not (allocation or reading.around.submitted):
         reading.problem("launcher", "launcher: ssh needs host names, but nodes is a number")
     if isinstance(launcher, Mapping):
         _check_command(reading, launcher, numbered)
@@ -189,20 +189,28 @@ def _check_rest(reading: Reading) -> None:
         reading.problem("spares", "rest is what a number of nodes leaves over: set nodes to one")
 
 
-def _check_slurm(reading: Reading) -> None:
-    """What `submit` decides itself, or would not understand."""
-    section, nodes = reading.section("slurm"), reading.checked.get("nodes")
-    if isinstance(nodes, int) and section.get("nodes", nodes) < nodes:
-        reading.problem("slurm.nodes", f"the job needs more: nodes is {nodes}")
-    for i, option in enumerate(section.get("extra") or ()):
-        if found := _TAKEN_OPTION.match(option or ""):
-            why = _TAKEN.get(found[1] or found[2], "distlaunch sets it")
-            reading.problem(f"slurm.extra[{i}]", f"{found[0]} can't be used: {why}")
+def _check_batch(reading: Reading) -> None:
+    """What a batch script decides itself, or its scheduler would not understand."""
+    nodes = reading.checked.get("nodes")
+    for key, taken in _TAKEN_OPTIONS.items():
+        section = reading.section(key)
+        if isinstance(nodes, int) and section.get("nodes", nodes) < nodes:
+            reading.problem(f"{key}.nodes", f"the job needs more: nodes is {nodes}")
+        for i, option in enumerate(section.get("extra") or ()):
+            if found := taken.match(option or ""):
+                why = _TAKEN.get(found[1] or found[2], "distlaunch sets it")
+                reading.problem(f"{key}.extra[{i}]", f"{found[0]} can't be used: {why}")
 
 
-_TAKEN_OPTION = re.compile(r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)")
+_TAKEN_OPTIONS = {
+    "slurm": re.compile(r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)"),
+    "grid_engine": re.compile(r"-(?:(t)|(o|e|j|N|S|r|sync))(?![\w-])"),
+    "pbs": re.compile(r"-(?:(J|t)|(o|e|j|N|r|k))(?![\w-])"),
+}
 _TAKEN = {
-    **dict.fromkeys(("array", "a"), "an array would start the same job many times; submit each by itself"),
+    **dict.fromkeys(
+        ("array", "a", "t", "J"), "an array would start the same job many times; submit each by itself"
+    ),
     **dict.fromkeys(("output", "o", "error", "e"), "the job's output goes to logs.dir"),
     **dict.fromkeys(("wait", "W"), "use `submit --wait`"),
 }

@@ -10,6 +10,7 @@ from distlaunch.allocation.allocation import Allocation
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
+from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
@@ -248,6 +249,8 @@ class JobSpec(Frozen):
     notify: Notify = Notify()
     metrics: str | None = None
     slurm: SlurmOptions = SlurmOptions()
+    grid_engine: GridEngineOptions = GridEngineOptions()
+    pbs: PbsOptions = PbsOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     allocation: Allocation | None = None
     source: str = "job"
