@@ -79,6 +79,14 @@ def test_a_run_takes_hosts_and_slots_and_starts_the_others_as_its_engine_does(
     assert [line for line in started if line != "ssh -G"] == [f"{tool} host2"]
 
 
+def test_a_command_that_is_not_in_path_is_found_where_its_engine_keeps_it(tmp_path: Path) -> None:
+    env = environment(tmp_path, GRID_ENGINE, f"{HERE} 1 a\nhost2 1 b\n")
+    env |= {"PATH": os.environ["PATH"], "SGE_BINARY_PATH": str(tmp_path / "bin")}
+    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
+        assert run.wait() == 0, run.stderr
+    assert (tmp_path / "started").read_text() == "qrsh host2\n"
+
+
 def test_flux_is_asked_for_its_hosts(tmp_path: Path) -> None:
     env = environment(tmp_path, {"FLUX_JOB_ID": "f2Cm"}, "")
     with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:

@@ -1,6 +1,7 @@
 """Grid Engine, PBS, LSF and Flux: what their jobs' environments mean.
 
-The environments and files here are written from the schedulers' manuals; none was seen on a live system.
+Grid Engine's environment, file and words are those of 8.1.9, but for SGE_HGR_gpu, which only its successors
+set. Those of PBS, LSF and Flux are written from their manuals; none was seen on a live system.
 """
 
 import os
@@ -33,8 +34,12 @@ GRID_ENGINE = {
     "JOB_ID": "4711",
     "SGE_TASK_ID": "undefined",
     "PE_HOSTFILE": "/var/spool/gridengine/execd/node1/active_jobs/4711.1/pe_hostfile",
+    "SGE_BINARY_PATH": "bin/lx-amd64",
+    "SGE_TASK_FIRST": "undefined",
+    "SGE_CELL": "default",
     "NSLOTS": "6",
     "NHOSTS": "2",
+    "NQUEUES": "2",
     "PE": "mpi",
     "QUEUE": "all.q",
     "HOSTNAME": "node1.cluster",
@@ -271,6 +276,13 @@ def test_a_list_that_can_not_be_read_matters_only_where_it_is_needed(job: Load) 
         ),
         (
             "grid-engine",
+            "error: executing task of job 5 failed: failed sending task to execd@b: can't resolve host name",
+            1,
+            Kind.UNRESOLVED,
+            "try `qrsh -inherit -V b python3 -V`",
+        ),
+        (
+            "grid-engine",
             "error: executing task of job 4711 failed: failed sending task to execd@b: can't find connection",
             1,
             Kind.UNREACHABLE,
@@ -285,6 +297,18 @@ def test_failures(scheduler: str, words: str, status: int, kind: Kind, advice: s
     reach = Command("b", start, True, scheduler)
     failure = reach.failure(ProcessEnd(words, status=status))
     assert (failure.kind, reach.advice(failure, None)) == (kind, advice)
+
+
+def test_an_engines_commands_are_found_where_it_keeps_them() -> None:
+    reach = Command("b", QRSH, True, "grid-engine")
+    assert reach.environment({"PATH": "/bin", "SGE_BINARY_PATH": "/opt/sge/bin"}) == {
+        "PATH": "/bin:/opt/sge/bin",
+        "SGE_BINARY_PATH": "/opt/sge/bin",
+    }
+    assert reach.environment({"PATH": "/bin"}) == {"PATH": "/bin"}
+    plain = {"PATH": "/bin", "LSF_BINDIR": "/opt/lsf/bin"}
+    assert Command("b", ("x",)).environment(plain) is plain
+    assert Command("b", ("x",), True, "lsf").environment(plain)["PATH"] == "/bin:/opt/lsf/bin"
 
 
 # What a scheduler does to a job that it can't be asked about
