@@ -14,7 +14,7 @@ from distlaunch.allocation.allocation import AllocatedNode, Allocation
 from distlaunch.allocation.engine_task import engine_task, task_names
 from distlaunch.allocation.engines import granted_gpus
 from distlaunch.allocation.find import Listing, find_allocation, listing_for, scheduler_of
-from distlaunch.allocation.place import task_number
+from distlaunch.allocation.place import step_nodes, task_number
 from distlaunch.allocation.task import Task, check_devices
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.spec import JobSpec
@@ -170,6 +170,11 @@ def test_names() -> None:
 @pytest.mark.parametrize("name", ["FLUX_TASK_RANK", "JSM_NAMESPACE_RANK"])
 def test_task_numbers(name: str) -> None:
     assert task_number({name: "5", "SLURM_PROCID": "0"}) == 5
+
+
+def test_on_how_many_nodes_a_task_runs() -> None:
+    assert step_nodes({"FLUX_JOB_NNODES": "3"}) == step_nodes({"SLURM_STEP_NUM_NODES": "3"}) == 3
+    assert step_nodes({}) == 1
 
 
 # Jobs
