@@ -80,7 +80,7 @@ class Pool:
             return Ssh(node.host, None, None, self._ssh)
         if allocation.scheduler == "slurm":
             return Slurm(node.host, allocation.job, node.group)
-        if _short(node.host) == _short(self._reading.around.host):
+        if _short(node.host) in ("localhost", _short(self._reading.around.host)):
             return Local()
         from distlaunch.transport.presets import PRESETS  # only such a job needs it
 

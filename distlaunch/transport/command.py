@@ -9,6 +9,7 @@ from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
 
 HOST = "{host}"
 """Stands for the node's name in the command's words."""
+_DEAF = ("/bin/sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
 
 
 class Command(Frozen):
@@ -61,9 +62,16 @@ class Command(Frozen):
 
     def argv(self) -> list[str]:
         """The command, and behind it nothing of the job."""
-        if self.shell:
-            return [*self.reaching, f"exec /bin/sh -c '{SCRIPT}'"]
-        return [*self.reaching, "/bin/sh", "-c", SCRIPT]
+        start = [*self._before, *self.reaching]
+        return [*start, f"exec /bin/sh -c '{SCRIPT}'"] if self.shell else [*start, "/bin/sh", "-c", SCRIPT]
+
+    @property
+    def _before(self) -> tuple[str, ...]:
+        if not self.scheduler:
+            return ()
+        from distlaunch.transport.presets import PRESETS  # only such a job needs it
+
+        return _DEAF if PRESETS[self.scheduler].deaf else ()
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """All of it, in which a scheduler's commands are found."""

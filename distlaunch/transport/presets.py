@@ -15,7 +15,8 @@ class Preset(Frozen):
     """`words` and `shell` are as `Command` has them; the command ends with `failed` for failures of its own.
 
     `advice` is what to do about those that a setting of the scheduler's is behind. Jobs have the commands'
-    folder in the variable `folder`, where a shell start-up file has set another PATH.
+    folder in the variable `folder`, where a shell start-up file has set another PATH. One that is `deaf` must
+    not end by the signals that announce a job's end, which its scheduler sends to all of the job's processes.
     """
 
     words: tuple[str, ...]
@@ -24,6 +25,7 @@ class Preset(Frozen):
     folder: str
     shell: bool = True
     failed: int | None = None
+    deaf: bool = False
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -57,6 +59,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             },
             "LSF_BINDIR",
             failed=255,
+            deaf=True,
         ),
     }
 )

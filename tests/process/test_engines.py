@@ -87,6 +87,15 @@ def test_a_command_that_is_not_in_path_is_found_where_its_engine_keeps_it(tmp_pa
     assert (tmp_path / "started").read_text() == "qrsh host2\n"
 
 
+def test_what_announces_the_end_of_an_lsf_job_does_not_end_its_links(tmp_path: Path) -> None:
+    """LSF sends it to all processes of the job: here each blaunch sends it to itself."""
+    env = environment(tmp_path, LSF, "")
+    tool = tmp_path / "bin/blaunch"
+    tool.write_text(tool.read_text().replace("exec sh", "kill -USR2 $$ && kill -USR1 $$ && exec sh"))
+    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
+        assert run.wait() == 0, run.stderr
+
+
 def test_flux_is_asked_for_its_hosts(tmp_path: Path) -> None:
     env = environment(tmp_path, {"FLUX_JOB_ID": "f2Cm"}, "")
     with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:

@@ -18,6 +18,7 @@ from distlaunch.allocation.place import step_nodes, task_number
 from distlaunch.allocation.task import Task, check_devices
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.spec import JobSpec
+from distlaunch.links.opening import STEP_NODES, _groups
 from distlaunch.state.actions import GiveNotice
 from distlaunch.state.events import Interrupted, Noticed
 from distlaunch.state.job import Phase
@@ -216,7 +217,7 @@ def test_grid_engines_hosts_are_reached_by_qrsh(job: Load) -> None:
 @pytest.mark.parametrize(
     ("environ", "listed", "start"),
     [
-        (LSF, "", ["blaunch", "hostB"]),
+        (LSF, "", ["/bin/sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh", "blaunch", "hostB"]),
         (PBS, PBS_NODEFILE, None),
     ],
 )
@@ -250,6 +251,24 @@ def test_a_launcher_overrides(job: Load) -> None:
     for text in ("launcher: local", "launcher: local\nnodes: 2", "nodes: [a, b]", "launcher: slurm"):
         assert job(text, GRID_ENGINE, PE_HOSTFILE).allocation is None
     assert isinstance(job("nodes: [a, b]", GRID_ENGINE, PE_HOSTFILE).nodes[1].reach, Ssh)
+
+
+def test_a_slurm_allocations_hosts_can_be_reached_over_ssh_too(job: Load) -> None:
+    slurm = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "a[1-2]"}
+    over_ssh = job("launcher: ssh", slurm)
+    assert [(node.label, type(node.reach)) for node in over_ssh.nodes] == [("a1", Ssh), ("a2", Ssh)]
+    assert over_ssh.allocation is not None
+
+
+@pytest.mark.parametrize("launcher", ["auto", "ssh"])
+def test_only_slurms_nodes_share_a_process(job: Load, launcher: str) -> None:
+    listed = "".join(f"node{i} 1 all.q UNDEFINED\n" for i in range(2 * STEP_NODES))
+    spec = job(f"launcher: {launcher}", GRID_ENGINE, listed)
+    assert list(_groups(spec)) == [[i] for i in range(2 * STEP_NODES)]
+
+
+def test_localhost_is_this_machine(job: Load) -> None:
+    assert job("", PBS, "localhost\n").nodes[0].reach == Local()
 
 
 def test_a_list_that_can_not_be_read_matters_only_where_it_is_needed(job: Load) -> None:
