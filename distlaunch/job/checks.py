@@ -164,17 +164,17 @@ def _check_launcher(reading: Reading, spec: JobSpec) -> None:
     if launcher == "ssh" and numbered and not (allocation or reading.around.submitted):
         reading.problem("launcher", "launcher: ssh needs host names, but nodes is a number")
     if isinstance(launcher, Mapping):
-        _check_command(reading, launcher, numbered)
+        _check_command(reading, launcher, 0 if numbered and not allocation else len(spec.pool))
     if allocation and given and given > len(allocation.nodes):
         has = counted(len(allocation.nodes), "node")
         reading.problem("nodes", f"{given} nodes are asked for, but {allocation.name} has {has}")
 
 
-def _check_command(reading: Reading, launcher: Mapping[str, Any], numbered: bool) -> None:
-    """A launcher's command is for each of several hosts, and has no use for what is ssh's."""
-    if numbered:
+def _check_command(reading: Reading, launcher: Mapping[str, Any], named: int) -> None:
+    """A launcher's command is for each of `named` hosts, and has no use for what is ssh's."""
+    if not named:
         reading.problem("launcher", "launcher.command needs names: list the nodes")
-    elif len(list(reading.listed())) > 1 and not any(HOST in word for word in launcher["command"]):
+    elif named > 1 and not any(HOST in word for word in launcher["command"]):
         told = f"{HOST} is in none of the words: all nodes would be the same"
         reading.problem("launcher.command", told)
     for path, node in reading.listed():

@@ -58,7 +58,8 @@ class Pool:
         """That of the caller, if the job's nodes come from it."""
         numbered = self._hostfile is None and not isinstance(self._checked.get("nodes"), tuple)
         found = self._reading.around.allocation
-        fits = found and self._launcher in ("auto", "ssh", found.scheduler)
+        given = isinstance(self._launcher, Mapping)
+        fits = found and (given or self._launcher in ("auto", "ssh", found.scheduler))
         return found if numbered and fits else None
 
     def _listed(self, key: str, given: Sequence[str | Checked]) -> tuple[NodeSpec, ...]:
@@ -76,8 +77,8 @@ class Pool:
 
     def _within(self, allocation: Allocation, node: AllocatedNode) -> Transport:
         """As its scheduler has it: a step of Slurm's, our own process here, or what reaches another host."""
-        if self._launcher == "ssh":
-            return Ssh(node.host, None, None, self._ssh)
+        if self._launcher == "ssh" or isinstance(self._launcher, Mapping):
+            return self._reach(node.host, None, None)
         if allocation.scheduler == "slurm":
             return Slurm(node.host, allocation.job, node.group)
         if _short(node.host) in ("localhost", _short(self._reading.around.host)):

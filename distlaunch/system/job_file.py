@@ -76,7 +76,7 @@ def _names_hosts(document: Value) -> bool:
     if not isinstance(document, Entries):
         return False
     launcher = document.get("launcher")
-    here = isinstance(launcher, Entries) or (isinstance(launcher, Scalar) and launcher.value == "local")
+    here = isinstance(launcher, Scalar) and launcher.value == "local"
     return here or isinstance(document.get("nodes"), Items) or document.get("hostfile") is not None
 
 

@@ -267,6 +267,18 @@ def test_only_slurms_nodes_share_a_process(job: Load, launcher: str) -> None:
     assert list(_groups(spec)) == [[i] for i in range(2 * STEP_NODES)]
 
 
+def test_a_command_of_the_sites_own_reaches_the_hosts_of_an_allocation(job: Load) -> None:
+    text = 'launcher: {command: [tmrsh, "{host}"]}'
+    spec = job(text, PBS, f"{HERE}\nx1001\n")
+    assert [node.reach for node in spec.nodes] == [
+        Command(host, ("tmrsh", "{host}")) for host in (HERE, "x1001")
+    ]
+    with pytest.raises(JobError, match=r"\{host\} is in none of the words: all nodes would be the same"):
+        job("launcher: {command: [tmrsh]}", PBS, PBS_NODEFILE)
+    with pytest.raises(JobError, match=r"\{host\} is in none of the words"):
+        job("nodes: ['gpu[1-2]']\nlauncher: {command: [tmrsh]}", {})
+
+
 def test_localhost_is_this_machine(job: Load) -> None:
     assert job("", PBS, "localhost\n").nodes[0].reach == Local()
 
