@@ -1,16 +1,23 @@
 """An allocation, whichever scheduler made it."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
 
-Scheduler = Literal["slurm"]
+Scheduler = Literal["slurm", "grid-engine", "pbs", "lsf", "flux"]
+TITLES: Mapping[Scheduler, str] = MappingProxyType(
+    {"slurm": "Slurm", "grid-engine": "Grid Engine", "pbs": "PBS", "lsf": "LSF", "flux": "Flux"}
+)
+"""As people call them."""
 
 
 class AllocatedNode(Frozen):
     """A host of an allocation, as far as the environment tells; None = it does not say.
 
-    `procs` is how many tasks were asked for there, `group` which component of a heterogeneous job it is in.
+    `procs` is how many tasks or slots were asked for there, `group` which component of a heterogeneous job it
+    is in.
     """
 
     host: str
@@ -20,7 +27,7 @@ class AllocatedNode(Frozen):
 
 
 class Allocation(Frozen):
-    """The hosts of job `job`, in the order in which the scheduler lists them.
+    """The hosts of job `job`, in the order in which the scheduler lists them; "" = its id is not known.
 
     A job of its queue is `queued`, and may be started again; it has been started `starts` times before.
     """
@@ -34,4 +41,10 @@ class Allocation(Frozen):
     @property
     def name(self) -> str:
         """For people."""
-        return f"Slurm job {self.job}"
+        title = TITLES[self.scheduler]
+        return f"{title} job {self.job}" if self.job else title
+
+    @property
+    def answers(self) -> bool:
+        """Whether we can ask its scheduler what becomes of it."""
+        return self.scheduler == "slurm"

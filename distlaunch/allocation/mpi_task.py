@@ -7,10 +7,10 @@ from typing import NamedTuple
 from distlaunch.allocation.task import Task
 from distlaunch.errors import UsageError
 
-RANK, HYDRAS_RANK = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
-_OPEN_MPI = (RANK, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-_HYDRA = (HYDRAS_RANK, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-PMI_PIPE = "PMI_FD"
+_RANK, _HYDRAS_RANK = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
+_OPEN_MPI = (_RANK, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_HYDRA = (_HYDRAS_RANK, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_PMI_PIPE = "PMI_FD"
 _MPIRUN, _DAEMON = "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"
 """Where mpirun is, and the daemon of this node: the same on mpirun's own."""
 _NODES = "OMPI_MCA_orte_num_nodes"
@@ -26,9 +26,9 @@ class _Place(NamedTuple):
 
 def mpi_task(environ: Mapping[str, str]) -> Task | None:
     """The task that has this environment, if mpirun has started it. Raises `UsageError`."""
-    if RANK in environ:
+    if _RANK in environ:
         return _of_open_mpi(environ)
-    return _of_hydra(environ) if HYDRAS_RANK in environ and "MPI_LOCALRANKID" in environ else None
+    return _of_hydra(environ) if _HYDRAS_RANK in environ and "MPI_LOCALRANKID" in environ else None
 
 
 def _of_open_mpi(environ: Mapping[str, str]) -> Task:
@@ -51,9 +51,10 @@ def _of_open_mpi(environ: Mapping[str, str]) -> Task:
 
 
 def _of_hydra(environ: Mapping[str, str]) -> Task:
-    return _task(
-        "mpi", _place(environ, _HYDRA), environ
-    )  # its process manager tells all others where rank 0 is
+    """Its process manager tells all others where rank 0 is."""
+    pipe = environ.get(_PMI_PIPE, "")
+    task = _task("mpi", _place(environ, _HYDRA), environ)
+    return task._replace(manager=int(pipe) if pipe.isdecimal() else None)
 
 
 def _task(step: str, place: _Place, environ: Mapping[str, str], nodes: int | None = None) -> Task:
@@ -69,6 +70,7 @@ def _task(step: str, place: _Place, environ: Mapping[str, str], nodes: int | Non
         node_rank=number,
         node_count=count,
         devices=None if devices is None else len([name for name in devices.split(",") if name]),
+        scheduler=None,
     )
 
 

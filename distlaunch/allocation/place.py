@@ -7,6 +7,8 @@ _NUMBERS = (
     "PMIX_RANK",
     "PMI_RANK",
     "PALS_RANKID",
+    "JSM_NAMESPACE_RANK",
+    "FLUX_TASK_RANK",
     "SLURM_PROCID",
     "JOB_COMPLETION_INDEX",
 )
@@ -20,6 +22,6 @@ def task_number(environ: Mapping[str, str]) -> int | None:
 
 
 def step_nodes(environ: Mapping[str, str]) -> int:
-    """On how many nodes Slurm runs the step of this task; 1 outside of a step."""
-    text = environ.get("SLURM_STEP_NUM_NODES", "")
-    return int(text) if text.isdecimal() else 1
+    """On how many nodes the scheduler runs the tasks of which this is one; 1 outside of a task."""
+    texts = (environ.get(name, "") for name in ("FLUX_JOB_NNODES", "SLURM_STEP_NUM_NODES"))
+    return next((int(text) for text in texts if text.isdecimal()), 1)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.allocation.allocation import Scheduler
 from distlaunch.errors import UsageError
 from distlaunch.wording import counted
 
@@ -12,7 +13,8 @@ class Task(Frozen):
 
     `nodes` are the hosts, that of rank 0 first; `node_rank` is this one's number of `node_count`, if that is
     known, and `addresses` lead to rank 0's. `devices` are the GPUs that it sees, None = any. `restarts`
-    counts how often the scheduler has started the job again.
+    counts how often the scheduler has started the job again; mpirun's tasks have none. `manager` is the
+    descriptor of a process manager that can tell tasks of each other.
     """
 
     step: str
@@ -27,6 +29,8 @@ class Task(Frozen):
     addresses: tuple[str, ...] = ()
     devices: int | None = None
     restarts: int = 0
+    scheduler: Scheduler | None = "slurm"
+    manager: int | None = None
 
     @property
     def on_one_node(self) -> bool:
@@ -39,14 +43,20 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     seen = task.devices
     if not seen or task.local_size <= seen:
         return
-    told = f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']}, SLURM_LOCALID={task.local_rank}"
+    slurms = task.scheduler == "slurm"
+    name = "SLURM_LOCALID" if slurms else "local rank"
+    told = f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']}, {name}={task.local_rank}"
     if seen == 1:
+        other = "--gpus-per-node instead of --gpus-per-task, or " if slurms else ""
         raise UsageError(
-            f"each task sees a GPU of its own ({told}), but scripts use cuda:LOCAL_RANK: use --gpus-per-node "
-            "instead of --gpus-per-task, or `exec --virtual-local-rank`, which makes LOCAL_RANK 0"
+            f"each task sees a GPU of its own ({told}), but scripts use cuda:LOCAL_RANK: use {other}"
+            "`exec --virtual-local-rank`, which makes LOCAL_RANK 0"
         )
-    tasks = counted(task.local_size, "task")
-    raise UsageError(f"{tasks} on this node share {seen} GPUs ({told}): use --ntasks-per-node={seen}")
+    tasks, advice = (
+        counted(task.local_size, "task"),
+        f"--ntasks-per-node={seen}" if slurms else f"{seen} tasks",
+    )
+    raise UsageError(f"{tasks} on this node share {seen} GPUs ({told}): use {advice}")
 
 
 def check_master(task: Task, environ: Mapping[str, str]) -> None:

@@ -2,41 +2,84 @@
 
 import os
 from collections.abc import Iterator
+from typing import Literal
 
+from distlaunch.allocation.allocation import TITLES
 from distlaunch.allocation.slurm import count_gpus
 from distlaunch.errors import JobError
+from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.paths import path_in
+from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.spec import JobSpec
 
+Target = Literal["slurm", "grid-engine", "pbs"]
+"""A scheduler that a job can be written for."""
 
-def check_submitted(spec: JobSpec) -> None:
+
+def check_submitted(spec: JobSpec, target: Target = "slurm") -> None:
     """Raise `JobError` for what can't work, whatever the queue gives; nodes are taken to see our files."""
-    problems = [problem for path, text in _mistakes(spec) for problem in spec.error(path, text).problems]
+    problems = [
+        problem for path, text in _mistakes(spec, target) for problem in spec.error(path, text).problems
+    ]
     if problems:
         raise JobError(problems)
 
 
-def with_gpus(spec: JobSpec) -> JobSpec:
-    """The job with the GPUs that it asks Slurm for, where it does not say how many it uses."""
-    gres = [
-        part.removeprefix("gpu:") for part in (spec.slurm.gres or "").split(",") if part.startswith("gpu")
-    ]
-    asked = gres[0] if gres else str(spec.slurm.gpus or 0)
-    known = count_gpus(asked) or 0
+def with_gpus(spec: JobSpec, target: Target = "slurm") -> JobSpec:
+    """The job with the GPUs that it asks its scheduler for, where it does not say how many it uses."""
+    known = _asked_gpus(spec, target)
     nodes = tuple(node._replace(gpus=known) if node.gpus is None else node for node in spec.nodes)
     return spec._replace(nodes=nodes)
 
 
-def _mistakes(spec: JobSpec) -> Iterator[tuple[str, str]]:
+def says_no_gpus(spec: JobSpec, target: Target) -> bool:
+    """Whether neither the job nor what it asks of the scheduler has a word on GPUs."""
+    asked = options_for(spec, target)
+    requests = (asked.gpus, getattr(asked, "gres", None), getattr(asked, "select", None))
+    return spec.nodes[0].gpus is None and requests[0] is None and not any(requests[1:])
+
+
+def options_for(spec: JobSpec, target: Target) -> SlurmOptions | GridEngineOptions | PbsOptions:
+    """What the job asks of that scheduler."""
+    match target:
+        case "slurm":
+            return spec.slurm
+        case "grid-engine":
+            return spec.grid_engine
+        case "pbs":
+            return spec.pbs
+
+
+def _asked_gpus(spec: JobSpec, target: Target) -> int:
+    if target != "slurm":
+        return spec.pbs.gpus or 0 if target == "pbs" else 0
+    gres = [
+        part.removeprefix("gpu:") for part in (spec.slurm.gres or "").split(",") if part.startswith("gpu")
+    ]
+    asked = gres[0] if gres else str(spec.slurm.gpus or 0)
+    return count_gpus(asked) or 0
+
+
+def _mistakes(spec: JobSpec, target: Target) -> Iterator[tuple[str, str]]:
     """(path in the job file, what is wrong) of each."""
+    title, asked, section = TITLES[target], options_for(spec, target), target.replace("-", "_")
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
-            number = "nodes to their number; slurm.nodelist asks for certain hosts"
-            yield path.partition("[")[0], f"Slurm chooses the hosts: set {number}"
-    if "spares" in spec.places and not spec.slurm.nodes:
-        yield "spares", "set slurm.nodes to the number of all nodes, spares included"
-    if not spec.slurm.setup:  # which may make what is missing
+            more = "; slurm.nodelist asks for certain hosts" if target == "slurm" else ""
+            yield path.partition("[")[0], f"{title} chooses the hosts: set nodes to their number{more}"
+    if "spares" in spec.places and not asked.nodes:
+        yield "spares", f"set {section}.nodes to the number of all nodes, spares included"
+    if target != "slurm" and spec.restarts.requeue:
+        yield "restarts.requeue", f"only Slurm can be asked to start a job again, not {title}"
+    if target == "grid-engine" and not spec.grid_engine.pe and _slots(spec) > 1:
+        yield "grid_engine.pe", "name a parallel environment: `qconf -spl` lists them"
+    if not asked.setup:  # which may make what is missing
         yield from _missing(spec)
+
+
+def _slots(spec: JobSpec) -> int:
+    node, asked = spec.nodes[0], spec.grid_engine
+    return (asked.slots or node.procs or node.gpus or 1) * (asked.nodes or len(spec.nodes))
 
 
 def _missing(spec: JobSpec) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from distlaunch.job.types.values import seconds_in
 
 KILLED = 137
 """Exit status of a command that SIGKILL has ended, as a shell has it."""
+TRAP = ("", "# The signals that announce an end are distlaunch's to handle.", "trap : INT TERM USR1 USR2")
 _PLAIN = ("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task")
 _MORE = ("nodelist", "exclude", "dependency", "signal", "comment")
 
@@ -26,8 +27,7 @@ def batch_script(spec: JobSpec, call: Call) -> str:
     """For sbatch. `spec` is the job as it is to be submitted, `call` what runs it."""
     head = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(spec))]
     setup = ["", *spec.slurm.setup] if spec.slurm.setup else []
-    trap = ["", "# The signals that announce an end are distlaunch's to handle.", "trap : INT TERM USR1 USR2"]
-    return "\n".join([*head, *trap, *setup, "", *_run(call), *_requeue(spec), ""])
+    return "\n".join([*head, *TRAP, *setup, "", *run_lines(call), *_requeue(spec), ""])
 
 
 def node_count(spec: JobSpec) -> int:
@@ -93,7 +93,8 @@ def slurm_time(text: str) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def _run(call: Call) -> list[str]:
+def run_lines(call: Call) -> list[str]:
+    """The lines of a script that run it."""
     line = shlex.join(call.words)
     if call.stdin is None:
         return [line]

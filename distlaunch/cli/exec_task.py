@@ -4,19 +4,22 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from distlaunch.allocation.mpi_task import PMI_PIPE, mpi_task
+from distlaunch.allocation.engine_task import engine_task, task_names
+from distlaunch.allocation.mpi_task import mpi_task
 from distlaunch.allocation.slurm_task import slurm_task
 from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, UsageError, reason
+from distlaunch.system.allocation import allocation_here
 from distlaunch.task.environment import task_environment
 from distlaunch.task.meeting import meet
 
 USAGE = "usage: srun|mpirun distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
 
-Run PROGRAM as one rank of many, started task by task by srun or mpirun: sets RANK, LOCAL_RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT and the rest of torchrun's contract from their variables, and becomes the program.
+Run PROGRAM as one rank of many, started task by task by srun, mpirun, flux run or jsrun: sets RANK,
+LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the rest of torchrun's contract from their variables, and
+becomes the program.
 
   --virtual-local-rank  LOCAL_RANK is 0: each task sees only its own GPU (srun --gpus-per-task)
   -h, --help            Show this help and exit.
@@ -55,7 +58,7 @@ def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
 
 def _environment(virtual: bool) -> dict[str, str]:
     environ = dict(os.environ)
-    task = mpi_task(environ) or slurm_task(environ)
+    task = _task(environ)
     if not virtual:
         check_devices(task, environ)
     check_master(task, environ)
@@ -64,15 +67,26 @@ def _environment(virtual: bool) -> dict[str, str]:
     return task_environment(task, environ, endpoint, virtual)
 
 
+def _task(environ: Mapping[str, str]) -> Task:
+    """mpirun's before the scheduler's, which may have started one task for all of it."""
+    if task := mpi_task(environ):
+        return task
+    names = task_names(environ)
+    if names is None:
+        return slurm_task(environ)
+    allocation = allocation_here()
+    return engine_task(names, environ, [node.host for node in allocation.nodes] if allocation else [])
+
+
 def _met(task: Task, environ: Mapping[str, str]) -> tuple[Task, tuple[str, int]]:
     """The task, and where the ranks meet: as the user has said, or as they agree."""
     if port := environ.get("MASTER_PORT"):
         return task, (_address(task, environ), int(port))
-    if not (pipe := environ.get(PMI_PIPE)):
+    if task.manager is None:
         return task, meet(task, say)
     from distlaunch.task.pmi import ProcessManager  # mpirun's tasks may have one
 
-    manager = ProcessManager(int(pipe))
+    manager = ProcessManager(task.manager)
     endpoint = manager.meet(task)
     number, count = manager.node_of(task.rank) or (None, None)
     manager.close()

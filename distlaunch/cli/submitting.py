@@ -16,6 +16,8 @@ from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, reason
 
 if TYPE_CHECKING:
+    from distlaunch.batch.checks import Target
+    from distlaunch.batch.script import Call
     from distlaunch.job.spec import JobSpec
 
 queue = typer.Typer()
@@ -77,24 +79,53 @@ def export_slurm(context: typer.Context, job: Job, args: Args = None, overrides:
     print_text(_prepared(job, overrides or (), args or ())[1])
 
 
-def _prepared(job: str, overrides: Sequence[str], args: Sequence[str]) -> "tuple[JobSpec, str]":
+@exports.command("grid-engine")
+def export_grid_engine(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
+    """Print a batch script for Grid Engine's qsub."""
+    check_dashes(context.obj, args)
+    print_text(_prepared(job, overrides or (), args or (), "grid-engine")[1])
+
+
+@exports.command("pbs")
+def export_pbs(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
+    """Print a batch script for the qsub of PBS Professional and OpenPBS."""
+    check_dashes(context.obj, args)
+    print_text(_prepared(job, overrides or (), args or (), "pbs")[1])
+
+
+def _prepared(
+    job: str, overrides: Sequence[str], args: Sequence[str], target: "Target" = "slurm"
+) -> "tuple[JobSpec, str]":
     """The job and its batch script. Raises `DistlaunchError`."""
-    from distlaunch.batch.checks import check_submitted, with_gpus
-    from distlaunch.batch.script import Call, batch_script
+    from distlaunch.batch.checks import check_submitted, says_no_gpus, with_gpus
+    from distlaunch.batch.script import Call
     from distlaunch.launch.dry_run import plan_without_nodes
     from distlaunch.system.here import own_command
     from distlaunch.system.job_file import job_of, read_job
 
     text = read_job(job)
     spec = job_of(text, job, overrides, args, submitted=True)
-    check_submitted(spec)
-    plan_without_nodes(with_gpus(spec))
-    _say_without_gpus(spec)
+    check_submitted(spec, target)
+    plan_without_nodes(with_gpus(spec, target))
+    if says_no_gpus(spec, target):
+        say("no GPUs are requested: set gpus_per_node to their number, or to 0 for a CPU job")
     piped = spec.invocation.piped
     settings = [word for setting in overrides for word in ("--set", setting)]
     file = "-" if piped else os.path.realpath(job)
     words = (*own_command(), "run", file, *settings, *(["--", *args] if args else []))
-    return spec, batch_script(spec, Call(words, text if piped else None))
+    return spec, _script(spec, Call(words, text if piped else None), target)
+
+
+def _script(spec: "JobSpec", call: "Call", target: "Target") -> str:
+    from distlaunch.batch import engines, script
+
+    match target:
+        case "slurm":
+            return script.batch_script(spec, call)
+        case "grid-engine":
+            return engines.grid_engine_script(spec, call)
+        case "pbs":
+            return engines.pbs_script(spec, call)
 
 
 def _submitted(spec: "JobSpec", script: str) -> tuple[str, Path]:
@@ -118,12 +149,6 @@ def _submitted(spec: "JobSpec", script: str) -> tuple[str, Path]:
         raise
     note(Submission(queued, spec.name, spec.logs.folder, time.time()))
     return queued, written.rename(Path(spec.logs.folder, f"slurm-{queued}.sh"))
-
-
-def _say_without_gpus(spec: "JobSpec") -> None:
-    gpus, asked = spec.nodes[0].gpus, spec.slurm
-    if gpus is None and asked.gpus is None and not asked.gres:
-        say("no GPUs are requested: set gpus_per_node to their number, or to 0 for a CPU job")
 
 
 def _waited(queued: str) -> int:

@@ -62,8 +62,9 @@ def _check_reach(flags: Flags, environ: Mapping[str, str], host: str) -> None:
     """Raise `UsageError` if each of several machines would take itself for the endpoint's."""
     count = step_nodes(environ)
     if count > 1 and is_loopback(host):
+        whose = "Flux job's" if "FLUX_JOB_NNODES" in environ else "Slurm step's"
         raise UsageError(
-            f"{_place_flag(flags)} {host}: each of this Slurm step's {count} nodes would wait for the others "
+            f"{_place_flag(flags)} {host}: each of this {whose} {count} nodes would wait for the others "
             "at its own; pass the first node's name"
         )
 

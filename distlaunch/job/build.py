@@ -7,7 +7,8 @@ from typing import Any
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.checks import check_keys, check_spec
 from distlaunch.job.document import Entries, Place, Scalar, Value, describe
-from distlaunch.job.fields import CONTAINER, JOB, LOGS, NOTIFY, RESTARTS, SLURM
+from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
+from distlaunch.job.fields import CONTAINER, GRID_ENGINE, JOB, LOGS, NOTIFY, PBS, RESTARTS, SLURM
 from distlaunch.job.paths import path_in
 from distlaunch.job.pool import Pool
 from distlaunch.job.reading import Checked, Reading, Surroundings
@@ -65,7 +66,7 @@ class _Builder:
 
     def spec(self, source: str) -> JobSpec:
         """The whole."""
-        checked = self.checked
+        checked, section = self.checked, self.reading.section
         host, port = self.reading.endpoint()
         pool = Pool(self.reading, self._of_node)
         return JobSpec(
@@ -84,8 +85,12 @@ class _Builder:
             binding=self._binding(),
             notify=self._notify(),
             metrics=self._metrics(),
-            slurm=self._slurm(),
             container=self._container(),
+            slurm=SlurmOptions(setup=self._setup("slurm"), **SLURM.fields_of(section("slurm"))),
+            grid_engine=GridEngineOptions(
+                setup=self._setup("grid_engine"), **GRID_ENGINE.fields_of(section("grid_engine"))
+            ),
+            pbs=PbsOptions(setup=self._setup("pbs"), **PBS.fields_of(section("pbs"))),
             places=self.reading.places,
             source=source,
             invocation=Invocation(piped=self.around.piped),
@@ -131,11 +136,9 @@ class _Builder:
         first, *rest = made.command
         return made._replace(command=(self._path(first), *rest))
 
-    def _slurm(self) -> SlurmOptions:
-        section = self.reading.section("slurm")
-        setup = section.get("setup", ())
-        lines = setup.rstrip("\n").split("\n") if isinstance(setup, str) else setup
-        return SlurmOptions(setup=tuple(lines), **SLURM.fields_of(section))
+    def _setup(self, key: str) -> tuple[str, ...]:
+        setup = self.reading.section(key).get("setup", ())
+        return tuple(setup.rstrip("\n").split("\n") if isinstance(setup, str) else setup)
 
     def _container(self) -> Container | None:
         section = self.reading.section("container")

@@ -46,9 +46,9 @@ def check_spec(reading: Reading, spec: JobSpec) -> None:
     """Note problems that show only once hosts and endpoint are known."""
     _check_twice(reading, spec.pool)
     _check_master(reading, spec)
-    _check_launcher(reading)
+    _check_launcher(reading, spec)
     _check_rest(reading)
-    _check_slurm(reading)
+    _check_batch(reading)
     if spec.container:
         _check_container(reading, spec, spec.container)
     if spec.fewest > len(spec.nodes):
@@ -161,24 +161,24 @@ def _check_master(reading: Reading, spec: JobSpec) -> None:
         )
 
 
-def _check_launcher(reading: Reading) -> None:
+def _check_launcher(reading: Reading, spec: JobSpec) -> None:
     numbered = not isinstance(reading.checked.get("nodes"), tuple) and not reading.around.hostfile
     launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
-    if launcher == "ssh" and numbered:
+    allocation = spec.allocation
+    if launcher == "ssh" and numbered and not (allocation or reading.around.submitted):
         reading.problem("launcher", "launcher: ssh needs host names, but nodes is a number")
     if isinstance(launcher, Mapping):
-        _check_command(reading, launcher, numbered)
-    allocation = reading.around.allocation if numbered and launcher in ("auto", "slurm") else None
+        _check_command(reading, launcher, 0 if numbered and not allocation else len(spec.pool))
     if allocation and given and given > len(allocation.nodes):
         has = counted(len(allocation.nodes), "node")
         reading.problem("nodes", f"{given} nodes are asked for, but {allocation.name} has {has}")
 
 
-def _check_command(reading: Reading, launcher: Mapping[str, Any], numbered: bool) -> None:
-    """A launcher's command is for each of several hosts, and has no use for what is ssh's."""
-    if numbered:
+def _check_command(reading: Reading, launcher: Mapping[str, Any], named: int) -> None:
+    """A launcher's command is for each of `named` hosts, and has no use for what is ssh's."""
+    if not named:
         reading.problem("launcher", "launcher.command needs names: list the nodes")
-    elif len(list(reading.listed())) > 1 and not any(HOST in word for word in launcher["command"]):
+    elif named > 1 and not any(HOST in word for word in launcher["command"]):
         told = f"{HOST} is in none of the words: all nodes would be the same"
         reading.problem("launcher.command", told)
     for path, node in reading.listed():
@@ -193,15 +193,17 @@ def _check_rest(reading: Reading) -> None:
         reading.problem("spares", "rest is what a number of nodes leaves over: set nodes to one")
 
 
-def _check_slurm(reading: Reading) -> None:
-    """What `submit` decides itself, or would not understand."""
-    section, nodes = reading.section("slurm"), reading.checked.get("nodes")
-    if isinstance(nodes, int) and section.get("nodes", nodes) < nodes:
-        reading.problem("slurm.nodes", f"the job needs more: nodes is {nodes}")
-    for i, option in enumerate(section.get("extra") or ()):
-        if found := _TAKEN_OPTION.match(option or ""):
-            why = _TAKEN.get(found[1] or found[2], "distlaunch sets it")
-            reading.problem(f"slurm.extra[{i}]", f"{found[0]} can't be used: {why}")
+def _check_batch(reading: Reading) -> None:
+    """What a batch script decides itself, or its scheduler would not understand."""
+    nodes = reading.checked.get("nodes")
+    for key, taken in _TAKEN_OPTIONS.items():
+        section = reading.section(key)
+        if isinstance(nodes, int) and section.get("nodes", nodes) < nodes:
+            reading.problem(f"{key}.nodes", f"the job needs more: nodes is {nodes}")
+        for i, option in enumerate(section.get("extra") or ()):
+            if found := taken.match(option or ""):
+                why = _TAKEN.get(found[1] or found[2], "distlaunch sets it")
+                reading.problem(f"{key}.extra[{i}]", f"{found[0]} can't be used: {why}")
 
 
 def _check_container(reading: Reading, spec: JobSpec, container: Container) -> None:
@@ -221,9 +223,15 @@ def _check_container(reading: Reading, spec: JobSpec, container: Container) -> N
             reading.problem(f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}")
 
 
-_TAKEN_OPTION = re.compile(r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)")
+_TAKEN_OPTIONS = {
+    "slurm": re.compile(r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)"),
+    "grid_engine": re.compile(r"-(?:(t)|(o|e|j|N|S|r|sync))(?![\w-])"),
+    "pbs": re.compile(r"-(?:(J|t)|(o|e|j|N|r|k))(?![\w-])"),
+}
 _TAKEN = {
-    **dict.fromkeys(("array", "a"), "an array would start the same job many times; submit each by itself"),
+    **dict.fromkeys(
+        ("array", "a", "t", "J"), "an array would start the same job many times; submit each by itself"
+    ),
     **dict.fromkeys(("output", "o", "error", "e"), "the job's output goes to logs.dir"),
     **dict.fromkeys(("wait", "W"), "use `submit --wait`"),
 }

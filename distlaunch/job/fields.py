@@ -7,6 +7,7 @@ A plain key is a `Field` here, and in `spec.py` the field that has its value and
 from typing import get_args
 
 from distlaunch.job.engine import Ranking
+from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
@@ -232,6 +233,11 @@ SSH = Record(
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 TIME = Text('a time such as "12h" or "1-12:00:00"', rf"{_CLOCK}|(?:[0-9]+[dhms])+")
 
+SETUP = built(
+    Either(text=SOME_TEXT, items=ListOf(LINE)),
+    "Shell commands to run first on the first node, such as module load.",
+)
+
 SLURM = Record(
     {
         "nodes": Field(
@@ -257,10 +263,7 @@ SLURM = Record(
             "The notice before the time limit: USR1@120 comes two minutes before; see on_notice.",
         ),
         "comment": Field(LINE, "A comment on the job."),
-        "setup": built(
-            Either(text=SOME_TEXT, items=ListOf(LINE)),
-            "Shell commands to run first on the first node, such as module load.",
-        ),
+        "setup": SETUP,
         "extra": Field(
             ListOf(Text('an option such as "--reservation=maint"', r"--?[A-Za-z][^\0\n]*")),
             "Any other options of sbatch.",
@@ -279,6 +282,48 @@ SLURM = Record(
         "sbatch_options": "extra",
         "modules": "setup",
     },
+)
+
+WALLTIME = Text('a time such as "12h" or "36:00:00"', r"[0-9]+:[0-9]{2}:[0-9]{2}|(?:[0-9]+[dhms])+")
+QSUB_OPTIONS = ListOf(Text('an option such as "-p -100"', r"-[A-Za-z][^\0\n]*"))
+_OF_BATCH = {"walltime": "time", "time_limit": "time", "options": "extra", "modules": "setup"}
+
+GRID_ENGINE = Record(
+    {
+        "nodes": Field(
+            Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes"
+        ),
+        "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists them."),
+        "slots": Field(Integer(1), "Slots of each node.", "its workers"),
+        "gpus": Field(LINE, "The request for GPUs, as -l takes it, e.g. gpu=8.", "as gpu=gpus_per_node"),
+        "queue": Field(LINE, "Queue."),
+        "project": Field(LINE, "Project to charge."),
+        "time": Field(WALLTIME, 'Time limit (h_rt): "12h" or "36:00:00".', "the queue's"),
+        "setup": SETUP,
+        "extra": Field(QSUB_OPTIONS, "Any other options of qsub."),
+    },
+    makes=GridEngineOptions,
+    foreign={**_OF_BATCH, "parallel_environment": "pe", "h_rt": "time"},
+)
+
+PBS = Record(
+    {
+        "nodes": Field(
+            Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes"
+        ),
+        "select": Field(LINE, "What to select, instead of nodes, cpus, gpus and mem: 4:ncpus=64:ngpus=8."),
+        "cpus": Field(Integer(1), "CPUs of each node (ncpus).", "its workers"),
+        "gpus": Field(Integer(0), "GPUs of each node (ngpus).", "gpus_per_node"),
+        "mem": Field(LINE, "Memory of each node, e.g. 200gb."),
+        "queue": Field(LINE, "Queue."),
+        "project": Field(LINE, "Project (-P)."),
+        "account": Field(LINE, "Account to charge (-A)."),
+        "time": Field(WALLTIME, 'Time limit (walltime): "12h" or "36:00:00".', "the queue's"),
+        "setup": SETUP,
+        "extra": Field(QSUB_OPTIONS, "Any other options of qsub."),
+    },
+    makes=PbsOptions,
+    foreign={**_OF_BATCH, "ncpus": "cpus", "ngpus": "gpus", "memory": "mem"},
 )
 
 LAUNCHER = Record(
@@ -415,10 +460,12 @@ JOB = Record(
         "ssh": built(SSH, "How ssh is called."),
         "slurm": built(SLURM, "What `submit` asks of Slurm."),
         "container": built(CONTAINER, "Run the ranks in a container on each node, and the agent with them."),
+        "grid_engine": built(GRID_ENGINE, "What the script of `export grid-engine` asks for."),
+        "pbs": built(PBS, "What the script of `export pbs` asks for."),
         "launcher": built(
             Either(text=Choice(("auto", "local", "slurm", "ssh")), entries=LAUNCHER),
             "How nodes are reached, or a command that reaches each.",
-            ": slurm for a number inside an allocation, ssh for hosts, else local",
+            ": its scheduler's way inside an allocation, ssh for hosts, else local",
             "auto",
         ),
     },

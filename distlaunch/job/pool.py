@@ -25,7 +25,8 @@ class Pool:
     def __init__(self, reading: Reading, made: Callable[[Checked], Mapping[str, Any]]) -> None:
         self._reading, self._made, self._checked = reading, made, reading.checked
         launcher = JOB.value(self._checked, "launcher")
-        self._launcher = "slurm" if reading.around.submitted and launcher == "auto" else launcher
+        queued = reading.around.submitted and launcher in ("auto", "ssh")
+        self._launcher = "slurm" if queued else launcher
         self._hostfile = reading.around.hostfile
         self._ssh = _ssh_options(reading)
 
@@ -56,7 +57,10 @@ class Pool:
     def allocation(self) -> Allocation | None:
         """That of the caller, if the job's nodes come from it."""
         numbered = self._hostfile is None and not isinstance(self._checked.get("nodes"), tuple)
-        return self._reading.around.allocation if numbered and self._launcher in ("auto", "slurm") else None
+        found = self._reading.around.allocation
+        given = isinstance(self._launcher, Mapping)
+        fits = found and (given or self._launcher in ("auto", "ssh", found.scheduler))
+        return found if numbered and fits else None
 
     def _listed(self, key: str, given: Sequence[str | Checked]) -> tuple[NodeSpec, ...]:
         return tuple(spec for i, node in enumerate(given) for spec in self._from_list(f"{key}[{i}]", node))
@@ -67,10 +71,24 @@ class Pool:
         return tuple(self._from_allocation(allocation, node, path) for node in nodes)
 
     def _from_allocation(self, allocation: Allocation, node: AllocatedNode, path: str) -> NodeSpec:
-        reach = Slurm(node.host, allocation.job, node.group)
-        spec = self._node(node.host, reach, {}, path)
+        spec = self._node(node.host, self._within(allocation, node), {}, path)
         told = JOB.value(self._checked, "gpus_per_node")
         return spec._replace(gpus=told if isinstance(told, int) else node.gpus, cpu_procs=node.procs)
+
+    def _within(self, allocation: Allocation, node: AllocatedNode) -> Transport:
+        """As its scheduler has it: a step of Slurm's, our own process here, or what reaches another host."""
+        if self._launcher == "ssh" or isinstance(self._launcher, Mapping):
+            return self._reach(node.host, None, None)
+        if allocation.scheduler == "slurm":
+            return Slurm(node.host, allocation.job, node.group)
+        if _short(node.host) in ("localhost", _short(self._reading.around.host)):
+            return Local()
+        from distlaunch.transport.presets import PRESETS  # only such a job needs it
+
+        preset = PRESETS.get(allocation.scheduler)
+        if preset is None:
+            return Ssh(node.host, None, None, self._ssh)
+        return Command(node.host, preset.words, preset.shell, allocation.scheduler)
 
     def _from_hostfile(self, entry: HostEntry) -> NodeSpec:
         reach = self._reach(entry.host, entry.user, entry.port)
@@ -111,6 +129,11 @@ class Pool:
         known = {node.host: node for node in allocation.nodes} if allocation else {}
         group = known[host].group if host in known else None
         return Slurm(host, allocation.job if allocation else "", group)
+
+
+def _short(host: str) -> str:
+    """A host's name without its domain; an address stays whole."""
+    return host if host[:1].isdigit() or ":" in host else host.partition(".")[0].lower()
 
 
 def _ssh_options(reading: Reading) -> SshOptions:

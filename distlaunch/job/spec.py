@@ -10,6 +10,7 @@ from distlaunch.allocation.allocation import Allocation
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
+from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.transport.container import Container
 from distlaunch.transport.kinds import Transport
@@ -250,6 +251,8 @@ class JobSpec(Frozen):
     metrics: str | None = None
     slurm: SlurmOptions = SlurmOptions()
     container: Container | None = None
+    grid_engine: GridEngineOptions = GridEngineOptions()
+    pbs: PbsOptions = PbsOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     allocation: Allocation | None = None
     source: str = "job"

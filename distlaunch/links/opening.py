@@ -80,7 +80,8 @@ def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:
 
 def _groups(spec: JobSpec) -> Iterable[list[int]]:
     """The nodes, by whether they have a process together."""
-    if spec.allocation and len(spec.pool) > STEP_NODES and not spec.container:
+    by_steps = spec.allocation and all(isinstance(node.reach, Slurm) for node in spec.pool)
+    if by_steps and len(spec.pool) > STEP_NODES and not spec.container:
         return _steps(spec)
     groups: dict[Transport | int, list[int]] = {}
     for index, node in enumerate(spec.pool):

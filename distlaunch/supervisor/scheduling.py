@@ -1,7 +1,7 @@
 """What a scheduler does to its job: it announces the end, or ends it, and what follows looks like failures.
 
-Inside an allocation, a failure that may be the scheduler's work waits until that was asked what becomes of
-the job: then it is told as what it is, and not restarted.
+Inside an allocation whose scheduler can be asked, a failure that may be its work waits until that has told
+what becomes of the job: then it is told as what it is, and not restarted.
 """
 
 import signal
@@ -29,7 +29,7 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
         told = found.cause if known is None or _explains(found.cause, known) else known
         asked = Asked(told, state.asked.also + found.also)
         return state.unwatched()._replace(asked=asked), ()
-    if state.spec.allocation is None or not _may_be_the_schedulers(found.cause):
+    if not _answers(state) or not _may_be_the_schedulers(found.cause):
         return restarting.generation_failed(found, state, now)
     return _ask(state.unwatched(), Asked(*found), now)
 
@@ -45,9 +45,9 @@ def _may_be_the_schedulers(cause: Cause) -> bool:
 
 
 def terminated(found: Terminated, state: State, now: float) -> Step:
-    """Stop; but a SIGTERM inside an allocation may be the scheduler's: ask first."""
+    """Stop; but a SIGTERM inside an allocation may be the scheduler's: ask first, where it answers."""
     asking = found.cause.exit_status == STATUS and found.cause.rank is None and state.interrupts < 2
-    if state.spec.allocation is None or not asking:
+    if not _answers(state) or not asking:
         return state, (JobOver(found.cause, found.signum),)
     if state.asked:
         return state._replace(asked=Asked(found.cause)), ()
@@ -66,7 +66,12 @@ def end_noticed(found: EndNoticed, state: State, now: float) -> Step:
     state = state._replace(noticed=True)
     if state.asked:
         return state, ()
-    return _ask(state, Asked(), now) if state.spec.allocation else _pass_on(state, None, now)
+    return _ask(state, Asked(), now) if _answers(state) else _pass_on(state, None, now)
+
+
+def _answers(state: State) -> bool:
+    allocation = state.spec.allocation
+    return allocation is not None and allocation.answers
 
 
 def _ask(state: State, asked: Asked, now: float) -> Step:
@@ -107,7 +112,7 @@ def _ended_by_scheduler(state: State, told: AllocationTold, now: float) -> Step:
 
 def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
     """Ask whether it was the scheduler that told the ranks to end."""
-    if state.asked or state.spec.allocation is None:
+    if state.asked or not _answers(state):
         return state, ()
     return _ask(state, Asked(), now)
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import yaml
 
-from distlaunch.allocation.allocation import Allocation
-from distlaunch.allocation.find import find_allocation
 from distlaunch.errors import JobError, Problem, UsageError, reason
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import (
@@ -25,6 +23,7 @@ from distlaunch.job.hosts import HostEntry, parse_hostfile
 from distlaunch.job.paths import home_error
 from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
+from distlaunch.system.allocation import allocation_here
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
@@ -68,11 +67,20 @@ def job_of(
         document = _overridden(document, setting_text)
     if extra_args:
         document = _with_args(document, extra_args)
-    around = _surroundings(path, submitted)
+    around = _surroundings(path, submitted, _names_hosts(document))
     return build_spec(document, source_of(path), around._replace(hostfile=_hostfile(document, around)))
 
 
-def _surroundings(path: str, submitted: bool) -> Surroundings:
+def _names_hosts(document: Value) -> bool:
+    """Whether a job says itself where it runs: no scheduler needs to be asked."""
+    if not isinstance(document, Entries):
+        return False
+    launcher = document.get("launcher")
+    here = isinstance(launcher, Scalar) and launcher.value == "local"
+    return here or isinstance(document.get("nodes"), Items) or document.get("hostfile") is not None
+
+
+def _surroundings(path: str, submitted: bool, named: bool) -> Surroundings:
     piped = is_piped(path)
     folder = _working_directory() if piped else os.path.dirname(os.path.realpath(path))
     return Surroundings(
@@ -81,8 +89,9 @@ def _surroundings(path: str, submitted: bool) -> Surroundings:
         os.environ,
         name=PIPED_NAME if piped else None,
         piped=piped,
-        allocation=None if submitted else _allocation(),
+        allocation=None if submitted else allocation_here(needed=not named),
         submitted=submitted,
+        host=os.uname().nodename,
     )
 
 
@@ -92,13 +101,6 @@ def name_in(path: str) -> str:
     named = document.get("name") if isinstance(document, Entries) else None
     given = named.value if isinstance(named, Scalar) else None
     return given if isinstance(given, str) else os.path.splitext(os.path.basename(path))[0]
-
-
-def _allocation() -> Allocation | None:
-    try:
-        return find_allocation(os.environ)
-    except ValueError as error:
-        raise UsageError(f"can't read the allocation from the environment: {error}") from None
 
 
 def source_of(path: str) -> str:

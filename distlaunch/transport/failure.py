@@ -42,6 +42,7 @@ class Kind(Enum):
     STEP_REFUSED = "step refused"
     NO_RUNTIME = "no container runtime"
     NO_IMAGE = "no image"
+    TASK_REFUSED = "task refused"
 
 
 class LinkFailure(Frozen):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.batch.checks import check_submitted, with_gpus
+from distlaunch.batch.checks import Target, check_submitted, with_gpus
+from distlaunch.batch.engines import grid_engine_script, pbs_script
 from distlaunch.batch.script import Call, batch_script, slurm_time
 from distlaunch.batch.slurm import Queued
 from distlaunch.errors import JobError
@@ -146,6 +147,112 @@ def test_mistakes_in_the_section(keys: str, problem: str, tmp_path: Path) -> Non
 )
 def test_what_a_queues_words_mean(state: str, waits: bool, over: bool) -> None:
     assert (Queued(state).waits, Queued(state).over) == (waits, over)
+
+
+# Grid Engine and PBS
+
+
+def script_of(target: Target, keys: str, folder: Path) -> list[str]:
+    """The options that a script asks its scheduler for."""
+    spec = submitted(f"script: train.py\n{keys}\n", folder)
+    script = grid_engine_script(spec, CALL) if target == "grid-engine" else pbs_script(spec, CALL)
+    mark = "#$ " if target == "grid-engine" else "#PBS "
+    return [line.removeprefix(mark) for line in script.splitlines() if line.startswith(mark)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        ("", ["-S /bin/bash", "-N job", "-j y", "-o '{here}/$JOB_NAME.o$JOB_ID'", "-r n"]),
+        ("nodes: 4\ngpus_per_node: 8\ngrid_engine: {pe: mpi}", ["-pe mpi 32", "-l gpu=8"]),
+        ("nodes: 4\nprocs_per_node: 2\ngrid_engine: {pe: mpi}", ["-pe mpi 8"]),
+        ("nodes: 2\ngpus_per_node: 1\ngrid_engine: {pe: mpi, slots: 16, nodes: 3}", ["-pe mpi 48"]),
+        ("gpus_per_node: 2\ngrid_engine: {gpus: 'gpu_card=2'}", ["-l gpu_card=2"]),
+        ("grid_engine: {queue: 'gpu.q,long.q', project: lab}", ["-q gpu.q,long.q", "-P lab"]),
+        ("grid_engine: {time: 1d12h}", ["-l h_rt=36:00:00"]),
+        ("grid_engine: {time: '36:00:00'}", ["-l h_rt=36:00:00"]),
+        ("grid_engine: {walltime: 90s}", None),
+        ("on_notice: USR1", ["-notify"]),
+        ("name: '7 of 9: x/y'", ["-N job_7_of_9__x_y"]),
+        ("grid_engine: {extra: [-p -100, -hard]}", ["-p -100", "-hard"]),
+    ],
+)
+def test_what_a_job_asks_of_grid_engine(keys: str, asked: list[str] | None, tmp_path: Path) -> None:
+    if asked is None:
+        with pytest.raises(JobError, match="time"):
+            script_of("grid-engine", keys, tmp_path)
+        return
+    found = script_of("grid-engine", keys, tmp_path)
+    assert [each for each in asked if each.format(here=tmp_path) not in found] == []
+    assert ("-notify" in found) == ("on_notice" in keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        ("", ["-N job", "-l select=1:ncpus=1:mpiprocs=1", "-l place=scatter", "-j oe", "-o {here}/", "-r n"]),
+        ("nodes: 4\ngpus_per_node: 8", ["-l select=4:ncpus=8:mpiprocs=8:ngpus=8"]),
+        (
+            "nodes: 4\npbs: {gpus: 4, cpus: 64, mem: 200gb}",
+            ["-l select=4:ncpus=64:mpiprocs=4:ngpus=4:mem=200gb"],
+        ),
+        ("nodes: 4\nspares: rest\npbs: {nodes: 5}", ["-l select=5:ncpus=1:mpiprocs=1"]),
+        ("pbs: {select: '2:ncpus=4+1:ncpus=8'}", ["-l select=2:ncpus=4+1:ncpus=8"]),
+        ("pbs: {time: 12h}", ["-l walltime=12:00:00"]),
+        ("pbs: {queue: gpu, project: p, account: a}", ["-q gpu", "-P p", "-A a"]),
+        ("pbs: {extra: [-l filesystems=home]}", ["-l filesystems=home"]),
+    ],
+)
+def test_what_a_job_asks_of_pbs(keys: str, asked: list[str], tmp_path: Path) -> None:
+    found = script_of("pbs", keys, tmp_path)
+    assert [each for each in asked if each.format(here=tmp_path) not in found] == []
+    assert ("-l place=scatter" in found) == ("select:" not in keys)
+
+
+def test_a_script_for_an_engine_has_the_trap_the_setup_and_the_command(tmp_path: Path) -> None:
+    for key, make in (("grid_engine", grid_engine_script), ("pbs", pbs_script)):
+        script = make(submitted(f"script: t.py\n{key}: {{setup: [ml cuda]}}\n", tmp_path), CALL)
+        *_, trap, _, setup, _, call = script.splitlines()
+        assert (trap, setup, call) == (
+            "trap : INT TERM USR1 USR2",
+            "ml cuda",
+            "distlaunch run /work/job.yaml",
+        )
+
+
+@pytest.mark.parametrize(
+    ("target", "keys", "problem"),
+    [
+        ("grid-engine", "nodes: 2", "grid_engine.pe: name a parallel environment"),
+        ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to their number"),
+        ("pbs", "nodes: 2\nspares: rest", "spares: set pbs.nodes to the number of all nodes"),
+        ("grid-engine", "restarts: {requeue: 2}", "only Slurm can be asked to start a job again, not Grid"),
+        ("pbs", "script: none.py", "script: {here}/none.py does not exist"),
+    ],
+)
+def test_what_can_not_work_for_an_engine(target: Target, keys: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    text = keys if "script" in keys else f"script: train.py\n{keys}"
+    with pytest.raises(JobError) as refused:
+        check_submitted(submitted(text, tmp_path), target)
+    assert problem.format(here=tmp_path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ("grid_engine: {extra: [-t 1-3]}", "grid_engine.extra[0]: -t can't be used: an array would start"),
+        ("grid_engine: {extra: [-o x]}", "grid_engine.extra[0]: -o can't be used"),
+        ("pbs: {extra: [-J 1-3]}", "pbs.extra[0]: -J can't be used: an array would start"),
+        ("nodes: 4\npbs: {nodes: 3}", "pbs.nodes: the job needs more: nodes is 4"),
+        ("pbs: {time: 12:00:00}", 'quote it: "12:00:00"'),
+        ("pbs: {time: 1-0}", "pbs.time: expected a time"),
+    ],
+)
+def test_mistakes_in_an_engines_section(keys: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(JobError) as refused:
+        submitted(f"script: train.py\n{keys}\n", tmp_path)
+    assert problem in str(refused.value)
 
 
 CAUSE = Cause("why", 1, 1.0)

@@ -1,0 +1,106 @@
+"""The batch scripts of a job for Grid Engine and for PBS: for `export grid-engine` and `export pbs`."""
+
+import os.path
+import re
+import shlex
+from collections.abc import Iterator
+
+from distlaunch.batch.script import TRAP, Call, run_lines
+from distlaunch.job.spec import JobSpec
+from distlaunch.job.types.values import seconds_in
+
+MAX_NAME = 200
+
+
+def grid_engine_script(spec: JobSpec, call: Call) -> str:
+    """For Grid Engine's qsub. `spec` is the job as it is to be submitted, `call` what runs it."""
+    return _script("#$", _grid_engine_options(spec), spec.grid_engine.setup, call)
+
+
+def pbs_script(spec: JobSpec, call: Call) -> str:
+    """For the qsub of PBS Professional and OpenPBS; otherwise the same."""
+    return _script("#PBS", _pbs_options(spec), spec.pbs.setup, call)
+
+
+def workers(spec: JobSpec, gpus: int | None = None) -> int:
+    """Workers of each node, as far as the job says; else 1."""
+    node = spec.nodes[0]
+    return node.procs or node.gpus or gpus or 1
+
+
+def _script(mark: str, options: Iterator[str], setup: tuple[str, ...], call: Call) -> str:
+    head = ["#!/bin/bash", *(f"{mark} {option}" for option in options)]
+    return "\n".join([*head, *TRAP, *(["", *setup] if setup else []), "", *run_lines(call), ""])
+
+
+def _grid_engine_options(spec: JobSpec) -> Iterator[str]:
+    asked, node = spec.grid_engine, spec.nodes[0]
+    yield "-S /bin/bash"
+    yield f"-N {_name(spec.name)}"
+    if asked.pe is not None:
+        slots = (asked.slots or workers(spec)) * _nodes(spec, asked.nodes)
+        yield f"-pe {shlex.quote(asked.pe)} {slots}"
+    if gpus := asked.gpus or (f"gpu={node.gpus}" if node.gpus else ""):
+        yield f"-l {shlex.quote(gpus)}"
+    for flag, value in (("-q", asked.queue), ("-P", asked.project)):
+        if value is not None:
+            yield f"{flag} {shlex.quote(value)}"
+    if asked.time is not None:
+        yield f"-l h_rt={clock(asked.time)}"
+    yield "-j y"
+    yield f"-o {shlex.quote(_folder(spec) + '/$JOB_NAME.o$JOB_ID')}"
+    yield "-r n"
+    if "on_notice" in spec.places:
+        yield "-notify"
+    yield from asked.extra
+
+
+def _pbs_options(spec: JobSpec) -> Iterator[str]:
+    asked = spec.pbs
+    yield f"-N {_name(spec.name)}"
+    yield f"-l select={shlex.quote(asked.select or _select(spec))}"
+    if asked.select is None:
+        yield "-l place=scatter"
+    if asked.time is not None:
+        yield f"-l walltime={clock(asked.time)}"
+    for flag, value in (("-q", asked.queue), ("-P", asked.project), ("-A", asked.account)):
+        if value is not None:
+            yield f"{flag} {shlex.quote(value)}"
+    yield "-j oe"
+    yield f"-o {shlex.quote(_folder(spec) + '/')}"
+    yield "-r n"
+    yield from asked.extra
+
+
+def _select(spec: JobSpec) -> str:
+    asked, node = spec.pbs, spec.nodes[0]
+    gpus = node.gpus if asked.gpus is None else asked.gpus
+    each = workers(spec, gpus)
+    parts = [str(_nodes(spec, asked.nodes)), f"ncpus={asked.cpus or each}", f"mpiprocs={each}"]
+    parts += [f"ngpus={gpus}"] if gpus else []
+    parts += [f"mem={asked.mem}"] if asked.mem is not None else []
+    return ":".join(parts)
+
+
+def _nodes(spec: JobSpec, asked: int | None) -> int:
+    return asked or (len(spec.nodes) if "nodes" in spec.places else 1)
+
+
+def _folder(spec: JobSpec) -> str:
+    """Where the output goes: both want a folder that exists."""
+    return os.path.expanduser(spec.workdir)
+
+
+def _name(name: str) -> str:
+    """As both take it: no blanks, a letter first."""
+    plain = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)[:MAX_NAME]
+    return plain if plain[:1].isalpha() else f"job_{plain}"
+
+
+def clock(text: str) -> str:
+    """`1d12h` → `36:00:00`; what is a clock already stays."""
+    seconds = seconds_in(text)
+    if seconds is None:
+        return text
+    minutes, second = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"

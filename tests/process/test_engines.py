@@ -1,0 +1,160 @@
+"""Runs inside made-up jobs of Grid Engine, PBS, LSF and Flux, whose commands are stand-ins that run here."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from distlaunch.errors import UsageError
+from distlaunch.system.allocation import allocation_here
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, running, write_job
+
+HERE = os.uname().nodename
+
+STAND_IN = """#!/bin/sh
+# A stand-in for NAME: drops the options, notes the host, and has a shell here take the rest apart.
+while :; do
+    case "$1" in
+        -o) shift 2 ;;
+        -*) shift ;;
+        *) break ;;
+    esac
+done
+echo "NAME $1" >>"$STARTED"
+shift
+exec sh -c "$*"
+"""
+FLUX = """#!/bin/sh
+# A stand-in for flux: `flux hostlist` of two hosts.
+[ "$*" = "hostlist --expand local" ] || exit 3
+echo "$HOSTS"
+"""
+WORKER = """
+    import os
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    print(*(os.environ[name] for name in names))
+"""
+GRID_ENGINE = {"JOB_ID": "4711", "SGE_TASK_ID": "undefined", "HOSTNAME": HERE, "PE_HOSTFILE": "hosts"}
+PBS = {"PBS_JOBID": "88.pbs", "PBS_NODEFILE": "hosts"}
+LSF = {"LSB_JOBID": "905", "LSB_MCPU_HOSTS": f"{HERE} 2 host2 1"}
+INSIDE = {
+    "qrsh": (GRID_ENGINE, f"{HERE} 2 all.q@a UNDEFINED\nhost2 1 all.q@b UNDEFINED\n", "Grid Engine job 4711"),
+    "ssh": (PBS, f"{HERE}\nhost2\n{HERE}\n", "PBS job 88.pbs"),
+    "blaunch": (LSF, "", "LSF job 905"),
+}
+
+
+def environment(folder: Path, job: Mapping[str, str], listed: str) -> dict[str, str]:
+    """That of a process in such a job, in which the stand-ins are found first."""
+    tools = folder / "bin"
+    tools.mkdir()
+    for name in ("qrsh", "ssh", "blaunch", "flux"):
+        (tools / name).write_text(FLUX if name == "flux" else STAND_IN.replace("NAME", name))
+        (tools / name).chmod(0o755)
+    (folder / "hosts").write_text(listed)
+    own = {name: str(folder / value) if value == "hosts" else value for name, value in job.items()}
+    kept = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
+    path = f"{tools}:{os.environ['PATH']}"
+    return kept | own | {"PATH": path, "STARTED": str(folder / "started"), "HOSTS": f"{HERE} host2"}
+
+
+@pytest.mark.parametrize("tool", INSIDE)
+def test_a_run_takes_hosts_and_slots_and_starts_the_others_as_its_engine_does(
+    tool: str, tmp_path: Path
+) -> None:
+    job, listed, name = INSIDE[tool]
+    env = environment(tmp_path, job, listed)
+    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
+        assert run.wait() == 0, run.stderr
+        assert set(run.stdout.splitlines()) == {
+            f"[{HERE}:0] 0 3 0 2 0",
+            f"[{HERE}:1] 1 3 1 2 0",
+            "[host2:2] 2 3 0 1 1",
+        }
+        told = f"2 nodes from {name}: {HERE}, host2 (launcher: auto; `--set launcher=local` runs here)"
+        assert told in run.stderr
+    started = (tmp_path / "started").read_text().splitlines()
+    assert [line for line in started if line != "ssh -G"] == [f"{tool} host2"]
+
+
+def test_a_command_that_is_not_in_path_is_found_where_its_engine_keeps_it(tmp_path: Path) -> None:
+    env = environment(tmp_path, GRID_ENGINE, f"{HERE} 1 a\nhost2 1 b\n")
+    env |= {"PATH": os.environ["PATH"], "SGE_BINARY_PATH": str(tmp_path / "bin")}
+    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
+        assert run.wait() == 0, run.stderr
+    assert (tmp_path / "started").read_text() == "qrsh host2\n"
+
+
+def test_what_announces_the_end_of_an_lsf_job_does_not_end_its_links(tmp_path: Path) -> None:
+    """LSF sends it to all processes of the job: here each blaunch sends it to itself."""
+    env = environment(tmp_path, LSF, "")
+    tool = tmp_path / "bin/blaunch"
+    tool.write_text(tool.read_text().replace("exec sh", "kill -USR2 $$ && kill -USR1 $$ && exec sh"))
+    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
+        assert run.wait() == 0, run.stderr
+
+
+def test_flux_is_asked_for_its_hosts(tmp_path: Path) -> None:
+    env = environment(tmp_path, {"FLUX_JOB_ID": "f2Cm"}, "")
+    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
+        assert run.wait() == 0, run.stderr
+        assert set(run.stdout.splitlines()) == {f"[{HERE}:0] 0 2 0 1 0", "[host2:1] 1 2 0 1 1"}
+        assert f"2 nodes from Flux job f2Cm: {HERE}, host2 (" in run.stderr
+
+
+def test_a_host_that_its_engine_does_not_start_a_task_on_is_told_with_the_setting(tmp_path: Path) -> None:
+    env = environment(tmp_path, GRID_ENGINE, f"{HERE} 1 a\nhost2 1 b\n")
+    said = 'error: executing task of job 4711 failed: execution daemon on host "host2" didn\'t accept task'
+    (tmp_path / "bin/qrsh").write_text(f"#!/bin/sh\ncat <<'END' >&2\n{said}\nEND\nexit 1\n")
+    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
+        assert run.wait() == 69
+        assert "distlaunch: host2: task refused" in run.stderr
+        assert said in run.stderr
+        assert "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it" in run.stderr
+
+
+def test_a_dry_run_shows_the_hosts(tmp_path: Path) -> None:
+    env = environment(tmp_path, LSF, "")
+    done = distlaunch("dry-run", str(write_job(tmp_path, WORKER, "gpus_per_node: 0")), env=env)
+    assert (done.returncode, "host2" in done.stdout) == (0, True), done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_flux_that_does_not_answer_is_told_and_what_to_do_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(tmp_path, {"FLUX_JOB_ID": "f2Cm"}, "").items():
+        monkeypatch.setenv(name, value)
+    tool, instead = tmp_path / "bin/flux", "; list the hosts in nodes, or use `--set launcher=local`"
+    monkeypatch.setattr("distlaunch.system.allocation.ANSWER_S", 0.5)
+    for does, told in (
+        ("exec tail -f /dev/null", "did not answer within 0.5 s"),
+        ("echo 'flux: no such command' >&2; exit 1", "failed: flux: no such command"),
+        ("exit 4", "failed: exit status 4"),
+    ):
+        tool.write_text(f"#!/bin/sh\n{does}\n")
+        with pytest.raises(UsageError) as refused:
+            allocation_here()
+        assert str(refused.value) == f"`flux hostlist --expand local` {told}{instead}"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="can't read the hosts of this Flux job: flux: No such file or dir"):
+        allocation_here()
+
+
+def test_the_tasks_of_flux_run_are_the_ranks(tmp_path: Path) -> None:
+    env = environment(tmp_path, {"FLUX_JOB_ID": "f2Cm", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "2"}, "")
+    show = "echo $RANK $WORLD_SIZE $LOCAL_RANK $GROUP_RANK $MASTER_ADDR $MASTER_PORT"
+    tasks = [
+        subprocess.Popen(
+            distlaunch_argv("exec", "--", "sh", "-c", show),
+            env=env | {"FLUX_TASK_RANK": str(rank), "FLUX_TASK_LOCAL_ID": "0"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [task.communicate(timeout=PATIENCE_S)[0].split() for task in tasks]
+    assert [words[:5] for words in said] == [[str(rank), "2", "0", str(rank), HERE] for rank in (0, 1)]
+    assert said[0][5] == said[1][5]

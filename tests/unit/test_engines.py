@@ -1,0 +1,458 @@
+"""Grid Engine, PBS, LSF and Flux: what their jobs' environments mean.
+
+Grid Engine's environment, file and words are those of 8.1.9, but for SGE_HGR_gpu, which only its successors
+set. Those of PBS, LSF and Flux are written from their manuals; none was seen on a live system.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from distlaunch.allocation.allocation import AllocatedNode, Allocation
+from distlaunch.allocation.engine_task import engine_task, task_names
+from distlaunch.allocation.engines import granted_gpus
+from distlaunch.allocation.find import Listing, find_allocation, listing_for, scheduler_of
+from distlaunch.allocation.place import step_nodes, task_number
+from distlaunch.allocation.task import Task, check_devices
+from distlaunch.errors import JobError, UsageError
+from distlaunch.job.spec import JobSpec
+from distlaunch.links.opening import STEP_NODES, _groups
+from distlaunch.state.actions import GiveNotice
+from distlaunch.state.events import Interrupted, Noticed
+from distlaunch.state.job import Phase
+from distlaunch.system.job_file import load_job
+from distlaunch.task.environment import task_environment
+from distlaunch.transport.command import Command
+from distlaunch.transport.failure import Kind, ProcessEnd
+from distlaunch.transport.local import Local
+from distlaunch.transport.ssh import Ssh
+from tests.unit.test_restarts import Job, gone, text_of
+from tests.unit.test_supervisor import texts
+
+GRID_ENGINE = {
+    "JOB_ID": "4711",
+    "SGE_TASK_ID": "undefined",
+    "PE_HOSTFILE": "/var/spool/gridengine/execd/node1/active_jobs/4711.1/pe_hostfile",
+    "SGE_BINARY_PATH": "bin/lx-amd64",
+    "SGE_TASK_FIRST": "undefined",
+    "SGE_CELL": "default",
+    "NSLOTS": "6",
+    "NHOSTS": "2",
+    "NQUEUES": "2",
+    "PE": "mpi",
+    "QUEUE": "all.q",
+    "HOSTNAME": "node1.cluster",
+}
+PE_HOSTFILE = "node1.cluster 2 all.q@node1.cluster UNDEFINED\nnode2.cluster 4 all.q@node2.cluster UNDEFINED\n"
+PBS = {"PBS_JOBID": "88.pbs", "PBS_NODEFILE": "/var/spool/pbs/aux/88.pbs", "PBS_ENVIRONMENT": "PBS_BATCH"}
+PBS_NODEFILE = "x1000\nx1000\nx1001\nx1001\n"
+LSF = {"LSB_JOBID": "905", "LSB_JOBINDEX": "0", "LSB_MCPU_HOSTS": "hostA 2 hostB 2 "}
+FLUX = {"FLUX_JOB_ID": "ƒ2Cm", "FLUX_JOB_NNODES": "2", "FLUX_URI": "local:///run/flux/local"}
+
+# Allocations
+
+
+@pytest.mark.parametrize(
+    ("environ", "listed", "job", "slots"),
+    [
+        (GRID_ENGINE, PE_HOSTFILE, "4711", {"node1.cluster": 2, "node2.cluster": 4}),
+        (GRID_ENGINE | {"SGE_TASK_ID": "3"}, "a 1 q@a <NULL>", "4711.3", {"a": 1}),
+        pytest.param(
+            GRID_ENGINE,
+            "a 2 all.q@a 0,0:0,1\nb 1 all.q@b UNDEFINED\n\na 3 long.q@a UNDEFINED",
+            "4711",
+            {"a": 5, "b": 1},
+            id="a host in two queues",
+        ),
+        (PBS, PBS_NODEFILE, "88.pbs", {"x1000": 2, "x1001": 2}),
+        (PBS, "b\na\nb", "88.pbs", {"b": 2, "a": 1}),
+        (PBS, "a\r\n" * 128, "88.pbs", {"a": 128}),
+        (LSF, "", "905", {"hostA": 2, "hostB": 2}),
+        (LSF | {"LSB_JOBINDEX": "7"}, "", "905[7]", {"hostA": 2, "hostB": 2}),
+        ({"LSB_JOBID": "9", "LSB_DJOB_HOSTFILE": "/h"}, "b\nb\na\n", "9", {"b": 2, "a": 1}),
+        (FLUX, "flux1 flux2\n", "ƒ2Cm", {"flux1": None, "flux2": None}),
+        ({"FLUX_URI": "local:///x"}, "flux1\n", "", {"flux1": None}),
+    ],
+)
+def test_hosts_and_slots(
+    environ: dict[str, str], listed: str, job: str, slots: dict[str, int | None]
+) -> None:
+    found = find_allocation(environ, listed)
+    assert found is not None
+    assert (found.job, {node.host: node.procs for node in found.nodes}) == (job, slots)
+    assert (found.queued, found.answers) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "listed", "error"),
+    [
+        (GRID_ENGINE, "", "Grid Engine lists no hosts"),
+        (PBS, "\n \n", "PBS lists no hosts"),
+        (FLUX, "", "Flux lists no hosts"),
+        (GRID_ENGINE, "a", '"a" does not name a host and its slots'),
+        (GRID_ENGINE, "a 0 q", "does not name a host and its slots"),
+        (GRID_ENGINE, "a two q", "does not name a host and its slots"),
+        (GRID_ENGINE, "a 99999999999999999999", "does not name a host and its slots"),
+        (PBS, "-oProxyCommand=x", '"-oProxyCommand=x" is not a valid host name'),
+        (PBS, "\0\1\2", "is not a valid host name"),
+        (LSF | {"LSB_MCPU_HOSTS": "a 2 b"}, "", '"b" does not name a host and its slots'),
+        (LSF | {"LSB_MCPU_HOSTS": "2 a"}, "", '"2 a" does not name'),
+        (PBS, "".join(f"h{i}\n" for i in range(70_000)), "more than 65535 hosts"),
+    ],
+)
+def test_what_is_no_list_of_hosts(environ: dict[str, str], listed: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        find_allocation(environ, listed)
+
+
+@pytest.mark.parametrize(
+    ("environ", "listing"),
+    [
+        (GRID_ENGINE, Listing(GRID_ENGINE["PE_HOSTFILE"])),
+        (PBS, Listing(PBS["PBS_NODEFILE"])),
+        (LSF, Listing()),
+        ({"LSB_JOBID": "9", "LSB_DJOB_HOSTFILE": "/h"}, Listing("/h")),
+        (FLUX, Listing(command=("flux", "hostlist", "--expand", "local"))),
+        ({"SLURM_JOB_ID": "17"}, Listing()),
+        ({}, Listing()),
+    ],
+)
+def test_where_hosts_are_listed(environ: dict[str, str], listing: Listing) -> None:
+    assert listing_for(environ) == listing
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"JOB_ID": "4711", "HOSTNAME": "x"},
+        {"SGE_ROOT": "/opt/sge", "PE_HOSTFILE": "/x"},
+        {"PBS_NODEFILE": "/x"},
+        {"LSB_MCPU_HOSTS": "a 1"},
+        {"FLUX_URI": "ssh://test0/run/flux/local", "FLUX_PROXY_REMOTE": "test0"},
+    ],
+)
+def test_outside_of_a_job(environ: dict[str, str]) -> None:
+    assert scheduler_of(environ) is None
+
+
+def test_a_grid_engine_job_without_a_parallel_environment_has_its_own_host() -> None:
+    environ = {name: value for name, value in GRID_ENGINE.items() if name != "PE_HOSTFILE"}
+    assert find_allocation(environ) == Allocation(
+        "grid-engine", "4711", (AllocatedNode("node1.cluster", None, 1),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "gpus"),
+    [
+        ({}, None),
+        ({"SGE_HGR_gpu": "0 3"}, 2),
+        ({"SGE_HGR_gpu": "0 3", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8d3a,GPU-11fe,GPU-7ab1"}, 3),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
+    ],
+)
+def test_gpus_that_were_granted(environ: dict[str, str], gpus: int | None) -> None:
+    assert granted_gpus(environ) == gpus
+
+
+def test_names() -> None:
+    names = {"grid-engine": "Grid Engine", "pbs": "PBS", "lsf": "LSF", "flux": "Flux"}
+    for scheduler, title in names.items():
+        assert Allocation(scheduler, "3", ()).name == f"{title} job 3"  # type: ignore[arg-type]
+    assert Allocation("flux", "", ()).name == "Flux"
+
+
+@pytest.mark.parametrize("name", ["FLUX_TASK_RANK", "JSM_NAMESPACE_RANK"])
+def test_task_numbers(name: str) -> None:
+    assert task_number({name: "5", "SLURM_PROCID": "0"}) == 5
+
+
+def test_on_how_many_nodes_a_task_runs() -> None:
+    assert step_nodes({"FLUX_JOB_NNODES": "3"}) == step_nodes({"SLURM_STEP_NUM_NODES": "3"}) == 3
+    assert step_nodes({}) == 1
+
+
+# Jobs
+
+
+Load = Callable[..., JobSpec]
+HERE = os.uname().nodename
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Reads a job file inside an allocation; `listed` is the text of the file that its scheduler wrote."""
+
+    def load(text: str, environ: dict[str, str], listed: str = "") -> JobSpec:
+        (tmp_path / "hosts").write_text(listed)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, str(tmp_path / "hosts") if value.startswith("/") else value)
+        path = tmp_path / "job.yaml"
+        path.write_text(f"script: t.py\n{text}\n")
+        return load_job(str(path))
+
+    return load
+
+
+QRSH = ("qrsh", "-inherit", "-V", "{host}")
+
+
+def test_grid_engines_hosts_are_reached_by_qrsh(job: Load) -> None:
+    listed = PE_HOSTFILE.replace("node1.cluster", f"{HERE.upper()}.cluster")
+    first, second = job("gpus_per_node: 0", GRID_ENGINE, listed).nodes
+    assert (first.label, first.reach, first.cpu_procs) == (f"{HERE.upper()}.cluster", Local(), 2)
+    assert second.reach == Command("node2.cluster", QRSH, True, "grid-engine")
+    assert second.cpu_procs == 4
+    *start, command = second.reach.argv()
+    assert start == ["qrsh", "-inherit", "-V", "node2.cluster"]
+    assert command.startswith("exec /bin/sh -c '")
+
+
+@pytest.mark.parametrize(
+    ("environ", "listed", "start"),
+    [
+        (LSF, "", ["/bin/sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh", "blaunch", "hostB"]),
+        (PBS, PBS_NODEFILE, None),
+    ],
+)
+def test_what_reaches_the_others(
+    job: Load, environ: dict[str, str], listed: str, start: list[str] | None
+) -> None:
+    other = job("", environ, listed).nodes[1].reach
+    assert isinstance(other, Ssh) if start is None else other.argv()[:-1] == start
+
+
+def test_granted_gpus_are_taken_unless_the_job_says_otherwise(job: Load) -> None:
+    environ = GRID_ENGINE | {"SGE_HGR_gpu": "0 1"}
+    assert [node.gpus for node in job("", environ, PE_HOSTFILE).nodes] == [2, 2]
+    assert [node.gpus for node in job("gpus_per_node: 1", environ, PE_HOSTFILE).nodes] == [1, 1]
+
+
+def test_fewer_nodes_and_spares(job: Load) -> None:
+    spec = job("nodes: 1\nspares: rest", PBS, PBS_NODEFILE)
+    assert ([node.label for node in spec.nodes], [node.label for node in spec.spares]) == (
+        ["x1000"],
+        ["x1001"],
+    )
+    with pytest.raises(JobError, match=r"3 nodes are asked for, but PBS job 88\.pbs has 2 nodes"):
+        job("nodes: 3", PBS, PBS_NODEFILE)
+
+
+def test_a_launcher_overrides(job: Load) -> None:
+    over_ssh = job("launcher: ssh", GRID_ENGINE, PE_HOSTFILE.replace("node1.cluster", HERE))
+    assert [type(node.reach) for node in over_ssh.nodes] == [Ssh, Ssh]
+    assert over_ssh.allocation is not None
+    for text in ("launcher: local", "launcher: local\nnodes: 2", "nodes: [a, b]", "launcher: slurm"):
+        assert job(text, GRID_ENGINE, PE_HOSTFILE).allocation is None
+    assert isinstance(job("nodes: [a, b]", GRID_ENGINE, PE_HOSTFILE).nodes[1].reach, Ssh)
+
+
+def test_a_slurm_allocations_hosts_can_be_reached_over_ssh_too(job: Load) -> None:
+    slurm = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "a[1-2]"}
+    over_ssh = job("launcher: ssh", slurm)
+    assert [(node.label, type(node.reach)) for node in over_ssh.nodes] == [("a1", Ssh), ("a2", Ssh)]
+    assert over_ssh.allocation is not None
+
+
+@pytest.mark.parametrize("launcher", ["auto", "ssh"])
+def test_only_slurms_nodes_share_a_process(job: Load, launcher: str) -> None:
+    listed = "".join(f"node{i} 1 all.q UNDEFINED\n" for i in range(2 * STEP_NODES))
+    spec = job(f"launcher: {launcher}", GRID_ENGINE, listed)
+    assert list(_groups(spec)) == [[i] for i in range(2 * STEP_NODES)]
+
+
+def test_a_command_of_the_sites_own_reaches_the_hosts_of_an_allocation(job: Load) -> None:
+    text = 'launcher: {command: [tmrsh, "{host}"]}'
+    spec = job(text, PBS, f"{HERE}\nx1001\n")
+    assert [node.reach for node in spec.nodes] == [
+        Command(host, ("tmrsh", "{host}")) for host in (HERE, "x1001")
+    ]
+    with pytest.raises(JobError, match=r"\{host\} is in none of the words: all nodes would be the same"):
+        job("launcher: {command: [tmrsh]}", PBS, PBS_NODEFILE)
+    with pytest.raises(JobError, match=r"\{host\} is in none of the words"):
+        job("nodes: ['gpu[1-2]']\nlauncher: {command: [tmrsh]}", {})
+
+
+def test_localhost_is_this_machine(job: Load) -> None:
+    assert job("", PBS, "localhost\n").nodes[0].reach == Local()
+
+
+def test_a_list_that_can_not_be_read_matters_only_where_it_is_needed(job: Load) -> None:
+    missing = {"JOB_ID": "1", "PE_HOSTFILE": "no/such/file"}
+    with pytest.raises(UsageError) as refused:
+        job("", missing)
+    assert str(refused.value) == (
+        "can't read the hosts of this Grid Engine job: no/such/file: No such file or directory; list the "
+        "hosts in nodes, or use `--set launcher=local`"
+    )
+    assert job("launcher: local", missing).allocation is None
+    assert job("nodes: [a]", missing).allocation is None
+    with pytest.raises(UsageError, match=r"can't read the allocation from .*: Grid Engine lists no hosts"):
+        job("", GRID_ENGINE, "")
+
+
+# How their commands fail
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words", "status", "kind", "advice"),
+    [
+        (
+            "grid-engine",
+            'error: executing task of job 4711 failed: execution daemon on host "b" didn\'t accept task',
+            1,
+            Kind.TASK_REFUSED,
+            "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it",
+        ),
+        (
+            "grid-engine",
+            "error: executing task of job 5 failed: failed sending task to execd@b: can't resolve host name",
+            1,
+            Kind.UNRESOLVED,
+            "try `qrsh -inherit -V b python3 -V`",
+        ),
+        (
+            "grid-engine",
+            "error: executing task of job 4711 failed: failed sending task to execd@b: can't find connection",
+            1,
+            Kind.UNREACHABLE,
+            "try `qrsh -inherit -V b python3 -V`",
+        ),
+        ("lsf", "LSF: strange words", 255, Kind.LOST, "try `blaunch b python3 -V`"),
+        ("lsf", "sh: python3: not found", 127, Kind.UNSTARTED, "try `blaunch b python3 -V`"),
+    ],
+)
+def test_failures(scheduler: str, words: str, status: int, kind: Kind, advice: str) -> None:
+    start = QRSH if scheduler == "grid-engine" else ("blaunch", "{host}")
+    reach = Command("b", start, True, scheduler)
+    failure = reach.failure(ProcessEnd(words, status=status))
+    assert (failure.kind, reach.advice(failure, None)) == (kind, advice)
+
+
+def test_an_engines_commands_are_found_where_it_keeps_them() -> None:
+    reach = Command("b", QRSH, True, "grid-engine")
+    assert reach.environment({"PATH": "/bin", "SGE_BINARY_PATH": "/opt/sge/bin"}) == {
+        "PATH": "/bin:/opt/sge/bin",
+        "SGE_BINARY_PATH": "/opt/sge/bin",
+    }
+    assert reach.environment({"PATH": "/bin"}) == {"PATH": "/bin"}
+    plain = {"PATH": "/bin", "LSF_BINDIR": "/opt/lsf/bin"}
+    assert Command("b", ("x",)).environment(plain) is plain
+    assert Command("b", ("x",), True, "lsf").environment(plain)["PATH"] == "/bin:/opt/lsf/bin"
+
+
+# What a scheduler does to a job that it can't be asked about
+
+
+def inside(*lines: str) -> Job:
+    """A running job of two nodes that may restart, inside such an allocation."""
+    job = Job(text_of("[a, b]", *lines))
+    allocation = Allocation("grid-engine", "4711", ())
+    job.state = job.state._replace(spec=job.state.spec._replace(allocation=allocation))
+    return job.started()
+
+
+def test_nobody_is_asked_and_nothing_waits_for_an_answer() -> None:
+    lost, stopped = inside(), inside()
+    lost.feed(gone(1))
+    assert (lost.state.phase, lost.state.asked) == (Phase.RESTARTING, None)
+    stopped.feed(Interrupted(15))
+    assert stopped.state.phase is Phase.STOPPING
+    assert stopped.state.cause is not None
+    assert stopped.state.cause.text == "stopped by SIGTERM"
+
+
+@pytest.mark.parametrize(("event", "nodes"), [(Noticed(0, 12), [0, 1]), (Interrupted(12), [0, 1])])
+def test_a_notice_is_passed_on_at_once(event: Noticed | Interrupted, nodes: list[int]) -> None:
+    job = inside("on_notice: USR1")
+    given = job.feed(event)
+    assert [action for action in given if isinstance(action, GiveNotice)] == [
+        GiveNotice(node, 10, None) for node in nodes
+    ]
+    assert texts(given) == ["Grid Engine job 4711 ends soon: sent SIGUSR1 to all ranks (on_notice)"]
+
+
+# Tasks
+
+FLUX_TASK = {
+    "FLUX_JOB_ID": "f2Cm",
+    "FLUX_JOB_SIZE": "4",
+    "FLUX_JOB_NNODES": "2",
+    "FLUX_TASK_RANK": "3",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "CUDA_VISIBLE_DEVICES": "0,1",
+}
+JSM_TASK = {
+    **LSF,
+    "JSM_NAMESPACE_RANK": "3",
+    "JSM_NAMESPACE_SIZE": "4",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "2",
+}
+
+
+def place(environ: dict[str, str], hosts: list[str]) -> Task:
+    names = task_names(environ)
+    assert names is not None
+    return engine_task(names, environ, hosts)
+
+
+def test_a_tasks_place() -> None:
+    task = place(FLUX_TASK, ["flux1", "flux2"])
+    assert task == Task("f2Cm.", "f2Cm", 3, 4, 1, 2, 1, 2, ("flux1", "flux2"), ("flux1",), 2, 0, "flux")
+    # The script of such an LSF job runs on a launch node, which comes first.
+    on_lsf = place(JSM_TASK, ["launch", "hostA", "hostB"])
+    assert on_lsf == Task("905.", "905", 3, 4, 1, 2, 1, 2, ("hostA", "hostB"), ("hostA",), None, 0, "lsf")
+    with pytest.raises(UsageError, match="flux run runs on 2 nodes, but Flux lists 1"):
+        place(FLUX_TASK, ["flux1"])
+    env = task_environment(task, FLUX_TASK, ("flux1", 12345))
+    wanted = {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "flux1"}
+    assert {name: env[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"FLUX_JOB_SIZE": "5"}, "flux run must start equally many tasks on each node, not 5 on 2"),
+        ({"FLUX_TASK_LOCAL_ID": "0"}, "flux run must number the tasks node by node: FLUX_TASK_RANK=3 and"),
+        ({"FLUX_JOB_SIZE": ""}, "exec runs as a task of flux run, but FLUX_JOB_SIZE is not set"),
+        ({"FLUX_JOB_NNODES": "x"}, "FLUX_JOB_NNODES=x is not a number"),
+        ({"FLUX_TASK_RANK": "9", "FLUX_TASK_LOCAL_ID": "1"}, "node by node: FLUX_TASK_RANK=9"),
+    ],
+)
+def test_a_task_whose_variables_contradict_each_other_is_told(changes: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        place(FLUX_TASK | changes, ["flux1", "flux2"])
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (GRID_ENGINE, "Grid Engine starts no tasks that know their number: use `distlaunch run job.yaml`"),
+        (PBS, "PBS starts no tasks that know their number: use `distlaunch run job.yaml`"),
+        (LSF, "this LSF process is not a task of `jsrun`: use `distlaunch run job.yaml`"),
+        (FLUX, "this Flux process is not a task of `flux run`: use `distlaunch run job.yaml`"),
+    ],
+)
+def test_exec_outside_of_a_task_is_told(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        task_names(environ)
+    assert str(caught.value) == said
+    assert task_names({"SLURM_JOB_ID": "17"}) is None is task_names({})
+
+
+def test_tasks_that_see_one_gpu_each_are_told() -> None:
+    task = place(FLUX_TASK, ["flux1", "flux2"])
+    with pytest.raises(UsageError) as caught:
+        check_devices(task._replace(devices=1), {"CUDA_VISIBLE_DEVICES": "3"})
+    assert str(caught.value) == (
+        "each task sees a GPU of its own (CUDA_VISIBLE_DEVICES=3, local rank=1), but scripts use "
+        "cuda:LOCAL_RANK: use `exec --virtual-local-rank`, which makes LOCAL_RANK 0"
+    )
