@@ -14,7 +14,7 @@ from distlaunch.system.allocation import allocation_here
 from distlaunch.task.environment import task_environment
 from distlaunch.task.meeting import meet
 
-USAGE = "usage: srun|mpirun distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
+USAGE = "usage: distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
 
 Run PROGRAM as one rank of many, started task by task by srun, mpirun, flux run or jsrun: sets RANK,

@@ -290,7 +290,7 @@ def test_tasks_agree_as_torchs_ranks(slurm: Slurm) -> None:
         ("-n2 --gpus-per-task=1", ("--virtual-local-rank", "--", "true"), 0, ""),
         ("-n1", ("--", "nosuchprogram"), 127, "nosuchprogram: No such file or directory"),
         ("-n1", ("--", "/etc/passwd"), 126, "/etc/passwd: Permission denied"),
-        ("-n1", ("true",), 2, "unexpected true; usage: srun distlaunch exec"),
+        ("-n1", ("true",), 2, "unexpected true; usage: distlaunch exec"),
         ("-n3", ("--", "sh", "-c", "exit $((RANK * 3))"), 6, ""),
     ],
 )
