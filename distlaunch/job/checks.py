@@ -18,6 +18,7 @@ from distlaunch.job.types.hints import nearest, program_keys
 from distlaunch.transport.command import HOST
 from distlaunch.wording import counted
 
+VOLUME_SOURCES = frozenset({"claim", "config_map", "secret", "host_path"})
 PROGRAMS = ("script", "module", "command")
 
 
@@ -47,6 +48,7 @@ def check_spec(reading: Reading, spec: JobSpec) -> None:
     _check_launcher(reading)
     _check_rest(reading)
     _check_slurm(reading)
+    _check_volumes(reading)
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
         reading.problem("min_nodes", f"{spec.min_nodes} is too high: the job has {has}")
@@ -123,7 +125,7 @@ def _check_env(reading: Reading, path: str, env: Mapping[str, str | None] | None
     for name, value in (env or {}).items():
         if name in RESERVED:
             reading.problem(f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it")
-        elif value is None and name not in environ:
+        elif value is None and name not in environ and not reading.around.in_image:
             close = nearest(name, environ, 0.8)
             hint = f"; did you mean {close}?" if close else ""
             reading.problem(f"{path}.{name}", f"{name} is null, but it is not set in your environment{hint}")
@@ -198,6 +200,12 @@ def _check_slurm(reading: Reading) -> None:
         if found := _TAKEN_OPTION.match(option or ""):
             why = _TAKEN.get(found[1] or found[2], "distlaunch sets it")
             reading.problem(f"slurm.extra[{i}]", f"{found[0]} can't be used: {why}")
+
+
+def _check_volumes(reading: Reading) -> None:
+    for i, volume in enumerate(reading.section("kubernetes").get("volumes") or ()):
+        if volume and len(VOLUME_SOURCES & {key for key, given in volume.items() if given}) != 1:
+            reading.problem(f"kubernetes.volumes[{i}]", "set one of claim, config_map, secret and host_path")
 
 
 _TAKEN_OPTION = re.compile(r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)")

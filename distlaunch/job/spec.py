@@ -10,6 +10,7 @@ from distlaunch.allocation.allocation import Allocation
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
+from distlaunch.job.kubernetes_options import KubernetesOptions
 from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
@@ -248,6 +249,7 @@ class JobSpec(Frozen):
     notify: Notify = Notify()
     metrics: str | None = None
     slurm: SlurmOptions = SlurmOptions()
+    kubernetes: KubernetesOptions = KubernetesOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     allocation: Allocation | None = None
     source: str = "job"
