@@ -5,7 +5,6 @@ for JobSet's and Trainer's; tests/process/test_kubernetes.py runs what the pods 
 """
 
 import json
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from distlaunch.system.imported import torchrun_modules
 from distlaunch.system.job_file import job_of
 from distlaunch.system.payload import torchrun_payload
 from distlaunch.system.yaml_text import yaml_text
+from tests.pods import expand
 from tests.unit.samples import bounded
 from tests.unit.test_floors import TREES, imports_of, name_of
 
@@ -161,22 +161,6 @@ def test_the_job_in_a_jobset_is_one_that_a_cluster_accepts(text: str, version: s
 
 
 # Words arrive as they were written
-
-
-def expand(text: str, variables: Mapping[str, str]) -> str:
-    """As Kubernetes does (third_party/forked/golang/expansion): $(NAME) of what is known, $$ for $."""
-    out, rest = "", text
-    while rest:
-        before, dollar, rest = rest.partition("$")
-        out += before
-        if rest.startswith("$"):
-            out, rest = f"{out}$", rest[1:]
-        elif rest.startswith("(") and ")" in rest:
-            name, _, rest = rest[1:].partition(")")
-            out += variables.get(name, f"$({name})")
-        else:
-            out += dollar
-    return out
 
 
 @given(st.text("$()aX ") | st.text())

@@ -1,0 +1,111 @@
+"""What `export kubernetes` prints, run as a cluster's nodes would; tests/pods.py stands in for them."""
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.harness import distlaunch, ended_well
+from tests.pods import pods
+from tests.process.torchruns import NEEDS_TORCH, free_port
+
+pytestmark = NEEDS_TORCH
+ODD = ["it's", 'say "hi"', "$HOME $(JOB_COMPLETION_INDEX) $$", "two\nlines", "", "1e-4", "-x", "{{rank}}"]
+TRAIN = """
+    import json, os, sys, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    weight = torch.zeros(1)
+    for _ in range(100):
+        gradient = 2 * (weight - dist.get_rank())
+        dist.all_reduce(gradient)
+        weight -= 0.1 * gradient / dist.get_world_size()
+    dist.destroy_process_group()
+    told = {"weight": round(float(weight), 2), "args": sys.argv[1:], "odd": os.environ["ODD"]}
+    print(json.dumps(told), flush=True)
+"""
+
+
+def manifests(folder: Path, script: str, keys: str = "") -> list[dict[str, Any]]:
+    """Those of a job with two ranks in each of two pods."""
+    (folder / "train.py").write_text(textwrap.dedent(script))
+    job = {
+        "script": "train.py",
+        "nodes": 2,
+        "gpus_per_node": 0,
+        "procs_per_node": 2,
+        "python": sys.executable,
+    }
+    job |= {"kubernetes": {"image": "a/b:1"}, "master_port": free_port(), "workdir": str(folder)}
+    job |= {"args": ODD, "env": {"ODD": ODD[2]}, **yaml.safe_load(keys or "{}")}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    done = distlaunch("export", "kubernetes", str(folder / "job.yaml"))
+    assert (done.returncode, done.stderr) == (0, "")
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def test_two_pods_find_each_other_and_train(tmp_path: Path) -> None:
+    with pods(manifests(tmp_path, TRAIN), tmp_path) as both:
+        for pod in both:
+            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight"', 2)
+            told = [json.loads(line) for line in pod.stdout.splitlines()]
+            args = [word.replace("{{rank}}", "{rank}") for word in ODD]
+            assert told == [{"weight": 1.5, "args": args, "odd": ODD[2]}] * 2
+
+
+def test_a_rank_that_fails_ends_the_other_pod_with_its_status(tmp_path: Path) -> None:
+    script = "import os, signal\nif os.environ['RANK'] == '3':\n    raise SystemExit(7)\nsignal.pause()\n"
+    with pods(manifests(tmp_path, script), tmp_path) as (first, second):
+        assert (first.wait(), second.wait()) == (7, 7)
+    assert "rank 3" in second.stderr
+    assert "node 1 failed" in first.stderr
+
+
+def test_the_ranks_of_all_pods_start_again_in_place(tmp_path: Path) -> None:
+    first = """
+        import os, signal
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if os.environ["RANK"] == "3":
+                raise SystemExit(7)
+            signal.pause()
+    """
+    with pods(manifests(tmp_path, first + TRAIN.replace("\n", "\n    "), "restarts: 1"), tmp_path) as both:
+        for pod in both:
+            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight": 1.5', 2)
+
+
+def test_output_is_kept_where_the_job_says(tmp_path: Path) -> None:
+    keys = f"logs: {{dir: {tmp_path}/runs}}\nnodes: 1"
+    with pods(manifests(tmp_path, "print('hello')", keys), tmp_path) as (pod,):
+        assert pod.wait() == 0, pod.stderr
+    assert sorted(pod.stdout.splitlines()) == ["[0] hello", "[1] hello"]
+    kept = sorted((tmp_path / "runs").rglob("stdout.log"))
+    assert [path.read_text() for path in kept] == ["hello\n"] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--kind", "jobset"], "kind: JobSet"),
+        (["--kind", "trainjob"], "kind: TrainJob"),
+        (["--set", "name=Other"], "name: other\n"),
+    ],
+)
+def test_what_the_command_prints(words: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "script: t.py\ngpus_per_node: 0\nkubernetes: {image: a}\nssh: {persist: 1m}\n"
+    )
+    done = distlaunch("export", "kubernetes", str(tmp_path / "job.yaml"), *words)
+    assert (done.returncode, told in done.stdout) == (0, True)
+    assert done.stderr == "distlaunch: ssh is left out: pods are not reached over ssh\n"
+
+
+def test_what_can_not_work_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("script: t.py\nnodes: 2\nkubernetes: {image: a}\n")
+    done = distlaunch("export", "kubernetes", str(tmp_path / "job.yaml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    told = "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job"
+    assert done.stderr == f"distlaunch: {tmp_path}/job.yaml: {told}\n"
