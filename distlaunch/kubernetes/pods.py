@@ -7,7 +7,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.kubernetes_options import Volume
 from distlaunch.job.placeholders import fill
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.kubernetes.checks import names_gpus
 from distlaunch.kubernetes.names import Kind, first_host
 from distlaunch.plan.layout import DEFAULT_PORT
@@ -127,7 +127,8 @@ def args(pods: Pods) -> list[str]:
     """The launcher's command line, the same in each pod."""
     spec = pods.spec
     program = [spec.program.words[0], *(fill(word, {}) for word in (*spec.program.words[1:], *spec.args))]
-    flags = [*_place(pods), f"--shutdown-timeout={_stop_s(pods)}", *_logs(spec), *job_flags(spec)]
+    own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={_stop_s(pods)}", *_logs(spec))
+    flags = (*own, *map(unexpanded, job_flags(spec)))
     return ["torchrun", *flags, *map(unexpanded, program)]
 
 
@@ -141,6 +142,14 @@ def _place(pods: Pods) -> Iterator[str]:
         yield f"--node-rank={INDEX}"
         yield f"--master-addr={first_host(pods.name, pods.kind)}"
         yield f"--master-port={pods.port}"
+
+
+def _wait(pods: Pods) -> list[str]:
+    """How long the first pods wait for the last, where the job says it."""
+    if "timeouts.join" not in pods.spec.places or pods.number == 1:
+        return []
+    limit_s = pods.spec.timeouts.join_s
+    return [f"--rdzv-conf=timeout={math.ceil(FOREVER_S if limit_s is None else max(1, limit_s))}"]
 
 
 def _logs(spec: JobSpec) -> list[str]:
