@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
+from distlaunch.contract import RESERVED
 from distlaunch.errors import JobError
 from distlaunch.job.placeholders import placeholders_in
 from distlaunch.job.spec import JobSpec
@@ -11,29 +12,30 @@ from distlaunch.kubernetes.names import Kind
 _GPU = re.compile(r".*/(?:gpu|mig-)")
 _OWN = re.compile(r"PET_.*|PYTHON_EXEC|JOB_COMPLETION_INDEX")
 """Variables of a pod by which the launcher there knows its place, or would be told otherwise."""
-_NO_CONTROLLER = "a pod has nobody outside of it who could do that"
-_NO_FLAG = "the launchers in the pods have no such setting"
+_NO_CONTROLLER = "it needs a controller, and pods run without one"
+_NO_FLAG = "`distlaunch torchrun`, which the pods run, has no flag for it"
 _CONSOLE = "`kubectl logs` shows what all ranks of a pod print"
 _LEFT_OUT = {
     "ssh": "pods are not reached over ssh",
     "launcher": "each pod starts its own ranks",
     "notify": _NO_CONTROLLER,
     "metrics": _NO_CONTROLLER,
+    "backend": "with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",
     "cpu_binding": "torchrun binds only by NUMA node; use numa_binding",
     "on_stall": _NO_CONTROLLER,
-    "on_notice": "Kubernetes announces an end by SIGTERM, and so ranks get it",
-    "elastic": "the number of pods does not change",
+    "on_notice": "ranks get the SIGTERM that Kubernetes sends",
+    "elastic": "the number of pods is fixed",
     "logs.console": _CONSOLE,
     "logs.fold": _CONSOLE,
-    "logs.watch": "`distlaunch view` finds no run in a pod",
+    "logs.watch": "`distlaunch view` can't see runs in pods",
     "restarts.backoff": "ranks start again at once",
     "restarts.window": "restarts.max counts over the whole run",
     **dict.fromkeys(("timeouts.connect", "timeouts.lease", "timeouts.rejoin", "timeouts.stall"), _NO_FLAG),
 }
 _OF_TRAINJOB = {
     "kubernetes.ttl": "a TrainJob has no such field",
-    "kubernetes.priority_class": "a TrainJob leaves it to its runtime",
-    "restarts.requeue": "a TrainJob leaves it to its runtime",
+    "kubernetes.priority_class": "its runtime decides that",
+    "restarts.requeue": "its runtime decides that",
     "rendezvous.endpoint": "the runtime chooses the port",
     "master_port": "the runtime chooses the port",
 }
@@ -57,7 +59,7 @@ def names_gpus(limits: Mapping[str, str]) -> bool:
 def check_exported(spec: JobSpec) -> None:
     """Raise `JobError` for what can't work in a cluster."""
     if not spec.kubernetes.image:
-        raise spec.error("kubernetes", "set kubernetes.image to an image with Python and torch")
+        raise spec.error("kubernetes.image", "set it to an image with Python and torch")
     wrong = (*_nodes(spec), *_paths(spec), *_rendezvous(spec), *_words(spec), *_env(spec))
     problems = [problem for path, text in wrong for problem in spec.error(path, text).problems]
     if problems:
@@ -75,6 +77,7 @@ def _is_default(spec: JobSpec, path: str) -> bool:
     """Whether the key asks for what happens anyway."""
     usual = {"on_stall": spec.on_stall == "notice", "on_notice": spec.on_notice == "TERM"}
     usual["logs.console"] = spec.logs.console == "all"
+    usual["backend"] = spec.backend != "gloo" or not spec.nodes[0].gpus
     usual["restarts.requeue"] = not spec.restarts.requeue
     usual["rendezvous.endpoint"] = spec.master_port is None
     return usual.get(path, False)
@@ -87,12 +90,9 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
             told = "kubernetes.node_selector asks for certain ones"
             yield path.partition("[")[0], f"Kubernetes chooses the nodes: set nodes to their number; {told}"
     if "spares" in spec.places:
-        yield "spares", "pods have no spares; restarts.requeue has lost pods replaced"
+        yield "spares", "Kubernetes has no spares: remove it; with restarts.requeue it replaces lost pods"
     if spec.fewest < len(spec.nodes):
-        yield (
-            "min_nodes",
-            "the number of pods is fixed: remove min_nodes; restarts.requeue replaces lost pods",
-        )
+        yield "min_nodes", "the number of pods is fixed: remove min_nodes"
     if spec.nodes[0].gpus is None and "nodes[0]" not in spec.places:
         yield "gpus_per_node", "set it to the number of GPUs of each pod, 0 for a CPU job"
 
@@ -103,7 +103,7 @@ def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.python and "/" in spec.python and not spec.python.startswith("/"):
         yield "python", "expected a name, or an absolute path: it is one in the image"
     if spec.program.placed and spec.program.words[0].startswith("~"):
-        yield spec.program.kind, "write the full path: an image has no home of yours"
+        yield spec.program.kind, "write the full path: ~ is not your home in the image"
     if "logs.dir" in spec.places and not spec.logs.folder.startswith("/"):
         yield "logs.dir", "expected an absolute path, such as one below the mount of a volume"
 
@@ -113,7 +113,7 @@ def _rendezvous(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "rendezvous.backend", "distlaunch assigns the ranks in pods: remove it"
     elif spec.master_host:
         path = "rendezvous.endpoint" if "rendezvous.endpoint" in spec.places else "master_addr"
-        yield path, "ranks meet at the first pod, whose name Kubernetes gives: only the port can be set"
+        yield path, "ranks meet on the first pod, which Kubernetes names; only the port can be set"
 
 
 def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -122,7 +122,7 @@ def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
             for name in placeholders_in([word]):
                 yield (
                     f"{key}[{i}]",
-                    f"{{{name}}} is not filled in in a pod: have the script read {name.upper()}",
+                    f"{{{name}}} can't be filled in on Kubernetes: have the script read {name.upper()}",
                 )
 
 
@@ -130,10 +130,12 @@ def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
     secrets = spec.kubernetes.secrets
     for name, value in spec.env.items():
         if value.inherited and name not in secrets:
-            told = f"put it into a Secret, and set kubernetes.secrets.{name} to {{secret: …, key: …}}"
-            yield f"env.{name}", f"a manifest does not print values of your environment: {told}"
+            told = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
+            yield f"env.{name}", f"values from your environment are never printed: {told}"
         if "{job_id}" in value.text:
-            yield f"env.{name}", "{job_id} is not filled in in a pod: write an id of your own"
+            yield f"env.{name}", "{job_id} can't be filled in on Kubernetes: write an id of your own"
     for path, names in (("env", spec.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
             yield f"{path}.{name}", f"the launcher in each pod reads {name} itself; remove it"
+        for name in RESERVED & names.keys():
+            yield f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it"

@@ -445,7 +445,7 @@ def test_the_same_job_is_exported_alike() -> None:
     ("text", "problem"),
     [
         ("nodes: [a, b]", "nodes: Kubernetes chooses the nodes: set nodes to their number; "),
-        ("nodes: 2\nspares: rest", "spares: pods have no spares; "),
+        ("nodes: 2\nspares: rest", "spares: Kubernetes has no spares: remove it; "),
         ("nodes: 4\nmin_nodes: 2", "min_nodes: the number of pods is fixed: "),
         ("gpus_per_node: auto", "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job"),
         ("workdir: src", "workdir: expected an absolute path: it is one in the image"),
@@ -453,17 +453,23 @@ def test_the_same_job_is_exported_alike() -> None:
         ("python: venv/bin/python", "python: expected a name, or an absolute path: it is one in the image"),
         ("logs: {dir: out}", "logs.dir: expected an absolute path, such as one below the mount of a volume"),
         ("nodes: 2\nrendezvous: {backend: c10d}", "rendezvous.backend: distlaunch assigns the ranks in pods"),
-        ("master_addr: gpu-a", "master_addr: ranks meet at the first pod, whose name Kubernetes gives"),
-        ("args: ['--rank={rank}']", "args[0]: {rank} is not filled in in a pod: have the script read RANK"),
+        ("master_addr: gpu-a", "master_addr: ranks meet on the first pod, which Kubernetes names"),
+        (
+            "args: ['--rank={rank}']",
+            "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK",
+        ),
         (
             "env: {PATH: null}",
-            "a Secret, and set kubernetes.secrets.PATH to {secret: …, key: …}",
+            "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}",
         ),
         (
             "env: {NOT_SET_HERE: null}",
-            "env.NOT_SET_HERE: a manifest does not print values of your environment",
+            "env.NOT_SET_HERE: values from your environment are never printed",
         ),
-        ("env: {RUN: 'x-{job_id}'}", "env.RUN: {job_id} is not filled in in a pod: write an id of your own"),
+        (
+            "env: {RUN: 'x-{job_id}'}",
+            "env.RUN: {job_id} can't be filled in on Kubernetes: write an id of your own",
+        ),
         (
             "env: {PET_NNODES: 3}",
             "env.PET_NNODES: the launcher in each pod reads PET_NNODES itself; remove it",
@@ -483,23 +489,23 @@ def test_what_a_cluster_can_not_do_is_refused(text: str, problem: str) -> None:
 
 
 def test_a_script_in_a_home_is_refused() -> None:
-    with pytest.raises(JobError, match="script: write the full path: an image has no home of yours"):
+    with pytest.raises(JobError, match="script: write the full path: ~ is not your home in the image"):
         check_exported(exported("script: ~/train.py\ngpus_per_node: 0\n"))
 
 
 def test_a_job_without_an_image_is_refused() -> None:
-    with pytest.raises(JobError, match=r"set kubernetes\.image to an image with Python and torch"):
+    with pytest.raises(JobError, match=r"kubernetes\.image: set it to an image with Python and torch"):
         check_exported(exported(JOBS["CPU"], image="name=x"))
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("notify: {command: [x]}", "notify is left out: a pod has nobody outside of it who could do that"),
+        ("notify: {command: [x]}", "notify is left out: it needs a controller, and pods run without one"),
         ("cpu_binding: cores", "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding"),
         (
             "timeouts: {stall: 1m}",
-            "timeouts.stall is left out: the launchers in the pods have no such setting",
+            "timeouts.stall is left out: `distlaunch torchrun`, which the pods run, has no flag for it",
         ),
         (
             "restarts: {max: 1, window: 1d}",
@@ -511,7 +517,7 @@ def test_a_job_without_an_image_is_refused() -> None:
         ),
         (
             "on_notice: USR1",
-            "on_notice is left out: Kubernetes announces an end by SIGTERM, and so ranks get it",
+            "on_notice is left out: ranks get the SIGTERM that Kubernetes sends",
         ),
         ("ssh: {options: [A=b]}", "ssh is left out: pods are not reached over ssh"),
     ],
