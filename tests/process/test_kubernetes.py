@@ -1,6 +1,8 @@
 """What `export kubernetes` prints, run as a cluster's nodes would; tests/pods.py stands in for them."""
 
 import json
+import shutil
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -8,13 +10,37 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from distlaunch.system.yaml_text import yaml_text
 from tests.harness import distlaunch, ended_well
 from tests.pods import pods
 from tests.process.torchruns import NEEDS_TORCH, free_port
+from tests.unit.samples import bounded
 
 pytestmark = NEEDS_TORCH
 ODD = ["it's", 'say "hi"', "$HOME $(JOB_COMPLETION_INDEX) $$", "two\nlines", "", "1e-4", "-x", "{{rank}}"]
+AMBIGUOUS = (
+    *(
+        "1e-4",
+        "1_000",
+        "0b1",
+        "0o17",
+        "0x1F",
+        "01",
+        "1.0",
+        ".5",
+        ".inf",
+        "12:30",
+        "2026-01-01",
+        "y",
+        "NO",
+        "~",
+    ),
+    *("null", "=", "<<", "!!str a", "? x", "- x", "a: b", " lead", "trail ", "\n\nx", "  a\nb", "a\n  b\n\n"),
+    *("a\r\nb", "\t", "\x7f", "\x85", "\u2028x", "\ufeff", "\U0001f600"),
+)
 TRAIN = """
     import json, os, sys, torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -84,6 +110,18 @@ def test_output_is_kept_where_the_job_says(tmp_path: Path) -> None:
     assert sorted(pod.stdout.splitlines()) == ["[0] hello", "[1] hello"]
     kept = sorted((tmp_path / "runs").rglob("stdout.log"))
     assert [path.read_text() for path in kept] == ["hello\n"] * 2
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@given(st.lists(st.text() | st.sampled_from(AMBIGUOUS)))
+@bounded(5)
+def test_kubectl_reads_what_was_written(words: list[str]) -> None:
+    """Its parser is not the one that other tests read the manifests with."""
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}
+    manifest |= {"spec": {"containers": [{"name": "main", "args": [*AMBIGUOUS, *words]}]}}
+    argv = ["kubectl", "annotate", "--local", "-f", "-", "a=b", "-o", "json"]
+    read = subprocess.run(argv, input=yaml_text([manifest]).encode(), capture_output=True, check=True)
+    assert json.loads(read.stdout)["spec"]["containers"][0]["args"] == [*AMBIGUOUS, *words]
 
 
 @pytest.mark.parametrize(

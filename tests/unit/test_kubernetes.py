@@ -471,6 +471,10 @@ def test_the_same_job_is_exported_alike() -> None:
             "env.RUN: {job_id} can't be filled in on Kubernetes: write an id of your own",
         ),
         (
+            "kubernetes: {secrets: {RANK: {secret: s, key: k}}}",
+            "kubernetes.secrets.RANK: distlaunch sets RANK for each worker; remove it",
+        ),
+        (
             "env: {PET_NNODES: 3}",
             "env.PET_NNODES: the launcher in each pod reads PET_NNODES itself; remove it",
         ),
@@ -519,11 +523,13 @@ def test_a_job_without_an_image_is_refused() -> None:
             "on_notice: USR1",
             "on_notice is left out: ranks get the SIGTERM that Kubernetes sends",
         ),
+        ("backend: gloo", "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod"),
         ("ssh: {options: [A=b]}", "ssh is left out: pods are not reached over ssh"),
     ],
 )
 def test_keys_without_effect_are_told(text: str, line: str) -> None:
-    assert left_out(exported(f"script: t.py\ngpus_per_node: 0\n{text}\n"), "job") == [line]
+    gpus = 8 if "backend" in text else 0
+    assert left_out(exported(f"script: t.py\ngpus_per_node: {gpus}\n{text}\n"), "job") == [line]
 
 
 @pytest.mark.parametrize(
