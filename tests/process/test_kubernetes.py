@@ -1,7 +1,9 @@
 """What `export kubernetes` prints, run as a cluster's nodes would; tests/pods.py stands in for them."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from distlaunch.system.yaml_text import yaml_text
 from tests.harness import distlaunch, ended_well
-from tests.pods import pods
+from tests.pods import cluster, pods
 from tests.process.torchruns import NEEDS_TORCH, free_port
 from tests.unit.samples import bounded
 
@@ -55,7 +57,7 @@ TRAIN = """
 """
 
 
-def manifests(folder: Path, script: str, keys: str = "") -> list[dict[str, Any]]:
+def manifests(folder: Path, script: str, keys: str = "", kind: str = "job") -> list[dict[str, Any]]:
     """Those of a job with two ranks in each of two pods."""
     (folder / "train.py").write_text(textwrap.dedent(script))
     job = {
@@ -67,14 +69,15 @@ def manifests(folder: Path, script: str, keys: str = "") -> list[dict[str, Any]]
     }
     job |= {"kubernetes": {"image": "a/b:1"}, "master_port": free_port(), "workdir": str(folder)}
     job |= {"args": ODD, "env": {"ODD": ODD[2]}, **yaml.safe_load(keys or "{}")}
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    done = distlaunch("export", "kubernetes", str(folder / "job.yaml"))
+    (folder / "job.yaml").write_text(yaml.safe_dump({key: job[key] for key in job if job[key] is not None}))
+    done = distlaunch("export", "kubernetes", str(folder / "job.yaml"), "--kind", kind)
     assert (done.returncode, done.stderr) == (0, "")
     return list(yaml.safe_load_all(done.stdout))
 
 
-def test_two_pods_find_each_other_and_train(tmp_path: Path) -> None:
-    with pods(manifests(tmp_path, TRAIN), tmp_path) as both:
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_two_pods_find_each_other_and_train(kind: str, tmp_path: Path) -> None:
+    with pods(manifests(tmp_path, TRAIN, kind=kind), tmp_path) as both:
         for pod in both:
             ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight"', 2)
             told = [json.loads(line) for line in pod.stdout.splitlines()]
@@ -101,6 +104,44 @@ def test_the_ranks_of_all_pods_start_again_in_place(tmp_path: Path) -> None:
     with pods(manifests(tmp_path, first + TRAIN.replace("\n", "\n    "), "restarts: 1"), tmp_path) as both:
         for pod in both:
             ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight": 1.5', 2)
+
+
+def test_the_pods_of_a_trainjob_take_their_place_from_its_runtime(tmp_path: Path) -> None:
+    made = manifests(tmp_path, TRAIN, "master_port: null", kind="trainjob")
+    port = str(free_port())
+    with cluster(made, tmp_path) as trainer:
+        trainer.told = {"PET_MASTER_PORT": port}
+        for pod in [trainer.start(0), trainer.start(1)]:
+            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight": 1.5', 2)
+
+
+def test_a_pod_that_comes_back_early_waits_until_the_others_have_ended(tmp_path: Path) -> None:
+    script = """
+        import os, pathlib, signal
+        if not pathlib.Path("again").exists():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("ready", os.environ["RANK"], os.getpid(), flush=True)
+            signal.pause()
+        print("done")
+    """
+    with cluster(manifests(tmp_path, script, "timeouts: {stop: 2m}"), tmp_path) as job:
+        first, second = job.start(0), job.start(1)
+        stubborn, failing = first.wait_ready(2), second.wait_ready(2)
+        end(failing)
+        assert second.wait() == 128 + signal.SIGUSR1
+        (tmp_path / "again").touch()
+        back = job.start(1)
+        back.wait_for("waiting for node 0 at")
+        end(stubborn)
+        assert first.wait() == 128 + signal.SIGUSR1
+        again = job.start(0)
+        assert (again.wait(), back.wait()) == (0, 0), (again.stderr, back.stderr)
+        assert (again.stdout, back.stdout) == ("done\n" * 2,) * 2
+
+
+def end(ranks: dict[int, int]) -> None:
+    for pid in ranks.values():
+        os.kill(pid, signal.SIGUSR1)
 
 
 def test_output_is_kept_where_the_job_says(tmp_path: Path) -> None:
