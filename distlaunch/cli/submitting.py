@@ -97,7 +97,7 @@ def export_kubernetes(
     ] = Workload.job,
     overrides: Set = None,
 ) -> None:
-    """Print manifests for `kubectl apply -f -`."""
+    """Print the job's Kubernetes manifests, for `kubectl apply -f -`."""
     from base64 import b64encode
 
     from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
