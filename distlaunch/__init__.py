@@ -14,10 +14,10 @@
     observers/        the run folder, the terminal
     launch/supervise  at the end: State ─diagnosis/summary─▶ Summary: the words, the exit status
 
-`state/` has the types of all this. Beside it: `checks/` (check-port), `by_hand/` (launchers that people start
-on each node), `replay/` (a run again, from its events), `catalog/` and `follow/` (runs by their folders: ps,
-logs, attach, stop). Each package says in its `__init__` what it holds; what to touch for something new is
-tabled in CONTRIBUTING.md.
+`state/` has the types of all this. Beside it: `batch/` and `kubernetes/` (a job for a queue, or a cluster),
+`checks/` (check-port), `by_hand/` (launchers that people start on each node), `replay/` (a run again, from
+its events), `catalog/` and `follow/` (runs by their folders: ps, logs, attach, stop). Each package says in
+its `__init__` what it holds; what to touch for something new is tabled in CONTRIBUTING.md.
 """
 
 __version__ = "0.1.0"

@@ -39,7 +39,10 @@ TELL_S = 5.0
 """Seconds of waiting until the command hears of it, and again each time the wait has doubled."""
 LINGER_S = 3.0
 """Seconds that the store outlives a failure, so that the others hear of it."""
+NAME_S = 60.0
+"""Seconds for a name server to learn of a machine that has just started, as a pod's does."""
 LOST_STATUS = 71
+FAILED = "another node has already failed"
 SILENT = f"no heartbeat for {LOST_S:g} s"
 UNNUMBERED = -1
 TRIED = ("2.13",)
@@ -349,6 +352,21 @@ class Keeper:
         self.store.compare_set("verdict", "", json.dumps(verdict))
 
 
+def await_name(host: str, wait_s: float) -> None:
+    """Wait until a host name is known, at most NAME_S; to those who come before, it is nobody's."""
+    patience = Patience(min(wait_s, NAME_S))
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except OSError as error:
+            if patience.over():
+                return
+            if patience.worth_a_word():
+                say(waiting=[], why=f"{host}: {error.strerror}")
+        pause()
+
+
 class Store:
     """Where the store of a job is, and who serves it: True = we do, None = we do if nobody else does.
 
@@ -425,13 +443,13 @@ def attach(where: Store, claim: "Callable[[Any, bool], str]") -> Any:
 
     `claim` takes this node's place in it, or says why it can't. A store of launchers that were just killed
     lives for moments: its port is still taken, and a node that comes to it finds that it was there before,
-    or that a node has failed.
+    or that a node has failed. In the latter case it is waited for as a store that is not there yet.
     """
     from torch.distributed import DistError, PrefixStore
 
     if where.serves is False:
         where.reach()
-    patience = Patience(2 * LINGER_S)
+    patience, ending = Patience(2 * LINGER_S), Patience(where.wait_s)
     # An address that is not ours may be translated to one, but then it answers soon.
     limit_s = LINGER_S if where.serves and not is_here(where.host) else LOST_S
     while True:
@@ -442,6 +460,10 @@ def attach(where: Store, claim: "Callable[[Any, bool], str]") -> Any:
             if not why:
                 return store
             problem: Exception = StaleError(f"{why} (store at {where.place})")
+            if why == FAILED and not ending.over():
+                patience = Patience(2 * LINGER_S)
+                if ending.worth_a_word():
+                    say(waiting=where.first, why="the launchers there have failed, and are still ending")
         except (DistError, OSError) as error:
             problem = error
         if patience.over():
@@ -454,9 +476,10 @@ def numbered(where: Store, nodes: int) -> Keeper:
     rank = where.rank
 
     def claim(store: Any, _: bool) -> str:
-        if store.add(f"came{rank}", 1) > 1:
-            return f"another launcher with --node-rank {rank} has already joined"
-        return "another node has already failed" if store.check(["verdict"]) else ""
+        if store.check(["verdict"]):
+            return FAILED
+        came = store.add(f"came{rank}", 1)
+        return f"another launcher with --node-rank {rank} has already joined" if came > 1 else ""
 
     return Keeper(attach(where, claim), rank, nodes)
 
@@ -467,7 +490,7 @@ def unnumbered(where: Store, nodes: int, arrival: "dict[str, Any]") -> Keeper:
 
     def claim(store: Any, served: bool) -> str:
         if store.check(["verdict"]):
-            return "another node has already failed"
+            return FAILED
         if served:
             store.set("job", json.dumps(arrival["job"]))
         elif why := refusal(store, arrival["job"]):
@@ -588,6 +611,7 @@ def main() -> None:
     arrival = json.loads(sys.argv[7])
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     prepare_torch()
+    await_name(host, wait_s)
     serves = serves_of(arrival["serves"], host) if arrival else rank == 0
     where = Store(host, port, UNNUMBERED if arrival else rank, serves, wait_s)
     keeper = keeper_at(where, nodes, arrival)

@@ -5,6 +5,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,14 @@ queue = typer.Typer()
 exports = typer.Typer(
     name="export", help="Print what runs a job elsewhere. Nothing is submitted.", no_args_is_help=True
 )
+
+
+class Workload(str, Enum):
+    """What `export kubernetes` makes of a job."""
+
+    job = "job"
+    jobset = "jobset"
+    trainjob = "trainjob"
 
 
 @queue.command("submit")
@@ -91,6 +100,37 @@ def export_pbs(context: typer.Context, job: Job, args: Args = None, overrides: S
     """Print a batch script for the qsub of PBS Professional and OpenPBS."""
     check_dashes(context.obj, args)
     print_text(_prepared(job, overrides or (), args or (), "pbs")[1])
+
+
+@exports.command("kubernetes")
+def export_kubernetes(
+    context: typer.Context,
+    job: Job,
+    args: Args = None,
+    kind: Annotated[
+        Workload,
+        typer.Option("--kind", help="An indexed Job, a JobSet, or a TrainJob for Kubeflow Trainer."),
+    ] = Workload.job,
+    overrides: Set = None,
+) -> None:
+    """Print the job's Kubernetes manifests, for `kubectl apply -f -`."""
+    from base64 import b64encode
+
+    from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
+    from distlaunch.kubernetes.manifests import manifests
+    from distlaunch.launch.dry_run import plan_without_nodes
+    from distlaunch.system.job_file import job_of, read_job
+    from distlaunch.system.payload import torchrun_payload
+    from distlaunch.system.yaml_text import yaml_text
+
+    check_dashes(context.obj, args)
+    read = job_of(read_job(job), job, overrides or (), args or (), submitted=True, in_image=True)
+    spec = with_gpus(read)
+    check_exported(spec)
+    procs = plan_without_nodes(spec).nodes[0].procs
+    for line in left_out(spec, kind.value):
+        say(line)
+    print_text(yaml_text(manifests(spec, kind.value, procs, b64encode(torchrun_payload()).decode())))
 
 
 def _prepared(

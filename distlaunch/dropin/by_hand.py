@@ -42,10 +42,19 @@ def by_hand_of(flags: Flags, name: str, environ: Mapping[str, str]) -> ByHand:
             raise UsageError(
                 f"--node-rank {flags.node_rank}: expected 0 to {nodes - 1}, with --nnodes {nodes}"
             )
-        return ByHand(host, port, flags.node_rank, nodes)
+        return ByHand(host, port, flags.node_rank, nodes, _wait_s(flags))
     _check_reach(flags, environ, host)
     arrival = c10d.arrival_of(flags, name, task_number(environ))
-    return ByHand(host, port, 0, nodes, c10d.wait_s(flags, ByHand._field_defaults["wait_s"]), arrival=arrival)
+    return ByHand(host, port, 0, nodes, _wait_s(flags), arrival=arrival)
+
+
+def waits_as_told(flags: Flags) -> bool:
+    """Whether --rdzv-conf of a static rendezvous says nothing but how long several nodes are waited for."""
+    return node_range(flags.nnodes)[1] > 1 and {*c10d.conf_of(flags)} <= {"timeout", "join_timeout"}
+
+
+def _wait_s(flags: Flags) -> float:
+    return c10d.wait_s(flags, ByHand._field_defaults["wait_s"])
 
 
 def _check_place(flags: Flags, host: str, port: int) -> None:

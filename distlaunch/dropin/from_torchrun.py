@@ -199,7 +199,9 @@ def _meeting(setting: Setting) -> Draft:
         keys["rendezvous"] = {"id": flags.rdzv_id}
     far = "local_addr" in flags.given and flags.rdzv_backend != "static" and setting.nodes[1] > 1
     notes = (_remark("local_addr", "nodes"),) if far else ()
-    return joined([Draft(keys, notes), _agents(setting)])
+    static = flags.rdzv_backend == "static" and flags.rdzv_conf
+    waits = (Note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", "timeouts"),)
+    return joined([Draft(keys, notes), Draft(notes=waits if static else ()), _agents(setting)])
 
 
 def _agents(setting: Setting) -> Draft:

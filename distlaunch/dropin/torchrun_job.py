@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from distlaunch.dropin import c10d
-from distlaunch.dropin.by_hand import by_hand_of, endpoint_of
+from distlaunch.dropin.by_hand import by_hand_of, endpoint_of, waits_as_told
 from distlaunch.dropin.flags import FLAGS, Flags, is_alone, node_range, parse_procs, parse_std, program_kind
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import (
@@ -79,6 +79,7 @@ def notices(flags: Flags) -> list[str]:
         f"{flag.name} has no effect: {flag.why}"
         for flag in given
         if "no effect" in flag.here and (static or not flag.only_static)
+        if not (flag.field == "rdzv_conf" and waits_as_told(flags))
     ]
     unknown = [name for name, known in _signals(flags).items() if name and not known]
     return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]

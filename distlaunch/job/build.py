@@ -8,7 +8,20 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job.checks import check_keys, check_spec
 from distlaunch.job.document import Entries, Place, Scalar, Value, describe
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
-from distlaunch.job.fields import CONTAINER, GRID_ENGINE, JOB, LOGS, NOTIFY, PBS, RESTARTS, SLURM
+from distlaunch.job.fields import (
+    CONTAINER,
+    GRID_ENGINE,
+    JOB,
+    KUBERNETES,
+    LOGS,
+    NOTIFY,
+    PBS,
+    RESTARTS,
+    SECRET,
+    SLURM,
+    VOLUME,
+)
+from distlaunch.job.kubernetes_options import KubernetesOptions
 from distlaunch.job.paths import path_in
 from distlaunch.job.pool import Pool
 from distlaunch.job.reading import Checked, Reading, Surroundings
@@ -91,6 +104,7 @@ class _Builder:
                 setup=self._setup("grid_engine"), **GRID_ENGINE.fields_of(section("grid_engine"))
             ),
             pbs=PbsOptions(setup=self._setup("pbs"), **PBS.fields_of(section("pbs"))),
+            kubernetes=self._kubernetes(),
             places=self.reading.places,
             source=source,
             invocation=Invocation(piped=self.around.piped),
@@ -117,13 +131,14 @@ class _Builder:
     def _env(self, env: Mapping[str, str | None] | None) -> dict[str, EnvValue]:
         environ = self.around.environ
         return {
-            name: EnvValue(environ[name], inherited=True) if value is None else EnvValue(value)
+            name: EnvValue(environ.get(name, ""), inherited=True) if value is None else EnvValue(value)
             for name, value in (env or {}).items()
         }
 
     def _logs(self) -> Logs:
         logs = self.reading.section("logs")
-        return Logs(self._path(LOGS.value(logs, "dir")), **LOGS.fields_of(logs))
+        place = self._on_node if self.around.in_image else self._path
+        return Logs(place(LOGS.value(logs, "dir")), **LOGS.fields_of(logs))
 
     def _metrics(self) -> str | None:
         section = self.reading.section("metrics")
@@ -159,6 +174,14 @@ class _Builder:
         source, colon, inside = text.partition(":")
         return f"{self._on_node(source)}{colon}{inside}"
 
+    def _kubernetes(self) -> KubernetesOptions:
+        section = self.reading.section("kubernetes")
+        return KubernetesOptions(
+            volumes=tuple(map(VOLUME.made, section.get("volumes", ()))),
+            secrets={name: SECRET.made(each) for name, each in section.get("secrets", {}).items()},
+            **KUBERNETES.fields_of(section),
+        )
+
     def _restarts(self) -> Restarts:
         given = self.reading.section("restarts")
         made: Restarts = RESTARTS.made(given)
@@ -178,7 +201,7 @@ class _Builder:
 
     def _on_node(self, text: str) -> str:
         """A path on a node, whose user has a ~ of its own."""
-        return path_in(self.around.folder, text)
+        return path_in("" if self.around.in_image else self.around.folder, text)
 
     def _interpreter(self, text: str | None) -> str | None:
         """A path if it has a slash, else a name for the node's PATH."""

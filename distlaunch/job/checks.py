@@ -20,6 +20,7 @@ from distlaunch.transport.container import BY_SRUN, Container, Runtime
 from distlaunch.transport.slurm import Slurm
 from distlaunch.wording import counted
 
+VOLUME_SOURCES = frozenset({"claim", "config_map", "secret", "host_path"})
 PROGRAMS = ("script", "module", "command")
 
 
@@ -49,6 +50,7 @@ def check_spec(reading: Reading, spec: JobSpec) -> None:
     _check_launcher(reading, spec)
     _check_rest(reading)
     _check_batch(reading)
+    _check_volumes(reading)
     if spec.container:
         _check_container(reading, spec, spec.container)
     if spec.fewest > len(spec.nodes):
@@ -127,7 +129,7 @@ def _check_env(reading: Reading, path: str, env: Mapping[str, str | None] | None
     for name, value in (env or {}).items():
         if name in RESERVED:
             reading.problem(f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it")
-        elif value is None and name not in environ:
+        elif value is None and name not in environ and not reading.around.in_image:
             close = nearest(name, environ, 0.8)
             hint = f"; did you mean {close}?" if close else ""
             reading.problem(f"{path}.{name}", f"{name} is null, but it is not set in your environment{hint}")
@@ -228,6 +230,14 @@ _TAKEN_OPTIONS = {
     "grid_engine": re.compile(r"-(?:(t)|(o|e|j|N|S|r|sync))(?![\w-])"),
     "pbs": re.compile(r"-(?:(J|t)|(o|e|j|N|r|k))(?![\w-])"),
 }
+
+
+def _check_volumes(reading: Reading) -> None:
+    for i, volume in enumerate(reading.section("kubernetes").get("volumes") or ()):
+        if volume and len(VOLUME_SOURCES & {key for key, given in volume.items() if given}) != 1:
+            reading.problem(f"kubernetes.volumes[{i}]", "set one of claim, config_map, secret and host_path")
+
+
 _TAKEN = {
     **dict.fromkeys(
         ("array", "a", "t", "J"), "an array would start the same job many times; submit each by itself"

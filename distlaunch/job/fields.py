@@ -8,6 +8,7 @@ from typing import get_args
 
 from distlaunch.job.engine import Ranking
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
+from distlaunch.job.kubernetes_options import KubernetesOptions, Resources, SecretKey, Volume
 from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
@@ -26,6 +27,7 @@ from distlaunch.job.spec import (
     Timeouts,
 )
 from distlaunch.job.types.records import Either, Field, ListOf, MapOf, Record, Short, built
+from distlaunch.job.types.tree import Tree
 from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Regex, Switch, Text, Word
 from distlaunch.transport.container import Container, Runtime
 from distlaunch.transport.ssh import SshOptions
@@ -326,6 +328,101 @@ PBS = Record(
     foreign={**_OF_BATCH, "ncpus": "cpus", "ngpus": "gpus", "memory": "mem"},
 )
 
+KUBE_NAME = Text("a name in lower case such as gpu-jobs", r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
+KUBE_KEYS = r"(?:[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9](?:[-_.A-Za-z0-9]*[A-Za-z0-9])?"
+KUBE_MAP = MapOf(Word(), KUBE_KEYS, "a name such as team or example.com/team", nulls=False)
+IN_IMAGE = Text("an absolute path", r"/[^\0\n:]*")
+
+RESOURCES = Record(
+    {
+        "limits": Field(KUBE_MAP, "What each pod may use at most, e.g. {memory: 64Gi}.", "GPUs alone"),
+        "requests": Field(KUBE_MAP, "What each pod is sure to get.", "its limits"),
+    },
+    makes=Resources,
+    foreign=dict.fromkeys(("cpu", "memory", "nvidia.com/gpu", "amd.com/gpu"), "limits"),
+)
+
+VOLUME = Record(
+    {
+        "mount": Field(IN_IMAGE, "Where it appears in the pods."),
+        "claim": Field(KUBE_NAME, "A PersistentVolumeClaim."),
+        "config_map": Field(KUBE_NAME, "A ConfigMap."),
+        "secret": Field(KUBE_NAME, "A Secret."),
+        "host_path": Field(IN_IMAGE, "A folder of the node that the pod runs on."),
+        "sub_path": Field(LINE, "Only this folder of it."),
+        "read_only": Field(Switch(), "Pods can't write to it."),
+    },
+    makes=Volume,
+    foreign={
+        "mount_path": "mount",
+        "mountPath": "mount",
+        "path": "mount",
+        "persistent_volume_claim": "claim",
+        "pvc": "claim",
+        "configmap": "config_map",
+        "hostPath": "host_path",
+        "readOnly": "read_only",
+        "subPath": "sub_path",
+    },
+    required=("mount",),
+    name="a mapping with mount",
+)
+
+SECRET = Record(
+    {
+        "secret": Field(KUBE_NAME, "The Secret that has the variable's value."),
+        "key": Field(Text("a key of the Secret", r"[-._A-Za-z0-9]{1,253}"), "Its key there."),
+    },
+    makes=SecretKey,
+    required=("secret", "key"),
+    name="a mapping with secret and key",
+)
+
+KUBERNETES = Record(
+    {
+        "image": Field(LINE, "The image of the pods, with Python 3.10 or later and torch."),
+        "namespace": Field(KUBE_NAME, "Namespace.", "the one that kubectl uses"),
+        "labels": Field(KUBE_MAP, "Labels of the Job and its pods."),
+        "annotations": Field(KUBE_MAP, "Annotations of the Job and its pods."),
+        "node_selector": Field(KUBE_MAP, "Labels that the nodes must have."),
+        "tolerations": Field(
+            ListOf(Tree("a toleration such as {key: nvidia.com/gpu, operator: Exists}")),
+            "Taints of nodes to put up with, as a pod has them.",
+        ),
+        "queue": Field(KUBE_NAME, "Kueue's LocalQueue to wait in, so that all pods start together."),
+        "resources": Field(RESOURCES, "CPUs, memory and so on of each pod; GPUs come from gpus_per_node."),
+        "volumes": built(ListOf(VOLUME), "What to mount in each pod."),
+        "secrets": built(
+            MapOf(SECRET, r"[A-Za-z_][A-Za-z0-9_]*", "a variable name", nulls=False),
+            "Variables whose values come from Secrets; they win over env.",
+        ),
+        "service_account": Field(KUBE_NAME, "ServiceAccount of the pods."),
+        "image_pull_secrets": Field(ListOf(KUBE_NAME), "Secrets to pull the image with."),
+        "priority_class": Field(KUBE_NAME, "PriorityClass of the pods."),
+        "ttl": Field(
+            OrNone(Duration()), "The finished Job is deleted after this time; none = never.", field="ttl_s"
+        ),
+        "runtime": Field(KUBE_NAME, "The ClusterTrainingRuntime of a TrainJob."),
+        "extra": Field(
+            Tree("a mapping"),
+            "Merged into the Job: mappings key by key, lists of mappings with name item by item; the rest is "
+            "replaced.",
+        ),
+    },
+    makes=KubernetesOptions,
+    foreign={
+        "nodeSelector": "node_selector",
+        "serviceAccount": "service_account",
+        "serviceAccountName": "service_account",
+        "imagePullSecrets": "image_pull_secrets",
+        "priorityClassName": "priority_class",
+        "ttlSecondsAfterFinished": "ttl",
+        "mounts": "volumes",
+        "kueue": "queue",
+        "pull_secrets": "image_pull_secrets",
+    },
+)
+
 LAUNCHER = Record(
     {
         "command": built(
@@ -462,6 +559,7 @@ JOB = Record(
         "container": built(CONTAINER, "Run the ranks in a container on each node, and the agent with them."),
         "grid_engine": built(GRID_ENGINE, "What the script of `export grid-engine` asks for."),
         "pbs": built(PBS, "What the script of `export pbs` asks for."),
+        "kubernetes": built(KUBERNETES, "What `export kubernetes` asks of a cluster."),
         "launcher": built(
             Either(text=Choice(("auto", "local", "slurm", "ssh")), entries=LAUNCHER),
             "How nodes are reached, or a command that reaches each.",

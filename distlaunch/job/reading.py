@@ -22,6 +22,7 @@ class Surroundings(Frozen):
     `name` is the job's unless it says one itself; None = its file's stem. One that was `piped` has no folder.
     `allocation` is what a scheduler has given the caller; a job that is to be `submitted` has none yet.
     `host` is this machine's name.
+    `in_image`: its nodes will be containers, whose files and variables are not the caller's.
     """
 
     folder: str
@@ -33,6 +34,7 @@ class Surroundings(Frozen):
     allocation: Allocation | None = None
     submitted: bool = False
     host: str = ""
+    in_image: bool = False
 
     def path(self, text: str) -> str:
         """A path on this machine, absolute."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from distlaunch.job.fields import JOB
-from distlaunch.job.types.records import Either, ListOf, Record, Short
+from distlaunch.job.types.records import Either, ListOf, MapOf, Record, Short
 from distlaunch.job.types.values import Schema, Type
 
 
@@ -53,6 +53,8 @@ def list_at(steps: Sequence[str]) -> tuple[str, int, list[str]]:
 def _sections(kind: Type, path: str) -> list[tuple[Record, str]]:
     if isinstance(kind, Record | Short):
         return [(kind.record if isinstance(kind, Short) else kind, f"{path}.")]
+    if isinstance(kind, ListOf | MapOf) and isinstance(kind.item, Record):
+        return [(kind.item, f"{path}[]." if isinstance(kind, ListOf) else f"{path}.NAME.")]
     if isinstance(kind, Either) and isinstance(kind.entries, Record):
         return [(kind.entries, f"{path}.")]
     if isinstance(kind, Either) and isinstance(kind.items, ListOf) and isinstance(kind.items.item, Either):

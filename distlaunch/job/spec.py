@@ -11,6 +11,7 @@ from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
+from distlaunch.job.kubernetes_options import KubernetesOptions
 from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.transport.container import Container
 from distlaunch.transport.kinds import Transport
@@ -253,6 +254,7 @@ class JobSpec(Frozen):
     container: Container | None = None
     grid_engine: GridEngineOptions = GridEngineOptions()
     pbs: PbsOptions = PbsOptions()
+    kubernetes: KubernetesOptions = KubernetesOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     allocation: Allocation | None = None
     source: str = "job"

@@ -4,7 +4,7 @@ from shlex import quote
 
 from distlaunch.contract import Rendezvous
 from distlaunch.job.placeholders import fill, placeholders_in
-from distlaunch.job.spec import Binding, JobSpec
+from distlaunch.job.spec import JobSpec
 from distlaunch.plan import torch_agents
 from distlaunch.plan.layout import LaunchPlan, NodePlan, program_word
 from distlaunch.plan.shell_text import container_remark, job_exports, quoted_path
@@ -52,23 +52,20 @@ def _static(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
         f"--nproc-per-node={node.procs}",
         f"--master-addr={plan.master_addr}",
         f"--master-port={meeting.master_port}",
-        *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
-        *_conduct(spec),
-        *_numa_flag(spec.binding),
-        *torch_agents.program_flag(spec),
+        *([f"--shutdown-timeout={spec.timeouts.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
+        *job_flags(spec),
     ]
 
 
-def _numa_flag(binding: Binding | None) -> list[str]:
-    return [f"--numa-binding={binding.how}"] if binding and binding.key == "numa_binding" else []
-
-
-def _conduct(spec: JobSpec) -> list[str]:
-    """Flags of what the job wants otherwise than torchrun does."""
+def job_flags(spec: JobSpec) -> list[str]:
+    """torchrun's flags, on each node, for what the job wants otherwise than torchrun does."""
+    binding = spec.binding
     return [
+        *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
         *([f"--max-restarts={spec.restarts.most}"] if spec.restarts.most else []),
         *torch_agents.workers_flags(spec),
-        *([f"--shutdown-timeout={spec.timeouts.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
+        *([f"--numa-binding={binding.how}"] if binding and binding.key == "numa_binding" else []),
+        *torch_agents.program_flag(spec),
     ]
 
 

@@ -57,17 +57,18 @@ def job_of(
     overrides: Sequence[str] = (),
     extra_args: Sequence[str] = (),
     submitted: bool = False,
+    in_image: bool = False,
 ) -> JobSpec:
     """The job of a text that was read from `path`; one that is `submitted` has the nodes that it asks for.
 
-    Raises `JobError`, or `UsageError`, as `load_job`.
+    `in_image` is as in `Surroundings`. Raises `JobError`, or `UsageError`, as `load_job`.
     """
     document = parse(text, source_of(path))
     for setting_text in overrides:
         document = _overridden(document, setting_text)
     if extra_args:
         document = _with_args(document, extra_args)
-    around = _surroundings(path, submitted, _names_hosts(document))
+    around = _surroundings(path, submitted, _names_hosts(document))._replace(in_image=in_image)
     return build_spec(document, source_of(path), around._replace(hostfile=_hostfile(document, around)))
 
 

@@ -1,9 +1,10 @@
-"""This program as a zip, for a machine that has nothing but Python: itself and what it imports."""
+"""This program, for a machine that has nothing but Python: with what it imports, or `torchrun` alone."""
 
 import hashlib
 import importlib.util
 import io
 import os
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,24 @@ def payload() -> bytes:
             archive.write(path, name)
         archive.writestr("__main__.py", _MAIN)
     return packed.getvalue()
+
+
+def torchrun_payload() -> bytes:
+    """A .tar.xz, the same for the same sources, of what `distlaunch torchrun` needs, as source."""
+    from distlaunch.system.imported import torchrun_modules
+
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz", preset=9) as archive:
+        for name, path in torchrun_modules():
+            _add(archive, name, path.read_bytes())
+        _add(archive, "__main__.py", _MAIN.encode())
+    return packed.getvalue()
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))
 
 
 def _files() -> Iterator[tuple[str, Path]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from distlaunch.by_hand.store import numbers_of
-from distlaunch.dropin.torchrun_job import job_of
+from distlaunch.dropin.torchrun_job import job_of, notices
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import Arrival, ByHand
 from tests.unit.test_torchrun_flags import here_with, parsed
@@ -33,6 +33,14 @@ def test_what_launchers_tell_each_other_when_they_meet(
     here = here_with(environ=environ)._replace(hostname="here")
     met = job_of(parsed(*MEET, *words, "s.py"), here).invocation.by_hand
     assert met == ByHand("h", 5, 0, 2, arrival=arrival)
+
+
+def test_the_wait_for_nodes_with_numbers() -> None:
+    words = ("--nnodes=2", "--master-addr=h", "--rdzv-conf=timeout=9")
+    met = job_of(parsed(*words, "s.py"), here_with()).invocation.by_hand
+    assert met == ByHand("h", 29500, 0, 2, wait_s=9.0)
+    assert notices(parsed(*words, "s.py")) == []
+    assert notices(parsed(*words[:2], "--rdzv-conf=a=b", "s.py")) != []
 
 
 @pytest.mark.parametrize(

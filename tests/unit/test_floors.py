@@ -26,6 +26,7 @@ FLOORS = {
     "dropin": 1,
     "errors": 1,
     "job": 1,
+    "kubernetes": 1,
     "translation": 1,
     "plan": 1,
     "ranges": 1,

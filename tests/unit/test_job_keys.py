@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from distlaunch.job.fields import JOB
+from distlaunch.job.kubernetes_options import SecretKey, Volume
 from distlaunch.job.reference import reference
 from distlaunch.job.spec import Binding, EnvValue, Timeouts
 from distlaunch.plan.unstarted import unstarted_advice
@@ -163,6 +164,115 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         ("module load cuda", "conda activate x"),
     ),
     "slurm.extra": ("slurm: {extra: [--reservation=maint]}", "slurm.extra", ("--reservation=maint",)),
+    "kubernetes.image": ("kubernetes: {image: a/b:1}", "kubernetes.image", "a/b:1"),
+    "kubernetes.namespace": ("kubernetes: {image: a, namespace: ml}", "kubernetes.namespace", "ml"),
+    "kubernetes.labels": (
+        "kubernetes: {image: a, labels: {team: nlp}}",
+        "kubernetes.labels",
+        {"team": "nlp"},
+    ),
+    "kubernetes.annotations": (
+        "kubernetes: {image: a, annotations: {x.io/a: 1}}",
+        "kubernetes.annotations",
+        {"x.io/a": "1"},
+    ),
+    "kubernetes.node_selector": (
+        "kubernetes: {image: a, node_selector: {gpu: h100}}",
+        "kubernetes.node_selector",
+        {"gpu": "h100"},
+    ),
+    "kubernetes.tolerations": (
+        "kubernetes: {image: a, tolerations: [{key: gpu, operator: Exists}]}",
+        "kubernetes.tolerations",
+        ({"key": "gpu", "operator": "Exists"},),
+    ),
+    "kubernetes.queue": ("kubernetes: {image: a, queue: gpus}", "kubernetes.queue", "gpus"),
+    "kubernetes.resources.limits": (
+        "kubernetes: {image: a, resources: {limits: {cpu: 8}}}",
+        "kubernetes.resources.limits",
+        {"cpu": "8"},
+    ),
+    "kubernetes.resources.requests": (
+        "kubernetes: {image: a, resources: {requests: {memory: 64Gi}}}",
+        "kubernetes.resources.requests",
+        {"memory": "64Gi"},
+    ),
+    "kubernetes.volumes": (
+        "kubernetes: {image: a, volumes: [{mount: /d, claim: c}]}",
+        "kubernetes.volumes",
+        (Volume("/d", claim="c"),),
+    ),
+    "kubernetes.volumes[].mount": (
+        "kubernetes: {image: a, volumes: [{mount: /d, claim: c}]}",
+        "kubernetes.volumes.0.mount",
+        "/d",
+    ),
+    "kubernetes.volumes[].claim": (
+        "kubernetes: {image: a, volumes: [{mount: /d, claim: c}]}",
+        "kubernetes.volumes.0.claim",
+        "c",
+    ),
+    "kubernetes.volumes[].config_map": (
+        "kubernetes: {image: a, volumes: [{mount: /d, config_map: c}]}",
+        "kubernetes.volumes.0.config_map",
+        "c",
+    ),
+    "kubernetes.volumes[].secret": (
+        "kubernetes: {image: a, volumes: [{mount: /d, secret: c}]}",
+        "kubernetes.volumes.0.secret",
+        "c",
+    ),
+    "kubernetes.volumes[].host_path": (
+        "kubernetes: {image: a, volumes: [{mount: /d, host_path: /x}]}",
+        "kubernetes.volumes.0.host_path",
+        "/x",
+    ),
+    "kubernetes.volumes[].sub_path": (
+        "kubernetes: {image: a, volumes: [{mount: /d, claim: c, sub_path: s}]}",
+        "kubernetes.volumes.0.sub_path",
+        "s",
+    ),
+    "kubernetes.volumes[].read_only": (
+        "kubernetes: {image: a, volumes: [{mount: /d, claim: c, read_only: true}]}",
+        "kubernetes.volumes.0.read_only",
+        True,
+    ),
+    "kubernetes.secrets.NAME.secret": (
+        "kubernetes: {image: a, secrets: {A: {secret: s, key: k}}}",
+        "kubernetes.secrets",
+        {"A": SecretKey("s", "k")},
+    ),
+    "kubernetes.secrets.NAME.key": (
+        "kubernetes: {image: a, secrets: {A: {secret: s, key: k}}}",
+        "kubernetes.secrets",
+        {"A": SecretKey("s", "k")},
+    ),
+    "kubernetes.service_account": (
+        "kubernetes: {image: a, service_account: me}",
+        "kubernetes.service_account",
+        "me",
+    ),
+    "kubernetes.image_pull_secrets": (
+        "kubernetes: {image: a, image_pull_secrets: [ghcr]}",
+        "kubernetes.image_pull_secrets",
+        ("ghcr",),
+    ),
+    "kubernetes.priority_class": (
+        "kubernetes: {image: a, priority_class: high}",
+        "kubernetes.priority_class",
+        "high",
+    ),
+    "kubernetes.ttl": ("kubernetes: {image: a, ttl: 1h}", "kubernetes.ttl_s", 3600.0),
+    "kubernetes.runtime": (
+        "kubernetes: {image: a, runtime: torch-nightly}",
+        "kubernetes.runtime",
+        "torch-nightly",
+    ),
+    "kubernetes.extra": (
+        "kubernetes: {image: a, extra: {spec: {suspend: true}}}",
+        "kubernetes.extra",
+        {"spec": {"suspend": True}},
+    ),
     "restarts.requeue": ("restarts: {requeue: 4}", "restarts.requeue", 4),
     "launcher": ("nodes: [a]\nlauncher: local", "nodes.0.reach", Local()),
 }

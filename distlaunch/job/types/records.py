@@ -41,12 +41,13 @@ class ListOf(NamedTuple):
 
 
 class MapOf(NamedTuple):
-    """A mapping from names that match `pattern` to one type; null stays None."""
+    """A mapping from names that match `pattern` to one type; null stays None where it has a meaning."""
 
     item: Type
     pattern: str
     key_name: str
     name: str = "a mapping"
+    nulls: bool = True
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> dict[str, Any] | None:
         """The entries."""
@@ -60,13 +61,15 @@ class MapOf(NamedTuple):
             if not re.fullmatch(self.pattern, key):
                 wrong = colon_hint(key, at.place) or f"expected {self.key_name}, got {describe(at)}"
                 problems.append(at.place.problem(f"{path}.{key}", wrong))
-            null = isinstance(entry, Scalar) and entry.value is None
+            null = self.nulls and isinstance(entry, Scalar) and entry.value is None
             checked[key] = None if null else self.item.check(entry, f"{path}.{key}", problems)
         return checked
 
     def schema(self) -> Schema:
         """JSON Schema."""
-        item = {"anyOf": [self.item.schema(), {"type": "null"}]}
+        item = self.item.schema()
+        if self.nulls:
+            item = {"anyOf": [item, {"type": "null"}]}
         return {
             "type": "object",
             "propertyNames": {"pattern": f"^{self.pattern}$"},

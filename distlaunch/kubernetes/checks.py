@@ -1,0 +1,141 @@
+"""What of a job a cluster can't do: mistakes that it would find late, and keys that have no effect there."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from distlaunch.contract import RESERVED
+from distlaunch.errors import JobError
+from distlaunch.job.placeholders import placeholders_in
+from distlaunch.job.spec import JobSpec
+from distlaunch.kubernetes.names import Kind
+
+_GPU = re.compile(r".*/(?:gpu|mig-)")
+_OWN = re.compile(r"PET_.*|PYTHON_EXEC|JOB_COMPLETION_INDEX")
+"""Variables of a pod by which the launcher there knows its place, or would be told otherwise."""
+_NO_CONTROLLER = "it needs a controller, and pods run without one"
+_NO_FLAG = "`distlaunch torchrun`, which the pods run, has no flag for it"
+_CONSOLE = "`kubectl logs` shows what all ranks of a pod print"
+_LEFT_OUT = {
+    "ssh": "pods are not reached over ssh",
+    "launcher": "each pod starts its own ranks",
+    "notify": _NO_CONTROLLER,
+    "metrics": _NO_CONTROLLER,
+    "backend": "with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",
+    "cpu_binding": "torchrun binds only by NUMA node; use numa_binding",
+    "on_stall": _NO_CONTROLLER,
+    "on_notice": "ranks get the SIGTERM that Kubernetes sends",
+    "elastic": "the number of pods is fixed",
+    "logs.console": _CONSOLE,
+    "logs.fold": _CONSOLE,
+    "logs.watch": "`distlaunch view` can't see runs in pods",
+    "restarts.backoff": "ranks start again at once",
+    "restarts.window": "restarts.max counts over the whole run",
+    **dict.fromkeys(("timeouts.connect", "timeouts.lease", "timeouts.rejoin", "timeouts.stall"), _NO_FLAG),
+}
+_OF_TRAINJOB = {
+    "kubernetes.ttl": "a TrainJob has no such field",
+    "kubernetes.priority_class": "its runtime decides that",
+    "restarts.requeue": "its runtime decides that",
+    "rendezvous.endpoint": "the runtime chooses the port",
+    "master_port": "the runtime chooses the port",
+}
+
+
+def with_gpus(spec: JobSpec) -> JobSpec:
+    """The job with the GPUs that its pods' limits name, where it does not say how many it uses."""
+    counts = [count for name, count in spec.kubernetes.resources.limits.items() if _GPU.match(name)]
+    if not counts or not counts[0].isdecimal():
+        return spec
+    gpus = int(counts[0])
+    nodes = tuple(node._replace(gpus=gpus) if node.gpus is None else node for node in spec.nodes)
+    return spec._replace(nodes=nodes)
+
+
+def names_gpus(limits: Mapping[str, str]) -> bool:
+    """Whether one of the limits is of GPUs, of whatever kind."""
+    return any(map(_GPU.match, limits))
+
+
+def check_exported(spec: JobSpec) -> None:
+    """Raise `JobError` for what can't work in a cluster."""
+    if not spec.kubernetes.image:
+        raise spec.error("kubernetes.image", "set it to an image with Python and torch")
+    wrong = (*_nodes(spec), *_paths(spec), *_rendezvous(spec), *_words(spec), *_env(spec))
+    problems = [problem for path, text in wrong for problem in spec.error(path, text).problems]
+    if problems:
+        raise JobError(problems)
+
+
+def left_out(spec: JobSpec, kind: Kind) -> list[str]:
+    """One line for each key that the job file has, and that has no effect in a cluster."""
+    idle = {**_LEFT_OUT, **(_OF_TRAINJOB if kind == "trainjob" else {})}
+    ours = (path for path in idle if path in spec.places and not _is_default(spec, path))
+    return [f"{path} is left out: {idle[path]}" for path in ours]
+
+
+def _is_default(spec: JobSpec, path: str) -> bool:
+    """Whether the key asks for what happens anyway."""
+    usual = {"on_stall": spec.on_stall == "notice", "on_notice": spec.on_notice == "TERM"}
+    usual["logs.console"] = spec.logs.console == "all"
+    usual["backend"] = spec.backend != "gloo" or not spec.nodes[0].gpus
+    usual["restarts.requeue"] = not spec.restarts.requeue
+    usual["rendezvous.endpoint"] = spec.master_port is None
+    return usual.get(path, False)
+
+
+def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """(path in the job file, what is wrong) of each."""
+    for path in ("nodes[0]", "hostfile"):
+        if path in spec.places:
+            told = "kubernetes.node_selector asks for certain ones"
+            yield path.partition("[")[0], f"Kubernetes chooses the nodes: set nodes to their number; {told}"
+    if "spares" in spec.places:
+        yield "spares", "Kubernetes has no spares: remove it; with restarts.requeue it replaces lost pods"
+    if spec.fewest < len(spec.nodes):
+        yield "min_nodes", "the number of pods is fixed: remove min_nodes"
+    if spec.nodes[0].gpus is None and "nodes[0]" not in spec.places:
+        yield "gpus_per_node", "set it to the number of GPUs of each pod, 0 for a CPU job"
+
+
+def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    if spec.workdir != "." and not spec.workdir.startswith("/"):
+        yield "workdir", "expected an absolute path: it is one in the image"
+    if spec.python and "/" in spec.python and not spec.python.startswith("/"):
+        yield "python", "expected a name, or an absolute path: it is one in the image"
+    if spec.program.placed and spec.program.words[0].startswith("~"):
+        yield spec.program.kind, "write the full path: ~ is not your home in the image"
+    if "logs.dir" in spec.places and not spec.logs.folder.startswith("/"):
+        yield "logs.dir", "expected an absolute path, such as one below the mount of a volume"
+
+
+def _rendezvous(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    if not spec.engine.gives_ranks:
+        yield "rendezvous.backend", "distlaunch assigns the ranks in pods: remove it"
+    elif spec.master_host:
+        path = "rendezvous.endpoint" if "rendezvous.endpoint" in spec.places else "master_addr"
+        yield path, "ranks meet on the first pod, which Kubernetes names; only the port can be set"
+
+
+def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    for key, words in (("command", spec.program.words), ("args", spec.args)):
+        for i, word in enumerate(words):
+            for name in placeholders_in([word]):
+                yield (
+                    f"{key}[{i}]",
+                    f"{{{name}}} can't be filled in on Kubernetes: have the script read {name.upper()}",
+                )
+
+
+def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    secrets = spec.kubernetes.secrets
+    for name, value in spec.env.items():
+        if value.inherited and name not in secrets:
+            told = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
+            yield f"env.{name}", f"values from your environment are never printed: {told}"
+        if "{job_id}" in value.text:
+            yield f"env.{name}", "{job_id} can't be filled in on Kubernetes: write an id of your own"
+    for path, names in (("env", spec.env), ("kubernetes.secrets", secrets)):
+        for name in filter(_OWN.fullmatch, names):
+            yield f"{path}.{name}", f"the launcher in each pod reads {name} itself; remove it"
+        for name in RESERVED & names.keys():
+            yield f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it"

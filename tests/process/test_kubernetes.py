@@ -1,0 +1,190 @@
+"""What `export kubernetes` prints, run as a cluster's nodes would; tests/pods.py stands in for them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.system.yaml_text import yaml_text
+from tests.harness import distlaunch, ended_well
+from tests.pods import cluster, pods
+from tests.process.torchruns import NEEDS_TORCH, free_port
+from tests.unit.samples import bounded
+
+pytestmark = NEEDS_TORCH
+ODD = ["it's", 'say "hi"', "$HOME $(JOB_COMPLETION_INDEX) $$", "two\nlines", "", "1e-4", "-x", "{{rank}}"]
+AMBIGUOUS = (
+    *(
+        "1e-4",
+        "1_000",
+        "0b1",
+        "0o17",
+        "0x1F",
+        "01",
+        "1.0",
+        ".5",
+        ".inf",
+        "12:30",
+        "2026-01-01",
+        "y",
+        "NO",
+        "~",
+    ),
+    *("null", "=", "<<", "!!str a", "? x", "- x", "a: b", " lead", "trail ", "\n\nx", "  a\nb", "a\n  b\n\n"),
+    *("a\r\nb", "\t", "\x7f", "\x85", "\u2028x", "\ufeff", "\U0001f600"),
+)
+TRAIN = """
+    import json, os, sys, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    weight = torch.zeros(1)
+    for _ in range(100):
+        gradient = 2 * (weight - dist.get_rank())
+        dist.all_reduce(gradient)
+        weight -= 0.1 * gradient / dist.get_world_size()
+    dist.destroy_process_group()
+    told = {"weight": round(float(weight), 2), "args": sys.argv[1:], "odd": os.environ["ODD"]}
+    os.write(1, f"{json.dumps(told)}\\n".encode())
+"""
+
+
+def manifests(folder: Path, script: str, keys: str = "", kind: str = "job") -> list[dict[str, Any]]:
+    """Those of a job with two ranks in each of two pods."""
+    (folder / "train.py").write_text(textwrap.dedent(script))
+    job = {
+        "script": "train.py",
+        "nodes": 2,
+        "gpus_per_node": 0,
+        "procs_per_node": 2,
+        "python": sys.executable,
+    }
+    job |= {"kubernetes": {"image": "a/b:1"}, "master_port": free_port(), "workdir": str(folder)}
+    job |= {"args": ODD, "env": {"ODD": ODD[2]}, **yaml.safe_load(keys or "{}")}
+    (folder / "job.yaml").write_text(yaml.safe_dump({key: job[key] for key in job if job[key] is not None}))
+    done = distlaunch("export", "kubernetes", str(folder / "job.yaml"), "--kind", kind)
+    assert (done.returncode, done.stderr) == (0, "")
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_two_pods_find_each_other_and_train(kind: str, tmp_path: Path) -> None:
+    with pods(manifests(tmp_path, TRAIN, kind=kind), tmp_path) as both:
+        for pod in both:
+            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight"', 2)
+            told = [json.loads(line) for line in pod.stdout.splitlines()]
+            args = [word.replace("{{rank}}", "{rank}") for word in ODD]
+            assert told == [{"weight": 1.5, "args": args, "odd": ODD[2]}] * 2
+
+
+def test_a_rank_that_fails_ends_the_other_pod_with_its_status(tmp_path: Path) -> None:
+    script = "import os, signal\nif os.environ['RANK'] == '3':\n    raise SystemExit(7)\nsignal.pause()\n"
+    with pods(manifests(tmp_path, script), tmp_path) as (first, second):
+        assert (first.wait(), second.wait()) == (7, 7)
+    assert "rank 3" in second.stderr
+    assert "node 1 failed" in first.stderr
+
+
+def test_the_ranks_of_all_pods_start_again_in_place(tmp_path: Path) -> None:
+    first = """
+        import os, signal
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if os.environ["RANK"] == "3":
+                raise SystemExit(7)
+            signal.pause()
+    """
+    with pods(manifests(tmp_path, first + TRAIN.replace("\n", "\n    "), "restarts: 1"), tmp_path) as both:
+        for pod in both:
+            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight": 1.5', 2)
+
+
+def test_the_pods_of_a_trainjob_take_their_place_from_its_runtime(tmp_path: Path) -> None:
+    made = manifests(tmp_path, TRAIN, "master_port: null", kind="trainjob")
+    port = str(free_port())
+    with cluster(made, tmp_path) as trainer:
+        trainer.told = {"PET_MASTER_PORT": port}
+        for pod in [trainer.start(0), trainer.start(1)]:
+            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight": 1.5', 2)
+
+
+def test_a_pod_that_comes_back_early_waits_until_the_others_have_ended(tmp_path: Path) -> None:
+    script = """
+        import os, pathlib, signal
+        if not pathlib.Path("again").exists():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+            signal.pause()
+        os.write(1, b"done\\n")
+    """
+    with cluster(manifests(tmp_path, script, "timeouts: {stop: 2m}"), tmp_path) as job:
+        first, second = job.start(0), job.start(1)
+        stubborn, failing = first.wait_ready(2), second.wait_ready(2)
+        end(failing)
+        assert second.wait() == 128 + signal.SIGUSR1
+        (tmp_path / "again").touch()
+        back = job.start(1)
+        back.wait_for("waiting for node 0 at")
+        end(stubborn)
+        assert first.wait() == 128 + signal.SIGUSR1
+        again = job.start(0)
+        assert (again.wait(), back.wait()) == (0, 0), (again.stderr, back.stderr)
+        assert (again.stdout, back.stdout) == ("done\n" * 2,) * 2
+
+
+def end(ranks: dict[int, int]) -> None:
+    for pid in ranks.values():
+        os.kill(pid, signal.SIGUSR1)
+
+
+def test_output_is_kept_where_the_job_says(tmp_path: Path) -> None:
+    keys = f"logs: {{dir: {tmp_path}/runs}}\nnodes: 1"
+    with pods(manifests(tmp_path, "print('hello')", keys), tmp_path) as (pod,):
+        assert pod.wait() == 0, pod.stderr
+    assert sorted(pod.stdout.splitlines()) == ["[0] hello", "[1] hello"]
+    kept = sorted((tmp_path / "runs").rglob("stdout.log"))
+    assert [path.read_text() for path in kept] == ["hello\n"] * 2
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@given(st.lists(st.text() | st.sampled_from(AMBIGUOUS)))
+@bounded(5)
+def test_kubectl_reads_what_was_written(words: list[str]) -> None:
+    """Its parser is not the one that other tests read the manifests with."""
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}
+    manifest |= {"spec": {"containers": [{"name": "main", "args": [*AMBIGUOUS, *words]}]}}
+    argv = ["kubectl", "annotate", "--local", "-f", "-", "a=b", "-o", "json"]
+    read = subprocess.run(argv, input=yaml_text([manifest]).encode(), capture_output=True, check=True)
+    assert json.loads(read.stdout)["spec"]["containers"][0]["args"] == [*AMBIGUOUS, *words]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--kind", "jobset"], "kind: JobSet"),
+        (["--kind", "trainjob"], "kind: TrainJob"),
+        (["--set", "name=Other"], "name: other\n"),
+    ],
+)
+def test_what_the_command_prints(words: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "script: t.py\ngpus_per_node: 0\nkubernetes: {image: a}\nssh: {persist: 1m}\n"
+    )
+    done = distlaunch("export", "kubernetes", str(tmp_path / "job.yaml"), *words)
+    assert (done.returncode, told in done.stdout) == (0, True)
+    assert done.stderr == "distlaunch: ssh is left out: pods are not reached over ssh\n"
+
+
+def test_what_can_not_work_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("script: t.py\nnodes: 2\nkubernetes: {image: a}\n")
+    done = distlaunch("export", "kubernetes", str(tmp_path / "job.yaml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    told = "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job"
+    assert done.stderr == f"distlaunch: {tmp_path}/job.yaml: {told}\n"

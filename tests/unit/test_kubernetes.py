@@ -1,0 +1,547 @@
+"""Manifests of jobs: what clusters of three versions accept, what they say, and what is refused or left out.
+
+No cluster runs here. Kubernetes' own schemas stand in for its API server, and the models of Kubeflow's client
+for JobSet's and Trainer's; tests/process/test_kubernetes.py runs what the pods would.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from kubeflow_trainer_api.models import JobsetV1alpha2JobSet, TrainerV1alpha1TrainJob
+
+from distlaunch.errors import JobError
+from distlaunch.job.spec import JobSpec
+from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
+from distlaunch.kubernetes.manifests import manifests, merged
+from distlaunch.kubernetes.names import Kind, first_host, object_name
+from distlaunch.kubernetes.pods import unexpanded
+from distlaunch.launch.dry_run import plan_without_nodes
+from distlaunch.system.imported import torchrun_modules
+from distlaunch.system.job_file import job_of
+from distlaunch.system.payload import torchrun_payload
+from distlaunch.system.yaml_text import yaml_text
+from tests.pods import expand
+from tests.unit.samples import bounded
+from tests.unit.test_floors import TREES, imports_of, name_of
+
+VERSIONS = ("1.30", "1.33", "1.37")
+KINDS: tuple[Kind, ...] = ("job", "jobset", "trainjob")
+APPLY_LIMIT = 262144
+"""Bytes of an object that `kubectl apply` can keep in its annotation."""
+ODD = (
+    *("it's", 'say "hi"', "$HOME `id` $(id)", "$(POD_IP) $$ a$", "two\nlines\n", " ", "", "\t\\n", "1e-4"),
+    *("0o17", "yes", "null", "~", "- x", "#", "&a", "!t", "%d", "@", "{{brace}}", "é\x85\ud7ff\U0001f600"),
+)
+
+JOBS = {
+    "CPU": "script: train.py\ngpus_per_node: 0\nprocs_per_node: 4\n",
+    "64 GPUs": "script: train.py\nnodes: 8\ngpus_per_node: 8\nnuma_binding: node\n",
+    "AMD GPUs": "script: t.py\nnodes: 2\nkubernetes: {resources: {limits: {amd.com/gpu: 8, memory: 64Gi}}}\n",
+    "a long name": f"name: {'Llama 3.1 8B, ' * 9}\nscript: train.py\nnodes: 300\ngpus_per_node: 1\n",
+    "odd words": yaml.safe_dump(
+        {"script": "t.py", "nodes": 2, "gpus_per_node": 0, "args": [*ODD], "env": {"X": ODD[2]}}
+    ),
+    "secrets": "script: t.py\ngpus_per_node: 1\nenv: {HF_TOKEN: null, A: b}\n"
+    "kubernetes: {secrets: {HF_TOKEN: {secret: hf, key: token}}}\n",
+    "a module": "module: pkg.train\nnodes: 2\ngpus_per_node: 2\npython: /venv/bin/python\nworkdir: /src\n",
+    "a command": "command: [./a.out, -x]\nnodes: 2\ngpus_per_node: 0\nrole: trainer\n",
+    "restarts": """
+        script: t.py
+        nodes: 4
+        gpus_per_node: 8
+        restarts: {max: 3, requeue: 5}
+        timeouts: {job: 12h}
+    """,
+    "everything": """
+        script: t.py
+        nodes: 2
+        gpus_per_node: 8
+        logs: {dir: /data/runs}
+        rendezvous: {endpoint: ":29600", id: seven}
+        kubernetes:
+          namespace: ml
+          labels: {team: nlp}
+          annotations: {example.com/note: "on: off"}
+          node_selector: {gpu: h100}
+          tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
+          queue: gpus
+          resources: {requests: {cpu: 16}}
+          volumes:
+            - {mount: /data, claim: data, sub_path: me, read_only: true}
+            - {mount: /etc/conf, config_map: conf}
+            - {mount: /keys, secret: keys}
+            - {mount: /scratch, host_path: /mnt/nvme}
+          service_account: trainer
+          image_pull_secrets: [ghcr]
+          priority_class: high
+          ttl: none
+          extra: {metadata: {annotations: {added: "1"}}}
+    """,
+}
+
+
+def exported(text: str, *overrides: str, image: str = "kubernetes.image=a/b:1") -> JobSpec:
+    return with_gpus(
+        job_of(text, "/project/job.yaml", (image, *overrides), (), submitted=True, in_image=True)
+    )
+
+
+def printed(text: str, kind: Kind = "job", *overrides: str) -> list[dict[str, Any]]:
+    """The manifests, as they are read back from what is printed."""
+    spec = exported(text, *overrides)
+    check_exported(spec)
+    made = manifests(spec, kind, plan_without_nodes(spec).nodes[0].procs, "AAAA")
+    read = list(yaml.safe_load_all(yaml_text(made)))
+    assert read == made
+    return read
+
+
+def job(text: str, *overrides: str) -> dict[str, Any]:
+    return printed(text, "job", *overrides)[-1]
+
+
+def pod(text: str, *overrides: str) -> dict[str, Any]:
+    found: dict[str, Any] = job(text, *overrides)["spec"]["template"]["spec"]
+    return found
+
+
+def main(text: str, *overrides: str) -> dict[str, Any]:
+    (found,) = pod(text, *overrides)["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+# What a cluster takes
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("text", JOBS.values(), ids=JOBS)
+def test_a_cluster_accepts_the_manifests(text: str, version: str) -> None:
+    for manifest in printed(text):
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_schemas_refuse_what_is_wrong() -> None:
+    wrong = job(JOBS["CPU"], "kubernetes.extra={spec: {completion: 3}}")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
+
+
+def without_empty(value: Any) -> Any:
+    """A model knows no difference between what is empty and what is not there."""
+    if isinstance(value, dict):
+        return {key: without_empty(each) for key, each in value.items() if each not in ({}, [], None)}
+    return [without_empty(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("text", JOBS.values(), ids=JOBS)
+@pytest.mark.parametrize(
+    ("kind", "model"), [("jobset", JobsetV1alpha2JobSet), ("trainjob", TrainerV1alpha1TrainJob)]
+)
+def test_kubeflows_client_knows_every_field(text: str, kind: Kind, model: Any) -> None:
+    bundle, workload = printed(text, kind)
+    kubernetes_validate.validate(bundle, VERSIONS[-1], strict=True)
+    known = json.loads(model.from_dict(workload).to_json())
+    assert without_empty(known) == without_empty(workload)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("text", JOBS.values(), ids=JOBS)
+def test_the_job_in_a_jobset_is_one_that_a_cluster_accepts(text: str, version: str) -> None:
+    (group,) = printed(text, "jobset")[-1]["spec"]["replicatedJobs"]
+    alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **group["template"]}
+    kubernetes_validate.validate(alone, version, strict=True)
+
+
+# Words arrive as they were written
+
+
+@given(st.text("$()aX ") | st.text())
+@bounded(300)
+def test_kubernetes_fills_nothing_into_the_jobs_words(text: str) -> None:
+    assert expand(unexpanded(text), {"a": "wrong", "X": "wrong"}) == text
+
+
+def test_args_and_variables_arrive_as_they_were_written() -> None:
+    container = main(JOBS["odd words"])
+    words = [expand(word, {"POD_IP": "wrong", "id": "wrong"}) for word in container["args"]]
+    wanted = [word.replace("{{brace}}", "{brace}") for word in ODD]
+    assert words[words.index("t.py") + 1 :] == wanted
+    assert [expand(each["value"], {"id": "wrong"}) for each in container["env"]] == [ODD[2]]
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.text() | st.lists(st.text())))
+@bounded(200)
+def test_yaml_gives_back_what_was_written(data: dict[str, Any]) -> None:
+    assert yaml.safe_load(yaml_text([data])) == data
+
+
+@pytest.mark.parametrize(
+    "word", ["1e-4", "0o17", "1_000", "0b1", "y", "NO", "0x1F", "12:30", "2026-01-01", ".5", "="]
+)
+def test_words_that_another_parser_takes_for_something_else_are_quoted(word: str) -> None:
+    assert yaml_text([[word]]) == f'---\n- "{word}"\n'
+
+
+# What a pod runs
+
+
+def test_each_pod_runs_one_launcher_which_finds_the_first() -> None:
+    assert main(JOBS["64 GPUs"], "timeouts.stop=2500ms")["args"] == [
+        "torchrun",
+        "--nnodes=8",
+        "--nproc-per-node=8",
+        "--node-rank=$(JOB_COMPLETION_INDEX)",
+        "--master-addr=job-0.job",
+        "--master-port=29500",
+        "--shutdown-timeout=3",
+        "--numa-binding=node",
+        "train.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("join", "seconds"), [("1h", ["3600"]), ("500ms", ["1"]), ("none", ["1000000000"]), ("null", [])]
+)
+def test_how_long_pods_wait_for_each_other(join: str, seconds: list[str]) -> None:
+    args = main(JOBS["64 GPUs"], f"timeouts.join={join}")["args"]
+    found = [word.rpartition("=")[2] for word in args if word.startswith("--rdzv-conf=timeout=")]
+    assert found == seconds
+
+
+def test_the_first_pods_name_is_that_of_the_job_and_its_service() -> None:
+    _, service, workload = printed(JOBS["64 GPUs"])
+    assert service["metadata"]["name"] == workload["metadata"]["name"] == "job"
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "job"}
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    spec = workload["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 8, 8)
+    assert spec["template"]["spec"]["subdomain"] == "job"
+
+
+def test_one_pod_needs_no_service_and_no_endpoint() -> None:
+    assert [each["kind"] for each in printed(JOBS["CPU"])] == ["ConfigMap", "Job"]
+    words = ["torchrun", "--nnodes=1", "--nproc-per-node=4", "--shutdown-timeout=10", "train.py"]
+    assert main(JOBS["CPU"])["args"] == words
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        (JOBS["a module"], ["--module", "pkg.train"]),
+        (JOBS["a command"], ["--role=trainer", "--no-python", "./a.out", "-x"]),
+        (JOBS["restarts"], ["--max-restarts=3", "t.py"]),
+        (
+            JOBS["everything"],
+            [
+                *("--master-port=29600", "--shutdown-timeout=10", "--log-dir=/data/runs", "--tee=3"),
+                *("--log-line-prefix-template=[${rank}] ", "--rdzv-id=seven", "t.py"),
+            ],
+        ),
+    ],
+)
+def test_what_the_job_asks_for_becomes_torchruns_flags(text: str, flags: list[str]) -> None:
+    assert main(text)["args"][-len(flags) :] == flags
+
+
+def test_paths_are_those_of_the_image() -> None:
+    container = main(JOBS["a module"])
+    assert (container["command"][0], container["workingDir"]) == ("/venv/bin/python", "/src")
+    plain = main(JOBS["CPU"])
+    assert plain["command"][0] == "python3"
+    assert "workingDir" not in plain
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        (JOBS["CPU"], {}),
+        (JOBS["64 GPUs"], {"nvidia.com/gpu": "8"}),
+        (JOBS["AMD GPUs"], {"amd.com/gpu": "8", "memory": "64Gi"}),
+    ],
+)
+def test_gpus_of_each_pod(text: str, limits: dict[str, str]) -> None:
+    assert main(text).get("resources", {}).get("limits", {}) == limits
+
+
+def test_as_many_ranks_as_gpus_that_the_limits_name() -> None:
+    assert "--nproc-per-node=8" in main(JOBS["AMD GPUs"])["args"]
+
+
+def test_shared_memory_is_as_large_as_the_pods() -> None:
+    made = pod(JOBS["CPU"])
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in made["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in made["containers"][0]["volumeMounts"]
+
+
+def test_ranks_have_their_grace_when_the_pod_is_to_end() -> None:
+    made = pod(JOBS["CPU"], "timeouts.stop=1m")
+    assert made["terminationGracePeriodSeconds"] == 70
+    assert "--shutdown-timeout=60" in made["containers"][0]["args"]
+
+
+# Secrets
+
+
+def test_a_secret_is_named_and_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "s3cret")
+    text = yaml_text(printed(JOBS["secrets"]))
+    assert "s3cret" not in text
+    assert main(JOBS["secrets"])["env"] == [
+        {"name": "A", "value": "b"},
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},
+    ]
+
+
+# Whole restarts, and the end
+
+
+def test_without_requeue_no_pod_is_started_again() -> None:
+    spec = job(JOBS["64 GPUs"])["spec"]
+    assert spec["backoffLimit"] == 0
+    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["FailJob"]
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_requeue_counts_all_pods_but_no_mistakes_and_no_evictions() -> None:
+    spec = job(JOBS["restarts"])["spec"]
+    assert spec["backoffLimit"] == 5 * 4
+    assert spec["podFailurePolicy"]["rules"] == [
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": "main", "operator": "In", "values": [2, 126, 127]},
+        },
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    assert spec["activeDeadlineSeconds"] == 12 * 3600
+
+
+def test_a_jobset_starts_again_as_a_whole() -> None:
+    spec = printed(JOBS["restarts"], "jobset")[-1]["spec"]
+    assert spec["failurePolicy"]["maxRestarts"] == 5
+    assert spec["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
+    args = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--master-addr=job-node-0-0.job" in args
+    assert spec["network"]["subdomain"] == "job"
+
+
+def test_a_trainjob_has_its_place_from_the_runtime() -> None:
+    trainer = printed(JOBS["64 GPUs"], "trainjob")[-1]["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (8, 8)
+    assert trainer["args"] == ["torchrun", "--shutdown-timeout=10", "--numa-binding=node", "train.py"]
+    assert "env" not in trainer
+
+
+@pytest.mark.parametrize(("ttl", "seconds"), [("1h", 3600), ("none", None)])
+def test_a_finished_job_is_deleted(ttl: str, seconds: int | None) -> None:
+    assert job(JOBS["CPU"], f"kubernetes.ttl={ttl}")["spec"].get("ttlSecondsAfterFinished") == seconds
+
+
+# Extra
+
+
+def test_extra_is_merged_deeply() -> None:
+    more = "{name: main, securityContext: {runAsUser: 7}}"
+    made = job(
+        JOBS["CPU"],
+        f"kubernetes.extra={{spec: {{suspend: true, template: {{spec: {{containers: [{more}]}}}}}}}}",
+    )
+    assert made["spec"]["suspend"] is True
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    assert container["securityContext"] == {"runAsUser": 7}
+    assert container["image"] == "a/b:1"
+
+
+@pytest.mark.parametrize(
+    ("base", "more", "result"),
+    [
+        ({"a": {"b": 1}}, {"a": {"c": 2}}, {"a": {"b": 1, "c": 2}}),
+        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+        (
+            {"a": [{"name": "x", "v": 1}]},
+            {"a": [{"name": "y"}]},
+            {"a": [{"name": "x", "v": 1}, {"name": "y"}]},
+        ),
+        ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "x", "v": 2}]}, {"a": [{"name": "x", "v": 2}]}),
+        ({"a": 1}, {"a": None}, {"a": None}),
+    ],
+)
+def test_how_extra_is_merged(base: dict[str, Any], more: dict[str, Any], result: dict[str, Any]) -> None:
+    assert merged(base, more) == result
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("mnist", "mnist"),
+        ("Llama 3.1 / 8B", "llama-3-1-8b"),
+        ("7b", "job-7b"),
+        ("日本", "job"),
+        ("--x--", "x"),
+    ],
+)
+def test_a_name_as_kubernetes_has_it(name: str, made: str) -> None:
+    assert object_name(name, "job", 2) == made
+
+
+@given(st.text(min_size=1), st.sampled_from(KINDS), st.integers(1, 4096))
+@bounded(300)
+def test_every_pods_host_name_is_a_label(name: str, kind: Kind, nodes: int) -> None:
+    made = object_name(name, kind, nodes)
+    host = first_host(made, kind).partition(".")[0]
+    assert len(host) + len(str(nodes)) - 1 <= 63
+    assert made[0].isalpha() and made[-1].isalnum() and made == made.lower()
+
+
+def test_long_names_that_begin_alike_stay_apart() -> None:
+    assert object_name("x" * 80 + "1", "job", 2) != object_name("x" * 80 + "2", "job", 2)
+
+
+# What comes along
+
+
+def test_what_comes_along_is_small_enough_for_kubectl_apply() -> None:
+    from base64 import b64encode
+
+    spec = exported(JOBS["everything"])
+    bundle = manifests(spec, "job", 8, b64encode(torchrun_payload()).decode())[0]
+    assert len(json.dumps(bundle)) < APPLY_LIMIT
+
+
+@cache
+def along() -> set[str]:
+    return {name_of(Path(path)) for path in (path for _, path in torchrun_modules())}
+
+
+def test_what_comes_along_needs_nothing_but_python_and_torch() -> None:
+    import sys
+
+    outside = {module.split(".")[0] for name in along() for module in imports_of(name)} - {"distlaunch"}
+    assert outside - sys.stdlib_module_names == {"torch"}
+
+
+def test_all_of_the_agent_comes_along() -> None:
+    assert {name for name in TREES if name.startswith("distlaunch.agent")} <= along()
+
+
+def test_the_same_job_is_exported_alike() -> None:
+    assert torchrun_payload() == torchrun_payload()
+
+
+# What is refused, and what is left out
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("nodes: [a, b]", "nodes: Kubernetes chooses the nodes: set nodes to their number; "),
+        ("nodes: 2\nspares: rest", "spares: Kubernetes has no spares: remove it; "),
+        ("nodes: 4\nmin_nodes: 2", "min_nodes: the number of pods is fixed: "),
+        ("gpus_per_node: auto", "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job"),
+        ("workdir: src", "workdir: expected an absolute path: it is one in the image"),
+        ("workdir: ~/src", "workdir: expected an absolute path: it is one in the image"),
+        ("python: venv/bin/python", "python: expected a name, or an absolute path: it is one in the image"),
+        ("logs: {dir: out}", "logs.dir: expected an absolute path, such as one below the mount of a volume"),
+        ("nodes: 2\nrendezvous: {backend: c10d}", "rendezvous.backend: distlaunch assigns the ranks in pods"),
+        ("master_addr: gpu-a", "master_addr: ranks meet on the first pod, which Kubernetes names"),
+        (
+            "args: ['--rank={rank}']",
+            "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK",
+        ),
+        (
+            "env: {PATH: null}",
+            "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}",
+        ),
+        (
+            "env: {NOT_SET_HERE: null}",
+            "env.NOT_SET_HERE: values from your environment are never printed",
+        ),
+        (
+            "env: {RUN: 'x-{job_id}'}",
+            "env.RUN: {job_id} can't be filled in on Kubernetes: write an id of your own",
+        ),
+        (
+            "kubernetes: {secrets: {RANK: {secret: s, key: k}}}",
+            "kubernetes.secrets.RANK: distlaunch sets RANK for each worker; remove it",
+        ),
+        (
+            "env: {PET_NNODES: 3}",
+            "env.PET_NNODES: the launcher in each pod reads PET_NNODES itself; remove it",
+        ),
+        (
+            "kubernetes: {volumes: [{mount: /x}]}",
+            "kubernetes.volumes[0]: set one of claim, config_map, secret and host_path",
+        ),
+    ],
+)
+def test_what_a_cluster_can_not_do_is_refused(text: str, problem: str) -> None:
+    gpus = "" if "gpus_per_node" in text else "gpus_per_node: 1\n"
+    with pytest.raises(JobError) as refused:
+        check_exported(exported(f"script: train.py\n{gpus}{text}\n"))
+    assert problem in str(refused.value)
+    assert "job.yaml:" in str(refused.value)
+
+
+def test_a_script_in_a_home_is_refused() -> None:
+    with pytest.raises(JobError, match="script: write the full path: ~ is not your home in the image"):
+        check_exported(exported("script: ~/train.py\ngpus_per_node: 0\n"))
+
+
+def test_a_job_without_an_image_is_refused() -> None:
+    with pytest.raises(JobError, match=r"kubernetes\.image: set it to an image with Python and torch"):
+        check_exported(exported(JOBS["CPU"], image="name=x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("notify: {command: [x]}", "notify is left out: it needs a controller, and pods run without one"),
+        ("cpu_binding: cores", "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding"),
+        (
+            "timeouts: {stall: 1m}",
+            "timeouts.stall is left out: `distlaunch torchrun`, which the pods run, has no flag for it",
+        ),
+        (
+            "restarts: {max: 1, window: 1d}",
+            "restarts.window is left out: restarts.max counts over the whole run",
+        ),
+        (
+            "logs: {console: rank0}",
+            "logs.console is left out: `kubectl logs` shows what all ranks of a pod print",
+        ),
+        (
+            "on_notice: USR1",
+            "on_notice is left out: ranks get the SIGTERM that Kubernetes sends",
+        ),
+        ("backend: gloo", "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod"),
+        ("ssh: {options: [A=b]}", "ssh is left out: pods are not reached over ssh"),
+    ],
+)
+def test_keys_without_effect_are_told(text: str, line: str) -> None:
+    gpus = 8 if "backend" in text else 0
+    assert left_out(exported(f"script: t.py\ngpus_per_node: {gpus}\n{text}\n"), "job") == [line]
+
+
+@pytest.mark.parametrize(
+    "text", ["on_notice: TERM", "on_stall: notice", "logs: {console: all}", "slurm: {time: 1h}"]
+)
+def test_keys_that_ask_for_what_happens_anyway_are_not(text: str) -> None:
+    assert left_out(exported(f"script: t.py\n{text}\n"), "job") == []
+
+
+def test_what_only_a_trainjob_leaves_out() -> None:
+    spec = exported(JOBS["everything"])
+    assert left_out(spec, "job") == []
+    assert [line.partition(" ")[0] for line in left_out(spec, "trainjob")] == [
+        *("kubernetes.ttl", "kubernetes.priority_class", "rendezvous.endpoint"),
+    ]
