@@ -18,6 +18,7 @@ _CONSOLE = "`kubectl logs` shows what all ranks of a pod print"
 _LEFT_OUT = {
     "ssh": "pods are not reached over ssh",
     "launcher": "each pod starts its own ranks",
+    "container": "pods run kubernetes.image",
     "notify": _NO_CONTROLLER,
     "metrics": _NO_CONTROLLER,
     "backend": "with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",

@@ -505,6 +505,7 @@ def test_a_job_without_an_image_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
+        ("container: {image: i}", "container is left out: pods run kubernetes.image"),
         ("notify: {command: [x]}", "notify is left out: it needs a controller, and pods run without one"),
         ("cpu_binding: cores", "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding"),
         (
