@@ -42,7 +42,6 @@ LINGER_S = 3.0
 NAME_S = 60.0
 """Seconds for a name server to learn of a machine that has just started, as a pod's does."""
 LOST_STATUS = 71
-FAILED = "another node has already failed"
 SILENT = f"no heartbeat for {LOST_S:g} s"
 UNNUMBERED = -1
 TRIED = ("2.13",)
@@ -353,7 +352,7 @@ class Keeper:
 
 
 def await_name(host: str, wait_s: float) -> None:
-    """Wait until a host name is known, at most NAME_S; to those who come before, it is nobody's."""
+    """Wait until a host name is known, at most NAME_S: until then nobody is the store's host."""
     patience = Patience(min(wait_s, NAME_S))
     while True:
         try:
@@ -443,13 +442,13 @@ def attach(where: Store, claim: "Callable[[Any, bool], str]") -> Any:
 
     `claim` takes this node's place in it, or says why it can't. A store of launchers that were just killed
     lives for moments: its port is still taken, and a node that comes to it finds that it was there before,
-    or that a node has failed. In the latter case it is waited for as a store that is not there yet.
+    or that a node has failed.
     """
     from torch.distributed import DistError, PrefixStore
 
     if where.serves is False:
         where.reach()
-    patience, ending = Patience(2 * LINGER_S), Patience(where.wait_s)
+    patience = Patience(2 * LINGER_S)
     # An address that is not ours may be translated to one, but then it answers soon.
     limit_s = LINGER_S if where.serves and not is_here(where.host) else LOST_S
     while True:
@@ -460,10 +459,6 @@ def attach(where: Store, claim: "Callable[[Any, bool], str]") -> Any:
             if not why:
                 return store
             problem: Exception = StaleError(f"{why} (store at {where.place})")
-            if why == FAILED and not ending.over():
-                patience = Patience(2 * LINGER_S)
-                if ending.worth_a_word():
-                    say(waiting=where.first, why="the launchers there have failed, and are still ending")
         except (DistError, OSError) as error:
             problem = error
         if patience.over():
@@ -476,10 +471,9 @@ def numbered(where: Store, nodes: int) -> Keeper:
     rank = where.rank
 
     def claim(store: Any, _: bool) -> str:
-        if store.check(["verdict"]):
-            return FAILED
-        came = store.add(f"came{rank}", 1)
-        return f"another launcher with --node-rank {rank} has already joined" if came > 1 else ""
+        if store.add(f"came{rank}", 1) > 1:
+            return f"another launcher with --node-rank {rank} has already joined"
+        return "another node has already failed" if store.check(["verdict"]) else ""
 
     return Keeper(attach(where, claim), rank, nodes)
 
@@ -490,7 +484,7 @@ def unnumbered(where: Store, nodes: int, arrival: "dict[str, Any]") -> Keeper:
 
     def claim(store: Any, served: bool) -> str:
         if store.check(["verdict"]):
-            return FAILED
+            return "another node has already failed"
         if served:
             store.set("job", json.dumps(arrival["job"]))
         elif why := refusal(store, arrival["job"]):

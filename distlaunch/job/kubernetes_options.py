@@ -19,7 +19,7 @@ class Resources(Frozen):
 class Volume(Frozen):
     """What is mounted in each pod: one of `claim`, `config_map`, `secret` and `host_path`."""
 
-    mount: str
+    mount: str = ""
     claim: str | None = None
     config_map: str | None = None
     secret: str | None = None
@@ -31,8 +31,8 @@ class Volume(Frozen):
 class SecretKey(Frozen):
     """One value of a Secret."""
 
-    secret: str
-    key: str
+    secret: str = ""
+    key: str = ""
 
 
 class KubernetesOptions(Frozen):

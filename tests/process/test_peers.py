@@ -275,35 +275,6 @@ def test_a_first_node_waits_until_its_name_is_known(
     assert clock[0] == keeper.NAME_S + 1
 
 
-class Stores:
-    """The stores that answer at a place, one after the other; `pause` is told by the clock."""
-
-    def __init__(self, *verdicts: bool) -> None:
-        self.left = [*verdicts]
-
-    def opened(self, limit_s: float) -> tuple[Any, bool]:
-        verdict = self.left.pop(0)
-        keys = SimpleNamespace(check=lambda names: verdict, add=lambda name, one: 1)
-        return keys, False
-
-
-def test_the_store_of_launchers_that_have_failed_is_waited_out(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A pod that was started again may be there before the others have ended."""
-    monkeypatch.setattr(keeper, "pause", lambda: clock.__setitem__(0, clock[0] + 1))
-    monkeypatch.setattr("torch.distributed.PrefixStore", lambda _, store: store)
-    where = keeper.Store("h", 1, 1, True, 100)
-    monkeypatch.setattr(where, "opened", Stores(*[True] * 30, False).opened)
-    assert keeper.numbered(where, 2).slot == 1
-    assert clock[0] == 1030
-    why = "the launchers there have failed, and are still ending"
-    assert json.loads(capsys.readouterr().out.splitlines()[0]) == {"waiting": [0], "why": why}
-    monkeypatch.setattr(where, "opened", Stores(*[True] * 200).opened)
-    with pytest.raises(keeper.StaleError, match="another node has already failed"):
-        keeper.numbered(where, 2)
-
-
 def python(script: str, **environ: str) -> str:
     """What Python prints of a script."""
     argv, env = [sys.executable, "-c", script], {**os.environ, **environ}
