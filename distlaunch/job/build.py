@@ -8,23 +8,12 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job.checks import check_keys, check_spec
 from distlaunch.job.document import Entries, Place, Scalar, Value, describe
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
-from distlaunch.job.fields import (
-    CONTAINER,
-    GRID_ENGINE,
-    JOB,
-    KUBERNETES,
-    LOGS,
-    NOTIFY,
-    PBS,
-    RESTARTS,
-    SECRET,
-    SLURM,
-    VOLUME,
-)
+from distlaunch.job.fields import JOB, LOGS, NOTIFY, RESTARTS
 from distlaunch.job.kubernetes_options import KubernetesOptions
 from distlaunch.job.paths import path_in
 from distlaunch.job.pool import Pool
 from distlaunch.job.reading import Checked, Reading, Surroundings
+from distlaunch.job.scheduler_fields import CONTAINER, GRID_ENGINE, KUBERNETES, PBS, SECRET, SLURM, VOLUME
 from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
