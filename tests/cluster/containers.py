@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -54,11 +55,6 @@ class Podman(NamedTuple):
         finally:
             self.tool("rm", "--force", "--time=0", *bed.hosts)
 
-    def clear(self) -> None:
-        """Remove the images, and what is mounted."""
-        self.tool("rmi", "--all", "--force")
-        self.tool("system", "migrate")
-
 
 def why_no_podman() -> str | None:
     """What is missing for containers, or None."""
@@ -68,8 +64,20 @@ def why_no_podman() -> str | None:
     return f"missing: {', '.join(missing)}" if missing else None
 
 
-def podman_in(folder: Path) -> Podman:
-    """podman with its store in `folder`; the thin image is there."""
+@contextlib.contextmanager
+def podman_alone() -> Iterator[Podman]:
+    """podman with a store of its own, where the thin image is."""
+    folder = Path(tempfile.mkdtemp(prefix="podman-"))  # short: its runroot has at most 50 characters
+    podman = _podman_in(folder)
+    try:
+        yield podman
+    finally:
+        podman.tool("rmi", "--all", "--force")
+        podman.tool("system", "migrate")  # which unmounts
+        shutil.rmtree(folder)
+
+
+def _podman_in(folder: Path) -> Podman:
     stores = [f"--root={folder}/images", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp"]
     podman = Podman(("podman", *stores, "--cgroup-manager=cgroupfs", "--runtime=runc"))
     with tarfile.open(folder / "thin.tar", "w") as tar:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.containers import Podman, podman_in, why_no_podman
+from tests.cluster.containers import Podman, podman_alone, why_no_podman
 from tests.cluster.hosts import Bed
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_by_hand import TRAINS
@@ -34,12 +34,11 @@ CPU = "gpus_per_node: 0\n"
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+def podman() -> Iterator[Podman]:
     if reason := why_no_podman():
         pytest.skip(reason)
-    podman = podman_in(tmp_path_factory.mktemp("podman"))
-    yield podman
-    podman.clear()
+    with podman_alone() as podman:
+        yield podman
 
 
 @pytest.fixture
