@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from distlaunch.agent.frozen import Frozen
 from distlaunch.allocation.allocation import TITLES, Scheduler
 from distlaunch.allocation.find import scheduler_of
-from distlaunch.allocation.task import Task
+from distlaunch.allocation.task import Task, number_of, visible_devices
 from distlaunch.errors import UsageError
 
 
@@ -48,14 +48,17 @@ def task_names(environ: Mapping[str, str]) -> Names | None:
 def engine_task(names: Names, environ: Mapping[str, str], hosts: Sequence[str]) -> Task:
     """The task that has this environment, on one of `hosts`. Raises `UsageError` for a contradiction."""
     size, nodes, each = _layout(names, environ)
-    rank, local = _number(names, names.rank, environ), _number(names, names.local_rank, environ)
+    rank, local = (
+        number_of(environ, names.rank, names.starter),
+        number_of(environ, names.local_rank, names.starter),
+    )
     if rank >= size or rank % each != local:
         told = f"{names.rank}={rank} and {names.local_rank}={local}"
         raise UsageError(f"{names.starter} must number the tasks node by node: {told} of {each} on each node")
     if len(hosts) < nodes:
         listed = f"{TITLES[names.scheduler]} lists {len(hosts)}"
         raise UsageError(f"{names.starter} runs on {nodes} nodes, but {listed}")
-    devices, job = environ.get("CUDA_VISIBLE_DEVICES"), environ.get(names.job, "")
+    job = environ.get(names.job, "")
     return Task(
         step=f"{job}.{environ.get('PMIX_NAMESPACE', '')}",
         job=job,
@@ -67,24 +70,16 @@ def engine_task(names: Names, environ: Mapping[str, str], hosts: Sequence[str]) 
         node_count=nodes,
         nodes=(used := tuple(hosts[-nodes:])),  # a launch node, where no task runs, comes first
         addresses=used[:1],
-        devices=None if devices is None else len([name for name in devices.split(",") if name]),
+        devices=visible_devices(environ),
         scheduler=names.scheduler,
     )
 
 
 def _layout(names: Names, environ: Mapping[str, str]) -> tuple[int, int, int]:
     """How many tasks there are, on how many nodes, and on each."""
-    size = _number(names, names.size, environ)
-    part = _number(names, names.nodes or names.local_size, environ) or 1
+    size = number_of(environ, names.size, names.starter)
+    part = number_of(environ, names.nodes or names.local_size, names.starter) or 1
     nodes, each = (part, size // part) if names.nodes else (size // part, part)
     if not size or each * nodes != size:
         raise UsageError(f"{names.starter} must start equally many tasks on each node, not {size} on {nodes}")
     return size, nodes, each
-
-
-def _number(names: Names, name: str, environ: Mapping[str, str]) -> int:
-    text = environ.get(name, "")
-    if not text.isdecimal():
-        what = f"{name}={text} is not a number" if text else f"{name} is not set"
-        raise UsageError(f"exec runs as a task of {names.starter}, but {what}")
-    return int(text)

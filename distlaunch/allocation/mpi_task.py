@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from distlaunch.allocation.task import Task
+from distlaunch.allocation.task import Task, visible_devices
 from distlaunch.errors import UsageError
 
 _RANK, _HYDRAS_RANK = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
@@ -58,7 +58,6 @@ def _of_hydra(environ: Mapping[str, str]) -> Task:
 
 
 def _task(step: str, place: _Place, environ: Mapping[str, str], nodes: int | None = None) -> Task:
-    devices = environ.get("CUDA_VISIBLE_DEVICES")
     number, count = _node(place, nodes)
     return Task(
         step=step,
@@ -69,7 +68,7 @@ def _task(step: str, place: _Place, environ: Mapping[str, str], nodes: int | Non
         local_size=place.local_size,
         node_rank=number,
         node_count=count,
-        devices=None if devices is None else len([name for name in devices.split(",") if name]),
+        devices=visible_devices(environ),
         scheduler=None,
     )
 

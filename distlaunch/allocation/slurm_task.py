@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from distlaunch.allocation.slurm import expand_counts, expand_nodelist
-from distlaunch.allocation.task import Task
+from distlaunch.allocation.task import Task, number_of, visible_devices
 from distlaunch.errors import UsageError
 
 
@@ -23,7 +23,6 @@ def slurm_task(environ: Mapping[str, str]) -> Task:
     if not (rank < size and local < counts[node]):
         raise UsageError(f"SLURM_PROCID={rank} and SLURM_LOCALID={local} are not of {size} tasks")
     job = environ["SLURM_JOB_ID"]
-    devices = environ.get("CUDA_VISIBLE_DEVICES")
     return Task(
         step=f"{job}.{environ.get('SLURM_STEP_ID', '')}",
         job=job,
@@ -35,16 +34,10 @@ def slurm_task(environ: Mapping[str, str]) -> Task:
         node_count=len(nodes),
         nodes=nodes,
         addresses=nodes[:1],
-        devices=None if devices is None else len([name for name in devices.split(",") if name]),
+        devices=visible_devices(environ),
         restarts=int(environ.get("SLURM_RESTART_COUNT") or 0),
     )
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    text = environ.get(name, "")
-    if not text.isdecimal():
-        what = f"{name}={text} is not a number" if text else f"{name} is not set"
-        raise UsageError(
-            f"exec runs as a task of srun or mpirun, but {what}: use `srun distlaunch exec -- …`"
-        )
-    return int(text)
+    return number_of(environ, name, "srun or mpirun", ": use `srun distlaunch exec -- …`")

@@ -38,6 +38,21 @@ class Task(Frozen):
         return self.local_size == self.size
 
 
+def visible_devices(environ: Mapping[str, str]) -> int | None:
+    """How many GPUs a task sees; None = any."""
+    devices = environ.get("CUDA_VISIBLE_DEVICES")
+    return None if devices is None else len([name for name in devices.split(",") if name])
+
+
+def number_of(environ: Mapping[str, str], name: str, starter: str, advice: str = "") -> int:
+    """A variable of a task, which `starter` sets. Raises `UsageError` with what to do instead."""
+    text = environ.get(name, "")
+    if not text.isdecimal():
+        what = f"{name}={text} is not a number" if text else f"{name} is not set"
+        raise UsageError(f"exec runs as a task of {starter}, but {what}{advice}")
+    return int(text)
+
+
 def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     """Raise `UsageError` if a LOCAL_RANK here is no device: in all tasks, so that none waits for another."""
     seen = task.devices
@@ -52,10 +67,8 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
             f"each task sees a GPU of its own ({told}), but scripts use cuda:LOCAL_RANK: use {other}"
             "`exec --virtual-local-rank`, which makes LOCAL_RANK 0"
         )
-    tasks, advice = (
-        counted(task.local_size, "task"),
-        f"--ntasks-per-node={seen}" if slurms else f"{seen} tasks",
-    )
+    tasks = counted(task.local_size, "task")
+    advice = f"--ntasks-per-node={seen}" if slurms else f"{seen} tasks"
     raise UsageError(f"{tasks} on this node share {seen} GPUs ({told}): use {advice}")
 
 

@@ -6,7 +6,6 @@ from typing import Literal
 
 from distlaunch.allocation.allocation import TITLES
 from distlaunch.allocation.slurm import count_gpus
-from distlaunch.errors import JobError
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.paths import path_in
 from distlaunch.job.slurm_options import SlurmOptions
@@ -18,18 +17,12 @@ Target = Literal["slurm", "grid-engine", "pbs"]
 
 def check_submitted(spec: JobSpec, target: Target = "slurm") -> None:
     """Raise `JobError` for what can't work, whatever the queue gives; nodes are taken to see our files."""
-    problems = [
-        problem for path, text in _mistakes(spec, target) for problem in spec.error(path, text).problems
-    ]
-    if problems:
-        raise JobError(problems)
+    spec.refuse(_mistakes(spec, target))
 
 
 def with_gpus(spec: JobSpec, target: Target = "slurm") -> JobSpec:
     """The job with the GPUs that it asks its scheduler for, where it does not say how many it uses."""
-    known = _asked_gpus(spec, target)
-    nodes = tuple(node._replace(gpus=known) if node.gpus is None else node for node in spec.nodes)
-    return spec._replace(nodes=nodes)
+    return spec.with_gpus(_asked_gpus(spec, target))
 
 
 def says_no_gpus(spec: JobSpec, target: Target) -> bool:

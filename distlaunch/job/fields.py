@@ -24,7 +24,7 @@ from distlaunch.job.spec import (
     Shown,
     Timeouts,
 )
-from distlaunch.job.types.common import ENV, LINE, SOME_TEXT
+from distlaunch.job.types.free_text import ENV, LINE, SOME_TEXT
 from distlaunch.job.types.records import Either, Field, ListOf, MapOf, Record, Short, built
 from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Regex, Switch, Text, Word
 from distlaunch.transport.ssh import SshOptions

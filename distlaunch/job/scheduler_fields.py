@@ -5,7 +5,7 @@ from typing import get_args
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.kubernetes_options import KubernetesOptions, Resources, SecretKey, Volume
 from distlaunch.job.slurm_options import SlurmOptions
-from distlaunch.job.types.common import ENV, LINE, SOME_TEXT
+from distlaunch.job.types.free_text import ENV, LINE, SOME_TEXT
 from distlaunch.job.types.records import Either, Field, ListOf, MapOf, Record, built
 from distlaunch.job.types.tree import Tree
 from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Switch, Text, Word
@@ -14,6 +14,7 @@ from distlaunch.transport.container import Container, Runtime
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 TIME = Text('a time such as "12h" or "1-12:00:00"', rf"{_CLOCK}|(?:[0-9]+[dhms])+")
 
+ALLOCATED = Field(Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes")
 SETUP = built(
     Either(text=SOME_TEXT, items=ListOf(LINE)),
     "Shell commands to run first on the first node, such as module load.",
@@ -21,9 +22,7 @@ SETUP = built(
 
 SLURM = Record(
     {
-        "nodes": Field(
-            Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes"
-        ),
+        "nodes": ALLOCATED,
         "partition": Field(LINE, "Partition, or several, with commas."),
         "account": Field(LINE, "Account to charge."),
         "qos": Field(LINE, "Quality of service."),
@@ -71,9 +70,7 @@ _OF_BATCH = {"walltime": "time", "time_limit": "time", "options": "extra", "modu
 
 GRID_ENGINE = Record(
     {
-        "nodes": Field(
-            Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes"
-        ),
+        "nodes": ALLOCATED,
         "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists them."),
         "slots": Field(Integer(1), "Slots of each node.", "its workers"),
         "gpus": Field(LINE, "The request for GPUs, as -l takes it, e.g. gpu=8.", "as gpu=gpus_per_node"),
@@ -89,9 +86,7 @@ GRID_ENGINE = Record(
 
 PBS = Record(
     {
-        "nodes": Field(
-            Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes"
-        ),
+        "nodes": ALLOCATED,
         "select": Field(LINE, "What to select, instead of nodes, cpus, gpus and mem: 4:ncpus=64:ngpus=8."),
         "cpus": Field(Integer(1), "CPUs of each node (ncpus).", "its workers"),
         "gpus": Field(Integer(0), "GPUs of each node (ngpus).", "gpus_per_node"),

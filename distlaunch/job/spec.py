@@ -1,6 +1,6 @@
 """What a job file says, checked and frozen."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -308,3 +308,13 @@ class JobSpec(Frozen):
     def error(self, path: str, text: str) -> JobError:
         """An error about what stands at `path`."""
         return JobError([self.places.get(path, Place(self.source)).problem(path, text)])
+
+    def refuse(self, mistakes: Iterable[tuple[str, str]]) -> None:
+        """Raise `JobError` if there are any: (path, what is wrong) of each."""
+        if problems := [problem for path, text in mistakes for problem in self.error(path, text).problems]:
+            raise JobError(problems)
+
+    def with_gpus(self, count: int) -> "JobSpec":
+        """The job with so many GPUs on each node that does not say how many it uses."""
+        nodes = tuple(node._replace(gpus=count) if node.gpus is None else node for node in self.nodes)
+        return self._replace(nodes=nodes)

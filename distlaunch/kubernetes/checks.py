@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 from distlaunch.contract import RESERVED
-from distlaunch.errors import JobError
 from distlaunch.job.placeholders import placeholders_in
 from distlaunch.job.spec import JobSpec
 from distlaunch.kubernetes.names import Kind
@@ -47,9 +46,7 @@ def with_gpus(spec: JobSpec) -> JobSpec:
     counts = [count for name, count in spec.kubernetes.resources.limits.items() if _GPU.match(name)]
     if not counts or not counts[0].isdecimal():
         return spec
-    gpus = int(counts[0])
-    nodes = tuple(node._replace(gpus=gpus) if node.gpus is None else node for node in spec.nodes)
-    return spec._replace(nodes=nodes)
+    return spec.with_gpus(int(counts[0]))
 
 
 def names_gpus(limits: Mapping[str, str]) -> bool:
@@ -61,10 +58,7 @@ def check_exported(spec: JobSpec) -> None:
     """Raise `JobError` for what can't work in a cluster."""
     if not spec.kubernetes.image:
         raise spec.error("kubernetes.image", "set it to an image with Python and torch")
-    wrong = (*_nodes(spec), *_paths(spec), *_rendezvous(spec), *_words(spec), *_env(spec))
-    problems = [problem for path, text in wrong for problem in spec.error(path, text).problems]
-    if problems:
-        raise JobError(problems)
+    spec.refuse((*_nodes(spec), *_paths(spec), *_rendezvous(spec), *_words(spec), *_env(spec)))
 
 
 def left_out(spec: JobSpec, kind: Kind) -> list[str]:

@@ -54,7 +54,7 @@ def _open_container(
     from distlaunch.transport.container_entry import entry, srun_options  # few jobs have them
 
     node = spec.pool[index]
-    reach = Local(f"{container.runtime} on this machine") if isinstance(node.reach, Local) else node.reach
+    reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
     workdir, named = node.workdir or spec.workdir, pythons[index]
     inside = Inside(candidates_text([named] if named else ["python3", "python"]))
     if container.runtime == BY_SRUN and isinstance(reach, Slurm):

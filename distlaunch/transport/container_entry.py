@@ -79,13 +79,18 @@ def _env(container: Container) -> Iterator[str]:
 
 
 def _mounts(container: Container, workdir: str) -> Iterator[str]:
-    """As PATH:PATH_INSIDE; that of the workers' directory unless the job says itself what is there."""
-    given = [mount.split(":") for mount in container.mounts]
-    if workdir != "/" and workdir not in [parts[min(1, len(parts) - 1)] for parts in given]:
-        given.append([workdir])
-    for source, *rest in given:
-        inside, *mode = rest or [source]
+    """As words for the node's shell."""
+    for source, inside, *mode in _mounted(container, workdir):
         yield ":".join([_placed(source), _placed(inside), *mode])
+
+
+def _mounted(container: Container, workdir: str) -> Iterator[list[str]]:
+    """[PATH, PATH_INSIDE, …]; that of the workers' directory unless the job says itself what is there."""
+    given = [mount.split(":") for mount in container.mounts]
+    pairs = [parts if len(parts) > 1 else parts * 2 for parts in given]
+    yield from pairs
+    if workdir != "/" and workdir not in [inside for _, inside, *_ in pairs]:
+        yield [workdir, workdir]
 
 
 def _placed(path: str) -> str:
@@ -95,7 +100,7 @@ def _placed(path: str) -> str:
 
 def srun_options(container: Container, workdir: str) -> tuple[str, ...]:
     """pyxis's: srun itself starts the step in the container."""
-    mounts = ",".join(_plain_mounts(container, workdir))
+    mounts = ",".join(map(":".join, _mounted(container, workdir)))
     return (
         f"--container-image={container.image}",
         f"--container-mounts={mounts}",
@@ -103,11 +108,6 @@ def srun_options(container: Container, workdir: str) -> tuple[str, ...]:
         *([f"--container-env={','.join(container.env)}"] if container.env else []),
         *container.options,
     )
-
-
-def _plain_mounts(container: Container, workdir: str) -> Iterator[str]:
-    for mount in (*container.mounts, *([] if workdir == "/" else [workdir])):
-        yield mount if ":" in mount else f"{mount}:{mount}"
 
 
 def advice_for(failure: LinkFailure, container: Container, python: str | None) -> str:

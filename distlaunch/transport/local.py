@@ -7,13 +7,11 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.transport.boot import LOCAL
 from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
 
-GUARDIAN = "its agent's guardian process"
-
 
 class Local(Frozen):
-    """As `distlaunch.transport.kinds` has it; `process` is what people call the link's process."""
+    """As `distlaunch.transport.kinds` has it; a container's `runtime` may stand in between."""
 
-    process: str = GUARDIAN
+    runtime: str | None = None
     name: Literal["local"] = "local"
 
     @property
@@ -39,7 +37,7 @@ class Local(Frozen):
     @property
     def patience_s(self) -> float:
         """A guardian sweeps, however long that takes."""
-        return float("inf") if self.process == GUARDIAN else 15.0
+        return 15.0 if self.runtime else float("inf")
 
     @property
     def folder(self) -> str:
@@ -60,7 +58,8 @@ class Local(Frozen):
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """What the end of its process means: nothing stands in between, but for a container."""
-        return classify(end, process=self.process)
+        process = f"{self.runtime} on this machine" if self.runtime else "its agent's guardian process"
+        return classify(end, process=process)
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """About its interpreter: little else can fail."""

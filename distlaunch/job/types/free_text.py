@@ -1,4 +1,4 @@
-"""Types that the values of several sections have."""
+"""Text that is not checked further, for the values of any section: a string, a line, variables."""
 
 from distlaunch.job.types.records import MapOf
 from distlaunch.job.types.values import Text, Word
