@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -74,7 +75,15 @@ def podman_alone() -> Iterator[Podman]:
     finally:
         podman.tool("rmi", "--all", "--force")
         podman.tool("system", "migrate")  # which unmounts
-        shutil.rmtree(folder)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove podman's store; what cleans up after a container that just ended may still write into it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while folder.exists():
+        assert time.monotonic() < deadline, f"something keeps writing into {folder}"
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _podman_in(folder: Path) -> Podman:
