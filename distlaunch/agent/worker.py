@@ -18,7 +18,7 @@ from distlaunch.agent.probes import gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
+    from typing import Any, Dict, List, Optional, Sequence
 
     from distlaunch.agent.messages import WorkerSpec
     from distlaunch.agent.wire import Message
@@ -122,8 +122,10 @@ def environment(spec: "WorkerSpec") -> "Dict[str, str]":
     return merged
 
 
-def spawn(spec: "WorkerSpec", error_file: str) -> Worker:
+def spawn(spec: "WorkerSpec", error_file: str, keeps: "Sequence[int]" = ()) -> Worker:
     """Start one worker, whose paths are `at_home`. Raises OSError when pipes or fork are refused.
+
+    It has the descriptors that it `keeps`, too.
 
     Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
     """
@@ -139,6 +141,8 @@ def spawn(spec: "WorkerSpec", error_file: str) -> Worker:
         pid = os.fork()
         if pid == 0:
             ends = {fd: write for fd, (_, write) in pipes.items()}
+            for fd in keeps:
+                os.set_inheritable(fd, True)
             _become_worker(spec, env, {**ours, **ends}, confirm[1], agent)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -182,7 +186,7 @@ def _become_worker(
     try:
         os.setsid()
         sweep.die_with_parent(signal.SIGKILL, agent)
-        _reset_signals()
+        reset_signals()
         _bind(spec)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for fd, end in stdio.items():
@@ -211,7 +215,8 @@ def _bind(spec: "WorkerSpec") -> None:
         os.sched_setaffinity(0, cpus.cpu_set(spec.cpus))
 
 
-def _reset_signals() -> None:
+def reset_signals() -> None:
+    """Have a child of ours begin with signals as they are by default."""
     # Ignored and blocked signals survive exec, and Python itself ignores SIGPIPE and SIGXFSZ.
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

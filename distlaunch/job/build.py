@@ -88,6 +88,7 @@ class _Builder:
             notify=self._notify(),
             metrics=self._metrics(),
             container=self._container(),
+            mpirun=self._mpirun(),
             slurm=SlurmOptions(setup=self._setup("slurm"), **SLURM.fields_of(section("slurm"))),
             grid_engine=GridEngineOptions(
                 setup=self._setup("grid_engine"), **GRID_ENGINE.fields_of(section("grid_engine"))
@@ -139,6 +140,12 @@ class _Builder:
             return made  # a name for our PATH
         first, *rest = made.command
         return made._replace(command=(self._path(first), *rest))
+
+    def _mpirun(self) -> tuple[str, ...]:
+        given = self.checked.get("mpirun", ())
+        if not given and self.checked.get("launcher") == "mpirun":
+            return ("mpirun",)
+        return (given,) if isinstance(given, str) else tuple(given)
 
     def _setup(self, key: str) -> tuple[str, ...]:
         setup = self.reading.section(key).get("setup", ())

@@ -48,6 +48,7 @@ def check_spec(reading: Reading, spec: JobSpec) -> None:
     _check_twice(reading, spec.pool)
     _check_master(reading, spec)
     _check_launcher(reading, spec)
+    _check_mpi(reading, spec)
     _check_rest(reading)
     _check_batch(reading)
     _check_volumes(reading)
@@ -187,6 +188,15 @@ def _check_command(reading: Reading, launcher: Mapping[str, Any], named: int) ->
         for key in ("user", "port") if isinstance(node, Mapping) else ():
             if key in node:
                 reading.problem(f"{path}.{key}", f"{key} has no meaning for launcher.command")
+
+
+def _check_mpi(reading: Reading, spec: JobSpec) -> None:
+    """MPI's launcher and torch's agents both start ranks, and torch's mpi backend needs the former."""
+    if spec.mpirun and not spec.engine.gives_ranks:
+        key = "mpirun" if "mpirun" in reading.checked else "launcher"
+        reading.problem(key, f"rendezvous.backend: {spec.ranking} has torch's agents start the ranks")
+    if spec.backend == "mpi" and not spec.mpirun:
+        reading.problem("backend", "mpi needs ranks that MPI starts: set launcher: mpirun")
 
 
 def _check_rest(reading: Reading) -> None:

@@ -335,12 +335,19 @@ JOB = Record(
         "ssh": built(SSH, "How ssh is called."),
         "slurm": built(SLURM, "What `submit` asks of Slurm."),
         "container": built(CONTAINER, "Run the ranks in a container on each node, and the agent with them."),
+        "mpirun": built(
+            Either(text=LINE, items=ListOf(Word(), least=1)),
+            "MPI's launcher, which starts the ranks: a program; a list has options of its own behind it, as "
+            "in [mpirun, --mca, btl, self,tcp].",
+            "none; mpirun with launcher: mpirun",
+        ),
         "grid_engine": built(GRID_ENGINE, "What the script of `export grid-engine` asks for."),
         "pbs": built(PBS, "What the script of `export pbs` asks for."),
         "kubernetes": built(KUBERNETES, "What `export kubernetes` asks of a cluster."),
         "launcher": built(
-            Either(text=Choice(("auto", "local", "slurm", "ssh")), entries=LAUNCHER),
-            "How nodes are reached, or a command that reaches each.",
+            Either(text=Choice(("auto", "local", "mpirun", "slurm", "ssh")), entries=LAUNCHER),
+            "How nodes are reached, or a command that reaches each; mpirun = as auto, and MPI's launcher "
+            "starts the ranks.",
             ": its scheduler's way inside an allocation, ssh for hosts, else local",
             "auto",
         ),

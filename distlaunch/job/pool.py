@@ -25,6 +25,7 @@ class Pool:
     def __init__(self, reading: Reading, made: Callable[[Checked], Mapping[str, Any]]) -> None:
         self._reading, self._made, self._checked = reading, made, reading.checked
         launcher = JOB.value(self._checked, "launcher")
+        launcher = "auto" if launcher == "mpirun" else launcher
         queued = reading.around.submitted and launcher in ("auto", "ssh")
         self._launcher = "slurm" if queued else launcher
         self._hostfile = reading.around.hostfile

@@ -32,7 +32,7 @@ class EnvValue(Frozen):
 
 Env = Mapping[str, EnvValue]
 NO_ENV: Env = MappingProxyType({})
-Backend = Literal["nccl", "gloo"]
+Backend = Literal["nccl", "gloo", "mpi"]
 Grow = Literal["restart", "now"]
 OnStall = Literal["notice", "restart", "stop"]
 OnNotice = Literal["TERM", "INT", "USR1", "USR2"]
@@ -222,6 +222,7 @@ class JobSpec(Frozen):
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
     `allocation` is where the nodes come from, if the scheduler has chosen them.
+    With `mpirun`, its command and options of its own, MPI's launcher has places for the ranks.
     """
 
     name: str
@@ -252,6 +253,7 @@ class JobSpec(Frozen):
     metrics: str | None = None
     slurm: SlurmOptions = SlurmOptions()
     container: Container | None = None
+    mpirun: tuple[str, ...] = ()
     grid_engine: GridEngineOptions = GridEngineOptions()
     pbs: PbsOptions = PbsOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()

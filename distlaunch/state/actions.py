@@ -32,6 +32,13 @@ class StartWorkers(Frozen):
     node: int
 
 
+class RunDaemon(Frozen):
+    """Run a daemon of mpirun's on the node: a command line for a shell."""
+
+    node: int
+    command: str
+
+
 class StopWorkers(Frozen):
     """End the node's workers (SIGTERM, SIGKILL after `grace_s`) and sweep; the agent stays."""
 
@@ -113,6 +120,7 @@ Action = (
     | HoldPort
     | FindRoute
     | StartWorkers
+    | RunDaemon
     | StopWorkers
     | DumpStacks
     | Reap

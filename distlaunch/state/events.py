@@ -128,6 +128,23 @@ class WorkerUnstarted(Frozen):
     text: str
 
 
+class DaemonWanted(Frozen):
+    """mpirun, which runs on `node`, wants a command run on the generation's node of that `place`."""
+
+    node: int
+    place: int
+    command: str
+
+
+class MpiEnded(Frozen):
+    """mpirun, or a daemon of it, has ended: `status` is as in `WorkerExited`, `words` are its last."""
+
+    node: int
+    program: str
+    status: int
+    words: str
+
+
 class WorkerExited(Frozen):
     """A worker has ended: `status` is its exit code, or the negative signal number.
 
@@ -270,6 +287,8 @@ Event = (
     | RouteFailed
     | WorkerStarted
     | WorkerUnstarted
+    | DaemonWanted
+    | MpiEnded
     | WorkerExited
     | RanksJoined
     | RanksLag

@@ -1,0 +1,61 @@
+"""MPI's launcher: the daemons that it wants on nodes, and its end, which is the ranks' end."""
+
+import re
+
+from distlaunch.agent.mpi import host_of
+from distlaunch.state.actions import RunDaemon
+from distlaunch.state.events import DaemonWanted, MpiEnded
+from distlaunch.state.findings import GenerationFailed, Step
+from distlaunch.state.job import Cause, State
+from distlaunch.state.nodes import Up
+from distlaunch.state.timers import Timer
+from distlaunch.state.workers import WorkerPhase
+from distlaunch.supervisor.blame import VERDICT_S
+from distlaunch.wording import status_words
+
+MAX_LINES = 3
+"""As many lines of what mpirun said are told."""
+_ORNAMENT = re.compile(r"^[=\s-]+|[=\s-]+$")
+
+
+def on_daemon_wanted(event: DaemonWanted, state: State, now: float) -> Step:
+    """mpirun's remote shell was called: the node that it means runs the command."""
+    if event.node not in state.members[:1] or not 0 <= event.place < len(state.members):
+        return state, ()
+    node = state.members[event.place]
+    return state, (RunDaemon(node, event.command),) if isinstance(state.nodes[node], Up) else ()
+
+
+def on_mpi_ended(event: MpiEnded, state: State, now: float) -> Step:
+    """mpirun, or a daemon of it, has ended: the ranks will, if it has failed or not started all of them."""
+    if event.node not in state.members:
+        return state, ()
+    unstarted = [worker.rank for worker in state.workers if worker.phase is WorkerPhase.PLANNED]
+    if event.status == 0 and not unstarted:
+        return state, ()
+    cause = _cause(event, state, len(unstarted), now)
+    if event.status < 0 or unstarted:
+        return state, (GenerationFailed(cause),)
+    # It may have noticed before us that a rank has failed.
+    if state.suspect is None:
+        state = state.unwatched().with_generation(suspect=cause).with_timer(Timer.VERDICT, now + VERDICT_S)
+    return state, ()
+
+
+def _cause(event: MpiEnded, state: State, unstarted: int, now: float) -> Cause:
+    from distlaunch.diagnosis.exits import exit_status_of  # most runs don't fail
+
+    text = f"{event.program} on {state.label(event.node)} ended with {status_words(event.status)}"
+    if unstarted:
+        text += f" before it had started {state.counted(unstarted)}"
+    if said := _said(event.words, state):
+        text += f"; it said: {said}"
+    return Cause(text, exit_status_of(event.status) or 1, now, node=event.node, peer_gone=True)
+
+
+def _said(words: str, state: State) -> str:
+    """The first lines of mpirun's words that say something, with nodes as the user calls them."""
+    for place, node in reversed(list(enumerate(state.members))):
+        words = re.sub(rf"\b{re.escape(host_of(place))}\b", state.label(node), words)
+    lines = [_ORNAMENT.sub("", line) for line in words.splitlines()]
+    return " / ".join([line for line in lines if line][:MAX_LINES])
