@@ -249,6 +249,12 @@ class MpiEnded(Frozen):
     words: str
 
 
+class MpiPlaceLost(Frozen):
+    """What stood in a worker's place for mpirun was killed."""
+
+    local_rank: int
+
+
 class WorkerExited(Frozen):
     """A worker has ended: `status` is its exit code, or the negative signal.
 
@@ -393,6 +399,7 @@ REPORTS = {
     "unstarted": WorkerUnstarted,
     "daemon wanted": DaemonWanted,
     "mpi ended": MpiEnded,
+    "place lost": MpiPlaceLost,
     "exited": WorkerExited,
     "joined": RanksJoined,
     "lagging": RanksLag,

@@ -4,7 +4,8 @@ mpirun runs on the first node, below its agent, and takes each node for a machin
 starts there in the place of a rank is a stand-in, which hands its variables, and its connection to mpirun, to
 the node's agent. With these the agent starts the worker, as always: what it prints, how it ends and what it
 leaves are as without MPI. The stand-in ends when the worker has ended well; else it waits until it is killed,
-so that mpirun, which ends all when one fails, never knows it before the controller does.
+so that mpirun, which ends all when one fails, never knows it before the controller does. One that ends before
+its worker was killed, by mpirun for the most part.
 
 mpirun needs a remote shell for its daemons, one on each node. It is given one that hands their command line
 to the agent; the controller has it run by the agent of the node that is meant. No node needs ssh to another.
@@ -18,7 +19,7 @@ import socket
 import struct
 import sys
 
-from distlaunch.agent.messages import DaemonWanted, MpiEnded
+from distlaunch.agent.messages import DaemonWanted, MpiEnded, MpiPlaceLost
 from distlaunch.agent.sweep import die_with_parent
 from distlaunch.agent.worker import exit_status, reset_signals
 
@@ -227,9 +228,19 @@ class Mpi:
         if descriptors:
             variables[_PMI_FD] = str(descriptors[0])
         self._stand_ins[local_rank] = connection
+        self._poller.watch(connection.fileno(), lambda: self._lose(local_rank))
         self._enter(local_rank, variables, descriptors)
         for fd in descriptors:
             os.close(fd)
+
+    def _lose(self, local_rank: int) -> None:
+        """A stand-in, which never says more, was killed."""
+        self._outbox.report(MpiPlaceLost(local_rank))
+        self._close(self._stand_ins.pop(local_rank))
+
+    def _close(self, connection: "socket.socket") -> None:
+        self._poller.forget(connection.fileno())
+        connection.close()
 
     def finished(self, local_rank: int) -> None:
         """A worker has ended well: its stand-in may, too."""
@@ -239,14 +250,12 @@ class Mpi:
                 connection.send(b"\0")
             except OSError:
                 pass  # killed
-            connection.close()
+            self._close(connection)
 
     def close(self) -> None:
         """All is swept: nobody is there any more."""
-        self._poller.forget(self._listener.fileno())
-        self._listener.close()
-        for connection in self._stand_ins.values():
-            connection.close()
+        for connection in (self._listener, *self._stand_ins.values()):
+            self._close(connection)
         for fd in self._words:
             self._poller.forget(fd)
             os.close(fd)

@@ -145,6 +145,13 @@ class MpiEnded(Frozen):
     words: str
 
 
+class MpiPlaceLost(Frozen):
+    """What stood in a worker's place for mpirun was killed, by mpirun for the most part."""
+
+    node: int
+    local_rank: int
+
+
 class WorkerExited(Frozen):
     """A worker has ended: `status` is its exit code, or the negative signal number.
 
@@ -289,6 +296,7 @@ Event = (
     | WorkerUnstarted
     | DaemonWanted
     | MpiEnded
+    | MpiPlaceLost
     | WorkerExited
     | RanksJoined
     | RanksLag

@@ -3,16 +3,19 @@
 import re
 
 from distlaunch.agent.mpi import host_of
+from distlaunch.errors import Exit
 from distlaunch.state.actions import RunDaemon
-from distlaunch.state.events import DaemonWanted, MpiEnded
+from distlaunch.state.events import DaemonWanted, MpiEnded, MpiPlaceLost
 from distlaunch.state.findings import GenerationFailed, Step
 from distlaunch.state.job import Cause, State
 from distlaunch.state.nodes import Up
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import WorkerPhase
-from distlaunch.supervisor.blame import VERDICT_S
 from distlaunch.wording import status_words
 
+VERDICT_S = 0.5
+"""Seconds for us to hear of a rank that has failed: mpirun may have noticed it before. Ranks that then lose
+their connection to mpirun need longer to fail of it."""
 MAX_LINES = 3
 """As many lines of what mpirun said are told."""
 _ORNAMENT = re.compile(r"^[=\s-]+|[=\s-]+$")
@@ -26,31 +29,43 @@ def on_daemon_wanted(event: DaemonWanted, state: State, now: float) -> Step:
     return state, (RunDaemon(node, event.command),) if isinstance(state.nodes[node], Up) else ()
 
 
+def on_mpi_place_lost(event: MpiPlaceLost, state: State, now: float) -> Step:
+    """mpirun has given up a rank, or somebody has killed what stood in its place."""
+    rank = state.rank_of(event.node, event.local_rank)
+    if rank is None or not state.worker(rank).going:
+        return state, ()
+    text = f"{state.named(rank)} failed first: its process below mpirun was killed"
+    return _suspecting(state, Cause(text, Exit.FAILED, now, rank, event.node, peer_gone=True), now), ()
+
+
 def on_mpi_ended(event: MpiEnded, state: State, now: float) -> Step:
     """mpirun, or a daemon of it, has ended: the ranks will, if it has failed or not started all of them."""
     if event.node not in state.members:
         return state, ()
-    unstarted = [worker.rank for worker in state.workers if worker.phase is WorkerPhase.PLANNED]
+    unstarted = sum(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
     if event.status == 0 and not unstarted:
         return state, ()
-    cause = _cause(event, state, len(unstarted), now)
+    cause = _cause(event, state, unstarted, now)
     if event.status < 0 or unstarted:
         return state, (GenerationFailed(cause),)
-    # It may have noticed before us that a rank has failed.
-    if state.suspect is None:
-        state = state.unwatched().with_generation(suspect=cause).with_timer(Timer.VERDICT, now + VERDICT_S)
-    return state, ()
+    return _suspecting(state, cause, now), ()
+
+
+def _suspecting(state: State, cause: Cause, now: float) -> State:
+    """`state` in which `cause` is blamed soon, unless a rank turns out to have failed by itself."""
+    if state.suspect:
+        return state
+    return state.unwatched().with_generation(suspect=cause).with_timer(Timer.VERDICT, now + VERDICT_S)
 
 
 def _cause(event: MpiEnded, state: State, unstarted: int, now: float) -> Cause:
     from distlaunch.diagnosis.exits import exit_status_of  # most runs don't fail
 
-    text = f"{event.program} on {state.label(event.node)} ended with {status_words(event.status)}"
-    if unstarted:
-        text += f" before it had started {state.counted(unstarted)}"
-    if said := _said(event.words, state):
+    before = f" before all ranks had started ({unstarted} had not)" if unstarted else ""
+    text = f"{event.program} on {state.label(event.node)} ended{before}: {status_words(event.status)}"
+    if event.status > 0 and (said := _said(event.words, state)):
         text += f"; it said: {said}"
-    return Cause(text, exit_status_of(event.status) or 1, now, node=event.node, peer_gone=True)
+    return Cause(text, exit_status_of(event.status) or Exit.FAILED, now, node=event.node, peer_gone=True)
 
 
 def _said(words: str, state: State) -> str:

@@ -170,6 +170,9 @@ _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
     messages.MpiEnded: lambda node, it, clock: events.MpiEnded(
         node, _cut(it.program), number(it.status, "status", -MAX_SIGNAL, 255), _cut(it.words)
     ),
+    messages.MpiPlaceLost: lambda node, it, clock: events.MpiPlaceLost(
+        node, number(it.local_rank, "local_rank")
+    ),
     messages.WorkerExited: _exited,
     messages.RanksJoined: lambda node, it, clock: events.RanksJoined(
         node, _numbers(it.local_ranks, "local_ranks")
