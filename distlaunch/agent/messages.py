@@ -253,6 +253,7 @@ class MpiPlaceLost(Frozen):
     """What stood in a worker's place for mpirun was killed."""
 
     local_rank: int
+    t: float
 
 
 class WorkerExited(Frozen):

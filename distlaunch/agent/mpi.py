@@ -18,8 +18,10 @@ import signal
 import socket
 import struct
 import sys
+import time
 
 from distlaunch.agent.messages import DaemonWanted, MpiEnded, MpiPlaceLost
+from distlaunch.agent.mpi_hosts import host_of, place_of
 from distlaunch.agent.sweep import die_with_parent
 from distlaunch.agent.worker import exit_status, reset_signals
 
@@ -38,9 +40,6 @@ SHELL = "mpi-shell"
 MAX_WORDS = 1 << 12
 """Bytes of what mpirun or a daemon said last that are reported with its end."""
 MAX_TOLD = 1 << 18
-_NETWORK = "198.18."
-"""Nodes are called by addresses of a network for measurements only (RFC 2544): no name has to be looked up,
-and mpirun takes none for its own machine."""
 _PMI_FD = "PMI_FD"
 _VARIABLES = ("OMPI_", "ORTE_", "PRTE_", "PMIX_", "PMI_", "HYDI_", "MPI_LOCAL", "I_MPI_", "MPIR_CVAR_CH3_")
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -69,17 +68,6 @@ _REMOTE_SHELL = _CONNECT + (
     "s.send(json.dumps(dict(host=w[0],command=chr(32).join(w[1:]))).encode());"
     "os._exit(0 if s.recv(1) else 1)"
 )
-
-
-def host_of(place: int) -> str:
-    """What mpirun calls the node in that place."""
-    return "%s%d.%d" % (_NETWORK, place >> 8, place & 255)
-
-
-def place_of(host: str) -> int:
-    """The place of the node that mpirun calls so. Raises ValueError."""
-    high, low = host[len(_NETWORK) :].split(".")
-    return int(high) << 8 | int(low)
 
 
 def command_line(version: str, places: "MpiPlaces", shell: str) -> "List[str]":
@@ -205,20 +193,19 @@ class Mpi:
         self._poller.watch(connection.fileno(), lambda: self._receive(connection))
 
     def _receive(self, connection: "socket.socket") -> None:
-        self._poller.forget(connection.fileno())  # it has nothing more to say
-        space = socket.CMSG_SPACE(struct.calcsize("i"))
+        self._poller.forget(connection.fileno())
         try:
-            data, rights, _, _ = connection.recvmsg(MAX_TOLD, space)
+            data, rights, _, _ = connection.recvmsg(MAX_TOLD, socket.CMSG_SPACE(struct.calcsize("i")))
             told = json.loads(data)
-        except (OSError, ValueError):  # it was killed meanwhile
-            connection.close()
-            return
-        if "host" in told:
-            self._outbox.report(DaemonWanted(place_of(told["host"]), told["command"]))
-            connection.send(b"\0")
-            connection.close()
-        else:
-            self._take_in(connection, told, [fd for _, _, raw in rights for fd in struct.unpack("i", raw)])
+            if "host" in told:
+                self._outbox.report(DaemonWanted(place_of(told["host"]), told["command"]))
+                connection.send(b"\0")
+                connection.close()
+            else:
+                descriptors = [fd for _, _, raw in rights for fd in struct.unpack("i", raw)]
+                self._take_in(connection, told, descriptors)
+        except (OSError, ValueError, LookupError, StopIteration):
+            connection.close()  # killed meanwhile, or of an MPI that we don't know: mpirun ends all
 
     def _take_in(
         self, connection: "socket.socket", variables: "Dict[str, str]", descriptors: "List[int]"
@@ -235,7 +222,7 @@ class Mpi:
 
     def _lose(self, local_rank: int) -> None:
         """A stand-in, which never says more, was killed."""
-        self._outbox.report(MpiPlaceLost(local_rank))
+        self._outbox.report(MpiPlaceLost(local_rank, time.monotonic()))
         self._close(self._stand_ins.pop(local_rank))
 
     def _close(self, connection: "socket.socket") -> None:

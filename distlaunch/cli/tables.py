@@ -36,7 +36,8 @@ def _ranks_table(plan: LaunchPlan) -> tuple[str, Table]:
     size = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.nodes), 'node')}"
     inside = plan.spec.container
     where = f", in containers of {inside.image} ({inside.runtime})" if inside else ""
-    heading = f"{plan.spec.name}: {size}, {plan.backend}{where}"
+    by = f", started by {plan.spec.mpirun[0]}" if plan.spec.mpirun else ""
+    heading = f"{plan.spec.name}: {size}, {plan.backend}{where}{by}"
     binding = plan.spec.binding
     wished = [binding.key] if binding else []
     table = _table("node", "local rank", "rank", "device", *wished, "address")

@@ -339,7 +339,7 @@ JOB = Record(
             Either(text=LINE, items=ListOf(Word(), least=1)),
             "MPI's launcher, which starts the ranks: a program; a list has options of its own behind it, as "
             "in [mpirun, --mca, btl, self,tcp].",
-            "none; mpirun with launcher: mpirun",
+            "as launcher says",
         ),
         "grid_engine": built(GRID_ENGINE, "What the script of `export grid-engine` asks for."),
         "pbs": built(PBS, "What the script of `export pbs` asks for."),

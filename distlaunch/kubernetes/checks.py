@@ -17,6 +17,7 @@ _CONSOLE = "`kubectl logs` shows what all ranks of a pod print"
 _LEFT_OUT = {
     "ssh": "pods are not reached over ssh",
     "launcher": "each pod starts its own ranks",
+    "mpirun": "each pod starts its own ranks",
     "container": "pods run kubernetes.image",
     "notify": _NO_CONTROLLER,
     "metrics": _NO_CONTROLLER,

@@ -23,13 +23,14 @@ def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str
 def _remarks(plan: LaunchPlan) -> list[str]:
     binding = plan.spec.binding
     bound = [f"# {binding.key} is left out: distlaunch's agent does it on the node"] if binding else []
-    return [*container_remark(plan.spec), *bound]
+    return [*remarks_on(plan.spec), *bound]
 
 
-def container_remark(spec: JobSpec) -> list[str]:
-    """Where the lines are to be run."""
+def remarks_on(spec: JobSpec) -> list[str]:
+    """Where the lines are to be run, and what they don't do."""
     inside = spec.container
-    return [f"# to be run in a container of {inside.image} ({inside.runtime})"] if inside else []
+    where = [f"# to be run in a container of {inside.image} ({inside.runtime})"] if inside else []
+    return [*where, "# mpirun is left out: these ranks are not MPI's"] if spec.mpirun else where
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:

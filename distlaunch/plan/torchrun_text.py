@@ -7,7 +7,7 @@ from distlaunch.job.placeholders import fill, placeholders_in
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan import torch_agents
 from distlaunch.plan.layout import LaunchPlan, NodePlan, program_word
-from distlaunch.plan.shell_text import container_remark, job_exports, quoted_path
+from distlaunch.plan.shell_text import job_exports, quoted_path, remarks_on
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:
@@ -22,7 +22,7 @@ def torchrun_text(plan: LaunchPlan, port: int) -> str:
 
 
 def _remarks(plan: LaunchPlan) -> list[str]:
-    remarks = container_remark(plan.spec)
+    remarks = remarks_on(plan.spec)
     if used := placeholders_in([*plan.spec.program.words[1:], *plan.spec.args]):
         names = ", ".join("{" + name + "}" for name in used)
         remarks.append(f"# torchrun can't fill in {names}: the script must read them itself")

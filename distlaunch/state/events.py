@@ -150,6 +150,7 @@ class MpiPlaceLost(Frozen):
 
     node: int
     local_rank: int
+    at: float
 
 
 class WorkerExited(Frozen):

@@ -2,7 +2,7 @@
 
 import re
 
-from distlaunch.agent.mpi import host_of
+from distlaunch.agent.mpi_hosts import host_of
 from distlaunch.errors import Exit
 from distlaunch.state.actions import RunDaemon
 from distlaunch.state.events import DaemonWanted, MpiEnded, MpiPlaceLost
@@ -18,24 +18,34 @@ VERDICT_S = 0.5
 their connection to mpirun need longer to fail of it."""
 MAX_LINES = 3
 """As many lines of what mpirun said are told."""
+_KILLED = "its process below mpirun was killed"
 _ORNAMENT = re.compile(r"^[=\s-]+|[=\s-]+$")
 
 
 def on_daemon_wanted(event: DaemonWanted, state: State, now: float) -> Step:
     """mpirun's remote shell was called: the node that it means runs the command."""
-    if event.node not in state.members[:1] or not 0 <= event.place < len(state.members):
+    asked = state.spec.mpirun and event.node in state.members[:1]  # else a node would command the others
+    if not asked or not 0 <= event.place < len(state.members):
         return state, ()
     node = state.members[event.place]
     return state, (RunDaemon(node, event.command),) if isinstance(state.nodes[node], Up) else ()
 
 
 def on_mpi_place_lost(event: MpiPlaceLost, state: State, now: float) -> Step:
-    """mpirun has given up a rank, or somebody has killed what stood in its place."""
-    rank = state.rank_of(event.node, event.local_rank)
+    """mpirun has given up a rank, or somebody has killed what stood in its place: the first counts."""
+    rank, known = state.rank_of(event.node, event.local_rank), state.suspect
     if rank is None or not state.worker(rank).going:
         return state, ()
-    text = f"{state.named(rank)} failed first: its process below mpirun was killed"
-    return _suspecting(state, Cause(text, Exit.FAILED, now, rank, event.node, peer_gone=True), now), ()
+    text = f"{state.named(rank)} failed first: {_KILLED}"
+    cause = Cause(text, Exit.FAILED, event.at, rank, event.node, peer_gone=True)
+    if known is None:
+        return _suspecting(state, cause, now), ()
+    if known.rank is None:  # mpirun has ended of it, and was heard first
+        return state.with_generation(suspect=_with_mpis_end(cause, known)), ()
+    if _KILLED in known.text and event.at < known.at:  # the link of its node was slower
+        text += known.text.partition(_KILLED)[2]
+        return state.with_generation(suspect=cause._replace(text=text, exit_status=known.exit_status)), ()
+    return state, ()
 
 
 def on_mpi_ended(event: MpiEnded, state: State, now: float) -> Step:
@@ -48,14 +58,19 @@ def on_mpi_ended(event: MpiEnded, state: State, now: float) -> Step:
     cause = _cause(event, state, unstarted, now)
     if event.status < 0 or unstarted:
         return state, (GenerationFailed(cause),)
-    return _suspecting(state, cause, now), ()
+    if state.suspect and state.suspect.text.endswith(_KILLED):
+        return state.with_generation(suspect=_with_mpis_end(state.suspect, cause)), ()
+    return (_suspecting(state, cause, now) if state.suspect is None else state), ()
 
 
 def _suspecting(state: State, cause: Cause, now: float) -> State:
     """`state` in which `cause` is blamed soon, unless a rank turns out to have failed by itself."""
-    if state.suspect:
-        return state
     return state.unwatched().with_generation(suspect=cause).with_timer(Timer.VERDICT, now + VERDICT_S)
+
+
+def _with_mpis_end(lost: Cause, ended: Cause) -> Cause:
+    """The loss of a place together with the end of mpirun that followed."""
+    return lost._replace(text=f"{lost.text}; {ended.text}", exit_status=ended.exit_status)
 
 
 def _cause(event: MpiEnded, state: State, unstarted: int, now: float) -> Cause:

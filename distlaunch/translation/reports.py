@@ -171,7 +171,7 @@ _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
         node, _cut(it.program), number(it.status, "status", -MAX_SIGNAL, 255), _cut(it.words)
     ),
     messages.MpiPlaceLost: lambda node, it, clock: events.MpiPlaceLost(
-        node, number(it.local_rank, "local_rank")
+        node, number(it.local_rank, "local_rank"), clock(seconds(it.t, "t"))
     ),
     messages.WorkerExited: _exited,
     messages.RanksJoined: lambda node, it, clock: events.RanksJoined(

@@ -105,6 +105,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         "nodes.0.reach",
         Command("a", ("tsh", "ssh", "{host}", "--"), shell=True),
     ),
+    "mpirun": ("mpirun: [mpirun, -v]", "mpirun", ("mpirun", "-v")),
     "container.image": ("container: {image: 'a/b:1'}", "container.image", "a/b:1"),
     "container.runtime": (
         "container: {image: i, runtime: [podman, --root=/r]}",

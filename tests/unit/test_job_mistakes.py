@@ -157,7 +157,7 @@ from tests.unit.samples import Load, Problems
         pytest.param("script: x\nargs: --a b", "2:7: args: expected a list, got", id="args as one string"),
         pytest.param(
             "script: x\nbackend: ncll",
-            '2:10: backend: expected "auto", "nccl" or "gloo", got "ncll"; did',
+            '2:10: backend: expected "auto", "nccl", "gloo" or "mpi", got "ncll"; did',
             id="ncll",
         ),
         pytest.param(

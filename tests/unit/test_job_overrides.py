@@ -217,7 +217,7 @@ def test_later_overrides_win(load: Load) -> None:
         ),
         pytest.param("args[²]=x", "--set args.²", id="an item that is no number"),
         pytest.param("script.a=x", '--set script.a=x: "x" has no key a', id="below a word"),
-        pytest.param("backend=mpii", '--set backend: backend: expected "auto", "nccl" or', id="wrong value"),
+        pytest.param("backend=smoke", '--set backend: backend: expected "auto", "nccl"', id="wrong value"),
         pytest.param("nodes=0", "--set nodes: nodes: expected an integer from 1 to 4096", id="too few"),
         pytest.param("bakend=gloo", "--set bakend: bakend: unknown key; did you mean backend", id="typo"),
         pytest.param("args=[a", r"--set args:1:1: this \[ is not closed", id="no YAML"),

@@ -6,12 +6,21 @@ from typing import Any
 import pytest
 
 from distlaunch.agent import messages
-from distlaunch.agent.messages import COMMANDS, REPORTS, Binding, Ping, StartWorkers, WorkerExited, WorkerSpec
+from distlaunch.agent.messages import (
+    COMMANDS,
+    REPORTS,
+    Binding,
+    MpiPlaces,
+    Ping,
+    StartWorkers,
+    WorkerExited,
+    WorkerSpec,
+)
 from distlaunch.agent.wire import ProtocolError
 
 WORKER = WorkerSpec(0, ["python", "t.py"], "/w", [0, 1], {"A": "b"}, {}, False, [])
 START = StartWorkers(
-    1, "id", 10.0, 30.0, None, 29500, True, 15, False, [], {}, Binding("listed", 0, ["0-3"]), [WORKER]
+    1, "id", 10.0, 30.0, None, 29500, True, 15, False, [], {}, Binding("listed", 0, ["0-3"]), None, [WORKER]
 )
 EXITED = WorkerExited(0, -9, 12.5, {"message": "m", "callstack": ""}, "words", 0, [1, 2])
 SAMPLES: dict[str, Any] = {
@@ -23,6 +32,7 @@ SAMPLES: dict[str, Any] = {
     "Dict[str, str]": {"a": "b"},
     "Dict[str, bool]": {"a": True},
     "Binding": START.binding,
+    "MpiPlaces": MpiPlaces(0, ["mpirun"], [[2, "python"]], "name", "10.0.0.1"),
     "WorkerSpec": WORKER,
 }
 

@@ -41,10 +41,13 @@ from distlaunch.state.events import (
     AgentLeaving,
     AgentUp,
     AllocationTold,
+    DaemonWanted,
     Event,
     ImagePulled,
     Interrupted,
     LinkEnded,
+    MpiEnded,
+    MpiPlaceLost,
     Noticed,
     OrphansKilled,
     OutputFlows,
@@ -303,6 +306,9 @@ class World:
         agent.generation, agent.running = self.state.generation, set(range(procs))
         for rank in range(procs):
             self._start_worker(agent, rank)
+        if self.state.spec.mpirun and agent.node == self.state.members[0]:
+            for place in range(len(self.state.members)):
+                self._tell(agent, DaemonWanted(agent.node, place, "orted"))
         self._succeed(agent)
 
     def _start_worker(self, agent: Agent, rank: int) -> None:
@@ -422,6 +428,12 @@ class World:
         elif status:
             self._feed(PeerFailed(status, "node 1 failed"))
 
+    def mpi_fails(self, agent: Agent, number: int) -> None:
+        """mpirun fails or is killed, or what stands in a rank's place is."""
+        if self.state.spec.mpirun:
+            lost = MpiPlaceLost(agent.node, number & 1, self.now)
+            self._tell(agent, MpiEnded(agent.node, "mpirun", number, "why") if number < 2 else lost)
+
     def end_clean(self, agent: Agent, away_s: int) -> None:
         """An agent ends together with its workers, and its guardian says so."""
         agent.running.clear()
@@ -503,6 +515,7 @@ restarts: {{max: {most}, window: {window}}}
 elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
 on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
 on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}
+{draw(st.sampled_from(["", "", "mpirun: mpirun"]))}
 """
     torchs = f"""
 rendezvous: {{backend: c10d}}
@@ -536,6 +549,7 @@ _faults: st.SearchStrategy[Fault] = st.one_of(
     st.builds(Fault, _waits, st.just("stall"), _nodes, st.sampled_from([1, 3, 2, 0])),
     st.builds(Fault, _waits, st.just("refuse"), _nodes, st.integers(0, 2)),
     st.builds(Fault, _waits, st.just("remark"), _nodes),
+    st.builds(Fault, _waits, st.just("mpi_fails"), _nodes, st.sampled_from([2, 1, -9, 0, 3])),
     st.builds(Fault, _waits, st.just("peer_fails"), _nodes, st.sampled_from([0, AGAIN, AGAIN, 3])),
 )
 _delays = st.lists(st.sampled_from([0.1, 0.0, 0.3, 2.0, 12.0, 45.0, NEVER_S]), min_size=1, max_size=8)
