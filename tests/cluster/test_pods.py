@@ -1,0 +1,102 @@
+"""The pods that `export kubernetes` prints, each as a container of podman's on a host of its own.
+
+No cluster runs here. From each pod's template everything is taken that a node's kubelet would take: command,
+arguments, variables, directory, volumes. Only the image is another one, and DNS is a line in /etc/hosts.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.containers import IMAGE, LIMITS, MOUNTS, Podman, podman_alone, why_no_podman
+from tests.cluster.hosts import Bed
+from tests.harness import Going, distlaunch, ended_well
+from tests.pods import Manifest, expand, unpack
+from tests.process.torchruns import NEEDS_TORCH
+
+pytestmark = NEEDS_TORCH
+TRAINS = """
+import json, os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+for _ in range(20):
+    model.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    for weights in model.parameters():
+        weights.data -= 0.1 * weights.grad
+weights = [round(float(each), 6) for each in model.module.weight[0]]
+inside = os.path.exists("/run/.containerenv")
+os.write(1, (json.dumps({"rank": dist.get_rank(), "weights": weights, "inside": inside}) + "\\n").encode())
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def podman() -> Iterator[Podman]:
+    if reason := why_no_podman():
+        pytest.skip(reason)
+    with podman_alone() as podman:
+        yield podman
+
+
+def argv_of(podman: Podman, workload: Manifest, index: int, folder: Path, first: str) -> list[str]:
+    """How podman runs the pod of that index; `folder` is in the image, with the ConfigMap's files below."""
+    pod = workload["spec"]["template"]["spec"]
+    (main,) = pod["containers"]
+    given = {"JOB_COMPLETION_INDEX": str(index)}
+    for each in main.get("env", []):
+        given[each["name"]] = expand(each["value"], given)
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    own = [mount for mount in MOUNTS if not mount.startswith("/etc")]  # a place for the ConfigMap
+    mounts = [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in (*own, str(folder))]
+    for mount in main["volumeMounts"]:
+        if "configMap" in volumes[mount["name"]]:
+            mounts.append(f"--volume={folder}/packed:{mount['mountPath']}:ro")
+        else:
+            assert "emptyDir" in volumes[mount["name"]]
+            mounts.append(f"--tmpfs={mount['mountPath']}")
+    name = f"{workload['metadata']['name']}-0.{pod['subdomain']}"
+    words = [expand(word, given) for word in (*main["command"], *main["args"])]
+    return [
+        *(*podman.words, "run", "--rm", "--network=host", f"--add-host={name}:{first}", *LIMITS, *mounts),
+        *(f"--env={name}={value}" for name, value in given.items()),
+        *(f"--workdir={main['workingDir']}", "--entrypoint=", IMAGE, *words),
+    ]
+
+
+def test_ddp_trains_in_the_pods_of_a_job(bed: Bed, tmp_path: Path, podman: Podman) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    job = {
+        "script": "train.py",
+        "nodes": 2,
+        "gpus_per_node": 0,
+        "master_port": 29500,
+        "python": sys.executable,
+        "workdir": str(tmp_path),
+        "kubernetes": {"image": "a/b:1"},
+        "env": {"OMP_NUM_THREADS": 1},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    done = distlaunch("export", "kubernetes", str(tmp_path / "job.yaml"))
+    assert done.returncode == 0, done.stderr
+    bundle, *_, workload = yaml.safe_load_all(done.stdout)
+    unpack(bundle, tmp_path / "packed")
+    with contextlib.ExitStack() as stack:
+        pods = []
+        for index in range(workload["spec"]["completions"]):
+            argv = argv_of(podman, workload, index, tmp_path, bed.hosts["host1"].address)
+            pods.append(Going(tmp_path, bed.argv("exec", f"host{index + 1}", "--", *argv)))
+            stack.callback(pods[-1].kill)
+        told = []
+        for pod in pods:
+            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weights"', 1)
+            told += [json.loads(line) for line in pod.stdout.splitlines()]
+    assert [(row["rank"], row["inside"]) for row in told] == [(0, True), (1, True)]
+    assert told[0]["weights"] == told[1]["weights"]
