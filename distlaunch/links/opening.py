@@ -51,14 +51,14 @@ def _open_container(
     spec: JobSpec, container: Container, index: int, pythons: Mapping[int, str | None]
 ) -> Link:
     """A container on the node: by the node's shell, or by srun itself."""
-    from distlaunch.transport.container_entry import entry, srun_options  # few jobs have them
+    from distlaunch.transport.container_entry import entry, in_step  # few jobs have them
 
     node = spec.pool[index]
     reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
     workdir, named = node.workdir or spec.workdir, pythons[index]
     inside = Inside(candidates_text([named] if named else ["python3", "python"]))
     if container.runtime == BY_SRUN and isinstance(reach, Slurm):
-        step = reach._replace(options=srun_options(container, workdir))
+        step = in_step(reach, container, workdir, os.path.expanduser("~"))
         return _open(step, pythons, inside=inside)
     return _open(reach, pythons, inside=inside._replace(entry=entry(container, workdir)))
 

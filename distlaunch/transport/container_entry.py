@@ -10,6 +10,7 @@ from shlex import quote
 from distlaunch.transport.boot import ENTER, NO_IMAGE, NO_RUNTIME, PULLING, SCRIPT
 from distlaunch.transport.container import Container
 from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transport.slurm import Slurm
 
 _OF_THE_NODE = (
     *("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT"),
@@ -98,16 +99,24 @@ def _placed(path: str) -> str:
     return '"$HOME"' + quote(path[1:]) if path.startswith("~/") else quote(path)
 
 
-def srun_options(container: Container, workdir: str) -> tuple[str, ...]:
-    """pyxis's: srun itself starts the step in the container."""
-    mounts = ",".join(map(":".join, _mounted(container, workdir)))
-    return (
-        f"--container-image={container.image}",
+def in_step(step: Slurm, container: Container, workdir: str, home: str) -> Slurm:
+    """A step that srun itself starts in the container, by pyxis. Users have the same `home` on all nodes."""
+    paths = [[_at_home(path, home) for path in mount] for mount in _mounted(container, workdir)]
+    mounts = ",".join(map(":".join, paths))
+    kept = [name for name, value in container.env.items() if value is None]
+    options = (
+        f"--container-image={_at_home(container.image, home)}",
         f"--container-mounts={mounts}",
         "--no-container-entrypoint",
-        *([f"--container-env={','.join(container.env)}"] if container.env else []),
+        *([f"--container-env={','.join(kept)}"] if kept else []),
         *container.options,
     )
+    variables = tuple(f"{name}={value}" for name, value in container.env.items() if value is not None)
+    return step._replace(options=options, variables=variables)
+
+
+def _at_home(path: str, home: str) -> str:
+    return home + path[1:] if path.startswith("~/") else path
 
 
 def advice_for(failure: LinkFailure, container: Container, python: str | None) -> str:

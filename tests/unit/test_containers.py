@@ -10,8 +10,9 @@ from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.transport.boot import ENTER, SCRIPT
 from distlaunch.transport.container import Container, Runtime
-from distlaunch.transport.container_entry import advice_for, entry, srun_options
+from distlaunch.transport.container_entry import advice_for, entry, in_step
 from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transport.slurm import Slurm
 from tests.unit.samples import Load, Problems
 
 QUOTES = "a 'b' \"c\" $HOME `d` \\ !e"
@@ -61,14 +62,28 @@ def test_enroot() -> None:
 
 
 def test_pyxis_is_srun_with_options() -> None:
-    options = srun_options(
-        Container("nvcr.io#nvidia/pytorch:25.10-py3", "pyxis", ("/data", "/a:/b:ro")), "/work"
+    step = in_step(
+        Slurm("n1", "17"),
+        Container(
+            "nvcr.io#nvidia/pytorch:25.10-py3",
+            "pyxis",
+            ("/data", "/a:/b:ro", "~/c:/c"),
+            env={"TOKEN": None, "MODE": "it's fast"},
+        ),
+        "/work",
+        "/home/me",
     )
-    assert options == (
+    assert step.options == (
         "--container-image=nvcr.io#nvidia/pytorch:25.10-py3",
-        "--container-mounts=/data:/data,/a:/b:ro,/work:/work",
+        "--container-mounts=/data:/data,/a:/b:ro,/home/me/c:/c,/work:/work",
         "--no-container-entrypoint",
+        "--container-env=TOKEN",
     )
+    # What the image sets would win over a variable of srun's own.
+    assert step.argv()[-4:] == ["MODE=it's fast", "/bin/sh", "-c", SCRIPT]
+    plain = in_step(Slurm("n1", "17"), Container("~/i.sqsh", "pyxis"), "/", "/home/me")
+    assert "--container-image=/home/me/i.sqsh" in plain.argv()
+    assert not [word for word in plain.argv() if word.startswith("--container-env")]
 
 
 def test_options_of_the_runtime_itself_come_before_its_command() -> None:

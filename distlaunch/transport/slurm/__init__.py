@@ -43,13 +43,14 @@ _OF_THE_STEP = (
 class Slurm(Frozen):
     """As `distlaunch.transport.kinds` has it; `job` is the allocation's id, `group` the node's component.
 
-    `options` are more options of srun, such as a plug-in's.
+    `options` are more options of srun, such as a plug-in's; `variables` are NAME=VALUE for the agent.
     """
 
     host: str
     job: str
     group: int | None = None
     options: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     name: Literal["slurm"] = "slurm"
 
     @property
@@ -92,7 +93,8 @@ class Slurm(Frozen):
         group = [] if self.group is None else [f"--het-group={self.group}"]
         unset = [part for name in _OF_THE_STEP for part in ("-u", name)]
         where = [f"--jobid={self.job}", *group, f"--nodelist={','.join(hosts)}"]
-        return ["srun", *size, *_OPTIONS, *self.options, *where, "env", *unset, "/bin/sh", "-c", SCRIPT]
+        env = ["env", *unset, *self.variables]
+        return ["srun", *size, *_OPTIONS, *self.options, *where, *env, "/bin/sh", "-c", SCRIPT]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Without what srun would take for options, and whatever else describes another step."""
