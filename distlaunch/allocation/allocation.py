@@ -6,9 +6,16 @@ from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
 
-Scheduler = Literal["slurm", "grid-engine", "pbs", "lsf", "flux"]
+Scheduler = Literal["slurm", "grid-engine", "pbs", "lsf", "flux", "kubernetes"]
 TITLES: Mapping[Scheduler, str] = MappingProxyType(
-    {"slurm": "Slurm", "grid-engine": "Grid Engine", "pbs": "PBS", "lsf": "LSF", "flux": "Flux"}
+    {
+        "slurm": "Slurm",
+        "grid-engine": "Grid Engine",
+        "pbs": "PBS",
+        "lsf": "LSF",
+        "flux": "Flux",
+        "kubernetes": "Kubernetes",
+    }
 )
 """As people call them."""
 
@@ -17,17 +24,21 @@ class AllocatedNode(Frozen):
     """A host of an allocation, as far as the environment tells; None = it does not say.
 
     `procs` is how many tasks or slots were asked for there, `group` which component of a heterogeneous job it
-    is in.
+    is in. A pod has an `address` by which others reach it, and ranks run in one `container` of it.
     """
 
     host: str
     gpus: int | None = None
     procs: int | None = None
     group: int | None = None
+    address: str | None = None
+    container: str | None = None
 
 
 class Allocation(Frozen):
     """The hosts of job `job`, in the order in which the scheduler lists them; "" = its id is not known.
+
+    Of Kubernetes they are pods, and `job` is their selector.
 
     A job of its queue is `queued`, and may be started again; it has been started `starts` times before.
     """
@@ -42,6 +53,8 @@ class Allocation(Frozen):
     def name(self) -> str:
         """For people."""
         title = TITLES[self.scheduler]
+        if self.scheduler == "kubernetes":
+            return f"{title} ({self.job})"
         return f"{title} job {self.job}" if self.job else title
 
     @property

@@ -53,7 +53,7 @@ def find_allocation(environ: Mapping[str, str], listed: str = "") -> Allocation 
     Raises ValueError for nonsense.
     """
     scheduler = scheduler_of(environ)
-    if scheduler is None:
+    if scheduler is None or scheduler == "kubernetes":  # no variable tells of pods
         return None
     if scheduler == "slurm":
         from distlaunch.allocation.slurm import slurm_allocation

@@ -170,11 +170,22 @@ def _check_launcher(reading: Reading, spec: JobSpec) -> None:
     allocation = spec.allocation
     if launcher == "ssh" and numbered and not (allocation or reading.around.submitted):
         reading.problem("launcher", "launcher: ssh needs host names, but nodes is a number")
+    if launcher == "kubernetes" and not reading.around.submitted:
+        _check_pods(reading, numbered)
     if isinstance(launcher, Mapping):
         _check_command(reading, launcher, 0 if numbered and not allocation else len(spec.pool))
     if allocation and given and given > len(allocation.nodes):
         has = counted(len(allocation.nodes), "node")
         reading.problem("nodes", f"{given} nodes are asked for, but {allocation.name} has {has}")
+
+
+def _check_pods(reading: Reading, numbered: bool) -> None:
+    """Pods are known by their labels."""
+    if not numbered:
+        told = "the selector names the pods: set nodes to their number, or use launcher.command"
+        reading.problem("nodes" if "nodes" in reading.checked else "hostfile", told)
+    elif not reading.section("kubernetes").get("selector"):
+        reading.problem("launcher", "launcher: kubernetes needs kubernetes.selector, such as app=train")
 
 
 def _check_command(reading: Reading, launcher: Mapping[str, Any], named: int) -> None:

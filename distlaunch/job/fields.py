@@ -345,9 +345,9 @@ JOB = Record(
         "pbs": built(PBS, "What the script of `export pbs` asks for."),
         "kubernetes": built(KUBERNETES, "What `export kubernetes` asks of a cluster."),
         "launcher": built(
-            Either(text=Choice(("auto", "local", "mpirun", "slurm", "ssh")), entries=LAUNCHER),
-            "How nodes are reached, or a command that reaches each; mpirun = as auto, and MPI's launcher "
-            "starts the ranks.",
+            Either(text=Choice(("auto", "kubernetes", "local", "mpirun", "slurm", "ssh")), entries=LAUNCHER),
+            "How nodes are reached, or a command that reaches each; kubernetes = pods that run already; "
+            "mpirun = as auto, and MPI's launcher starts the ranks.",
             ": its scheduler's way inside an allocation, ssh for hosts, else local",
             "auto",
         ),

@@ -1,4 +1,4 @@
-"""What a job file's `kubernetes` section asks of a cluster, for a job that is exported."""
+"""What a job file's `kubernetes` section asks of a cluster, for an export or for pods that run already."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -43,6 +43,8 @@ class KubernetesOptions(Frozen):
 
     image: str = ""
     namespace: str | None = None
+    selector: str | None = None
+    container: str | None = None
     labels: Mapping[str, str] = _NONE
     annotations: Mapping[str, str] = _NONE
     node_selector: Mapping[str, str] = _NONE

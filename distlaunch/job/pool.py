@@ -74,12 +74,18 @@ class Pool:
     def _from_allocation(self, allocation: Allocation, node: AllocatedNode, path: str) -> NodeSpec:
         spec = self._node(node.host, self._within(allocation, node), {}, path)
         told = JOB.value(self._checked, "gpus_per_node")
-        return spec._replace(gpus=told if isinstance(told, int) else node.gpus, cpu_procs=node.procs)
+        gpus = told if isinstance(told, int) else node.gpus
+        return spec._replace(gpus=gpus, cpu_procs=node.procs, address=node.address)
 
     def _within(self, allocation: Allocation, node: AllocatedNode) -> Transport:
         """As its scheduler has it: a step of Slurm's, our own process here, or what reaches another host."""
         if self._launcher == "ssh" or isinstance(self._launcher, Mapping):
             return self._reach(node.host, None, None)
+        if allocation.scheduler == "kubernetes":
+            from distlaunch.allocation.pods import exec_words
+
+            namespace = self._reading.section("kubernetes").get("namespace")
+            return Command(node.host, exec_words(namespace, node.container), scheduler="kubernetes")
         if allocation.scheduler == "slurm":
             return Slurm(node.host, allocation.job, node.group)
         if _short(node.host) in ("localhost", _short(self._reading.around.host)):

@@ -156,6 +156,8 @@ KUBERNETES = Record(
     {
         "image": Field(LINE, "The image of the pods, with Python 3.10 or later and torch."),
         "namespace": Field(KUBE_NAME, "Namespace.", "the one that kubectl uses"),
+        "selector": Field(LINE, "Labels of the pods that launcher: kubernetes runs in, e.g. app=train."),
+        "container": Field(KUBE_NAME, "The container of each of them.", "the first"),
         "labels": Field(KUBE_MAP, "Labels of the Job and its pods."),
         "annotations": Field(KUBE_MAP, "Annotations of the Job and its pods."),
         "node_selector": Field(KUBE_MAP, "Labels that the nodes must have."),

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping
 
+from distlaunch.allocation.pods import GPU
 from distlaunch.contract import RESERVED
 from distlaunch.job.placeholders import placeholders_in
 from distlaunch.job.spec import JobSpec
 from distlaunch.kubernetes.names import Kind
 
-_GPU = re.compile(r".*/(?:gpu|mig-)")
 _OWN = re.compile(r"PET_.*|PYTHON_EXEC|JOB_COMPLETION_INDEX")
 """Variables of a pod by which the launcher there knows its place, or would be told otherwise."""
 _NO_CONTROLLER = "it needs a controller, and pods run without one"
@@ -17,6 +17,8 @@ _CONSOLE = "`kubectl logs` shows what all ranks of a pod print"
 _LEFT_OUT = {
     "ssh": "pods are not reached over ssh",
     "launcher": "each pod starts its own ranks",
+    "kubernetes.selector": "it names pods that run already",
+    "kubernetes.container": "it is one of pods that run already",
     "mpirun": "each pod starts its own ranks",
     "container": "pods run kubernetes.image",
     "notify": _NO_CONTROLLER,
@@ -44,7 +46,7 @@ _OF_TRAINJOB = {
 
 def with_gpus(spec: JobSpec) -> JobSpec:
     """The job with the GPUs that its pods' limits name, where it does not say how many it uses."""
-    counts = [count for name, count in spec.kubernetes.resources.limits.items() if _GPU.match(name)]
+    counts = [count for name, count in spec.kubernetes.resources.limits.items() if GPU.match(name)]
     if not counts or not counts[0].isdecimal():
         return spec
     return spec.with_gpus(int(counts[0]))
@@ -52,7 +54,7 @@ def with_gpus(spec: JobSpec) -> JobSpec:
 
 def names_gpus(limits: Mapping[str, str]) -> bool:
     """Whether one of the limits is of GPUs, of whatever kind."""
-    return any(map(_GPU.match, limits))
+    return any(map(GPU.match, limits))
 
 
 def check_exported(spec: JobSpec) -> None:

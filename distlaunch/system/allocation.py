@@ -9,6 +9,7 @@ from distlaunch.errors import UsageError, reason
 ANSWER_S = 10.0
 """Seconds for a scheduler's command to list the hosts."""
 MAX_BYTES = 1 << 24
+_NAMED = "or list the pods in nodes, with launcher.command"
 _INSTEAD = "list the hosts in nodes, or use `--set launcher=local`"
 
 
@@ -23,6 +24,22 @@ def allocation_here(needed: bool = True) -> Allocation | None:
     except ValueError as error:
         where = listing.path or " ".join(listing.command) or "the environment"
         raise UsageError(f"can't read the allocation from {where}: {error}") from None
+
+
+def pods_here(selector: str, namespace: str | None, container: str | None) -> Allocation:
+    """The running pods that a selector means, as kubectl sees them. Raises `UsageError`."""
+    from distlaunch.allocation.pods import pods_argv, pods_listed  # few jobs run in pods
+
+    command = pods_argv(selector, namespace)
+    try:
+        found = pods_listed(_said(tuple(command), _NAMED), selector, container)
+    except OSError as error:
+        raise UsageError(f"can't list the pods: kubectl: {reason(error)}; {_NAMED}") from None
+    except ValueError as error:
+        raise UsageError(f"can't read what `{' '.join(command)}` prints: {error}") from None
+    if not found.nodes:
+        raise UsageError(f"no pod that runs has the labels {selector}: see `{' '.join(command[:-1])}`")
+    return found
 
 
 def _listed(listing: Listing) -> str:
@@ -49,7 +66,7 @@ def _text(path: str) -> str:
     return data.decode(errors="replace")
 
 
-def _said(command: tuple[str, ...]) -> str:
+def _said(command: tuple[str, ...], instead: str = _INSTEAD) -> str:
     """What a command prints. Raises OSError, or `UsageError`."""
     import subprocess  # few schedulers have to be asked
 
@@ -59,9 +76,9 @@ def _said(command: tuple[str, ...]) -> str:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise UsageError(f"`{line}` did not answer within {ANSWER_S:g} s; {_INSTEAD}") from None
+        raise UsageError(f"`{line}` did not answer within {ANSWER_S:g} s; {instead}") from None
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines()
         told = words[-1] if words else f"exit status {done.returncode}"
-        raise UsageError(f"`{line}` failed: {told}; {_INSTEAD}")
+        raise UsageError(f"`{line}` failed: {told}; {instead}")
     return done.stdout.decode(errors="replace")

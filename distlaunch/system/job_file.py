@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import yaml
 
@@ -23,7 +24,7 @@ from distlaunch.job.hosts import HostEntry, parse_hostfile
 from distlaunch.job.paths import home_error
 from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
-from distlaunch.system.allocation import allocation_here
+from distlaunch.system.allocation import allocation_here, pods_here
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
@@ -69,6 +70,8 @@ def job_of(
     if extra_args:
         document = _with_args(document, extra_args)
     around = _surroundings(path, submitted, _names_hosts(document))._replace(in_image=in_image)
+    if not submitted and (asked := _pods(document)):
+        around = around._replace(allocation=pods_here(**asked))
     return build_spec(document, source_of(path), around._replace(hostfile=_hostfile(document, around)))
 
 
@@ -77,8 +80,22 @@ def _names_hosts(document: Value) -> bool:
     if not isinstance(document, Entries):
         return False
     launcher = document.get("launcher")
-    here = isinstance(launcher, Scalar) and launcher.value == "local"
-    return here or isinstance(document.get("nodes"), Items) or document.get("hostfile") is not None
+    told = isinstance(launcher, Scalar) and launcher.value in ("local", "kubernetes")
+    return told or isinstance(document.get("nodes"), Items) or document.get("hostfile") is not None
+
+
+def _pods(document: Value) -> dict[str, Any]:
+    """What tells the pods of a job with `launcher: kubernetes`; nothing if it lacks that."""
+    launcher = document.get("launcher") if isinstance(document, Entries) else None
+    section = document.get("kubernetes") if isinstance(document, Entries) else None
+    if not isinstance(section, Entries) or not (
+        isinstance(launcher, Scalar) and launcher.value == "kubernetes"
+    ):
+        return {}
+    given = {key: section.get(key) for key in ("selector", "namespace", "container")}
+    values = {key: value.value if isinstance(value, Scalar) else None for key, value in given.items()}
+    strings = all(value is None or isinstance(value, str) for value in values.values())
+    return values if strings and values["selector"] else {}
 
 
 def _surroundings(path: str, submitted: bool, named: bool) -> Surroundings:

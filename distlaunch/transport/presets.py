@@ -46,6 +46,26 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "SGE_BINARY_PATH",
             failed=1,
         ),
+        "kubernetes": Preset(
+            ("kubectl", "exec", "--stdin", "{host}", "--"),
+            (
+                (Kind.UNRESOLVED, r"pods .* not found|\(NotFound\)"),
+                (
+                    Kind.TASK_REFUSED,
+                    r"\(Forbidden\)|[Cc]annot create resource|\(Unauthorized\)|must be logged in",
+                ),
+                (Kind.NODE_DOWN, r"container not found|cannot exec (?:into|in) a|completed pod"),
+                (
+                    Kind.UNREACHABLE,
+                    r"[Uu]nable to connect|connection (?:refused|timed out)|i/o timeout|error dialing",
+                ),
+            ),
+            {
+                Kind.TASK_REFUSED: "try `kubectl auth can-i create pods --subresource=exec`",
+            },
+            "",
+            failed=1,
+        ),
         "lsf": Preset(
             ("blaunch", "{host}"),
             (

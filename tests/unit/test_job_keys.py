@@ -105,6 +105,8 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         "nodes.0.reach",
         Command("a", ("tsh", "ssh", "{host}", "--"), shell=True),
     ),
+    "kubernetes.selector": ("kubernetes: {selector: app=train}", "kubernetes.selector", "app=train"),
+    "kubernetes.container": ("kubernetes: {container: main}", "kubernetes.container", "main"),
     "mpirun": ("mpirun: [mpirun, -v]", "mpirun", ("mpirun", "-v")),
     "container.image": ("container: {image: 'a/b:1'}", "container.image", "a/b:1"),
     "container.runtime": (

@@ -1,0 +1,57 @@
+"""Pods that are there already, as `kubectl get pods` lists them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from distlaunch.allocation.allocation import AllocatedNode, Allocation
+
+GPU = re.compile(r".*/(?:gpu|mig-)")
+"""Resources that are GPUs, of whatever kind."""
+
+
+def pods_argv(selector: str, namespace: str | None) -> list[str]:
+    """The command that lists them."""
+    return ["kubectl", "get", "pods", f"--selector={selector}", *_in(namespace), "--output=json"]
+
+
+def exec_words(namespace: str | None, container: str | None) -> tuple[str, ...]:
+    """What runs a command in the container of a pod, {host}; unless it is named, kubectl says which it is."""
+    named = [f"--container={container}"] if container else []
+    return ("kubectl", "exec", "--stdin", *_in(namespace), *named, "{host}", "--")
+
+
+def _in(namespace: str | None) -> list[str]:
+    return [f"--namespace={namespace}"] if namespace else []
+
+
+def pods_listed(text: str, selector: str, container: str | None) -> Allocation:
+    """The pods that run, in the order of their names, numbers by size. Raises ValueError for nonsense."""
+    try:
+        pods = sorted(json.loads(text)["items"], key=lambda pod: _natural(pod["metadata"]["name"]))
+        nodes = tuple(node for pod in pods for node in _node(pod, container))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a list of pods: {type(error).__name__}: {error}") from None
+    return Allocation("kubernetes", selector, nodes)
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """trainer-2 comes before trainer-10."""
+    parts = re.split(r"(\d+)", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def _node(pod: Mapping[str, Any], container: str | None) -> Iterator[AllocatedNode]:
+    """The pod, unless it is starting, or ending."""
+    if pod["status"].get("phase") != "Running" or pod["metadata"].get("deletionTimestamp"):
+        return
+    containers = {each["name"]: each for each in pod["spec"]["containers"]}
+    chosen = container or next(iter(containers))
+    if chosen not in containers:
+        raise ValueError(f"pod {pod['metadata']['name']} has no container {chosen}")
+    limits = containers[chosen].get("resources", {}).get("limits", {})
+    gpus = sum(int(count) for name, count in limits.items() if GPU.match(name))
+    yield AllocatedNode(
+        pod["metadata"]["name"], gpus or None, address=pod["status"].get("podIP"), container=chosen
+    )

@@ -1,0 +1,122 @@
+"""`launcher: kubernetes`. No cluster runs here: a stand-in for kubectl reaches the testbed's hosts."""
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Bed
+from tests.harness import distlaunch, kill, running, wait_gone, write_job
+
+TELLS = """
+import os
+e = os.environ
+print(e["RANK"], e["LOCAL_RANK"], e["MASTER_ADDR"], flush=True)
+"""
+WAITS = """
+import os, signal
+os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+signal.pause()
+"""
+JOB = """
+launcher: kubernetes
+nodes: 2
+gpus_per_node: 0
+kubernetes: {selector: app=train, namespace: ml, container: main}
+"""
+Env = Callable[[str], dict[str, str]]
+
+
+@pytest.fixture
+def kubectl(bed: Bed, tmp_path: Path) -> Env:
+    """An environment with a stand-in whose pods trainer-1 … trainer-3 are host1 … host3."""
+    names = {f"trainer-{i}": bed.hosts[f"host{i}"] for i in (1, 2, 3)}
+    pods = {
+        "items": [
+            {
+                "metadata": {"name": name},
+                "spec": {"containers": [{"name": "sidecar"}, {"name": "main"}]},
+                "status": {"phase": "Running", "podIP": host.address},
+            }
+            for name, host in names.items()
+        ]
+    }
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "pods.json").write_text(json.dumps(pods))
+    program = folder / "kubectl"
+    enter = " ".join(bed.argv("exec", "HOST", "--"))
+    program.write_text(
+        f"""#!/bin/sh
+        case "$KUBECTL_FAILS$*" in
+            "get pods --selector=app=train --namespace=ml --output=json") exec cat {folder}/pods.json;;
+            "exec --stdin --namespace=ml --container=main trainer-"[123]" -- "*)
+                host=host${{5#trainer-}}; shift 6; exec {enter.replace("HOST", '"$host"')} "$@";;
+            "get pods --selector=none"*) echo '{{"items": []}}';;
+            *) echo "error: $KUBECTL_FAILS$*" >&2; exit 1;;
+        esac"""
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    path = f"{folder}:{os.environ['PATH']}"
+    return lambda fails: {**os.environ, "PATH": path, "KUBECTL_FAILS": fails}
+
+
+def job_in(folder: Path, script: str) -> str:
+    return str(write_job(folder, script, f"{JOB}python: {sys.executable}\n"))
+
+
+def test_ranks_run_in_the_pods(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
+    done = distlaunch("run", job_in(tmp_path, TELLS), env=kubectl(""))
+    assert done.returncode == 0, done.stderr
+    first = bed.hosts["host1"].address
+    assert sorted(done.stdout.splitlines()) == [f"[trainer-1:0] 0 0 {first}", f"[trainer-2:1] 1 0 {first}"]
+    assert "2 nodes from Kubernetes (app=train): trainer-1, trainer-2" in done.stderr
+
+
+def test_a_killed_rank_ends_all(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
+    before = bed.processes()
+    with running(Path(job_in(tmp_path, WAITS)), env=kubectl("")) as run:
+        ranks = run.wait_ready(2)
+        kill(ranks[1])
+        wait_gone(list(ranks.values()), 2.0)
+        assert run.wait() == 137
+        assert "rank 1 (trainer-2) failed first: killed by signal 9 (SIGKILL)" in run.stderr
+        wait_gone(sorted(bed.processes() - before), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("fails", "more", "told"),
+    [
+        (
+            "You must be logged in to the server (Unauthorized) ",
+            (),
+            "--namespace=ml --output=json` failed: error: You must be logged in",
+        ),
+        (
+            "",
+            ("--set", "kubernetes.selector=none"),
+            "no pod that runs has the labels none: see `kubectl get pods --selector=none --namespace=ml`",
+        ),
+        ("", ("--set", "nodes=4"), "4 nodes are asked for, but Kubernetes (app=train) has 3 nodes"),
+        ("", ("--set", "launcher=ssh"), "launcher: ssh needs host names"),
+    ],
+)
+def test_what_stands_in_the_way_is_told(
+    tmp_path: Path, kubectl: Env, fails: str, more: tuple[str, ...], told: str
+) -> None:
+    done = distlaunch("run", job_in(tmp_path, TELLS), *more, env=kubectl(fails))
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_kubectl_there_is_something_else_to_do(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = distlaunch("run", job_in(tmp_path, TELLS), env={**os.environ, "PATH": str(tmp_path / "empty")})
+    assert done.returncode == 2
+    assert "can't list the pods: kubectl: No such file or directory" in done.stderr
+    assert "list the pods in nodes, with launcher.command" in done.stderr

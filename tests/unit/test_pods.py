@@ -1,0 +1,128 @@
+"""Pods that run already: what kubectl lists, and what a job makes of it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from distlaunch.allocation.pods import exec_words, pods_argv, pods_listed
+from distlaunch.errors import JobError
+from distlaunch.job.build import build_spec
+from distlaunch.job.reading import Surroundings
+from distlaunch.job.spec import JobSpec
+from distlaunch.system.job_file import parse
+from distlaunch.transport.command import Command
+from distlaunch.transport.failure import Kind, ProcessEnd
+
+
+def pod(name: str, address: str, **changes: Any) -> dict[str, Any]:
+    """As `kubectl get pods --output=json` has it, but for what nobody reads."""
+    main = {"name": "main", "resources": {"limits": {"cpu": "8", "nvidia.com/gpu": "4"}}}
+    return {
+        "metadata": {"name": name},
+        "spec": {"containers": [main, {"name": "sidecar", "resources": {}}]},
+        "status": {"phase": "Running", "podIP": address},
+        **changes,
+    }
+
+
+def listing(*pods: dict[str, Any]) -> str:
+    return json.dumps({"kind": "List", "items": pods})
+
+
+ENDING = pod("old-0", "10.0.0.9", metadata={"name": "old-0", "deletionTimestamp": "2026-01-01T00:00:00Z"})
+PENDING = pod("new-0", "", status={"phase": "Pending"})
+THREE = listing(pod("t-10", "10.0.0.3"), ENDING, pod("t-2", "10.0.0.2"), PENDING, pod("t-1", "10.0.0.1"))
+
+
+def job(text: str, listed: str = THREE) -> JobSpec:
+    document = parse(f"script: t.py\n{text}", "job.yaml")
+    around = Surroundings("/p", "/home/me", {}, allocation=pods_listed(listed, "app=t", None))
+    return build_spec(document, "job.yaml", around)
+
+
+def test_pods_that_run_are_nodes_in_the_order_of_their_numbers() -> None:
+    found = pods_listed(THREE, "app=t", None)
+    assert [(node.host, node.address, node.gpus, node.container) for node in found.nodes] == [
+        ("t-1", "10.0.0.1", 4, "main"),
+        ("t-2", "10.0.0.2", 4, "main"),
+        ("t-10", "10.0.0.3", 4, "main"),
+    ]
+    assert found.name == "Kubernetes (app=t)"
+    assert pods_listed(THREE, "app=t", "sidecar").nodes[0].gpus is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("<html>", "Expecting value"),
+        ("[]", "not a list of pods"),
+        ('{"items": [{}]}', "not a list of pods: KeyError: 'metadata'"),
+        (listing(pod("a", "10.0.0.1", spec={"containers": [{"name": "x"}]})), "pod a has no container main"),
+    ],
+)
+def test_what_is_no_list_of_pods_is_told(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        pods_listed(text, "app=t", "main")
+
+
+def test_the_command_lines_of_kubectl() -> None:
+    assert pods_argv("app=t", "ml") == [
+        *("kubectl", "get", "pods", "--selector=app=t", "--namespace=ml", "--output=json")
+    ]
+    assert exec_words(None, "main") == ("kubectl", "exec", "--stdin", "--container=main", "{host}", "--")
+
+
+def test_a_jobs_nodes_are_pods() -> None:
+    section = "launcher: kubernetes\nkubernetes: {selector: app=t, namespace: ml}\n"
+    spec = job(f"{section}nodes: 2\nspares: rest")
+    words = (*("kubectl", "exec", "--stdin", "--namespace=ml", "--container=main"), "{host}", "--")
+    assert [node.reach for node in spec.pool] == [
+        Command(name, words, scheduler="kubernetes") for name in ("t-1", "t-2", "t-10")
+    ]
+    assert [(node.address, node.gpus) for node in spec.pool] == [
+        (f"10.0.0.{number}", 4) for number in (1, 2, 3)
+    ]
+    assert len(spec.nodes) == 2
+    assert job(f"{section}gpus_per_node: 1").nodes[2].gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("launcher: kubernetes", "launcher: kubernetes needs kubernetes.selector, such as app=train"),
+        (
+            "launcher: kubernetes\nkubernetes: {selector: app=t}\nnodes: [a]",
+            "nodes: the selector names the pods: set nodes to their number, or use launcher.command",
+        ),
+        (
+            "launcher: kubernetes\nkubernetes: {selector: app=t}\nnodes: 4",
+            "nodes: 4 nodes are asked for, but Kubernetes (app=t) has 3 nodes",
+        ),
+    ],
+)
+def test_a_job_that_can_have_no_pods_is_refused(text: str, told: str) -> None:
+    with pytest.raises(JobError) as raised:
+        job(text)
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ('Error from server (NotFound): pods "t-1" not found', Kind.UNRESOLVED),
+        (
+            'Error from server (Forbidden): pods "t-1" is forbidden: User "me" cannot create resource',
+            Kind.TASK_REFUSED,
+        ),
+        ('error: unable to upgrade connection: container not found ("main")', Kind.NODE_DOWN),
+        ("Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout", Kind.UNREACHABLE),
+        (
+            "error: cannot exec into a container in a completed pod; current phase is Succeeded",
+            Kind.NODE_DOWN,
+        ),
+    ],
+)
+def test_what_kubectl_says_is_understood(words: str, kind: Kind) -> None:
+    reach = job("launcher: kubernetes\nkubernetes: {selector: app=t}").nodes[0].reach
+    assert reach.failure(ProcessEnd(words, status=1)).kind is kind
