@@ -1,5 +1,6 @@
 """README and docs say what is true: commands run, examples load, tables are complete, links resolve."""
 
+import json
 import os
 import re
 import signal
@@ -148,9 +149,25 @@ def test_the_commands_run(page: str, command: str, tmp_path: Path) -> None:
 def test_the_examples_are_job_files(page: str, text: str, tmp_path: Path) -> None:
     part = "" if re.search(r"(?m)^script:", text) else "script: train.py\n"
     (tmp_path / "job.yaml").write_text(text + part)
-    env = {**os.environ, "HF_TOKEN": "x"}
+    env = {**os.environ, "HF_TOKEN": "x", "PATH": f"{_pods(tmp_path)}:{os.environ['PATH']}"}
     planned = distlaunch("dry-run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8", env=env)
     assert planned.returncode == 0, planned.stderr
+
+
+def _pods(folder: Path) -> Path:
+    """Where a stand-in for kubectl is, that lists two pods: no cluster is asked here."""
+    items = [
+        {
+            "metadata": {"name": f"trainer-{number}"},
+            "spec": {"containers": [{"name": "main"}]},
+            "status": {"phase": "Running", "podIP": f"10.0.0.{number}"},
+        }
+        for number in range(2)
+    ]
+    (folder / "pods.json").write_text(json.dumps({"items": items}))
+    (folder / "kubectl").write_text(f"#!/bin/sh\nexec cat {folder}/pods.json\n")
+    (folder / "kubectl").chmod(0o700)
+    return folder
 
 
 def test_the_example_job_can_be_planned_as_told(tmp_path: Path) -> None:
