@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from . import loopback, namespaces, slurm, slurm_files, ssh_files
+from . import loopback, namespaces, slurm, slurm_accounting, slurm_files, ssh_files
 from .boot import booting
 from .processes import identify
 from .state import Mode, Testbed, claim, load, refuse_unfinished, save, with_keepers
@@ -28,14 +28,16 @@ def choose_mode(wanted: Mode | None) -> tuple[Mode, str | None]:
     return ("loopback" if reason else "netns"), reason
 
 
-def bring_up(count: int, folder: Path, mode: Mode, slurm_nodes: int = 0) -> Testbed:
+def bring_up(
+    count: int, folder: Path, mode: Mode, slurm_nodes: int = 0, slurm_accounts: bool = False
+) -> Testbed:
     """Make a testbed and return it once every sshd answers; whatever fails, nothing is left behind."""
     ssh_files.refuse_unquotable(folder)
     for name in ("sshd", "ssh-keygen", "setpriv"):
         tool(name)
     _refuse_live(folder)
     with _planned(count, folder, mode) as planned:
-        testbed = replace(planned, slurm_nodes=slurm_nodes)
+        testbed = replace(planned, slurm_nodes=slurm_nodes, slurm_accounts=slurm_accounts)
         claim(testbed)
         try:
             finished = replace(_boot(testbed), maker=None)
@@ -104,6 +106,8 @@ def _write_files(testbed: Testbed) -> None:
     if testbed.mode == "netns":
         if testbed.slurm_nodes:
             slurm_files.write(testbed)
+        if testbed.slurm_accounts:
+            slurm_accounting.write(testbed)
         (testbed.dir / "hosts").write_text(namespaces.hosts_file(testbed))
         if shadow := namespaces.unlocked_shadow(user):
             (testbed.dir / "shadow").write_text(shadow)

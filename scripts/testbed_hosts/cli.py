@@ -77,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NODES",
         help="with Slurm, inside the hosts: a node per host, or so many, n1 … nNODES, dealt out to the hosts",
     )
+    up.add_argument(
+        "--accounting", action="store_true", help="with --slurm: its slurmdbd, too, and a MariaDB for that"
+    )
     _command(commands, _down, "remove the hosts, everything that runs in them, and the folder")
     status = _command(commands, _status, "tell how each host is")
     for command in (up, status):
@@ -114,8 +117,10 @@ def _up(options: argparse.Namespace) -> int:
         print(f"testbed: {reason}; making loopback hosts instead", file=sys.stderr)
     if options.slurm is not None and mode != "netns":
         raise TestbedError("Slurm needs hosts with networks of their own: use --mode netns")
+    if options.accounting and options.slurm is None:
+        raise TestbedError("--accounting is Slurm's: use it with --slurm")
     slurm_nodes = 0 if options.slurm is None else options.slurm or options.count
-    testbed = bring_up(options.count, options.dir, mode, slurm_nodes)
+    testbed = bring_up(options.count, options.dir, mode, slurm_nodes, options.accounting)
     if options.json:
         print(json.dumps(describe(testbed)))
     else:

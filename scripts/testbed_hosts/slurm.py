@@ -5,7 +5,7 @@ Nothing of it is the machine's own, and the daemons live in the hosts' namespace
 
 import time
 
-from . import namespaces
+from . import namespaces, slurm_accounting
 from .slurm_files import folder, nodes_of
 from .state import Testbed
 from .tools import TestbedError, attempt, run, tool
@@ -19,6 +19,8 @@ def start(testbed: Testbed) -> None:
     where, first = folder(testbed), testbed.hosts[0]
     files = [f"--{kind}-file={where}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
     run([*namespaces.enter_argv(first), tool("munged"), "--force", f"--socket={where}/munge.socket", *files])
+    if testbed.slurm_accounts:
+        slurm_accounting.start(testbed)
     run([*namespaces.enter_argv(first), tool("slurmctld"), "-c"])
     for name, host in nodes_of(testbed):
         run([*namespaces.enter_argv(host), tool("slurmd"), "-N", name])

@@ -7,6 +7,7 @@ from pathlib import Path
 from .state import Host, Testbed
 from .tools import TestbedError, tool
 
+CLUSTER = "testbed"
 CONF_DIR = Path("/etc/slurm")
 FIRST_PORT = 17000
 """Of the slurmds that share a host with others."""
@@ -61,8 +62,14 @@ def _configuration(testbed: Testbed) -> str:
         f"CPUs=8 Gres=gpu:{GPUS} State=UNKNOWN\n"
         for number, (name, host) in enumerate(nodes_of(testbed))
     )
+    accounts = (
+        f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={first.address}\n"
+        f"AccountingStoragePass={where}/munge.socket\n"
+        if testbed.slurm_accounts
+        else ""
+    )
     return f"""\
-ClusterName=testbed
+ClusterName={CLUSTER}
 SlurmctldHost={first.name}({first.address})
 SlurmUser=root
 AuthType=auth/munge
@@ -88,7 +95,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 GresTypes=gpu
 TreeWidth=65533
-{nodes}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+{accounts}{nodes}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 

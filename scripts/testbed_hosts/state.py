@@ -36,7 +36,7 @@ class Host:
 class Testbed:
     """A testbed: `tag` is the random part of its interfaces' names, `maker` the `up` still at work on it.
 
-    `slurm_nodes` is how many nodes its Slurm has; 0 = it has none.
+    `slurm_nodes` is how many nodes its Slurm has; 0 = it has none. With `slurm_accounts` it has slurmdbd.
     """
 
     dir: Path
@@ -46,6 +46,7 @@ class Testbed:
     hosts: tuple[Host, ...]
     gateway: str | None = None
     slurm_nodes: int = 0
+    slurm_accounts: bool = False
 
     @property
     def bridge(self) -> str | None:
@@ -140,6 +141,7 @@ def load(folder: Path) -> Testbed | None:
             hosts=tuple(_host(entry) for entry in data["hosts"]),
             gateway=data["gateway"],
             slurm_nodes=data.get("slurm_nodes", 0),
+            slurm_accounts=data.get("slurm_accounts", False),
         )
     except FileNotFoundError:
         return None

@@ -1,0 +1,59 @@
+"""slurmdbd and its MariaDB on the first host, for a Slurm that keeps accounts, as those of most sites do."""
+
+import time
+
+from . import namespaces
+from .slurm_files import CLUSTER, folder
+from .state import Testbed
+from .tools import TestbedError, attempt, run, tool
+
+READY_LIMIT_S = 60.0
+RETRY_S = 0.1
+_PORT = 3306
+
+
+def write(testbed: Testbed) -> None:
+    """Write slurmdbd's configuration; no host lives yet."""
+    for name in ("slurmdbd", "mariadbd", "mariadb-install-db"):
+        tool(name)
+    where, first = folder(testbed), testbed.hosts[0]
+    configuration = where / "slurmdbd.conf"
+    configuration.touch(mode=0o600)
+    configuration.write_text(f"""\
+AuthType=auth/munge
+AuthInfo=socket={where}/munge.socket
+DbdHost={first.name}
+DbdAddr={first.address}
+SlurmUser=root
+PidFile={where}/slurmdbd.pid
+LogFile={where}/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={_PORT}
+StorageUser=root
+""")
+
+
+def start(testbed: Testbed) -> None:
+    """Start both, once munged runs, and make the cluster known; slurmctld follows."""
+    where, inside = folder(testbed), namespaces.enter_argv(testbed.hosts[0])
+    data = f"--datadir={where}/mysql"
+    run([*inside, tool("mariadb-install-db"), "--no-defaults", data, "--user=root", "--skip-test-db"])
+    # Nobody else is in this network; a database of a testbed needs no passwords.
+    server = [tool("mariadbd"), "--no-defaults", data, "--user=root", "--skip-grant-tables"]
+    place = [f"--socket={where}/mysql.socket", "--bind-address=127.0.0.1", f"--port={_PORT}"]
+    log = f"{where}/mariadbd.log"
+    run([*inside, "/bin/sh", "-c", f'exec setsid --fork "$@" >{log} 2>&1 </dev/null', "sh", *server, *place])
+    _until([*inside, "/bin/sh", "-c", f"test -S {where}/mysql.socket"], "MariaDB does not answer")
+    run([*inside, tool("slurmdbd")])
+    known = [tool("sacctmgr"), "--immediate", "add", "cluster", CLUSTER]
+    _until([*inside, *known], "slurmdbd does not answer")
+
+
+def _until(argv: list[str], problem: str) -> None:
+    # Neither tells anybody when it is ready.
+    deadline = time.monotonic() + READY_LIMIT_S
+    while (done := attempt(argv)).returncode:
+        if time.monotonic() >= deadline:
+            raise TestbedError(f"{problem}: {done.stderr.strip()}")
+        time.sleep(RETRY_S)
