@@ -362,12 +362,12 @@ def test_the_record_decorators_root_cause_is_told(tmp_path: Path) -> None:
         tmp_path,
         """
         import os, signal
+        if os.environ["RANK"] == "0":
+            signal.pause()
         from torch.distributed.elastic.multiprocessing.errors import record
         @record
         def main():
-            if os.environ["RANK"] == "1":
-                raise ValueError("the root cause")
-            signal.pause()
+            raise ValueError("the root cause")
         main()
         """,
     )
