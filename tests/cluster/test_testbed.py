@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
+BY_PYTHON: list[str | Path] = [sys.executable, TESTBED]
+"""Its own first line takes the python3 on PATH, which may be a script that looks for one for longer."""
 LIMIT_S = EVENT_LIMIT_S = 150.0
 """Only a hang gets there."""
 STALL_S = 0.3
@@ -46,7 +48,7 @@ def call_testbed(
     *args: str | Path, prefix: Sequence[str | Path] = (), path: str | None = None
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*prefix, TESTBED, *args],
+        [*prefix, *BY_PYTHON, *args],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -256,7 +258,7 @@ def test_two_testbeds_live_side_by_side(bring_up: Callable[..., Bed]) -> None:
 def test_testbeds_brought_up_at_once_get_different_networks(tmp_path: Path) -> None:
     folders = [tmp_path / f"bed{n}" for n in range(3)]
     ups = [
-        subprocess.Popen([TESTBED, "up", "1", "--dir", folder, "--json"], stdout=subprocess.PIPE)
+        subprocess.Popen([*BY_PYTHON, "up", "1", "--dir", folder, "--json"], stdout=subprocess.PIPE)
         for folder in folders
     ]
     try:
@@ -440,7 +442,7 @@ def test_up_can_be_killed_anywhere(
     name, when, work = STAGES[stage]
     folder = tmp_path / "bed"
     path = wrapped(tmp_path, name, when, f"{work}; echo $$ > {tmp_path / 'fifo'}; exec sleep 1000")
-    up = subprocess.Popen([TESTBED, "up", "2", "--dir", folder], env=os.environ | {"PATH": path})
+    up = subprocess.Popen([*BY_PYTHON, "up", "2", "--dir", folder], env=os.environ | {"PATH": path})
     stuck = int(fifo())
     try:
         with noted(_half_made(folder)) as footprint:
@@ -468,7 +470,7 @@ def test_keepers_leave_if_up_dies_before_it_has_written_them_down(
 ) -> None:
     folder = tmp_path / "bed"
     path = wrapped(tmp_path, "unshare", "*host2", f"echo $$ > {tmp_path / 'fifo'}; exec sleep 1000")
-    up = subprocess.Popen([TESTBED, "up", "2", "--dir", folder], env=os.environ | {"PATH": path})
+    up = subprocess.Popen([*BY_PYTHON, "up", "2", "--dir", folder], env=os.environ | {"PATH": path})
     stuck = fifo()
     children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
     try:
@@ -498,7 +500,7 @@ def test_an_sshd_that_does_not_start_fails_up_and_leaves_nothing(
     os.mkfifo(go)
     then = f"echo here > {tmp_path / 'fifo'}; read -r _ < {go}; echo it is broken >&2; exit 255"
     up = subprocess.Popen(
-        [TESTBED, "up", "1", "--dir", folder],
+        [*BY_PYTHON, "up", "1", "--dir", folder],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -22,7 +22,7 @@ while not done[1]:
     dist.all_reduce(done)
     if rank == 0 and first:
         os.write(1, f"on {int(done[0])} ranks\\n".encode())
-    time.sleep(0.02)  # a step of training, but one that leaves the machine to the other tests
+    time.sleep(0.1)  # a step of training, but one that leaves the machine to the other tests
 dist.barrier()
 dist.destroy_process_group()
 os.write(1, b"all done\\n")
@@ -40,7 +40,7 @@ def nameless(site: Site, host: str) -> str:
 
 
 def test_all_ranks_agree_over_c10d_on_hosts_that_know_no_names(site: Site) -> None:
-    procs = {nameless(site, "host1"): 2, nameless(site, "host2"): 1, nameless(site, "host3"): 3}
+    procs = {nameless(site, "host1"): 2, nameless(site, "host2"): 1, nameless(site, "host3"): 1}
     job = site.job(
         [{"host": name, "procs": count} for name, count in procs.items()],
         rendezvous={"backend": "c10d"},
@@ -48,7 +48,7 @@ def test_all_ranks_agree_over_c10d_on_hosts_that_know_no_names(site: Site) -> No
     )
     before = site.processes()
     with running(job) as run:
-        ended_well(run.wait(), run.stdout, run.stderr, last="all_reduce: ok, 6 ranks")
+        ended_well(run.wait(), run.stdout, run.stderr, last="all_reduce: ok, 4 ranks")
         for host, ranks in procs.items():
             assert run.stdout.count(f"[{host}] rank ") == ranks
         assert "all 3 torch agents joined the rendezvous at" in run.stderr

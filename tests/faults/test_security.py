@@ -1,5 +1,6 @@
 """Faults of trust: hostile job files, names, output and nodes reach no shell, no path and no terminal."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -9,14 +10,16 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from distlaunch.errors import JobError, UsageError
 from distlaunch.job.reference import reference
+from distlaunch.system.job_file import load_job
 from distlaunch.transport.boot import SCRIPT
 from tests.cluster.hosts import Host, Site, parent_of, why_not
 from tests.cluster.odd_hosts import NODE_LOST, UNREACHABLE
@@ -181,6 +184,14 @@ def _placed(within: dict[str, Any], path: list[str], value: Any) -> dict[str, An
     return {**within, key: _placed(inner if isinstance(inner, dict) else {}, rest, value)}
 
 
+class Given(NamedTuple):
+    """A key of a job file, what it takes, and the text that it is given."""
+
+    path: str
+    kind: str
+    code: str
+
+
 @pytest.mark.long
 @with_hosts
 @pytest.mark.fault(65, "each key of a job file is shell code", promise="11")
@@ -195,18 +206,40 @@ def test_shell_code_in_each_key(site: Site, figures: Figures) -> None:
     }
     before, numbers = site.processes(), itertools.count()
 
-    def run_with(given: tuple[tuple[str, str, str, str], str]) -> tuple[str, int, str]:
-        (path, kind, _, _), code = given
-        keys = base if path in ("script", "module", "command") else {**base, "command": ["true"]}
+    def job_with(given: Sequence[Given]) -> Path:
+        keys = base if given[0].path in ("script", "module", "command") else {**base, "command": ["true"]}
+        for path, kind, code in given:
+            keys = with_text(keys, path, kind, code)
         job = site.folder / f"{next(numbers)}.yaml"
-        job.write_text(json.dumps(with_text(keys, path, kind, code)))
-        done = distlaunch("run", str(job), cwd=site.folder)
-        return path, done.returncode, done.stderr
+        job.write_text(json.dumps(keys))
+        return job
 
-    tried = list(itertools.product(reference(), (text, text.replace("\n", ";"))))
+    def run_with(given: Sequence[Given]) -> tuple[str, int, str]:
+        done = distlaunch("run", str(job_with(given)), cwd=site.folder)
+        return ", ".join(each.path for each in given), done.returncode, done.stderr
+
+    codes = (text, text.replace("\n", ";"))
+    tried = [Given(path, kind, code) for (path, kind, _, _), code in itertools.product(reference(), codes)]
+    refused = []
+    for given in tried:
+        with contextlib.suppress(UsageError):  # of a file that a key names
+            try:
+                load_job(str(job_with([given])))
+            except JobError:
+                refused.append(given)
+        assert not pwned.exists(), given.path
+    # Most are refused: each as the command would do it, and the command itself refuses all of them at once.
+    outer = {each.path for each in tried if any(other.path.startswith(f"{each.path}.") for other in tried)}
+    inner = [each for each in refused if each.path not in {*outer, "nodes", "nodes[]"}]
+    alone = [[each] for each in tried if each not in refused]
+    for code in codes:
+        at_once = [each for each in inner if each.code == code]
+        _, status, said = run_with(at_once)
+        assert status == USAGE and "Traceback" not in said and not pwned.exists(), said
+        alone += [[each] for each in at_once if f" {each.path.replace('[]', '[0]')}" not in said]
     ran = 0
     with ThreadPoolExecutor(4) as pool:
-        for path, status, said in pool.map(run_with, tried):
+        for path, status, said in pool.map(run_with, alone):
             ran += status == 0
             assert status in (0, USAGE, UNREACHABLE, 126, 127) and "Traceback" not in said, (path, said)
             assert not pwned.exists(), (path, said)

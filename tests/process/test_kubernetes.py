@@ -75,14 +75,14 @@ def manifests(folder: Path, script: str, keys: str = "", kind: str = "job") -> l
     return list(yaml.safe_load_all(done.stdout))
 
 
-@pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_two_pods_find_each_other_and_train(kind: str, tmp_path: Path) -> None:
-    with pods(manifests(tmp_path, TRAIN, kind=kind), tmp_path) as both:
+@pytest.mark.parametrize(("kind", "ranks"), [("job", 2), ("jobset", 1)])
+def test_two_pods_find_each_other_and_train(kind: str, ranks: int, tmp_path: Path) -> None:
+    with pods(manifests(tmp_path, TRAIN, f"procs_per_node: {ranks}", kind), tmp_path) as both:
         for pod in both:
-            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight"', 2)
+            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight"', ranks)
             told = [json.loads(line) for line in pod.stdout.splitlines()]
             args = [word.replace("{{rank}}", "{rank}") for word in ODD]
-            assert told == [{"weight": 1.5, "args": args, "odd": ODD[2]}] * 2
+            assert told == [{"weight": ranks - 0.5, "args": args, "odd": ODD[2]}] * ranks
 
 
 def test_a_rank_that_fails_ends_the_other_pod_with_its_status(tmp_path: Path) -> None:
@@ -107,12 +107,12 @@ def test_the_ranks_of_all_pods_start_again_in_place(tmp_path: Path) -> None:
 
 
 def test_the_pods_of_a_trainjob_take_their_place_from_its_runtime(tmp_path: Path) -> None:
-    made = manifests(tmp_path, TRAIN, "master_port: null", kind="trainjob")
+    made = manifests(tmp_path, TRAIN, "master_port: null\nprocs_per_node: 1", kind="trainjob")
     port = str(free_port())
     with cluster(made, tmp_path) as trainer:
         trainer.told = {"PET_MASTER_PORT": port}
         for pod in [trainer.start(0), trainer.start(1)]:
-            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight": 1.5', 2)
+            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight": 0.5')
 
 
 def test_a_pod_that_comes_back_early_waits_until_the_others_have_ended(tmp_path: Path) -> None:

@@ -5,38 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.torchruns import NEEDS_TORCH, assert_fine, both, logs_of, ours, script, scripts
+from tests.process.torchruns import NEEDS_TORCH, OUTPUTS, PRINT, Torchruns, assert_fine, logs_of, ours, script
 
 pytestmark = NEEDS_TORCH
 
 
-PRINT = """
-    import os, sys
-    rank = os.environ["RANK"]
-    sys.stdout.write(f"out {rank}\\n")
-    sys.stdout.flush()
-    sys.stderr.write(f"err {rank}\\n")
-"""
-OUTPUTS = {
-    "redirects": ["--redirects=3"],
-    "tee": ["--tee=3"],
-    "both": ["-r=1", "-t=2"],
-    "maps": ["-r=0:1,2:3", "-t=1:3,2:1"],
-    "filter": ["--local-ranks-filter=1"],
-    "filter and tee": ["--local-ranks-filter=0,2", "--tee=3", "--role=trainer"],
-    "filter and redirects": ["--local-ranks-filter=0,2", "-r=1:3,2:1"],
-}
-
-
-@pytest.mark.parametrize("words", OUTPUTS.values(), ids=OUTPUTS)
-def test_output_goes_where_torchrun_puts_it(tmp_path: Path, words: list[str]) -> None:
-    scripts(tmp_path, PRINT)
-    theirs, mine = both(tmp_path, *words, "--nproc-per-node=3", "--log-dir=logs", "worker.py")
-    assert (theirs.process.returncode, mine.process.returncode) == (0, 0), mine.stderr
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_output_goes_where_torchrun_puts_it(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
+    script(tmp_path, PRINT)
+    theirs = torchruns(name)
+    mine = ours(tmp_path, *OUTPUTS[name], "--nproc-per-node=3", "--log-dir=logs", "worker.py")
+    assert (theirs.status, mine.returncode) == (0, 0), mine.stderr
     assert lines_of_ranks(mine.stdout) == lines_of_ranks(theirs.stdout)
     assert lines_of_ranks(mine.stderr) == lines_of_ranks(theirs.stderr)
-    there, here = (logs_of(tmp_path / name) for name in ("torchrun", "ours"))
-    assert here == there
+    assert logs_of(tmp_path) == logs_of(theirs.folder)
 
 
 def lines_of_ranks(text: str) -> list[str]:

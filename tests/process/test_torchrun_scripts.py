@@ -20,12 +20,18 @@ import pytest
 from tests.harness import PATIENCE_S, descendants_of, ended_well, wait_gone
 from tests.process.torchruns import (
     BOTH,
+    C10D,
     CATCHES,
+    CONTRACTS,
+    DEVICES,
+    MADE_UP,
     MAY_DIFFER,
     NEEDS_TORCH,
     OURS,
     TELL,
+    TOLD,
     TORCHRUN,
+    Torchruns,
     assert_fine,
     both,
     environment,
@@ -48,35 +54,26 @@ def told(folder: Path, rank: int) -> dict[str, Any]:
     return found
 
 
+OF_THE_CALLER = {"TMPDIR", "PWD", "OLDPWD", "XDG_STATE_HOME"}
+
+
 def differing(theirs: dict[str, str], mine: dict[str, str]) -> set[str]:
-    return {name for name in {*theirs, *mine} if theirs.get(name) != mine.get(name)} - {
-        "TMPDIR",
-        "PWD",
-        "OLDPWD",
-    }
+    names = {name for name in {*theirs, *mine} if theirs.get(name) != mine.get(name)}
+    return {name for name in names - OF_THE_CALLER if not name.startswith("PYTEST_")}
 
 
-CONTRACTS = {
-    "one worker": ["--nproc-per-node=1"],
-    "roles and restarts": ["--role=trainer", "--max-restarts=2", "--nproc-per-node=2"],
-    "virtual local rank": ["--virtual-local-rank", "--nproc-per-node=2"],
-    "run-path": ["--run-path", "--nproc-per-node=2"],
-}
-
-
-@pytest.mark.parametrize("words", CONTRACTS.values(), ids=CONTRACTS)
-def test_workers_get_what_torchrun_gives(tmp_path: Path, words: list[str]) -> None:
-    scripts(tmp_path, TELL)
-    port = f"--master-port={free_port()}"
-    devices = "4,5,7" if "--virtual-local-rank" in words else ""
-    for name, launcher in zip(("torchrun", "ours"), BOTH, strict=True):  # one after the other: one port
-        flags, args = (*words, port, "--rdzv-id=4"), (".", "--x", "a b", "--")
-        done = launch(launcher, tmp_path / name, *flags, "worker.py", *args, CUDA_VISIBLE_DEVICES=devices)
-        assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_workers_get_what_torchrun_gives(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
+    words, there = CONTRACTS[name], torchruns(name)
+    assert there.status == 0, there.stderr
+    script(tmp_path / "ours", TELL)
+    flags = (*words, f"--master-port={there.port}", "--rdzv-id=4")
+    done = ours(tmp_path / "ours", *flags, *TOLD, CUDA_VISIBLE_DEVICES=DEVICES.get(name, ""))
+    assert done.returncode == 0, done.stderr
     for rank in range(2 if "--nproc-per-node=2" in words else 1):
-        theirs, mine = (told(tmp_path / name, rank) for name in ("torchrun", "ours"))
+        theirs, mine = (told(folder, rank) for folder in (there.folder, tmp_path / "ours"))
         assert differing(theirs.pop("env"), mine.pop("env")) <= set(MAY_DIFFER)
-        assert theirs.pop("folder") == str(tmp_path / "torchrun")
+        assert theirs.pop("folder") == str(there.folder)
         assert mine.pop("folder") == str(tmp_path / "ours")
         if "--run-path" in words:  # torchrun runs it in a forkserver's child: not -u, no session
             for key in ("unbuffered", "leads its session"):
@@ -84,28 +81,20 @@ def test_workers_get_what_torchrun_gives(tmp_path: Path, words: list[str]) -> No
         assert mine == theirs
 
 
-C10D = {
-    "localhost:0": ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
-    "a port and an id": ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:{port}", "--rdzv-id=a b"],
-    "no endpoint": ["--rdzv-backend=c10d", "--nnodes=1:1", "--rdzv-conf=join_timeout=9", "--node-rank=0"],
-    "an address": ["--rdzv_backend", "c10d", "--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.2"],
-    "a master that torch ignores": ["--rdzv-backend=c10d", "--master-addr=nowhere", "--master-port={port}"],
-}
-
-
-@pytest.mark.parametrize("words", C10D.values(), ids=C10D)
-def test_one_node_with_c10d_is_ours(tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("name", C10D)
+def test_one_node_with_c10d_is_ours(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
     """Nothing is elastic with one node: workers get what torch's agent gives them, and nothing is said."""
-    scripts(tmp_path, TELL)
-    port = free_port()
-    flags = [word.format(port=port) for word in words]
-    theirs, mine = both(tmp_path, *flags, "--nproc-per-node=2", "--max-restarts=1", "worker.py", ".")
-    assert [run.process.returncode for run in (theirs, mine)] == [0, 0], mine.stderr
+    script(tmp_path, TELL)
+    theirs, port = torchruns(name), free_port()
+    words = [word.format(port=port) for word in C10D[name]]
+    mine = ours(tmp_path, *words, "--nproc-per-node=2", "--max-restarts=1", "worker.py", ".")
+    assert (theirs.status, mine.returncode) == (0, 0), mine.stderr
     assert our_lines(mine) == []
     for rank in range(2):
-        there, here = (told(tmp_path / name, rank)["env"] for name in ("torchrun", "ours"))
+        there, here = (told(folder, rank)["env"] for folder in (theirs.folder, tmp_path))
         assert differing(there, here) <= {*MAY_DIFFER, "MASTER_ADDR", "MASTER_PORT"}
-        assert str(port) not in (there["MASTER_PORT"], here["MASTER_PORT"])  # that is the agents' own store's
+        assert there["MASTER_PORT"] != str(theirs.port)  # that is the agents' own store's
+        assert here["MASTER_PORT"] != str(port)
         given = [word for word in words if word.startswith("--local_addr")]
         assert there["MASTER_ADDR"] == here["MASTER_ADDR"] or not given
 
@@ -133,11 +122,14 @@ def test_one_node_with_c10d_needs_no_free_endpoint(tmp_path: Path) -> None:
                 assert run.stdout == "2\n2\n"
 
 
-@pytest.mark.parametrize("words", [[], ["--standalone"]], ids=["plain", "standalone"])
-def test_without_an_endpoint_the_place_and_the_id_are_made_up(tmp_path: Path, words: list[str]) -> None:
-    scripts(tmp_path, TELL)
-    assert [run.process.returncode for run in both(tmp_path, *words, "worker.py", ".")] == [0, 0]
-    theirs, mine = (told(tmp_path / name, 0)["env"] for name in ("torchrun", "ours"))
+@pytest.mark.parametrize("name", MADE_UP)
+def test_without_an_endpoint_the_place_and_the_id_are_made_up(
+    tmp_path: Path, torchruns: Torchruns, name: str
+) -> None:
+    script(tmp_path, TELL)
+    there, done = torchruns(name), ours(tmp_path, *MADE_UP[name], "worker.py", ".")
+    assert (there.status, done.returncode) == (0, 0), done.stderr
+    theirs, mine = (told(folder, 0)["env"] for folder in (there.folder, tmp_path))
     made_up = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
     assert differing(theirs, mine) <= set(MAY_DIFFER) | made_up
     assert (theirs["MASTER_ADDR"], mine["MASTER_ADDR"]) == ("localhost", "127.0.0.1")
@@ -362,12 +354,12 @@ def test_the_record_decorators_root_cause_is_told(tmp_path: Path) -> None:
         tmp_path,
         """
         import os, signal
+        if os.environ["RANK"] == "0":
+            signal.pause()
         from torch.distributed.elastic.multiprocessing.errors import record
         @record
         def main():
-            if os.environ["RANK"] == "1":
-                raise ValueError("the root cause")
-            signal.pause()
+            raise ValueError("the root cause")
         main()
         """,
     )

@@ -1,15 +1,17 @@
 """`distlaunch torchrun` and torchrun, run in the same way: what the tests of both share."""
 
 import contextlib
+import json
 import os
 import random
 import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -57,6 +59,76 @@ STUBBORN = """
         signal.pause()
 """
 WAITING = STUBBORN.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "")
+CONTRACTS = {
+    "one worker": ["--nproc-per-node=1"],
+    "roles and restarts": ["--role=trainer", "--max-restarts=2", "--nproc-per-node=2"],
+    "virtual local rank": ["--virtual-local-rank", "--nproc-per-node=2"],
+    "run-path": ["--run-path", "--nproc-per-node=2"],
+}
+C10D = {
+    "localhost:0": ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
+    "a port and an id": ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:{port}", "--rdzv-id=a b"],
+    "no endpoint": ["--rdzv-backend=c10d", "--nnodes=1:1", "--rdzv-conf=join_timeout=9", "--node-rank=0"],
+    "an address": ["--rdzv_backend", "c10d", "--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.2"],
+    "a master that torch ignores": ["--rdzv-backend=c10d", "--master-addr=nowhere", "--master-port={port}"],
+}
+MADE_UP = {"plain": [], "standalone": ["--standalone"]}
+PRINT = """
+    import os, sys
+    rank = os.environ["RANK"]
+    sys.stdout.write(f"out {rank}\\n")
+    sys.stdout.flush()
+    sys.stderr.write(f"err {rank}\\n")
+"""
+OUTPUTS = {
+    "redirects": ["--redirects=3"],
+    "tee": ["--tee=3"],
+    "both": ["-r=1", "-t=2"],
+    "maps": ["-r=0:1,2:3", "-t=1:3,2:1"],
+    "filter": ["--local-ranks-filter=1"],
+    "filter and tee": ["--local-ranks-filter=0,2", "--tee=3", "--role=trainer"],
+    "filter and redirects": ["--local-ranks-filter=0,2", "-r=1:3,2:1"],
+}
+DEVICES = {"virtual local rank": "4,5,7"}
+TOLD = ("worker.py", ".", "--x", "a b", "--")
+REFERENCES = {
+    **{
+        name: (TELL, [*words, "--master-port={port}", "--rdzv-id=4", *TOLD])
+        for name, words in CONTRACTS.items()
+    },
+    **{
+        name: (TELL, [*words, "--nproc-per-node=2", "--max-restarts=1", *TOLD[:2]])
+        for name, words in C10D.items()
+    },
+    **{name: (TELL, [*words, *TOLD[:2]]) for name, words in MADE_UP.items()},
+    **{
+        name: (PRINT, [*words, "--nproc-per-node=3", "--log-dir=logs", "worker.py"])
+        for name, words in OUTPUTS.items()
+    },
+}
+"""By name: a script and torchrun's arguments, of which torchrun's own way is what ours is compared with."""
+MANY_TORCHRUNS = """
+import json, os, runpy, sys
+import torch.distributed.launcher.api  # all that torchrun imports
+for chain in json.loads(sys.argv[1]):
+    if os.fork():
+        continue
+    for folder, words, environ in chain:
+        if pid := os.fork():
+            with open(folder + "/status", "w") as file:
+                file.write(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+            continue
+        os.chdir(folder)
+        os.environ.update(environ)
+        for fd, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), fd)
+        sys.argv = ["torchrun", *words]
+        runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+        sys.exit()
+    os._exit(0)
+for _ in json.loads(sys.argv[1]):
+    os.wait()
+"""
 MAY_DIFFER = {
     "DISTLAUNCH_AGENT": "ours alone",
     "DISTLAUNCH_DEADLINE": "ours alone",
@@ -132,6 +204,46 @@ def both(folder: Path, *words: str) -> tuple[Going, Going]:
         for run in runs:
             run.wait()
     return runs[0], runs[1]
+
+
+class Ended(NamedTuple):
+    """How torchrun went with one of `REFERENCES`, in a folder that several tests read."""
+
+    folder: Path
+    port: int
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run_references(place: Path) -> None:
+    """Run torchrun as each of `REFERENCES` says, in folders below `place`.
+
+    Each is a fork of one process that has imported torch, for that takes longer than all the rest; it then
+    does what `python -m torch.distributed.run` does. All run at once but those of c10d: two have no port
+    but its default.
+    """
+    chains: dict[str, list[tuple[str, list[str], dict[str, str]]]] = {}
+    for name, (text, words) in REFERENCES.items():
+        folder, port = place / name.replace("/", " "), free_port()
+        script(folder, text)
+        (folder / "tmp").mkdir()
+        (folder / "port").write_text(str(port))
+        more = {"TMPDIR": f"{folder}/tmp", "CUDA_VISIBLE_DEVICES": DEVICES.get(name, "")}
+        run = (str(folder), [word.replace("{port}", str(port)) for word in words], more)
+        chains.setdefault("c10d" if name in C10D else name, []).append(run)
+    argv = [sys.executable, "-c", MANY_TORCHRUNS, json.dumps([*chains.values()])]
+    subprocess.run(argv, cwd=place, env=environment(place), timeout=PATIENCE_S, check=True)
+
+
+Torchruns = Callable[[str], Ended]
+
+
+def ended_reference(place: Path, name: str) -> Ended:
+    """What `run_references` has left of one."""
+    folder = place / name.replace("/", " ")
+    port, status, out, err = ((folder / name).read_text() for name in ("port", "status", "stdout", "stderr"))
+    return Ended(folder, int(port), int(status), out, err)
 
 
 def script(folder: Path, text: str) -> None:

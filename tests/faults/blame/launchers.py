@@ -35,10 +35,10 @@ class _Shape(NamedTuple):
 
 
 def _shape(case: Case, bed: Bed | None) -> _Shape:
-    """All here; over hosts one rank on each of two, or one or two on each of three."""
+    """All here; over hosts one rank on each of two or three, or two on each of two."""
     if bed is None:
         return _Shape(1, case.ranks)
-    return _Shape(2, 1) if case.ranks == 2 else _Shape(3, case.ranks // 3)
+    return _Shape(3, 1) if case.ranks == 3 else _Shape(2, case.ranks // 2)
 
 
 def by_distlaunch(case: Case, folder: Path, bed: Bed | None) -> Outcome:

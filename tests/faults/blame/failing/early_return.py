@@ -1,4 +1,4 @@
-# Rank 1 of 6, exit status 0: it has fewer batches and returns; the others go on with collectives, and fail.
+# Rank 1 of 4, exit status 0: it has fewer batches and returns; the others go on with collectives, and fail.
 
 import torch
 import torch.distributed as dist

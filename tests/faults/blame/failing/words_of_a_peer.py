@@ -1,4 +1,4 @@
-# Rank 4 of 6, exit status 1: its own error, of another server, reads like that of a rank whose peer has gone.
+# Rank 2 of 4, exit status 1: its own error, of another server, reads like that of a rank whose peer has gone.
 # It says: feature server: Connection reset by peer
 
 import torch
@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 
 def features(step: int) -> torch.Tensor:
-    if dist.get_rank() == 4 and step == 3:
+    if dist.get_rank() == 2 and step == 3:
         raise RuntimeError("feature server: Connection reset by peer")
     return torch.randn(4, 8)
 

@@ -1,0 +1,21 @@
+"""What torchrun does, once for the tests of all processes."""
+
+import fcntl
+import os
+
+import pytest
+
+from tests.process.torchruns import Torchruns, ended_reference, run_references
+
+
+@pytest.fixture(scope="session")
+def torchruns(tmp_path_factory: pytest.TempPathFactory) -> Torchruns:
+    """How torchrun went, by the name of one of `REFERENCES`: whoever asks first runs them all."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "torchruns"
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            place.mkdir()
+            run_references(place)
+    return lambda name: ended_reference(place, name)
