@@ -240,7 +240,7 @@ def test_ddp_trains_and_all_ranks_agree(tmp_path: Path, nodes: str) -> None:
     assert "all 4 ranks joined the rendezvous at" in done.stderr
 
 
-@pytest.mark.parametrize("nodes", ["local", "slurm", "command"], indirect=True)
+@pytest.mark.parametrize("nodes", ["command"], indirect=True)
 def test_ranks_train_and_agree(tmp_path: Path, nodes: str) -> None:
     where = nodes.replace("procs: 3", "procs: 1") + "env: {OMP_NUM_THREADS: 1}\n"
     done = distlaunch("run", str(write_job(tmp_path, TRAINS, where)))
