@@ -1,5 +1,7 @@
 """Tables for people."""
 
+from collections.abc import Iterator
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -9,8 +11,11 @@ from distlaunch.checks.pairs import EVERY, folded
 from distlaunch.checks.port_check import PortReport
 from distlaunch.cli.output import print_text
 from distlaunch.observers.console import escape
-from distlaunch.plan.layout import LaunchPlan
-from distlaunch.wording import counted, refused_port_words
+from distlaunch.plan.layout import LaunchPlan, NodePlan
+from distlaunch.wording import counted, refused_port_words, spans
+
+MANY = 256
+"""A table of more ranks has a row for each node."""
 
 
 def _table(*columns: str) -> Table:
@@ -31,24 +36,41 @@ def print_plan_table(plan: LaunchPlan) -> None:
 
 
 def _ranks_table(plan: LaunchPlan) -> tuple[str, Table]:
-    """One row per rank, with its CPU binding if the job asks for one."""
-    port = plan.master_port or "a free port"
+    """One row per rank, with its CPU binding if the job asks for one; of many ranks one per node."""
     size = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.nodes), 'node')}"
     inside = plan.spec.container
     where = f", in containers of {inside.image} ({inside.runtime})" if inside else ""
     by = f", started by {plan.spec.mpirun[0]}" if plan.spec.mpirun else ""
     heading = f"{plan.spec.name}: {size}, {plan.backend}{where}{by}"
-    binding = plan.spec.binding
-    wished = [binding.key] if binding else []
-    table = _table("node", "local rank", "rank", "device", *wished, "address")
+    wished = [plan.spec.binding.key] if plan.spec.binding else []
+    many = plan.world_size > MANY
+    table = _table(
+        "node", *(("local ranks", "ranks") if many else ("local rank", "rank")), "device", *wished, "address"
+    )
     for node in plan.nodes:
-        for local_rank in range(node.procs):
-            rank = node.first_rank + local_rank
-            address = f"MASTER_ADDR {plan.master_addr}, {port}" if rank == 0 else ""
-            wish = [binding.wish(local_rank)] if binding else []
-            row = (node.label, str(local_rank), str(rank), node.device(local_rank), *wish, address)
+        for row in [_of_node(plan, node)] if many else _of_ranks(plan, node):
             table.add_row(*(Text(escape(cell)) for cell in row))
     return heading, table
+
+
+def _of_ranks(plan: LaunchPlan, node: NodePlan) -> Iterator[list[str]]:
+    binding = plan.spec.binding
+    for local_rank, rank in enumerate(node.ranks):
+        wish = [binding.wish(local_rank)] if binding else []
+        yield [node.label, str(local_rank), str(rank), node.device(local_rank), *wish, _meeting(plan, rank)]
+
+
+def _of_node(plan: LaunchPlan, node: NodePlan) -> list[str]:
+    binding = plan.spec.binding
+    devices = dict.fromkeys(node.device(local_rank).partition(":")[0] for local_rank in range(node.procs))
+    wish = [", ".join(dict.fromkeys(map(binding.wish, range(node.procs))))] if binding else []
+    local, ranks = spans(range(node.procs)), spans(node.ranks)
+    return [node.label, local, ranks, ", ".join(devices), *wish, _meeting(plan, node.first_rank)]
+
+
+def _meeting(plan: LaunchPlan, rank: int) -> str:
+    port = plan.master_port or "a free port"
+    return f"MASTER_ADDR {plan.master_addr}, {port}" if rank == 0 else ""
 
 
 def _agents_table(plan: LaunchPlan) -> tuple[str, Table]:

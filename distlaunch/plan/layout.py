@@ -1,6 +1,9 @@
 """Assigns ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from operator import attrgetter
 from typing import NewType
 
 from distlaunch import contract
@@ -82,13 +85,22 @@ class LaunchPlan(Frozen):
         by_hand = self.spec.invocation.by_hand
         return by_hand.nodes if by_hand else len(self.nodes)
 
+    @cached_property
+    def members(self) -> tuple[int, ...]:
+        """Its nodes' indices in the pool, in rank order."""
+        return tuple(part.node for part in self.nodes)
+
+    @cached_property
+    def _parts(self) -> Mapping[int, NodePlan]:
+        return {part.node: part for part in self.nodes}
+
     def node_of(self, rank: int) -> NodePlan:
         """The node on which `rank` runs."""
-        return next(node for node in self.nodes if rank in node.ranks)
+        return self.nodes[bisect_right(self.nodes, rank, key=attrgetter("first_rank")) - 1]
 
     def part_of(self, node: int) -> NodePlan | None:
         """What the pool's node of that index does, or None when it takes no part."""
-        return next((part for part in self.nodes if part.node == node), None)
+        return self._parts.get(node)
 
     @property
     def one_machine(self) -> bool:

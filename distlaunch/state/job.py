@@ -10,9 +10,9 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.state.actions import Notice
-from distlaunch.state.nodes import Node
+from distlaunch.state.nodes import Node, Nodes
 from distlaunch.state.timers import WATCHES, Alarm, Timer
-from distlaunch.state.workers import Worker
+from distlaunch.state.workers import Worker, Workers
 
 
 class Phase(Enum):
@@ -96,7 +96,7 @@ class Generation(Frozen):
 
     number: int
     plan: LaunchPlan
-    workers: tuple[Worker, ...]
+    workers: Workers
     port: int | None = None
     started_at: float | None = None
     suspect: Cause | None = None
@@ -117,7 +117,7 @@ class State(Frozen):
     """
 
     spec: JobSpec
-    nodes: tuple[Node, ...]
+    nodes: Nodes
     began_at: float
     chance: float = 0.0
     addresses: Mapping[int, str] = MappingProxyType({})
@@ -186,7 +186,10 @@ class State(Frozen):
         unset = {Alarm(timer, node) for timer in timers}
         if unset.isdisjoint(self.timers):
             return self
-        return self._replace(timers={alarm: at for alarm, at in self.timers.items() if alarm not in unset})
+        left = {**self.timers}
+        for alarm in unset:
+            left.pop(alarm, None)
+        return self._replace(timers=left)
 
     def unwatched(self) -> "State":
         """This state with nothing watched about the workers."""
@@ -200,9 +203,7 @@ class State(Frozen):
 
     def with_node(self, index: int, node: Node) -> "State":
         """This state with one node as it is now."""
-        nodes = list(self.nodes)
-        nodes[index] = node
-        return self._replace(nodes=tuple(nodes))
+        return self._replace(nodes=self.nodes.replaced(index, node))
 
     def chance_of(self, node: int, attempt: int) -> float:
         """0 to 1, spread by the golden ratio: nodes that are dropped together don't come back together."""
@@ -242,7 +243,7 @@ class State(Frozen):
     @property
     def members(self) -> tuple[int, ...]:
         """Its nodes, in rank order."""
-        return tuple(part.node for part in self.plan.nodes) if self.plan else ()
+        return self.plan.members if self.plan else ()
 
     @property
     def restart_count(self) -> int:
@@ -252,9 +253,9 @@ class State(Frozen):
     # Its workers
 
     @property
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> Workers:
         """All of them, in rank order."""
-        return self.current.workers if self.current else ()
+        return self.current.workers if self.current else Workers()
 
     @property
     def first_rank(self) -> int:
@@ -267,10 +268,8 @@ class State(Frozen):
 
     def with_worker(self, rank: int, **changes: Any) -> "State":
         """This state with one worker changed."""
-        workers = list(self.workers)
-        index = rank - self.first_rank
-        workers[index] = workers[index]._replace(**changes)
-        return self.with_generation(workers=tuple(workers))
+        workers, index = self.workers, rank - self.first_rank
+        return self.with_generation(workers=workers.replaced(index, workers[index]._replace(**changes)))
 
     def rank_of(self, node: int, local_rank: int) -> int | None:
         """The rank of a worker, or None when the plan has no such worker."""

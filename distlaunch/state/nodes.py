@@ -14,6 +14,7 @@ from enum import Enum
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.layout import Facts
+from distlaunch.state.many import Many
 from distlaunch.transport.failure import LinkFailure
 
 
@@ -183,3 +184,34 @@ def phase_word(node: Node) -> str:
     if isinstance(node, End):
         return node.value
     return "up" if isinstance(node, Linked) else type(node).__name__.lower()
+
+
+class Nodes(Many[Node]):
+    """Those of the pool, in its order."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _weigh(item: Node) -> tuple[int, ...]:
+        unrouted = isinstance(item, Up) and item.route is None
+        return (is_expected(item), unrouted, isinstance(item, Linked), is_over(item))
+
+    @property
+    def expected(self) -> int:
+        """How many are being connected for the first time."""
+        return self._count(0)
+
+    @property
+    def unrouted(self) -> int:
+        """How many are up and have no route."""
+        return self._count(1)
+
+    @property
+    def linked(self) -> int:
+        """How many have a link."""
+        return self._count(2)
+
+    @property
+    def over(self) -> int:
+        """From how many nothing more will come."""
+        return self._count(3)

@@ -4,6 +4,7 @@ from enum import Enum
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.state.many import Many
 
 
 class WorkerPhase(Enum):
@@ -96,3 +97,34 @@ class Worker(Frozen):
     def phase_word(self) -> str:
         """Its phase in a word or a few."""
         return "exited" if isinstance(self.phase, Exited) else self.phase.value
+
+
+class Workers(Many[Worker]):
+    """Those of a generation, in rank order."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _weigh(item: Worker) -> tuple[int, ...]:
+        meeting = item.meeting
+        return (item.status == 0, meeting.joined, meeting.joined or meeting.trying, item.going)
+
+    @property
+    def succeeded(self) -> int:
+        """How many have ended with status 0."""
+        return self._count(0)
+
+    @property
+    def joined(self) -> int:
+        """How many have joined the rendezvous."""
+        return self._count(1)
+
+    @property
+    def begun(self) -> int:
+        """How many have joined it, or try to."""
+        return self._count(2)
+
+    @property
+    def going(self) -> int:
+        """How many have not ended."""
+        return self._count(3)

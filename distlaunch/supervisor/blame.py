@@ -40,7 +40,7 @@ def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
 
 def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
     """A rank has succeeded; the job has, too, once all ranks have."""
-    done = all(worker.status == 0 for worker in state.workers)
+    done = state.workers.succeeded == len(state.workers)
     return state, (JobOver(),) if done and not state.asked else ()
 
 
@@ -67,7 +67,7 @@ def verdict_when_all_ended(state: State, now: float) -> Step:
     """No other rank is left to blame: stop waiting."""
     by_hand = state.spec.invocation.by_hand
     elsewhere = by_hand is not None and by_hand.nodes > 1  # whose launchers tell of them
-    if state.suspect is None or elsewhere or any(worker.going for worker in state.workers):
+    if state.suspect is None or elsewhere or state.workers.going:
         return state, ()
     return verdict_due(state, now)
 

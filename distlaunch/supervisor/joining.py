@@ -32,13 +32,13 @@ def watch(found: Started, state: State, now: float) -> Step:
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     """Report it once all ranks have joined the rendezvous."""
-    before = all(worker.meeting.joined for worker in state.workers)
+    before = state.workers.joined == len(state.workers)
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
             meeting = state.worker(rank).meeting._replace(joined=True)
             state = state.with_worker(rank, meeting=meeting)
-    if before or not all(worker.meeting.joined for worker in state.workers):
+    if before or state.workers.joined < len(state.workers):
         return _with_limit(state, now), ()
     assert state.plan is not None
     took_s = now - (state.started_at or now)
@@ -74,7 +74,7 @@ def _with_limit(state: State, now: float) -> State:
 
 def _has_begun(state: State) -> bool:
     """Whether the ranks use the rendezvous: one has joined, or tries to."""
-    return any(worker.meeting.joined or worker.meeting.trying for worker in state.workers)
+    return state.workers.begun > 0
 
 
 def join_notice_due(state: State, now: float) -> Step:

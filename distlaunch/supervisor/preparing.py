@@ -13,7 +13,7 @@ from distlaunch.state.findings import GenerationFailed, JobOver, Planned, Prepar
 from distlaunch.state.job import Cause, Generation, Phase, State, Why
 from distlaunch.state.nodes import Route, Up, facts_of, is_usable, route_of
 from distlaunch.state.timers import Timer
-from distlaunch.state.workers import Worker
+from distlaunch.state.workers import Worker, Workers
 from distlaunch.supervisor.mismatches import mismatches, misnamed
 from distlaunch.wording import holders_words, listed, refused_port_words
 
@@ -41,7 +41,7 @@ def prepare(found: Prepare, state: State, now: float) -> Step:
 
 def _generation(state: State, plan: LaunchPlan) -> Generation:
     number = state.generation + 1 if state.current else 0
-    return Generation(number, plan, tuple(Worker(rank) for node in plan.nodes for rank in node.ranks))
+    return Generation(number, plan, Workers(Worker(rank) for node in plan.nodes for rank in node.ranks))
 
 
 def _with_its_backend(state: State) -> JobSpec:
@@ -164,8 +164,11 @@ def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
 
 def start_when_prepared(state: State, now: float) -> Step:
     """Start the workers once all is prepared for them."""
+    alone = len(state.members) == len(state.nodes)  # no spares, which need no routes
+    if state.port is None or (alone and state.nodes.unrouted):
+        return state, ()
     here = _here(state)
-    if state.port is None or any(route_of(state.nodes[index]) is None for index in here):
+    if any(route_of(state.nodes[index]) is None for index in here):
         return state, ()
     state = state._replace(phase=Phase.RUNNING).with_generation(started_at=now).without_timers(Timer.PREPARE)
     state, started = _start(state, here)

@@ -69,7 +69,7 @@ from distlaunch.state.findings import (
     WorkerFinished,
 )
 from distlaunch.state.job import Phase, State
-from distlaunch.state.nodes import Connecting, End, Leaving, Reaping, Up
+from distlaunch.state.nodes import Connecting, End, Leaving, Nodes, Reaping, Up
 from distlaunch.state.timers import Alarm, Timer
 from distlaunch.supervisor import (
     blame,
@@ -96,7 +96,9 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[
     timers = {Alarm(Timer.ANSWER, node): now + spec.timeouts.connect_s for node in pool}
     if spec.timeouts.job_s is not None:
         timers[Alarm(Timer.JOB)] = now + spec.timeouts.job_s
-    state = State(spec=spec, nodes=(Connecting(),) * len(pool), began_at=now, chance=chance, timers=timers)
+    state = State(
+        spec=spec, nodes=Nodes([Connecting()] * len(pool)), began_at=now, chance=chance, timers=timers
+    )
     return state, tuple(map(Connect, pool))
 
 

@@ -126,8 +126,7 @@ def take_in(found: NodeBack, state: State, now: float) -> Step:
 
 def _with_new_worker(state: State, node: int) -> State:
     number = state.members.index(node)
-    new = (*state.workers[:number], Worker(number), *state.workers[number + 1 :])
-    return state.with_generation(workers=new)
+    return state.with_generation(workers=state.workers.replaced(number, Worker(number)))
 
 
 def _find_way(state: State, node: int, now: float) -> tuple[State, tuple[FindRoute, ...]]:

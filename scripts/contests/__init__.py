@@ -1,0 +1,1 @@
+"""What scripts/benchmark measures: contests between launchers that do the same work, in turn."""

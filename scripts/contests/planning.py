@@ -1,0 +1,26 @@
+"""How long a plan of many nodes takes to print."""
+
+from pathlib import Path
+
+from .contest import Contest, command
+from .starting import OURS
+
+FORMATS = ("table", "json", "shell", "torchrun")
+
+
+def of_thousand(folder: Path) -> Contest:
+    """`dry-run` of 1,000 nodes with 8 ranks each, in every format."""
+    job = folder / "wide.yaml"
+    job.write_text("script: train.py\nnodes: ['node[0001-1000]']\ngpus_per_node: 8\nbackend: nccl\n")
+    (folder / "train.py").write_text("")
+    ways = {
+        f"dry-run, {each}": command(
+            [*OURS, "dry-run", str(job), *(["--json"] if each == "json" else _format(each))]
+        )
+        for each in FORMATS
+    }
+    return Contest("dry-run of 1,000 nodes with 8 ranks each", ways)
+
+
+def _format(each: str) -> list[str]:
+    return [] if each == "table" else ["--format", each]

@@ -1,0 +1,64 @@
+"""Outcomes for people, as a table and as a picture, and for machines."""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from .contest import Outcome
+
+_ROW, _LEFT, _WIDTH = 18, 230, 480
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Medians, spread, and ratios with what they are to be at most."""
+    lines = []
+    for outcome in outcomes:
+        lines.append(outcome.contest.title)
+        for name, each in outcome.seconds.items():
+            low, high = min(each) * 1000, max(each) * 1000
+            lines.append(f"  {name:<28} {statistics.median(each) * 1000:8.0f} ms   ({low:.0f} to {high:.0f})")
+        for row in outcome.document()["ratios"]:
+            kept = "kept" if row["ratio"] <= row["at_most"] else "NOT kept"
+            limit = f"at most {row['at_most']:.3g}: {kept}"
+            lines.append(f"  {row['ours']} ÷ {row['other']} = {row['ratio']:.3g}   ({limit})")
+        if outcome.contest.missing:
+            lines.append(f"  not installed: {', '.join(outcome.contest.missing)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def document(outcomes: Sequence[Outcome], runs: int) -> str:
+    """All figures as JSON, with the machine and the day."""
+    machine = {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
+    made = {"date": time.strftime("%Y-%m-%d"), "runs": runs, "machine": machine}
+    return json.dumps({**made, "contests": [each.document() for each in outcomes]}, indent=2) + "\n"
+
+
+def picture(outcomes: Sequence[Outcome]) -> str:
+    """Bars, as SVG: the longest of a contest is as wide as the picture."""
+    shapes, y = [], 20
+    for outcome in outcomes:
+        shapes.append(f'<text x="8" y="{y}" font-weight="bold">{escape(outcome.contest.title)}</text>')
+        longest = max(outcome.median(name) for name in outcome.seconds)
+        for name in outcome.seconds:
+            y += _ROW
+            width = max(1.0, outcome.median(name) / longest * _WIDTH)
+            colour = "#4c78a8" if name.startswith(("distlaunch", "with", "stuck", "dry")) else "#bab0ac"
+            shapes.append(f'<text x="{_LEFT - 8}" y="{y}" text-anchor="end">{escape(name)}</text>')
+            shapes.append(f'<rect x="{_LEFT}" y="{y - 11}" width="{width:.0f}" height="13" fill="{colour}"/>')
+            shown = f"{outcome.median(name) * 1000:,.0f} ms"
+            shapes.append(f'<text x="{_LEFT + width + 6:.0f}" y="{y}">{shown}</text>')
+        y += 2 * _ROW
+    size = f'width="{_LEFT + _WIDTH + 100}" height="{y}"'
+    style = 'font-family="sans-serif" font-size="12" fill="#333"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(shapes) + "\n</svg>\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Have a file with that text."""
+    path.write_text(text)

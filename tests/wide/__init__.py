@@ -1,0 +1,1 @@
+"""A thousand nodes without processes: what the controller itself costs."""

@@ -1,0 +1,89 @@
+"""Runs of so many nodes as are wanted, whose agents are the stand-in's, and what they cost the controller."""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+TICKS = os.sysconf("SC_CLK_TCK")
+LIMIT_S = 240.0
+
+
+class Cost(NamedTuple):
+    """How a run ended, and what the controller took: CPU and wall time in seconds, memory in MiB."""
+
+    status: int
+    stderr: str
+    cpu_s: float
+    wall_s: float
+    memory_mib: float
+
+
+def run(folder: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str) -> Cost:
+    """A job of so many nodes with `procs` ranks each; `wide` is what the stand-in is told."""
+    folder.mkdir(parents=True, exist_ok=True)
+    srun = folder / "srun"
+    srun.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tests.wide.srun "$@"\n')
+    srun.chmod(0o755)
+    job = folder / "job.yaml"
+    job.write_text(
+        f"command: ['true']\nnodes: {nodes}\nprocs_per_node: {procs}\ngpus_per_node: 0\nbackend: gloo\n"
+        "timeouts: {connect: 4m}\n"
+    )
+    environ = {
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "WIDE": wide,
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NODELIST": f"n[0001-{nodes:04}]",
+        "SLURM_CONF": "/dev/null",
+    }
+    argv = [sys.executable, "-m", "distlaunch", "run", str(job), *words]
+    began = time.monotonic()
+    with (folder / "stderr").open("wb") as err:
+        child = subprocess.Popen(
+            argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err, cwd=folder
+        )
+    memory = _watched(child)
+    wall_s = time.monotonic() - began
+    # Ended and not yet reaped: these are its own, without its children's.
+    fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+    cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
+    return Cost(child.wait(), (folder / "stderr").read_text(), cpu_s, wall_s, memory)
+
+
+def _watched(child: "subprocess.Popen[bytes]") -> float:
+    """Wait for its end without reaping it; its largest memory in MiB."""
+    most, deadline = 0.0, time.monotonic() + LIMIT_S
+    while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() > deadline:
+            child.kill()
+        status = Path(f"/proc/{child.pid}/status").read_text()
+        peak = next((line for line in status.splitlines() if line.startswith("VmHWM:")), "VmHWM: 0 kB")
+        most = max(most, int(peak.split()[1]) / 1024)
+        time.sleep(0.02)
+    return most
+
+
+def main() -> None:
+    """Print what runs of these sizes cost: python -m tests.wide.runs [NODES …]."""
+    import tempfile
+
+    sizes = [int(word) for word in sys.argv[1:]] or [10, 100, 1000]
+    print(f"{'nodes':>6} {'what':12} {'status':>6} {'CPU s':>7} {'ms/node':>8} {'wall s':>7} {'MiB':>6}")
+    for nodes in sizes:
+        for wide in ("end", f"fail {nodes * 4}", "print 20"):
+            with tempfile.TemporaryDirectory() as name:
+                cost = run(Path(name), nodes, 8, wide)
+                each = 1000 * cost.cpu_s / nodes
+                figures = f"{cost.cpu_s:7.2f} {each:8.2f} {cost.wall_s:7.2f} {cost.memory_mib:6.0f}"
+                print(f"{nodes:6} {wide:12} {cost.status:6} {figures}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

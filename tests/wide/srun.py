@@ -1,0 +1,151 @@
+"""A stand-in for srun whose tasks are agents without processes: all nodes of a step in this one.
+
+Each agent says hello, holds ports and finds routes; its workers start, join and end as the variable WIDE
+says: `end` = with status 0; `fail RANK` = that one with 7, the others when they are told to; `print LINES` =
+after that many lines each; `stay` = when they are told to.
+"""
+
+import ast
+import os
+import re
+import select
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+
+from distlaunch.agent import lines, messages, wire
+
+
+class Step:
+    """The agents of this step, by their nodes' indices."""
+
+    def __init__(self) -> None:
+        self._out = sys.stdout.buffer
+        self._labels: dict[int, int] = {}
+        self._labelled = "--label" in sys.argv
+        self._how, *rest = os.environ.get("WIDE", "end").split()
+        self._number = int(rest[0]) if rest else 0
+        self._started: dict[int, messages.StartWorkers] = {}
+
+    def open(self, text: bytes) -> bytes | None:
+        """Say hello for all once the whole opening has come; what follows it, or None."""
+        _, found, rest = text.partition(b"\n\n")
+        if not found:
+            return None
+        blocks = []
+        for _ in range(4):
+            if len(rest) < 8 or len(rest) < 8 + int(rest[:8]):
+                return None
+            size = int(rest[:8])
+            blocks.append(rest[8 : 8 + size])
+            rest = rest[8 + size :]
+        told = re.search(rb"NONCE, PLACE = (.*)\n", zlib.decompress(blocks[0]))
+        assert told is not None
+        nonce, place = ast.literal_eval(told[1].decode())
+        indices = {"": place} if isinstance(place, int) else place[1]
+        for label, index in enumerate(indices.values()):
+            self._labels[index] = label
+            self._line(label, wire.READY_MARKER.rstrip(b"\n"))
+            self._line(label, wire.HELLO_PREFIX + nonce.encode())
+            hello = messages.Hello(wire.PROTOCOL, "/usr/bin/python3", [3, 11, 0], 0, f"n{index}", 1, 1.0)
+            self._tell(index, hello)
+        self._out.flush()
+        return rest
+
+    def obey(self, frame: wire.Frame) -> None:
+        """What an agent does on a command."""
+        node = frame.node
+        match messages.read(messages.COMMANDS, frame.message()):
+            case messages.Ping():
+                self._tell(node, messages.Pong(1.0))
+            case messages.HoldPort():
+                self._tell(node, messages.PortHeld(29500))
+            case messages.FindRoute() as find:
+                self._tell(node, messages.RouteFound(find.address, "10.0.0.1", "eth0", {"eth0": True}, {}))
+            case messages.StartWorkers() as start:
+                self._start(node, start)
+            case messages.StopWorkers() | messages.Close() as end:
+                self._stop(node, leave=isinstance(end, messages.Close))
+
+    def _start(self, node: int, start: messages.StartWorkers) -> None:
+        self._started[node] = start
+        ranks = [spec.local_rank for spec in start.workers]
+        for rank in ranks:
+            self._tell(node, messages.WorkerStarted(rank, 100 + rank, None))
+        self._tell(node, messages.RanksJoined(ranks))
+        first = int(start.workers[0].env["RANK"])
+        for rank in ranks:
+            for number in range(self._number if self._how == "print" else 0):
+                text = b"step %d: loss 0.%03d\n" % (number, number % 1000)
+                self._send(node, wire.encode_output(node, start.generation, 2 * rank, text))
+            if self._how in ("end", "print"):
+                self._exit(node, rank, 0)
+            elif self._how == "fail" and first + rank == self._number:
+                self._exit(node, rank, 7)
+
+    def _stop(self, node: int, leave: bool) -> None:
+        start = self._started.pop(node, None)
+        for spec in start.workers if start and self._how in ("fail", "stay") else ():
+            if self._how == "stay" or int(spec.env["RANK"]) != self._number:
+                self._exit(node, spec.local_rank, -15)
+        self._tell(node, messages.Swept(start.generation if start else 0, 0))
+        if leave:
+            if self._labelled:
+                self._line(self._labels[node], b"!0")
+            self._labels.pop(node)
+
+    def _exit(self, node: int, rank: int, status: int) -> None:
+        words = "Traceback: boom\n" if status > 0 else ""
+        self._tell(node, messages.WorkerExited(rank, status, time.monotonic(), None, words, 0, []))
+
+    def _tell(self, node: int, report: tuple[object, ...]) -> None:
+        self._send(node, wire.encode_message(node, messages.as_object(report)))
+
+    def _send(self, node: int, frame: bytes) -> None:
+        if not self._labelled:
+            self._out.write(frame)
+            return
+        for line in lines.encode(frame).splitlines(keepends=False) or ():
+            self._line(self._labels[node], line)
+
+    def _line(self, label: int, line: bytes) -> None:
+        self._out.write(b"%d: %b\n" % (label, line) if self._labelled else line + b"\n")
+
+    @property
+    def over(self) -> bool:
+        """Whether all agents have left."""
+        return not self._labels
+
+    def flush(self) -> None:
+        """Have all that was said be heard."""
+        self._out.flush()
+
+
+def _reads() -> Iterator[bytes]:
+    while True:
+        select.select([0], [], [])
+        if not (data := os.read(0, 1 << 20)):
+            return
+        yield data
+
+
+def main() -> None:
+    """Serve until all have left."""
+    step, text, decoder = Step(), b"", None
+    for data in _reads():
+        if decoder is None:
+            text += data
+            rest = step.open(text)
+            if rest is None:
+                continue
+            decoder, data = wire.FrameDecoder(wire.MAX_COMMAND), rest  # noqa: PLW2901  # what the opening left
+        for frame in decoder.feed(data):
+            step.obey(frame)
+        step.flush()
+        if step.over:
+            return
+
+
+if __name__ == "__main__":
+    main()
