@@ -16,13 +16,14 @@ def grid_engine_script(spec: JobSpec, call: Call, followed: bool = False) -> str
     """For Grid Engine's qsub. `spec` is the job as it is to be submitted, `call` what runs it.
 
     Of a job that is to be `followed` the output goes to the folder of its runs, and `stop` gives it notice.
+    It begins in the folder where it was submitted, as a job of Slurm's does.
     """
     return _script("#$", _grid_engine_options(spec, followed), spec.grid_engine.setup, call)
 
 
 def pbs_script(spec: JobSpec, call: Call, followed: bool = False) -> str:
     """For the qsub of PBS Professional and OpenPBS; otherwise the same."""
-    before = _pbs_output(spec) if followed else ()
+    before = _pbs_beginning(spec) if followed else ()
     return _script("#PBS", _pbs_options(spec, followed), spec.pbs.setup, call, before)
 
 
@@ -57,6 +58,8 @@ def _grid_engine_options(spec: JobSpec, followed: bool) -> Iterator[str]:
     output = output_path(spec.logs.folder, "$JOB_ID", "grid-engine")
     yield f"-o {shlex.quote(output if followed else _folder(spec) + '/$JOB_NAME.o$JOB_ID')}"
     yield "-r n"
+    if followed:
+        yield "-cwd"
     if followed or "on_notice" in spec.places:
         yield "-notify"
     yield from asked.extra
@@ -81,9 +84,10 @@ def _pbs_options(spec: JobSpec, followed: bool) -> Iterator[str]:
     yield from asked.extra
 
 
-def _pbs_output(spec: JobSpec) -> tuple[str, ...]:
+def _pbs_beginning(spec: JobSpec) -> tuple[str, ...]:
     folder, name = output_path(shlex.quote(spec.logs.folder), '"$PBS_JOBID"', "pbs").rsplit("/", 1)
-    return "", "# PBS itself shows what a job prints only when it has ended.", f"exec >>{folder}/{name} 2>&1"
+    told = "# PBS itself shows what a job prints only when it has ended."
+    return "", told, f"exec >>{folder}/{name} 2>&1", 'cd "$PBS_O_WORKDIR"'
 
 
 def _select(spec: JobSpec) -> str:

@@ -173,10 +173,11 @@ def test_a_job_that_is_followed_prints_into_the_folder_of_its_runs(tmp_path: Pat
     script = grid_engine_script(spec, CALL, followed=True)
     assert f"#$ -o '{tmp_path}/my runs/grid-engine-$JOB_ID.out'\n" in script
     assert "#$ -notify\n" in script  # without it, qdel is a SIGKILL
+    assert "#$ -cwd\n" in script  # a job from a pipe has no other folder
     script = pbs_script(spec, CALL, followed=True)
     assert f"#PBS -o '{tmp_path}/my runs/'\n" in script
     assert f"exec >>'{tmp_path}/my runs'/pbs-\"$PBS_JOBID\".out 2>&1\n" in script
-    assert script.index("exec >>") < script.index("distlaunch run")
+    assert script.index("exec >>") < script.index('cd "$PBS_O_WORKDIR"\n') < script.index("distlaunch run")
 
 
 QSTAT_XML = """<?xml version='1.0'?>
