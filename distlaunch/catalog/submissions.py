@@ -8,6 +8,7 @@ from itertools import product
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.allocation.allocation import title_of
+from distlaunch.batch.checks import TARGETS
 from distlaunch.batch.script import output_path
 from distlaunch.catalog.find import JOB_FILES, LOGS
 from distlaunch.catalog.folder import Run, run_in
@@ -21,8 +22,6 @@ CLOCKS_S = 3600.0
 """How far the clocks of two hosts may differ; a run from before was of another job with the same id."""
 
 
-SCHEDULERS = ("slurm", "grid-engine", "pbs")
-"""Those whose queues we know."""
 _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 
 
@@ -132,7 +131,7 @@ def _is_meant(each: Submission, word: str | None) -> bool:
 
 def _beside_its_runs(job: str) -> Submission | None:
     """One that is not listed, as where a home is not shared: its starts tell of it."""
-    for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), SCHEDULERS):
+    for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TARGETS):
         if os.path.exists(Starts(folder, job, scheduler).path):
             return Submission(job, "", folder, 0.0, scheduler=scheduler)
     return None

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from distlaunch.batch import grid_engine, pbs
-from distlaunch.batch.checks import Target, check_submitted, target_of, with_gpus
+from distlaunch.batch.checks import TARGETS, Target, check_submitted, target_of, with_gpus
 from distlaunch.batch.engines import grid_engine_script, pbs_script
+from distlaunch.batch.queues import queue_of
 from distlaunch.batch.script import Call, batch_script, slurm_time
 from distlaunch.batch.slurm import queued
-from distlaunch.errors import JobError
+from distlaunch.catalog.submissions import Submission, submission
+from distlaunch.cli.submitting import Scheduler
+from distlaunch.errors import DistlaunchError, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.state.job import Cause, Verdict
 from distlaunch.supervisor.requeueing import is_to_go_on
@@ -178,6 +181,34 @@ def test_a_job_that_is_followed_prints_into_the_folder_of_its_runs(tmp_path: Pat
     assert f"#PBS -o '{tmp_path}/my runs/'\n" in script
     assert f"exec >>'{tmp_path}/my runs'/pbs-\"$PBS_JOBID\".out 2>&1\n" in script
     assert script.index("exec >>") < script.index('cd "$PBS_O_WORKDIR"\n') < script.index("distlaunch run")
+
+
+def test_every_scheduler_has_a_queue_and_is_offered() -> None:
+    assert tuple(each.value for each in Scheduler) == TARGETS
+    assert {queue_of(target).submit.__module__ for target in TARGETS} == {
+        "distlaunch.batch.slurm",
+        "distlaunch.batch.grid_engine",
+        "distlaunch.batch.pbs",
+    }
+    with pytest.raises(DistlaunchError, match="this version of distlaunch can't ask lsf"):
+        queue_of("lsf")
+
+
+def test_what_was_listed_before_there_were_other_schedulers_is_slurms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "distlaunch").mkdir()
+    lines = (
+        '{"queued": "17", "id": "17", "job": "train", "folder": "/w/runs", "at": 5.0, "end": ""}',
+        '{"run": "train-20261122-091211-78fd1953", "folder": "/w/runs/x", "host": "h", "queued": "18"}',
+        '{"queued": "17", "end": "COMPLETED"}',
+    )
+    (tmp_path / "distlaunch" / "runs.jsonl").write_text("\n".join(lines))
+    first, second = submission("17"), submission("18")
+    assert first == Submission("17", "train", "/w/runs", 5.0, "COMPLETED", "slurm")
+    assert second == Submission("18", "", "/w/runs", 0.0)
+    assert first.output == "/w/runs/slurm-17.out"
 
 
 QSTAT_XML = """<?xml version='1.0'?>
