@@ -54,4 +54,4 @@ def cancel(job: str, at_once: bool = False) -> None:
     """
     said = ask(TITLE, "qdel", job)
     if said.status and "does not exist" not in said.words:
-        raise failed("qdel", said)
+        raise failed(said)

@@ -31,7 +31,7 @@ def look(jobs: Sequence[str]) -> dict[str, Queued]:
     # Not for all of a user: only the table of -u can do that, which cuts ids off. Not -x, Torque's XML.
     said = ask(TITLE, "qstat", "-f", *jobs)
     if said.status and not _only_forgotten(said):
-        raise failed("qstat", said)
+        raise failed(said)
     return jobs_in(said.stdout)
 
 
@@ -70,4 +70,4 @@ def cancel(job: str, at_once: bool = False) -> None:
         time.sleep(ANOTHER_WISH_S)
     said = ask(TITLE, "qdel", job)
     if said.status and not _OVER.search(said.words):
-        raise failed("qdel", said)
+        raise failed(said)

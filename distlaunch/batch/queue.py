@@ -9,6 +9,7 @@ from distlaunch.errors import DistlaunchError
 
 ANSWER_S = 60.0
 """Seconds for a scheduler to answer; it may be busy, or restarting."""
+_EMPTY = ("", "Exiting.")
 Stage = Literal["waits", "goes", "over"]
 
 
@@ -67,8 +68,9 @@ class ToolMissingError(DistlaunchError):
 
 
 class Said(Frozen):
-    """What a command has printed, and its exit status."""
+    """What a command, `tool`, has printed, and its exit status."""
 
+    tool: str
     stdout: str
     stderr: str
     status: int = 0
@@ -77,14 +79,15 @@ class Said(Frozen):
     def words(self) -> str:
         """Its error message, without its name before each line; some commands print theirs to stdout."""
         lines = (self.stderr.strip() or self.stdout).splitlines()
-        return "; ".join(filter(None, map(_message, lines))) or "it exited without a message"
+        told = (line.split("error: ", 1)[-1].strip().removeprefix(f"{self.tool}: ") for line in lines)
+        return "; ".join(line for line in told if line not in _EMPTY) or "it exited without a message"
 
 
 def call(title: str, *argv: str, env: Mapping[str, str] | None = None) -> str:
     """What a command of the scheduler that people call `title` prints. Raises `DistlaunchError`."""
     said = ask(title, *argv, env=env)
     if said.status:
-        raise failed(argv[0], said)
+        raise failed(said)
     return said.stdout
 
 
@@ -109,18 +112,14 @@ def ask(title: str, *argv: str, env: Mapping[str, str] | None = None) -> Said:
         raise DistlaunchError(f"can't run {argv[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         raise DistlaunchError(f"{title} did not answer {argv[0]} within {ANSWER_S:g} s") from None
-    return Said(done.stdout, done.stderr, done.returncode)
+    return Said(argv[0], done.stdout, done.stderr, done.returncode)
 
 
-def failed(tool: str, said: Said) -> DistlaunchError:
+def failed(said: Said) -> DistlaunchError:
     """The error of a command, in its words."""
-    return DistlaunchError(f"{tool} failed: {said.words}")
+    return DistlaunchError(f"{said.tool} failed: {said.words}")
 
 
 def unexpected(tool: str, said: str) -> DistlaunchError:
     """The error of a command that has not printed what it should."""
     return DistlaunchError(f"{tool}: unexpected output: {' '.join(said.split())[:200] or 'nothing'}")
-
-
-def _message(line: str) -> str:
-    return line.split("error: ", 1)[-1].strip()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distlaunch.catalog.submissions import Submission, note, note_end
-from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, on_a_terminal
 from tests.process import stand_in_queue
 
 HERE = os.uname().nodename
@@ -143,6 +143,14 @@ def test_waiting_for_the_end_from_the_start(queue: Queue) -> None:
     assert "FAILED, exit status 5" in done.stderr
 
 
+def test_on_a_terminal_the_next_command_is_named(queue: Queue) -> None:
+    queue.hold()
+    status, shown = on_a_terminal("submit", str(queue.job(HELLO)))
+    assert status == 0
+    told = f"submitted to {queue.title}; follow it with `distlaunch attach {queue.id}`"
+    assert told in shown.decode()
+
+
 @pytest.mark.parametrize("named", ["88", "train"])
 def test_a_job_is_stopped_while_it_waits(queue: Queue, named: str) -> None:
     queue.hold()
@@ -217,7 +225,9 @@ def test_what_is_refused_is_told_in_its_words_and_nothing_is_left(queue: Queue) 
         "submit", str(queue.job(HELLO)), "--set", f"{queue.section.partition(':')[0]}.queue=none"
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert "distlaunch: qsub failed: " in done.stderr
+    denied = 'Unable to run job: job rejected: the requested parallel environment "none" does not exist.'
+    told = denied if queue.kind == "grid-engine" else "Unknown queue"
+    assert done.stderr == f"distlaunch: qsub failed: {told}\n"
     assert list((queue.folder / "runs").iterdir()) == []
 
 
