@@ -53,5 +53,5 @@ def cancel(job: str, at_once: bool = False) -> None:
     Nothing is faster than qdel: `qdel -f` is the administrators', and only for hosts that do not answer.
     """
     said = ask(TITLE, "qdel", job)
-    if said.status and "does not exist" not in said.words:
+    if said.status and "does not exist" not in said.stdout + said.stderr:  # it may be over by now
         raise failed(said)
