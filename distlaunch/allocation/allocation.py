@@ -20,6 +20,11 @@ TITLES: Mapping[Scheduler, str] = MappingProxyType(
 """As people call them."""
 
 
+def title_of(scheduler: str) -> str:
+    """As people call a scheduler; one that only another version knows goes by its name."""
+    return next((title for name, title in TITLES.items() if name == scheduler), scheduler)
+
+
 class AllocatedNode(Frozen):
     """A host of an allocation, as far as the environment tells; None = it does not say.
 
@@ -38,9 +43,8 @@ class AllocatedNode(Frozen):
 class Allocation(Frozen):
     """The hosts of job `job`, in the order in which the scheduler lists them; "" = its id is not known.
 
-    Of Kubernetes they are pods, and `job` is their selector.
-
-    A job of its queue is `queued`, and may be started again; it has been started `starts` times before.
+    Of Kubernetes they are pods, and `job` is their selector. A job of its queue is `queued`; one that may be
+    started again has been started `starts` times before.
     """
 
     scheduler: Scheduler
@@ -56,6 +60,11 @@ class Allocation(Frozen):
         if self.scheduler == "kubernetes":
             return f"{title} ({self.job})"
         return f"{title} job {self.job}" if self.job else title
+
+    @property
+    def requeues(self) -> bool:
+        """Whether its scheduler can be asked to start it again."""
+        return self.queued and self.scheduler == "slurm"
 
     @property
     def answers(self) -> bool:

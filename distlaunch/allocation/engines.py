@@ -35,7 +35,14 @@ def engine_allocation(engine: Engine, environ: Mapping[str, str], listed: str) -
         raise ValueError(f"{TITLES[engine]} lists no hosts")
     told, gpus = engine != "flux", granted_gpus(environ)  # Flux lists no slots
     nodes = (AllocatedNode(host, gpus, count if told else None) for host, count in counts.items())
-    return Allocation(engine, job, tuple(nodes))
+    return Allocation(engine, job, tuple(nodes), _is_queued(engine, job, environ))
+
+
+def _is_queued(engine: Engine, job: str, environ: Mapping[str, str]) -> bool:
+    """Whether it is a batch job, and not one of an array: that is known in its queue by another id."""
+    if engine == "grid-engine":
+        return environ.get("ENVIRONMENT") == "BATCH" and job.isdecimal()
+    return engine == "pbs" and environ.get("PBS_ENVIRONMENT") == "PBS_BATCH" and "[" not in job
 
 
 def granted_gpus(environ: Mapping[str, str]) -> int | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 from distlaunch.allocation.allocation import TITLES
 from distlaunch.allocation.slurm import count_gpus
@@ -13,11 +13,23 @@ from distlaunch.job.spec import JobSpec
 
 Target = Literal["slurm", "grid-engine", "pbs"]
 """A scheduler that a job can be written for."""
+TARGETS: tuple[Target, ...] = get_args(Target)
 
 
 def check_submitted(spec: JobSpec, target: Target = "slurm") -> None:
     """Raise `JobError` for what can't work, whatever the queue gives; nodes are taken to see our files."""
     spec.refuse(_mistakes(spec, target))
+
+
+def target_of(spec: JobSpec) -> Target:
+    """The only one that the job has a section for; else Slurm."""
+    named = [target for target in TARGETS if section_of(target) in spec.places]
+    return named[0] if len(named) == 1 else "slurm"
+
+
+def section_of(target: Target) -> str:
+    """Its key in a job file."""
+    return target.replace("-", "_")
 
 
 def with_gpus(spec: JobSpec, target: Target = "slurm") -> JobSpec:
@@ -55,7 +67,7 @@ def _asked_gpus(spec: JobSpec, target: Target) -> int:
 
 def _mistakes(spec: JobSpec, target: Target) -> Iterator[tuple[str, str]]:
     """(path in the job file, what is wrong) of each."""
-    title, asked, section = TITLES[target], options_for(spec, target), target.replace("-", "_")
+    title, asked, section = TITLES[target], options_for(spec, target), section_of(target)
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
             more = "; slurm.nodelist asks for certain hosts" if target == "slurm" else ""

@@ -1,25 +1,30 @@
-"""The batch scripts of a job for Grid Engine and for PBS: for `export grid-engine` and `export pbs`."""
+"""The batch scripts of a job for Grid Engine and for PBS: for `submit` and `export`."""
 
 import os.path
 import re
 import shlex
 from collections.abc import Iterator
 
-from distlaunch.batch.script import TRAP, Call, run_lines
+from distlaunch.batch.script import TRAP, Call, output_path, run_lines
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types.values import seconds_in
 
 MAX_NAME = 200
 
 
-def grid_engine_script(spec: JobSpec, call: Call) -> str:
-    """For Grid Engine's qsub. `spec` is the job as it is to be submitted, `call` what runs it."""
-    return _script("#$", _grid_engine_options(spec), spec.grid_engine.setup, call)
+def grid_engine_script(spec: JobSpec, call: Call, followed: bool = False) -> str:
+    """For Grid Engine's qsub. `spec` is the job as it is to be submitted, `call` what runs it.
+
+    Of a job that is to be `followed` the output goes to the folder of its runs, and `stop` gives it notice.
+    It begins in the folder where it was submitted, as a job of Slurm's does.
+    """
+    return _script("#$", _grid_engine_options(spec, followed), spec.grid_engine.setup, call)
 
 
-def pbs_script(spec: JobSpec, call: Call) -> str:
+def pbs_script(spec: JobSpec, call: Call, followed: bool = False) -> str:
     """For the qsub of PBS Professional and OpenPBS; otherwise the same."""
-    return _script("#PBS", _pbs_options(spec), spec.pbs.setup, call)
+    before = _pbs_beginning(spec) if followed else ()
+    return _script("#PBS", _pbs_options(spec, followed), spec.pbs.setup, call, before)
 
 
 def workers(spec: JobSpec, gpus: int | None = None) -> int:
@@ -28,12 +33,14 @@ def workers(spec: JobSpec, gpus: int | None = None) -> int:
     return node.procs or node.gpus or gpus or 1
 
 
-def _script(mark: str, options: Iterator[str], setup: tuple[str, ...], call: Call) -> str:
-    head = ["#!/bin/bash", *(f"{mark} {option}" for option in options)]
+def _script(
+    mark: str, options: Iterator[str], setup: tuple[str, ...], call: Call, before: tuple[str, ...] = ()
+) -> str:
+    head = ["#!/bin/bash", *(f"{mark} {option}" for option in options), *before]
     return "\n".join([*head, *TRAP, *(["", *setup] if setup else []), "", *run_lines(call), ""])
 
 
-def _grid_engine_options(spec: JobSpec) -> Iterator[str]:
+def _grid_engine_options(spec: JobSpec, followed: bool) -> Iterator[str]:
     asked, node = spec.grid_engine, spec.nodes[0]
     yield "-S /bin/bash"
     yield f"-N {_name(spec.name)}"
@@ -48,14 +55,17 @@ def _grid_engine_options(spec: JobSpec) -> Iterator[str]:
     if asked.time is not None:
         yield f"-l h_rt={clock(asked.time)}"
     yield "-j y"
-    yield f"-o {shlex.quote(_folder(spec) + '/$JOB_NAME.o$JOB_ID')}"
+    output = output_path(spec.logs.folder, "$JOB_ID", "grid-engine")
+    yield f"-o {shlex.quote(output if followed else _folder(spec) + '/$JOB_NAME.o$JOB_ID')}"
     yield "-r n"
-    if "on_notice" in spec.places:
+    if followed:
+        yield "-cwd"
+    if followed or "on_notice" in spec.places:
         yield "-notify"
     yield from asked.extra
 
 
-def _pbs_options(spec: JobSpec) -> Iterator[str]:
+def _pbs_options(spec: JobSpec, followed: bool) -> Iterator[str]:
     asked = spec.pbs
     yield f"-N {_name(spec.name)}"
     yield f"-l select={shlex.quote(asked.select or _select(spec))}"
@@ -66,10 +76,18 @@ def _pbs_options(spec: JobSpec) -> Iterator[str]:
     for flag, value in (("-q", asked.queue), ("-P", asked.project), ("-A", asked.account)):
         if value is not None:
             yield f"{flag} {shlex.quote(value)}"
+    if followed:
+        yield "-S /bin/bash"  # else it may be the login shell, whichever that is
     yield "-j oe"
-    yield f"-o {shlex.quote(_folder(spec) + '/')}"
+    yield f"-o {shlex.quote((spec.logs.folder if followed else _folder(spec)) + '/')}"
     yield "-r n"
     yield from asked.extra
+
+
+def _pbs_beginning(spec: JobSpec) -> tuple[str, ...]:
+    folder, name = output_path(shlex.quote(spec.logs.folder), '"$PBS_JOBID"', "pbs").rsplit("/", 1)
+    told = "# PBS itself shows what a job prints only when it has ended."
+    return "", told, f"exec >>{folder}/{name} 2>&1", 'cd "$PBS_O_WORKDIR"'
 
 
 def _select(spec: JobSpec) -> str:

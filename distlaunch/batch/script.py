@@ -35,9 +35,9 @@ def node_count(spec: JobSpec) -> int:
     return spec.slurm.nodes or (len(spec.nodes) if "nodes" in spec.places else 1)
 
 
-def output_path(folder: str, job: str) -> str:
+def output_path(folder: str, job: str, scheduler: str = "slurm") -> str:
     """Where what the script prints goes: into the folder of the runs, by the job's id."""
-    return f"{folder}/slurm-{job}.out"
+    return f"{folder}/{scheduler}-{job}.out"
 
 
 def _options(spec: JobSpec) -> Iterator[str]:

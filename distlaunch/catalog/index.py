@@ -13,17 +13,24 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 
 
+class Ticket(Frozen):
+    """What a queue knows a job by: its id there."""
+
+    scheduler: str
+    id: str
+
+
 class Listed(Frozen):
     """A run that was listed: its folder, on which host; `over` if its end was noted.
 
-    `queued` is the id that its scheduler's queue has for it, if there is one.
+    `queued` is what its scheduler's queue knows it by, if it came from one.
     """
 
     run: str
     folder: str
     host: str
     over: bool = False
-    queued: str = ""
+    queued: Ticket | None = None
 
 
 def index_path() -> str:
@@ -33,9 +40,10 @@ def index_path() -> str:
     return os.path.join(place, "distlaunch", "runs.jsonl")
 
 
-def note_begin(run: str, folder: str, host: str, queued: str = "") -> None:
+def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -> None:
     """List a run; where that can't be, it is found by its folder all the same."""
-    _append({"run": run, "folder": folder, "host": host, **({"queued": queued} if queued else {})})
+    ticket = {"queued": queued.id, "scheduler": queued.scheduler} if queued else {}
+    _append({"run": run, "folder": folder, "host": host, **ticket})
 
 
 def note_end(run: str) -> None:
@@ -48,27 +56,31 @@ def listed() -> dict[str, Listed]:
     lines = [line for line in _lines() if isinstance(line.get("run"), str)]
     over = {line["run"] for line in lines if line.get("over") is True}
     return {
-        line["run"]: Listed(
-            line["run"], line["folder"], line["host"], line["run"] in over, str(line.get("queued", ""))
-        )
+        line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over, _ticket(line))
         for line in lines
         if isinstance(line.get("folder"), str) and isinstance(line.get("host"), str)
     }
 
 
-def note_submission(submission: Mapping[str, Any]) -> None:
-    """List a job that a scheduler's queue has, or more of one that is listed; `queued` is its id there."""
-    _append({**submission})
+def note_submission(queued: Ticket, more: Mapping[str, Any]) -> None:
+    """List a job that a scheduler's queue has, or more of one that is listed."""
+    _append({"queued": queued.id, "scheduler": queued.scheduler, **more})
 
 
-def listed_submissions() -> dict[str, dict[str, Any]]:
-    """What was noted of each job in a queue, by its id there; what was noted later wins."""
-    found: dict[str, dict[str, Any]] = {}
+def listed_submissions() -> dict[Ticket, dict[str, Any]]:
+    """What was noted of each job in a queue; what was noted later wins."""
+    found: dict[Ticket, dict[str, Any]] = {}
     for line in _lines():
-        if "run" not in line and isinstance(queued := line.get("queued"), str):
-            new = "folder" in line  # an id may come again, when Slurm has been set up anew
+        if "run" not in line and (queued := _ticket(line)):
+            new = "folder" in line  # an id may come again, when a scheduler has been set up anew
             found[queued] = line if new else {**found.get(queued, {}), **line}
     return found
+
+
+def _ticket(line: Mapping[str, Any]) -> Ticket | None:
+    """Of the job that a line is of; before there were others, Slurm had them all."""
+    queued, scheduler = line.get("queued"), line.get("scheduler", "slurm")
+    return Ticket(scheduler, queued) if isinstance(queued, str) and isinstance(scheduler, str) else None
 
 
 def forget(runs: Iterable[str]) -> None:

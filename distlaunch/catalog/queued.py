@@ -1,8 +1,10 @@
-"""What a queue says of the jobs in it, for a list of runs: one question for all of them."""
+"""What queues say of the jobs in them, for a list of runs: each is asked once for all of its jobs."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-from distlaunch.batch.slurm import GONE, Queued, look
+from distlaunch.batch.queue import CANCELLED, GONE, Queued
+from distlaunch.batch.queues import queue_of
 from distlaunch.catalog.folder import Run
 from distlaunch.catalog.submissions import Submission, as_run, latest_run, note_end, submissions
 from distlaunch.errors import DistlaunchError
@@ -12,20 +14,24 @@ from distlaunch.state.status import RunState
 def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run]]:
     """Jobs in a queue that are no run, or one that is over, each as a run; those that have `ended` if asked.
 
-    `shown` are the runs that are listed anyway. Slurm is asked only if there may be one.
+    `shown` are the runs that are listed anyway. A scheduler is asked only if there may be one of its jobs.
     """
     known = [each for each in submissions().values() if each.at]
     if ended:
         yield from ((each, _ended(each, each.end)) for each in known if each.end and not _runs(each))
     alive = {run.id for run in shown if run.alive}
     open_ = [each for each in known if not each.end and _latest(each) not in alive]
-    if open_:
-        yield from _asked(open_, ended)
+    for scheduler, of_one in groupby(sorted(open_, key=_scheduler), _scheduler):
+        yield from _asked(scheduler, list(of_one), ended)
 
 
-def _asked(open_: Sequence[Submission], ended: bool) -> Iterator[tuple[Submission, Run]]:
+def _scheduler(each: Submission) -> str:
+    return each.scheduler
+
+
+def _asked(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator[tuple[Submission, Run]]:
     try:
-        told = look()
+        told = queue_of(scheduler).look([each.id for each in open_])
     except DistlaunchError as error:
         yield from ((each, as_run(each, RunState.PENDING, f"unknown, {error}")) for each in open_)
         return
@@ -45,7 +51,8 @@ def _words(state: Queued) -> tuple[RunState, str]:
 
 
 def _ended(each: Submission, end: str) -> Run:
-    return as_run(each, RunState.CANCELLED if end == "CANCELLED" else RunState.FAILED, end)
+    state = RunState.CANCELLED if end == CANCELLED else RunState.FAILED
+    return as_run(each, state, Queued(end).ending if end == GONE.state else end)
 
 
 def _runs(each: Submission) -> bool:

@@ -18,10 +18,10 @@ class Begun(Frozen):
 
 
 class Starts:
-    """Those of the job `queued`, of its scheduler's queue, whose run folders are in `folder`."""
+    """Those of the job `queued`, of that scheduler's queue, whose run folders are in `folder`."""
 
-    def __init__(self, folder: str, queued: str) -> None:
-        self.path = os.path.join(folder, f"slurm-{queued}.jsonl")
+    def __init__(self, folder: str, queued: str, scheduler: str = "slurm") -> None:
+        self.path = os.path.join(folder, f"{scheduler}-{queued}.jsonl")
 
     def note(self, begun: Begun) -> None:
         """Another start; where it can't be noted, the next one knows nothing of it."""

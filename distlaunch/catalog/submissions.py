@@ -3,23 +3,33 @@
 import os
 import re
 import time
+from collections.abc import Collection
+from itertools import product
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.allocation.allocation import title_of
+from distlaunch.batch.checks import TARGETS
 from distlaunch.batch.script import output_path
 from distlaunch.catalog.find import JOB_FILES, LOGS
 from distlaunch.catalog.folder import Run, run_in
-from distlaunch.catalog.index import listed, listed_submissions, note_submission
+from distlaunch.catalog.index import Ticket, listed, listed_submissions, note_submission
 from distlaunch.catalog.starts import Starts
+from distlaunch.errors import UsageError
 from distlaunch.state.status import Controller, RunState, Status
+from distlaunch.wording import listed as listed_words
 
 CLOCKS_S = 3600.0
 """How far the clocks of two hosts may differ; a run from before was of another job with the same id."""
 
 
-class Submission(Frozen):
-    """A job in Slurm's queue: its id there, its name, the folder of its runs, when it was submitted.
+_ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 
-    `at` is in seconds since the epoch. `end` is what Slurm called its end, "" as long as none was seen.
+
+class Submission(Frozen):
+    """A job in a scheduler's queue: its id there, its name, the folder of its runs, when it was submitted.
+
+    `at` is in seconds since the epoch; 0 for one that was not submitted by us. `end` is what the scheduler
+    called its end, "" as long as none was seen.
     """
 
     id: str
@@ -27,34 +37,49 @@ class Submission(Frozen):
     folder: str
     at: float
     end: str = ""
+    scheduler: str = "slurm"
+
+    @property
+    def ticket(self) -> Ticket:
+        """What its queue knows it by."""
+        return Ticket(self.scheduler, self.id)
 
     @property
     def name(self) -> str:
         """For people."""
-        return f"Slurm job {self.id}"
+        return f"{title_of(self.scheduler)} job {self.id}"
 
     @property
     def output(self) -> str:
         """What its script prints."""
-        return output_path(self.folder, self.id)
+        return output_path(self.folder, self.id, self.scheduler)
+
+    @property
+    def warned(self) -> bool:
+        """Whether its ranks hear of it before its scheduler ends it.
+
+        Grid Engine's only do if a script asks for it, as those that we submit do.
+        """
+        return self.scheduler != "grid-engine" or bool(self.at)
 
 
 def note(submission: Submission) -> None:
     """List it."""
-    note_submission({"queued": submission.id, **submission._replace(end="")._asdict()})
+    note_submission(submission.ticket, submission._replace(end="")._asdict())
 
 
 def note_end(submission: Submission, end: str) -> None:
-    """List how it ended, so that Slurm is not asked again, which forgets it."""
-    note_submission({"queued": submission.id, "end": end})
+    """List how it ended, so that its scheduler is not asked again, which forgets it."""
+    note_submission(submission.ticket, {"end": end})
 
 
-def submissions() -> dict[str, Submission]:
-    """All that are known, by their ids: those that `submit` made, and of which runs tell."""
+def submissions() -> dict[Ticket, Submission]:
+    """All that are known: those that `submit` made, and of which runs tell."""
     found = {}
     for run in listed().values():
         if run.queued and run.queued not in found:
-            found[run.queued] = Submission(run.queued, "", os.path.dirname(run.folder), 0.0)
+            scheduler, job = run.queued
+            found[run.queued] = Submission(job, "", os.path.dirname(run.folder), 0.0, scheduler=scheduler)
     fields = Submission._fields
     for queued, line in listed_submissions().items():
         if line.keys() >= {"id", "job", "folder", "at"}:
@@ -65,11 +90,15 @@ def submissions() -> dict[str, Submission]:
 
 
 def submission(word: str | None) -> Submission | None:
-    """The one that a word means: an id of Slurm's, or a job that waits; None = one of this folder."""
-    known = submissions()
-    if word is not None and re.fullmatch(r"[0-9]+", word):
-        return known.get(word) or _beside_its_runs(word)
-    waiting = [each for each in known.values() if not each.end and each.at and _is_meant(each, word)]
+    """The one that a word means: an id in a queue, or a job that waits; None = one of this folder.
+
+    Raises `UsageError` for the beginning of several ids.
+    """
+    known = submissions().values()
+    named = _of_id(word, known) or _beside_its_runs(word) if word and _ID.fullmatch(word) else None
+    if named:
+        return named
+    waiting = [each for each in known if not each.end and each.at and _is_meant(each, word)]
     newest = max(waiting, key=lambda each: each.at, default=None)
     return newest if newest and latest_run(newest) is None else None
 
@@ -82,6 +111,17 @@ def submission_of(run: Run) -> Submission | None:
     return found if latest and latest.id == run.id else None
 
 
+def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
+    """The latest of that id, or the only one of that number: PBS' ids have the server's name behind it."""
+    if found := [each for each in known if each.id == word]:
+        return max(found, key=lambda each: (not each.end, each.at))
+    numbered = [each for each in known if each.id.partition(".")[0] == word]
+    if len(numbered) > 1:
+        ids = listed_words([each.id for each in numbered])
+        raise UsageError(f"{word} is ambiguous: it matches {ids}")
+    return numbered[0] if numbered else None
+
+
 def _is_meant(each: Submission, word: str | None) -> bool:
     if word is None:
         return each.folder.startswith(os.path.join(os.getcwd(), ""))
@@ -91,15 +131,15 @@ def _is_meant(each: Submission, word: str | None) -> bool:
 
 def _beside_its_runs(job: str) -> Submission | None:
     """One that is not listed, as where a home is not shared: its starts tell of it."""
-    for folder in (os.path.abspath(LOGS), os.getcwd()):
-        if os.path.exists(Starts(folder, job).path):
-            return Submission(job, "", folder, 0.0)
+    for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TARGETS):
+        if os.path.exists(Starts(folder, job, scheduler).path):
+            return Submission(job, "", folder, 0.0, scheduler=scheduler)
     return None
 
 
 def latest_run(each: Submission) -> Run | None:
     """What it has become last, if it has been started."""
-    begun = Starts(each.folder, each.id).begun()
+    begun = Starts(each.folder, each.id, each.scheduler).begun()
     run = run_in(os.path.join(each.folder, begun[-1].run)) if begun else None
     return run if run and run.status.began > each.at - CLOCKS_S else None
 
@@ -107,6 +147,7 @@ def latest_run(each: Submission) -> Run | None:
 def as_run(each: Submission, state: RunState, why: str) -> Run:
     """A submission without a run, for a list of runs."""
     at = each.at or time.time()
+    told = f"{title_of(each.scheduler)}: {why}"
     ended = state.over
     status = Status(
         each.id,
@@ -115,7 +156,7 @@ def as_run(each: Submission, state: RunState, why: str) -> Run:
         at,
         at,
         Controller("", 0),
-        where="" if ended else f"Slurm: {why}",
-        why=f"Slurm: {why}; see {each.output}" if ended else "",
+        where="" if ended else told,
+        why=f"{told}; see {each.output}" if ended else "",
     )
     return Run("", status, alive=False, heard=None)

@@ -50,9 +50,10 @@ def submit_on(
     said = bytearray()
     request = _request(("submit", "-", *options), job, text, spec, overrides, args)
     status = run_there(ssh, request, said.extend)
-    print_text(said.decode(errors="replace"))
-    if status == Exit.OK and said.strip().isdigit() and sys.stderr.isatty():
-        say(f"submitted on {ssh.host}; follow it with `distlaunch attach {ssh.host}:{said.strip().decode()}`")
+    text = said.decode(errors="replace")
+    print_text(text)
+    if status == Exit.OK and len(text.split()) == 1 and sys.stderr.isatty():
+        say(f"submitted on {ssh.host}; follow it with `distlaunch attach {ssh.host}:{text.strip()}`")
     return status
 
 

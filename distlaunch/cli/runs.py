@@ -214,7 +214,9 @@ def stop(
 
     queued = submission(which)
     run = None if queued else find(which, alone=True)
-    if queued := queued or (submission_of(run) if run and run.alive else None):
+    if run and run.alive and (known := submission_of(run)) and known.warned:
+        queued = known
+    if queued:
         _stop_queued(queued, now, as_json)
         return
     assert run is not None

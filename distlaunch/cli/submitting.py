@@ -27,6 +27,14 @@ exports = typer.Typer(
 )
 
 
+class Scheduler(str, Enum):
+    """Whose queue `submit` submits to."""
+
+    slurm = "slurm"
+    grid_engine = "grid-engine"
+    pbs = "pbs"
+
+
 class Workload(str, Enum):
     """What `export kubernetes` makes of a job."""
 
@@ -41,6 +49,14 @@ def submit(
     job: Job,
     args: Args = None,
     overrides: Set = None,
+    to: Annotated[
+        Scheduler | None,
+        typer.Option(
+            "--to",
+            help="The scheduler; by default the one that the job file has a section for, else Slurm.",
+            show_default=False,
+        ),
+    ] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Print the batch script; submit nothing.")] = False,
     waits: Annotated[
         bool, typer.Option("--wait", help="Wait until the job ends, and exit with its exit status.")
@@ -57,7 +73,7 @@ def submit(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the id and the script as JSON.")] = False,
 ) -> None:
-    """Submit a job to Slurm and print its id; ps, logs, attach, wait, stop and view take it."""
+    """Submit a job to a scheduler and print its id; ps, logs, attach, wait, stop and view take it."""
     check_dashes(context.obj, args)
     if on is not None:
         from distlaunch.cli.elsewhere import ssh_to
@@ -65,12 +81,13 @@ def submit(
 
         chosen = {"--dry-run": dry, "--wait": waits, "--json": as_json}
         options = [option for option, wanted in chosen.items() if wanted]
+        options += ["--to", to.value] if to else []
         raise typer.Exit(submit_on(ssh_to(on, ssh_config), job, overrides or (), args or (), options))
-    spec, script = _prepared(job, overrides or (), args or ())
+    spec, target, script = _prepared(job, overrides or (), args or (), to.value if to else None, True)
     if dry:
         print_text(script)
         return
-    queued, kept = _submitted(spec, script)
+    queued, kept = _submitted(spec, target, script)
     if as_json:
         print_json({"id": queued, "script": str(kept)})
     else:
@@ -78,28 +95,30 @@ def submit(
     if waits:
         raise typer.Exit(_waited(queued))
     if sys.stderr.isatty():
-        say(f"submitted to Slurm; follow it with `distlaunch attach {queued}`")
+        from distlaunch.allocation.allocation import title_of
+
+        say(f"submitted to {title_of(target)}; follow it with `distlaunch attach {queued}`")
 
 
 @exports.command("slurm")
 def export_slurm(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
     """Print the batch script that `submit` would submit to Slurm."""
     check_dashes(context.obj, args)
-    print_text(_prepared(job, overrides or (), args or ())[1])
+    print_text(_prepared(job, overrides or (), args or (), "slurm")[-1])
 
 
 @exports.command("grid-engine")
 def export_grid_engine(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
     """Print a batch script for Grid Engine's qsub."""
     check_dashes(context.obj, args)
-    print_text(_prepared(job, overrides or (), args or (), "grid-engine")[1])
+    print_text(_prepared(job, overrides or (), args or (), "grid-engine")[-1])
 
 
 @exports.command("pbs")
 def export_pbs(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
     """Print a batch script for the qsub of PBS Professional and OpenPBS."""
     check_dashes(context.obj, args)
-    print_text(_prepared(job, overrides or (), args or (), "pbs")[1])
+    print_text(_prepared(job, overrides or (), args or (), "pbs")[-1])
 
 
 @exports.command("kubernetes")
@@ -134,10 +153,10 @@ def export_kubernetes(
 
 
 def _prepared(
-    job: str, overrides: Sequence[str], args: Sequence[str], target: "Target" = "slurm"
-) -> "tuple[JobSpec, str]":
-    """The job and its batch script. Raises `DistlaunchError`."""
-    from distlaunch.batch.checks import check_submitted, says_no_gpus, with_gpus
+    job: str, overrides: Sequence[str], args: Sequence[str], to: "Target | None", followed: bool = False
+) -> "tuple[JobSpec, Target, str]":
+    """The job, its scheduler and its batch script; for `followed` see there. Raises `DistlaunchError`."""
+    from distlaunch.batch.checks import check_submitted, says_no_gpus, target_of, with_gpus
     from distlaunch.batch.script import Call
     from distlaunch.launch.dry_run import plan_without_nodes
     from distlaunch.system.here import own_command
@@ -145,6 +164,7 @@ def _prepared(
 
     text = read_job(job)
     spec = job_of(text, job, overrides, args, submitted=True)
+    target = to or target_of(spec)
     check_submitted(spec, target)
     plan_without_nodes(with_gpus(spec, target))
     if says_no_gpus(spec, target):
@@ -153,42 +173,50 @@ def _prepared(
     settings = [word for setting in overrides for word in ("--set", setting)]
     file = "-" if piped else os.path.realpath(job)
     words = (*own_command(), "run", file, *settings, *(["--", *args] if args else []))
-    return spec, _script(spec, Call(words, text if piped else None), target)
+    return spec, target, _script(spec, Call(words, text if piped else None), target, followed)
 
 
-def _script(spec: "JobSpec", call: "Call", target: "Target") -> str:
+def _script(spec: "JobSpec", call: "Call", target: "Target", followed: bool) -> str:
     from distlaunch.batch import engines, script
 
     match target:
         case "slurm":
             return script.batch_script(spec, call)
         case "grid-engine":
-            return engines.grid_engine_script(spec, call)
+            return engines.grid_engine_script(spec, call, followed)
         case "pbs":
-            return engines.pbs_script(spec, call)
+            return engines.pbs_script(spec, call, followed)
 
 
-def _submitted(spec: "JobSpec", script: str) -> tuple[str, Path]:
+def _submitted(spec: "JobSpec", target: "Target", script: str) -> tuple[str, Path]:
     """Submit it; its id, and where the script is kept. Raises `DistlaunchError`."""
-    from distlaunch.batch import slurm
+    from distlaunch.batch.queue import ToolMissingError
+    from distlaunch.batch.queues import queue_of
     from distlaunch.catalog.submissions import Submission, note
 
+    written = _written(script, spec.logs.folder, target)
     try:
-        os.makedirs(spec.logs.folder, exist_ok=True)
-        fd, name = tempfile.mkstemp(".sh", "slurm-", spec.logs.folder)
-        with os.fdopen(fd, "w") as file:
-            file.write(script)
-    except OSError as error:
-        text = f"can't write the batch script to {spec.logs.folder}: {reason(error)}; set logs.dir"
-        raise DistlaunchError(text) from None
-    written = Path(name)
-    try:
-        queued = slurm.submit(name)
+        queued = queue_of(target).submit(str(written))
+    except ToolMissingError as error:
+        written.unlink()
+        raise DistlaunchError(f"{error}, for another scheduler --to") from None
     except BaseException:
         written.unlink()
         raise
-    note(Submission(queued, spec.name, spec.logs.folder, time.time()))
-    return queued, written.rename(Path(spec.logs.folder, f"slurm-{queued}.sh"))
+    note(Submission(queued, spec.name, spec.logs.folder, time.time(), scheduler=target))
+    return queued, written.rename(Path(spec.logs.folder, f"{target}-{queued}.sh"))
+
+
+def _written(script: str, folder: str, target: "Target") -> Path:
+    try:
+        os.makedirs(folder, exist_ok=True)
+        fd, name = tempfile.mkstemp(".sh", f"{target}-", folder)
+        with os.fdopen(fd, "w") as file:
+            file.write(script)
+    except OSError as error:
+        text = f"can't write the batch script to {folder}: {reason(error)}; set logs.dir"
+        raise DistlaunchError(text) from None
+    return Path(name)
 
 
 def _waited(queued: str) -> int:

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Iterator
 
-from distlaunch.batch.slurm import GONE, Queued, cancel, look
+from distlaunch.batch.queue import CANCELLED, GONE, Queued
+from distlaunch.batch.queues import queue_of
 from distlaunch.catalog.find import find
 from distlaunch.catalog.folder import Run
 from distlaunch.catalog.submissions import Submission, latest_run, note_end, submission, submission_of
@@ -12,9 +13,9 @@ from distlaunch.follow.attending import over, pause
 from distlaunch.system.signals import Interrupts
 
 LOOK_S = 0.25
-"""Between two looks at the folder, which cost Slurm nothing."""
+"""Between two looks at the folder, which cost a scheduler nothing."""
 FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
-"""Between two questions to Slurm: at first, at most, and by how much they grow."""
+"""Between two questions to a scheduler: at first, at most, and by how much they grow."""
 
 
 class Patience:
@@ -53,22 +54,23 @@ def run_of(word: str | None) -> Run:
     queued = submission(word)
     if queued is None:
         return find(word)
-    run = latest_run(queued)
-    if run is None:
-        raise DistlaunchError(f"{queued.name} has not started: {state_of(queued).words}")
-    return run
+    if run := latest_run(queued):
+        return run
+    state = Queued(queued.end) if queued.end else state_of(queued)
+    told = f"{queued.name} has not started: {state.words}"
+    raise DistlaunchError(_without_run(queued, state) if state.over else told)
 
 
 def state_of(queued: Submission) -> Queued:
-    """What Slurm says of it. Raises `DistlaunchError`."""
-    return look(queued.id).get(queued.id, GONE)
+    """What its scheduler says of it. Raises `DistlaunchError`."""
+    return queue_of(queued.scheduler).look([queued.id]).get(queued.id, GONE)
 
 
 def _next(
     queued: Submission, before: Run | None, interrupts: Interrupts, tell: Callable[[str], None]
 ) -> Run | None:
     """The run after `before`, once it has begun; None when there will be none."""
-    if queued.end:  # Slurm may know nothing of it any more
+    if queued.end:  # its scheduler may know nothing of it any more
         return _newer(queued, before) or _none(queued, before, Queued(queued.end))
     patience, told = Patience(), ""
     while not interrupts.any():
@@ -95,8 +97,12 @@ def _none(queued: Submission, before: Run | None, state: Queued) -> Run | None:
     if not queued.end:
         note_end(queued, state.state)
     if before is None:
-        raise DistlaunchError(f"{queued.name} ended ({state.state}) and started no run; see {queued.output}")
+        raise DistlaunchError(_without_run(queued, state))
     return None
+
+
+def _without_run(queued: Submission, state: Queued) -> str:
+    return f"{queued.name} {state.ending} and started no run; see {queued.output}"
 
 
 def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
@@ -106,12 +112,12 @@ def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tu
     """
     if state_of(queued).over:
         return latest_run(queued), False
-    cancel(queued.id, at_once)
+    queue_of(queued.scheduler).cancel(queued.id, at_once)
     patience = Patience()
     while not interrupts.any():
         run = latest_run(queued)
         if not (run and run.alive) and patience.due() and (state := state_of(queued)).over:
-            note_end(queued, state.state)
+            note_end(queued, CANCELLED if state == GONE else state.state)
             break
         pause(interrupts, LOOK_S)
     run = latest_run(queued)

@@ -1,4 +1,4 @@
-"""What a job file's `grid_engine` and `pbs` sections ask for, for the batch scripts that `export` prints."""
+"""What a job file's `grid_engine` and `pbs` sections ask of those schedulers, for a job that is submitted."""
 
 from distlaunch.agent.frozen import Frozen
 

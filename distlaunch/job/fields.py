@@ -341,8 +341,8 @@ JOB = Record(
             "in [mpirun, --mca, btl, self,tcp].",
             "as launcher says",
         ),
-        "grid_engine": built(GRID_ENGINE, "What the script of `export grid-engine` asks for."),
-        "pbs": built(PBS, "What the script of `export pbs` asks for."),
+        "grid_engine": built(GRID_ENGINE, "What `submit` and `export grid-engine` ask of Grid Engine."),
+        "pbs": built(PBS, "What `submit` and `export pbs` ask of PBS."),
         "kubernetes": built(KUBERNETES, "What `export kubernetes` asks of a cluster."),
         "launcher": built(
             Either(text=Choice(("auto", "kubernetes", "local", "mpirun", "slurm", "ssh")), entries=LAUNCHER),

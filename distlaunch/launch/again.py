@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 
+from distlaunch.allocation.allocation import Allocation
 from distlaunch.catalog.folder import run_in
 from distlaunch.catalog.starts import Begun, Starts
 from distlaunch.errors import DistlaunchError
@@ -16,7 +17,7 @@ def continued(spec: JobSpec) -> JobSpec:
     allocation = spec.allocation
     if allocation is None or not allocation.starts:
         return spec
-    starts = Starts(spec.logs.folder, allocation.job).begun()
+    starts = _starts(spec, allocation).begun()
     before = [each for each in starts if each.job == spec.name and each.starts < allocation.starts]
     if not before:
         return spec
@@ -28,15 +29,15 @@ def continued(spec: JobSpec) -> JobSpec:
 def note_start(spec: JobSpec, run_id: str) -> None:
     """Have the next start know of this one."""
     assert spec.allocation is not None
-    Starts(spec.logs.folder, spec.allocation.job).note(Begun(run_id, spec.name, spec.allocation.starts))
+    _starts(spec, spec.allocation).note(Begun(run_id, spec.name, spec.allocation.starts))
 
 
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     """Have the scheduler start the job again, if it is to go on; `tell` gets what comes of it."""
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
-    if allocation is None or not allocation.queued or not is_to_go_on(state):
+    if allocation is None or not allocation.requeues or not is_to_go_on(state):
         return
-    starts = Starts(state.spec.logs.folder, allocation.job)
+    starts = _starts(state.spec, allocation)
     if (made := starts.requeues) >= most:
         times = "once" if made == 1 else f"{made} times"
         tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue)")
@@ -49,3 +50,7 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
         requeue(allocation.job)  # which may kill us at once
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")
+
+
+def _starts(spec: JobSpec, allocation: Allocation) -> Starts:
+    return Starts(spec.logs.folder, allocation.job, allocation.scheduler)

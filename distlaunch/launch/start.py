@@ -4,7 +4,7 @@ import os
 import time
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.catalog.index import note_begin
+from distlaunch.catalog.index import Ticket, note_begin
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.links.link import Link
@@ -56,10 +56,12 @@ def start_run(spec: JobSpec, early: Link | None = None) -> Start:
     folder = _run_folder(spec, run_id)
     status = _first_status(spec, run_id)
     folder.claim(status)
-    queued = spec.allocation.job if spec.allocation and spec.allocation.queued else ""
-    note_begin(run_id, folder.path, status.controller.host, queued)
-    if queued:
+    if spec.allocation and spec.allocation.queued:
+        queued = Ticket(spec.allocation.scheduler, spec.allocation.job)
+        note_begin(run_id, folder.path, status.controller.host, queued)
         note_start(spec, run_id)
+    else:
+        note_begin(run_id, folder.path, status.controller.host)
     if len(spec.pool) > MANY_NODES:
         from distlaunch.system.limits import make_room_for_links
 

@@ -29,7 +29,6 @@ SHORTER = {
     "quickstart.yaml": "args=[--steps, 30, --sample, 20]",
     "hosts/c10d.yaml": "procs_per_node=1",  # each rank imports torch; all_reduce.yaml runs four of these
     "hosts/simulated.yaml": "procs_per_node=1",
-    "training/sync_sgd.yaml": "args=[--steps, 150]",
 }
 """What takes its time, with settings under which it does the same sooner."""
 ELSEWHERE = {

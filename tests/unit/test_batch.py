@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.batch.checks import Target, check_submitted, with_gpus
+from distlaunch.batch import grid_engine, pbs
+from distlaunch.batch.checks import TARGETS, Target, check_submitted, target_of, with_gpus
 from distlaunch.batch.engines import grid_engine_script, pbs_script
+from distlaunch.batch.queues import queue_of
 from distlaunch.batch.script import Call, batch_script, slurm_time
-from distlaunch.batch.slurm import Queued
-from distlaunch.errors import JobError
+from distlaunch.batch.slurm import queued
+from distlaunch.catalog.submissions import Submission, submission
+from distlaunch.cli.submitting import Scheduler
+from distlaunch.errors import DistlaunchError, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.state.job import Cause, Verdict
 from distlaunch.supervisor.requeueing import is_to_go_on
@@ -146,10 +150,169 @@ def test_mistakes_in_the_section(keys: str, problem: str, tmp_path: Path) -> Non
     ],
 )
 def test_what_a_queues_words_mean(state: str, waits: bool, over: bool) -> None:
-    assert (Queued(state).waits, Queued(state).over) == (waits, over)
+    assert (queued(state).waits, queued(state).over) == (waits, over)
 
 
 # Grid Engine and PBS
+
+
+@pytest.mark.parametrize(
+    ("keys", "target"),
+    [
+        ("", "slurm"),
+        ("slurm: {partition: gpu}", "slurm"),
+        ("grid_engine: {pe: mpi}", "grid-engine"),
+        ("pbs: {time: 1h}", "pbs"),
+        ("pbs: {time: 1h}\nslurm: {time: 1h}", "slurm"),
+        ("pbs: {time: 1h}\ngrid_engine: {time: 1h}", "slurm"),
+    ],
+)
+def test_a_job_goes_where_it_has_a_section_for(keys: str, target: Target, tmp_path: Path) -> None:
+    assert target_of(submitted(f"script: train.py\n{keys}\n", tmp_path)) == target
+
+
+def test_a_job_that_is_followed_prints_into_the_folder_of_its_runs(tmp_path: Path) -> None:
+    spec = submitted("script: train.py\nlogs: {dir: my runs}\n", tmp_path)
+    script = grid_engine_script(spec, CALL, followed=True)
+    assert f"#$ -o '{tmp_path}/my runs/grid-engine-$JOB_ID.out'\n" in script
+    assert "#$ -notify\n" in script  # without it, qdel is a SIGKILL
+    assert "#$ -cwd\n" in script  # a job from a pipe has no other folder
+    script = pbs_script(spec, CALL, followed=True)
+    assert f"#PBS -o '{tmp_path}/my runs/'\n" in script
+    assert f"exec >>'{tmp_path}/my runs'/pbs-\"$PBS_JOBID\".out 2>&1\n" in script
+    assert script.index("exec >>") < script.index('cd "$PBS_O_WORKDIR"\n') < script.index("distlaunch run")
+
+
+def test_every_scheduler_has_a_queue_and_is_offered() -> None:
+    assert tuple(each.value for each in Scheduler) == TARGETS
+    assert {queue_of(target).submit.__module__ for target in TARGETS} == {
+        "distlaunch.batch.slurm",
+        "distlaunch.batch.grid_engine",
+        "distlaunch.batch.pbs",
+    }
+    with pytest.raises(DistlaunchError, match="this version of distlaunch can't ask lsf"):
+        queue_of("lsf")
+
+
+def test_what_was_listed_before_there_were_other_schedulers_is_slurms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "distlaunch").mkdir()
+    lines = (
+        '{"queued": "17", "id": "17", "job": "train", "folder": "/w/runs", "at": 5.0, "end": ""}',
+        '{"run": "train-20261122-091211-78fd1953", "folder": "/w/runs/x", "host": "h", "queued": "18"}',
+        '{"queued": "17", "end": "COMPLETED"}',
+    )
+    (tmp_path / "distlaunch" / "runs.jsonl").write_text("\n".join(lines))
+    first, second = submission("17"), submission("18")
+    assert first == Submission("17", "train", "/w/runs", 5.0, "COMPLETED", "slurm")
+    assert second == Submission("18", "", "/w/runs", 0.0)
+    assert first.output == "/w/runs/slurm-17.out"
+
+
+QSTAT_XML = """<?xml version='1.0'?>
+<job_info  xmlns:xsd="http://arc.liv.ac.uk/repos/darcs/sge/source/dist/util/resources/schemas/qstat/qstat.xsd">
+  <queue_info>
+    <job_list state="running">
+      <JB_job_number>4711</JB_job_number>
+      <JAT_prio>0.55500</JAT_prio>
+      <JB_name>train</JB_name>
+      <JB_owner>ann</JB_owner>
+      <state>{running}</state>
+      <JAT_start_time>2026-07-06T14:48:01</JAT_start_time>
+      <queue_name>all.q@node1</queue_name>
+      <slots>8</slots>
+    </job_list>
+  </queue_info>
+  <job_info>
+    <job_list state="pending">
+      <JB_job_number>4712</JB_job_number>
+      <JAT_prio>0.00000</JAT_prio>
+      <JB_name>a & b <c></JB_name>
+      <JB_owner>ann</JB_owner>
+      <state>{pending}</state>
+      <JB_submission_time>2026-07-06T14:48:01</JB_submission_time>
+      <queue_name></queue_name>
+      <slots>8</slots>
+    </job_list>
+  </job_info>
+</job_info>
+"""
+"""As `qstat -u ann -xml` of Grid Engine 8.1.9 prints it, by its schema."""
+
+
+@pytest.mark.parametrize(
+    ("running", "pending", "stages", "words"),
+    [
+        ("r", "qw", ("goes", "waits"), "qw"),
+        ("t", "hqw", ("goes", "waits"), "hqw"),
+        ("S", "hRqw", ("goes", "waits"), "hRqw"),
+        ("dr", "Eqw", ("goes", "waits"), "Eqw (can't start: `qstat -j 4712` says why)"),
+        ("Rr", "dqw", ("goes", "goes"), "dqw"),
+        ("z", "Rq", ("over", "goes"), "Rq"),
+    ],
+)
+def test_what_grid_engines_letters_mean(
+    running: str, pending: str, stages: tuple[str, str], words: str
+) -> None:
+    found = grid_engine.jobs_in(QSTAT_XML.format(running=running, pending=pending))
+    assert (found["4711"].stage, found["4712"].stage) == stages
+    assert found["4712"].words == words
+
+
+def test_an_empty_queue_of_grid_engine() -> None:
+    said = "<?xml version='1.0'?><job_info><queue_info></queue_info><job_info></job_info></job_info>"
+    assert grid_engine.jobs_in(said) == {}
+
+
+QSTAT_F = """
+a site's greeting
+Job Id: 88.pbs.cluster.example
+    Job_Name = train
+    Job_Owner = ann@login1
+    job_state = {state}
+    queue = gpu
+    server = pbs
+    Error_Path = login1:/rds/general/user/ann/home/project-
+\tdirectory/job_state = Q.e88
+    Variable_List = PBS_O_SYSTEM=Linux,PBS_O_SHELL=/bin/bash,
+\tPBS_O_HOME=/home/ann,comment = none
+{comment}    etime = Mon Feb 13 19:00:07 2026
+
+Job Id: 89.pbs.cluster.example
+    Job_Name = other
+    job_state = R
+    comment = Job run at Tue Feb 22 at 18:26 on (x1000:ncpus=8)
+    run_count = 1
+
+"""
+"""As `qstat -f` of OpenPBS and Torque prints it."""
+NOT_RUNNING = """    comment = Not Running: Queue gpu per-user limit reached on resource
+\t ncpus
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "comment", "stage", "words"),
+    [
+        ("Q", NOT_RUNNING, "waits", "Q (Not Running: Queue gpu per-user limit reached on resource ncpus)"),
+        ("Q", "", "waits", "Q"),
+        ("H", "", "waits", "H"),
+        ("W", "", "waits", "W"),
+        ("R", "", "goes", "R"),
+        ("S", "", "goes", "S"),
+        ("E", "", "goes", "E"),
+        ("C", "", "over", "C"),
+        ("F", "    comment = and failed\n", "over", "F (and failed)"),
+        ("M", "", "over", "M"),
+    ],
+)
+def test_what_pbs_says_of_a_job(state: str, comment: str, stage: str, words: str) -> None:
+    found = pbs.jobs_in(QSTAT_F.format(state=state, comment=comment))
+    assert [*found] == ["88.pbs.cluster.example", "89.pbs.cluster.example"]
+    told = found["88.pbs.cluster.example"]
+    assert (told.stage, told.words) == (stage, words)
 
 
 def script_of(target: Target, keys: str, folder: Path) -> list[str]:

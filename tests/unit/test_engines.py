@@ -82,7 +82,25 @@ def test_hosts_and_slots(
     found = find_allocation(environ, listed)
     assert found is not None
     assert (found.job, {node.host: node.procs for node in found.nodes}) == (job, slots)
-    assert (found.queued, found.answers) == (False, False)
+    assert (found.answers, found.requeues) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "queued"),
+    [
+        (GRID_ENGINE, False),
+        (GRID_ENGINE | {"ENVIRONMENT": "BATCH"}, True),
+        (GRID_ENGINE | {"ENVIRONMENT": "BATCH", "SGE_TASK_ID": "3"}, False),
+        (PBS, True),
+        (PBS | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}, False),
+        (PBS | {"PBS_JOBID": "88[3].pbs"}, False),
+        (LSF, False),
+    ],
+)
+def test_which_jobs_can_be_found_in_a_queue(environ: dict[str, str], queued: bool) -> None:
+    found = find_allocation(environ, "a\n" if "PBS_JOBID" in environ else "a 1")
+    assert found is not None
+    assert found.queued == queued
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,232 @@
+"""A stand-in for the queues of Grid Engine and PBS, neither of which can run in a test; NOT the real ones.
+
+Started as `qsub`, `qstat`, `qdel` or `qsig`, it takes the options that distlaunch gives, prints what the real
+ones are documented to print, and really runs batch scripts, with the variables that the real ones set. KIND
+says whose it is, QUEUE is the folder of the queue, with a folder per job. While a file `hold` is in it, jobs
+wait.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+GRID_ENGINE = os.environ.get("KIND") == "grid-engine"
+QUEUE = Path(os.environ.get("QUEUE", ""))
+FIRST = 88
+SERVER = ".pbs.example"
+HOST = os.uname().nodename
+ANN = "ann"
+LOOK_S, KILL_DELAY_S = 0.05, 10.0
+
+
+def leave(status: int, *, out: str = "", err: str = "") -> NoReturn:
+    """End as a command does."""
+    sys.stdout.write(out)
+    sys.stderr.write(err)
+    sys.exit(status)
+
+
+def job_id(folder: Path) -> str:
+    return folder.name + ("" if GRID_ENGINE else SERVER)
+
+
+def folder_of(job: str) -> Path:
+    return QUEUE / job.removesuffix(SERVER)
+
+
+def qsub(words: list[str]) -> NoReturn:
+    """`qsub -terse SCRIPT`, or PBS' `qsub SCRIPT`."""
+    *options, script = words
+    assert options == (["-terse"] if GRID_ENGINE else []), options
+    text = Path(script).read_text()
+    if " none" in text:
+        denied = 'job rejected: the requested parallel environment "none" does not exist'
+        leave(1, err=f"Unable to run job: {denied}.\nExiting.\n" if GRID_ENGINE else "qsub: Unknown queue\n")
+    folder = QUEUE / str(FIRST + sum(each.name.isdigit() for each in QUEUE.iterdir()))
+    (folder / "spool").mkdir(parents=True)
+    (folder / "spool" / "script").write_text(text)
+    (folder / "spool" / "cwd").write_text(os.getcwd())
+    (folder / "waits").touch()
+    if not (QUEUE / "hold").exists():
+        start(folder)
+    leave(0, out=job_id(folder) + "\n")
+
+
+def qstat(words: list[str]) -> NoReturn:
+    """`qstat -u USER -xml`, or PBS' `qstat -f ID…`."""
+    with (QUEUE / "asked").open("a") as file:
+        file.write(" ".join(words) + "\n")
+    if GRID_ENGINE:
+        assert (words[0], words[2:]) == ("-u", ["-xml"]), words
+        rows = [xml_of(each) for each in sorted(QUEUE.iterdir()) if each.is_dir() and state_of(each)]
+        end = "</queue_info>\n  <job_info>\n  </job_info>\n</job_info>\n"
+        leave(0, out="<?xml version='1.0'?>\n<job_info >\n  <queue_info>\n" + "".join(rows) + end)
+    assert words[0] == "-f", words
+    status = 0
+    for job in words[1:]:
+        if state := state_of(folder_of(job)):
+            comment = "Not Running: Insufficient amount of resource:\n\t ngpus" if state == "Q" else "Job run"
+            print(f"Job Id: {job}\n    Job_Name = job\n    job_state = {state}\n    comment = {comment}\n")
+        else:
+            status = 35
+            why = "Job has finished, use -x or -H to obtain historical job information"
+            print(f"qstat: {job} {why}", file=sys.stderr)
+    leave(status)
+
+
+def xml_of(folder: Path) -> str:
+    return (
+        f'    <job_list state="running">\n      <JB_job_number>{folder.name}</JB_job_number>\n'
+        f"      <JB_owner>{ANN}</JB_owner>\n      <state>{state_of(folder)}</state>\n    </job_list>\n"
+    )
+
+
+def state_of(folder: Path) -> str:
+    """In the letters of the queue; "" = it is over."""
+    if (folder / "waits").exists():
+        return "qw" if GRID_ENGINE else "Q"
+    if (folder / "begins").exists():
+        return "t" if GRID_ENGINE else "R"
+    if not (folder / "runs").exists():
+        return ""
+    if (folder / "deleted").exists():
+        return "dr" if GRID_ENGINE else "E"
+    return "r" if GRID_ENGINE else "R"
+
+
+def qdel(words: list[str]) -> NoReturn:
+    """`qdel ID`: of a job that runs it only begins the end."""
+    (job,) = words
+    folder = folder_of(job)
+    state = state_of(folder)
+    if not state:
+        unknown = f'denied: job "{job}" does not exist\n'
+        leave(1, out=unknown) if GRID_ENGINE else leave(153, err=f"qdel: Unknown Job Id {job}\n")
+    if (folder / "waits").exists():
+        (folder / "waits").unlink()
+        leave(0, out=f"{ANN} has deleted job {job}\n" if GRID_ENGINE else "")
+    (folder / "deleted").touch()
+    send(folder, first_signal(folder))
+    leave(0, out=f"{ANN} has registered the job {job} for deletion\n" if GRID_ENGINE else "")
+
+
+def first_signal(folder: Path) -> int:
+    """What announces the kill: Grid Engine's only if that is asked for."""
+    notify = "\n#$ -notify\n" in (folder / "spool" / "script").read_text()
+    return signal.SIGTERM if not GRID_ENGINE else signal.SIGUSR2 if notify else signal.SIGKILL
+
+
+def qsig(words: list[str]) -> NoReturn:
+    """PBS' `qsig -s TERM ID`."""
+    flag, name, job = words
+    assert (flag, GRID_ENGINE) == ("-s", False), words
+    if not (folder_of(job) / "runs").exists():
+        leave(1, err=f"qsig: Request invalid for state of job {job}\n")
+    send(folder_of(job), signal.Signals[f"SIG{name}"])
+    leave(0)
+
+
+def send(folder: Path, signum: int) -> None:
+    os.killpg(int((folder / "runs").read_text()), signum)
+
+
+def start(folder: Path) -> None:
+    """Run its script, beside us: whoever has submitted it does not wait."""
+    (folder / "waits").rename(folder / "begins")
+    if os.fork() == 0:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        try:
+            run(folder)
+        finally:
+            os._exit(0)
+    while (folder / "begins").exists():
+        time.sleep(LOOK_S)
+
+
+def run(folder: Path) -> None:
+    """Have the script run to its end, or to its kill."""
+    text = (folder / "spool" / "script").read_text()
+    with output_of(folder).open("ab") as output:
+        script = subprocess.Popen(
+            ["bash", str(folder / "spool" / "script")],
+            cwd=submitted_in(folder) if "\n#$ -cwd\n" in text else QUEUE,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    (folder / "new").write_text(str(script.pid))
+    (folder / "new").rename(folder / "runs")
+    (folder / "begins").unlink()
+    while script.poll() is None:
+        deleted = folder / "deleted"
+        if deleted.exists() and time.time() - deleted.stat().st_mtime > KILL_DELAY_S:
+            send(folder, signal.SIGKILL)
+        time.sleep(LOOK_S)
+    (folder / "status").write_text(json.dumps(script.returncode))
+    (folder / "runs").unlink()
+
+
+def submitted_in(folder: Path) -> str:
+    """The folder that qsub was called in."""
+    return (folder / "spool" / "cwd").read_text()
+
+
+def output_of(folder: Path) -> Path:
+    """As the script's -o has it; PBS' is a folder."""
+    text = (folder / "spool" / "script").read_text()
+    (path,) = re.findall(r"^#(?:\$|PBS) -o '?([^'\n]+)", text, re.MULTILINE)
+    named = path.replace("$JOB_ID", folder.name)
+    return Path(named) if GRID_ENGINE else Path(named, f"{job_id(folder)}.OU")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What the real one sets; and where the list of runs is, which is the user's home otherwise."""
+    names = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "XDG_STATE_HOME")
+    env = {name: os.environ[name] for name in names if name in os.environ}
+    hosts = folder / "spool" / "hosts"
+    hosts.write_text(f"{HOST} 2 all.q@{HOST} UNDEFINED\n" if GRID_ENGINE else f"{HOST}\n" * 2)
+    if GRID_ENGINE:
+        job = {"JOB_ID": folder.name, "JOB_NAME": "job", "SGE_TASK_ID": "undefined", "ENVIRONMENT": "BATCH"}
+        env |= {"PE_HOSTFILE": str(hosts), "NSLOTS": "2", "NHOSTS": "1", "QUEUE": "all.q", "RESTARTED": "0"}
+        return env | job | {"HOSTNAME": HOST, "SGE_O_WORKDIR": submitted_in(folder)}
+    job = {"PBS_JOBID": job_id(folder), "PBS_JOBNAME": "job", "PBS_ENVIRONMENT": "PBS_BATCH", "NCPUS": "2"}
+    return (
+        env | job | {"PBS_NODEFILE": str(hosts), "PBS_O_WORKDIR": submitted_in(folder), "PBS_QUEUE": "workq"}
+    )
+
+
+def release(words: list[str]) -> NoReturn:
+    """No command of theirs: start what waits, and hold nothing any more."""
+    (QUEUE / "hold").unlink()
+    for folder in QUEUE.iterdir():
+        if (folder / "waits").exists():
+            start(folder)
+    leave(0)
+
+
+def end(words: list[str]) -> NoReturn:
+    """No command of theirs: kill what still runs, and wait until nothing does."""
+    for folder in filter(Path.is_dir, QUEUE.iterdir()):
+        while (folder / "runs").exists():
+            send(folder, signal.SIGKILL)
+            time.sleep(LOOK_S)
+    shutil.rmtree(QUEUE)
+    leave(0)
+
+
+COMMANDS = {"qsub": qsub, "qstat": qstat, "qdel": qdel, "qsig": qsig, "release": release, "end": end}
+
+if __name__ == "__main__":
+    COMMANDS[Path(sys.argv[0]).name](sys.argv[1:])

@@ -1,0 +1,305 @@
+"""Jobs that are submitted to Grid Engine and PBS, for which stand-ins act: from the queue to their ends."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from distlaunch.catalog.submissions import Submission, note, note_end
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, on_a_terminal
+from tests.process import stand_in_queue
+
+HERE = os.uname().nodename
+KINDS = {"grid-engine": ("Grid Engine", "grid_engine: {pe: mpi}"), "pbs": ("PBS", "pbs: {time: 1h}")}
+HELLO = 'print("hello from", __import__("os").environ["RANK"])'
+STUBBORN = """
+    import signal, time
+    signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
+    print("runs", flush=True)
+    while True: time.sleep(60)
+"""
+LONG = """
+    import time
+    print("runs", flush=True)
+    time.sleep(600)
+"""
+
+
+class Queue:
+    """Submits jobs to a stand-in, and looks at them as a user does."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
+        self.title, self.section = KINDS[kind]
+        self.place = folder / "queue"
+        self.id = "88" if kind == "grid-engine" else "88.pbs.example"
+
+    def job(self, worker: str, keys: str = "") -> Path:
+        """A job file for this scheduler, which its section says."""
+        (self.folder / "worker.py").write_text(dedent(worker))
+        path = self.folder / "train.yaml"
+        section = "" if self.section.partition(":")[0] in keys else self.section
+        path.write_text(f"script: worker.py\ngpus_per_node: 0\nprocs_per_node: 2\n{section}\n{keys}\n")
+        return path
+
+    def submit(self, worker: str, keys: str = "") -> str:
+        """Submit it; the job's id, which is all that is printed."""
+        done = distlaunch("submit", str(self.job(worker, keys)))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"{self.id}\n"
+        return self.id
+
+    def hold(self) -> None:
+        """Have jobs wait."""
+        (self.place / "hold").touch()
+
+    def tool(self, *words: str) -> None:
+        """Call the stand-in."""
+        subprocess.run(words, check=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
+
+    def file(self, suffix: str) -> Path:
+        """One of those that are named after the job."""
+        return self.folder / "runs" / f"{self.kind}-{self.id}.{suffix}"
+
+    def wait_for(self, words: str, times: int) -> None:
+        """Wait until its script has printed that so often."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.file("out").exists() or self.file("out").read_text().count(words) < times:
+            assert time.monotonic() < deadline, f"no {words!r}"
+            time.sleep(0.05)
+
+    def rows(self, *options: str) -> list[dict[str, Any]]:
+        """What `ps` lists."""
+        done = distlaunch("ps", "--json", *options)
+        assert done.returncode == 0, done.stderr
+        rows: list[dict[str, Any]] = json.loads(done.stdout)
+        return rows
+
+    @property
+    def asked(self) -> list[str]:
+        """What qstat was asked so far."""
+        path = self.place / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture(params=KINDS)
+def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
+    """A folder to submit from, and a queue whose commands are found first; in the end nothing of it runs."""
+    tools, made = tmp_path / "bin", Queue(request.param, tmp_path)
+    tools.mkdir()
+    made.place.mkdir()
+    names = [name for name in stand_in_queue.COMMANDS if name != "qsig" or made.kind == "pbs"]
+    for name in names:
+        text = Path(stand_in_queue.__file__).read_text()
+        (tools / name).write_text(f"#!{sys.executable} -I\n{text}")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("KIND", made.kind)
+    monkeypatch.setenv("QUEUE", str(made.place))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield made
+    made.tool("end")
+
+
+def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
+    queue.hold()
+    job = queue.submit(HELLO)
+    waits = "qw" if queue.kind == "grid-engine" else "Q (Not Running: Insufficient amount of resource: ngpus)"
+    (row,) = queue.rows()
+    assert (row["run"], row["state"], row["where"]) == (job, "PENDING", f"{queue.title}: {waits}")
+    logs = distlaunch("logs", job)
+    assert (logs.returncode, logs.stdout) == (1, "")
+    assert f"{queue.title} job {job} has not started: {waits}\n" in logs.stderr
+    with subprocess.Popen(distlaunch_argv("attach", job), stderr=subprocess.PIPE, text=True) as attached:
+        assert attached.stderr is not None
+        assert attached.stderr.readline() == f"distlaunch: {queue.title} job {job} is {waits}\n"
+        queue.tool("release")
+        assert attached.wait(PATIENCE_S) == 0, attached.stderr.read()
+    assert distlaunch("wait", "88").returncode == 0
+    logs = distlaunch("logs", "-f", job)
+    assert {line.split("] ")[1] for line in logs.stdout.splitlines()} == {"hello from 0", "hello from 1"}
+    (row,) = queue.rows("--all")
+    assert (row["state"], row["where"]) == ("SUCCEEDED", f"{queue.title} job {job}: {HERE}")
+    assert f"1 node from {queue.title} job {job}: {HERE}" in queue.file("out").read_text()
+    (begun,) = map(json.loads, queue.file("jsonl").read_text().splitlines())
+    assert begun["run"] == row["run"]
+    script = queue.file("sh").read_text()
+    assert distlaunch("submit", "--dry-run", str(queue.folder / "train.yaml")).stdout == script
+
+
+def test_waiting_for_the_end_from_the_start(queue: Queue) -> None:
+    done = distlaunch("submit", str(queue.job("raise SystemExit(5)")), "--wait")
+    assert (done.returncode, done.stdout) == (5, f"{queue.id}\n"), done.stderr
+    assert "FAILED, exit status 5" in done.stderr
+
+
+def test_on_a_terminal_the_next_command_is_named(queue: Queue) -> None:
+    queue.hold()
+    status, shown = on_a_terminal("submit", str(queue.job(HELLO)))
+    assert status == 0
+    told = f"submitted to {queue.title}; follow it with `distlaunch attach {queue.id}`"
+    assert told in shown.decode()
+
+
+@pytest.mark.parametrize("named", ["88", "train"])
+def test_a_job_is_stopped_while_it_waits(queue: Queue, named: str) -> None:
+    queue.hold()
+    job = queue.submit(HELLO)
+    stopped = distlaunch("stop", named)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"{queue.title} job {job}: cancelled before it started" in stopped.stderr
+    assert queue.rows() == []
+    assert queue.rows("--all")[0]["state"] == "CANCELLED"
+    ended = distlaunch("attach", job)
+    assert ended.returncode == 1
+    assert f"{queue.title} job {job} ended (CANCELLED) and started no run; see " in ended.stderr
+
+
+@pytest.mark.parametrize("named", ["88", "train"])
+def test_a_job_is_stopped_while_it_runs(queue: Queue, named: str) -> None:
+    job = queue.submit(LONG)
+    queue.wait_for("runs", 2)
+    (row,) = queue.rows()
+    assert (row["state"], row["ranks"]) == ("RUNNING", 2)
+    stopped = distlaunch("stop", named)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"{row['run']}: {ENDS[queue.kind]}" in stopped.stderr
+    assert distlaunch("wait", job).returncode == 143
+    assert queue.rows() == []
+    assert "had already ended" in distlaunch("stop", job).stderr
+
+
+ENDS = {
+    "grid-engine": "FAILED, exit status 143: Grid Engine job 88 ends soon: sent SIGTERM to all ranks",
+    "pbs": "CANCELLED, exit status 143: stopped by SIGTERM",
+}
+
+
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+def test_ranks_that_do_not_end_are_killed_at_once_if_asked(queue: Queue) -> None:
+    queue.submit(STUBBORN, "timeouts: {stop: 10m}")
+    queue.wait_for("runs", 2)
+    stopped = distlaunch("stop", "88", "--now")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "CANCELLED" in stopped.stderr
+
+
+@pytest.mark.parametrize("queue", ["grid-engine"], indirect=True)
+def test_a_run_of_a_script_that_asks_for_no_notice_is_stopped_itself(queue: Queue) -> None:
+    """qdel would be a SIGKILL."""
+    job = queue.job(LONG)
+    script = queue.folder / "own.sh"
+    script.write_text(f"#$ -o {queue.file('out')}\n{' '.join(distlaunch_argv('run', str(job)))}\n")
+    queue.file("out").parent.mkdir()
+    queue.tool("qsub", "-terse", str(script))
+    queue.wait_for("runs", 2)
+    stopped = distlaunch("stop", "train")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "CANCELLED, exit status 130" in stopped.stderr
+
+
+def test_a_script_that_never_comes_to_distlaunch_is_told(queue: Queue) -> None:
+    section = queue.section.rstrip("}") + ", setup: exit 4}"
+    job = queue.submit(HELLO, section)
+    told = f"{queue.title} job {job} left the queue and started no run; see {queue.file('out')}"
+    for command in ("wait", "logs", "attach"):
+        done = distlaunch(command, job)
+        assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+    (row,) = queue.rows("--all")
+    assert row["state"] == "FAILED"
+    assert row["why"] == f"{queue.title}: left the queue; see {queue.file('out')}"
+
+
+def test_what_is_refused_is_told_in_its_words_and_nothing_is_left(queue: Queue) -> None:
+    done = distlaunch(
+        "submit", str(queue.job(HELLO)), "--set", f"{queue.section.partition(':')[0]}.queue=none"
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    denied = 'Unable to run job: job rejected: the requested parallel environment "none" does not exist.'
+    told = denied if queue.kind == "grid-engine" else "Unknown queue"
+    assert done.stderr == f"distlaunch: qsub failed: {told}\n"
+    assert list((queue.folder / "runs").iterdir()) == []
+
+
+def test_ps_asks_once_for_all_jobs(queue: Queue) -> None:
+    queue.hold()
+    queue.submit(HELLO)
+    ids = [f"{number}{queue.id[2:]}" for number in range(200, 300)]
+    for job in ids:
+        note(Submission(job, "long", str(queue.folder / "runs"), time.time(), scheduler=queue.kind))
+    assert [row["run"] for row in queue.rows()] == [queue.id]  # of the others it knows nothing
+    assert len(queue.asked) == 1
+    assert len(queue.rows("--all")) == 101
+    assert distlaunch("ps").returncode == 0
+    assert len(queue.asked) == 3
+
+
+def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
+    queue.hold()
+    job = queue.submit(HELLO)
+    tool = queue.folder / "bin" / "qstat"
+    before = tool.read_text()
+    for broken, told in (
+        ("#!/bin/sh\nexit 0\n", "qstat: unexpected output: nothing" if queue.kind == "grid-engine" else None),
+        (
+            "#!/bin/sh\necho 'cannot connect to server' >&2; exit 2\n",
+            "qstat failed: cannot connect to server",
+        ),
+    ):
+        tool.write_text(broken)
+        if told:
+            (row,) = queue.rows()
+            assert (row["state"], row["where"]) == ("PENDING", f"{queue.title}: unknown, {told}")
+    tool.write_text(before)
+    assert queue.rows()[0]["run"] == job
+
+
+def test_a_number_that_several_jobs_begin_with_is_ambiguous(queue: Queue) -> None:
+    for job in ("7.a", "7.b"):
+        note(Submission(job, "long", str(queue.folder), time.time(), scheduler=queue.kind))
+    done = distlaunch("wait", "7")
+    assert done.returncode == 2
+    assert "7 is ambiguous: it matches 7.a, 7.b" in done.stderr
+
+
+def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
+    queue.hold()
+    old = Submission(queue.id, "old", str(queue.folder / "old"), time.time() - 60)
+    note(old)
+    note_end(old, "COMPLETED")
+    queue.submit(HELLO)
+    (row,) = queue.rows()
+    assert (row["job"], row["state"]) == ("train", "PENDING")
+    assert f"{queue.title} job {queue.id}: cancelled" in distlaunch("stop", queue.id).stderr
+
+
+def test_from_another_host(queue: Queue) -> None:
+    """A shell here stands in for ssh."""
+    (queue.folder / "bin" / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/sh -c "$last"\n')
+    (queue.folder / "bin" / "ssh").chmod(0o755)
+    done = distlaunch("submit", "--on", "login", str(queue.job(HELLO)), "--to", queue.kind)
+    assert (done.returncode, done.stdout) == (0, f"{queue.id}\n"), done.stderr
+    ended = distlaunch("wait", f"login:{queue.id}")
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(("to", "title"), [("pbs", "PBS"), ("grid-engine", "Grid Engine")])
+def test_outside_of_any_cluster(to: str, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.yaml").write_text("command: ['true']\ngpus_per_node: 0\n")
+    monkeypatch.setenv("PATH", os.path.dirname(distlaunch_argv()[0]))
+    done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to)
+    assert done.returncode == 1
+    told = (
+        f"{title}'s commands are on the login nodes; from elsewhere use --on HOST, for another scheduler --to"
+    )
+    assert done.stderr == f"distlaunch: qsub not found: {told}\n"
