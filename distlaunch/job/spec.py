@@ -1,6 +1,7 @@
 """What a job file says, checked and frozen."""
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -262,7 +263,7 @@ class JobSpec(Frozen):
     source: str = "job"
     invocation: Invocation = Invocation()
 
-    @property
+    @cached_property
     def pool(self) -> tuple[NodeSpec, ...]:
         """Every machine that may take part: the nodes, then the spares. A node's index counts here."""
         return (*self.nodes, *self.spares)

@@ -12,7 +12,7 @@ from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
 from distlaunch.job.spec import Backend, Env, JobSpec, Program
 from distlaunch.transport.kinds import Transport
-from distlaunch.wording import counted
+from distlaunch.wording import counted, listed
 
 MAX_PROCS = 4096
 """Workers per node: the protocol has room for 32768."""
@@ -89,6 +89,11 @@ class LaunchPlan(Frozen):
     def members(self) -> tuple[int, ...]:
         """Its nodes' indices in the pool, in rank order."""
         return tuple(part.node for part in self.nodes)
+
+    @cached_property
+    def node_words(self) -> str:
+        """Its nodes for people: the first few of many by name."""
+        return listed([part.label for part in self.nodes])
 
     @cached_property
     def _parts(self) -> Mapping[int, NodePlan]:

@@ -17,6 +17,7 @@ from distlaunch.errors import reason
 from distlaunch.replay.lives import History, HistoryError, Moment, loaded, read, replay
 from distlaunch.state.actions import Notice
 from distlaunch.state.job import State
+from distlaunch.state.many import Many
 
 WIDTH = 160
 """Characters of a value that are shown."""
@@ -53,7 +54,7 @@ def _changes(path: str, before: Any, after: Any) -> Iterator[str]:
 
 def _parts(before: Any, after: Any) -> list[tuple[str, Any, Any]] | None:
     """What two values of the same form consist of; None where they are to be shown as they are."""
-    if type(before) is not type(after) or not isinstance(before, tuple) or len(before) != len(after):
+    if type(before) is not type(after) or not isinstance(before, tuple | Many) or len(before) != len(after):
         return None
     names = getattr(before, "_fields", range(len(before)))
     named = [f".{name}" if isinstance(name, str) else f"[{name}]" for name in names]

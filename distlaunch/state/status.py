@@ -6,7 +6,6 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.state.job import Phase, State
-from distlaunch.wording import listed
 
 VERSION = 1
 """Of status.json: another one as soon as it can't be read as before."""
@@ -113,5 +112,5 @@ def status_now(last: Status, state: State, now: float) -> Status:
 
 
 def _where(state: State) -> str:
-    nodes, allocation = listed([state.label(node) for node in state.members]), state.spec.allocation
+    nodes, allocation = state.plan.node_words if state.plan else "", state.spec.allocation
     return f"{allocation.name}: {nodes}" if allocation and nodes else nodes

@@ -19,7 +19,7 @@ from distlaunch.state.findings import (
 from distlaunch.state.job import Cause, Phase, State
 from distlaunch.state.nodes import Leaving, Route, Up, facts_of, is_missing
 from distlaunch.state.timers import Timer
-from distlaunch.state.workers import Worker
+from distlaunch.state.workers import Worker, Workers
 from distlaunch.supervisor.blame import blamed_instead, cause_of
 from distlaunch.wording import counted, listed
 
@@ -126,7 +126,8 @@ def take_in(found: NodeBack, state: State, now: float) -> Step:
 
 def _with_new_worker(state: State, node: int) -> State:
     number = state.members.index(node)
-    return state.with_generation(workers=state.workers.replaced(number, Worker(number)))
+    before, after = state.workers[:number], state.workers[number + 1 :]
+    return state.with_generation(workers=Workers((*before, Worker(number), *after)))
 
 
 def _find_way(state: State, node: int, now: float) -> tuple[State, tuple[FindRoute, ...]]:

@@ -505,3 +505,11 @@ def test_gpus_that_are_not_there_are_told_at_the_start(tmp_path: Path) -> None:
     done = distlaunch("run", str(job), env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     told = "node0, node1: the job file says 2 GPUs, but none is visible there; check with `nvidia-smi -L`\n"
     assert (done.returncode, done.stderr.count(told)) == (0, 1), done.stderr
+
+
+def test_a_plan_of_many_ranks_has_a_row_for_each_node(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "pass", "nodes: ['gpu[001-100]']\ngpus_per_node: 4\nbackend: nccl\n")
+    shown = distlaunch("dry-run", str(job)).stdout.splitlines()
+    rows = [line.split()[:4] for line in shown if line.startswith("gpu")]
+    assert rows[0] == ["gpu001", "0-3", "0-3", "cuda"] and rows[-1] == ["gpu100", "0-3", "396-399", "cuda"]
+    assert len(rows) == 100

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
-LIMIT_S = 240.0
+LIMIT_S = 120.0
 
 
 class Cost(NamedTuple):

@@ -106,7 +106,7 @@ class Step:
         if not self._labelled:
             self._out.write(frame)
             return
-        for line in lines.encode(frame).splitlines(keepends=False) or ():
+        for line in lines.encode(frame).split(b"\n")[:-1]:
             self._line(self._labels[node], line)
 
     def _line(self, label: int, line: bytes) -> None:

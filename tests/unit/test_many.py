@@ -1,0 +1,50 @@
+"""Sequences of thousands in a frozen state: as tuples, but for what a change and a count cost."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.plan.layout import Facts
+from distlaunch.state.many import CHUNK, Many
+from distlaunch.state.nodes import Connecting, End, Nodes, Retrying, Up
+from distlaunch.state.workers import Exited, Meeting, Worker, WorkerPhase, Workers
+from tests.unit.samples import bounded
+
+_phases = st.sampled_from([WorkerPhase.PLANNED, WorkerPhase.RUNNING, Exited(0, 1.0), Exited(7, 1.0)])
+_workers = st.tuples(_phases, st.booleans(), st.booleans()).map(
+    lambda drawn: Worker(0, drawn[0], meeting=Meeting(drawn[1], drawn[2]))
+)
+
+
+@given(
+    st.lists(_workers, min_size=1, max_size=2 * CHUNK + 3),
+    st.lists(st.tuples(st.integers(0), _workers), max_size=9),
+)
+@bounded(200)
+def test_replacements_and_counts_are_those_of_a_list(
+    items: list[Worker], changes: list[tuple[int, Worker]]
+) -> None:
+    many = Workers(items)
+    for number, worker in changes:
+        before, index = many, number % len(items)
+        many = many.replaced(index, worker)
+        assert before == items, "a frozen sequence has changed"
+        items = [*items[:index], worker, *items[index + 1 :]]
+    assert many == tuple(items)
+    assert ([*many], len(many), many[-1]) == (items, len(items), items[-1])
+    assert many == Workers(items) and hash(many) == hash(Workers(items)) and many[1:3] == tuple(items[1:3])
+    assert many.succeeded == sum(worker.status == 0 for worker in items)
+    assert many.joined == sum(worker.meeting.joined for worker in items)
+    assert many.begun == sum(worker.meeting.joined or worker.meeting.trying for worker in items)
+    assert many.going == sum(worker.going for worker in items)
+
+
+def test_nodes_are_counted_by_phase() -> None:
+    nodes = Nodes([Connecting(), Retrying(1, None), Up(Facts("python3")), End.CLOSED])
+    assert (nodes.expected, nodes.unrouted, nodes.linked, nodes.over) == (2, 1, 1, 1)
+    nodes = nodes.replaced(0, End.CLOSED)
+    assert (nodes.expected, nodes.unrouted, nodes.linked, nodes.over) == (1, 1, 1, 2)
+
+
+def test_nothing_is_counted_of_none() -> None:
+    assert (Workers().succeeded, len(Workers()), [*Workers()]) == (0, 0, [])
+    assert Workers() != Nodes([Connecting()]) and Many([1]) == (1,)
