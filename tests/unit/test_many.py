@@ -10,8 +10,8 @@ from distlaunch.state.workers import Exited, Meeting, Worker, WorkerPhase, Worke
 from tests.unit.samples import bounded
 
 _phases = st.sampled_from([WorkerPhase.PLANNED, WorkerPhase.RUNNING, Exited(0, 1.0), Exited(7, 1.0)])
-_workers = st.tuples(_phases, st.booleans(), st.booleans()).map(
-    lambda drawn: Worker(0, drawn[0], meeting=Meeting(drawn[1], drawn[2]))
+_workers: st.SearchStrategy[Worker] = st.tuples(_phases, st.booleans(), st.booleans()).map(
+    lambda drawn: Worker(0)._replace(phase=drawn[0], meeting=Meeting(drawn[1], drawn[2]))
 )
 
 
@@ -27,7 +27,7 @@ def test_replacements_and_counts_are_those_of_a_list(
     for number, worker in changes:
         before, index = many, number % len(items)
         many = many.replaced(index, worker)
-        assert before == items, "a frozen sequence has changed"
+        assert before == tuple(items), "a frozen sequence has changed"
         items = [*items[:index], worker, *items[index + 1 :]]
     assert many == tuple(items)
     assert ([*many], len(many), many[-1]) == (items, len(items), items[-1])
