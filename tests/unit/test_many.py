@@ -9,7 +9,9 @@ from distlaunch.state.nodes import Connecting, End, Nodes, Retrying, Up
 from distlaunch.state.workers import Exited, Meeting, Worker, WorkerPhase, Workers
 from tests.unit.samples import bounded
 
-_phases = st.sampled_from([WorkerPhase.PLANNED, WorkerPhase.RUNNING, Exited(0, 1.0), Exited(7, 1.0)])
+_phases: st.SearchStrategy[WorkerPhase | Exited] = st.sampled_from(
+    [WorkerPhase.PLANNED, WorkerPhase.RUNNING, Exited(0, 1.0), Exited(7, 1.0)]
+)
 _workers: st.SearchStrategy[Worker] = st.tuples(_phases, st.booleans(), st.booleans()).map(
     lambda drawn: Worker(0)._replace(phase=drawn[0], meeting=Meeting(drawn[1], drawn[2]))
 )
