@@ -69,6 +69,9 @@ _REMOTE_SHELL = _CONNECT + (
     "os._exit(0 if s.recv(1) else 1)"
 )
 
+_OPEN_MPI = ["--bind-to", "none", "--mca", "plm", "rsh", "--mca", "plm_rsh_no_tree_spawn", "1"]
+_HYDRA = ["-rmk", "user", "-launcher", "ssh"]
+
 
 def command_line(version: str, places: "MpiPlaces", shell: str) -> "List[str]":
     """mpirun's command line, for the program that answers so to --version: each rank on its node."""
@@ -76,21 +79,9 @@ def command_line(version: str, places: "MpiPlaces", shell: str) -> "List[str]":
     hosts = ["%s:%d" % (host_of(i), procs) for i, (procs, _) in enumerate(places.nodes)]
     argv = list(places.command)
     if hydra:
-        argv += ["-rmk", "user", "-launcher", "ssh", "-launcher-exec", shell, "-localhost", places.address]
-        argv += ["-hosts", ",".join(hosts)]
+        argv += [*_HYDRA, "-launcher-exec", shell, "-localhost", places.address, "-hosts", ",".join(hosts)]
     else:
-        argv += [
-            "--mca",
-            "plm",
-            "rsh",
-            "--mca",
-            "plm_rsh_agent",
-            shell,
-            "--mca",
-            "plm_rsh_no_tree_spawn",
-            "1",
-        ]
-        argv += ["--bind-to", "none"]
+        argv += [*_OPEN_MPI, "--mca", "plm_rsh_agent", shell]
     for i, (procs, python) in enumerate(places.nodes):
         argv += [":"] if i else []
         argv += ["-n", str(procs)] + ([] if hydra else ["--host", hosts[i]])
