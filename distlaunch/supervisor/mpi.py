@@ -36,7 +36,8 @@ def on_mpi_place_lost(event: MpiPlaceLost, state: State, now: float) -> Step:
     rank, known = state.rank_of(event.node, event.local_rank), state.suspect
     if rank is None or not state.worker(rank).going:
         return state, ()
-    text = f"{state.named(rank)} failed first: {_KILLED}"
+    # Not "failed first": mpirun may have ended others before, of which we hear in the same moment.
+    text = f"{state.named(rank)}: {_KILLED}"
     cause = Cause(text, Exit.FAILED, event.at, rank, event.node, peer_gone=True)
     if known is None:
         return _suspecting(state, cause, now), ()
@@ -50,7 +51,7 @@ def on_mpi_place_lost(event: MpiPlaceLost, state: State, now: float) -> Step:
 
 def on_mpi_ended(event: MpiEnded, state: State, now: float) -> Step:
     """mpirun, or a daemon of it, has ended: the ranks will, if it has failed or not started all of them."""
-    if event.node not in state.members:
+    if event.node not in state.members or not state.spec.mpirun:
         return state, ()
     unstarted = sum(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
     if event.status == 0 and not unstarted:
@@ -58,9 +59,12 @@ def on_mpi_ended(event: MpiEnded, state: State, now: float) -> Step:
     cause = _cause(event, state, unstarted, now)
     if event.status < 0 or unstarted:
         return state, (GenerationFailed(cause),)
-    if state.suspect and state.suspect.text.endswith(_KILLED):
+    if state.suspect is None:
+        return _suspecting(state, cause, now), ()
+    tells = event.program == state.spec.mpirun[0].rpartition("/")[2]  # a daemon's end says no more
+    if tells and state.suspect.text.endswith(_KILLED):
         return state.with_generation(suspect=_with_mpis_end(state.suspect, cause)), ()
-    return (_suspecting(state, cause, now) if state.suspect is None else state), ()
+    return state, ()
 
 
 def _suspecting(state: State, cause: Cause, now: float) -> State:

@@ -129,9 +129,10 @@ def test_whoever_is_killed_all_are_gone_and_it_is_named(
         status = run.wait()
         words = {
             "rank": r"rank 2 \(host2\) failed first: killed by signal 9 \(SIGKILL\)",
-            "stand-in": r"rank 2 \(host2\) failed first: its process below mpirun was killed",
+            # MPICH takes all places away within milliseconds, and which is heard first is chance.
+            "stand-in": rf"rank {'2' if kind.daemon == 'orted' else '[0-3]'} \(host\d\): its process below",
             "mpirun": rf"{kind.launcher} on host1 ended: killed by signal 9 \(SIGKILL\)",
-            "daemon": r"hydra_pmi_proxy on host[123] ended|rank \d \(host[123]\) failed first",
+            "daemon": r"hydra_pmi_proxy on host[123] ended|rank \d \(host[123]\)(?: failed first)?: ",
             "agent": "host2 was lost",
             "controller": "",
         }[victim]
@@ -156,7 +157,7 @@ def test_an_abort_is_its_ranks(bed: Bed, tmp_path: Path, kind: Mpi) -> None:
     done = distlaunch("run", str(write_job(tmp_path, INITS + ABORTS, job_of(bed, kind))))
     if "mpich" in kind.launcher:  # there the rank itself goes on, and mpirun takes the places of all away
         assert done.returncode in (1, 7), done.stderr
-        assert "failed first: its process below mpirun was killed" in done.stderr
+        assert "its process below mpirun was killed" in done.stderr
         assert "MPI_Abort(MPI_COMM_WORLD, 7)" in done.stderr
     else:
         assert done.returncode == 7, done.stderr

@@ -109,7 +109,7 @@ def test_without_such_a_rank_the_first_whose_place_was_lost_is_named() -> None:
     job.feed(MpiPlaceLost(0, 0, 1000.3), MpiPlaceLost(1, 1, 1000.1), MpiPlaceLost(0, 1, 1000.2))
     job.wait(VERDICT_S)
     assert job.blamed == (1, 3, 1)
-    assert _cause(job) == "rank 3 (b) failed first: its process below mpirun was killed"
+    assert _cause(job) == "rank 3 (b): its process below mpirun was killed"
 
 
 @pytest.mark.parametrize("mpirun_first", [True, False])
@@ -123,8 +123,15 @@ def test_what_mpirun_says_of_it_is_told_too(mpirun_first: bool) -> None:
     job.feed(*((heard[1], heard[0], heard[2]) if mpirun_first else heard))
     job.wait(VERDICT_S)
     assert job.blamed == (9, 3, 1)
-    killed = "rank 3 (b) failed first: its process below mpirun was killed"
+    killed = "rank 3 (b): its process below mpirun was killed"
     assert _cause(job) == f"{killed}; mpirun on a ended: exit status 9; it said: bad termination"
+
+
+def test_a_daemons_end_says_no_more_than_the_loss_of_a_place() -> None:
+    job = job_in("running", MPI)
+    job.feed(MpiPlaceLost(1, 1, 1000.0), MpiEnded(1, "orted", 1, "assert"))
+    job.wait(VERDICT_S)
+    assert _cause(job) == "rank 3 (b): its process below mpirun was killed"
 
 
 def test_mpirun_that_ends_well_says_nothing() -> None:
