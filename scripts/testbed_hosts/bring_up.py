@@ -109,5 +109,7 @@ def _write_files(testbed: Testbed) -> None:
         if testbed.slurm_accounts:
             slurm_accounting.write(testbed)
         (testbed.dir / "hosts").write_text(namespaces.hosts_file(testbed))
+        if namespaces.RC_FILE.exists():
+            (testbed.dir / namespaces.RC_FILE.name).touch()
         if shadow := namespaces.unlocked_shadow(user):
             (testbed.dir / "shadow").write_text(shadow)

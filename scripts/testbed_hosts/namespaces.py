@@ -23,6 +23,9 @@ GATEWAY = 254
 
 _TOOLS = ("hostname", "ip", "mount", "nsenter", "unshare")
 _BRIDGED_TRAFFIC_IS_FILTERED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+RC_FILE = Path("~/.bashrc").expanduser()
+"""What bash reads at the start of each ssh session: empty on the hosts, since that of this machine's user may
+do anything, and take a tenth of a second for it."""
 _SHADOW = Path("/etc/shadow")
 
 
@@ -115,6 +118,7 @@ def setup_argvs(testbed: Testbed, host: Host) -> list[list[str]]:
     ip, mount = tool("ip"), tool("mount")
     bound = [(testbed.dir / "hosts", "/etc/hosts"), (testbed.dir / "shadow", str(_SHADOW))]
     bound.append((slurm_files.folder(testbed), str(slurm_files.CONF_DIR)))
+    bound.append((testbed.dir / RC_FILE.name, str(RC_FILE)))
     return [
         [tool("hostname"), host.name],
         *([mount, "--bind", str(source), target] for source, target in bound if source.exists()),
