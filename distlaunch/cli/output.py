@@ -6,6 +6,9 @@ import sys
 
 from distlaunch.errors import DistlaunchError, Exit
 
+INDENTED = 1 << 18
+"""Characters of JSON up to which it is indented for people to read."""
+
 
 class ReaderLeftError(DistlaunchError):
     """Whoever read our output has left: there is nobody to tell, and nothing to do."""
@@ -21,7 +24,9 @@ def reader_left() -> ReaderLeftError:
 
 def print_json(document: object) -> None:
     """One JSON document on stdout."""
-    print_text(json.dumps(document, indent=2) + "\n")
+    text = json.dumps(document)
+    small = len(text) < INDENTED  # to indent what thousands of ranks have takes json half a second
+    print_text((json.dumps(document, indent=2) if small else text) + "\n")
 
 
 def print_text(text: str) -> None:
