@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.containers import Podman, podman_alone, why_no_podman
 from tests.cluster.hosts import Bed, Site, bed_of, why_not
 from tests.cluster.slurm import NODES, Slurm, inside, slurm_of
 from tests.cluster.slurm import why_not as why_no_slurm
@@ -84,6 +85,15 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         pytest.skip(reason)
     with slurm_of(NODES, tmp_path_factory.mktemp("slurm") / "bed") as slurm:
         yield slurm
+
+
+@pytest.fixture(scope="module")
+def podman() -> Iterator[Podman]:
+    """podman with a store of its own."""
+    if reason := why_no_podman():
+        pytest.skip(reason)
+    with podman_alone() as podman:
+        yield podman
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ to the agent; the controller has it run by the agent of the node that is meant. 
 import json
 import os
 import shlex
-import signal
 import socket
 import struct
 import sys
@@ -22,8 +21,7 @@ import time
 
 from distlaunch.agent.messages import DaemonWanted, MpiEnded, MpiPlaceLost
 from distlaunch.agent.mpi_hosts import host_of, place_of
-from distlaunch.agent.sweep import die_with_parent
-from distlaunch.agent.worker import exit_status, reset_signals
+from distlaunch.agent.worker import begin, exit_status, forked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,13 +134,7 @@ class Mpi:
         """Fork a process that becomes what `argv`, called there, says; its PID."""
         read, write = os.pipe()
         agent = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-        try:
-            pid = os.fork()
-            if pid == 0:
-                _become(argv, self._environ, write, agent)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        pid = forked(lambda: _become(argv, self._environ, write, agent))
         os.close(write)
         os.set_blocking(read, False)
         self._programs[pid], self._words[read] = (program, read), b""
@@ -251,10 +243,7 @@ def _version(program: str) -> str:
 
 def _become(argv: "Callable[[], List[str]]", environ: "Dict[str, str]", output: int, agent: int) -> None:
     try:
-        os.setsid()
-        die_with_parent(signal.SIGKILL, agent)
-        reset_signals()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        begin(agent)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.environ.clear()

@@ -18,7 +18,7 @@ from distlaunch.agent.probes import gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Sequence
+    from typing import Any, Callable, Dict, List, Optional, Sequence
 
     from distlaunch.agent.messages import WorkerSpec
     from distlaunch.agent.wire import Message
@@ -135,17 +135,14 @@ def spawn(spec: "WorkerSpec", error_file: str, keeps: "Sequence[int]" = ()) -> W
     pipes = {fd: os.pipe() for fd in (1, 2) if fd not in ours}
     confirm = os.pipe()
     agent = os.getpid()
-    # Until the child has reset its handlers, a signal to it would be swallowed by ours.
-    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            ends = {fd: write for fd, (_, write) in pipes.items()}
-            for fd in keeps:
-                os.set_inheritable(fd, True)
-            _become_worker(spec, env, {**ours, **ends}, confirm[1], agent)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def become() -> None:
+        for fd in keeps:
+            os.set_inheritable(fd, True)
+        ends = {fd: write for fd, (_, write) in pipes.items()}
+        _become_worker(spec, env, {**ours, **ends}, confirm[1], agent)
+
+    pid = forked(become)
     for read, write in (*pipes.values(), confirm):
         os.close(write)
         os.set_blocking(read, False)
@@ -154,6 +151,19 @@ def spawn(spec: "WorkerSpec", error_file: str, keeps: "Sequence[int]" = ()) -> W
     worker.device = gpus.device_of(worker.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
     worker.python = spec.argv[0]
     return worker
+
+
+def forked(become: "Callable[[], None]") -> int:
+    """The PID of a child that runs `become`, which never returns. Raises OSError when fork is refused."""
+    # Until the child has reset its handlers, a signal to it would be swallowed by ours.
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            become()
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def at_home(spec: "WorkerSpec") -> "WorkerSpec":
@@ -184,11 +194,8 @@ def _become_worker(
 ) -> None:
     stage = "setup"
     try:
-        os.setsid()
-        sweep.die_with_parent(signal.SIGKILL, agent)
-        reset_signals()
+        begin(agent)
         _bind(spec)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for fd, end in stdio.items():
             os.dup2(end, fd)
         stage = "workdir"
@@ -215,8 +222,15 @@ def _bind(spec: "WorkerSpec") -> None:
         os.sched_setaffinity(0, cpus.cpu_set(spec.cpus))
 
 
-def reset_signals() -> None:
-    """Have a child of ours begin with signals as they are by default."""
+def begin(agent: int) -> None:
+    """What each child does first: a session of its own, that ends with us; plain signals, and no input."""
+    os.setsid()
+    sweep.die_with_parent(signal.SIGKILL, agent)
+    _reset_signals()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+
+def _reset_signals() -> None:
     # Ignored and blocked signals survive exec, and Python itself ignores SIGPIPE and SIGXFSZ.
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.allocation.pods import exec_words
 from distlaunch.transport.failure import Kind, Patterns
 
 
@@ -47,7 +48,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             failed=1,
         ),
         "kubernetes": Preset(
-            ("kubectl", "exec", "--stdin", "{host}", "--"),
+            exec_words(None, None),
             (
                 (Kind.UNRESOLVED, r"pods .* not found|\(NotFound\)"),
                 (

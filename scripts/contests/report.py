@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 from .contest import Outcome
 
@@ -57,8 +56,3 @@ def picture(outcomes: Sequence[Outcome]) -> str:
     size = f'width="{_LEFT + _WIDTH + 100}" height="{y}"'
     style = 'font-family="sans-serif" font-size="12" fill="#333"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(shapes) + "\n</svg>\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Have a file with that text."""
-    path.write_text(text)

@@ -5,12 +5,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.containers import Podman, podman_alone, why_no_podman
+from tests.cluster.containers import Podman
 from tests.cluster.hosts import Bed
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_by_hand import TRAINS
@@ -31,14 +30,6 @@ WAITS = """
     signal.pause()
 """
 CPU = "gpus_per_node: 0\n"
-
-
-@pytest.fixture(scope="module")
-def podman() -> Iterator[Podman]:
-    if reason := why_no_podman():
-        pytest.skip(reason)
-    with podman_alone() as podman:
-        yield podman
 
 
 @pytest.fixture

@@ -7,13 +7,11 @@ arguments, variables, directory, volumes. Only the image is another one, and DNS
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
-from tests.cluster.containers import IMAGE, LIMITS, MOUNTS, Podman, podman_alone, why_no_podman
+from tests.cluster.containers import IMAGE, LIMITS, MOUNTS, Podman
 from tests.cluster.hosts import Bed
 from tests.harness import Going, distlaunch, ended_well
 from tests.pods import Manifest, expand, unpack
@@ -36,14 +34,6 @@ inside = os.path.exists("/run/.containerenv")
 os.write(1, (json.dumps({"rank": dist.get_rank(), "weights": weights, "inside": inside}) + "\\n").encode())
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture(scope="module")
-def podman() -> Iterator[Podman]:
-    if reason := why_no_podman():
-        pytest.skip(reason)
-    with podman_alone() as podman:
-        yield podman
 
 
 def argv_of(podman: Podman, workload: Manifest, index: int, folder: Path, first: str) -> list[str]:

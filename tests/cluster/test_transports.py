@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.containers import Podman, podman_alone, why_no_podman
+from tests.cluster.containers import Podman
 from tests.cluster.hosts import Bed, Site
 from tests.cluster.odd_hosts import installed
 from tests.harness import (
@@ -104,11 +104,9 @@ nodes:
 
 
 @pytest.fixture(scope="module")
-def containers(bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+def containers(bed: Bed, podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     """A container named like each host, on it; with the PIDs of all, by which the tests know processes."""
-    if reason := why_no_podman():
-        pytest.skip(reason)
-    with podman_alone() as podman, podman.running_on(bed, tmp_path_factory.getbasetemp()):
+    with podman.running_on(bed, tmp_path_factory.getbasetemp()):
         yield podman
 
 
