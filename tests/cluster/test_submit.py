@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
 from distlaunch.catalog.submissions import Submission, note
 from tests.cluster.slurm import OVER, Slurm
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_gone
+from tests.queued import check_stop_before_start, rows
 
 SLURM_JOB = "gpus_per_node: 0\nnodes: 3\n"
 STEPS = """
@@ -72,12 +72,7 @@ class Queue:
             assert time.monotonic() < deadline, f"no {words!r} in {self.output(job)!r}"
             time.sleep(0.05)
 
-    def rows(self, *options: str) -> list[dict[str, Any]]:
-        """What `ps` lists."""
-        done = distlaunch("ps", "--json", *options)
-        assert done.returncode == 0, done.stderr
-        rows: list[dict[str, Any]] = json.loads(done.stdout)
-        return rows
+    rows = staticmethod(rows)
 
     def finish(self, job: str) -> None:
         """Let a job that takes steps come to its end, and wait for it."""
@@ -134,14 +129,7 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(queue: Queue) -> None:
         assert attached.stderr.readline() == f"distlaunch: Slurm job {job} is PENDING (BeginTime)\n"
         attached.send_signal(signal.SIGINT)
         assert attached.wait(PATIENCE_S) == 130
-    stopped = distlaunch("stop", job)
-    assert stopped.returncode == 0, stopped.stderr
-    assert f"Slurm job {job}: cancelled before it started" in stopped.stderr
-    assert queue.rows() == []
-    assert queue.rows("--all")[0]["state"] == "CANCELLED"
-    ended = distlaunch("attach", job)
-    assert ended.returncode == 1
-    assert f"Slurm job {job} ended (CANCELLED) and started no run; see " in ended.stderr
+    check_stop_before_start(f"Slurm job {job}", job)
 
 
 @pytest.mark.parametrize("named", ["", "train"])

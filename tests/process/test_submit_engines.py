@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
 from distlaunch.catalog.submissions import Submission, note, note_end
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, on_a_terminal
 from tests.process import stand_in_queue
+from tests.queued import check_stop_before_start, rows
 
 HERE = os.uname().nodename
 KINDS = {"grid-engine": ("Grid Engine", "grid_engine: {pe: mpi}"), "pbs": ("PBS", "pbs: {time: 1h}")}
@@ -75,12 +75,7 @@ class Queue:
             assert time.monotonic() < deadline, f"no {words!r}"
             time.sleep(0.05)
 
-    def rows(self, *options: str) -> list[dict[str, Any]]:
-        """What `ps` lists."""
-        done = distlaunch("ps", "--json", *options)
-        assert done.returncode == 0, done.stderr
-        rows: list[dict[str, Any]] = json.loads(done.stdout)
-        return rows
+    rows = staticmethod(rows)
 
     @property
     def asked(self) -> list[str]:
@@ -155,14 +150,7 @@ def test_on_a_terminal_the_next_command_is_named(queue: Queue) -> None:
 def test_a_job_is_stopped_while_it_waits(queue: Queue, named: str) -> None:
     queue.hold()
     job = queue.submit(HELLO)
-    stopped = distlaunch("stop", named)
-    assert stopped.returncode == 0, stopped.stderr
-    assert f"{queue.title} job {job}: cancelled before it started" in stopped.stderr
-    assert queue.rows() == []
-    assert queue.rows("--all")[0]["state"] == "CANCELLED"
-    ended = distlaunch("attach", job)
-    assert ended.returncode == 1
-    assert f"{queue.title} job {job} ended (CANCELLED) and started no run; see " in ended.stderr
+    check_stop_before_start(f"{queue.title} job {job}", job, named)
 
 
 @pytest.mark.parametrize("named", ["88", "train"])

@@ -1,0 +1,26 @@
+"""What tests of jobs in any scheduler's queue have in common."""
+
+import json
+from typing import Any
+
+from tests.harness import distlaunch
+
+
+def rows(*options: str) -> list[dict[str, Any]]:
+    """What `ps` lists."""
+    done = distlaunch("ps", "--json", *options)
+    assert done.returncode == 0, done.stderr
+    listed: list[dict[str, Any]] = json.loads(done.stdout)
+    return listed
+
+
+def check_stop_before_start(name: str, job: str, named: str | None = None) -> None:
+    """`stop` cancels the job of that id, by which or by what it is `named`: `name` is what people call it."""
+    stopped = distlaunch("stop", named or job)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"{name}: cancelled before it started" in stopped.stderr
+    assert rows() == []
+    assert rows("--all")[0]["state"] == "CANCELLED"
+    ended = distlaunch("attach", job)
+    assert ended.returncode == 1
+    assert f"{name} ended (CANCELLED) and started no run; see " in ended.stderr
