@@ -41,7 +41,8 @@ def engine_allocation(engine: Engine, environ: Mapping[str, str], listed: str) -
 def _is_queued(engine: Engine, job: str, environ: Mapping[str, str]) -> bool:
     """Whether it is a batch job, and not one of an array: that is known in its queue by another id."""
     if engine == "grid-engine":
-        return environ.get("ENVIRONMENT") == "BATCH" and job.isdecimal()
+        # Of an interactive one it is QRSH or QLOGIN. ENVIRONMENT=BATCH, as in submit(1), is not set by 8.1.9.
+        return environ.get("JOB_SCRIPT", "").startswith("/") and job.isdecimal()
     return engine == "pbs" and environ.get("PBS_ENVIRONMENT") == "PBS_BATCH" and "[" not in job
 
 

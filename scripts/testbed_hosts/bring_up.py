@@ -7,10 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from . import loopback, namespaces, slurm, slurm_accounting, slurm_files, ssh_files
+from . import (
+    grid_engine,
+    grid_engine_files,
+    loopback,
+    namespaces,
+    slurm,
+    slurm_accounting,
+    slurm_files,
+    ssh_files,
+)
 from .boot import booting
 from .processes import identify
-from .state import Mode, Testbed, claim, load, refuse_unfinished, save, with_keepers
+from .state import Mode, Schedulers, Testbed, claim, load, refuse_unfinished, save, with_keepers
 from .take_down import population, take_down
 from .tools import TestbedError, tool
 
@@ -28,16 +37,14 @@ def choose_mode(wanted: Mode | None) -> tuple[Mode, str | None]:
     return ("loopback" if reason else "netns"), reason
 
 
-def bring_up(
-    count: int, folder: Path, mode: Mode, slurm_nodes: int = 0, slurm_accounts: bool = False
-) -> Testbed:
+def bring_up(count: int, folder: Path, mode: Mode, schedulers: Schedulers) -> Testbed:
     """Make a testbed and return it once every sshd answers; whatever fails, nothing is left behind."""
     ssh_files.refuse_unquotable(folder)
     for name in ("sshd", "ssh-keygen", "setpriv"):
         tool(name)
     _refuse_live(folder)
     with _planned(count, folder, mode) as planned:
-        testbed = replace(planned, slurm_nodes=slurm_nodes, slurm_accounts=slurm_accounts)
+        testbed = replace(planned, schedulers=schedulers)
         claim(testbed)
         try:
             finished = replace(_boot(testbed), maker=None)
@@ -93,8 +100,10 @@ def _boot(testbed: Testbed) -> Testbed:
             boot.order(setup, ssh_files.sshd_argv(testbed, host))
         for boot in boots:
             boot.up()
-    if testbed.slurm_nodes:
+    if testbed.schedulers.slurm_nodes:
         slurm.start(testbed)
+    if testbed.schedulers.grid_engine:
+        grid_engine.start(testbed)
     return testbed
 
 
@@ -104,10 +113,12 @@ def _write_files(testbed: Testbed) -> None:
     if os.geteuid() == 0:
         _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
     if testbed.mode == "netns":
-        if testbed.slurm_nodes:
+        if testbed.schedulers.slurm_nodes:
             slurm_files.write(testbed)
-        if testbed.slurm_accounts:
+        if testbed.schedulers.slurm_accounts:
             slurm_accounting.write(testbed)
+        if testbed.schedulers.grid_engine:
+            grid_engine_files.write(testbed)
         (testbed.dir / "hosts").write_text(namespaces.hosts_file(testbed))
         if namespaces.RC_FILE.exists():
             (testbed.dir / namespaces.RC_FILE.name).touch()

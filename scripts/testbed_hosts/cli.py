@@ -14,7 +14,7 @@ from . import loopback, namespaces
 from .bring_up import bring_up, choose_mode
 from .cutting import cut, cut_of, require_namespace
 from .processes import lives
-from .state import Host, Testbed, describe, existing, is_unclaimed, load, refuse_unfinished
+from .state import Host, Schedulers, Testbed, describe, existing, is_unclaimed, load, refuse_unfinished
 from .take_down import population, take_down
 from .tools import TestbedError, tool
 
@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--accounting", action="store_true", help="with --slurm: its slurmdbd, too, and a MariaDB for that"
     )
+    up.add_argument("--grid-engine", action="store_true", help="with Grid Engine, inside the hosts")
     _command(commands, _down, "remove the hosts, everything that runs in them, and the folder")
     status = _command(commands, _status, "tell how each host is")
     for command in (up, status):
@@ -115,12 +116,13 @@ def _up(options: argparse.Namespace) -> int:
     mode, reason = choose_mode(options.mode)
     if reason:
         print(f"testbed: {reason}; making loopback hosts instead", file=sys.stderr)
-    if options.slurm is not None and mode != "netns":
-        raise TestbedError("Slurm needs hosts with networks of their own: use --mode netns")
     if options.accounting and options.slurm is None:
         raise TestbedError("--accounting is Slurm's: use it with --slurm")
     slurm_nodes = 0 if options.slurm is None else options.slurm or options.count
-    testbed = bring_up(options.count, options.dir, mode, slurm_nodes, options.accounting)
+    schedulers = Schedulers(slurm_nodes, options.accounting, options.grid_engine)
+    if schedulers and mode != "netns":
+        raise TestbedError("a scheduler needs hosts with networks of their own: use --mode netns")
+    testbed = bring_up(options.count, options.dir, mode, schedulers)
     if options.json:
         print(json.dumps(describe(testbed)))
     else:
@@ -135,10 +137,17 @@ def _next_steps(testbed: Testbed, given: Path) -> str:
     place = "" if given == Path("testbed") else f" --dir {shlex.quote(str(given))}"
     steps = [f"ssh -F {shlex.quote(str(given / 'ssh_config'))} {first.name} hostname"]
     if testbed.mode == "netns":
-        shown = "sinfo" if testbed.slurm_nodes else "ip address"
+        shown = _look(testbed.schedulers)
         steps += [f"{this} exec {first.name}{place} -- {shown}", f"{this} cut {first.name}{place}"]
     steps += [f"{this} down{place}"]
     return "\n  ".join([f"up: {names}, {testbed.mode} mode. Now try", *steps])
+
+
+def _look(schedulers: Schedulers) -> str:
+    """What is worth a look inside the hosts."""
+    if schedulers.slurm_nodes:
+        return "sinfo"
+    return "qhost" if schedulers.grid_engine else "ip address"
 
 
 def _down(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 
-from . import slurm_files
+from . import grid_engine_files, slurm_files
 from .ssh_files import DEFAULT_PORT
 from .state import Host, Testbed
 from .tools import TestbedError, attempt, find, run, tool
@@ -82,7 +82,7 @@ def hosts_file(testbed: Testbed) -> str:
     """Return the /etc/hosts of all hosts: a host's own name means its own address there, as on a cluster."""
     local = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     names = [f"{host.address} {host.name}" for host in testbed.hosts]
-    if testbed.slurm_nodes:
+    if testbed.schedulers.slurm_nodes:
         names += slurm_files.hosts_lines(testbed)
     return "\n".join([*local, *names, f"{testbed.gateway} controller"]) + "\n"
 
@@ -118,6 +118,7 @@ def setup_argvs(testbed: Testbed, host: Host) -> list[list[str]]:
     ip, mount = tool("ip"), tool("mount")
     bound = [(testbed.dir / "hosts", "/etc/hosts"), (testbed.dir / "shadow", str(_SHADOW))]
     bound.append((slurm_files.folder(testbed), str(slurm_files.CONF_DIR)))
+    bound.append((grid_engine_files.folder(testbed), str(grid_engine_files.CELL)))
     bound.append((testbed.dir / RC_FILE.name, str(RC_FILE)))
     return [
         [tool("hostname"), host.name],

@@ -19,7 +19,7 @@ def start(testbed: Testbed) -> None:
     where, first = folder(testbed), testbed.hosts[0]
     files = [f"--{kind}-file={where}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
     run([*namespaces.enter_argv(first), tool("munged"), "--force", f"--socket={where}/munge.socket", *files])
-    if testbed.slurm_accounts:
+    if testbed.schedulers.slurm_accounts:
         slurm_accounting.start(testbed)
     run([*namespaces.enter_argv(first), tool("slurmctld"), "-c"])
     for name, host in nodes_of(testbed):

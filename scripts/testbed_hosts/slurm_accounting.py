@@ -1,14 +1,11 @@
 """slurmdbd and its MariaDB on the first host, for a Slurm that keeps accounts, as those of most sites do."""
 
-import time
-
 from . import namespaces
 from .slurm_files import CLUSTER, folder
 from .state import Testbed
-from .tools import TestbedError, attempt, run, tool
+from .tools import retry, run, tool
 
 READY_LIMIT_S = 60.0
-RETRY_S = 0.1
 _PORT = 3306
 
 
@@ -44,16 +41,8 @@ def start(testbed: Testbed) -> None:
     place = [f"--socket={where}/mysql.socket", "--bind-address=127.0.0.1", f"--port={_PORT}"]
     log = f"{where}/mariadbd.log"
     run([*inside, "/bin/sh", "-c", f'exec setsid --fork "$@" >{log} 2>&1 </dev/null', "sh", *server, *place])
-    _until([*inside, "/bin/sh", "-c", f"test -S {where}/mysql.socket"], "MariaDB does not answer")
+    there = [*inside, "test", "-S", f"{where}/mysql.socket"]
+    retry(there, READY_LIMIT_S, "MariaDB does not answer")
     run([*inside, tool("slurmdbd")])
     known = [tool("sacctmgr"), "--immediate", "add", "cluster", CLUSTER]
-    _until([*inside, *known], "slurmdbd does not answer")
-
-
-def _until(argv: list[str], problem: str) -> None:
-    # Neither tells anybody when it is ready.
-    deadline = time.monotonic() + READY_LIMIT_S
-    while (done := attempt(argv)).returncode:
-        if time.monotonic() >= deadline:
-            raise TestbedError(f"{problem}: {done.stderr.strip()}")
-        time.sleep(RETRY_S)
+    retry([*inside, *known], READY_LIMIT_S, "slurmdbd does not answer")

@@ -24,10 +24,10 @@ def folder(testbed: Testbed) -> Path:
 
 def nodes_of(testbed: Testbed) -> list[tuple[str, Host]]:
     """Each node's name and host: the hosts themselves, or as many nodes as were asked for, dealt out."""
-    if testbed.slurm_nodes == len(testbed.hosts):
-        return [(host.name, host) for host in testbed.hosts]
-    hosts = testbed.hosts
-    return [(f"n{i + 1}", hosts[i * len(hosts) // testbed.slurm_nodes]) for i in range(testbed.slurm_nodes)]
+    hosts, count = testbed.hosts, testbed.schedulers.slurm_nodes
+    if count == len(hosts):
+        return [(host.name, host) for host in hosts]
+    return [(f"n{i + 1}", hosts[i * len(hosts) // count]) for i in range(count)]
 
 
 def write(testbed: Testbed) -> None:
@@ -65,7 +65,7 @@ def _configuration(testbed: Testbed) -> str:
     accounts = (
         f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={first.address}\n"
         f"AccountingStoragePass={where}/munge.socket\n"
-        if testbed.slurm_accounts
+        if testbed.schedulers.slurm_accounts
         else ""
     )
     return f"""\
@@ -101,4 +101,4 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 Preempt
 
 
 def _port(testbed: Testbed, number: int) -> int:
-    return 6818 if testbed.slurm_nodes == len(testbed.hosts) else FIRST_PORT + number
+    return 6818 if testbed.schedulers.slurm_nodes == len(testbed.hosts) else FIRST_PORT + number

@@ -33,11 +33,23 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Testbed:
-    """A testbed: `tag` is the random part of its interfaces' names, `maker` the `up` still at work on it.
+class Schedulers:
+    """Which schedulers a testbed has.
 
     `slurm_nodes` is how many nodes its Slurm has; 0 = it has none. With `slurm_accounts` it has slurmdbd.
     """
+
+    slurm_nodes: int = 0
+    slurm_accounts: bool = False
+    grid_engine: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.slurm_nodes or self.grid_engine)
+
+
+@dataclass(frozen=True)
+class Testbed:
+    """A testbed: `tag` is the random part of its interfaces' names, `maker` the `up` still at work on it."""
 
     dir: Path
     mode: Mode
@@ -45,8 +57,7 @@ class Testbed:
     maker: ProcessId | None
     hosts: tuple[Host, ...]
     gateway: str | None = None
-    slurm_nodes: int = 0
-    slurm_accounts: bool = False
+    schedulers: Schedulers = Schedulers()
 
     @property
     def bridge(self) -> str | None:
@@ -90,7 +101,7 @@ def describe(testbed: Testbed) -> dict[str, Any]:
         "ssh_config": str(testbed.ssh_config),
         "bridge": testbed.bridge,
         "gateway": testbed.gateway,
-        "slurm_nodes": testbed.slurm_nodes,
+        "schedulers": asdict(testbed.schedulers),
         "hosts": [_describe_host(host) for host in testbed.hosts],
     }
 
@@ -140,8 +151,7 @@ def load(folder: Path) -> Testbed | None:
             maker=_process(data["maker"]),
             hosts=tuple(_host(entry) for entry in data["hosts"]),
             gateway=data["gateway"],
-            slurm_nodes=data.get("slurm_nodes", 0),
-            slurm_accounts=data.get("slurm_accounts", False),
+            schedulers=Schedulers(**data["schedulers"]),
         )
     except FileNotFoundError:
         return None

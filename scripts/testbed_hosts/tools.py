@@ -4,10 +4,12 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 COMMAND_LIMIT_S = 10.0
+RETRY_S = 0.05
 
 # An ordinary user's PATH often lacks the folders where sshd and ip live.
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -69,6 +71,19 @@ def run(argv: Sequence[str], text: str = "") -> str:
     finished = attempt(argv, text)
     _refuse_failure(argv, finished.returncode, finished.stderr)
     return finished.stdout
+
+
+def retry(argv: Sequence[str], limit_s: float, problem: str) -> str:
+    """Run a program until it succeeds, since a daemon tells nobody when it is ready, and return its output.
+
+    TestbedError with the problem and its last words if it does not within `limit_s` seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    while (done := attempt(argv)).returncode:
+        if time.monotonic() >= deadline:
+            raise TestbedError(f"{problem}: {done.stderr.strip()}")
+        time.sleep(RETRY_S)
+    return done.stdout
 
 
 def run_together(argvs: Sequence[Sequence[str]]) -> None:

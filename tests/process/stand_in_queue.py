@@ -198,7 +198,7 @@ def environment(folder: Path) -> dict[str, str]:
     hosts = folder / "spool" / "hosts"
     hosts.write_text(f"{HOST} 2 all.q@{HOST} UNDEFINED\n" if GRID_ENGINE else f"{HOST}\n" * 2)
     if GRID_ENGINE:
-        job = {"JOB_ID": folder.name, "JOB_NAME": "job", "SGE_TASK_ID": "undefined", "ENVIRONMENT": "BATCH"}
+        job = {"JOB_ID": folder.name, "JOB_NAME": "job", "SGE_TASK_ID": "undefined", "JOB_SCRIPT": "/script"}
         env |= {"PE_HOSTFILE": str(hosts), "NSLOTS": "2", "NHOSTS": "1", "QUEUE": "all.q", "RESTARTED": "0"}
         return env | job | {"HOSTNAME": HOST, "SGE_O_WORKDIR": submitted_in(folder)}
     job = {"PBS_JOBID": job_id(folder), "PBS_JOBNAME": "job", "PBS_ENVIRONMENT": "PBS_BATCH", "NCPUS": "2"}

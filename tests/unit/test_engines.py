@@ -89,8 +89,8 @@ def test_hosts_and_slots(
     ("environ", "queued"),
     [
         (GRID_ENGINE, False),
-        (GRID_ENGINE | {"ENVIRONMENT": "BATCH"}, True),
-        (GRID_ENGINE | {"ENVIRONMENT": "BATCH", "SGE_TASK_ID": "3"}, False),
+        (GRID_ENGINE | {"JOB_SCRIPT": "/spool/job_scripts/4711"}, True),
+        (GRID_ENGINE | {"JOB_SCRIPT": "/spool/job_scripts/4711", "SGE_TASK_ID": "3"}, False),
         (PBS, True),
         (PBS | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}, False),
         (PBS | {"PBS_JOBID": "88[3].pbs"}, False),
