@@ -7,13 +7,12 @@ and guardian are both dead is an orphan: nobody will sweep it.
 """
 
 import os
-import signal
 
+from distlaunch.agent.lean import signal, socket
 from distlaunch.agent.probes import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from socket import socket
     from typing import Callable, Optional
 
 RUN, AGENT = b"DISTLAUNCH_RUN_ID=", b"DISTLAUNCH_AGENT="
@@ -38,13 +37,11 @@ def kill_run(run_id: str, node: int) -> int:
     return _kill(lambda environ: _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine))
 
 
-def claim(run_id: str, node: int) -> "Optional[socket]":
+def claim(run_id: str, node: int) -> "Optional[socket.socket]":
     """Be the only agent of a run's node here, for as long as the socket is open; None while another is.
 
     The name is in the kernel's abstract namespace (unix(7)): nothing listens on it, and it ends with us.
     """
-    import socket
-
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         sock.bind("\0distlaunch-%s-%d" % (run_id, node))

@@ -9,11 +9,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple as Frozen
 else:
-    from operator import itemgetter
-
     try:
         from _collections import _tuplegetter as field
     except ImportError:
+        from operator import itemgetter
 
         def field(position, doc):
             """The attribute of that position."""

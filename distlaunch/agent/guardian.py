@@ -6,10 +6,10 @@ link's output open until it has swept, so that the end of the link means: this n
 
 import os
 import select
-import signal
 import time
 
 from distlaunch.agent import lines, scratch, sweep, wire
+from distlaunch.agent.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ the agent's places that has room for it; beyond DISK bytes it is dropped and cou
 """
 
 import os
-from collections import deque
 
 from distlaunch.agent import messages, scratch, wire
+from distlaunch.agent.lean import deque
 from distlaunch.agent.messages import OutputLost
 
 TYPE_CHECKING = False

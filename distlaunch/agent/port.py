@@ -2,8 +2,8 @@
 
 import errno
 import os
-import socket
 
+from distlaunch.agent.lean import socket
 from distlaunch.agent.probes.ports import listeners
 
 TYPE_CHECKING = False

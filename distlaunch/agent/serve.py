@@ -6,11 +6,11 @@ or a signal comes, it stops its workers, sweeps and leaves.
 
 import os
 import select
-import signal
 import sys
 import time
 
 from distlaunch.agent import cookies, lines, messages, wire
+from distlaunch.agent.lean import signal, socket
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.probes import gpus
@@ -19,7 +19,6 @@ from distlaunch.agent.workers import Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from socket import socket
     from typing import Any, Callable, Dict, Optional, Tuple
 
     from distlaunch.agent.dialling import Listener
@@ -77,7 +76,7 @@ class Agent:
         self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
         self._workers = Workers(self._poller, self._outbox, folder, node, self._send_ahead)
         self._hold: "Optional[Hold]" = None
-        self._claim: "Optional[socket]" = None
+        self._claim: "Optional[socket.socket]" = None
         self._listener: "Optional[Listener]" = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
         self._notice: int = signal.SIGTERM

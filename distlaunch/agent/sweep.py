@@ -7,10 +7,10 @@ Linux 3.4).
 
 import ctypes
 import os
-import signal
 import time
 from itertools import islice
 
+from distlaunch.agent.lean import signal
 from distlaunch.agent.probes import procfs
 
 TYPE_CHECKING = False
@@ -98,12 +98,11 @@ class Sweep:
         self.killed |= stopped
 
     def _due(self) -> "List[int]":
-        parents = procfs.parents()
-        found = procfs.descendants(os.getpid(), parents)
+        tree = procfs.tree(os.getpid())
+        found = [pid for children in tree.values() for pid in children]
         if not self.settling_s:
             return found
-        forked = set(parents.values())
-        helpers = set(islice((pid for pid in found if self._is_helper(pid, pid in forked)), FEW + 1))
+        helpers = set(islice((pid for pid in found if self._is_helper(pid, pid in tree)), FEW + 1))
         return found if len(helpers) > FEW else [pid for pid in found if pid not in helpers]
 
     def _is_helper(self, pid: int, has_children: bool) -> bool:

@@ -43,24 +43,18 @@ class UsageWatch:
         if now > self._until:
             return
         self._gpus = self._gpus or gpus.Utilization()
-        parents = procfs.parents()
         before, self._before = self._before, {}
-        rows = [self._row(worker, before, now, parents, self._gpus) for worker in self._running()]
+        rows = [self._row(worker, before, now, self._gpus) for worker in self._running()]
         self._looked_at = now
         if before:
             self._outbox.report(Usage(rows))
         self._poller.after(INTERVAL_S if before else FIRST_S, "usage", self._look)
 
     def _row(
-        self,
-        worker: "Worker",
-        before: "Dict[int, int]",
-        now: float,
-        parents: "Dict[int, int]",
-        devices: "gpus.Utilization",
+        self, worker: "Worker", before: "Dict[int, int]", now: float, devices: "gpus.Utilization"
     ) -> "List[Any]":
         """local rank, CPU in percent of one, bytes, GPU in percent, bytes there; None = not known."""
-        pids = [worker.pid, *procfs.descendants(worker.pid, parents)]
+        pids = activity.tree(worker.pid)
         ticks = activity.cpu_ticks(pids)
         self._before[worker.pid] = ticks
         used = ticks - before.get(worker.pid, ticks)

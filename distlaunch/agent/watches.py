@@ -3,7 +3,7 @@
 import time
 
 from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled
-from distlaunch.agent.probes import activity, gpus, joins, procfs
+from distlaunch.agent.probes import activity, gpus, joins
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 
 TYPE_CHECKING = False
@@ -93,10 +93,9 @@ class StallWatch:
     def _look(self) -> None:
         now = time.monotonic()
         self._gpus = self._gpus or gpus.Utilization()  # not before: NVML takes its time
-        parents = procfs.parents()
         for worker in self._running():
-            pids = [worker.pid, *procfs.descendants(worker.pid, parents)]
-            self._feel(worker, _Pulse(activity.cpu_ticks(pids), worker.printed, now), self._gpus)
+            ticks = activity.cpu_ticks(activity.tree(worker.pid))
+            self._feel(worker, _Pulse(ticks, worker.printed, now), self._gpus)
         self._tell([w for w in self._running() if now - self._pulses[w.local_rank].alive_at >= self._stall_s])
         self._poller.after(self._interval_s, "stalls", self._look)
 

@@ -18,10 +18,10 @@ compressed by zlib; only the controller sends it.
 No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`ProtocolError`).
 """
 
-import json
-import signal
 import struct
 import zlib
+
+from distlaunch.agent.lean import decode, encode, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing costs 10 ms on the node
@@ -85,7 +85,7 @@ class Frame:
         """The JSON object of a CONTROL or PACKED frame. Raises `ProtocolError` when it is none."""
         try:
             text = zlib.decompress(self.payload) if self.kind == PACKED else self.payload
-            message = json.loads(text, parse_constant=_refuse_constant)
+            message = decode(text.decode())
         except (ValueError, RecursionError, zlib.error) as error:
             raise ProtocolError("a control frame is not JSON: %s" % error) from None
         if not isinstance(message, dict) or not isinstance(message.get("op"), str):
@@ -121,11 +121,7 @@ def _control(kind: int, node: int, payload: bytes) -> bytes:
 
 
 def _json(message: "Message") -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode()
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError("%s is not JSON" % name)
+    return encode(message).encode()  # ASCII
 
 
 class FrameDecoder:

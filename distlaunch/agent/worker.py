@@ -6,13 +6,12 @@ through a pipe that exec closes, so that "no such file" is told from "the progra
 """
 
 import errno
-import json
 import os
 import resource
-import signal
 import stat
 
 from distlaunch.agent import shared, sweep
+from distlaunch.agent.lean import signal
 from distlaunch.agent.messages import WorkerUnstarted
 from distlaunch.agent.probes import gpus
 
@@ -94,6 +93,8 @@ class Worker:
             with open(fd, "rb") as record:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     return None
+                import json  # few have one
+
                 return _texts(json.loads(record.read(MAX_ERROR_RECORD)))
         except (OSError, ValueError, RecursionError):
             return None

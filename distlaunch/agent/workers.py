@@ -2,10 +2,10 @@
 
 import errno
 import os
-import signal
 import time
 
 from distlaunch.agent import cookies, flight, scratch, stacks, sweep, wire
+from distlaunch.agent.lean import signal
 from distlaunch.agent.messages import PortUsurped, StackDumped, Stuck, Swept, WorkerExited, WorkerStarted
 from distlaunch.agent.probes import memory, procfs
 from distlaunch.agent.watches import JoinWatch, StallWatch

@@ -15,7 +15,7 @@ from distlaunch.agent.wire import READY_MARKER
 from distlaunch.transport.boot import NO_PYTHON, NUDGE, TOO_OLD, Bundle, boot_text, candidates_text
 from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transport.ssh import Ssh, SshOptions
-from tests.harness import PATIENCE_S
+from tests.harness import PATIENCE_S, ROOT
 
 PLAIN = Ssh("a")
 LOGIN_SHELLS = [shell for shell in ("dash", "bash", "zsh", "csh", "fish") if shutil.which(shell)] or ["sh"]
@@ -146,6 +146,20 @@ def test_compiled_code_is_used_only_by_the_version_that_made_it(magic: bytes, pr
     text = boot_text(bundle_of(source, compiled, magic), "n", 0)
     ran = start("sh", candidates_text([sys.executable]) + text)
     assert (ran.stdout, ran.stderr) == (READY_MARKER + printed, b"")
+
+
+def test_an_agent_imports_nothing_that_takes_long_and_is_not_needed() -> None:
+    slow = {"collections", "enum", "functools", "json", "re", "selectors", "socket", "typing"}
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n"
+        "from distlaunch.agent import guardian, port, serve\n"
+        "from distlaunch.agent.probes import routes\n"
+        "print(*sys.modules)"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", code]
+    modules = set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
+    assert "distlaunch.agent.serve" in modules
+    assert modules & {*slow, "distlaunch.agent.probes.cpus", "distlaunch.agent.mpi"} == set()
 
 
 @pytest.mark.parametrize("nudges", [0, 1, 3])

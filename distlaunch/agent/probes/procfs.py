@@ -4,9 +4,11 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterator, List, Optional, Set, Tuple
+    from typing import Dict, Iterator, List, Set, Tuple
 
 ESTABLISHED, SYN_SENT, LISTEN = 0x01, 0x02, 0x0A
+CHUNK = 1 << 14
+"""Bytes that are read at once: of a larger buffer the making takes longer than the reading."""
 
 
 class Socket:
@@ -49,20 +51,10 @@ def connections_counted() -> "Tuple[str, ...]":
     return tuple(v for n, v in zip(names, values) if n in ("ActiveOpens", "PassiveOpens", "CurrEstab"))
 
 
-def parents() -> "Dict[int, int]":
-    """pid → parent's pid of every process that /proc shows."""
-    stats = {pid: _stat(pid) for pid in pids()}
-    return {pid: int(fields[1]) for pid, fields in stats.items() if fields}  # others ended meanwhile
-
-
 def _stat(pid: int) -> "List[bytes]":
     """The fields of /proc/PID/stat from the third on (proc(5)); empty when the process is not there."""
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as stat:
-            # The command between the parentheses may itself hold parentheses and spaces.
-            return stat.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
+    # The command between the parentheses may itself hold parentheses and spaces.
+    return _contents("/proc/%d/stat" % pid).rpartition(b")")[2].split()
 
 
 def start_time(pid: int) -> int:
@@ -112,11 +104,27 @@ def has_mapped(pid: int, name: bytes) -> bool:
 
 def environment(pid: int) -> bytes:
     """The environment that a process was started with, NUL between variables; empty where we may not look."""
+    return _contents("/proc/%d/environ" % pid)
+
+
+def _contents(path: str) -> bytes:
+    """All of a file, in half the time of open(); empty where it is not there, or we may not look."""
     try:
-        with open("/proc/%d/environ" % pid, "rb") as environ:
-            return environ.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
+    found = b""
+    try:
+        while len(found) % CHUNK == 0:
+            data = os.read(fd, CHUNK)  # as much as that, but at the end
+            if not data:
+                break
+            found += data
+    except OSError:
+        return b""  # it has ended
+    finally:
+        os.close(fd)
+    return found
 
 
 def pids() -> "List[int]":
@@ -124,15 +132,56 @@ def pids() -> "List[int]":
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def descendants(root: int, known: "Optional[Dict[int, int]]" = None) -> "List[int]":
-    """PIDs of the processes below `root`, parents before children; `known` are `parents` read before."""
-    children: "Dict[int, List[int]]" = {}
-    for pid, parent in (parents() if known is None else known).items():
-        children.setdefault(parent, []).append(pid)
-    found = list(children.get(root, ()))
-    for pid in found:
-        found.extend(children.get(pid, ()))
+def descendants(root: int) -> "List[int]":
+    """PIDs of the processes below `root`, parents before children."""
+    return [pid for children in tree(root).values() for pid in children]
+
+
+def tree(root: int) -> "Dict[int, List[int]]":
+    """pid → children's pids of `root` and of each process below it that has any, parents before children.
+
+    One that is forked, or ends, meanwhile may be missing, and, where the kernel lists children by itself, a
+    sibling of it, too (proc(5)): whoever must have them all looks again.
+    """
+    of_all = None if os.path.exists(_CHILDREN % (os.getpid(), os.getpid())) else _all_children()
+    found: "Dict[int, List[int]]" = {}
+    left = [root]
+    for pid in left:
+        children = _children(pid) if of_all is None else of_all.get(pid, [])
+        if children and pid not in found:
+            found[pid] = children
+            left += children
     return found
+
+
+_CHILDREN = "/proc/%d/task/%d/children"
+"""There unless the kernel was built without CONFIG_PROC_CHILDREN."""
+
+
+def _children(pid: int) -> "List[int]":
+    """Those of each of its threads; all of /proc need not be read for that."""
+    try:
+        threads = os.listdir("/proc/%d/task" % pid)
+    except OSError:
+        return []  # it has ended
+    return [child for thread in threads for child in _forked_by(pid, int(thread))]
+
+
+def _forked_by(pid: int, thread: int) -> "List[int]":
+    try:
+        with open(_CHILDREN % (pid, thread)) as children:
+            return [int(child) for child in children.read().split()]
+    except OSError:
+        return []
+
+
+def _all_children() -> "Dict[int, List[int]]":
+    children: "Dict[int, List[int]]" = {}
+    for pid in pids():
+        fields = _stat(pid)
+        if fields:  # else it ended meanwhile
+            children.setdefault(int(fields[1]), []).append(pid)
+    return children
 
 
 def socket_inodes(pid: int) -> "Set[int]":

@@ -2,14 +2,14 @@
 
 import fcntl
 import os
-import socket
 import struct
 
+from distlaunch.agent.lean import socket
 from distlaunch.agent.messages import RouteFailed, RouteFound
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Union
+    from typing import Any, Dict, List, Optional, Tuple, Union
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LINK_LOCAL = "20"
@@ -22,15 +22,23 @@ def route(host: str) -> "Union[RouteFound, RouteFailed]":
     """The way to `host`."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(address)  # UDP: looks the route up, sends nothing
-            source = str(sock.getsockname()[0])
+        source = _source(family, address)
     except UnicodeError:
         return RouteFailed("not a host name")
     except OSError as error:
         return RouteFailed(error.strerror or str(error))
     named = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     return RouteFound(str(address[0]), source, interface_of(source), interfaces(), named)
+
+
+def _source(family: int, address: "Tuple[Any, ...]") -> str:
+    """The address from which this node reaches another."""
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        sock.connect(address)  # UDP: looks the route up, sends nothing
+        return str(sock.getsockname()[0])
+    finally:
+        sock.close()
 
 
 def interfaces() -> "Dict[str, bool]":
@@ -53,13 +61,14 @@ def interface_of(address: str) -> "Optional[str]":
 def _ipv4_addresses() -> "Dict[str, bytes]":
     """Interface → its first IPv4 address, where it has one."""
     found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # no IPv4 address
-            found[name] = answer[20:24]
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for _, name in socket.if_nameindex():
+        try:
+            answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            continue  # no IPv4 address
+        found[name] = answer[20:24]
+    sock.close()
     return found
 
 
