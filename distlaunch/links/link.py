@@ -1,18 +1,15 @@
 """A link to a node's agent, or to those of several nodes: a child process (sh or ssh) and its three pipes."""
 
-import contextlib
-import fcntl
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
+from distlaunch.links.process import Child
 from distlaunch.system.here import exit_descriptor
 from distlaunch.transport.boot import NUDGE
 from distlaunch.transport.failure import LinkFailure, ProcessEnd
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
 
 MAX_NOISE_SHOWN = 1024
 READ = 1 << 18
-PIPE = 1 << 19
-"""Bytes that the pipe to an agent on this machine takes: all that it boots from, at once."""
 EXIT_S = 3.0
 """Seconds that a transport's process may take to follow the end of its pipes."""
 
@@ -40,17 +35,13 @@ class Link:
     def __init__(
         self,
         transport: "Transport | SlurmGroup",
-        process: "subprocess.Popen[bytes]",
+        process: Child,
         streams: Streams,
         boot: Callable[[], bytes],
     ) -> None:
         self._transport = transport
         self._process = process
-        self.stdin, self.stdout, self.stderr = (
-            pipe.fileno()
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
-            if pipe
-        )
+        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         for fd in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(fd, False)
         self._streams = streams
@@ -60,7 +51,7 @@ class Link:
         self.at_end = False
         self._pidfd: int | None = None
         if transport.direct:
-            _widen(self.stdin)
+            process.widen()
             self._send_opening(streams.without_marker())
 
     @property
@@ -167,16 +158,18 @@ class Link:
 
     def hang_up(self) -> None:
         """Close the pipe to the agent, which then leaves, and wait; ends a process that does not follow."""
-        if self._process.stdin:
-            self._process.stdin.close()
+        self._process.close_stdin()
+        if not self._ends_within(EXIT_S):
+            self.end()
+
+    def _ends_within(self, seconds: float) -> bool:
         waiting = select.poll()
         waiting.register(self.exit_descriptor(), select.POLLIN)
-        if not waiting.poll(EXIT_S * 1000):
-            self.end()
+        return bool(waiting.poll(seconds * 1000))
 
     def discard(self) -> None:
         """End an agent that was given nothing to do, at once and without a trace."""
-        self._process.kill()
+        self._process.signal(signal.SIGKILL)
         self._process.wait()
         self.close()
 
@@ -197,7 +190,7 @@ class Link:
         if not self.patience_s:
             self.kill()
         elif self.booted:
-            self._process.terminate()
+            self._process.signal(signal.SIGTERM)
         else:
             os.killpg(self._process.pid, signal.SIGTERM)  # a shell may be waiting for what fetches an image
 
@@ -208,9 +201,7 @@ class Link:
 
     def close(self) -> None:
         """Close the pipes and reap the process, if it has been killed or has ended."""
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe:
-                pipe.close()
+        self._process.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
@@ -221,15 +212,6 @@ class Link:
 
     def kill_at(self, deadline: float) -> None:
         """Wait for a process that was told to end until then (monotonic seconds); kill it if it stays."""
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        if not self._ends_within(max(0.0, deadline - time.monotonic())):
             self.kill()
-            self._process.wait()
-
-
-def _widen(pipe: int) -> None:
-    """Where a limit forbids it, what does not fit waits until somebody turns to the link."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
+        self._process.wait()

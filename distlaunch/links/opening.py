@@ -21,8 +21,6 @@ from distlaunch.transport.slurm import Slurm
 from distlaunch.transport.streams import OneStream
 
 if TYPE_CHECKING:
-    import subprocess
-
     from distlaunch.transport.slurm.group import SlurmGroup
 
 STEP_NODES = 32
@@ -30,9 +28,9 @@ STEP_NODES = 32
 NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
 
 
-def link_here(child: "subprocess.Popen[bytes]") -> Link:
-    """The link to an agent on this machine, of a process that was started by its command line."""
-    return _link(Local(), child, {0: None})
+def link_here(child: process.Child, nonce: str, unsent: bytes) -> Link:
+    """The link to an agent on this machine that was sent all it boots from, but for what is `unsent`."""
+    return Link(Local(), child, OneStream(b"", nonce), lambda: unsent)
 
 
 def open_link(spec: JobSpec, *indices: int) -> Link:
@@ -118,7 +116,7 @@ def _open(
     return _link(reach, _start(reach, (0, 1) if shares else ()), pythons, inside)
 
 
-def _start(reach: "Transport | SlurmGroup", sharing: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
+def _start(reach: "Transport | SlurmGroup", sharing: Sequence[int] = ()) -> process.Child:
     argv = reach.argv()
     try:
         return process.start(argv, reach.environment(os.environ), sharing)
@@ -128,7 +126,7 @@ def _start(reach: "Transport | SlurmGroup", sharing: Sequence[int] = ()) -> "sub
 
 def _link(
     reach: Transport,
-    child: "subprocess.Popen[bytes]",
+    child: process.Child,
     pythons: Mapping[int, str | None],
     inside: Inside | None = None,
 ) -> Link:

@@ -1,32 +1,130 @@
 """Starts the process that reaches a node: sh, ssh, srun, or whatever a transport says."""
 
+import contextlib
+import errno
+import fcntl
 import os
-import subprocess
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 
 from distlaunch.agent import shared
 
+PIPE = 1 << 19
+"""Bytes that the pipe to an agent on this machine takes."""
+_DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores; what it starts must not."""
 
-def start(
-    argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int] = ()
-) -> subprocess.Popen[bytes]:
+
+class Child:
+    """A process, and our ends of the pipes to its three streams.
+
+    What a link needs of `subprocess.Popen`, whose import takes longer than a shell's start.
+    """
+
+    def __init__(self, pid: int, pipes: Sequence[int]) -> None:
+        self.pid = pid
+        self.stdin, self.stdout, self.stderr = pipes
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, or the negative signal, once it has ended: then it is reaped."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        self._reap(0)
+
+    def signal(self, signum: int) -> None:
+        """Send it a signal, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def widen(self) -> None:
+        """Have the pipe to it take all at once that an agent boots from.
+
+        Where a limit forbids it, what does not fit waits until somebody turns to the link.
+        """
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self.stdin, fcntl.F_SETPIPE_SZ, PIPE)
+
+    def close_stdin(self) -> None:
+        """Close the pipe to it, if that is open."""
+        if self.stdin >= 0:
+            os.close(self.stdin)
+            self.stdin = -1
+
+    def close(self) -> None:
+        """Close all pipes; once."""
+        self.close_stdin()
+        for fd in (self.stdout, self.stderr):
+            os.close(fd)
+
+    def _reap(self, options: int) -> int | None:
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:
+                pid, status = self.pid, 0  # the kernel reaps, as where SIGCHLD is ignored: nobody knows
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+
+def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int] = ()) -> Child:
     """A process with a pipe to each of its three streams, in a session of its own. Raises OSError.
 
     It gets copies of the descriptors in `sharing`. The terminal's Ctrl-C does not reach it: that is for us to
     interpret, not for ssh.
     """
     copies = [os.dup(fd) for fd in sharing]
+    theirs, ours = [], []
     try:
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            pass_fds=copies,
-            env={**environ, shared.VARIABLE: ",".join(map(str, copies))},
-        )
-    finally:
+        for to_child in (True, False, False):
+            read, write = os.pipe()
+            theirs.append(read if to_child else write)
+            ours.append(write if to_child else read)
+        others = _inheritable()
         for fd in copies:
+            os.set_inheritable(fd, True)
+        pid = os.posix_spawn(
+            _program(argv[0], environ),
+            list(argv),
+            {**environ, shared.VARIABLE: ",".join(map(str, copies))},
+            file_actions=[
+                *((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)),
+                *((os.POSIX_SPAWN_CLOSE, fd) for fd in others),
+            ],
+            setsid=True,
+            setsigdef=_DEFAULTS,
+        )
+        return Child(pid, ours)
+    except BaseException:
+        for fd in ours:
             os.close(fd)
+        raise
+    finally:
+        for fd in (*copies, *theirs):
+            os.close(fd)
+
+
+def _program(name: str, environ: Mapping[str, str]) -> str:
+    """The file that a name means with that PATH."""
+    if "/" in name:
+        return name
+    for folder in os.get_exec_path(environ):
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+
+def _inheritable() -> list[int]:
+    """What our caller has left open for us, beyond the three streams: ssh may outlive us, and keep it so."""
+    found = []
+    for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
+        with contextlib.suppress(OSError):  # what listed them
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.append(int(name))
+    return found

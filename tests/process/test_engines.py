@@ -80,11 +80,11 @@ def test_a_run_takes_hosts_and_slots_and_starts_the_others_as_its_engine_does(
 
 
 def test_a_command_that_is_not_in_path_is_found_where_its_engine_keeps_it(tmp_path: Path) -> None:
-    env = environment(tmp_path, GRID_ENGINE, f"{HERE} 1 a\nhost2 1 b\n")
-    env |= {"PATH": os.environ["PATH"], "SGE_BINARY_PATH": str(tmp_path / "bin")}
+    env = environment(tmp_path, LSF, "")  # a real qrsh may be here
+    env |= {"PATH": os.environ["PATH"], "LSF_BINDIR": str(tmp_path / "bin")}
     with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
         assert run.wait() == 0, run.stderr
-    assert (tmp_path / "started").read_text() == "qrsh host2\n"
+    assert (tmp_path / "started").read_text() == "blaunch host2\n"
 
 
 def test_what_announces_the_end_of_an_lsf_job_does_not_end_its_links(tmp_path: Path) -> None:
