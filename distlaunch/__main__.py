@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from distlaunch import packed
+
 _PEEK = 1 << 16
 _FOR_HOSTS = (b"nodes: [", b"hostfile:", b"container:")
 _INTERRUPTED = 128 + signal.SIGINT
@@ -22,7 +24,7 @@ def main() -> None:
     try:
         _fill_standard_descriptors()
         _print_anything()
-        _leave(_run_command(sys.argv[1:]))
+        _leave(_with_packed_modules(sys.argv[1:]))
     except KeyboardInterrupt:
         _leave(_INTERRUPTED)  # while importing or parsing: nothing was started yet
     except OSError as error:
@@ -44,6 +46,17 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
     """The first Ctrl-C unwinds; another one leaves from wherever that has come to, without a traceback."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     raise KeyboardInterrupt
+
+
+def _with_packed_modules(words: Sequence[str]) -> int:
+    command = words[0] if words else ""
+    if not command[:1].isalpha() or not command.replace("-", "").isalpha():
+        return _run_command(words)
+    modules = packed.install(command)
+    status = _run_command(words)
+    if status == 0:  # so there is such a command
+        modules.keep()
+    return status
 
 
 def _run_command(words: Sequence[str]) -> int:

@@ -28,6 +28,7 @@ FLOORS = {
     "job": 1,
     "kubernetes": 1,
     "translation": 1,
+    "packed": 2,
     "plan": 1,
     "ranges": 1,
     "state": 1,

@@ -1,0 +1,118 @@
+"""The modules of a command in one file: a start opens that instead of a .pyc file of each.
+
+The first start that finds much of what it imports missing writes it into the package's `__pycache__`. Like .pyc
+files, it counts as long as a source has the same size and time. Only modules of packages are in it: where others
+are found depends on all of sys.path, which may be another the next time.
+"""
+
+import contextlib
+import marshal
+import os
+import sys
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import SourceFileLoader, cache_from_source
+from collections.abc import Iterator, Sequence
+from types import CodeType, ModuleType
+
+WORTHWHILE = 8
+"""Modules that must lack before it is written again."""
+Entry = tuple[str, int, int, CodeType]
+"""A source's path, time (ns) and size, and its code."""
+
+
+class Loader(SourceFileLoader):
+    """Loads a module whose code is known."""
+
+    def __init__(self, name: str, path: str, code: CodeType) -> None:
+        super().__init__(name, path)
+        self._code = code
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Its code."""
+        return self._code
+
+
+class Packed:
+    """Finds modules in the file of that path."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._entries: dict[str, Entry] = {}
+        try:
+            with open(file, "rb") as packed:
+                self._entries = marshal.loads(packed.read())  # noqa: S302 (as each .pyc is)
+        except (OSError, ValueError, EOFError, TypeError):
+            pass  # it is not there, or somebody has cut it off
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """For Python's import: `path` is that of the package."""
+        entry = self._entries.get(name)
+        if not entry or not path:
+            return None
+        source, time, size, code = entry
+        folder, _, file = source.rpartition("/")
+        is_package = file == "__init__.py"
+        if (folder.rpartition("/")[0] if is_package else folder) not in path:
+            return None
+        if _state(source) != (time, size):
+            return None
+        spec = ModuleSpec(name, Loader(name, source, code), origin=source, is_package=is_package)
+        spec.has_location, spec.cached = True, self._file
+        if is_package:
+            spec.submodule_search_locations = [folder]
+        return spec
+
+    def keep(self) -> None:
+        """Write what was imported, if much of that is not there and it may be written."""
+        if sys.dont_write_bytecode:
+            return
+        used = dict(_from_source())
+        if sum(not self._has(name, path) for name, path in used.items()) < WORTHWHILE:
+            return
+        unfinished = f"{self._file}.{os.getpid()}"
+        try:
+            entries = {name: _entry(name, path) for name, path in used.items()}
+            with open(unfinished, "xb") as packed:
+                packed.write(marshal.dumps(entries))
+            os.replace(unfinished, self._file)
+        except OSError:  # a read-only or full disk: starts take longer
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+
+    def _has(self, name: str, path: str) -> bool:
+        entry = self._entries.get(name)
+        return entry is not None and entry[:3] == (path, *_state(path))
+
+
+def _from_source() -> Iterator[tuple[str, str]]:
+    """The modules of packages that were imported from source files, or their .pyc files, and these."""
+    for name, module in sys.modules.items():
+        loader = getattr(module, "__loader__", None)
+        if "." in name and isinstance(loader, SourceFileLoader):
+            yield name, loader.path
+
+
+def _entry(name: str, path: str) -> Entry:
+    time, size = _state(path)
+    code = SourceFileLoader(name, path).get_code(name)
+    assert code is not None  # only a namespace has none
+    return path, time, size, code
+
+
+def _state(path: str) -> tuple[int, int]:
+    """What tells one state of a file from another."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def install(command: str) -> Packed:
+    """Have modules taken from the file of that command from now on."""
+    like = cache_from_source(os.path.join(os.path.dirname(__file__), f"{command}.py"))
+    packed = Packed(os.path.splitext(like)[0] + ".packed")
+    sys.meta_path.insert(0, packed)
+    return packed
