@@ -1,8 +1,8 @@
 """The modules of a command in one file: a start opens that instead of a .pyc file of each.
 
-The first start that finds much of what it imports missing writes it into the package's `__pycache__`. Like .pyc
-files, it counts as long as a source has the same size and time. Only modules of packages are in it: where others
-are found depends on all of sys.path, which may be another the next time.
+The first start that finds much of what it imports missing writes it into the package's `__pycache__`. As of
+a .pyc file, size and time of the source must be those that it had then. Only modules of packages are there:
+where others are found depends on all of sys.path, which may be another the next time.
 """
 
 import contextlib
