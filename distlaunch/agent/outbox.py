@@ -12,7 +12,7 @@ from distlaunch.agent.messages import OutputLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+    from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Union
 
     from distlaunch.agent.wire import Message
 
@@ -39,9 +39,14 @@ class Spool:
     def __bool__(self) -> bool:
         return bool(self._entries) or bool(self._segments)
 
+    @property
+    def left(self) -> int:
+        """Bytes that memory still takes; none while a file has what is next."""
+        return 0 if self._segments else self._memory - self._in_memory
+
     def append(self, entry: bytes) -> bool:
         """Add one entry; False when there is no room and it was dropped."""
-        if not self._segments and self._in_memory + len(entry) <= self._memory:
+        if len(entry) <= self.left:
             self._entries.append(entry)
             self._in_memory += len(entry)
             return True
@@ -143,6 +148,21 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._current) or bool(self._control) or bool(self._spool)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether more output may have to go to a file."""
+        return self._spool.left < wire.HEADER.size + wire.MAX_OUTPUT
+
+    @property
+    def has_room(self) -> bool:
+        """Whether half of what output may wait in memory has been sent."""
+        return self._spool.left >= MEMORY // 2
+
+    @property
+    def has_output(self) -> bool:
+        """Whether output waits to be sent."""
+        return bool(self._spool)
+
     def report(self, report: "Tuple[Any, ...]") -> None:
         """Queue one control frame."""
         self.post(messages.as_object(report))
@@ -157,7 +177,7 @@ class Outbox:
         self._spool.close()
         self._current = memoryview(b"")
 
-    def output(self, generation: int, channel: int, data: bytes) -> None:
+    def output(self, generation: int, channel: int, data: "Union[bytes, memoryview]") -> None:
         """Queue output of a worker, at most MAX_OUTPUT bytes, or count its loss."""
         if not self._spool.append(wire.encode_output(self._node, generation, channel, data)):
             self._lost[channel] = self._lost.get(channel, 0) + len(data)

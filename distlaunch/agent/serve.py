@@ -44,6 +44,7 @@ def main(nonce: str, node: int, folder: "Folder", alone: bool = True) -> None:
         link_in, link_out = _take_link()
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
+        wire.widen(link_out, wire.PIPE)
         hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
         outbox = Outbox(node, folder, None if alone else lines.encode, hello)
         status = Agent(link_in, link_out, node, folder, outbox).run()
@@ -168,6 +169,7 @@ class Agent:
             # Nobody reads; what was sent to us before that still counts, and the end of the input follows.
             self._link_lost = True
             self._outbox.discard()
+        self._workers.sent()
         self._link_full = bool(self._outbox)
         if self._link_full:
             self._poller.watch(self._link_out, self._flush, select.POLLOUT)

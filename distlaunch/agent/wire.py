@@ -18,6 +18,7 @@ compressed by zlib; only the controller sends it.
 No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`ProtocolError`).
 """
 
+import fcntl
 import struct
 import zlib
 
@@ -25,7 +26,7 @@ from distlaunch.agent.lean import decode, encode, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing costs 10 ms on the node
-    from typing import Any, Dict, List
+    from typing import Any, Dict, List, Union
 
     Message = Dict[str, Any]
 else:
@@ -42,6 +43,10 @@ PACKED = 4
 PACK_BYTES = 900
 """Longer commands are packed: srun sends what is over 1024 bytes in pieces, each 40 ms after the last."""
 GENERATIONS = 1 << 16
+F_SETPIPE_SZ = 1031
+"""Of Linux; fcntl has its name since Python 3.10."""
+PIPE = 1 << 20
+"""Bytes that the pipes of a link hold, where it has some."""
 HEADER = struct.Struct("!BHHHI")
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
@@ -57,12 +62,21 @@ HEARTBEATS = 6
 STALL_LOOKS = 8
 STALL_LOOK_MAX_S = 15.0
 """An agent looks `STALL_LOOKS` times within timeouts.stall, and at least every `STALL_LOOK_MAX_S`."""
-MAX_OUTPUT = 1 << 16
-"""Bytes of one OUTPUT payload: small enough that a control frame never waits long behind one."""
+MAX_OUTPUT = 1 << 17
+"""Bytes of one OUTPUT payload: small enough that a control frame never waits long behind one. A worker's pipe
+holds as many."""
 MAX_REPORT = 1 << 20
 """Bytes of one CONTROL payload from a node: a hostile agent must not fill the controller."""
 MAX_COMMAND = 1 << 26
 """Bytes of one CONTROL payload to a node: environments of many workers travel in one."""
+
+
+def widen(pipe: int, size: int) -> None:
+    """Have a pipe hold so many bytes, where that is allowed."""
+    try:
+        fcntl.fcntl(pipe, F_SETPIPE_SZ, size)
+    except OSError:
+        pass  # not more than /proc/sys/fs/pipe-max-size; or it is a socket
 
 
 class ProtocolError(Exception):
@@ -93,7 +107,7 @@ class Frame:
         return message
 
 
-def encode_output(node: int, generation: int, channel: int, payload: bytes) -> bytes:
+def encode_output(node: int, generation: int, channel: int, payload: "Union[bytes, memoryview]") -> bytes:
     """One OUTPUT frame; `payload` is at most MAX_OUTPUT bytes."""
     return HEADER.pack(OUTPUT, node, generation % GENERATIONS, channel, len(payload)) + payload
 
@@ -148,7 +162,8 @@ class FrameDecoder:
             end = start + HEADER.size + length
             if len(self._buffer) < end:
                 break
-            payload = bytes(self._buffer[start + HEADER.size : end])
+            with memoryview(self._buffer) as view:
+                payload = bytes(view[start + HEADER.size : end])  # a bytearray's slice would be a copy, too
             frames.append(Frame(kind, node, generation, channel, payload))
             start = end
         del self._buffer[:start]

@@ -10,14 +10,14 @@ import os
 import resource
 import stat
 
-from distlaunch.agent import shared, sweep
+from distlaunch.agent import shared, sweep, wire
 from distlaunch.agent.lean import signal
 from distlaunch.agent.messages import WorkerUnstarted
 from distlaunch.agent.probes import gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Sequence
+    from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
     from distlaunch.agent.messages import WorkerSpec
     from distlaunch.agent.wire import Message
@@ -69,7 +69,7 @@ class Worker:
         self.stopping = False
         self.words = b""
 
-    def said(self, stream: int, data: bytes) -> None:
+    def said(self, stream: int, data: "Union[bytes, memoryview]") -> None:
         """Take note of what it printed."""
         self.printed += len(data)
         if stream == 1 and not self.stopping:  # what it says about our own signal is not a cause
@@ -133,7 +133,7 @@ def spawn(spec: "WorkerSpec", error_file: str, keeps: "Sequence[int]" = ()) -> W
     env = environment(spec)
     env["TORCHELASTIC_ERROR_FILE"] = error_file
     ours = {fd: _shared[fd] for fd in spec.shares if fd in _shared}
-    pipes = {fd: os.pipe() for fd in (1, 2) if fd not in ours}
+    pipes = {fd: _wide_pipe() for fd in (1, 2) if fd not in ours}
     confirm = os.pipe()
     agent = os.getpid()
 
@@ -152,6 +152,13 @@ def spawn(spec: "WorkerSpec", error_file: str, keeps: "Sequence[int]" = ()) -> W
     worker.device = gpus.device_of(worker.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
     worker.python = spec.argv[0]
     return worker
+
+
+def _wide_pipe() -> "Tuple[int, int]":
+    """A pipe that holds as much as is sent on at once: the worker, and we, wake up less often."""
+    ends = os.pipe()
+    wire.widen(ends[1], wire.MAX_OUTPUT)
+    return ends
 
 
 def forked(become: "Callable[[], None]") -> int:

@@ -5,6 +5,7 @@ import os
 import time
 
 from distlaunch.agent import cookies, flight, scratch, stacks, sweep, wire
+from distlaunch.agent.flow import Flow
 from distlaunch.agent.lean import signal
 from distlaunch.agent.messages import PortUsurped, StackDumped, Stuck, Swept, WorkerExited, WorkerStarted
 from distlaunch.agent.probes import memory, procfs
@@ -49,6 +50,8 @@ class Workers:
     ) -> None:
         self._poller, self._outbox, self._folder, self._node = poller, outbox, folder, node
         self._send = send
+        self._flow = Flow(poller, outbox)
+        self._read = memoryview(bytearray(wire.MAX_OUTPUT))
         self._workers: "List[Worker]" = []
         self._specs: "Dict[int, WorkerSpec]" = {}
         self._sweep: "Optional[sweep.Sweep]" = None
@@ -172,7 +175,15 @@ class Workers:
                 self._watch_stream(worker, stream, fd)
 
     def _watch_stream(self, worker: "Worker", stream: int, fd: int) -> None:
-        self._poller.watch(fd, lambda: self._pump(worker, stream, fd))
+        def read() -> None:
+            if not self._flow.holds(fd, read):
+                self._pump(worker, stream, fd)
+
+        self._poller.watch(fd, read)
+
+    def sent(self) -> None:
+        """Something of what they print was sent."""
+        self._flow.sent()
 
     def _confirm(self, worker: "Worker") -> None:
         """Read the outcome of exec, once."""
@@ -195,17 +206,22 @@ class Workers:
     def _pump(self, worker: "Worker", stream: int, fd: int) -> bool:
         """Forward what a worker printed; False when there is no more for now."""
         try:
-            data = os.read(fd, wire.MAX_OUTPUT)
+            data = self._read[: os.readv(fd, [self._read])]
         except BlockingIOError:
             return False
         if data:
             worker.said(stream, data)
             self._outbox.output(self._generation, 2 * worker.local_rank + stream, data)
         else:
-            self._poller.forget(fd)
-            os.close(fd)
-            worker.streams[stream] = -1
+            self._close_stream(worker, stream)
         return bool(data)
+
+    def _close_stream(self, worker: "Worker", stream: int) -> None:
+        fd = worker.streams[stream]
+        self._poller.forget(fd)
+        self._flow.forget(fd)
+        os.close(fd)
+        worker.streams[stream] = -1
 
     def children_changed(self) -> None:
         """Reap: report workers that ended, and go on with a stop or sweep in progress."""
@@ -362,9 +378,7 @@ class Workers:
             while worker.streams[stream] >= 0 and self._pump(worker, stream, fd):
                 pass
             if worker.streams[stream] >= 0:
-                self._poller.forget(fd)
-                os.close(fd)
-                worker.streams[stream] = -1
+                self._close_stream(worker, stream)
 
     def _report_swept(self) -> None:
         worker_pids = {worker.pid for worker in self._workers}

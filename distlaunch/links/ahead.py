@@ -23,7 +23,6 @@ def open_ahead(shares_stdio: bool) -> "Link | None":
         child = process.start(LOCAL, os.environ, (0, 1) if shares_stdio else ())
     except OSError:
         return None  # if the job needs it, opening it again says why
-    child.widen()
     os.set_blocking(child.stdin, False)
     nonce = os.urandom(16).hex()
     left = _written(child.stdin, candidates_text([sys.executable, "python3"]))

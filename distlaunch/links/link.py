@@ -51,7 +51,6 @@ class Link:
         self.at_end = False
         self._pidfd: int | None = None
         if transport.direct:
-            process.widen()
             self._send_opening(streams.without_marker())
 
     @property

@@ -2,16 +2,12 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 
-from distlaunch.agent import shared
+from distlaunch.agent import shared, wire
 
-PIPE = 1 << 19
-"""Bytes that the pipe to an agent on this machine takes."""
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores; what it starts must not."""
 
@@ -39,15 +35,6 @@ class Child:
         """Send it a signal, if it has not ended."""
         if self.poll() is None:
             os.kill(self.pid, signum)
-
-    def widen(self) -> None:
-        """Have the pipe to it take all at once that an agent boots from.
-
-        Where a limit forbids it, what does not fit waits until somebody turns to the link.
-        """
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(self.stdin, fcntl.F_SETPIPE_SZ, PIPE)
 
     def close_stdin(self) -> None:
         """Close the pipe to it, if that is open."""
@@ -85,6 +72,9 @@ def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int
             read, write = os.pipe()
             theirs.append(read if to_child else write)
             ours.append(write if to_child else read)
+        # An agent boots from what fits into the one, and prints into the other faster than we read.
+        for fd in ours[:2]:
+            wire.widen(fd, wire.PIPE)
         others = _inheritable()
         for fd in copies:
             os.set_inheritable(fd, True)

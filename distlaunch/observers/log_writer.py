@@ -33,7 +33,8 @@ class LogWriter:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._open: dict[str, int] = {}
-        self._made: set[str] = set()
+        self._sizes: dict[str, int] = {}
+        """Bytes in each file that we have made: of what we append, we need not ask where it came to be."""
         self._backlog = Backlog[Piece]("log-writer", self._write_all)
         self._stalled = False
         self._index = bytearray()
@@ -105,8 +106,10 @@ class LogWriter:
                 left = left[os.write(fd, left) :]
         except OSError:
             pass
-        if piece.stamp and (size := len(piece.data) - len(left)):
-            self._index += piece.stamp.packed(os.lseek(fd, 0, os.SEEK_CUR) - size, size)
+        if size := len(piece.data) - len(left):
+            if piece.stamp:
+                self._index += piece.stamp.packed(self._sizes[piece.name], size)
+            self._sizes[piece.name] += size
         return len(left)
 
     def _write_index(self) -> None:
@@ -148,7 +151,7 @@ class LogWriter:
             if os.path.dirname(name):
                 os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             # What is there already, but for our own, was put there by somebody else.
-            fresh = 0 if name in self._made else os.O_CREAT | os.O_EXCL
+            fresh = 0 if name in self._sizes else os.O_CREAT | os.O_EXCL
             self._open[name] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | fresh, 0o600)
-            self._made.add(name)
+            self._sizes.setdefault(name, 0)
         return self._open[name]
