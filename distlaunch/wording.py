@@ -8,6 +8,8 @@ NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with `
 NO_SUSPENDING_TORCHRUN = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
 MAX_NAMED = 8
 """Ranks or nodes named in one line."""
+INDENTED = 1 << 18
+"""Characters of JSON up to which it is indented."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -86,3 +88,12 @@ def _owner_words(owner: Mapping[str, Any]) -> str:
     if owner.get("pid") is None:
         return f"a process of uid {owner.get('uid')}"
     return f"{owner.get('command')} (pid {owner['pid']})"
+
+
+def json_text(document: object, indent: int) -> str:
+    """A document as JSON with a line end, indented for people to read unless it is too long for them."""
+    import json  # few words need it
+
+    text = json.dumps(document)
+    # To indent what thousands of ranks have takes json, which does it in Python, half a second.
+    return (json.dumps(document, indent=indent) if len(text) < INDENTED else text) + "\n"

@@ -1,13 +1,10 @@
 """Results on stdout."""
 
-import json
 import os
 import sys
 
 from distlaunch.errors import DistlaunchError, Exit
-
-INDENTED = 1 << 18
-"""Characters of JSON up to which it is indented for people to read."""
+from distlaunch.wording import json_text
 
 
 class ReaderLeftError(DistlaunchError):
@@ -24,9 +21,7 @@ def reader_left() -> ReaderLeftError:
 
 def print_json(document: object) -> None:
     """One JSON document on stdout."""
-    text = json.dumps(document)
-    small = len(text) < INDENTED  # to indent what thousands of ranks have takes json half a second
-    print_text((json.dumps(document, indent=2) if small else text) + "\n")
+    print_text(json_text(document, indent=2))
 
 
 def print_text(text: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from distlaunch.observers.log_writer import LogWriter
 from distlaunch.observers.output_index import Stamp
 from distlaunch.state.status import Status, document_of
+from distlaunch.wording import json_text
 
 STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"
 CONTROLLER_LOG = "controller.log"
@@ -116,7 +117,7 @@ class RunFolder:
             self._claim = None
 
     def _write_json(self, name: str, document: Mapping[str, Any]) -> None:
-        self._writer.append(name, (json.dumps(document, indent=1) + "\n").encode())
+        self._writer.append(name, json_text(document, indent=1).encode())
 
 
 def _status_bytes(status: Status) -> bytes:
