@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from distlaunch import packed
-
 _PEEK = 1 << 16
 _FOR_HOSTS = (b"nodes: [", b"hostfile:", b"container:")
 _INTERRUPTED = 128 + signal.SIGINT
@@ -50,8 +48,10 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
 
 def _with_packed_modules(words: Sequence[str]) -> int:
     command = words[0] if words else ""
-    if not command[:1].isalpha() or not command.replace("-", "").isalpha():
-        return _run_command(words)
+    if not command[:1].isalpha() or not command.replace("-", "").isalpha() or command == "exec":
+        return _run_command(words)  # of `exec` a pod may have nothing else
+    from distlaunch import packed
+
     modules = packed.install(command)
     status = _run_command(words)
     if status == 0:  # so there is such a command

@@ -51,12 +51,12 @@ class Packed:
         entry = self._entries.get(name)
         if not entry or not path:
             return None
-        source, time, size, code = entry
+        source, *_, code = entry
         folder, _, file = source.rpartition("/")
         is_package = file == "__init__.py"
         if (folder.rpartition("/")[0] if is_package else folder) not in path:
             return None
-        if _state(source) != (time, size):
+        if entry[:3] != state_of(source):
             return None
         spec = ModuleSpec(name, Loader(name, source, code), origin=source, is_package=is_package)
         spec.has_location, spec.cached = True, self._file
@@ -69,21 +69,12 @@ class Packed:
         if sys.dont_write_bytecode:
             return
         used = dict(_from_source())
-        if sum(not self._has(name, path) for name, path in used.items()) < WORTHWHILE:
-            return
-        unfinished = f"{self._file}.{os.getpid()}"
-        try:
-            entries = {name: _entry(name, path) for name, path in used.items()}
-            with open(unfinished, "xb") as packed:
-                packed.write(marshal.dumps(entries))
-            os.replace(unfinished, self._file)
-        except OSError:  # a read-only or full disk: starts take longer
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
+        if sum(not self._has(name, path) for name, path in used.items()) >= WORTHWHILE:
+            replace(self._file, marshal.dumps({name: _entry(name, path) for name, path in used.items()}))
 
     def _has(self, name: str, path: str) -> bool:
         entry = self._entries.get(name)
-        return entry is not None and entry[:3] == (path, *_state(path))
+        return entry is not None and entry[:3] == state_of(path)
 
 
 def _from_source() -> Iterator[tuple[str, str]]:
@@ -95,24 +86,41 @@ def _from_source() -> Iterator[tuple[str, str]]:
 
 
 def _entry(name: str, path: str) -> Entry:
-    time, size = _state(path)
+    state = state_of(path)
     code = SourceFileLoader(name, path).get_code(name)
     assert code is not None  # only a namespace has none
-    return path, time, size, code
+    return *state, code
 
 
-def _state(path: str) -> tuple[int, int]:
-    """What tells one state of a file from another."""
+def state_of(path: str) -> tuple[str, int, int]:
+    """What tells one state of a source file from another."""
     try:
         found = os.stat(path)
     except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size
+        return path, 0, 0
+    return path, found.st_mtime_ns, found.st_size
+
+
+def kept_beside(source: str, name: str) -> str:
+    """The file of that name among the .pyc files of a source's folder, for this version of Python."""
+    like = cache_from_source(os.path.join(os.path.dirname(source), f"{name}.py"))
+    return os.path.splitext(like)[0] + ".packed"
+
+
+def replace(file: str, data: bytes) -> None:
+    """Have a file hold just `data`; where it may not be written, or the disk is full, it stays as it is."""
+    unfinished = f"{file}.{os.getpid()}"
+    try:
+        with open(unfinished, "xb") as packed:
+            packed.write(data)
+        os.replace(unfinished, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
 
 
 def install(command: str) -> Packed:
     """Have modules taken from the file of that command from now on."""
-    like = cache_from_source(os.path.join(os.path.dirname(__file__), f"{command}.py"))
-    packed = Packed(os.path.splitext(like)[0] + ".packed")
+    packed = Packed(kept_beside(__file__, command))
     sys.meta_path.insert(0, packed)
     return packed

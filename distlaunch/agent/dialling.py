@@ -2,7 +2,7 @@
 
 import socket
 
-from distlaunch.agent.port import bound, hold
+from distlaunch.agent.port import acceptor, hold
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Listener:
         self.port = held.port
         held.release()
         try:
-            self._socket = bound(held.port, reuse=True)
+            self._socket = acceptor(held.port)
         finally:
             held.close()
         self._socket.listen(128)

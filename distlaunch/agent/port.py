@@ -78,8 +78,15 @@ def _ephemeral_start() -> int:
         return 32768
 
 
+def acceptor(port: int) -> socket.socket:
+    """A socket that may listen on a port of which a hold was released, and accept. Raises OSError."""
+    import socket as whole  # its C half does not accept
+
+    return whole.socket(fileno=bound(port, reuse=True).detach())
+
+
 def bound(port: int, reuse: bool = False) -> socket.socket:
-    """A socket bound to `port` on all addresses of both families, not listening."""
+    """A socket bound to `port` on all addresses of both families, not listening. Raises OSError."""
     try:
         sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
     except OSError:  # no IPv6 on this node

@@ -137,7 +137,7 @@ class Agent:
     def _get_ready(self) -> None:
         """Import, while the controller decides, what the first node will most likely need."""
         if self._node == 0:
-            from distlaunch.agent import port  # needs socket (3 ms)  # noqa: F401
+            from distlaunch.agent import port  # noqa: F401
 
     # The link
 

@@ -28,7 +28,7 @@ def open_ahead(shares_stdio: bool) -> "Link | None":
     left = _written(child.stdin, candidates_text([sys.executable, "python3"]))
     from distlaunch.links.bundle import bundle_for  # its interpreter starts meanwhile
 
-    left = _written(child.stdin, left + boot_text(bundle_for(same_interpreter=True, level=0), nonce, 0))
+    left = _written(child.stdin, left + boot_text(bundle_for(same_interpreter=True), nonce, 0))
     from distlaunch.links.opening import link_here  # it imports what came
 
     return link_here(child, nonce, left)

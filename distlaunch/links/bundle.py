@@ -1,46 +1,81 @@
-"""Reads the agent's modules, to be shipped."""
+"""The agent's modules, ready to be shipped: read once, and kept beside their .pyc files."""
 
+import contextlib
 import importlib.util
 import marshal
 import os
+import sys
 import zlib
+from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import SourceFileLoader
 
+from distlaunch.agent.frozen import Frozen
+from distlaunch.packed import kept_beside, replace, state_of
 from distlaunch.transport.boot import Bundle
 
 _PACKAGES = frozenset({"distlaunch", "distlaunch.agent", "distlaunch.agent.probes"})
+_TRAVELS = 9
+"""zlib's level: it is paid once."""
+
+
+class Texts(Frozen):
+    """The agent's modules as they were when `states` were those of their files.
+
+    `here` is the code for interpreters like our own on this machine; `code` and `source` travel.
+    """
+
+    states: list[tuple[str, int, int]]
+    here: bytes
+    code: bytes
+    source: bytes
 
 
 @cache
-def bundle_for(same_interpreter: bool, level: int = 1) -> Bundle:
-    """The agent's modules; without their source where the node's interpreter is our own.
+def bundle_for(same_interpreter: bool) -> Bundle:
+    """The agent's modules; where the node's interpreter is our own, without source, and not compressed."""
+    texts = _texts()
+    code, source = (texts.here, b"") if same_interpreter else (texts.code, texts.source)
+    return Bundle(importlib.util.MAGIC_NUMBER, code, source, _PACKAGES)
 
-    They are compressed at zlib's `level`; 0 where they don't travel.
-    """
-    loaders = {name: _loader(name) for name in _names()}
+
+def _texts() -> Texts:
+    """What was kept, if that is still true; else all is read, and kept."""
+    modules = dict(_modules())
+    states = [state_of(path) for path in modules.values()]
+    file = kept_beside(__file__, "agent")
+    with contextlib.suppress(OSError, ValueError, EOFError, TypeError), open(file, "rb") as kept:
+        known = Texts(*marshal.loads(kept.read()))  # noqa: S302 (as each .pyc is)
+        if known.states == states:
+            return known
+    texts = _read(modules, states)
+    if not sys.dont_write_bytecode:
+        replace(file, marshal.dumps(tuple(texts)))
+    return texts
+
+
+def _read(modules: dict[str, str], states: list[tuple[str, int, int]]) -> Texts:
+    loaders = {name: SourceFileLoader(name, path) for name, path in modules.items()}
     # The parent package is there only so that the agent's has a home.
-    code: dict[str, object] = {"distlaunch": compile("", "distlaunch", "exec")}
-    code |= {name: loader.get_code(name) for name, loader in loaders.items()}  # from a .pyc if there is one
-    source = b""
-    if not same_interpreter:
-        texts = {"distlaunch": ""} | {name: loader.get_source(name) for name, loader in loaders.items()}
-        source = zlib.compress(repr(texts).encode(), level)
-    return Bundle(importlib.util.MAGIC_NUMBER, zlib.compress(marshal.dumps(code), level), source, _PACKAGES)
+    codes: dict[str, bytes] = {"distlaunch": marshal.dumps(compile("", "distlaunch", "exec"))}
+    sources: dict[str, str] = {"distlaunch": ""}
+    for name, loader in loaders.items():
+        codes[name] = marshal.dumps(loader.get_code(name))  # from a .pyc if there is one
+        sources[name] = loader.get_source(name) or ""
+    code = marshal.dumps(codes)
+    return Texts(
+        states,
+        zlib.compress(code, 0),
+        zlib.compress(code, _TRAVELS),
+        zlib.compress(repr(sources).encode(), _TRAVELS),
+    )
 
 
-def _names() -> list[str]:
-    """All modules of the agent, a package before what is in it. (pkgutil takes 6 ms to import.)"""
-    names = []
+def _modules() -> Iterator[tuple[str, str]]:
+    """Name and file of each module, a package before what is in it. (pkgutil takes 6 ms to import.)"""
     for package in sorted(_PACKAGES - {"distlaunch"}):
         (folder,) = importlib.import_module(package).__path__
-        modules = sorted(name[:-3] for name in os.listdir(folder) if name.endswith(".py"))
-        names += [package, *(f"{package}.{module}" for module in modules if module != "__init__")]
-    return names
-
-
-def _loader(name: str) -> SourceFileLoader:
-    spec = importlib.util.find_spec(name)
-    if spec is None or not isinstance(spec.loader, SourceFileLoader):
-        raise RuntimeError(f"{name} is not installed as source")
-    return spec.loader
+        yield package, os.path.join(folder, "__init__.py")
+        for name in sorted(os.listdir(folder)):
+            if name.endswith(".py") and name != "__init__.py":
+                yield f"{package}.{name[:-3]}", os.path.join(folder, name)

@@ -162,7 +162,7 @@ def _opening(named: str | None) -> bytes:
 def _boot_text(reach: Transport, named: str | None, nonce: str, index: int, own: bool = True) -> bytes:
     """`own`: the machine's own interpreters are meant, not those in a container."""
     same = own and reach.here and named in (None, sys.executable)
-    return boot_text(bundle_for(same, level=0 if reach.here else 1), nonce, index)
+    return boot_text(bundle_for(same), nonce, index)
 
 
 def _make_folder(path: str) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from itertools import product
 
-from distlaunch.agent.port import Hold, bound, hold
+from distlaunch.agent.port import Hold, acceptor, hold
 from distlaunch.allocation.task import Task
 from distlaunch.errors import DistlaunchError, Exit
 
@@ -82,7 +82,7 @@ def _tell_all(task: Task, port: int, say: Callable[[str], object]) -> None:
 def _listening(task: Task) -> socket.socket:
     for port in candidates(task.step):
         try:
-            listener = bound(port, reuse=True)
+            listener = acceptor(port)
             listener.listen(min(task.size, 1024))
             return listener
         except OSError:

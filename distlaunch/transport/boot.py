@@ -54,8 +54,10 @@ def block():
 magic, code, source = block(), block(), block()
 if magic == external.MAGIC_NUMBER:
     codes = marshal.loads(zlib.decompress(code))
+    load = lambda code, name: marshal.loads(code)
 else:
-    codes = {n: compile(t, n, 'exec') for n, t in eval(zlib.decompress(source)).items()}
+    codes = eval(zlib.decompress(source))
+    load = lambda text, name: compile(text, name, 'exec')
 class Shipped:
     def find_spec(self, name, path=None, target=None):
         if name in codes:
@@ -63,7 +65,8 @@ class Shipped:
     def create_module(self, spec):
         return None
     def exec_module(self, module):
-        exec(codes[module.__name__], module.__dict__)
+        name = module.__name__
+        exec(load(codes[name], name), module.__dict__)
 sys.meta_path.insert(0, Shipped())
 from distlaunch.agent.guardian import main
 main(NONCE, PLACE)
@@ -74,7 +77,8 @@ class Bundle(Frozen):
     """The agent's modules, ready to be sent.
 
     `code` is marshalled, for interpreters with the same `magic` (the .pyc format's number), which spares
-    them the compiling (20 ms); `source` is for all others. Both are compressed: a pipe takes 64 KiB at once.
+    them the compiling (20 ms); `source` is for all others. Both are mappings, compressed: from the name of a
+    module to what becomes code once it is imported.
     """
 
     magic: bytes

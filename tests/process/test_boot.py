@@ -25,8 +25,8 @@ def bundle_of(source: str, compiled: str, magic: bytes = importlib.util.MAGIC_NU
     """An agent whose guardian is `source`, or `compiled` for interpreters of the version `magic`."""
     packages = frozenset({"distlaunch", "distlaunch.agent"})
     texts = {**dict.fromkeys(packages, ""), "distlaunch.agent.guardian": source}
-    codes = {name: compile(text, name, "exec") for name, text in texts.items()}
-    codes["distlaunch.agent.guardian"] = compile(compiled, "guardian", "exec")
+    codes = {name: marshal.dumps(compile(text, name, "exec")) for name, text in texts.items()}
+    codes["distlaunch.agent.guardian"] = marshal.dumps(compile(compiled, "guardian", "exec"))
     return Bundle(magic, zlib.compress(marshal.dumps(codes)), zlib.compress(repr(texts).encode()), packages)
 
 

@@ -105,3 +105,18 @@ def test_a_traceback_has_its_lines(copy: Path) -> None:
     module.write_text(module.read_text() + "\nif 'FAIL' in __import__('os').environ: 1 / 0  # here\n")
     start(copy, COMMAND)
     assert "1 / 0  # here" in start(copy, COMMAND, FAIL="1").stderr
+
+
+def test_an_agent_that_has_changed_is_shipped_as_it_is_now(copy: Path) -> None:
+    job = copy.parent / "job.yaml"
+    job.write_text("command: ['true']\ngpus_per_node: 0\n")
+    for _ in range(2):
+        assert start(copy, "run", str(job)).returncode == 0
+    (kept,) = (copy / "links" / "__pycache__").glob("*.packed*")
+    before = kept.read_bytes()
+    module = copy / "agent" / "serve.py"
+    module.write_text(module.read_text() + "\nos._exit(9)\n")
+    assert start(copy, "run", str(job)).returncode != 0
+    assert kept.read_bytes() != before
+    kept.write_bytes(before[:-1])
+    assert start(copy, "run", str(job)).returncode != 0
