@@ -9,6 +9,10 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from distlaunch.links.ahead import Ahead
+
 _PEEK = 1 << 16
 _FOR_HOSTS = (b"nodes: [", b"hostfile:", b"container:")
 _INTERRUPTED = 128 + signal.SIGINT
@@ -60,13 +64,29 @@ def _with_packed_modules(words: Sequence[str]) -> int:
 
 
 def _run_command(words: Sequence[str]) -> int:
-    early = None
+    early = _begun_early(words)
+    try:
+        return _run_with(words, early)
+    finally:
+        if early:
+            early.discard()
+
+
+def _begun_early(words: Sequence[str]) -> "Ahead | None":
+    """What of the job can be begun before it is read, if it is one that starts here and now."""
     command = words[0] if words else ""
     elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
-    if command in ("run", "torchrun") and not elsewhere and not names_hosts(command, words):
-        from distlaunch.links.ahead import open_ahead
+    if command not in ("run", "torchrun") or elsewhere:
+        return None
+    from distlaunch.links.ahead import begin_again, open_ahead
 
-        early = open_ahead(shares_stdio=command == "torchrun")
+    if names_hosts(command, words):
+        return begin_again(words, job_file(words))
+    return open_ahead(shares_stdio=command == "torchrun")
+
+
+def _run_with(words: Sequence[str], early: "Ahead | None") -> int:
+    command = words[0] if words else ""
     if command == "exec":  # each of many tasks waits for it
         from distlaunch.cli.exec_task import run_exec
 
@@ -87,7 +107,7 @@ def _run_command(words: Sequence[str]) -> int:
 
 def names_hosts(command: str, words: Sequence[str]) -> bool:
     """Whether a job file is for other machines or containers, as far as a look at it tells without YAML."""
-    path = next((word for word in words[1:] if word.endswith((".yaml", ".yml"))), "")
+    path = job_file(words)
     if command != "run" or not path:
         return False
     try:
@@ -96,6 +116,11 @@ def names_hosts(command: str, words: Sequence[str]) -> bool:
     except OSError:
         return False  # it is opened again, and told then
     return any(line.startswith(_FOR_HOSTS) or line.rstrip() == b"nodes:" for line in lines)
+
+
+def job_file(words: Sequence[str]) -> str:
+    """What is most likely the path of the job file on a command line."""
+    return next((word for word in words[1:] if word.endswith((".yaml", ".yml"))), "")
 
 
 def _fill_standard_descriptors() -> None:

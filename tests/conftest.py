@@ -33,9 +33,10 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def list_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The user's own list of runs has none of ours."""
+    """The user's own list of runs has none of ours, nor has the cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.links.ahead import Ahead
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -35,7 +35,7 @@ class PlanFormat(str, Enum):
     json = "json"
 
 
-def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
+def run_app(words: Sequence[str], early: "Ahead | None" = None) -> int:
     """Run the command line; the exit status. Only our own errors are caught: a bug shows its traceback.
 
     `early` is an agent on this machine, for a job that needs one.

@@ -7,7 +7,7 @@ import typer
 from distlaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.links.ahead import Ahead
 
 Job = Annotated[
     str, typer.Argument(metavar="JOB.YAML", help="The job file, or - for standard input.", show_default=False)
@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
     words: tuple[str, ...]
     """The whole command line."""
-    early: "Link | None"
+    early: "Ahead | None"
     """An agent on this machine, for a job that needs one."""
 
 

@@ -13,7 +13,7 @@ from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.links.ahead import Ahead
 
 
 class RunOptions(Frozen):
@@ -62,7 +62,7 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
     return RunOptions(jobs[0], tuple(words[dashes + 1 :]), tuple(overrides), **asked)
 
 
-def run_plain(words: Sequence[str], early: "Link | None") -> int | None:
+def run_plain(words: Sequence[str], early: "Ahead | None") -> int | None:
     """Run a usual command line; the exit status, or None for one that is Typer's."""
     options = plain_options(words)
     if options is None:
@@ -74,7 +74,7 @@ def run_plain(words: Sequence[str], early: "Link | None") -> int | None:
         return error.exit_status
 
 
-def run_with(options: RunOptions, early: "Link | None") -> int:
+def run_with(options: RunOptions, early: "Ahead | None") -> int:
     """Run the job; the exit status. `early` is an agent on this machine. Raises `DistlaunchError`."""
     from distlaunch.system.job_file import load_job
 

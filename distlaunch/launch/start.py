@@ -7,6 +7,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.catalog.index import Ticket, note_begin
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
+from distlaunch.links.ahead import Ahead
 from distlaunch.links.link import Link
 from distlaunch.links.opening import open_links
 from distlaunch.observers.run_folder import RunFolder, new_run_id
@@ -39,7 +40,7 @@ class Start(Frozen):
     clock: Clock
 
 
-def start_run(spec: JobSpec, early: Link | None = None) -> Start:
+def start_run(spec: JobSpec, early: Ahead | None = None) -> Start:
     """Begin a run of `spec`; `early` is as in `open_links`.
 
     Raises `DistlaunchError` when its folder can't be made, or nobody can be notified.

@@ -21,6 +21,7 @@ from distlaunch.transport.slurm import Slurm
 from distlaunch.transport.streams import OneStream
 
 if TYPE_CHECKING:
+    from distlaunch.links.ahead import Ahead
     from distlaunch.transport.slurm.group import SlurmGroup
 
 STEP_NODES = 32
@@ -33,20 +34,27 @@ def link_here(child: process.Child, nonce: str, unsent: bytes) -> Link:
     return Link(Local(), child, OneStream(b"", nonce), lambda: unsent)
 
 
-def open_link(spec: JobSpec, *indices: int) -> Link:
-    """Start the transport to a node, or to several that have one together; their agents will say hello."""
+def open_link(spec: JobSpec, *indices: int, early: "Ahead | None" = None) -> Link:
+    """Start the transport to a node, or to several that have one together; their agents will say hello.
+
+    `early` may have begun it.
+    """
     pythons = {index: spec.pool[index].python or spec.python for index in indices}
     if spec.container:
-        return _open_container(spec, spec.container, indices[0], pythons)
+        return _open_container(spec, spec.container, indices[0], pythons, early)
     reaches = [spec.pool[index].reach for index in indices]
     steps = [reach for reach in reaches if isinstance(reach, Slurm)]
     if len(steps) > 1:
         return _open_step(steps, pythons)
-    return _open(reaches[0], pythons, spec.invocation.shares_stdio)
+    return _open(reaches[0], pythons, spec.invocation.shares_stdio, early=early)
 
 
 def _open_container(
-    spec: JobSpec, container: Container, index: int, pythons: Mapping[int, str | None]
+    spec: JobSpec,
+    container: Container,
+    index: int,
+    pythons: Mapping[int, str | None],
+    early: "Ahead | None",
 ) -> Link:
     """A container on the node: by the node's shell, or by srun itself."""
     from distlaunch.transport.container_entry import entry, in_step  # few jobs have them
@@ -58,21 +66,22 @@ def _open_container(
     if container.runtime == BY_SRUN and isinstance(reach, Slurm):
         step = in_step(reach, container, workdir, os.path.expanduser("~"))
         return _open(step, pythons, inside=inside)
-    return _open(reach, pythons, inside=inside._replace(entry=entry(container, workdir)))
+    return _open(reach, pythons, inside=inside._replace(entry=entry(container, workdir)), early=early)
 
 
-def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:
-    """Start the transports to all nodes; the first node takes the `early` one, if it can."""
+def open_links(spec: JobSpec, early: "Ahead | None" = None) -> dict[int, Link]:
+    """Start the transports to all nodes; they take what was begun `early`, as far as it is theirs."""
     links: dict[int, Link] = {}
     first = spec.nodes[0]
     ours = (first.python or spec.python) in (None, sys.executable) and not spec.container
-    if early and first.local and ours:
-        links[0] = early
-    elif early:
-        early.discard()
+    if early and first.local and ours and (link := early.link()):
+        links[0] = link
     for group in _groups(spec):
         if group[0] not in links:
-            links |= dict.fromkeys(group, open_link(spec, *group))
+            links |= dict.fromkeys(group, open_link(spec, *group, early=early))
+    if early:
+        early.discard()
+        early.remember()
     return links
 
 
@@ -106,14 +115,19 @@ class Inside(Frozen):
 
 
 def _open(
-    reach: Transport, pythons: Mapping[int, str | None], shares: bool = False, inside: Inside | None = None
+    reach: Transport,
+    pythons: Mapping[int, str | None],
+    shares: bool = False,
+    inside: Inside | None = None,
+    early: "Ahead | None" = None,
 ) -> Link:
     """`pythons` has, by node, the interpreter that is named for it."""
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
     if reach.folder:
         _make_folder(reach.folder)
-    return _link(reach, _start(reach, (0, 1) if shares else ()), pythons, inside)
+    child = early.child(reach.argv()) if early else None
+    return _link(reach, child or _start(reach, (0, 1) if shares else ()), pythons, inside)
 
 
 def _start(reach: "Transport | SlurmGroup", sharing: Sequence[int] = ()) -> process.Child:

@@ -107,9 +107,10 @@ class LogWriter:
         except OSError:
             pass
         if size := len(piece.data) - len(left):
+            at = self._sizes.get(piece.name, 0)
             if piece.stamp:
-                self._index += piece.stamp.packed(self._sizes[piece.name], size)
-            self._sizes[piece.name] += size
+                self._index += piece.stamp.packed(at, size)
+            self._sizes[piece.name] = at + size
         return len(left)
 
     def _write_index(self) -> None:
