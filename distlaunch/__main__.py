@@ -11,7 +11,7 @@ from types import FrameType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from distlaunch.links.ahead import Ahead
+    from distlaunch.links.begun import Ahead
 
 _PEEK = 1 << 16
 _FOR_HOSTS = (b"nodes: [", b"hostfile:", b"container:")

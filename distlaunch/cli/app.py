@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
-    from distlaunch.links.ahead import Ahead
+    from distlaunch.links.begun import Ahead
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

@@ -7,7 +7,7 @@ import typer
 from distlaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.links.ahead import Ahead
+    from distlaunch.links.begun import Ahead
 
 Job = Annotated[
     str, typer.Argument(metavar="JOB.YAML", help="The job file, or - for standard input.", show_default=False)

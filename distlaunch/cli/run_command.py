@@ -13,7 +13,7 @@ from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.links.ahead import Ahead
+    from distlaunch.links.begun import Ahead
 
 
 class RunOptions(Frozen):

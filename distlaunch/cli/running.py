@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.run import run_job
-from distlaunch.links.ahead import Ahead
+from distlaunch.links.begun import Ahead
 from distlaunch.system.signals import Interrupts, Signals
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from distlaunch.dropin.torchrun_job import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 
 if TYPE_CHECKING:
-    from distlaunch.links.ahead import Ahead
+    from distlaunch.links.begun import Ahead
 
 USAGE = """\
 usage: distlaunch torchrun [flags] SCRIPT [script arguments]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import start_run
-from distlaunch.links.ahead import Ahead
+from distlaunch.links.begun import Ahead
 from distlaunch.system.signals import Interrupts
 
 if TYPE_CHECKING:

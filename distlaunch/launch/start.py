@@ -7,7 +7,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.catalog.index import Ticket, note_begin
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
-from distlaunch.links.ahead import Ahead
+from distlaunch.links.begun import Ahead
 from distlaunch.links.link import Link
 from distlaunch.links.opening import open_links
 from distlaunch.observers.run_folder import RunFolder, new_run_id

@@ -21,7 +21,7 @@ from distlaunch.transport.slurm import Slurm
 from distlaunch.transport.streams import OneStream
 
 if TYPE_CHECKING:
-    from distlaunch.links.ahead import Ahead
+    from distlaunch.links.begun import Ahead
     from distlaunch.transport.slurm.group import SlurmGroup
 
 STEP_NODES = 32

@@ -8,7 +8,8 @@ import pytest
 
 from distlaunch.__main__ import names_hosts
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
-from distlaunch.links.ahead import Ahead, open_ahead
+from distlaunch.links.ahead import open_ahead
+from distlaunch.links.begun import Ahead
 from distlaunch.links.opening import open_links
 from tests.harness import PATIENCE_S, distlaunch, wait_gone
 

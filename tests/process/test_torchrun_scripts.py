@@ -54,7 +54,7 @@ def told(folder: Path, rank: int) -> dict[str, Any]:
     return found
 
 
-OF_THE_CALLER = {"TMPDIR", "PWD", "OLDPWD", "XDG_STATE_HOME"}
+OF_THE_CALLER = {"TMPDIR", "PWD", "OLDPWD", "XDG_CACHE_HOME", "XDG_STATE_HOME"}
 
 
 def differing(theirs: dict[str, str], mine: dict[str, str]) -> set[str]:
