@@ -1,9 +1,11 @@
 """What tests of jobs in any scheduler's queue have in common."""
 
 import json
+import time
+from pathlib import Path
 from typing import Any
 
-from tests.harness import distlaunch
+from tests.harness import PATIENCE_S, distlaunch
 
 
 def rows(*options: str) -> list[dict[str, Any]]:
@@ -24,3 +26,22 @@ def check_stop_before_start(name: str, job: str, named: str | None = None) -> No
     ended = distlaunch("attach", job)
     assert ended.returncode == 1
     assert f"{name} ended (CANCELLED) and started no run; see " in ended.stderr
+
+
+class Printed:
+    """What the scripts of jobs have printed that were submitted to a `scheduler` from a `folder`."""
+
+    def __init__(self, folder: Path, scheduler: str) -> None:
+        self.folder, self._scheduler = folder, scheduler
+
+    def output(self, job: str) -> str:
+        """What its script has printed so far."""
+        path = self.folder / "runs" / f"{self._scheduler}-{job}.out"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, job: str, words: str, times: int = 1) -> None:
+        """Wait until its script has printed that so often."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.output(job).count(words) < times:
+            assert time.monotonic() < deadline, f"no {words!r} in {self.output(job)!r}"
+            time.sleep(0.05)

@@ -38,7 +38,7 @@ class PlanFormat(str, Enum):
 def run_app(words: Sequence[str], early: "Ahead | None" = None) -> int:
     """Run the command line; the exit status. Only our own errors are caught: a bug shows its traceback.
 
-    `early` is an agent on this machine, for a job that needs one.
+    `early` is what was begun before the job was read.
     """
     if words[:1] != ["run"]:  # which pays for nothing that it does not use
         from distlaunch.cli.imports import imports

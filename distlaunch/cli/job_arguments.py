@@ -33,7 +33,7 @@ class Call(NamedTuple):
     words: tuple[str, ...]
     """The whole command line."""
     early: "Ahead | None"
-    """An agent on this machine, for a job that needs one."""
+    """What was begun before the job was read."""
 
 
 def check_dashes(call: Call, args: list[str] | None) -> None:

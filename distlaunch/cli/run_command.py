@@ -75,7 +75,7 @@ def run_plain(words: Sequence[str], early: "Ahead | None") -> int | None:
 
 
 def run_with(options: RunOptions, early: "Ahead | None") -> int:
-    """Run the job; the exit status. `early` is an agent on this machine. Raises `DistlaunchError`."""
+    """Run the job; the exit status. `early` is what was begun before. Raises `DistlaunchError`."""
     from distlaunch.system.job_file import load_job
 
     _check(options)

@@ -28,7 +28,7 @@ docs/torchrun.md describes what each flag does here."""
 
 
 def run_torchrun(words: Sequence[str], early: "Ahead | None" = None) -> int:
-    """Run a torchrun command line; the exit status. `early` is an agent on this machine."""
+    """Run a torchrun command line; the exit status. `early` is what was begun before."""
     try:
         flags = parse_flags(words, os.environ)
         if flags.help:

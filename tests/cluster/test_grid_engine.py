@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.grid_engine import NODES, GridEngine, grid_engine_of, why_not
 from tests.cluster.hosts import GONE_S
 from tests.harness import PATIENCE_S, cookie_holders, descendants_of, distlaunch, kill, on_time, wait_gone
-from tests.queued import check_stop_before_start, rows
+from tests.queued import Printed, check_stop_before_start, rows
 
 PLACES = """
     import os
@@ -36,11 +36,12 @@ NOTED = """
 """
 
 
-class Queue:
+class Queue(Printed):
     """Submits jobs, and looks at them as a user does."""
 
     def __init__(self, engine: GridEngine, folder: Path) -> None:
-        self.engine, self.folder = engine, folder
+        super().__init__(folder, "grid-engine")
+        self.engine = engine
         self.known: list[str] = []
 
     def job(self, worker: str, pe: str = "mpi", keys: str = "", extra: str = "") -> Path:
@@ -61,18 +62,6 @@ class Queue:
         assert re.fullmatch(r"\d+\n", done.stdout), done.stdout
         self.known.append(done.stdout.strip())
         return self.known[-1]
-
-    def output(self, job: str) -> str:
-        """What its script has printed so far."""
-        path = self.folder / "runs" / f"grid-engine-{job}.out"
-        return path.read_text() if path.exists() else ""
-
-    def wait_for(self, job: str, words: str, times: int = 1) -> None:
-        """Wait until its script has printed that so often."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.output(job).count(words) < times:
-            assert time.monotonic() < deadline, f"no {words!r} in {self.output(job)!r}"
-            time.sleep(0.05)
 
     def going(self, worker: str, **more: str) -> "Going":
         """Submit it, and wait until all its ranks run."""

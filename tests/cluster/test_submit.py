@@ -15,7 +15,7 @@ import pytest
 from distlaunch.catalog.submissions import Submission, note
 from tests.cluster.slurm import OVER, Slurm
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_gone
-from tests.queued import check_stop_before_start, rows
+from tests.queued import Printed, check_stop_before_start, rows
 
 SLURM_JOB = "gpus_per_node: 0\nnodes: 3\n"
 STEPS = """
@@ -35,11 +35,12 @@ STEPS = """
 """Goes on from its snapshot until it may finish."""
 
 
-class Queue:
+class Queue(Printed):
     """Submits jobs to a Slurm, and looks at them as a user does."""
 
     def __init__(self, slurm: Slurm, folder: Path) -> None:
-        self.slurm, self.folder = slurm, folder
+        super().__init__(folder, "slurm")
+        self.slurm = slurm
         self.snapshots = folder / "snapshots"
         self.snapshots.mkdir()
         self.known: list[str] = []
@@ -59,18 +60,6 @@ class Queue:
         assert re.fullmatch(r"\d+\n", done.stdout), done.stdout
         self.known.append(done.stdout.strip())
         return self.known[-1]
-
-    def output(self, job: str) -> str:
-        """What its script has printed so far."""
-        path = self.folder / "runs" / f"slurm-{job}.out"
-        return path.read_text() if path.exists() else ""
-
-    def wait_for(self, job: str, words: str, times: int = 1) -> None:
-        """Wait until its script has printed that so often."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.output(job).count(words) < times:
-            assert time.monotonic() < deadline, f"no {words!r} in {self.output(job)!r}"
-            time.sleep(0.05)
 
     rows = staticmethod(rows)
 
