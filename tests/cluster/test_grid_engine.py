@@ -186,7 +186,8 @@ def test_a_job_is_stopped_while_it_runs(queue: Queue) -> None:
 
 
 def test_ranks_get_the_signal_that_on_notice_names(queue: Queue) -> None:
-    going = queue.going(NOTED, keys="on_notice: USR1", extra="-l s_rt=0:0:3")
+    # Counted from the start of the job's script: time enough for the ranks to start.
+    going = queue.going(NOTED, keys="on_notice: USR1", extra="-l s_rt=0:0:12")
     queue.wait_for(going.job, "got SIGUSR1", 2 * NODES)
     assert distlaunch("wait", going.job).returncode == 0
 
