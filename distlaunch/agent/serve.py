@@ -74,7 +74,7 @@ class Agent:
         self._link_in, self._link_out, self._node, self._folder = link_in, link_out, node, folder
         self._poller = Poller()
         self._outbox = outbox
-        self._decoder = wire.FrameDecoder(wire.MAX_COMMAND)
+        self._decoder = wire.FrameDecoder(wire.COMMANDS)
         self._workers = Workers(self._poller, self._outbox, folder, node, self._send_ahead)
         self._hold: "Optional[Hold]" = None
         self._claim: "Optional[socket.socket]" = None

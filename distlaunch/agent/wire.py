@@ -5,11 +5,12 @@ A link is a pair of byte streams. After the boot (see ``distlaunch.transport.boo
 both directions carry frames:
 
     offset  size  field
-    0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT
+    0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT; RELAY to and from a relay
     1       2     node index, since one link may serve several nodes
     3       2     generation whose worker printed it, modulo GENERATIONS; 0 for CONTROL
     5       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT,
-                  the rank for FLIGHT: a piece of its flight recorder's dump, which `start` asked for
+                  the rank for FLIGHT: a piece of its flight recorder's dump, which `start` asked for;
+                  for RELAY what it is: see `distlaunch.agent.relay`
     7       4     length of the payload in bytes, capped by kind
 
 A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. PACKED is the same,
@@ -26,7 +27,7 @@ from distlaunch.agent.lean import decode, encode, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing costs 10 ms on the node
-    from typing import Any, Dict, List, Union
+    from typing import Any, Dict, List, Mapping, Union
 
     Message = Dict[str, Any]
 else:
@@ -40,6 +41,7 @@ CONTROL = 1
 OUTPUT = 2
 FLIGHT = 3
 PACKED = 4
+RELAY = 5
 PACK_BYTES = 900
 """Longer commands are packed: srun sends what is over 1024 bytes in pieces, each 40 ms after the last."""
 GENERATIONS = 1 << 16
@@ -117,6 +119,12 @@ def encode_flight(node: int, generation: int, rank: int, payload: bytes) -> byte
     return HEADER.pack(FLIGHT, node, generation % GENERATIONS, rank, len(payload)) + payload
 
 
+def encode_relay(node: int, what: int, payload: "Union[bytes, memoryview]" = b"") -> bytes:
+    """RELAY frames of what the other side is to get, in pieces of at most MAX_OUTPUT bytes."""
+    pieces = [payload[at : at + MAX_OUTPUT] for at in range(0, len(payload) or 1, MAX_OUTPUT)]
+    return b"".join([HEADER.pack(RELAY, node, 0, what, len(piece)) + piece for piece in pieces])
+
+
 def encode_message(node: int, message: "Message") -> bytes:
     """One CONTROL frame."""
     return _control(CONTROL, node, _json(message))
@@ -138,17 +146,18 @@ def _json(message: "Message") -> bytes:
     return encode(message).encode()  # ASCII
 
 
+REPORTS = {CONTROL: MAX_REPORT, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT}
+COMMANDS = {CONTROL: MAX_COMMAND, PACKED: MAX_COMMAND}
+RELAYED = {RELAY: MAX_OUTPUT}
+"""The kinds of frames that an agent sends, that it gets, and that a relay sends and gets; and the bytes that
+the payload of each may have."""
+
+
 class FrameDecoder:
-    """Turns received bytes into frames, without IO.
+    """Turns received bytes into frames of the kinds in `caps`, without IO. It buffers one and a read."""
 
-    `max_control` caps CONTROL payloads, and PACKED ones, which only the controller may send. At most one
-    frame and one read are buffered.
-    """
-
-    def __init__(self, max_control: int) -> None:
-        self._caps = {CONTROL: max_control, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT}
-        if max_control == MAX_COMMAND:
-            self._caps[PACKED] = max_control
+    def __init__(self, caps: "Mapping[int, int]") -> None:
+        self._caps = caps
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> "List[Frame]":

@@ -222,6 +222,10 @@ SSH = Record(
             field="words",
         ),
         "persist": built(OrNone(Duration()), "Keep connections open this long for the next run."),
+        "tree": Field(
+            Switch(), "Of more nodes than fan_out some reach the others; each must be able to, by ssh."
+        ),
+        "fan_out": Field(Integer(2, 256), "Nodes that one machine reaches by itself, with tree."),
     },
     makes=SshOptions,
 )

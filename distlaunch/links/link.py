@@ -11,7 +11,6 @@ from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
 from distlaunch.links.process import Child
 from distlaunch.system.here import exit_descriptor
-from distlaunch.transport.boot import NUDGE
 from distlaunch.transport.failure import LinkFailure, ProcessEnd
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.streams import NodeGone, Streams
@@ -70,7 +69,12 @@ class Link:
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """Send a node one of `distlaunch.agent.messages` as soon as the pipe takes it."""
-        self._unsent += wire.encode_command(node, as_object(command))
+        self._unsent += self._streams.addressed(node, wire.encode_command(node, as_object(command)))
+        self.flush()
+
+    def part_with(self, node: int) -> None:
+        """Have a node's agent leave, if it can be told so; the others stay."""
+        self._unsent += self._streams.parting(node)
         self.flush()
 
     def flush(self) -> None:
@@ -84,16 +88,16 @@ class Link:
             self._unsent.clear()  # the end will be seen on stdout
 
     def nudge(self) -> None:
-        """Give a line to a shell that has not answered: its rc file may wait for one."""
-        if not self._streams.reached and not self._unsent:
-            self._unsent += NUDGE
+        """Give a line to each shell that has not answered: its rc file may wait for one."""
+        if not self._unsent and (nudges := self._streams.nudges()):
+            self._unsent += nudges
             self.flush()
 
     def receive(self) -> Sequence[wire.Frame | NodeGone]:
         """The frames that have come, and which nodes have ended; sets `at_end` when no more will."""
         try:
             data = os.read(self.stdout, READ)
-            to_send, frames = self._streams.feed(data)
+            to_send, frames = self._streams.receive(data)
         except BlockingIOError:
             return []
         except wire.ProtocolError as error:
@@ -137,8 +141,11 @@ class Link:
         """All that an owner may wait on."""
         return [fd for fd in (self.stdin, self.stdout, self.stderr, self._pidfd) if fd is not None]
 
-    def failure(self, overdue: str = "") -> LinkFailure:
-        """What the transport's last words mean, all of them once its process has ended, or why we gave up."""
+    def failure(self, node: int, overdue: str = "") -> LinkFailure:
+        """What the transport's last words mean for a node, all of them once its process has ended.
+
+        `overdue` says why we gave the node up.
+        """
         self.listen()
         end = ProcessEnd(
             self._streams.words.decode(errors="replace"),
@@ -148,12 +155,7 @@ class Link:
             timed_out=bool(overdue),
             protocol_error=self._protocol_error,
         )
-        failure = self._transport.failure(end)
-        return failure._replace(words="\n".join(filter(None, (failure.words, overdue))))
-
-    def failure_of(self, gone: NodeGone) -> LinkFailure:
-        """What the end of one of several nodes means."""
-        return self._transport.failure(gone.end)
+        return self._streams.part_of(node, self._transport.failure(end).saying(overdue), overdue)
 
     def hang_up(self) -> None:
         """Close the pipe to the agent, which then leaves, and wait; ends a process that does not follow."""

@@ -6,23 +6,24 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.links import process
 from distlaunch.links.bundle import bundle_for
 from distlaunch.links.link import Link
 from distlaunch.system.here import runs_ranks
-from distlaunch.transport.boot import boot_text, candidates_text
+from distlaunch.transport.boot import Bundle, boot_text, candidates_text, loader_text
 from distlaunch.transport.container import BY_SRUN, Container
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 from distlaunch.transport.slurm import Slurm
+from distlaunch.transport.ssh import Ssh
 from distlaunch.transport.streams import OneStream
 
 if TYPE_CHECKING:
     from distlaunch.links.begun import Ahead
     from distlaunch.transport.slurm.group import SlurmGroup
+    from distlaunch.transport.ssh.tree import Branch
 
 STEP_NODES = 32
 """Nodes of an allocation by one step, where there are more of them."""
@@ -31,7 +32,7 @@ NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: l
 
 def link_here(child: process.Child, nonce: str, unsent: bytes) -> Link:
     """The link to an agent on this machine that was sent all it boots from, but for what is `unsent`."""
-    return Link(Local(), child, OneStream(b"", nonce), lambda: unsent)
+    return Link(Local(), child, OneStream([b""], nonce), lambda: unsent)
 
 
 def open_link(spec: JobSpec, *indices: int, early: "Ahead | None" = None) -> Link:
@@ -62,16 +63,20 @@ def _open_container(
     node = spec.pool[index]
     reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
     workdir, named = node.workdir or spec.workdir, pythons[index]
-    inside = Inside(candidates_text([named] if named else ["python3", "python"]))
+    opening = candidates_text([named] if named else ["python3", "python"])
     if container.runtime == BY_SRUN and isinstance(reach, Slurm):
         step = in_step(reach, container, workdir, os.path.expanduser("~"))
-        return _open(step, pythons, inside=inside)
-    return _open(reach, pythons, inside=inside._replace(entry=entry(container, workdir)), early=early)
+        return _open(step, pythons, inside=(opening,))
+    inside = (entry(container, workdir), opening)
+    return _open(reach, pythons, inside=inside, early=early)
 
 
-def open_links(spec: JobSpec, early: "Ahead | None" = None) -> dict[int, Link]:
-    """Start the transports to all nodes; they take what was begun `early`, as far as it is theirs."""
-    links: dict[int, Link] = {}
+def open_links(spec: JobSpec, early: "Ahead | None" = None, flat: bool = False) -> dict[int, Link]:
+    """Start the transports to all nodes; they take what was begun `early`, as far as it is theirs.
+
+    `flat`: even those to be reached by way of others are reached from here.
+    """
+    links: dict[int, Link] = {} if flat else _trees(spec, early)
     first = spec.nodes[0]
     ours = (first.python or spec.python) in (None, sys.executable) and not spec.container
     if early and first.local and ours and (link := early.link()):
@@ -83,6 +88,45 @@ def open_links(spec: JobSpec, early: "Ahead | None" = None) -> dict[int, Link]:
         early.discard()
         early.remember()
     return links
+
+
+def _trees(spec: JobSpec, early: "Ahead | None") -> dict[int, Link]:
+    """The links to nodes that are relays of others, and to those others."""
+    reaches = {index: node.reach for index, node in enumerate(spec.pool) if isinstance(node.reach, Ssh)}
+    options = next(iter(reaches.values())).options if reaches else None
+    if options is None or not options.tree or len(reaches) <= options.fan_out:
+        return {}
+    from distlaunch.transport.ssh.tree import Branch, shares  # few jobs have as many nodes
+
+    nonce, bundle = os.urandom(16).hex(), bundle_for(same_interpreter=False)
+
+    def branch(nodes: Sequence[int]) -> Branch:
+        top, below = nodes[0], nodes[1:]
+        return Branch(
+            top,
+            reaches[top],
+            _opening(spec.pool[top].python or spec.python),
+            loader_text(bundle, nonce, top, relay=bool(below)),
+            tuple(map(branch, shares(below, options.fan_out))),
+        )
+
+    links: dict[int, Link] = {}
+    for nodes in shares(list(reaches), options.fan_out):
+        if len(nodes) > 1:
+            links |= dict.fromkeys(nodes, _open_tree(branch(nodes), nonce, bundle, early))
+    return links
+
+
+def _open_tree(top: "Branch", nonce: str, bundle: Bundle, early: "Ahead | None") -> Link:
+    """The link to a node with a relay, and so to all nodes below."""
+    from distlaunch.transport.ssh.tree import Relayed
+
+    streams = Relayed(top, nonce)
+
+    def boot() -> bytes:
+        return boot_text(bundle, nonce, top.node, relay=True) + streams.openings()
+
+    return Link(top.reach, _begun(top.reach, early), streams, boot)
 
 
 def _groups(spec: JobSpec) -> Iterable[list[int]]:
@@ -107,27 +151,27 @@ def _steps(spec: JobSpec) -> Iterable[list[int]]:
         yield from (indices[size * part // count : size * (part + 1) // count] for part in range(count))
 
 
-class Inside(Frozen):
-    """How an agent starts in a container: what its shell there is sent, and by what it comes to be."""
-
-    opening: bytes
-    entry: bytes = b""
-
-
 def _open(
     reach: Transport,
     pythons: Mapping[int, str | None],
     shares: bool = False,
-    inside: Inside | None = None,
+    inside: Sequence[bytes] = (),
     early: "Ahead | None" = None,
 ) -> Link:
-    """`pythons` has, by node, the interpreter that is named for it."""
+    """`pythons` has, by node, the interpreter that is named for it.
+
+    `inside` is what the shells on the way into a container are sent, the last of them that in it.
+    """
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
+    return _link(reach, _begun(reach, early, (0, 1) if shares else ()), pythons, inside)
+
+
+def _begun(reach: Transport, early: "Ahead | None", sharing: Sequence[int] = ()) -> process.Child:
+    """The process that reaches a node: one that was begun `early`, or a new one."""
     if reach.folder:
         _make_folder(reach.folder)
-    child = early.child(reach.argv()) if early else None
-    return _link(reach, child or _start(reach, (0, 1) if shares else ()), pythons, inside)
+    return (early.child(reach.argv()) if early else None) or _start(reach, sharing)
 
 
 def _start(reach: "Transport | SlurmGroup", sharing: Sequence[int] = ()) -> process.Child:
@@ -142,7 +186,7 @@ def _link(
     reach: Transport,
     child: process.Child,
     pythons: Mapping[int, str | None],
-    inside: Inside | None = None,
+    inside: Sequence[bytes] = (),
 ) -> Link:
     nonce = os.urandom(16).hex()
     (first, named), *others = pythons.items()
@@ -152,8 +196,7 @@ def _link(
         texts += [_opening(name) + _boot_text(reach, name, nonce, index) for index, name in others]
         return b"".join(texts)
 
-    opening, entry = inside or (_opening(named), b"")
-    return Link(reach, child, OneStream(opening, nonce, entry), boot)
+    return Link(reach, child, OneStream(inside or [_opening(named)], nonce), boot)
 
 
 def _open_step(reaches: "Sequence[Slurm]", pythons: Mapping[int, str | None]) -> Link:
@@ -163,9 +206,9 @@ def _open_step(reaches: "Sequence[Slurm]", pythons: Mapping[int, str | None]) ->
     nonce, hosts = os.urandom(16).hex(), tuple(reach.host for reach in reaches)
     named = next(iter(pythons.values()))
     place = (NODE_VARIABLE, dict(zip(hosts, pythons, strict=True)))
-    streams = LabelledStreams(_opening(named), nonce, hosts, list(pythons))
     boot = boot_text(bundle_for(same_interpreter=False), nonce, place)
     group = SlurmGroup(hosts, reaches[0])
+    streams = LabelledStreams(_opening(named), nonce, group, list(pythons))
     return Link(group, _start(group), streams, lambda: boot)
 
 

@@ -36,7 +36,7 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
         text = f"{state.label(node)}: its agent exited before confirming its cleanup"
         return state, (Notice("warning", text),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]
-    cause = _cause(state, node, last[0].rstrip("."), now)
+    cause = cause_of_loss(state, node, last[0].rstrip("."), now)
     if state.phase is Phase.CONNECTING:
         return state, (JobOver(cause),)
     return state, (NodeLost(node, cause, told=isinstance(before, Leaving)),)
@@ -54,13 +54,14 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     state = state.with_node(event.node, leaving)
     stopped = f"its agent was stopped by {signal_words(event.signum)}"
     why = "its agent's guardian process was killed" if event.orphaned else stopped
-    cause = _cause(state, event.node, why, now)
+    cause = cause_of_loss(state, event.node, why, now)
     if state.phase is Phase.CONNECTING:
         return state, (JobOver(cause),)
     return state, (NodeLeaving(event.node, cause),)
 
 
-def _cause(state: State, node: int, why: str, now: float) -> Cause:
+def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
+    """The cause, if the loss of this node is what ends the generation."""
     return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node)
 
 

@@ -204,13 +204,13 @@ def _start(state: State, nodes: Sequence[int]) -> tuple[State, tuple[Action, ...
 
 
 def _owes_an_answer(state: State, node: int) -> bool:
-    """The first node is asked for its route only when another has found its own."""
     this = state.nodes[node]
     if not isinstance(this, Up):
         return False
-    if node != state.members[0]:
-        return this.route is None
-    return state.port is None or (this.route is None and this.asked)
+    if node == state.members[0] and state.port is None:
+        return True
+    # The first node may be asked for its route only when another has found its own.
+    return this.route is None and (this.asked or node in _first_asked(state, state.members))
 
 
 def prepare_overdue(state: State, now: float) -> Step:

@@ -68,8 +68,14 @@ class Shipped:
         name = module.__name__
         exec(load(codes[name], name), module.__dict__)
 sys.meta_path.insert(0, Shipped())
+"""
+_GUARD = """
 from distlaunch.agent.guardian import main
 main(NONCE, PLACE)
+"""
+_RELAY = """
+from distlaunch.agent.relay import main
+main(NONCE, PLACE, b''.join(b'%08d' % len(block) + block for block in (magic, code, source)))
 """
 
 
@@ -87,13 +93,26 @@ class Bundle(Frozen):
     packages: frozenset[str]
 
 
-def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]") -> bytes:
-    """What step 3 sends: a loader, then the modules in both forms; `place` as the guardian has it."""
+def boot_text(
+    bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]", relay: bool = False
+) -> bytes:
+    """What step 3 sends: a loader, then the modules in both forms; `place` as the guardian has it.
+
+    `relay`: the agents of other nodes are started from there.
+    """
+    return loader_text(bundle, nonce, place, relay) + _blocks(bundle.magic, bundle.code, bundle.source)
+
+
+def loader_text(
+    bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]", relay: bool = False
+) -> bytes:
+    """The first block of it, which is all that differs between nodes."""
     names = f"PACKAGES = {set(bundle.packages)!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
-    loader = zlib.compress((names + _LOADER).encode(), 1)
-    return b"".join(
-        b"%08d" % len(block) + block for block in (loader, bundle.magic, bundle.code, bundle.source)
-    )
+    return _blocks(zlib.compress((names + _LOADER + (_RELAY if relay else _GUARD)).encode(), 1))
+
+
+def _blocks(*blocks: bytes) -> bytes:
+    return b"".join(b"%08d" % len(block) + block for block in blocks)
 
 
 def candidates_text(interpreters: Sequence[str]) -> bytes:

@@ -1,5 +1,7 @@
 """The first bytes of a link, without IO: noise, marker, hello, then frames."""
 
+from collections.abc import Mapping, Sequence
+
 from distlaunch.agent import wire
 from distlaunch.transport.boot import PULLING
 
@@ -10,16 +12,15 @@ MAX_NOISE = 1 << 16
 class Handshake:
     """Feed it what the node sent; it says what to send and which frames came.
 
-    `opening` is sent once, when the marker is seen; the hello must carry `nonce`. An `entry` is sent
-    before, and makes of the shell another one, with a marker of its own.
+    Each of `openings` is sent once, when a marker is seen: an earlier one makes of the shell another one,
+    with a marker of its own. The hello must carry `nonce`; frames may be those of `caps`.
     """
 
-    def __init__(self, opening: bytes, nonce: str, entry: bytes = b"") -> None:
-        shells = [entry, opening] if entry else [opening]
-        self._awaited = [(wire.READY_MARKER, then) for then in shells]
+    def __init__(self, openings: Sequence[bytes], nonce: str, caps: Mapping[int, int] = wire.REPORTS) -> None:
+        self._awaited = [(wire.READY_MARKER, then) for then in openings]
         self._awaited.append((wire.HELLO_PREFIX + nonce.encode() + b"\n", b""))
         self._noise = b""
-        self._decoder = wire.FrameDecoder(wire.MAX_REPORT)
+        self._decoder = wire.FrameDecoder(caps)
 
     @property
     def booted(self) -> bool:

@@ -1,19 +1,22 @@
 """What comes from the nodes of one process, without IO: who is there, their frames, who is gone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from distlaunch.agent import wire
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import Frame
-from distlaunch.transport.failure import ProcessEnd
+from distlaunch.transport.boot import NUDGE
+from distlaunch.transport.failure import LinkFailure
 from distlaunch.transport.handshake import Handshake
 
 
 class NodeGone(Frozen):
-    """A node of several has ended, and the others go on; `end` is its part of the process's end."""
+    """A node of several has ended, and the others go on, but for those that are `cut` off with it."""
 
     node: int
-    end: ProcessEnd
+    failure: LinkFailure
+    cut: tuple[int, ...] = ()
 
 
 class Streams(Protocol):
@@ -46,11 +49,23 @@ class Streams(Protocol):
     def without_marker(self) -> bytes:
         """What to send when no marker need be awaited."""
 
-    def feed(self, data: bytes) -> tuple[bytes, Sequence[Frame | NodeGone]]:
+    def receive(self, data: bytes) -> tuple[bytes, Sequence[Frame | NodeGone]]:
         """Take what came on stdout; what to send, and what that meant. Raises `wire.ProtocolError`."""
 
     def listen(self, data: bytes) -> list[NodeGone]:
         """Take what came on stderr."""
+
+    def addressed(self, node: int, data: bytes) -> bytes:
+        """`data` for a node's agent, as it travels."""
+
+    def nudges(self) -> bytes:
+        """What to send to shells that have not answered: their rc files may wait for a line."""
+
+    def parting(self, node: int) -> bytes:
+        """What to send so that a node's agent leaves, while the others stay."""
+
+    def part_of(self, node: int, failure: LinkFailure, overdue: str) -> LinkFailure:
+        """What a `failure` of all means for one node; `overdue`: why that one was given up, if it was."""
 
 
 MAX_WORDS = 8192
@@ -60,11 +75,31 @@ MAX_WORDS = 8192
 class OneStream(Handshake):
     """That of a process whose output is as its agents wrote it."""
 
-    def __init__(self, opening: bytes, nonce: str, entry: bytes = b"") -> None:
-        super().__init__(opening, nonce, entry)
+    def __init__(self, openings: Sequence[bytes], nonce: str, caps: Mapping[int, int] = wire.REPORTS) -> None:
+        super().__init__(openings, nonce, caps)
         self.words = b""
+
+    def receive(self, data: bytes) -> tuple[bytes, Sequence[Frame | NodeGone]]:
+        """As a handshake does: nobody tells of one of its nodes alone."""
+        return self.feed(data)
 
     def listen(self, data: bytes) -> list[NodeGone]:
         """Keep it."""
         self.words = (self.words + data)[-MAX_WORDS:]
         return []
+
+    def addressed(self, node: int, data: bytes) -> bytes:
+        """As it is: each frame has its node."""
+        return data
+
+    def nudges(self) -> bytes:
+        """For its one shell."""
+        return b"" if self.reached else NUDGE
+
+    def parting(self, node: int) -> bytes:
+        """Nothing: it leaves when its lease is over."""
+        return b""
+
+    def part_of(self, node: int, failure: LinkFailure, overdue: str) -> LinkFailure:
+        """The same."""
+        return failure

@@ -6,7 +6,7 @@ import pytest
 
 from distlaunch.agent import lines, wire
 from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode_output
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transport.slurm import Slurm
 from distlaunch.transport.slurm.group import LabelledStreams, SlurmGroup
 from distlaunch.transport.streams import NodeGone
@@ -17,7 +17,7 @@ HELLO = READY_MARKER + HELLO_PREFIX + b"n0nce\n"
 
 
 def streams() -> LabelledStreams:
-    return LabelledStreams(b"opening", "n0nce", HOSTS, INDICES)
+    return LabelledStreams(b"opening", "n0nce", GROUP, INDICES)
 
 
 def labelled(label: int, data: bytes) -> bytes:
@@ -27,7 +27,7 @@ def labelled(label: int, data: bytes) -> bytes:
 def booted() -> LabelledStreams:
     made = streams()
     for label in range(3):
-        made.feed(labelled(label, HELLO))
+        made.receive(labelled(label, HELLO))
     return made
 
 
@@ -46,7 +46,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None
     made, whole, got = booted(), b"".join(pieces), dict[int, list[bytes]]()
     while whole:
         size = chance.randrange(1, 2000)
-        for frame in made.feed(whole[:size])[1]:
+        for frame in made.receive(whole[:size])[1]:
             assert isinstance(frame, Frame)
             got.setdefault(frame.node, []).append(frame.payload)
         whole = whole[size:]
@@ -57,22 +57,21 @@ def test_the_opening_is_for_all_and_each_says_hello() -> None:
     made = streams()
     assert made.without_marker() == b"opening"
     assert not made.reached
-    made.feed(labelled(0, HELLO) + labelled(2, HELLO))
+    made.receive(labelled(0, HELLO) + labelled(2, HELLO))
     assert not made.booted
-    made.feed(labelled(1, HELLO))
+    made.receive(labelled(1, HELLO))
     assert made.booted
 
 
 def test_a_last_word_ends_a_node_once_also_after_half_a_line() -> None:
     made = booted()
-    made.feed(b"1: =half")
-    made.feed(b"a line\n1: \n")
-    (gone,) = made.feed(b"1: !70\n")[1]
+    made.receive(b"1: =half")
+    made.receive(b"a line\n1: \n")
+    (gone,) = made.receive(b"1: !70\n")[1]
     assert isinstance(gone, NodeGone)
-    assert (gone.node, gone.end.booted, gone.end.status) == (5, True, 70)
-    assert GROUP.failure(gone.end) == LinkFailure(Kind.LOST, clean=True)  # its guardian has swept
+    assert gone == NodeGone(5, LinkFailure(Kind.LOST, clean=True))  # its guardian has swept
     assert made.listen(b"srun: error: a2: task 1: Exited with exit code 70\n") == []
-    (frame,) = made.feed(labelled(2, lines.encode(encode_output(7, 0, 0, b"goes on"))))[1]
+    (frame,) = made.receive(labelled(2, lines.encode(encode_output(7, 0, 0, b"goes on"))))[1]
     assert isinstance(frame, Frame)
     assert frame.payload == b"goes on"
 
@@ -88,22 +87,25 @@ def test_a_last_word_ends_a_node_once_also_after_half_a_line() -> None:
 )
 def test_what_srun_says_of_tasks(words: str, ended: list[tuple[int, int | None]]) -> None:
     gone = booted().listen(words.encode() + b"\n")
-    assert [(each.node, each.end.status) for each in gone] == ended
-    assert not any(GROUP.failure(each.end).clean for each in gone if each.end.status is None)
+    assert gone == [
+        NodeGone(node, GROUP.failure(ProcessEnd(f"{words}\n", booted=True, status=status)))
+        for node, status in ended
+    ]
+    assert not any(each.failure.clean for each in gone)
 
 
 def test_a_nodes_own_words_are_its_own() -> None:
     made = streams()
-    made.feed(labelled(1, READY_MARKER))
+    made.receive(labelled(1, READY_MARKER))
     made.listen(b"1: distlaunch: no python: python9\n2: chatter\n")
     (gone,) = made.listen(b"srun: error: a2: task 1: Exited with exit code 127\n")
-    assert GROUP.failure(gone.end).kind is Kind.NO_PYTHON
-    assert "chatter" not in gone.end.stderr
+    assert gone.failure.kind is Kind.NO_PYTHON
+    assert "chatter" not in gone.failure.words
 
 
 def test_a_line_without_a_label_breaks_the_protocol() -> None:
     with pytest.raises(wire.ProtocolError, match="without srun's label"):
-        booted().feed(b"hello\n")
+        booted().receive(b"hello\n")
 
 
 def test_a_group_is_one_step_on_all_its_hosts() -> None:

@@ -368,7 +368,7 @@ def drained(box: Outbox, pipe: Pipe) -> bytes:
 
 
 def frames(data: bytes) -> list[wire.Frame]:
-    return wire.FrameDecoder(wire.MAX_REPORT).feed(data)
+    return wire.FrameDecoder(wire.REPORTS).feed(data)
 
 
 def shown(data: bytes) -> list[str]:

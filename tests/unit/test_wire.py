@@ -37,7 +37,7 @@ def slices(data: bytes, at: list[int]) -> list[bytes]:
 
 
 def decoded(parts: list[bytes]) -> list[Told]:
-    decoder = FrameDecoder(wire.MAX_REPORT)
+    decoder = FrameDecoder(wire.REPORTS)
     return [told(frame) for part in parts for frame in decoder.feed(part)]
 
 
@@ -66,18 +66,18 @@ def test_output_comes_back_byte_for_byte(node: int, channel: int, payload: bytes
 @bounded()
 def test_a_message_comes_back_as_it_was(fields: dict[str, object]) -> None:
     message = {**fields, "op": "start"}
-    (frame,) = FrameDecoder(wire.MAX_REPORT).feed(wire.encode_message(7, message))
+    (frame,) = FrameDecoder(wire.REPORTS).feed(wire.encode_message(7, message))
     assert (frame.kind, frame.node, frame.channel, frame.message()) == (CONTROL, 7, 0, message)
 
 
 def test_a_value_that_is_no_unicode_survives_a_message() -> None:
-    (frame,) = FrameDecoder(wire.MAX_COMMAND).feed(wire.encode_message(0, {"op": "start", "a": "\udcff"}))
+    (frame,) = FrameDecoder(wire.COMMANDS).feed(wire.encode_message(0, {"op": "start", "a": "\udcff"}))
     assert frame.message()["a"] == "\udcff"
 
 
 def test_nothing_is_told_before_a_frame_is_whole() -> None:
     frame = wire.encode_output(1, 0, 0, b"abc")
-    decoder = FrameDecoder(wire.MAX_REPORT)
+    decoder = FrameDecoder(wire.REPORTS)
     assert decoder.feed(frame[:-1]) == []
     assert [told(each) for each in decoder.feed(frame[-1:])] == [(OUTPUT, 1, 0, b"abc")]
 
@@ -85,7 +85,7 @@ def test_nothing_is_told_before_a_frame_is_whole() -> None:
 @pytest.mark.parametrize("kind", [0, 4, 0x7F, 0xFF])
 def test_an_unknown_kind_ends_the_link(kind: int) -> None:
     with pytest.raises(ProtocolError, match=f"unknown frame kind {kind}"):
-        FrameDecoder(wire.MAX_REPORT).feed(HEADER.pack(kind, 0, 0, 0, 0))
+        FrameDecoder(wire.REPORTS).feed(HEADER.pack(kind, 0, 0, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -99,18 +99,18 @@ def test_an_unknown_kind_ends_the_link(kind: int) -> None:
 )
 def test_an_overlong_frame_is_refused_by_its_header_alone(kind: int, length: int) -> None:
     with pytest.raises(ProtocolError, match=f"a frame of {length} bytes is over the limit"):
-        FrameDecoder(wire.MAX_REPORT).feed(HEADER.pack(kind, 0, 0, 0, length))
+        FrameDecoder(wire.REPORTS).feed(HEADER.pack(kind, 0, 0, 0, length))
 
 
 @pytest.mark.parametrize(("kind", "length"), [(OUTPUT, wire.MAX_OUTPUT), (CONTROL, wire.MAX_REPORT)])
 def test_the_longest_frame_is_accepted(kind: int, length: int) -> None:
-    (frame,) = FrameDecoder(wire.MAX_REPORT).feed(HEADER.pack(kind, 0, 0, 0, length) + bytes(length))
+    (frame,) = FrameDecoder(wire.REPORTS).feed(HEADER.pack(kind, 0, 0, 0, length) + bytes(length))
     assert len(frame.payload) == length
 
 
 def test_each_direction_has_its_own_limit() -> None:
     header = HEADER.pack(CONTROL, 0, 0, 0, wire.MAX_REPORT + 1)
-    assert FrameDecoder(wire.MAX_COMMAND).feed(header) == []
+    assert FrameDecoder(wire.COMMANDS).feed(header) == []
 
 
 @given(st.binary(max_size=64), cuts)
@@ -157,7 +157,7 @@ def test_what_is_no_message_ends_the_link(payload: bytes) -> None:
 
 def test_a_stream_of_long_frames_is_not_kept() -> None:
     frame = wire.encode_output(0, 0, 0, bytes(wire.MAX_OUTPUT))
-    decoder = FrameDecoder(wire.MAX_REPORT)
+    decoder = FrameDecoder(wire.REPORTS)
     tracemalloc.start()
     try:
         for _ in range(300):
@@ -177,7 +177,7 @@ REPORT = wire.encode_message(0, {"op": "hello"})
 
 def shaken(parts: list[bytes]) -> tuple[bytes, list[Told], Handshake]:
     """What a handshake sends and tells when it is fed `parts`."""
-    handshake = Handshake(b"opening", "n0nce")
+    handshake = Handshake([b"opening"], "n0nce")
     sent, frames = b"", []
     for part in parts:
         more, new = handshake.feed(part)
@@ -204,7 +204,7 @@ def test_noise_before_marker_and_hello_is_skipped_in_any_slices(
 
 
 def test_byte_by_byte_nothing_is_sent_before_the_marker_is_whole() -> None:
-    handshake = Handshake(b"opening", "n0nce")
+    handshake = Handshake([b"opening"], "n0nce")
     for byte in wire.READY_MARKER[:-1]:
         assert handshake.feed(bytes([byte])) == (b"", [])
         assert not handshake.reached
@@ -248,7 +248,7 @@ def test_a_hello_without_a_marker_boots_nothing() -> None:
 @pytest.mark.parametrize("before", [b"", wire.READY_MARKER], ids=["before the marker", "before the hello"])
 @pytest.mark.parametrize("piece", [1000, MAX_NOISE, MAX_NOISE * 4])
 def test_endless_noise_is_refused(before: bytes, piece: int) -> None:
-    handshake = Handshake(b"opening", "n0nce")
+    handshake = Handshake([b"opening"], "n0nce")
     handshake.feed(before)
     with pytest.raises(ProtocolError, match="before the agent started"):
         any(handshake.feed(b"x" * piece)[1] for _ in range(MAX_NOISE * 2 // piece + 1))
@@ -269,16 +269,16 @@ def test_a_long_command_is_packed_and_only_the_controller_may_do_so() -> None:
     message = {"op": "start", "env": {f"NAME{i}": "value" for i in range(100)}}
     data = wire.encode_command(3, message)
     assert len(data) < 1024 < len(wire.encode_message(3, message))
-    (frame,) = wire.FrameDecoder(wire.MAX_COMMAND).feed(data)
+    (frame,) = wire.FrameDecoder(wire.COMMANDS).feed(data)
     assert (frame.node, frame.message()) == (3, message)
     with pytest.raises(wire.ProtocolError, match="unknown frame kind"):
-        wire.FrameDecoder(wire.MAX_REPORT).feed(data)
+        wire.FrameDecoder(wire.REPORTS).feed(data)
     short = {"op": "ping"}
     assert wire.encode_command(3, short) == wire.encode_message(3, short)
 
 
 def test_what_is_packed_and_is_none_breaks_the_protocol() -> None:
     header = wire.HEADER.pack(wire.PACKED, 0, 0, 0, 4)
-    (frame,) = wire.FrameDecoder(wire.MAX_COMMAND).feed(header + b"junk")
+    (frame,) = wire.FrameDecoder(wire.COMMANDS).feed(header + b"junk")
     with pytest.raises(wire.ProtocolError, match="not JSON"):
         frame.message()

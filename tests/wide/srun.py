@@ -139,7 +139,7 @@ def main() -> None:
             rest = step.open(text)
             if rest is None:
                 continue
-            decoder, data = wire.FrameDecoder(wire.MAX_COMMAND), rest  # noqa: PLW2901  # what the opening left
+            decoder, data = wire.FrameDecoder(wire.COMMANDS), rest  # noqa: PLW2901  # what the opening left
         for frame in decoder.feed(data):
             step.obey(frame)
         step.flush()

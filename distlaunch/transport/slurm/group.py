@@ -52,9 +52,9 @@ class SlurmGroup(Frozen):
 class LabelledStreams:
     """As `distlaunch.transport.streams` has it, of the nodes `indices`, in the order of srun's labels."""
 
-    def __init__(self, opening: bytes, nonce: str, hosts: Sequence[str], indices: Sequence[int]) -> None:
-        self._opening = opening
-        self._indices = dict(zip(hosts, indices, strict=True))
+    def __init__(self, opening: bytes, nonce: str, group: SlurmGroup, indices: Sequence[int]) -> None:
+        self._opening, self._group = opening, group
+        self._indices = dict(zip(group.hosts, indices, strict=True))
         self._nodes = [_Node(index, nonce) for index in indices]
         self._open: set[int] = set(indices)
         self._half = {1: b"", 2: b""}
@@ -90,7 +90,7 @@ class LabelledStreams:
         opening, self._opening = self._opening, b""
         return opening
 
-    def feed(self, data: bytes) -> tuple[bytes, list[Frame | NodeGone]]:
+    def receive(self, data: bytes) -> tuple[bytes, list[Frame | NodeGone]]:
         """Take what came on stdout. Raises `wire.ProtocolError`."""
         found: list[Frame | NodeGone] = []
         for label, line in self._lines(1, data):
@@ -136,7 +136,23 @@ class LabelledStreams:
             return []
         self._open.discard(node.index)
         end = ProcessEnd(node.words.decode(errors="replace"), node.handshake.booted, status)
-        return [NodeGone(node.index, end)]
+        return [NodeGone(node.index, self._group.failure(end))]
+
+    def addressed(self, node: int, data: bytes) -> bytes:
+        """As it is: each task gets the frames of all."""
+        return data
+
+    def nudges(self) -> bytes:
+        """Nothing: no shell is in between that could wait."""
+        return b""
+
+    def parting(self, node: int) -> bytes:
+        """Nothing: it leaves when its lease is over."""
+        return b""
+
+    def part_of(self, node: int, failure: LinkFailure, overdue: str) -> LinkFailure:
+        """The same: srun is all of the way."""
+        return failure
 
 
 class _Node:
@@ -144,7 +160,7 @@ class _Node:
 
     def __init__(self, index: int, nonce: str) -> None:
         self.index = index
-        self.handshake = Handshake(b"", nonce)
+        self.handshake = Handshake([b""], nonce)
         self.words = self._rest = b""
 
     def feed(self, line: bytes) -> list[Frame]:
