@@ -40,12 +40,13 @@ def main(nonce: str, node: int, boot: bytes) -> None:
     `boot` is what agents of other nodes are booted from, but for its first block.
     """
     theirs, ours = _pipes()
+    relay_pid = os.getpid()
     guardian = os.fork()
     if guardian == 0:
         _become(theirs, ours)
         from distlaunch.agent.guardian import main as guard
 
-        guard(nonce, node)
+        guard(nonce, node, relay_pid)
     _close(theirs)
     os.write(1, wire.HELLO_PREFIX + nonce.encode() + b"\n")
     relay = Relay(0, 1, boot)
@@ -101,13 +102,19 @@ class Relay:
 
     def _on_signals(self, received: bytes) -> None:
         if any(signum in received for signum in _STOPS):
-            self._hang_up()
+            self._stop_own()
         for pid, status in reap():
             for process in list(self._processes.values()):
                 if process.pid == pid:
                     ended = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
                     process.status = ended
                     self._settle(process)
+
+    def _stop_own(self) -> None:
+        """Our node is to be left, as its agent says; the others are served for as long as they are there."""
+        for process in self._processes.values():
+            if process.is_guardian and process.status is None:
+                os.kill(process.pid, signal.SIGTERM)
 
     # Our link
 

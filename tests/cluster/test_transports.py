@@ -70,7 +70,7 @@ TRAINS = """
 RANKS = 6
 
 
-@pytest.fixture(params=["local", "ssh", "slurm", "command", "podman"])
+@pytest.fixture(params=["local", "ssh", "tree", "slurm", "command", "podman"])
 def nodes(request: pytest.FixtureRequest) -> str:
     """The part of a job file that says where it runs."""
     if request.param == "local":
@@ -92,7 +92,8 @@ def nodes(request: pytest.FixtureRequest) -> str:
         where = f"launcher: {{command: {enter}}}"
     else:
         bed: Bed = request.getfixturevalue("bed")
-        where = f"ssh: {{config: {bed.folder}/ssh_config}}"
+        by_host2 = "tree: true, fan_out: 2, " if request.param == "tree" else ""
+        where = f"ssh: {{{by_host2}config: {bed.folder}/ssh_config}}"
     return f"""
 gpus_per_node: 0
 nodes:
@@ -227,7 +228,7 @@ def test_daemons_of_workers_are_swept(tmp_path: Path, nodes: str) -> None:
         assert run.holders() == []
 
 
-@pytest.mark.parametrize("nodes", ["ssh", "podman"], indirect=True)
+@pytest.mark.parametrize("nodes", ["ssh", "tree", "podman"], indirect=True)
 def test_ddp_trains_and_all_ranks_agree(tmp_path: Path, nodes: str) -> None:
     # All hosts share this machine: fewer ranks, and none that takes all cores because its host has no other.
     where = nodes.replace("procs: 3", "procs: 1") + "env: {OMP_NUM_THREADS: 1}\n"

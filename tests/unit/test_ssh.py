@@ -292,7 +292,12 @@ CONTAINERS = {Kind.NO_RUNTIME, Kind.NO_IMAGE}
 
 
 def test_every_kind_that_ssh_tells_has_an_example() -> None:
-    assert set(Kind) - set(WORDS) - SLURMS - CONTAINERS == {Kind.PROTOCOL, Kind.NOISE, Kind.UNSTARTED}
+    assert set(Kind) - set(WORDS) - SLURMS - CONTAINERS == {
+        Kind.PROTOCOL,
+        Kind.NOISE,
+        Kind.UNSTARTED,
+        Kind.RELAY,
+    }
 
 
 def test_a_status_that_is_not_sshs_own_means_that_the_nodes_shell_ended() -> None:

@@ -77,7 +77,9 @@ class Relayed(OneStream):
 
     def nudges(self) -> bytes:
         """A line for each shell that has not answered, here or below."""
-        return super().nudges() + b"".join(each.nudges() for each in self._served.values())
+        if not self.booted:
+            return super().nudges()
+        return b"".join(each.nudges() for each in self._served.values())
 
     def parting(self, node: int) -> bytes:
         """What makes a node's agent leave."""
