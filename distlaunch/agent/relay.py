@@ -5,6 +5,7 @@ and tells their ends; what they say it does not understand, so that a node below
 its own link ends, it closes theirs: their agents leave, and it follows.
 """
 
+import gc
 import io
 import os
 import select
@@ -84,6 +85,7 @@ class Relay:
 
     def run(self) -> None:
         """Serve until all processes have ended, and that is told, or nobody listens."""
+        gc.enable()
         while self._processes:
             self._poller.turn()
         deadline = time.monotonic() + _FLUSH_S

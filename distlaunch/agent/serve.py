@@ -4,6 +4,7 @@ It decides nothing about the job. Its only policy of its own: when the link ends
 or a signal comes, it stops its workers, sweeps and leaves.
 """
 
+import gc
 import os
 import select
 import sys
@@ -111,6 +112,7 @@ class Agent:
         self._flush()
         self._report_orphans()
         self._get_ready()
+        gc.enable()  # which the boot has disabled
         while not (self._leaving and self._workers.swept):
             self._flush()
             self._poller.turn()

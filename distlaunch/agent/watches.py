@@ -3,7 +3,7 @@
 import time
 
 from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled
-from distlaunch.agent.probes import activity, gpus, joins
+from distlaunch.agent.probes import activity, gpus
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 
 TYPE_CHECKING = False
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from distlaunch.agent.outbox import Outbox
     from distlaunch.agent.poller import Poller
+    from distlaunch.agent.probes.joins import Arrivals
     from distlaunch.agent.worker import Worker
 
 JOIN_INTERVAL_S = 0.02
@@ -30,10 +31,15 @@ class JoinWatch:
     """Reports which workers have connected to the rendezvous `port`, and what the others do."""
 
     def __init__(
-        self, poller: "Poller", outbox: "Outbox", running: "Callable[[], List[Worker]]", port: int
+        self,
+        poller: "Poller",
+        outbox: "Outbox",
+        running: "Callable[[], List[Worker]]",
+        arrivals: "Arrivals",
+        port: int,
     ) -> None:
         self._poller, self._outbox, self._running, self._port = poller, outbox, running, port
-        self._arrivals = joins.Arrivals(port)
+        self._arrivals = arrivals
         self._told: "Dict[int, str]" = {}
         self._lag_at = time.monotonic() + LAG_S
         self.joined: "Set[int]" = set()

@@ -9,12 +9,13 @@ from distlaunch.agent.flow import Flow
 from distlaunch.agent.lean import signal
 from distlaunch.agent.messages import PortUsurped, StackDumped, Stuck, Swept, WorkerExited, WorkerStarted
 from distlaunch.agent.probes import memory, procfs
+from distlaunch.agent.probes.joins import Arrivals
 from distlaunch.agent.watches import JoinWatch, StallWatch
 from distlaunch.agent.worker import Worker, at_home, exec_failure, exit_status, make_room, spawn, unstarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, List, Optional, Sequence, Union
+    from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
 
     from distlaunch.agent.messages import MpiPlaces, StartWorkers, WorkerSpec
     from distlaunch.agent.mpi import Mpi
@@ -89,9 +90,10 @@ class Workers:
         if command.mpi:
             self._await_mpi(command, command.mpi)
             return
+        counted = procfs.connections_counted()
         for spec in self._specs.values():
             self._spawn(spec)
-        self._watch(command)
+        self._watch(command, counted)
 
     def _await_mpi(self, command: "StartWorkers", places: "MpiPlaces") -> None:
         """Have MPI's launcher started; each worker follows once there is a place for it."""
@@ -120,8 +122,10 @@ class Workers:
         if self._mpi and not (self._stopping or self._sweep):
             self._mpi.run_daemon(line)
 
-    def _watch(self, command: "StartWorkers") -> None:
-        self._joins = JoinWatch(self._poller, self._outbox, self._live, command.watch_port)
+    def _watch(self, command: "StartWorkers", counted: "Optional[Tuple[str, ...]]" = None) -> None:
+        """Watch the workers; the connections of the node were `counted` before them."""
+        arrivals = Arrivals(command.watch_port, counted)
+        self._joins = JoinWatch(self._poller, self._outbox, self._live, arrivals, command.watch_port)
         self._watches = [self._joins]
         if command.stall_s:
             self._watches.append(StallWatch(self._poller, self._outbox, self._live, command.stall_s))

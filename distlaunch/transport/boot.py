@@ -47,27 +47,14 @@ LOCAL = ("/bin/sh", "-c", SCRIPT)
 """Starts an agent on this machine."""
 
 _LOADER = """
-import marshal, sys, zlib
-import _frozen_importlib as importer, _frozen_importlib_external as external
-def block():
-    return r(int(r(8)))
+import marshal, zlib
+from _frozen_importlib_external import MAGIC_NUMBER
+def block(): return r(int(r(8)))
 magic, code, source = block(), block(), block()
-if magic == external.MAGIC_NUMBER:
-    codes = marshal.loads(zlib.decompress(code))
-    load = lambda code, name: marshal.loads(code)
-else:
-    codes = eval(zlib.decompress(source))
-    load = lambda text, name: compile(text, name, 'exec')
-class Shipped:
-    def find_spec(self, name, path=None, target=None):
-        if name in codes:
-            return importer.ModuleSpec(name, self, is_package=name in PACKAGES)
-    def create_module(self, spec):
-        return None
-    def exec_module(self, module):
-        name = module.__name__
-        exec(load(codes[name], name), module.__dict__)
-sys.meta_path.insert(0, Shipped())
+same = magic == MAGIC_NUMBER
+codes = marshal.loads(code) if same else eval(zlib.decompress(source))
+exec(marshal.loads(zlib.decompress(codes[SHIPPED])) if same else codes[SHIPPED])
+install(codes, PACKAGES)
 """
 _GUARD = """
 from distlaunch.agent.guardian import main
@@ -77,14 +64,16 @@ _RELAY = """
 from distlaunch.agent.relay import main
 main(NONCE, PLACE, b''.join(b'%08d' % len(block) + block for block in (magic, code, source)))
 """
+SHIPPED = "distlaunch.agent.shipped"
+"""The module that imports all others."""
 
 
 class Bundle(Frozen):
     """The agent's modules, ready to be sent.
 
-    `code` is marshalled, for interpreters with the same `magic` (the .pyc format's number), which spares
-    them the compiling (20 ms); `source` is for all others. Both are mappings, compressed: from the name of a
-    module to what becomes code once it is imported.
+    `code` is for interpreters with the same `magic` (the .pyc format's number), which spares them the
+    compiling (20 ms); `source` is for all others. Each is a mapping by the names of modules: marshalled, to
+    the compressed code of each, marshalled; or the repr, compressed, to the source of each.
     """
 
     magic: bytes
@@ -107,7 +96,7 @@ def loader_text(
     bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]", relay: bool = False
 ) -> bytes:
     """The first block of it, which is all that differs between nodes."""
-    names = f"PACKAGES = {set(bundle.packages)!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
+    names = f"PACKAGES, SHIPPED = {set(bundle.packages)!r}, {SHIPPED!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
     return _blocks(zlib.compress((names + _LOADER + (_RELAY if relay else _GUARD)).encode(), 1))
 
 

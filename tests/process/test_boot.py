@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent.wire import READY_MARKER
-from distlaunch.transport.boot import NO_PYTHON, NUDGE, TOO_OLD, Bundle, boot_text, candidates_text
+from distlaunch.transport.boot import (
+    NO_PYTHON,
+    NUDGE,
+    SHIPPED,
+    TOO_OLD,
+    Bundle,
+    boot_text,
+    candidates_text,
+)
 from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transport.ssh import Ssh, SshOptions
 from tests.harness import PATIENCE_S, ROOT
@@ -24,10 +32,12 @@ LOGIN_SHELLS = [shell for shell in ("dash", "bash", "zsh", "csh", "fish") if shu
 def bundle_of(source: str, compiled: str, magic: bytes = importlib.util.MAGIC_NUMBER) -> Bundle:
     """An agent whose guardian is `source`, or `compiled` for interpreters of the version `magic`."""
     packages = frozenset({"distlaunch", "distlaunch.agent"})
-    texts = {**dict.fromkeys(packages, ""), "distlaunch.agent.guardian": source}
-    codes = {name: marshal.dumps(compile(text, name, "exec")) for name, text in texts.items()}
-    codes["distlaunch.agent.guardian"] = marshal.dumps(compile(compiled, "guardian", "exec"))
-    return Bundle(magic, zlib.compress(marshal.dumps(codes)), zlib.compress(repr(texts).encode()), packages)
+    shipped = (ROOT / "distlaunch/agent/shipped.py").read_text()
+    texts = {**dict.fromkeys(packages, ""), SHIPPED: shipped, "distlaunch.agent.guardian": source}
+    codes = {name: compile(text, name, "exec") for name, text in texts.items()}
+    codes["distlaunch.agent.guardian"] = compile(compiled, "guardian", "exec")
+    marshalled = {name: zlib.compress(marshal.dumps(code)) for name, code in codes.items()}
+    return Bundle(magic, marshal.dumps(marshalled), zlib.compress(repr(texts).encode()), packages)
 
 
 def start(

@@ -11,12 +11,11 @@ class Arrivals:
     """Looks, again and again, for connections to the rendezvous `port`.
 
     The table of connections is read only if one was opened or closed since: with its empty rows it takes
-    milliseconds, and on a large machine many.
+    milliseconds, and on a large machine many. Those that were `counted` before are not looked for.
     """
 
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._seen: "Optional[Tuple[str, ...]]" = None
+    def __init__(self, port: int, counted: "Optional[Tuple[str, ...]]" = None) -> None:
+        self._port, self._seen = port, counted
         self._connecting = False
 
     def look(self, workers: "Dict[int, int]") -> "Set[int]":

@@ -1,0 +1,51 @@
+"""Imports the agent's modules from what came through the link: the boot runs this one first.
+
+See `distlaunch.transport.boot`.
+"""
+
+import gc
+import marshal
+import sys
+import zlib
+from _frozen_importlib import ModuleSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Collection, Dict, Optional, Union
+
+
+class Shipped:
+    """A finder and loader, as the import system wants them.
+
+    `codes` has by the name of a module its source, or code as bytes, compressed and marshalled: for most are
+    not imported. `packages` are the names of those that are packages.
+    """
+
+    def __init__(self, codes: "Dict[str, Union[str, bytes]]", packages: "Collection[str]") -> None:
+        self._codes, self._packages = codes, packages
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "Optional[ModuleSpec]":
+        """Of a module that is there."""
+        if name not in self._codes:
+            return None
+        return ModuleSpec(name, self, is_package=name in self._packages)  # type: ignore[arg-type]
+
+    def create_module(self, spec: "ModuleSpec") -> None:
+        """The usual one will do."""
+
+    def exec_module(self, module: "ModuleType") -> None:
+        """Run its code."""
+        name = module.__name__
+        code = self._codes[name]
+        if isinstance(code, bytes):
+            made = marshal.loads(zlib.decompress(code))  # noqa: S302 (our own)
+        else:
+            made = compile(code, name, "exec")
+        exec(made, module.__dict__)  # noqa: S102 (as importers do)
+
+
+def install(codes: "Dict[str, Union[str, bytes]]", packages: "Collection[str]") -> None:
+    """Have modules come from there from now on."""
+    gc.disable()  # until the agent is ready: what it makes until then stays
+    sys.meta_path.insert(0, Shipped(codes, packages))
