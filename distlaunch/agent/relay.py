@@ -14,6 +14,7 @@ import time
 
 from distlaunch.agent import wire
 from distlaunch.agent.lean import decode, signal
+from distlaunch.agent.pipes import widen
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.sweep import reap
 
@@ -73,7 +74,7 @@ class Relay:
         self._held = False
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
-        wire.widen(link_out, wire.PIPE)
+        widen(link_out)
         self._watch_signals()
         self._poller.watch(link_in, self._receive)
 
@@ -271,8 +272,8 @@ class _Process:
         self.status: "Optional[int]" = None
         for fd in pipes:
             os.set_blocking(fd, False)
-        wire.widen(pipes[0], wire.PIPE)
-        wire.widen(pipes[1], wire.PIPE)
+        widen(pipes[0])
+        widen(pipes[1])
 
 
 def _pipes() -> "Tuple[List[int], List[int]]":

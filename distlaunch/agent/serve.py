@@ -13,6 +13,7 @@ import time
 from distlaunch.agent import cookies, lines, messages, wire
 from distlaunch.agent.lean import signal, socket
 from distlaunch.agent.outbox import Outbox
+from distlaunch.agent.pipes import widen
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.probes import gpus
 from distlaunch.agent.worker import close_inherited
@@ -45,7 +46,7 @@ def main(nonce: str, node: int, folder: "Folder", alone: bool = True) -> None:
         link_in, link_out = _take_link()
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
-        wire.widen(link_out, wire.PIPE)
+        widen(link_out)
         hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
         outbox = Outbox(node, folder, None if alone else lines.encode, hello)
         status = Agent(link_in, link_out, node, folder, outbox).run()

@@ -19,7 +19,6 @@ compressed by zlib; only the controller sends it.
 No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`ProtocolError`).
 """
 
-import fcntl
 import struct
 import zlib
 
@@ -45,10 +44,6 @@ RELAY = 5
 PACK_BYTES = 900
 """Longer commands are packed: srun sends what is over 1024 bytes in pieces, each 40 ms after the last."""
 GENERATIONS = 1 << 16
-F_SETPIPE_SZ = 1031
-"""Of Linux; fcntl has its name since Python 3.10."""
-PIPE = 1 << 20
-"""Bytes that the pipes of a link hold, where it has some."""
 HEADER = struct.Struct("!BHHHI")
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
@@ -71,14 +66,6 @@ MAX_REPORT = 1 << 20
 """Bytes of one CONTROL payload from a node: a hostile agent must not fill the controller."""
 MAX_COMMAND = 1 << 26
 """Bytes of one CONTROL payload to a node: environments of many workers travel in one."""
-
-
-def widen(pipe: int, size: int) -> None:
-    """Have a pipe hold so many bytes, where that is allowed."""
-    try:
-        fcntl.fcntl(pipe, F_SETPIPE_SZ, size)
-    except OSError:
-        pass  # not more than /proc/sys/fs/pipe-max-size; or it is a socket
 
 
 class ProtocolError(Exception):

@@ -13,6 +13,7 @@ import stat
 from distlaunch.agent import shared, sweep, wire
 from distlaunch.agent.lean import signal
 from distlaunch.agent.messages import WorkerUnstarted
+from distlaunch.agent.pipes import widen
 from distlaunch.agent.probes import gpus
 
 TYPE_CHECKING = False
@@ -157,7 +158,7 @@ def spawn(spec: "WorkerSpec", error_file: str, keeps: "Sequence[int]" = ()) -> W
 def _wide_pipe() -> "Tuple[int, int]":
     """A pipe that holds as much as is sent on at once: the worker, and we, wake up less often."""
     ends = os.pipe()
-    wire.widen(ends[1], wire.MAX_OUTPUT)
+    widen(ends[1], wire.MAX_OUTPUT)
     return ends
 
 

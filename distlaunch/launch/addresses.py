@@ -1,10 +1,13 @@
 """Finds the addresses of nodes that may be the first one, if the job file does not give them."""
 
-import subprocess
 import time
+from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.layout import is_loopback
+
+if TYPE_CHECKING:
+    import subprocess
 
 RESOLVE_S = 2.0
 
@@ -36,6 +39,8 @@ def _ask(node: NodeSpec) -> "subprocess.Popen[bytes] | None":
     argv = node.reach.address_argv()
     if not argv:
         return None
+    import subprocess  # jobs on this machine ask nobody
+
     null = subprocess.DEVNULL
     try:
         return subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null)
@@ -44,9 +49,11 @@ def _ask(node: NodeSpec) -> "subprocess.Popen[bytes] | None":
 
 
 def _answer(process: "subprocess.Popen[bytes]", deadline: float) -> str | None:
+    from subprocess import TimeoutExpired
+
     try:
         said, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         process.kill()
         process.communicate()
         return None

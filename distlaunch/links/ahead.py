@@ -7,30 +7,30 @@ not to need is ended: its hosts were only logged in to.
 
 import os
 import sys
-import zlib
 from collections.abc import Sequence
 
 from distlaunch.links import process
-from distlaunch.links.begun import Ahead, Memory
 from distlaunch.transport.boot import LOCAL, boot_text, candidates_text
 
-FILES = 256
-"""In the cache, at most; of two command lines with the same number only the last is remembered."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the sooner an agent starts the better
+    from distlaunch.links.begun import Ahead
 
 
-def begin_again(words: Sequence[str], job: str) -> Ahead:
+def begin_again(words: Sequence[str], job: str) -> "Ahead":
     """Begin what the command line `words` began the last time, for the job file of that path."""
+    from distlaunch.links.begun import Ahead, Memory
+    from distlaunch.system import cache
+
     try:
         state, here = os.stat(job), os.getcwd()
     except OSError:
         return Ahead()  # it is told when the job is read
     key = [here, list(words), state.st_mtime_ns, state.st_size, state.st_ino]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    number = zlib.crc32(repr((here, words)).encode(errors="replace")) % FILES
-    return Ahead(memory=Memory(os.path.join(cache, "distlaunch", "begun", f"{number}.json"), key))
+    return Ahead(memory=Memory(cache.file_for("begun", repr((here, words))), key))
 
 
-def open_ahead(shares_stdio: bool) -> Ahead | None:
+def open_ahead(shares_stdio: bool) -> "Ahead | None":
     """An agent on this machine, for the first node of a job, if one starts.
 
     It boots on another core while YAML and the supervisor are imported.
@@ -47,7 +47,8 @@ def open_ahead(shares_stdio: bool) -> Ahead | None:
     from distlaunch.links.bundle import bundle_for  # its interpreter starts meanwhile
 
     left = _written(child.stdin, left + boot_text(bundle_for(same_interpreter=True), nonce, 0))
-    from distlaunch.links.opening import link_here  # it imports what came
+    from distlaunch.links.begun import Ahead  # it imports what came
+    from distlaunch.links.opening import link_here
 
     return Ahead(link_here(child, nonce, left))
 

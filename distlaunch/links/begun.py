@@ -4,12 +4,15 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.lean import decode, encode
 from distlaunch.links import process
+from distlaunch.system import cache
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # an agent starts meanwhile
+    from typing import Any
+
     from distlaunch.links.link import Link
 
 MOST = 64
@@ -58,7 +61,7 @@ class Ahead:
 class Memory:
     """The command lines of ssh that a command began, in the file of that path, while `key` is the same."""
 
-    def __init__(self, path: str, key: Sequence[Any]) -> None:
+    def __init__(self, path: str, key: "Sequence[Any]") -> None:
         self._path, self._key = path, list(key)
         self._known: list[list[str]] = []
         with suppress(OSError, ValueError, RecursionError), open(path, encoding="utf-8") as file:
@@ -78,9 +81,4 @@ class Memory:
         """Write them down, if they are new, and few enough, and ssh's."""
         if asked == self._known or len(asked) > MOST or any(argv[0] != "ssh" for argv in asked):
             return
-        folder, unfinished = os.path.dirname(self._path), f"{self._path}.{os.getpid()}"
-        with suppress(OSError, UnicodeError):  # a start without it takes a little longer
-            os.makedirs(folder, 0o700, exist_ok=True)
-            with open(unfinished, "x", encoding="utf-8") as file:
-                file.write(encode({"key": self._key, "begun": asked}))
-            os.replace(unfinished, self._path)
+        cache.keep(self._path, encode({"key": self._key, "begun": asked}).encode())  # ASCII

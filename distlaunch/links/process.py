@@ -6,7 +6,8 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from distlaunch.agent import shared, wire
+from distlaunch.agent import shared
+from distlaunch.agent.pipes import widen
 
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores; what it starts must not."""
@@ -74,7 +75,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int
             ours.append(write if to_child else read)
         # An agent boots from what fits into the one, and prints into the other faster than we read.
         for fd in ours[:2]:
-            wire.widen(fd, wire.PIPE)
+            widen(fd)
         others = _inheritable()
         for fd in copies:
             os.set_inheritable(fd, True)
