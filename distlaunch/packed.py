@@ -16,20 +16,21 @@ from types import CodeType, ModuleType
 
 WORTHWHILE = 8
 """Modules that must lack before it is written again."""
-Entry = tuple[str, int, int, CodeType]
-"""A source's path, time (ns) and size, and its code."""
+Entry = tuple[str, int, int, bytes]
+"""A source's path, time (ns) and size, and its code, marshalled: not all that is there is imported."""
 
 
 class Loader(SourceFileLoader):
     """Loads a module whose code is known."""
 
-    def __init__(self, name: str, path: str, code: CodeType) -> None:
+    def __init__(self, name: str, path: str, code: bytes) -> None:
         super().__init__(name, path)
         self._code = code
 
     def get_code(self, fullname: str) -> CodeType:
         """Its code."""
-        return self._code
+        code: CodeType = marshal.loads(self._code)  # noqa: S302 (as each .pyc is)
+        return code
 
 
 class Packed:
@@ -40,8 +41,10 @@ class Packed:
         self._entries: dict[str, Entry] = {}
         try:
             with open(file, "rb") as packed:
-                self._entries = marshal.loads(packed.read())  # noqa: S302 (as each .pyc is)
-        except (OSError, ValueError, EOFError, TypeError):
+                entries = marshal.loads(packed.read())  # noqa: S302 (as each .pyc is)
+            # Earlier versions wrote code there.
+            self._entries = {name: entry for name, entry in entries.items() if isinstance(entry[3], bytes)}
+        except (OSError, ValueError, EOFError, TypeError, AttributeError):
             pass  # it is not there, or somebody has cut it off
 
     def find_spec(
@@ -89,7 +92,7 @@ def _entry(name: str, path: str) -> Entry:
     state = state_of(path)
     code = SourceFileLoader(name, path).get_code(name)
     assert code is not None  # only a namespace has none
-    return *state, code
+    return *state, marshal.dumps(code)
 
 
 def state_of(path: str) -> tuple[str, int, int]:

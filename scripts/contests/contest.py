@@ -25,12 +25,17 @@ class Bar:
 
 @dataclass(frozen=True)
 class Contest:
-    """Competitors by name, ours first; `missing` are the names of those that are not installed."""
+    """Competitors by name, ours first; `missing` are the names of those that are not installed.
+
+    What is measured is in `unit`s; `limits` are what the first ones are to be at most.
+    """
 
     title: str
     competitors: Mapping[str, Timed]
     bars: Sequence[Bar] = ()
     missing: Sequence[str] = ()
+    unit: str = "s"
+    limits: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class Outcome:
             "seconds": {name: list(each) for name, each in self.seconds.items()},
             "median_s": {name: self.median(name) for name in self.seconds},
             "missing": list(self.contest.missing),
+            "unit": self.contest.unit,
+            "at_most": dict(zip(self.seconds, self.contest.limits, strict=False)),
             "ratios": [
                 {
                     "ours": bar.ours or next(iter(self.contest.competitors)),

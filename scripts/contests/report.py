@@ -5,7 +5,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from .contest import Outcome
@@ -18,9 +18,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines = []
     for outcome in outcomes:
         lines.append(outcome.contest.title)
-        for name, each in outcome.seconds.items():
-            low, high = min(each) * 1000, max(each) * 1000
-            lines.append(f"  {name:<28} {statistics.median(each) * 1000:8.0f} ms   ({low:.0f} to {high:.0f})")
+        lines += _figures(outcome)
         for row in outcome.document()["ratios"]:
             kept = "kept" if row["ratio"] <= row["at_most"] else "NOT kept"
             limit = f"at most {row['at_most']:.3g}: {kept}"
@@ -29,6 +27,22 @@ def table(outcomes: Sequence[Outcome]) -> str:
             lines.append(f"  not installed: {', '.join(outcome.contest.missing)}")
         lines.append("")
     return "\n".join(lines)
+
+
+def _figures(outcome: Outcome) -> Iterator[str]:
+    """Of each competitor the median, the spread, and whether a limit is kept."""
+    timed = outcome.contest.unit == "s"
+    scale, unit, digits = (1000, "ms", 0) if timed else (1, outcome.contest.unit, 2)
+    limits = dict(zip(outcome.seconds, outcome.contest.limits, strict=False))
+    for name, each in outcome.seconds.items():
+        low, median, high = (
+            f"{scale * value:.{digits}f}" for value in (min(each), statistics.median(each), max(each))
+        )
+        line = f"  {name:<32} {median:>8} {unit:<3}  ({low} to {high})"
+        if name in limits:
+            kept = "kept" if statistics.median(each) <= limits[name] else "NOT kept"
+            line += f"   (at most {scale * limits[name]:g}: {kept})"
+        yield line
 
 
 def document(outcomes: Sequence[Outcome], runs: int) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 from .contest import Bar, Contest, Timed, command, shell
 
 RANKS = 4
-OURS = [sys.executable, "-m", "distlaunch"]
+_SCRIPT = Path(sys.executable).with_name("distlaunch")
+OURS = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "distlaunch"]
+"""As people start it, where it is installed."""
 
 
 def here(folder: Path) -> Contest:
@@ -51,8 +53,13 @@ def on_hosts(folder: Path, ssh_config: Path, count: int, bar: Bar) -> Contest:
         f"command: ['true']\ngpus_per_node: 0\nnodes: ['host[1-{count}]']\nssh: {{config: {ssh_config}}}\n"
     )
     names = f"host[1-{count}]"
-    bare = f"printf 'host%s\\n' $(seq {count}) | xargs -P{count} -I@ ssh -F {ssh_config} @ true"
-    ways = {"distlaunch": command([*OURS, "run", "--quiet", str(job)]), "parallel ssh": shell(bare)}
+    bare = f"printf 'host%s\\n' $(seq {count}) | xargs -P{count} -I@ ssh -F {ssh_config} @"
+    python = f"{sys.executable} -I -S -c pass"
+    ways = {
+        "distlaunch": command([*OURS, "run", "--quiet", str(job)]),
+        "parallel ssh": shell(f"{bare} true"),
+        "parallel ssh, Python starts": shell(f"{bare} {python}"),
+    }
     environ = {**os.environ, "PDSH_SSH_ARGS": f"-F {ssh_config} %h"}
     peers = {"pdsh": ["pdsh", "-R", "ssh", "-w", names, "true"]}
     peers["clush"] = ["clush", "-o", f"-F {ssh_config}", "-w", names, "true"]

@@ -1,5 +1,6 @@
 """The modules of a command in one file: used once it is there, never instead of what has changed."""
 
+import marshal
 import os
 import shutil
 import subprocess
@@ -71,7 +72,10 @@ def test_a_package_that_moves_takes_nothing_along(copy: Path) -> None:
     assert start(moved, COMMAND).returncode == 78
 
 
-@pytest.mark.parametrize("junk", [b"", b"junk", b"\xe3\x02"])
+OLDER = marshal.dumps({"distlaunch.errors": ("errors.py", 1, 2, compile("", "errors.py", "exec"))})
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", b"\xe3\x02", marshal.dumps([]), OLDER])
 def test_a_broken_file_is_written_anew(copy: Path, junk: bytes) -> None:
     start(copy, COMMAND)
     (file,) = packed(copy)

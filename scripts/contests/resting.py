@@ -1,0 +1,144 @@
+"""What a run costs while its ranks work, and how long its restart and its end take."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .contest import Contest
+from .starting import OURS
+
+RANKS, MANY, IDLE_S, LIMIT_S = 8, 64, 20.0, 60.0
+_WAITS = """
+import os, signal, sys
+if os.environ["RANK"] == "0" and len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
+    open(sys.argv[1], "w").close()
+    sys.exit(1)
+signal.pause()
+"""
+
+
+def memory(folder: Path) -> Contest:
+    """Private memory in MiB."""
+    ways = {
+        f"agent and guardian of {RANKS} ranks": lambda: _of_agent(folder),
+        f"controller of {MANY} ranks": lambda: _of_controller(folder),
+    }
+    return Contest("memory at rest", ways, unit="MiB", limits=(16.0, 64.0))
+
+
+def idle(folder: Path) -> Contest:
+    """CPU time in percent of one core, with nothing to do."""
+    ways = {f"agent and guardian of {RANKS} ranks": lambda: _share_of_agent(folder)}
+    return Contest(f"CPU at rest, over {IDLE_S:g} s", ways, unit="%", limits=(0.1,))
+
+
+def ending(folder: Path) -> Contest:
+    """Seconds from the end of a rank until all ranks run again, and until all have ended."""
+    ways = {
+        "restart": lambda: _after_failure(folder, 1, "WorkerStarted"),
+        "tear-down": lambda: _after_failure(folder, 0, "WorkerExited"),
+    }
+    return Contest(f"{RANKS} ranks here, one of which fails", ways, limits=(0.05, 0.05))
+
+
+@contextlib.contextmanager
+def _running(folder: Path, ranks: int) -> Iterator[int]:
+    """The process of a run whose ranks all wait."""
+    runs = folder / "runs"
+    before = set(runs.glob("*"))
+    process = subprocess.Popen(_argv(folder, ranks, 0), stderr=subprocess.DEVNULL)
+    try:
+        _wait(lambda: (new := set(runs.glob("*")) - before) and _count(new.pop(), "WorkerStarted") == ranks)
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(LIMIT_S)
+
+
+def _argv(folder: Path, ranks: int, restarts: int, *args: str) -> list[str]:
+    script, job = folder / "waits.py", folder / "waits.yaml"
+    script.write_text(_WAITS)
+    keys = {"script": str(script), "args": args, "gpus_per_node": 0, "procs_per_node": ranks}
+    more = {"restarts": restarts, "timeouts": {"join": "none"}, "logs": {"dir": str(folder / "runs")}}
+    job.write_text(json.dumps({**keys, **more}))
+    return [*OURS, "run", "--quiet", str(job)]
+
+
+def _wait(holds: Any) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise SystemExit("the ranks did not start")
+        time.sleep(0.02)
+
+
+def _events(run: Path) -> list[dict[str, Any]]:
+    with contextlib.suppress(OSError):
+        return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return []
+
+
+def _count(run: Path, name: str) -> int:
+    return sum(event.get("event") == name for event in _events(run))
+
+
+def _of_agent(folder: Path) -> float:
+    with _running(folder, RANKS) as pid:
+        return sum(_private_mib(each) for each in _agent(pid))
+
+
+def _of_controller(folder: Path) -> float:
+    with _running(folder, MANY) as pid:
+        return _private_mib(pid)
+
+
+def _share_of_agent(folder: Path) -> float:
+    with _running(folder, RANKS) as pid:
+        pids = _agent(pid)
+        time.sleep(1.0)  # what follows the start is not rest
+        before = sum(map(_cpu_s, pids))
+        time.sleep(IDLE_S)
+        return 100 * (sum(map(_cpu_s, pids)) - before) / IDLE_S
+
+
+def _after_failure(folder: Path, restarts: int, until: str) -> float:
+    failed = folder / "failed"
+    failed.unlink(missing_ok=True)
+    before = set((folder / "runs").glob("*"))
+    process = subprocess.Popen(_argv(folder, RANKS, restarts, str(failed)), stderr=subprocess.DEVNULL)
+    try:
+        _wait(lambda: set((folder / "runs").glob("*")) - before)
+        (run,) = set((folder / "runs").glob("*")) - before
+        _wait(lambda: process.poll() is not None or _count(run, "WorkerStarted") == RANKS * (restarts + 1))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(LIMIT_S)
+    events = _events(run)
+    at = next(event["t"] for event in events if event.get("event") == "WorkerExited" and event["status"] == 1)
+    return float([event["t"] for event in events if event.get("event") == until][: RANKS * 2][-1] - at)
+
+
+def _agent(pid: int) -> list[int]:
+    """The guardian, a child of the command, and the agent, its child."""
+    (guardian,) = _children(pid)
+    (agent,) = _children(guardian)
+    return [guardian, agent]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _private_mib(pid: int) -> float:
+    rows = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+    return sum(int(row[1]) for row in rows if row[0].startswith("Private_")) / 1024
+
+
+def _cpu_s(pid: int) -> float:
+    """To a nanosecond, unlike what /proc/PID/stat has."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
