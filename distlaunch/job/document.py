@@ -36,6 +36,8 @@ class Place(Frozen):
         return self.instead(wrong, right) if self.typed else f"{key}: {right}"
 
 
+MAX_DEPTH = 20
+"""Levels of lists and mappings."""
 OVERRIDE = "--set "
 """Begins the source of what stands on the command line, and not in a file."""
 

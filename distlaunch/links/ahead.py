@@ -20,14 +20,13 @@ if TYPE_CHECKING:  # the sooner an agent starts the better
 def begin_again(words: Sequence[str], job: str) -> "Ahead":
     """Begin what the command line `words` began the last time, for the job file of that path."""
     from distlaunch.links.begun import Ahead, Memory
-    from distlaunch.system import cache
 
     try:
         state, here = os.stat(job), os.getcwd()
     except OSError:
         return Ahead()  # it is told when the job is read
     key = [here, list(words), state.st_mtime_ns, state.st_size, state.st_ino]
-    return Ahead(memory=Memory(cache.file_for("begun", repr((here, words))), key))
+    return Ahead(memory=Memory(repr((here, words)), key))
 
 
 def open_ahead(shares_stdio: bool) -> "Ahead | None":

@@ -59,12 +59,12 @@ class Ahead:
 
 
 class Memory:
-    """The command lines of ssh that a command began, in the file of that path, while `key` is the same."""
+    """The command lines of ssh that the command of that name began, while `key` is the same: in the cache."""
 
-    def __init__(self, path: str, key: "Sequence[Any]") -> None:
-        self._path, self._key = path, list(key)
+    def __init__(self, name: str, key: "Sequence[Any]") -> None:
+        self._path, self._key = cache.file_for("begun", name), list(key)
         self._known: list[list[str]] = []
-        with suppress(OSError, ValueError, RecursionError), open(path, encoding="utf-8") as file:
+        with suppress(OSError, ValueError, RecursionError), open(self._path, encoding="utf-8") as file:
             kept = decode(file.read())
             if isinstance(kept, dict) and kept.get("key") == self._key:
                 self._known = [list(map(str, argv)) for argv in kept["begun"]]

@@ -8,7 +8,6 @@ from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.packed import state_of
 from distlaunch.system import cache
 
-MAX_DEPTH = 20
 MOST = 1 << 16
 """Characters of a text that is worth knowing; a longer one takes longer to read than YAML to import."""
 

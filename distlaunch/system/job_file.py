@@ -7,6 +7,7 @@ from typing import Any
 from distlaunch.errors import JobError, Problem, UsageError, reason
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import (
+    MAX_DEPTH,
     Entries,
     Items,
     Place,
@@ -20,7 +21,7 @@ from distlaunch.job.paths import home_error
 from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
 from distlaunch.system.allocation import allocation_here, pods_here
-from distlaunch.system.documents import MAX_DEPTH, parse
+from distlaunch.system.documents import parse
 
 MAX_BYTES = 1 << 20
 STDIN = "-"

@@ -5,8 +5,7 @@ import re
 import yaml
 
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.document import OVERRIDE, Entries, Items, Place, Scalar, Value, in_quotes
-from distlaunch.system.documents import MAX_DEPTH
+from distlaunch.job.document import MAX_DEPTH, OVERRIDE, Entries, Items, Place, Scalar, Value, in_quotes
 
 _LINE_END = "\r\n|[\r\n\x85\u2028\u2029]"
 """As YAML has it, which counts lines by it."""
