@@ -138,9 +138,11 @@ class Agent:
             self._outbox.report(messages.OrphansKilled(killed))
 
     def _get_ready(self) -> None:
-        """Import, while the controller decides, what the first node will most likely need."""
+        """Import, while the controller decides, what it will most likely want next."""
         if self._node == 0:
             from distlaunch.agent import port  # noqa: F401
+        else:
+            from distlaunch.agent.probes import routes  # noqa: F401
 
     # The link
 
