@@ -18,6 +18,8 @@ else:
             """The attribute of that position."""
             return property(itemgetter(position), doc=doc)
 
+    _LACKS = object()
+
     class Frozen(tuple):
         """A tuple whose items have the names, and defaults, that the class body gives."""
 
@@ -26,6 +28,8 @@ else:
         def __init_subclass__(cls):
             cls._fields = tuple(getattr(cls, "__annotations__", ()))
             cls._field_defaults = {name: cls.__dict__[name] for name in cls._fields if name in cls.__dict__}
+            cls._unfilled = tuple([cls._field_defaults.get(name, _LACKS) for name in cls._fields])
+            cls._places = {name: position for position, name in enumerate(cls._fields)}
             for position, name in enumerate(cls._fields):
                 setattr(cls, name, field(position, None))
 
@@ -33,11 +37,18 @@ else:
             """By position or by name."""
             if len(values) == len(cls._fields) and not named:
                 return tuple.__new__(cls, values)
-            rest = cls._fields[len(values) :]
-            given = {**cls._field_defaults, **named}
-            if len(values) > len(cls._fields) or not set(named) <= set(rest) <= set(given):
-                raise TypeError("%s has the fields %s" % (cls.__name__, ", ".join(cls._fields)))
-            return tuple.__new__(cls, (*values, *[given[name] for name in rest]))
+            row = [*values, *cls._unfilled[len(values) :]]
+            for name, value in named.items():
+                if cls._places.get(name, -1) < len(values):
+                    raise cls._misfit()
+                row[cls._places[name]] = value
+            if len(row) > len(cls._fields) or any(value is _LACKS for value in row):
+                raise cls._misfit()
+            return tuple.__new__(cls, row)
+
+        @classmethod
+        def _misfit(cls):
+            return TypeError("%s has the fields %s" % (cls.__name__, ", ".join(cls._fields)))
 
         def __getnewargs__(self):
             return tuple(self)
@@ -50,4 +61,9 @@ else:
             return dict(zip(self._fields, self))
 
         def _replace(self, **changes):
-            return type(self)(**{**self._asdict(), **changes})
+            row = list(self)
+            for name, value in changes.items():
+                if name not in self._places:
+                    raise self._misfit()
+                row[self._places[name]] = value
+            return tuple.__new__(type(self), row)
