@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 JOIN_INTERVAL_S = 0.02
 JOIN_INTERVAL_MAX_S = 1.0
 """The join watch looks this often, ever more slowly: the kernel announces no connection of others."""
-LAG_S = 5.0
-"""How long after the start, and how often, to report what the missing workers are doing."""
+JOIN_SLOWER = 1.05
+LAG_S, LAG_SHARE = 5.0, 0.25
+"""How long after the start to report what the missing workers are doing; and how often, at most, later at each
+such share of the time since then: a job may have no rendezvous."""
 IDLE_SHARE = 0.01
 """Less CPU than this share of one core counts as idle: waiting threads wake up now and then."""
 IDLE_TICKS = 2
@@ -41,7 +43,8 @@ class JoinWatch:
         self._poller, self._outbox, self._running, self._port = poller, outbox, running, port
         self._arrivals = arrivals
         self._told: "Dict[int, str]" = {}
-        self._lag_at = time.monotonic() + LAG_S
+        self._began = time.monotonic()
+        self._lag_at = self._began + LAG_S
         self.joined: "Set[int]" = set()
         self._look(JOIN_INTERVAL_S)
 
@@ -59,12 +62,13 @@ class JoinWatch:
         if left:
             if time.monotonic() >= self._lag_at:
                 self._tell_who_lags(left)
-            slower = min(interval_s * 1.02, JOIN_INTERVAL_MAX_S)
+            slower = min(interval_s * JOIN_SLOWER, JOIN_INTERVAL_MAX_S)
             self._poller.after(interval_s, "joins", lambda: self._look(slower))
 
     def _tell_who_lags(self, left: "Dict[int, int]") -> None:
-        self._lag_at = time.monotonic() + LAG_S
-        seen = {rank: activity.doing(pid, self._port) for rank, pid in left.items()}
+        now = time.monotonic()
+        self._lag_at = now + max(LAG_S, (now - self._began) * LAG_SHARE)
+        seen = dict(zip(left, activity.doing(left.values(), self._port)))
         fresh = {rank: words for rank, (_, words) in seen.items() if self._told.get(rank) != words}
         if fresh:
             self._told.update(fresh)

@@ -122,7 +122,7 @@ class Workers:
         if self._mpi and not (self._stopping or self._sweep):
             self._mpi.run_daemon(line)
 
-    def _watch(self, command: "StartWorkers", counted: "Optional[Tuple[str, ...]]" = None) -> None:
+    def _watch(self, command: "StartWorkers", counted: "Optional[Tuple[bytes, ...]]" = None) -> None:
         """Watch the workers; the connections of the node were `counted` before them."""
         arrivals = Arrivals(command.watch_port, counted)
         self._joins = JoinWatch(self._poller, self._outbox, self._live, arrivals, command.watch_port)

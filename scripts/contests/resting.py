@@ -12,7 +12,7 @@ from typing import Any
 from .contest import Contest
 from .starting import OURS
 
-RANKS, MANY, IDLE_S, LIMIT_S = 8, 64, 20.0, 60.0
+RANKS, MANY, SETTLED_S, IDLE_S, LIMIT_S = 8, 64, 30.0, 20.0, 60.0
 _WAITS = """
 import os, signal, sys
 if os.environ["RANK"] == "0" and len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
@@ -100,7 +100,7 @@ def _of_controller(folder: Path) -> float:
 def _share_of_agent(folder: Path) -> float:
     with _running(folder, RANKS) as pid:
         pids = _agent(pid)
-        time.sleep(1.0)  # what follows the start is not rest
+        time.sleep(SETTLED_S)  # until then it is looked whether they join a rendezvous
         before = sum(map(_cpu_s, pids))
         time.sleep(IDLE_S)
         return 100 * (sum(map(_cpu_s, pids)) - before) / IDLE_S

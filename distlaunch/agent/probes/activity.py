@@ -6,7 +6,7 @@ from distlaunch.agent.probes import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Sequence, Tuple
+    from typing import Iterable, List, Sequence, Tuple
 
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -27,10 +27,14 @@ def stopped(pid: int) -> int:
     return next((each for each in tree(pid) if procfs.state(each) == "T"), 0)
 
 
-def doing(pid: int, port: int) -> "Tuple[bool, str]":
-    """(whether it is trying to reach the rendezvous `port`, what it does in words) of a worker."""
+def doing(pids: "Iterable[int]", port: int) -> "List[Tuple[bool, str]]":
+    """(whether it is trying to reach the rendezvous `port`, what it does in words) of each worker."""
+    sockets = list(procfs.sockets())  # it takes milliseconds
+    return [_doing(pid, port, sockets) for pid in pids]
+
+
+def _doing(pid: int, port: int, sockets: "Sequence[procfs.Socket]") -> "Tuple[bool, str]":
     pids = tree(pid)
-    sockets = list(procfs.sockets())
     if _is_connecting(pids, port, sockets):
         return True, "no answer from the rendezvous"
     halted = stopped(pid)

@@ -14,7 +14,7 @@ class Arrivals:
     milliseconds, and on a large machine many. Those that were `counted` before are not looked for.
     """
 
-    def __init__(self, port: int, counted: "Optional[Tuple[str, ...]]" = None) -> None:
+    def __init__(self, port: int, counted: "Optional[Tuple[bytes, ...]]" = None) -> None:
         self._port, self._seen = port, counted
         self._connecting = False
 

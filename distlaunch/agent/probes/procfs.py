@@ -37,18 +37,17 @@ def sockets() -> "Iterator[Socket]":
             continue
 
 
-def connections_counted() -> "Tuple[str, ...]":
+def connections_counted() -> "Tuple[bytes, ...]":
     """How many TCP connections of this network namespace were opened, either way, and are established.
 
     These are tcpActiveOpens, tcpPassiveOpens and tcpCurrEstab of RFC 4022; empty where they can't be read. A
     connection is in the table of `sockets` before it is counted.
     """
-    try:
-        with open("/proc/net/snmp") as counters:
-            names, values = (row.split() for row in counters if row.startswith("Tcp:"))
-    except (OSError, ValueError):
+    rows = [row.split() for row in _contents("/proc/net/snmp").splitlines() if row.startswith(b"Tcp:")]
+    if len(rows) != 2:
         return ()
-    return tuple(v for n, v in zip(names, values) if n in ("ActiveOpens", "PassiveOpens", "CurrEstab"))
+    names, values = rows
+    return tuple([v for n, v in zip(names, values) if n in (b"ActiveOpens", b"PassiveOpens", b"CurrEstab")])
 
 
 def _stat(pid: int) -> "List[bytes]":
