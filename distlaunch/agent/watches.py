@@ -19,9 +19,9 @@ JOIN_INTERVAL_S = 0.02
 JOIN_INTERVAL_MAX_S = 1.0
 """The join watch looks this often, ever more slowly: the kernel announces no connection of others."""
 JOIN_SLOWER = 1.05
-LAG_S, LAG_SHARE = 5.0, 0.25
-"""How long after the start to report what the missing workers are doing; and how often, at most, later at each
-such share of the time since then: a job may have no rendezvous."""
+LAG_S, LAG_MAX_S = 5.0, 30.0
+"""How long after the start to report what the missing workers are doing. Again after half of the time since
+the start, but within these limits: a job may have no rendezvous."""
 IDLE_SHARE = 0.01
 """Less CPU than this share of one core counts as idle: waiting threads wake up now and then."""
 IDLE_TICKS = 2
@@ -67,7 +67,7 @@ class JoinWatch:
 
     def _tell_who_lags(self, left: "Dict[int, int]") -> None:
         now = time.monotonic()
-        self._lag_at = now + max(LAG_S, (now - self._began) * LAG_SHARE)
+        self._lag_at = now + min(max(LAG_S, (now - self._began) / 2), LAG_MAX_S)
         seen = dict(zip(left, activity.doing(left.values(), self._port)))
         fresh = {rank: words for rank, (_, words) in seen.items() if self._told.get(rank) != words}
         if fresh:
