@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from distlaunch.agent.probes.joins import Arrivals
     from distlaunch.agent.worker import Worker
 
-JOIN_INTERVAL_S = 0.02
-JOIN_INTERVAL_MAX_S = 1.0
-"""The join watch looks this often, ever more slowly: the kernel announces no connection of others."""
-JOIN_SLOWER = 1.05
+JOIN_INTERVAL_S, JOIN_INTERVAL_MAX_S = 0.02, 1.0
+JOIN_SLOWER = 1.02
+"""The join watch looks this often, ever more slowly: the kernel announces no connection of others. A gap is a
+fiftieth of the time since the start: ranks that join late and end soon are still seen."""
 LAG_S, LAG_MAX_S = 5.0, 30.0
 """How long after the start to report what the missing workers are doing. Again after half of the time since
 the start, but within these limits: a job may have no rendezvous."""
