@@ -127,6 +127,7 @@ class Kind(NamedTuple):
 
 _LOST, _KILLED = "{host} was lost: ", r"killed by signal 9 \(SIGKILL\)"
 _SILENT = f"{_LOST}no heartbeat for {LEASE_S:g} s"
+_WOKEN = " was lost: (no heartbeat|its agent exited)"  # the agents have left by then
 _STOPPED = f"{_LOST}its agent was stopped by signal 15"
 # Over Slurm, slurmstepd kills the agent as soon as its guardian ends: it may not come to tell that.
 _ORPHANED = f"{_LOST}(its agent's guardian process was killed|srun: .*task 0: Killed)"
@@ -139,7 +140,7 @@ _COMMON = {
     "controller SIGKILL": Kind(_controller, 4, (-9,), "", early=True),
     "controller SIGTERM": Kind(_controller, 1, (143,), "stopped by SIGTERM", signal.SIGTERM, early=True),
     "controller SIGINT": Kind(_controller, 1, (130,), "stopped by SIGINT", signal.SIGINT, early=True),
-    "controller SIGSTOP": Kind(_controller, 1, (71,), " was lost: no heart", signal.SIGSTOP, CUT_LIMIT_S),
+    "controller SIGSTOP": Kind(_controller, 1, (71,), _WOKEN, signal.SIGSTOP, CUT_LIMIT_S),
 }
 _ANY = r"host\d was lost: "
 OVER_A_TREE: Mapping[str, Kind] = _COMMON | {
