@@ -260,6 +260,11 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def command_line(pid: int) -> list[str]:
+    """The words of a process's command line."""
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
 def descendants_of(pid: int) -> list[int]:
     """PIDs of all live processes below one."""
     return [below for child in children_of(pid) for below in (child, *descendants_of(child))]

@@ -21,7 +21,8 @@ import time
 
 from distlaunch.agent.messages import DaemonWanted, MpiEnded, MpiPlaceLost
 from distlaunch.agent.mpi_hosts import host_of, place_of
-from distlaunch.agent.worker import begin, exit_status, forked
+from distlaunch.agent.sweep import exit_status
+from distlaunch.agent.worker import begin, forked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

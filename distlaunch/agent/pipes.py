@@ -1,6 +1,7 @@
-"""Pipes that hold more than the usual 64 KiB."""
+"""Pipes that hold more than the usual 64 KiB, and that never block."""
 
 import fcntl
+import os
 
 F_SETPIPE_SZ = 1031
 """Of Linux; fcntl has its name since Python 3.10."""
@@ -14,3 +15,16 @@ def widen(pipe: int, size: int = SIZE) -> None:
         fcntl.fcntl(pipe, F_SETPIPE_SZ, size)
     except OSError:
         pass  # not more than /proc/sys/fs/pipe-max-size; or it is a socket
+
+
+def written(pipe: int, unsent: bytearray) -> bool:
+    """Write what the pipe takes now, which is then gone from `unsent`; whether that was all.
+
+    Raises OSError when nobody reads any more.
+    """
+    try:
+        while unsent:
+            del unsent[: os.write(pipe, unsent)]
+    except BlockingIOError:
+        return False
+    return True

@@ -1,11 +1,14 @@
-"""Descriptors with their handlers and deadlines with theirs: the one place where the agent waits."""
+"""Descriptors with their handlers and deadlines with theirs: the one place where an agent waits."""
 
+import os
 import select
 import time
 
+from distlaunch.agent.lean import signal
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, Optional, Tuple
+    from typing import Callable, Dict, Iterable, Optional, Tuple
 
     Handler = Callable[[], object]
 
@@ -27,6 +30,16 @@ class Poller:
         """Stop watching `fd`; one that is not watched is ignored."""
         if self._handlers.pop(fd, None):
             self._poll.unregister(fd)
+
+    def watch_signals(self, signums: "Iterable[int]", handler: "Callable[[bytes], object]") -> None:
+        """Call `handler` with those that have come, a number in each byte; they do nothing else."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for signum in signums:
+            signal.signal(signum, lambda *_: None)
+        self.watch(read, lambda: handler(os.read(read, 4096)))
 
     def after(self, delay_s: float, name: str, handler: "Handler") -> None:
         """Call `handler` once in `delay_s` seconds; the same name again replaces the earlier deadline."""

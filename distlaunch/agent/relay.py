@@ -14,9 +14,9 @@ import time
 
 from distlaunch.agent import wire
 from distlaunch.agent.lean import decode, signal
-from distlaunch.agent.pipes import widen
+from distlaunch.agent.pipes import widen, written
 from distlaunch.agent.poller import Poller
-from distlaunch.agent.sweep import reap
+from distlaunch.agent.sweep import exit_status, reap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class Relay:
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
         widen(link_out)
-        self._watch_signals()
+        # The guardian gets notices, too.
+        self._poller.watch_signals((signal.SIGCHLD, *_STOPS, *wire.NOTICES), self._on_signals)
         self._poller.watch(link_in, self._receive)
 
     def add(self, process: "_Process") -> None:
@@ -94,23 +95,13 @@ class Relay:
             self._poller.after(deadline - time.monotonic(), "flush", lambda: None)
             self._poller.turn()
 
-    def _watch_signals(self) -> None:
-        read, write = os.pipe()
-        for fd in (read, write):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for signum in (signal.SIGCHLD, *_STOPS, *wire.NOTICES):  # the guardian gets notices, too
-            signal.signal(signum, lambda *_: None)
-        self._poller.watch(read, lambda: self._on_signals(os.read(read, 4096)))
-
     def _on_signals(self, received: bytes) -> None:
         if any(signum in received for signum in _STOPS):
             self._stop_own()
         for pid, status in reap():
             for process in list(self._processes.values()):
                 if process.pid == pid:
-                    ended = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-                    process.status = ended
+                    process.status = exit_status(status)
                     self._settle(process)
 
     def _stop_own(self) -> None:
@@ -173,15 +164,13 @@ class Relay:
 
     def _flush(self) -> None:
         try:
-            while self._unsent:
-                del self._unsent[: os.write(self._link_out, self._unsent)]
-        except BlockingIOError:
-            self._poller.watch(self._link_out, self._flush, select.POLLOUT)
+            if written(self._link_out, self._unsent):
+                self._poller.forget(self._link_out)
+            else:
+                self._poller.watch(self._link_out, self._flush, select.POLLOUT)
         except OSError:
             self._hang_up()
             return
-        else:
-            self._poller.forget(self._link_out)
         if len(self._unsent) > _MOST:
             self._hold()
         elif len(self._unsent) < _MOST // 2:
@@ -234,14 +223,14 @@ class Relay:
         if pipe is None:
             return
         try:
-            while process.unsent:
-                del process.unsent[: os.write(pipe, process.unsent)]
-        except BlockingIOError:
-            self._poller.watch(pipe, lambda: self._write_to(process), select.POLLOUT)
-            return
+            all_taken = written(pipe, process.unsent)
         except OSError:
             process.unsent.clear()  # it has ended, or will
-        self._poller.forget(pipe)
+            all_taken = True
+        if all_taken:
+            self._poller.forget(pipe)
+        else:
+            self._poller.watch(pipe, lambda: self._write_to(process), select.POLLOUT)
 
     def _close_input(self, process: "_Process") -> None:
         if process.input is not None:

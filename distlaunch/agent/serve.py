@@ -106,7 +106,8 @@ class Agent:
 
     def run(self) -> int:
         """Serve until closed, or until the link, the lease or a signal ends it; the exit status."""
-        self._watch_signals()
+        self._poller.watch_signals((signal.SIGCHLD, *_SIGNALS, *wire.NOTICES), self._on_signals)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the guardian has blocked them
         self._poller.watch(self._link_in, self._receive)
         self._outbox.report(self._hello())
         self._renew_lease()
@@ -207,16 +208,6 @@ class Agent:
 
     def _renew_lease(self) -> None:
         self._poller.after(self._lease_s, "lease", self._lose_link)
-
-    def _watch_signals(self) -> None:
-        read, write = os.pipe()
-        os.set_blocking(read, False)
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for signum in (signal.SIGCHLD, *_SIGNALS, *wire.NOTICES):
-            signal.signal(signum, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self._poller.watch(read, lambda: self._on_signals(os.read(read, 4096)))
 
     def _on_signals(self, received: bytes) -> None:
         if signal.SIGCHLD in received:

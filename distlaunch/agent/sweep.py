@@ -64,6 +64,11 @@ def reap() -> "Iterator[Tuple[int, int]]":
         yield pid, status
 
 
+def exit_status(status: int) -> int:
+    """`os.waitpid`'s status as exit code, or the negative signal number."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
 def has_children() -> bool:
     """Whether any child is left, ended or not."""
     try:

@@ -3,16 +3,15 @@
 import time
 
 from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled
-from distlaunch.agent.probes import activity, gpus
+from distlaunch.agent.probes import activity, gpus, joins
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, List, Optional, Set
+    from typing import Callable, Dict, List, Optional, Set, Tuple
 
     from distlaunch.agent.outbox import Outbox
     from distlaunch.agent.poller import Poller
-    from distlaunch.agent.probes.joins import Arrivals
     from distlaunch.agent.worker import Worker
 
 JOIN_INTERVAL_S, JOIN_INTERVAL_MAX_S = 0.02, 1.0
@@ -30,18 +29,21 @@ IDLE_GPU_PERCENT = 1
 
 
 class JoinWatch:
-    """Reports which workers have connected to the rendezvous `port`, and what the others do."""
+    """Reports which workers have connected to the rendezvous `port`, and what the others do.
+
+    `counted` is as `joins.Arrivals` has it.
+    """
 
     def __init__(
         self,
         poller: "Poller",
         outbox: "Outbox",
         running: "Callable[[], List[Worker]]",
-        arrivals: "Arrivals",
         port: int,
+        counted: "Optional[Tuple[bytes, ...]]",
     ) -> None:
         self._poller, self._outbox, self._running, self._port = poller, outbox, running, port
-        self._arrivals = arrivals
+        self._arrivals = joins.Arrivals(port, counted)
         self._told: "Dict[int, str]" = {}
         self._began = time.monotonic()
         self._lag_at = self._began + LAG_S

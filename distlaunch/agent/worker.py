@@ -281,11 +281,6 @@ def _words(code: int, stage: str) -> str:
     return os.strerror(code)
 
 
-def exit_status(status: int) -> int:
-    """`os.waitpid`'s status as exit code, or the negative signal number."""
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
 _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 _shared = dict(enumerate(map(int, filter(None, os.environ.pop(shared.VARIABLE, "").split(",")))))
 

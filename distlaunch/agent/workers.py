@@ -9,9 +9,8 @@ from distlaunch.agent.flow import Flow
 from distlaunch.agent.lean import signal
 from distlaunch.agent.messages import PortUsurped, StackDumped, Stuck, Swept, WorkerExited, WorkerStarted
 from distlaunch.agent.probes import memory, procfs
-from distlaunch.agent.probes.joins import Arrivals
 from distlaunch.agent.watches import JoinWatch, StallWatch
-from distlaunch.agent.worker import Worker, at_home, exec_failure, exit_status, make_room, spawn, unstarted
+from distlaunch.agent.worker import Worker, at_home, exec_failure, make_room, spawn, unstarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,8 +123,7 @@ class Workers:
 
     def _watch(self, command: "StartWorkers", counted: "Optional[Tuple[bytes, ...]]" = None) -> None:
         """Watch the workers; the connections of the node were `counted` before them."""
-        arrivals = Arrivals(command.watch_port, counted)
-        self._joins = JoinWatch(self._poller, self._outbox, self._live, arrivals, command.watch_port)
+        self._joins = JoinWatch(self._poller, self._outbox, self._live, command.watch_port, counted)
         self._watches = [self._joins]
         if command.stall_s:
             self._watches.append(StallWatch(self._poller, self._outbox, self._live, command.stall_s))
@@ -232,7 +230,7 @@ class Workers:
         by_pid = {worker.pid: worker for worker in self._workers if worker.running}
         for pid, status in sweep.reap():
             if pid in by_pid:
-                self._ended(by_pid[pid], exit_status(status))
+                self._ended(by_pid[pid], sweep.exit_status(status))
             elif self._mpi:
                 self._mpi.ended(pid, status)
         if self._sweep:

@@ -48,18 +48,23 @@ def _texts() -> Texts:
         known = Texts(*marshal.loads(kept.read()))  # noqa: S302 (as each .pyc is)
         if known.states == states:
             return known
-    texts = _read(modules, states)
-    if not sys.dont_write_bytecode:
+    lasts = not sys.dont_write_bytecode and os.access(os.path.dirname(file), os.W_OK)
+    texts = _read(modules, states, lasts)
+    if lasts:
         replace(file, marshal.dumps(tuple(texts)))
     return texts
 
 
-def _read(modules: dict[str, str], states: list[tuple[str, int, int]]) -> Texts:
+def _read(modules: dict[str, str], states: list[tuple[str, int, int]], lasts: bool) -> Texts:
+    """All from its files. What `lasts` is worth compiling anew; else a .pyc will do, if there is one."""
     loaders = {name: SourceFileLoader(name, path) for name, path in modules.items()}
     # The parent package is there only so that the agent's has a home.
     sources = {"distlaunch": ""} | {name: loader.get_source(name) or "" for name, loader in loaders.items()}
-    # Without docstrings: they are a third of it.
-    codes = {name: marshal.dumps(compile(text, name, "exec", optimize=2)) for name, text in sources.items()}
+    codes = {"distlaunch": marshal.dumps(compile("", "distlaunch", "exec"))}
+    for name, loader in loaders.items():
+        # Without docstrings, which are a third of it.
+        lean = compile(sources[name], name, "exec", optimize=2) if lasts else loader.get_code(name)
+        codes[name] = marshal.dumps(lean)
     return Texts(
         states,
         marshal.dumps({name: zlib.compress(code, 0) for name, code in codes.items()}),

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
+from distlaunch.agent.pipes import written
 from distlaunch.links.process import Child
 from distlaunch.system.here import exit_descriptor
-from distlaunch.transport.failure import LinkFailure, ProcessEnd
+from distlaunch.transport.failure import LinkFailure
 from distlaunch.transport.kinds import Transport
-from distlaunch.transport.streams import NodeGone, Streams
+from distlaunch.transport.streams import NodeGone, Streams, end_of
 
 if TYPE_CHECKING:
     from distlaunch.transport.slurm.group import SlurmGroup
 
-MAX_NOISE_SHOWN = 1024
 READ = 1 << 18
 EXIT_S = 3.0
 """Seconds that a transport's process may take to follow the end of its pipes."""
@@ -80,10 +80,7 @@ class Link:
     def flush(self) -> None:
         """Write what the pipe takes now."""
         try:
-            while self._unsent:
-                del self._unsent[: os.write(self.stdin, self._unsent)]
-        except BlockingIOError:
-            pass
+            written(self.stdin, self._unsent)
         except OSError:
             self._unsent.clear()  # the end will be seen on stdout
 
@@ -147,14 +144,7 @@ class Link:
         `overdue` says why we gave the node up.
         """
         self.listen()
-        end = ProcessEnd(
-            self._streams.words.decode(errors="replace"),
-            booted=self.booted,
-            status=self._process.poll(),
-            noise=self._streams.noise[-MAX_NOISE_SHOWN:].decode(errors="replace"),
-            timed_out=bool(overdue),
-            protocol_error=self._protocol_error,
-        )
+        end = end_of(self._streams, self._process.poll(), bool(overdue), self._protocol_error)
         return self._streams.part_of(node, self._transport.failure(end).saying(overdue), overdue)
 
     def hang_up(self) -> None:

@@ -147,10 +147,10 @@ def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
 
     state, of_cut = relays.cut(state, event, now)
     if relays.is_worth_another_way(state, event):
-        state, found = relays.from_here(state, [event.node], event.failure, now)
-        return state, (*found, *of_cut)
-    state, found = _on_its_end(event, state, now)
-    return state, (*found, *of_cut)
+        state, of_node = relays.from_here(state, [event.node], event.failure, now)
+    else:
+        state, of_node = _on_its_end(event, state, now)
+    return state, (*of_node, *of_cut)
 
 
 def _on_its_end(event: LinkEnded, state: State, now: float) -> Step:

@@ -7,7 +7,7 @@ from distlaunch.agent import wire
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import Frame
 from distlaunch.transport.boot import NUDGE
-from distlaunch.transport.failure import LinkFailure
+from distlaunch.transport.failure import LinkFailure, ProcessEnd
 from distlaunch.transport.handshake import Handshake
 
 
@@ -68,6 +68,21 @@ class Streams(Protocol):
         """What a `failure` of all means for one node; `overdue`: why that one was given up, if it was."""
 
 
+def end_of(
+    streams: Streams, status: int | None, timed_out: bool = False, protocol_error: str = ""
+) -> ProcessEnd:
+    """The end of a process, or what there is of it so far, with what it has printed."""
+    return ProcessEnd(
+        streams.words.decode(errors="replace"),
+        booted=streams.booted,
+        status=status,
+        noise=streams.noise[-MAX_NOISE_SHOWN:].decode(errors="replace"),
+        timed_out=timed_out,
+        protocol_error=protocol_error,
+    )
+
+
+MAX_NOISE_SHOWN = 1024
 MAX_WORDS = 8192
 """Bytes of a transport's stderr that are kept, from its end."""
 

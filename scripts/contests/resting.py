@@ -47,14 +47,18 @@ def ending(folder: Path) -> Contest:
 
 
 @contextlib.contextmanager
-def _running(folder: Path, ranks: int) -> Iterator[int]:
-    """The process of a run whose ranks all wait."""
+def _running(
+    folder: Path, ranks: int, starts: int, restarts: int = 0, *args: str
+) -> Iterator[tuple[int, Path]]:
+    """The process, and the folder, of a run that has had so many starts of ranks, or has ended."""
     runs = folder / "runs"
     before = set(runs.glob("*"))
-    process = subprocess.Popen(_argv(folder, ranks, 0), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(_argv(folder, ranks, restarts, *args), stderr=subprocess.DEVNULL)
     try:
-        _wait(lambda: (new := set(runs.glob("*")) - before) and _count(new.pop(), "WorkerStarted") == ranks)
-        yield process.pid
+        _wait(lambda: set(runs.glob("*")) - before)
+        (run,) = set(runs.glob("*")) - before
+        _wait(lambda: process.poll() is not None or _count(run, "WorkerStarted") == starts)
+        yield process.pid, run
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(LIMIT_S)
@@ -88,17 +92,17 @@ def _count(run: Path, name: str) -> int:
 
 
 def _of_agent(folder: Path) -> float:
-    with _running(folder, RANKS) as pid:
+    with _running(folder, RANKS, RANKS) as (pid, _):
         return sum(_private_mib(each) for each in _agent(pid))
 
 
 def _of_controller(folder: Path) -> float:
-    with _running(folder, MANY) as pid:
+    with _running(folder, MANY, MANY) as (pid, _):
         return _private_mib(pid)
 
 
 def _share_of_agent(folder: Path) -> float:
-    with _running(folder, RANKS) as pid:
+    with _running(folder, RANKS, RANKS) as (pid, _):
         pids = _agent(pid)
         time.sleep(SETTLED_S)  # until then it is looked whether they join a rendezvous
         before = sum(map(_cpu_s, pids))
@@ -109,15 +113,8 @@ def _share_of_agent(folder: Path) -> float:
 def _after_failure(folder: Path, restarts: int, until: str) -> float:
     failed = folder / "failed"
     failed.unlink(missing_ok=True)
-    before = set((folder / "runs").glob("*"))
-    process = subprocess.Popen(_argv(folder, RANKS, restarts, str(failed)), stderr=subprocess.DEVNULL)
-    try:
-        _wait(lambda: set((folder / "runs").glob("*")) - before)
-        (run,) = set((folder / "runs").glob("*")) - before
-        _wait(lambda: process.poll() is not None or _count(run, "WorkerStarted") == 2 * RANKS)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(LIMIT_S)
+    with _running(folder, RANKS, 2 * RANKS, restarts, str(failed)) as (_, run):
+        pass
     events = _events(run)
     at = next(event["t"] for event in events if event.get("event") == "WorkerExited" and event["status"] == 1)
     return float([event["t"] for event in events if event.get("event") == until][: RANKS * 2][-1] - at)

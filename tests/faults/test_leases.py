@@ -21,6 +21,7 @@ from tests.faults.generations import (
     starts,
     there,
 )
+from tests.faults.victims import names
 from tests.harness import PATIENCE_S, children_of, held, kill, running, wait_gone
 
 HEARTBEATS = 6
@@ -105,7 +106,7 @@ def test_a_stopped_link_of_a_run_that_goes_on(site: Site, pace: Pace, figures: F
     hosts = ["host1", "host2", "host3"]
     with running(there(site, hosts[:2], SLEEPER, pace, spares=hosts[2:])) as run:
         starts(run, 0, 2)
-        (link,) = [pid for pid in children_of(run.process.pid) if _names(pid, "host1")]
+        (link,) = [pid for pid in children_of(run.process.pid) if "host1" in names(pid)]
         with held([link]) as stopped:
             kill(link, signal.SIGSTOP)
             run.wait_for("host1 was lost: no heartbeat for")
@@ -117,12 +118,6 @@ def test_a_stopped_link_of_a_run_that_goes_on(site: Site, pace: Pace, figures: F
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
         assert run.holders() == []
-
-
-def _names(pid: int, host: str) -> bool:
-    """Whether the command line of a link's process names a host."""
-    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return any(word.rpartition("=")[2] == host for word in words)
 
 
 @pytest.mark.everywhere

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.hosts import GONE_S, Bed, bed_of, find, parent_of, why_not
 from tests.faults.conftest import Figures
-from tests.harness import Run, children_of, distlaunch, kill, running, wait_gone
+from tests.harness import Run, children_of, command_line, distlaunch, kill, running, wait_gone
 
 HOSTS, FAN_OUT = 24, 4
 STOP_S, LEASE_S, CONNECT_S = 2.0, 9.0, 30.0
@@ -80,11 +80,7 @@ def ssh_to_relay(run: Run) -> int:
 
 
 def ssh_below(run: Run) -> int:
-    return next(pid for pid in children_of(relay(run)) if f"host{INNER + 1}" in _words(pid))
-
-
-def _words(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return next(pid for pid in children_of(relay(run)) if f"host{INNER + 1}" in command_line(pid))
 
 
 @pytest.mark.fault(81, "the relay of a tree, or ssh to it, is killed", promise="1, 6")

@@ -2,13 +2,12 @@
 
 import signal
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from distlaunch.agent.guardian import LOOK_S
 from distlaunch.transport.boot import TOO_OLD
 from tests.cluster.hosts import parent_of
-from tests.harness import Run, children_of
+from tests.harness import Run, children_of, command_line
 
 STOP_S, LEASE_S = 2.0, 6.0
 PROCS = 2
@@ -35,7 +34,7 @@ def _controller(scene: Scene) -> int:
 
 def _client(scene: Scene) -> int:
     """The process here that is the link to the rank's host: the one whose command line names it."""
-    (found,) = [pid for pid in children_of(scene.run.process.pid) if scene.host in _named(pid)]
+    (found,) = [pid for pid in children_of(scene.run.process.pid) if scene.host in names(pid)]
     return found
 
 
@@ -43,13 +42,13 @@ def _in_tree(scene: Scene) -> int:
     """The process, here or on a relay's host, that is the link to the rank's host, or the first link."""
     ours = scene.run.process.pid
     links = [pid for above in (ours, *_relays(scene)) for pid in children_of(above)]
-    return next((pid for pid in links if scene.host in _named(pid)), links[0])
+    return next((pid for pid in links if scene.host in names(pid)), links[0])
 
 
 def _relays(scene: Scene) -> list[int]:
     """Those that ready ranks have above them."""
     above = {parent_of(parent_of(parent_of(pid))) for pid in scene.run.worker_pids().values()}
-    return sorted(pid for pid in above if TOO_OLD in _named(pid))
+    return sorted(pid for pid in above if TOO_OLD in names(pid))
 
 
 def _relay(scene: Scene) -> int:
@@ -59,9 +58,9 @@ def _relay(scene: Scene) -> int:
     return above if above in relays else next(iter(relays), _in_tree(scene))
 
 
-def _named(pid: int) -> list[str]:
-    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return [word.rpartition("=")[2] for word in words]
+def names(pid: int) -> list[str]:
+    """What the command line of a link's process names, a host among it, which may be an option's value."""
+    return [word.rpartition("=")[2] for word in command_line(pid)]
 
 
 def _worker(scene: Scene) -> int:

@@ -10,18 +10,13 @@ import pytest
 from distlaunch.errors import UsageError
 from distlaunch.system.allocation import allocation_here
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, running, write_job
+from tests.process.stand_in_shell import WITHOUT_OPTIONS
 
 HERE = os.uname().nodename
 
-STAND_IN = """#!/bin/sh
+STAND_IN = f"""#!/bin/sh
 # A stand-in for NAME: drops the options, notes the host, and has a shell here take the rest apart.
-while :; do
-    case "$1" in
-        -o) shift 2 ;;
-        -*) shift ;;
-        *) break ;;
-    esac
-done
+{WITHOUT_OPTIONS}
 echo "NAME $1" >>"$STARTED"
 shift
 exec sh -c "$*"

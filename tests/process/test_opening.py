@@ -12,6 +12,7 @@ from distlaunch.links.ahead import open_ahead
 from distlaunch.links.begun import Ahead
 from distlaunch.links.opening import open_links
 from tests.harness import PATIENCE_S, distlaunch, wait_gone
+from tests.process.stand_in_shell import WITHOUT_OPTIONS
 
 
 def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:
@@ -66,16 +67,10 @@ def test_no_agent_is_started_ahead_for_a_job_on_other_hosts(tmp_path: Path, text
     assert not names_hosts("run", ["run", str(tmp_path / "missing.yaml")])
 
 
-SSH = """#!/bin/sh
+SSH = f"""#!/bin/sh
 # A stand-in for ssh: notes the host and its process, and has a shell here run the rest; ssh -G has no answer.
 [ "$1" = -G ] && exit 1
-while :; do
-    case "$1" in
-        -o) shift 2 ;;
-        -*) shift ;;
-        *) break ;;
-    esac
-done
+{WITHOUT_OPTIONS}
 echo "$1 $$" >>"$STARTED"
 shift
 exec sh -c "$*"

@@ -124,3 +124,26 @@ def test_an_agent_that_has_changed_is_shipped_as_it_is_now(copy: Path) -> None:
     assert kept.read_bytes() != before
     kept.write_bytes(before[:-1])
     assert start(copy, "run", str(job)).returncode != 0
+
+
+def test_where_the_agents_modules_can_not_be_kept_they_are_not_compiled_each_time(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import builtins, sys; sys.path[0:0] = [sys.argv[1]]\n"
+        "from distlaunch.links import bundle\n"
+        "bundle.bundle_for(False)\n"  # now there are .pyc files of all
+        "made, real = [], compile\n"
+        "builtins.compile = lambda *words, **more: made.append(words[1]) or real(*words, **more)\n"
+        "bundle.bundle_for.cache_clear()\n"
+        "sys.dont_write_bytecode = True\n"
+        "__import__('os').unlink(bundle.kept_beside(bundle.__file__, 'agent'))\n"
+        "bundle.bundle_for(False)\n"
+        "print(*made)"
+    )
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(copy)], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(copy.parent)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "distlaunch\n"  # which has no file

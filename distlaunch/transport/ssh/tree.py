@@ -14,7 +14,7 @@ from distlaunch.agent.wire import Frame, ProtocolError
 from distlaunch.transport.failure import LinkFailure, ProcessEnd, classify, cut_off
 from distlaunch.transport.ssh import Ssh
 from distlaunch.transport.ssh.failures import BY_SSH, SSH_FAILED
-from distlaunch.transport.streams import NodeGone, OneStream
+from distlaunch.transport.streams import NodeGone, OneStream, end_of
 
 
 class Branch(Frozen):
@@ -158,16 +158,7 @@ class _Served:
     def _failure(
         self, status: int | None = None, timed_out: bool = False, protocol_error: str = ""
     ) -> LinkFailure:
-        said = self.stream
-        end = ProcessEnd(
-            said.words.decode(errors="replace"),
-            booted=said.booted,
-            status=status,
-            noise=said.noise.decode(errors="replace"),
-            timed_out=timed_out,
-            protocol_error=protocol_error,
-        )
-        return self._classified(end)
+        return self._classified(end_of(self.stream, status, timed_out, protocol_error))
 
     def _classified(self, end: ProcessEnd) -> LinkFailure:
         return classify(end, process="its agent's guardian process")

@@ -1,0 +1,12 @@
+"""What stand-ins for ssh and its like have in common: written for sh."""
+
+WITHOUT_OPTIONS = """
+while :; do
+    case "$1" in
+        -o) shift 2 ;;
+        -*) shift ;;
+        *) break ;;
+    esac
+done
+"""
+"""Leaves the host, and what it is to run, of the arguments."""
