@@ -50,6 +50,14 @@ def ended_well(status: int, out: str, err: str, last: str, times: int = 1) -> No
     assert done, f"{last!r} was not printed: {out}"
 
 
+def all_ended_well(runs: "Iterable[Going]", last: str, times: int = 1) -> None:
+    """As `ended_well`, of several that take part in one job: the others' status follows that of an abort."""
+    runs = list(runs)
+    statuses = [run.wait() for run in runs]
+    out, err = "".join(run.stdout for run in runs), "".join(run.stderr for run in runs)
+    ended_well(next(filter(None, statuses), 0), out, err, last, times * len(runs))
+
+
 def on_time(what: str, took: float, at_most: float, unit: str = "s") -> None:
     """`LateError` if something took longer than it may."""
     if took > at_most:

@@ -36,8 +36,13 @@ def write(testbed: Testbed) -> None:
     for name, controls in ((PARALLEL, "TRUE"), (LOOSE, "FALSE")):
         (where / f"{name}.pe").write_text(_PE.format(name=name, controls=controls))
     (where / "hostgroup").write_text(f"group_name @allhosts\nhostlist {' '.join(names)}\n")
-    (where / "queue").write_text(_QUEUE)
+    # A job's folder is named by its number, in /tmp of all the machine's testbeds.
+    own = ",".join(f"[{name}={CELL}/tmp/{name}]" for name in names)
+    (where / "queue").write_text(
+        _QUEUE.format(pe_list=f"{PARALLEL} {LOOSE}", slots=SLOTS, folders=f"/tmp,{own}")
+    )
     for name in names:
+        (where / "tmp" / name).mkdir(parents=True)
         (where / f"{name}.host").write_text(_HOST.format(name=name))
 
 
@@ -168,7 +173,7 @@ xprojects NONE
 usage_scaling NONE
 report_variables NONE
 """
-_QUEUE = f"""\
+_QUEUE = """\
 qname all.q
 hostlist @allhosts
 seq_no 0
@@ -181,10 +186,10 @@ min_cpu_interval 00:05:00
 processors UNDEFINED
 qtype BATCH INTERACTIVE
 ckpt_list NONE
-pe_list {PARALLEL} {LOOSE}
+pe_list {pe_list}
 rerun FALSE
-slots {SLOTS}
-tmpdir /tmp
+slots {slots}
+tmpdir {folders}
 shell /bin/sh
 prolog NONE
 epilog NONE

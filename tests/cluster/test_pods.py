@@ -13,7 +13,7 @@ import yaml
 
 from tests.cluster.containers import IMAGE, LIMITS, MOUNTS, Podman
 from tests.cluster.hosts import Bed
-from tests.harness import Going, distlaunch, ended_well
+from tests.harness import Going, all_ended_well, distlaunch
 from tests.pods import Manifest, expand, unpack
 from tests.process.torchruns import NEEDS_TORCH
 
@@ -84,9 +84,7 @@ def test_ddp_trains_in_the_pods_of_a_job(bed: Bed, tmp_path: Path, podman: Podma
             argv = argv_of(podman, workload, index, tmp_path, bed.hosts["host1"].address)
             pods.append(Going(tmp_path, bed.argv("exec", f"host{index + 1}", "--", *argv)))
             stack.callback(pods[-1].kill)
-        told = []
-        for pod in pods:
-            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weights"', 1)
-            told += [json.loads(line) for line in pod.stdout.splitlines()]
+        all_ended_well(pods, '"weights"')
+        told = [json.loads(line) for pod in pods for line in pod.stdout.splitlines()]
     assert [(row["rank"], row["inside"]) for row in told] == [(0, True), (1, True)]
     assert told[0]["weights"] == told[1]["weights"]

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.system.yaml_text import yaml_text
-from tests.harness import distlaunch, ended_well
+from tests.harness import all_ended_well, distlaunch
 from tests.pods import cluster, pods
 from tests.process.torchruns import NEEDS_TORCH, free_port
 from tests.unit.samples import bounded
@@ -78,8 +78,8 @@ def manifests(folder: Path, script: str, keys: str = "", kind: str = "job") -> l
 @pytest.mark.parametrize(("kind", "ranks"), [("job", 2), ("jobset", 1)])
 def test_two_pods_find_each_other_and_train(kind: str, ranks: int, tmp_path: Path) -> None:
     with pods(manifests(tmp_path, TRAIN, f"procs_per_node: {ranks}", kind), tmp_path) as both:
+        all_ended_well(both, '"weight"', ranks)
         for pod in both:
-            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight"', ranks)
             told = [json.loads(line) for line in pod.stdout.splitlines()]
             args = [word.replace("{{rank}}", "{rank}") for word in ODD]
             assert told == [{"weight": ranks - 0.5, "args": args, "odd": ODD[2]}] * ranks
@@ -102,8 +102,7 @@ def test_the_ranks_of_all_pods_start_again_in_place(tmp_path: Path) -> None:
             signal.pause()
     """
     with pods(manifests(tmp_path, first + TRAIN.replace("\n", "\n    "), "restarts: 1"), tmp_path) as both:
-        for pod in both:
-            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight": 1.5', 2)
+        all_ended_well(both, '"weight": 1.5', 2)
 
 
 def test_the_pods_of_a_trainjob_take_their_place_from_its_runtime(tmp_path: Path) -> None:
@@ -111,8 +110,7 @@ def test_the_pods_of_a_trainjob_take_their_place_from_its_runtime(tmp_path: Path
     port = str(free_port())
     with cluster(made, tmp_path) as trainer:
         trainer.told = {"PET_MASTER_PORT": port}
-        for pod in [trainer.start(0), trainer.start(1)]:
-            ended_well(pod.wait(), pod.stdout, pod.stderr, '"weight": 0.5')
+        all_ended_well([trainer.start(0), trainer.start(1)], '"weight": 0.5')
 
 
 def test_a_pod_that_comes_back_early_waits_until_the_others_have_ended(tmp_path: Path) -> None:
