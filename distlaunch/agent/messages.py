@@ -197,12 +197,13 @@ class PortRefused(Frozen):
 
 
 class RouteFound(Frozen):
-    """Answers `FindRoute`: the address that was meant, the node's own on that way, the interface.
+    """Answers `FindRoute`: its address, what that means, the node's own address on that way, the interface.
 
     `interfaces` are all of the node's, with whether each has an address; `named` are variables of the node's
     own environment that name some.
     """
 
+    asked: str
     address: str
     source: Optional[str]
     interface: Optional[str]
@@ -211,8 +212,9 @@ class RouteFound(Frozen):
 
 
 class RouteFailed(Frozen):
-    """Answers `FindRoute`."""
+    """Answers `FindRoute`, about the address that was `asked` for."""
 
+    asked: str
     error: str
 
 

@@ -129,7 +129,8 @@ class Segment:
 class Outbox:
     """Orders and writes frames to the link's descriptor, which must not block; `form` is how they travel.
 
-    `hello` goes before the first, in the same write: srun passes a second one on 40 ms later.
+    `hello` goes before the first, in the same write, as do control frames that wait together: srun passes a
+    second write on 40 ms later.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Outbox:
         hello: bytes = b"",
     ) -> None:
         self._node, self._form, self._hello = node, form, hello
-        self._control: "Deque[bytes]" = deque()
+        self._control: "List[bytes]" = []
         self._spool = Spool(folder)
         self._current = memoryview(b"")
         self._lost: "Dict[int, int]" = {}
@@ -210,4 +211,8 @@ class Outbox:
         return hello + (self._form(frame) if self._form else frame)
 
     def _next(self) -> bytes:
-        return self._control.popleft() if self._control else self._spool.pop()
+        if not self._control:
+            return self._spool.pop()
+        frames = b"".join(self._control)
+        self._control.clear()
+        return frames

@@ -41,6 +41,10 @@ def main(nonce: str, node: int, boot: bytes) -> None:
 
     `boot` is what agents of other nodes are booted from, but for its first block.
     """
+    stdin = sys.stdin.buffer
+    assert isinstance(stdin, io.BufferedReader)
+    os.set_blocking(0, False)
+    received = stdin.read1(_READ) or b""  # behind the boot, some of it read with it: not the guardian's
     theirs, ours = _pipes()
     relay_pid = os.getpid()
     guardian = os.fork()
@@ -53,9 +57,7 @@ def main(nonce: str, node: int, boot: bytes) -> None:
     os.write(1, wire.HELLO_PREFIX + nonce.encode() + b"\n")
     relay = Relay(0, 1, boot)
     relay.add(_Process(node, guardian, ours, is_guardian=True))
-    stdin = sys.stdin.buffer
-    assert isinstance(stdin, io.BufferedReader)
-    relay.take(stdin.read1(1 << 18) or b"")  # what it read ahead of that from which we were booted
+    relay.take(received)
     relay.run()
     sys.stderr.flush()
     os._exit(0)

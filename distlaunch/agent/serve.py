@@ -5,6 +5,7 @@ or a signal comes, it stops its workers, sweeps and leaves.
 """
 
 import gc
+import io
 import os
 import select
 import sys
@@ -32,6 +33,7 @@ REAP_INTERVAL_S = 0.05
 """Those that were killed are not our children, so nothing announces their end."""
 FLUSH_S = 15.0
 """Seconds without progress after which the rest of the output is given up, once everything is swept."""
+READ = 1 << 18
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -49,7 +51,10 @@ def main(nonce: str, node: int, folder: "Folder", alone: bool = True) -> None:
         widen(link_out)
         hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
         outbox = Outbox(node, folder, None if alone else lines.encode, hello)
-        status = Agent(link_in, link_out, node, folder, outbox).run()
+        ahead = sys.stdin.buffer
+        assert isinstance(ahead, io.BufferedReader)
+        # What came behind the boot, and was read with it; else that of descriptor 0, which is empty now.
+        status = Agent(link_in, link_out, node, folder, outbox).run(ahead.read1(READ))
     except BaseException:
         import traceback  # a bug of ours: the controller shows our stderr
 
@@ -104,13 +109,19 @@ class Agent:
         self._leaving = False
         self._status = wire.CLEAN
 
-    def run(self) -> int:
-        """Serve until closed, or until the link, the lease or a signal ends it; the exit status."""
+    def run(self, received: bytes = b"") -> int:
+        """Serve until closed, or until the link, the lease or a signal ends it; the exit status.
+
+        What is `received` came with the boot.
+        """
         self._poller.watch_signals((signal.SIGCHLD, *_SIGNALS, *wire.NOTICES), self._on_signals)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the guardian has blocked them
         self._poller.watch(self._link_in, self._receive)
         self._outbox.report(self._hello())
         self._renew_lease()
+        self._obey(received)
+        self._receive()
+        # Answers travel with the hello: some connections hold a small message behind another back for long.
         self._flush()
         self._report_orphans()
         self._get_ready()
@@ -149,15 +160,26 @@ class Agent:
 
     def _receive(self) -> None:
         try:
-            data = os.read(self._link_in, 1 << 18)
-            frames = self._decoder.feed(data)
+            data = os.read(self._link_in, READ)
         except BlockingIOError:
             return
-        except (OSError, wire.ProtocolError):
-            data, frames = b"", []
-        if not data:
-            self._say_leaving(signal.SIGHUP)  # sshd closes our input alone when the guardian dies
-            self._lose_link()
+        except OSError:
+            data = b""
+        if data:
+            self._obey(data)
+        else:
+            self._hear_end()
+
+    def _hear_end(self) -> None:
+        self._say_leaving(signal.SIGHUP)  # sshd closes our input alone when the guardian dies
+        self._lose_link()
+
+    def _obey(self, received: bytes) -> None:
+        try:
+            frames = self._decoder.feed(received)
+        except wire.ProtocolError:
+            self._hear_end()
+            return
         for frame in frames:
             if frame.node != self._node:
                 continue

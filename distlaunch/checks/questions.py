@@ -74,7 +74,7 @@ class Agents:
             return
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self._links.nudge()
-        for node in self.present:
+        for node in self._links.answering:
             self._links.send(node, messages.Ping())
 
     def _take(self, frame: Frame) -> None:

@@ -68,8 +68,8 @@ class Loop:
         self.state, first = begin(self._spec, now, chance)
         self._execute(first, now)
         self._tell(Observer.began, self._spec, chance, now)
-        if addresses := find_addresses():
-            self._feed(events.AddressesFound(tuple(addresses.items())))
+        if not self._spec.one_machine:
+            self._feed(events.AddressesFound(tuple(find_addresses().items())))
         while not self._finished:
             self._links.turn(self._wait_s())
             self._look_at_clock()
@@ -91,14 +91,14 @@ class Loop:
         now = self._now()
         if self._observers.want_use and now >= self._next_watch:
             self._next_watch = now + WATCH_S
-            for node in self._links.present:
+            for node in self._links.answering:
                 self._links.send(node, messages.WatchUse(2 * WATCH_S))
         if alarm := self.state.alarm(now):
             self._feed(events.TimerDue(*alarm))
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_s
             self._links.nudge()
-            for node in self._links.present:
+            for node in self._links.answering:
                 self._links.send(node, messages.Ping())
                 if now - self._heard.get(node, now) > self._lease_s:
                     self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")

@@ -28,7 +28,8 @@ class Link:
     """The `process` that reaches one node, or several. Its descriptors never block; the owner waits on them.
 
     The opening that `streams` have is sent when the node's shell answers; `boot` is made, and sent, while an
-    interpreter starts there; where the transport is direct, both at once.
+    interpreter starts there. Where the transport is direct, both wait for a `flush`, and may go together with
+    the first commands.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class Link:
         self._streams = streams
         self._boot: Callable[[], bytes] | None = boot
         self._unsent = bytearray()
+        self._behind_boot = b""
         self._protocol_error = ""
         self.at_end = False
         self._pidfd: int | None = None
         if transport.direct:
-            self._send_opening(streams.without_marker())
+            self._unsent += streams.without_marker()
+            self._add_boot()
 
     @property
     def booted(self) -> bool:
@@ -68,8 +71,12 @@ class Link:
         return bool(self._unsent)
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
-        """Send a node one of `distlaunch.agent.messages` as soon as the pipe takes it."""
-        self._unsent += self._streams.addressed(node, wire.encode_command(node, as_object(command)))
+        """Send a node one of `distlaunch.agent.messages`: at once, or right behind what it boots from."""
+        data = self._streams.addressed(node, wire.encode_command(node, as_object(command)))
+        if self._boot:
+            self._behind_boot += data
+            return
+        self._unsent += data
         self.flush()
 
     def part_with(self, node: int) -> None:
@@ -102,16 +109,16 @@ class Link:
             return []
         self.at_end = not data
         if to_send:
-            self._send_opening(to_send)
+            self._unsent += to_send
+            self.flush()  # so that an interpreter starts there meanwhile
+            self._add_boot()
+            self.flush()
         return frames
 
-    def _send_opening(self, opening: bytes) -> None:
-        self._unsent += opening
-        self.flush()
+    def _add_boot(self) -> None:
         if self._boot and self._streams.opened:
-            self._unsent += self._boot()
-            self._boot = None
-            self.flush()
+            self._unsent += self._boot() + self._behind_boot
+            self._boot, self._behind_boot = None, b""
 
     def distrust(self, why: str) -> None:
         """End a link whose peer broke the protocol."""

@@ -41,6 +41,11 @@ class Links:
         """The nodes whose links have not ended."""
         return sorted(self._links)
 
+    @property
+    def answering(self) -> list[int]:
+        """Those of them whose agents have said something."""
+        return sorted(self._links.keys() & self._heard)
+
     def watch(self, fd: int, handler: Callable[[], None], mask: int = selectors.EVENT_READ) -> None:
         """Have `turn` call `handler` when `fd` is ready."""
         self._selector.register(fd, mask, handler)
@@ -54,6 +59,7 @@ class Links:
         self._nodes[link] = {node}
         self.watch(link.stdout, lambda: self._receive(link))
         self.watch(link.stderr, lambda: self._listen(link))
+        self._watch_writing(link)
 
     def nudge(self) -> None:
         """Nudge the nodes whose shells have not answered yet."""
@@ -61,9 +67,9 @@ class Links:
             link.nudge()
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
-        """Send one of `distlaunch.agent.messages` if the node's agent is there to get it."""
+        """Send one of `distlaunch.agent.messages`, if the node has a link; it may precede the agent."""
         link = self._links.get(node)
-        if link and node in self._heard:
+        if link:
             link.send(node, command)
             self._watch_writing(link)
 

@@ -32,7 +32,9 @@ NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: l
 
 def link_here(child: process.Child, nonce: str, unsent: bytes) -> Link:
     """The link to an agent on this machine that was sent all it boots from, but for what is `unsent`."""
-    return Link(Local(), child, OneStream([b""], nonce), lambda: unsent)
+    link = Link(Local(), child, OneStream([b""], nonce), lambda: unsent)
+    link.flush()
+    return link
 
 
 def open_link(spec: JobSpec, *indices: int, early: "Ahead | None" = None) -> Link:

@@ -10,7 +10,7 @@ from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
-from distlaunch.job.spec import Backend, Env, JobSpec, Program
+from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program
 from distlaunch.transport.kinds import Transport
 from distlaunch.wording import counted, listed
 
@@ -113,6 +113,13 @@ class LaunchPlan(Frozen):
         return _together(self.spec, self.nodes)
 
 
+class Foreseen(Frozen):
+    """What is known of a plan before the nodes are: its MASTER_ADDR."""
+
+    address: str
+    one_machine: bool
+
+
 class WorkerPlan(Frozen):
     """One worker, ready to be spawned.
 
@@ -150,7 +157,7 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
         nodes=tuple(nodes),
         world_size=world_size,
         backend=backend,
-        master_addr=_master_addr(spec, nodes, master_address),
+        master_addr=_master_addr(spec, nodes[0].node, _together(spec, nodes), master_address),
         master_port=spec.master_port,
     )
 
@@ -174,7 +181,13 @@ def _first_node(spec: JobSpec) -> int:
     return by_hand.node_rank if by_hand else 0
 
 
-def _together(spec: JobSpec, nodes: Sequence[NodePlan]) -> bool:
+def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
+    """Where the workers meet if all nodes of the job come. Raises `JobError` as `make_plan`."""
+    together = _together(spec, spec.nodes)
+    return Foreseen(_master_addr(spec, 0, together, master_address), together)
+
+
+def _together(spec: JobSpec, nodes: Sequence[NodePlan | NodeSpec]) -> bool:
     """Whether all run on the same machine; torch's elastic agents may be joined by others later."""
     if spec.invocation.by_hand or not spec.engine.gives_ranks:
         return spec.one_machine
@@ -238,11 +251,11 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     return "gloo" if short else "nccl"
 
 
-def _master_addr(spec: JobSpec, nodes: Sequence[NodePlan], master_address: str | None) -> str:
-    first = spec.pool[nodes[0].node]
+def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str | None) -> str:
+    first = spec.pool[index]
     # An endpoint in the job file names the first node; another that takes its place has its own address.
-    named = spec.master_host if nodes[0].node == 0 or not spec.engine.serves_store else None
-    if _together(spec, nodes):
+    named = spec.master_host if index == 0 or not spec.engine.serves_store else None
+    if together:
         return named or "127.0.0.1"
     chosen = named or first.address or master_address or first.label
     if is_loopback(chosen) and not spec.invocation.by_hand:

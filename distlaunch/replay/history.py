@@ -11,7 +11,7 @@ from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.state.events import Event
 
-VERSION = 2
+VERSION = 3
 """Of events.jsonl: another one as soon as a line can't be read as before."""
 BEGAN, NOTICE = "Began", "Notice"
 """The first line, and what was told; the others are events, named after their types."""

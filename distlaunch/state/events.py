@@ -92,13 +92,15 @@ class PortRefused(Frozen):
 
 
 class RouteFound(Frozen):
-    """How `node` reaches MASTER_ADDR: the address it resolved to and the interface that leads there.
+    """How `node` reaches what it was `asked` about: by which interface.
 
-    `source` is the node's own address on that way. `interfaces` are all of the node's, with whether each has
-    an address; `named` are the variables in the node's own environment that name some.
+    `source` is the node's own address on that way, `address` what the name came to. `interfaces` are all of
+    the node's, with whether each has an address; `named` are the variables in the node's own environment that
+    name some.
     """
 
     node: int
+    asked: str
     address: str
     interface: str | None
     source: str | None = None
@@ -107,9 +109,10 @@ class RouteFound(Frozen):
 
 
 class RouteFailed(Frozen):
-    """`node` can't resolve MASTER_ADDR, or has no route to it."""
+    """`node` can't resolve the address that it was `asked` about, or has no route to it."""
 
     node: int
+    asked: str
     error: str
 
 

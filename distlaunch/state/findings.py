@@ -8,6 +8,12 @@ from distlaunch.state.events import WorkerExited
 from distlaunch.state.job import Cause, State, Why
 
 
+class ConnectAgain(Frozen):
+    """A node is to be connected once more, or another way."""
+
+    node: int
+
+
 class Prepare(Frozen):
     """A generation may begin on these nodes, in rank order."""
 
@@ -103,7 +109,8 @@ class JobOver(Frozen):
 
 
 Finding = (
-    Prepare
+    ConnectAgain
+    | Prepare
     | Planned
     | Started
     | NodeBack

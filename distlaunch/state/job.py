@@ -8,7 +8,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan.layout import LaunchPlan
+from distlaunch.plan.layout import Foreseen, LaunchPlan
 from distlaunch.state.actions import Notice
 from distlaunch.state.nodes import Node, Nodes
 from distlaunch.state.timers import WATCHES, Alarm, Timer
@@ -114,7 +114,8 @@ class State(Frozen):
     nodes can't reach each other. With `noticed`, the end was announced; `asked`: the scheduler was asked
     about it. `chance` (0 to 1) spreads what many runs would do at once. `store_port` is that of the store
     of the next generation's ranks, if `launchers` that people started by hand serve it, and not where
-    they first met.
+    they first met. `foreseen` is what nodes were asked about before there was a plan, `reached_by` the
+    address by which others reach the first node.
     """
 
     spec: JobSpec
@@ -136,6 +137,8 @@ class State(Frozen):
     asked: Asked | None = None
     launchers: Launchers = Launchers.TOGETHER
     store_port: int | None = None
+    foreseen: Foreseen | None = None
+    reached_by: str = ""
 
     @property
     def cause(self) -> Cause | None:

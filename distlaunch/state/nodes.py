@@ -17,6 +17,9 @@ from distlaunch.plan.layout import Facts
 from distlaunch.state.many import Many
 from distlaunch.transport.failure import LinkFailure
 
+ASKED = 0
+"""In the place of a port: it was asked for, and is not known yet."""
+
 
 class Away(Frozen):
     """A node that the job goes on without: `occupied` while workers of ours may still run there.
@@ -29,11 +32,16 @@ class Away(Frozen):
 
 
 class Connecting(Frozen):
-    """Its agent's hello is awaited; `failure` is the last attempt's."""
+    """Its agent's hello is awaited; `failure` is the last attempt's.
+
+    `asked` and `held` are what `Up` will have: an agent may be asked before it is there.
+    """
 
     attempt: int = 1
     failure: LinkFailure | None = None
     away: Away | None = None
+    asked: str = ""
+    held: int | None = None
 
 
 class Retrying(Frozen):
@@ -47,23 +55,27 @@ class Retrying(Frozen):
 class Route(Frozen):
     """Its way to MASTER_ADDR: the interface, its own address there, None where that is not known.
 
-    `misnamed` is a variable's setting that names interfaces of no use there, and why.
+    `ends` are that address as the node was asked about it, and what it came to. `misnamed` has variables that
+    name interfaces of no use there: name, setting, and why.
     """
 
     interface: str | None = None
     source: str | None = None
-    misnamed: tuple[str, str] = ("", "")
+    ends: tuple[str, ...] = ()
+    misnamed: tuple[tuple[str, str, str], ...] = ()
 
 
 class Up(Frozen):
     """Its agent answers. It is `occupied` from the start of its workers until it has said that it is clean.
 
-    `asked`: its route is being found, though it is not known yet. `unfit` says why it can't take part.
+    `asked` is the address to which it is to find its route, `held` the rendezvous port that it has for the
+    first generation, or ASKED. `unfit` says why it can't take part.
     """
 
     facts: Facts
     route: Route | None = None
-    asked: bool = False
+    asked: str = ""
+    held: int | None = None
     occupied: bool = False
     unfit: str = ""
 

@@ -1,9 +1,9 @@
 """Reaching the nodes: at the start all together, and later those that were lost, until they return."""
 
 from distlaunch.errors import Exit
-from distlaunch.state.actions import Action, Connect, Drop, GiveUp, Notice, Reap
-from distlaunch.state.events import AddressesFound, AgentUp, ImagePulled, OrphansKilled, Reaped
-from distlaunch.state.findings import Finding, JobOver, NodeBack, Planned, Prepare, Step
+from distlaunch.state.actions import Action, Drop, GiveUp, Notice, Reap
+from distlaunch.state.events import AgentUp, ImagePulled, OrphansKilled, Reaped
+from distlaunch.state.findings import ConnectAgain, Finding, JobOver, NodeBack, Planned, Prepare, Step
 from distlaunch.state.job import Cause, Phase, State
 from distlaunch.state.nodes import (
     Away,
@@ -36,12 +36,7 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
     state = state.without_timers(Timer.ANSWER, node=event.node)
     if node.away:
         return state.with_node(event.node, Reaping(event.facts, node.attempt, node.away)), (Reap(event.node),)
-    return _in_the_pool(state, event.node, Up(event.facts), 1, now)
-
-
-def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
-    """The addresses that may serve as MASTER_ADDR if the job file gives none."""
-    return state._replace(addresses=dict(event.addresses)), ()
+    return _in_the_pool(state, event.node, Up(event.facts, asked=node.asked, held=node.held), 1, now)
 
 
 def on_reaped(event: Reaped, state: State, now: float) -> Step:
@@ -192,4 +187,4 @@ def retry_due(state: State, node: int, now: float) -> Step:
     state = state.with_node(node, Connecting(this.attempt + 1, this.failure, this.away))
     if this.away:
         state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
-    return state, (Connect(node),)
+    return state, (ConnectAgain(node),)

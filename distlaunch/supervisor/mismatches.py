@@ -37,23 +37,26 @@ def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
 
 def _misnamed_interface(state: State, index: int) -> tuple[str, str] | None:
     route = route_of(state.nodes[index])
-    setting, why = route.misnamed if route else ("", "")
-    return (f"{setting} on ", f": {why}") if why else None
-
-
-def misnamed(event: RouteFound, state: State) -> tuple[str, str]:
-    """The setting that can't work on the node that has found its route, and why; ("", "") without one."""
     used = INTERFACE_VARIABLES if state.plan and state.plan.backend == "nccl" else INTERFACE_VARIABLES[:1]
+    for name, setting, why in route.misnamed if route else ():
+        if name in used:
+            return f"{setting} on ", f": {why}"
+    return None
+
+
+def misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ...]:
+    """Settings that can't work on the node that has found its route: name, setting, why."""
+    if not event.interfaces:
+        return ()
     given = {name: EnvValue(text) for name, text in event.named}
     env: Mapping[str, EnvValue] = {**given, **state.spec.env, **state.spec.pool[event.node].env}
-    for name in used:
-        value = env.get(name)
-        why = _flaw(name, value.text, dict(event.interfaces)) if value and event.interfaces else ""
-        if value and why:
-            setting = name if value.inherited else f"{name}={value.text}"
-            way = f"; the route to the other nodes uses {event.interface}" if event.interface else ""
-            return setting, why + way
-    return "", ""
+    way = f"; the route to the other nodes uses {event.interface}" if event.interface else ""
+    interfaces = dict(event.interfaces)
+    return tuple(
+        (name, name if value.inherited else f"{name}={value.text}", why + way)
+        for name in INTERFACE_VARIABLES
+        if (value := env.get(name)) and (why := _flaw(name, value.text, interfaces))
+    )
 
 
 def _flaw(name: str, value: str, interfaces: Mapping[str, bool]) -> str:
@@ -87,3 +90,19 @@ def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:
         if any(each == name if exact else each.startswith(name) for name in names) is not but
         and not (but and each == "lo")
     ]
+
+
+def strange_master(state: State) -> tuple[Notice, ...]:
+    """A warning if MASTER_ADDR is not an address of the node of rank 0; launchers by hand look themselves."""
+    serves = state.spec.engine.serves_store and not state.spec.invocation.by_hand
+    route = route_of(state.nodes[state.members[0]])
+    if not serves or state.plan is None or not (route and route.source and route.ends):
+        return ()
+    address, (_, came_to) = state.plan.master_addr, route.ends
+    is_settled = len(state.members) == 1 or state.reached_by in route.ends
+    if not is_settled or route.source == came_to:
+        return ()
+    is_it = "" if address == came_to else f" ({came_to})"
+    text = f"MASTER_ADDR {address}{is_it} is not an address of {state.label(state.members[0])}"
+    advice = f"no rank can join unless it is forwarded to {route.source}"
+    return (Notice("warning", f"{text}, where rank 0 runs; {advice}"),)

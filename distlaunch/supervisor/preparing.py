@@ -1,32 +1,94 @@
-"""Between the last agent's hello and the start: the plan, the port, the routes."""
+"""Between the last agent's hello and the start: the plan, the port, the routes.
+
+What the plan will most likely need is asked of nodes before their agents are there. The questions travel
+behind what an agent boots from, and the answers follow its hello: so the ranks start two round trips earlier.
+A plan that turns out to be another one asks again.
+"""
 
 from collections.abc import Sequence
 
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.engine import make_plan
-from distlaunch.plan.layout import LaunchPlan
+from distlaunch.plan.layout import LaunchPlan, foreseen_master
 from distlaunch.state import workers
-from distlaunch.state.actions import Action, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
-from distlaunch.state.events import PortHeld, PortRefused, PortUsurped, RouteFailed, RouteFound
-from distlaunch.state.findings import GenerationFailed, JobOver, Planned, Prepare, StartAgain, Started, Step
+from distlaunch.state.actions import Action, Connect, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
+from distlaunch.state.events import (
+    AddressesFound,
+    PortHeld,
+    PortRefused,
+    PortUsurped,
+    RouteFailed,
+    RouteFound,
+)
+from distlaunch.state.findings import (
+    ConnectAgain,
+    GenerationFailed,
+    JobOver,
+    Planned,
+    Prepare,
+    StartAgain,
+    Started,
+    Step,
+)
 from distlaunch.state.job import Cause, Generation, Phase, State, Why
-from distlaunch.state.nodes import Route, Up, facts_of, is_usable, route_of
+from distlaunch.state.nodes import ASKED, Connecting, Route, Up, facts_of, is_usable, route_of
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Worker, Workers
-from distlaunch.supervisor.mismatches import mismatches, misnamed
+from distlaunch.supervisor.mismatches import mismatches, misnamed, strange_master
 from distlaunch.wording import holders_words, listed, refused_port_words
 
 
+def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
+    """The addresses that may serve as MASTER_ADDR if the job file gives none."""
+    return foresee(state._replace(addresses=dict(event.addresses)))
+
+
+def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
+    """Ask all nodes about the plan that there will be if none of the job's own is missing."""
+    if not state.spec.engine.serves_store or state.spec.invocation.by_hand or state.foreseen:
+        return state, ()
+    try:
+        foreseen = foreseen_master(state.spec, state.addresses.get(0))
+    except JobError:
+        return state, ()  # told once there is a plan
+    state = state._replace(foreseen=foreseen)
+    actions: list[Action] = []
+    for node in range(len(state.spec.nodes)):
+        state, asked = _ask_early(state, node)
+        actions += asked
+    return state, tuple(actions)
+
+
+def connect_again(found: ConnectAgain, state: State, now: float) -> Step:
+    """Connect a node, and ask it what the others were asked."""
+    state, asked = _ask_early(state, found.node)
+    return state, (Connect(found.node), *asked)
+
+
+def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
+    this, foreseen = state.nodes[node], state.foreseen
+    if not foreseen or state.phase is not Phase.CONNECTING or node >= len(state.spec.nodes):
+        return state, ()
+    if not isinstance(this, Connecting):
+        return state, ()
+    actions: tuple[Action, ...] = ()
+    if node == 0:
+        this, actions = this._replace(held=ASKED), (HoldPort(0, state.spec.master_port),)
+    if not foreseen.one_machine:
+        this, actions = this._replace(asked=foreseen.address), (*actions, FindRoute(node, foreseen.address))
+    return state.with_node(node, this), actions
+
+
 def prepare(found: Prepare, state: State, now: float) -> Step:
-    """All agents are there: make the plan, hold the port, find the interfaces."""
+    """All agents are there: make the plan, hold the port, find the interfaces, as far as nobody has yet."""
     members = found.members
     facts = {index: facts_of(state.nodes[index]) for index in members}
     try:
         plan = make_plan(_with_its_backend(state), facts, state.addresses.get(members[0]))
     except JobError as error:
         return state, (JobOver(Cause(str(error), error.exit_status, now)),)
-    moved = _has_moved(state, plan, members[0])
+    moved, first_time = _has_moved(state, plan, members[0]), state.plan is None
     state = state._replace(phase=Phase.PREPARING, current=_generation(state, plan))
     state = state.with_timer(Timer.PREPARE, now + state.spec.timeouts.connect_s)
     state, todo = _hold_port(state, plan, members[0])
@@ -34,9 +96,23 @@ def prepare(found: Prepare, state: State, now: float) -> Step:
         way = Route("lo" if state.spec.one_machine else None, "127.0.0.1")
         return _with_routes(state, members, way), (*todo, Planned())
     if moved:
-        state = _with_routes(state, members, None)
-    asked = [index for index in _first_asked(state, members) if route_of(state.nodes[index]) is None]
-    return state, (*todo, *(FindRoute(index, plan.master_addr) for index in asked), Planned())
+        state = _with_routes(state, members, None)._replace(reached_by="")
+    state, asked = _ask_for_routes(state, _first_asked(state, members), plan.master_addr)
+    state, more = _ask_the_first(state)
+    said = strange_master(state) if first_time and not more else ()
+    return state, (*todo, *asked, *more, *said, Planned())
+
+
+def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[State, tuple[FindRoute, ...]]:
+    """Ask those of `nodes` that neither know theirs nor are about to tell."""
+    actions = []
+    for index in nodes:
+        node = state.nodes[index]
+        assert isinstance(node, Up)
+        if node.route is None and node.asked != address:
+            state = state.with_node(index, node._replace(asked=address))
+            actions.append(FindRoute(index, address))
+    return state, tuple(actions)
 
 
 def _generation(state: State, plan: LaunchPlan) -> Generation:
@@ -53,11 +129,16 @@ def _hold_port(state: State, plan: LaunchPlan, first: int) -> tuple[State, tuple
     if not state.spec.engine.serves_store or state.spec.invocation.by_hand:
         # The user's server has it, or the launcher of the first node.
         return state.with_generation(port=state.store_port or plan.master_port), ()
-    return state, (HoldPort(first, plan.master_port),)
+    node = state.nodes[first]
+    assert isinstance(node, Up)
+    if node.held is None:
+        return state, (HoldPort(first, plan.master_port),)
+    state = state.with_node(first, node._replace(held=None))
+    return state.with_generation(port=node.held or None), ()
 
 
 def _first_asked(state: State, members: Sequence[int]) -> Sequence[int]:
-    """The nodes to ask at once for their route to MASTER_ADDR; the first one is asked after the others."""
+    """The nodes to ask for their route to MASTER_ADDR; else the first one is asked after the others."""
     alone = len(members) == 1
     return members[1:] if state.spec.engine.serves_store and not alone else members
 
@@ -65,7 +146,9 @@ def _first_asked(state: State, members: Sequence[int]) -> Sequence[int]:
 def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
     """Whether the routes to the master have to be found again."""
     before = state.plan
-    if before is None or before.one_machine or route_of(state.nodes[first]) is None:
+    if before is None:
+        return state.foreseen is None or state.foreseen.address != plan.master_addr
+    if before.one_machine or route_of(state.nodes[first]) is None:
         return True
     return before.master_addr != plan.master_addr
 
@@ -74,12 +157,15 @@ def _with_routes(state: State, members: Sequence[int], route: Route | None) -> S
     for index in members:
         node = state.nodes[index]
         assert isinstance(node, Up)
-        state = state.with_node(index, node._replace(route=route, asked=False))
+        state = state.with_node(index, node._replace(route=route, asked=""))
     return state
 
 
 def on_port_held(event: PortHeld, state: State, now: float) -> Step:
     """The first node has the port."""
+    node = state.nodes[event.node]
+    if isinstance(node, Up) and node.held == ASKED:
+        return state.with_node(event.node, node._replace(held=event.port)), ()
     if event.node not in state.members[:1]:
         return state, ()  # nobody asked it
     return state.with_generation(port=event.port), ()
@@ -87,6 +173,9 @@ def on_port_held(event: PortHeld, state: State, now: float) -> Step:
 
 def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
     """The port can't be used: end, naming the process that holds it."""
+    node = state.nodes[event.node]
+    if isinstance(node, Up) and node.held == ASKED:  # if that is the port of the plan, it is asked again
+        return state.with_node(event.node, node._replace(held=None)), ()
     if event.node not in state.members[:1] or state.plan is None:
         return state, ()
     text = f"can't get a free port for the rendezvous on {state.label(event.node)}: {event.error.lower()}"
@@ -110,45 +199,59 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
 def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     """A node has found its route to the master."""
     node = state.nodes[event.node]
-    if event.node not in state.members or not isinstance(node, Up) or node.route:
+    if not isinstance(node, Up) or node.asked != event.asked:
         return state, ()
-    route = Route(event.interface, event.source, misnamed(event, state))
-    state = state.with_node(event.node, node._replace(route=route))
+    ends = (event.asked, event.address)
+    route = Route(event.interface, event.source, ends, misnamed(event, state))
+    state = state.with_node(event.node, node._replace(route=route, asked=""))
     state = state.without_timers(Timer.ANSWER, node=event.node)
-    first = state.nodes[state.members[0]]
-    if state.spec.engine.serves_store and isinstance(first, Up) and not (first.route or first.asked):
-        # The master's interface is the one that carries the address by which the others reach it.
-        state = state.with_node(state.members[0], first._replace(asked=True))
-        return state, (FindRoute(state.members[0], event.address),)
-    return state, _strange_master(event, state)
+    is_first = event.node == (state.members[0] if state.members else 0)
+    tells = is_first or not state.reached_by
+    if not is_first and not state.reached_by:
+        state = state._replace(reached_by=event.address)
+    if state.phase is Phase.CONNECTING:
+        return state, ()
+    state, again = _ask_the_first(state)
+    return state, again or (strange_master(state) if tells else ())
 
 
-def _strange_master(event: RouteFound, state: State) -> tuple[Notice, ...]:
-    """A warning if MASTER_ADDR is not an address of the node of rank 0; launchers by hand look themselves."""
-    serves = state.spec.engine.serves_store and not state.spec.invocation.by_hand
-    theirs = event.node != state.members[0] or not serves
-    if theirs or state.plan is None or event.source in (None, event.address):
-        return ()
-    address = state.plan.master_addr
-    is_it = "" if address == event.address else f" ({event.address})"
-    text = f"MASTER_ADDR {address}{is_it} is not an address of {state.label(event.node)}, where rank 0 runs"
-    advice = f"no rank can join unless it is forwarded to {event.source}"
-    return (Notice("warning", f"{text}; {advice}"),)
+def _ask_the_first(state: State) -> tuple[State, tuple[FindRoute, ...]]:
+    """The master's interface is the one that carries the address by which the others reach it."""
+    first, address = state.members[0], state.reached_by
+    node = state.nodes[first]
+    waits = state.phase is Phase.PREPARING and isinstance(node, Up) and not node.asked
+    if not (waits and address and state.spec.engine.serves_store):
+        return state, ()
+    assert isinstance(node, Up)
+    if node.route and (not node.route.ends or address in node.route.ends):
+        return state, ()
+    return _ask_for_routes(state.with_node(first, node._replace(route=None)), [first], address)
 
 
 def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
     """A node has no route to the master: continue without it if others can, else end, saying what to set."""
     node = state.nodes[event.node]
-    if state.plan is None or event.node not in state.members or not isinstance(node, Up) or node.route:
+    if not isinstance(node, Up) or node.asked != event.asked:
         return state, ()  # nobody asked it
+    node = node._replace(asked="")
+    state = state.with_node(event.node, node)
+    if state.plan is None:
+        return state, ()  # if that is what the plan needs, it is asked again
     first = state.members[0]
     if event.node == first and state.spec.engine.serves_store:
+        if len(state.members) > 1 and event.asked != state.reached_by:
+            return _ask_the_first(state)  # now or later: it may not know its name
         return state.with_node(first, node._replace(route=Route())), ()
+    return _no_route(state, event, node, now)
+
+
+def _no_route(state: State, event: RouteFailed, node: Up, now: float) -> Step:
+    assert state.plan is not None
     text = _no_route_words(state, state.plan.master_addr, event)
     if state.phase is Phase.RUNNING:  # the others go on without it
         return state, (Notice("warning", text),)
     cause = Cause(text, Exit.USAGE, now, node=event.node)
-    if state.generation and route_of(state.nodes[first]):
+    if state.generation and route_of(state.nodes[state.members[0]]):
         return state.with_node(event.node, node._replace(unfit=text)), (GenerationFailed(cause),)
     return state, (JobOver(cause),)
 
@@ -210,7 +313,7 @@ def _owes_an_answer(state: State, node: int) -> bool:
     if node == state.members[0] and state.port is None:
         return True
     # The first node may be asked for its route only when another has found its own.
-    return this.route is None and (this.asked or node in _first_asked(state, state.members))
+    return this.route is None and this.asked != ""
 
 
 def prepare_overdue(state: State, now: float) -> Step:

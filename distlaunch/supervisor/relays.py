@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from distlaunch.state.actions import Action, Connect, Notice
+from distlaunch.state.actions import Action, Notice
 from distlaunch.state.events import LinkEnded
-from distlaunch.state.findings import Finding, JobOver, NodeLost, Step
+from distlaunch.state.findings import ConnectAgain, Finding, JobOver, NodeLost, Step
 from distlaunch.state.job import Phase, State
 from distlaunch.state.nodes import Connecting, End, Leaving, Reaping, Up
 from distlaunch.state.timers import Timer
@@ -18,7 +18,7 @@ def from_here(state: State, nodes: Sequence[int], failure: LinkFailure, now: flo
     for node in nodes:
         state = state.with_node(node, Connecting(2, failure))
         state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
-    connects = tuple(map(Connect, nodes))
+    connects = tuple(map(ConnectAgain, nodes))
     names = listed([state.label(node) for node in nodes])
     if failure.kind is Kind.RELAY:
         text = f"connecting to {names} from here instead of through {failure.via} (ssh.tree)"

@@ -50,6 +50,7 @@ from distlaunch.state.events import (
     WorkerUnstarted,
 )
 from distlaunch.state.findings import (
+    ConnectAgain,
     DumpCame,
     EndNoticed,
     Finding,
@@ -99,7 +100,9 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[
     state = State(
         spec=spec, nodes=Nodes([Connecting()] * len(pool)), began_at=now, chance=chance, timers=timers
     )
-    return state, tuple(map(Connect, pool))
+    # On one machine it is known by now where the ranks meet; else once addresses are found.
+    state, asked = preparing.foresee(state) if spec.one_machine else (state, ())
+    return state, (*map(Connect, pool), *asked)
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
@@ -185,7 +188,7 @@ _HANDLERS: Mapping[type, Handler] = {
     AgentUp: connecting.on_agent_up,
     ImagePulled: connecting.on_image_pulled,
     AllocationTold: scheduling.on_allocation_told,
-    AddressesFound: connecting.on_addresses_found,
+    AddressesFound: preparing.on_addresses_found,
     LinkEnded: _on_link_ended,
     Noticed: scheduling.on_noticed,
     PortHeld: preparing.on_port_held,
@@ -218,6 +221,7 @@ _HANDLERS: Mapping[type, Handler] = {
 """Who handles each event."""
 
 _OURS: Mapping[type, Handler] = {
+    ConnectAgain: preparing.connect_again,
     Prepare: preparing.prepare,
     Planned: connecting.let_misfits_go,
     Started: joining.watch,
@@ -287,12 +291,13 @@ _DUE_ON_A_NODE: Mapping[Timer, Callable[[State, int, float], Step]] = {
 """What is done when a timer of a node comes due."""
 
 _ALIVE = frozenset(Phase) - {Phase.DONE}
+_BEFORE_WORKERS = frozenset({Phase.CONNECTING, Phase.PREPARING})
 _WITH_WORKERS = frozenset({Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
 _PHASES: Mapping[type, frozenset[Phase]] = {
-    PortHeld: frozenset({Phase.PREPARING}),
-    PortRefused: frozenset({Phase.PREPARING}),
-    RouteFound: frozenset({Phase.PREPARING, Phase.RUNNING}),
-    RouteFailed: frozenset({Phase.PREPARING, Phase.RUNNING}),
+    PortHeld: _BEFORE_WORKERS,
+    PortRefused: _BEFORE_WORKERS,
+    RouteFound: _BEFORE_WORKERS | {Phase.RUNNING},
+    RouteFailed: _BEFORE_WORKERS | {Phase.RUNNING},
     WorkerStarted: _WITH_WORKERS,
     WorkerUnstarted: _WITH_WORKERS,
     WorkerExited: _WITH_WORKERS,

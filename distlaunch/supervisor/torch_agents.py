@@ -136,5 +136,6 @@ def _find_way(state: State, node: int, now: float) -> tuple[State, tuple[FindRou
     assert isinstance(this, Up)
     if state.plan.one_machine:
         return state.with_node(node, this._replace(route=Route("lo", "127.0.0.1"))), ()
+    state = state.with_node(node, this._replace(asked=address))
     state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
     return state, (FindRoute(node, address),)

@@ -89,9 +89,9 @@ def _hello(node: int, report: messages.Hello, clock: Clock) -> Event:
 
 
 def _route(node: int, report: messages.RouteFound, clock: Clock) -> Event:
-    address, interface, source = _cut(report.address), _cut(report.interface), _cut(report.source)
+    asked, address, interface = _cut(report.asked), _cut(report.address), _cut(report.interface)
     interfaces, named = _items(report.interfaces), _items(report.named)
-    return events.RouteFound(node, address, interface, source, interfaces, named)
+    return events.RouteFound(node, asked, address, interface, _cut(report.source), interfaces, named)
 
 
 def _exited(node: int, report: messages.WorkerExited, clock: Clock) -> Event:
@@ -159,7 +159,7 @@ _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
         node, number(it.processes, "processes")
     ),
     messages.RouteFound: _route,
-    messages.RouteFailed: lambda node, it, clock: events.RouteFailed(node, _cut(it.error)),
+    messages.RouteFailed: lambda node, it, clock: events.RouteFailed(node, _cut(it.asked), _cut(it.error)),
     messages.WorkerStarted: lambda node, it, clock: events.WorkerStarted(
         node, number(it.local_rank, "local_rank"), number(it.pid, "pid"), _cut(it.cpus)
     ),

@@ -62,7 +62,7 @@ RELAY = """
 import struct, subprocess, sys, threading
 
 HEADER = struct.Struct("!BHHHI")
-stdin, stdout, lock, agents = sys.stdin.buffer, sys.stdout.buffer, threading.Lock(), {}
+stdin, stdout, lock = sys.stdin.buffer, sys.stdout.buffer, threading.Lock()
 met = threading.Event()
 
 def tell(data):
@@ -78,13 +78,13 @@ def serve(agent, text, first):
     agent.stdout.readline()  # that its shell is there
     agent.stdin.write(text)
     agent.stdin.flush()
+    agent.begun.set()
     hello = agent.stdout.readline()
     if first:
         tell(hello)
         met.set()
     met.wait()  # one hello is all that a link has
     while data := frame(agent.stdout):
-        agents[HEADER.unpack_from(data)[1]] = agent
         tell(data)
     agent.wait()
 
@@ -96,6 +96,7 @@ def boot(first):
         size = stdin.read(8)
         text += size + stdin.read(int(size))
     agent = subprocess.Popen(["sh", "-c", sys.argv[1]], stdin=-1, stdout=-1)
+    agent.begun = threading.Event()
     threads.append(threading.Thread(target=serve, args=(agent, text, first)))
     threads[-1].start()
     return agent
@@ -105,7 +106,8 @@ threads, all_agents = [], []
 while kind := stdin.peek(1)[:1]:
     if kind in b"\\1\\2\\3\\4":
         data = frame(stdin)
-        agent = agents[HEADER.unpack_from(data)[1]]
+        agent = all_agents[HEADER.unpack_from(data)[1]]  # they come in the order of the nodes
+        agent.begun.wait()
         agent.stdin.write(data)
         agent.stdin.flush()
     else:

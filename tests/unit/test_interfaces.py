@@ -22,7 +22,9 @@ script: x.py
 env: {{{env}}}
 """
     job = History(text).to_preparing(gpus=1)
-    routes = [RouteFound(node, MASTER, "eth0", f"10.0.0.{node + 1}", HAS, named) for node in (1, 2, 0)]
+    routes = [
+        RouteFound(node, MASTER, MASTER, "eth0", f"10.0.0.{node + 1}", HAS, named) for node in (1, 2, 0)
+    ]
     said = job.feed(PortHeld(0, 29400), *routes).of(Notice)
     assert all(isinstance(notice, Notice) and notice.level == "warning" for notice in said)
     return [notice.text for notice in said if isinstance(notice, Notice)]

@@ -12,7 +12,7 @@ def warnings(keys: str, *visible: int) -> list[str]:
     """What is said at the start of a job on three nodes, which show so many GPUs each."""
     job = History(f"script: t.py\nprocs_per_node: 2\nnodes: [a, b, c]\n{keys}")
     job.feed(*(up(node, gpus) for node, gpus in enumerate(visible)), PortHeld(0, 29400))
-    job.feed(*(RouteFound(node, MASTER, "eth0") for node in (1, 2, 0)))
+    job.feed(*(RouteFound(node, MASTER, MASTER, "eth0") for node in (1, 2, 0)))
     return texts(job.actions, "warning")
 
 

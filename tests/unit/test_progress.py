@@ -42,7 +42,7 @@ ONE = "command: [x]\ngpus_per_node: 0\nprocs_per_node: 4\nnodes: 1"
 STARTED = (
     up(0),
     PortHeld(0, 29500),
-    RouteFound(0, "127.0.0.1", "lo", "127.0.0.1", (), ()),
+    RouteFound(0, "127.0.0.1", "127.0.0.1", "lo", "127.0.0.1", (), ()),
     WorkerStarted(0, 0, 100, None),
 )
 

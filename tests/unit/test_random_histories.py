@@ -73,7 +73,7 @@ from distlaunch.state.events import (
     WorkerUnstarted,
 )
 from distlaunch.state.job import Phase, State, Why
-from distlaunch.state.nodes import Lost, Up, may_be_occupied
+from distlaunch.state.nodes import Linked, Lost, Up, may_be_occupied
 from distlaunch.state.timers import Timer
 from distlaunch.supervisor.blame import VERDICT_S
 from distlaunch.supervisor.step import begin, step
@@ -112,6 +112,7 @@ class Agent:
         self.mute = False  # it neither hears nor tells anything more
         self.reaping = False
         self.told_until = 0.0
+        self.up_at = 0.0
         self.above: Agent | None = None  # the one on the node through which this one was reached
 
 
@@ -283,18 +284,19 @@ class World:
                 self._tell(agent, ImagePulled(node, over=False))
                 self._tell(agent, ImagePulled(node, over=True), min(delay_s, PULL_S))
             self._tell(agent, AgentUp(node, Facts("python3", 0), "host"), delay_s)
+            agent.up_at = self.now + delay_s
 
     def _command(self, agent: Agent, action: Action) -> None:
-        node, delay_s = agent.node, self._delay()
+        node, delay_s = agent.node, self._delay() + max(0.0, agent.up_at - self.now)
         match action:
             case HoldPort() if HoldPort in self._refuses:
                 self._tell(agent, PortRefused(node, "in use", ()), delay_s)
             case HoldPort():
                 self._tell(agent, PortHeld(node, 29400), delay_s)
             case FindRoute() if FindRoute in self._refuses:
-                self._tell(agent, RouteFailed(node, "no route"), delay_s)
+                self._tell(agent, RouteFailed(node, action.address, "no route"), delay_s)
             case FindRoute():
-                self._tell(agent, RouteFound(node, action.address, "eth0"), delay_s)
+                self._tell(agent, RouteFound(node, action.address, action.address, "eth0"), delay_s)
             case DumpStacks():
                 self._dump(agent, action)
             case StartWorkers():
@@ -510,11 +512,18 @@ def _line(now: float, name: str, fields: Mapping[str, Any]) -> str:
     return json.dumps({"t": now, "time": 0.0, "event": name, **fields})
 
 
+NOT_AHEAD = (StartWorkers, StopWorkers, DumpStacks, Reap, Close)
+"""What only an agent that has said hello is told."""
+
+
 def check_step(before: State, actions: tuple[Action, ...], after: State, now: float) -> None:
     """What holds for every step of every history."""
     ending = before.phase in (Phase.STOPPING, Phase.DONE)
     assert not (ending and any(isinstance(action, StartWorkers | Connect) for action in actions))
     assert after.generation in (before.generation, before.generation + 1)
+    for action in actions:
+        if isinstance(action, NOT_AHEAD):
+            assert any(isinstance(state.nodes[action.node], Linked) for state in (before, after))
     finishes = sum(isinstance(action, Finish) for action in actions)
     assert finishes == (after.phase is Phase.DONE and before.phase is not Phase.DONE)
     limit = after.spec.restarts

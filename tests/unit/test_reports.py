@@ -37,7 +37,7 @@ RECORD = {"message": "ValueError: bad", "callstack": "File t.py\n  f()"}
 
 HELLO = messages.Hello(PROTOCOL, "/venv/bin/python", [3, 11], 8, "gpu-3", 99, 5.0)
 ROUTE = messages.RouteFound(
-    "10.0.0.1", "10.0.0.4", "ib0", {"ib0": True, "lo": False}, {"GLOO_SOCKET_IFNAME": "ib0"}
+    "a", "10.0.0.1", "10.0.0.4", "ib0", {"ib0": True, "lo": False}, {"GLOO_SOCKET_IFNAME": "ib0"}
 )
 EXITED = messages.WorkerExited(1, -9, 5.0, RECORD, "Killed", 2, [64, 32])
 
@@ -55,6 +55,7 @@ TABLE: list[tuple[Any, Any]] = [
         ROUTE,
         events.RouteFound(
             NODE,
+            "a",
             "10.0.0.1",
             "ib0",
             "10.0.0.4",
@@ -62,7 +63,7 @@ TABLE: list[tuple[Any, Any]] = [
             (("GLOO_SOCKET_IFNAME", "ib0"),),
         ),
     ),
-    (messages.RouteFailed("no route to host"), events.RouteFailed(NODE, "no route to host")),
+    (messages.RouteFailed("a", "no route to host"), events.RouteFailed(NODE, "a", "no route to host")),
     (messages.WorkerStarted(1, 77, "0-3,8"), events.WorkerStarted(NODE, 1, 77, "0-3,8")),
     (messages.WorkerUnstarted(1, "exec", 2, "/x"), events.WorkerUnstarted(NODE, 1, "exec", 2, "/x")),
     (EXITED, events.WorkerExited(NODE, 1, -9, 5.0 + AHEAD_S, RECORD, 2, (64, 32), "Killed")),
@@ -159,8 +160,8 @@ def test_a_hello_of_another_protocol_is_refused(protocol: int) -> None:
     ("report", "event"),
     [
         (
-            messages.RouteFound("10.0.0.1", None, None, {}, {}),
-            events.RouteFound(NODE, "10.0.0.1", None, None, (), ()),
+            messages.RouteFound("a", "10.0.0.1", None, None, {}, {}),
+            events.RouteFound(NODE, "a", "10.0.0.1", None, None, (), ()),
         ),
         (messages.WorkerStarted(1, 77, None), events.WorkerStarted(NODE, 1, 77, None)),
         (
@@ -289,9 +290,11 @@ TEXTS: list[tuple[type, str, int, Callable[[Any], Any]]] = [
     (messages.Hello, "python", MAX_TEXT, lambda event: event.facts.python),
     (messages.Hello, "hostname", MAX_TEXT, lambda event: event.hostname),
     (messages.PortRefused, "error", MAX_TEXT, lambda event: event.error),
+    (messages.RouteFound, "asked", MAX_TEXT, lambda event: event.asked),
     (messages.RouteFound, "address", MAX_TEXT, lambda event: event.address),
     (messages.RouteFound, "source", MAX_TEXT, lambda event: event.source),
     (messages.RouteFound, "interface", MAX_TEXT, lambda event: event.interface),
+    (messages.RouteFailed, "asked", MAX_TEXT, lambda event: event.asked),
     (messages.RouteFailed, "error", MAX_TEXT, lambda event: event.error),
     (messages.WorkerStarted, "cpus", MAX_TEXT, lambda event: event.cpus),
     (messages.WorkerUnstarted, "stage", MAX_TEXT, lambda event: event.stage),

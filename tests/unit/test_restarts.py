@@ -145,7 +145,7 @@ class Job(History):
             case HoldPort():
                 answer = [PortHeld(node, 29400 + self.state.generation)]
             case FindRoute():
-                answer = [RouteFound(node, action.address, f"eth{node}")]
+                answer = [RouteFound(node, action.address, action.address, f"eth{node}")]
             case StartWorkers():
                 self._began[node] = self.state.generation
                 answer = [WorkerStarted(node, rank, 100 + rank) for rank in (0, 1)]
@@ -304,7 +304,7 @@ def test_a_node_that_knows_no_way_at_the_start_ends_the_job() -> None:
     job.silent = {0}
     job.obey(job.actions)
     job.silent = {1}
-    job.obey(job.feed(up(0), RouteFailed(1, "no route")))
+    job.obey(job.feed(up(0), RouteFailed(1, MASTER, "no route")))
     assert job.blamed == (Exit.USAGE, None, 1)
     assert job.state.restarts == ()
 
@@ -313,7 +313,7 @@ def test_a_node_that_knows_its_way_is_not_heard_when_it_loses_it_unasked() -> No
     job = Job().started()
     job.silent = {0}  # it holds no port
     job.obey(job.feed(exited(1, 0, 7, job.now), Swept(0, 0, 0)))
-    assert job.feed(RouteFailed(1, "no route")) == []
+    assert job.feed(RouteFailed(1, MASTER, "no route")) == []
 
 
 @pytest.mark.parametrize("kind", [Kind.HOST_KEY, Kind.AUTHENTICATION, Kind.NO_PYTHON, Kind.BAD_OPTION])
@@ -421,7 +421,7 @@ def test_a_spare_without_a_way_to_the_master_is_passed_over_until_it_returns() -
     job.silent.add(2)  # it does not find its way
     job.lose(1, clean=True)
     assert (job.state.members, job.state.phase) == ((0, 2), Phase.PREPARING)
-    said = texts(job.obey(job.feed(RouteFailed(2, "no route"))), "warning")
+    said = texts(job.obey(job.feed(RouteFailed(2, MASTER, "no route"))), "warning")
     assert said[0].startswith(f"c can't reach MASTER_ADDR {MASTER}: no route; set nodes[0].address")
     job.go_on()
     assert job.state.members == (0, 3)

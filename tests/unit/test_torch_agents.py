@@ -218,8 +218,10 @@ def test_etcd_needs_no_port_and_every_node_must_find_it() -> None:
     asked = job.feed(up(0), up(1), up(2))
     assert asked == [FindRoute(0, "etcd"), FindRoute(1, "etcd"), FindRoute(2, "etcd")]
     for node in (0, 1):
-        assert job.feed(RouteFound(node, "10.0.0.9", "eth0", f"10.0.0.{node}")) == []
-    assert job.feed(RouteFound(2, "10.0.0.9", "eth0", "10.0.0.2")) == [StartWorkers(i) for i in range(3)]
+        assert job.feed(RouteFound(node, "etcd", "10.0.0.9", "eth0", f"10.0.0.{node}")) == []
+    assert job.feed(RouteFound(2, "etcd", "10.0.0.9", "eth0", "10.0.0.2")) == [
+        StartWorkers(i) for i in range(3)
+    ]
     assert job.state.port == 2379
     assert [route.source for route in map(route_of, job.state.nodes) if route] == [
         "10.0.0.0",
@@ -231,7 +233,7 @@ def test_etcd_needs_no_port_and_every_node_must_find_it() -> None:
 def test_a_node_that_can_not_reach_etcd_ends_the_job_before_it_starts() -> None:
     job = Torch(ETCD, ABC)
     job.feed(up(0), up(1), up(2))
-    said = texts(job.obey(job.feed(RouteFailed(0, "Name or service not known"))), "error")
+    said = texts(job.obey(job.feed(RouteFailed(0, "etcd", "Name or service not known"))), "error")
     assert said == ["a can't reach etcd at etcd: Name or service not known"]
 
 
@@ -271,8 +273,8 @@ def test_a_node_that_returns_is_not_used_before_it_is_reaped() -> None:
     job.tick()
     assert job.feed(up(2)) == [Reap(2)]
     assert job.feed(Reaped(2, 3)).of(StartWorkers) == []
-    assert job.feed(RouteFound(2, MASTER, "eth0", "10.0.0.3")) == [StartWorkers(2)]
-    assert job.feed(RouteFound(2, MASTER, "eth0", "10.0.0.3")) == [], "once"
+    assert job.feed(RouteFound(2, MASTER, MASTER, "eth0", "10.0.0.3")) == [StartWorkers(2)]
+    assert job.feed(RouteFound(2, MASTER, MASTER, "eth0", "10.0.0.3")) == [], "once"
 
 
 def test_a_node_that_returns_and_does_not_tell_its_route_is_given_up() -> None:
@@ -401,7 +403,7 @@ def test_a_late_node_without_a_way_to_the_others_is_told_and_left_out() -> None:
     job.silent = {2}
     job.tick()
     job.feed(up(2), Reaped(2, 0))
-    assert "c can't reach MASTER_ADDR" in texts(job.feed(RouteFailed(2, "no route")), "warning")[0]
+    assert "c can't reach MASTER_ADDR" in texts(job.feed(RouteFailed(2, MASTER, "no route")), "warning")[0]
     assert job.state.phase is Phase.RUNNING
 
 

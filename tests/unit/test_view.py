@@ -16,7 +16,6 @@ from distlaunch.state.events import (
     Event,
     PortHeld,
     RanksStalled,
-    RouteFound,
     WorkerExited,
     WorkerStarted,
 )
@@ -47,7 +46,6 @@ class Watched:
     def start(self, nodes: int, procs: int) -> None:
         self.feed(*(AgentUp(node, Facts("/usr/bin/python3", 0), "h") for node in range(nodes)))
         self.feed(PortHeld(0, 29500))
-        self.feed(*(RouteFound(node, "127.0.0.1", "lo", "127.0.0.1", (), ()) for node in range(nodes)))
         self.feed(*(WorkerStarted(node, local, 7, None) for node in range(nodes) for local in range(procs)))
         self.picture.started(self.state, 1.0)
         assert self.state.plan is not None

@@ -62,7 +62,9 @@ class Step:
             case messages.HoldPort():
                 self._tell(node, messages.PortHeld(29500))
             case messages.FindRoute() as find:
-                self._tell(node, messages.RouteFound(find.address, "10.0.0.1", "eth0", {"eth0": True}, {}))
+                own, interfaces = "10.0.0.1", {"eth0": True}
+                found = messages.RouteFound(find.address, find.address, own, "eth0", interfaces, {})
+                self._tell(node, found)
             case messages.StartWorkers() as start:
                 self._start(node, start)
             case messages.StopWorkers() | messages.Close() as end:

@@ -24,11 +24,11 @@ def route(host: str) -> "Union[RouteFound, RouteFailed]":
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         source = _source(family, address)
     except UnicodeError:
-        return RouteFailed("not a host name")
+        return RouteFailed(host, "not a host name")
     except OSError as error:
-        return RouteFailed(error.strerror or str(error))
+        return RouteFailed(host, error.strerror or str(error))
     named = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    return RouteFound(str(address[0]), source, interface_of(source), interfaces(), named)
+    return RouteFound(host, str(address[0]), source, interface_of(source), interfaces(), named)
 
 
 def _source(family: int, address: "Tuple[Any, ...]") -> str:

@@ -174,6 +174,7 @@ class _Below(_Served):
         stream = Relayed(branch, nonce) if branch.below else OneStream([branch.opening], nonce)
         super().__init__(branch.node, branch.reach.host, stream, branch.nodes)
         self._branch, self._via, self._is_begun = branch, via, False
+        self._behind_boot = b""
 
     def _answers(self, to_send: bytes) -> bytes:
         answer = super()._answers(to_send)
@@ -182,11 +183,17 @@ class _Below(_Served):
             answer += self._sent(relay.BOOT, self._branch.loader)
             if isinstance(self.stream, Relayed):
                 answer += self._sent(relay.DATA, self.stream.openings())
+            answer += self._behind_boot
         return answer
 
     def addressed(self, node: int, data: bytes) -> bytes:
-        """For its agent, or one below."""
-        return self._sent(relay.DATA, self.stream.addressed(node, data))
+        """For its agent, or one below; kept until it boots."""
+        travelling = self.stream.addressed(node, data)
+        wrapped = self._sent(relay.DATA, travelling) if travelling else b""
+        if self._is_begun:
+            return wrapped
+        self._behind_boot += wrapped
+        return b""
 
     def nudges(self) -> bytes:
         """For its shell, and those below."""
