@@ -26,13 +26,13 @@ _SPEAKING = """
 import os
 from distlaunch.agent import serve, wire
 encode, run = wire.encode_message, serve.Agent.run
-def run_and_wait(agent):
+def run_and_wait(agent, *received):
     begin = os.open({begin!r}, os.O_RDONLY | os.O_NONBLOCK)
     def speak():
         agent._poller.forget(begin)
         agent._outbox.post({{"op": "ours"}})
     agent._poller.watch(begin, speak)
-    return run(agent)
+    return run(agent, *received)
 serve.Agent.run = run_and_wait
 def say(node, message):
     HEAD = encode(node, message)[: wire.HEADER.size - 4]
@@ -121,7 +121,10 @@ LIES = {
         "started",
         f"encode(node, {{'op': 'unstarted', 'local_rank': 0, 'stage': 'x', 'errno': 1, 'text': {MUCH}}})",
     ),
-    "a long reason for no route": ("route", f"encode(node, {{'op': 'no route', 'error': {MUCH}}})"),
+    "a long reason for no route": (
+        "route",
+        f"encode(node, {{'op': 'no route', 'asked': message['asked'], 'error': {MUCH}}})",
+    ),
     "an odd interface": ("route", f"encode(node, {{**message, 'interface': {MUCH}}})"),
     "long names of stuck processes": (
         "started",
