@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -54,6 +55,15 @@ class GridEngine(Bed):
         deadline = time.monotonic() + PATIENCE_S
         while not self.is_over(job):
             assert time.monotonic() < deadline, f"job {job} does not end: {self.tool('qstat')}"
+            time.sleep(0.1)
+
+    def wait_accounted(self, job: str, status: str) -> None:
+        """Wait until its accounts have that exit status; those of its tasks on other hosts come before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not re.search(
+            rf"^exit_status +{status}\b", told := self.tool("qacct", "-j", job), re.MULTILINE
+        ):
+            assert time.monotonic() < deadline, f"job {job} has another status: {told}"
             time.sleep(0.1)
 
 

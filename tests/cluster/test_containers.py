@@ -24,6 +24,7 @@ from tests.harness import (
     write_job,
 )
 
+pytestmark = pytest.mark.together("containers")
 WAITS = """
     import os, signal
     os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())

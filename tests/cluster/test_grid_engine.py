@@ -16,6 +16,7 @@ from tests.cluster.hosts import GONE_S
 from tests.harness import PATIENCE_S, cookie_holders, descendants_of, distlaunch, kill, on_time, wait_gone
 from tests.queued import Printed, check_stop_before_start, rows
 
+pytestmark = pytest.mark.together("grid engine")
 PLACES = """
     import os
     print("rank", os.environ["RANK"], "on", os.uname().nodename, flush=True)
@@ -158,7 +159,7 @@ def test_a_rank_that_fails_is_named_and_its_status_is_the_jobs(queue: Queue) -> 
     assert distlaunch("wait", job).returncode == 5
     assert "rank 4 (host" in queue.output(job)
     queue.engine.wait_over(job)
-    assert re.search(r"^exit_status +5", queue.engine.tool("qacct", "-j", job), re.MULTILINE)
+    queue.engine.wait_accounted(job, "5")
 
 
 def test_a_job_is_stopped_while_it_waits(queue: Queue) -> None:

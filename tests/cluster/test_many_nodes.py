@@ -13,6 +13,7 @@ from tests.cluster.hosts import parent_of
 from tests.cluster.slurm import Slurm, inside, slurm_of, why_not
 from tests.harness import Run, children_of, distlaunch, kill, running, wait_gone, write_job
 
+pytestmark = pytest.mark.together("many nodes")
 NODES = 33
 KEYS = "gpus_per_node: 0\nrestarts: 1\ntimeouts: {stop: 2s, lease: 9s}\n"
 WAITS = "command: [sh, -c, echo ready $RANK $$; exec sleep 600]\n"

@@ -70,7 +70,10 @@ TRAINS = """
 RANKS = 6
 
 
-@pytest.fixture(params=["local", "ssh", "tree", "slurm", "command", "podman"])
+PODMAN = pytest.param("podman", marks=pytest.mark.together("containers on hosts"))
+
+
+@pytest.fixture(params=["local", "ssh", "tree", "slurm", "command", PODMAN])
 def nodes(request: pytest.FixtureRequest) -> str:
     """The part of a job file that says where it runs."""
     if request.param == "local":

@@ -21,6 +21,7 @@ import os, signal
 os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
 signal.pause()
 """
+pytestmark = pytest.mark.together("tree")
 RELAY, BELOW, INNER = 6, range(7, 12), 8
 """The second of the four that are reached from here, those below it, and of these one that has some, too."""
 

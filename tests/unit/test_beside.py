@@ -17,15 +17,16 @@ class Item:
     """As much of a test as matters here."""
 
     def __init__(self, folder: str, marker: str) -> None:
-        self.path, self.marker = TESTS / folder / "test_x.py", marker
+        self.path = TESTS / folder / "test_x.py"
+        self.marker, _, group = marker.partition(" ")
+        self.args = (group,)
 
     def get_closest_marker(self, name: str) -> Any:
         return self if name == self.marker else None
 
 
-ITEMS = st.lists(
-    st.builds(Item, st.sampled_from(["unit", "process"]), st.sampled_from(["", "alone", "quiet", "long"]))
-)
+MARKERS = ["", "alone", "quiet", "long", "together a", "together b"]
+ITEMS = st.lists(st.builds(Item, st.sampled_from(["unit", "process"]), st.sampled_from(MARKERS)))
 
 
 @given(ITEMS, st.integers(2, 6))
@@ -36,5 +37,15 @@ def test_each_is_dealt_once_and_long_ones_do_not_wait(items: list[Item], count: 
     alone = [item for name in ("quiet", "alone") for item in items if item.marker == name]
     assert hands[0][: len(alone)] == alone
     for hand in hands:
-        others = [item.marker for item in hand if item.path.parent.name != "unit" and item not in alone]
-        assert others == sorted(others, key=lambda marker: marker != "long")
+        others = [item for item in hand if item.path.parent.name != "unit" and item not in alone]
+        order = ["together", "long", ""]
+        assert [item.marker for item in others] == sorted((item.marker for item in others), key=order.index)
+
+
+@given(ITEMS, st.integers(2, 6))
+def test_a_group_is_dealt_as_one(items: list[Item], count: int) -> None:
+    dealt_items = list(chain(*dealt(cast("list[pytest.Item]", items), count)))
+    for name in ("a", "b"):
+        group = [item for item in items if item.args == (name,) and item.path.parent.name != "unit"]
+        at = [index for index, item in enumerate(cast("list[Item]", dealt_items)) if item in group]
+        assert at == list(range(at[0], at[0] + len(group))) if group else not at
