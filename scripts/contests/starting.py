@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from .contest import Bar, Contest, Timed, command, shell
@@ -11,6 +12,16 @@ RANKS = 4
 _SCRIPT = Path(sys.executable).with_name("distlaunch")
 OURS = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "distlaunch"]
 """As people start it, where it is installed."""
+_BY_TORCHRUNX = f"""\
+import torchrunx
+
+def nothing():
+    pass
+
+if __name__ == "__main__":
+    torchrunx.Launcher(hostnames=["localhost"], workers_per_host={RANKS}, backend=None).run(nothing)
+"""
+"""It starts functions, not scripts."""
 
 
 def here(folder: Path) -> Contest:
@@ -33,9 +44,15 @@ def here(folder: Path) -> Contest:
             *(str(near / "accelerate"), "launch", "--cpu", f"--num_processes={RANKS}", "--num_machines=1"),
             *("--mixed_precision=no", "--dynamo_backend=no", str(script)),
         ],
+        "DeepSpeed": [str(near / "deepspeed"), f"--num_gpus={RANKS}", str(script)],
+        "torchrunx": [sys.executable, str(folder / "by_torchrunx.py")],
     }
     found = {name: argv for name, argv in peers.items() if shutil.which(argv[0])}
-    ways |= {name: command(argv) for name, argv in found.items()}
+    if find_spec("torchrunx") is None:
+        del found["torchrunx"]
+    (folder / "by_torchrunx.py").write_text(_BY_TORCHRUNX)
+    environ = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    ways |= {name: command(argv, env=environ) for name, argv in found.items()}
     bars = (Bar("mpirun", 1.4, 1.0), Bar("torchrun", 1 / 16, 1 / 20, ours="distlaunch torchrun"))
     title = f"a script that does nothing, {RANKS} ranks here"
     return Contest(title, ways, bars, [name for name in peers if name not in found])
