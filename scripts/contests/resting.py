@@ -83,7 +83,8 @@ def _wait(holds: Any) -> None:
 
 def _events(run: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError):
-        return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        whole, _, _ = (run / "events.jsonl").read_text().rpartition("\n")  # the last line may be half written
+        return [json.loads(line) for line in whole.splitlines()]
     return []
 
 

@@ -1,5 +1,6 @@
 """Runs of so many nodes as are wanted, whose agents are the stand-in's, and what they cost the controller."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -14,13 +15,17 @@ LIMIT_S = 120.0
 
 
 class Cost(NamedTuple):
-    """How a run ended, and what the controller took: CPU and wall time in seconds, memory in MiB."""
+    """How a run ended, and what the controller took: CPU and wall time in seconds, memory in MiB.
+
+    `stopping_s` is from the first rank's failure, as it was heard, until the last node was gone.
+    """
 
     status: int
     stderr: str
     cpu_s: float
     wall_s: float
     memory_mib: float
+    stopping_s: float | None
 
 
 def run(folder: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str) -> Cost:
@@ -54,7 +59,16 @@ def run(folder: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str
     # Ended and not yet reaped: these are its own, without its children's.
     fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
     cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
-    return Cost(child.wait(), (folder / "stderr").read_text(), cpu_s, wall_s, memory)
+    status, said = child.wait(), (folder / "stderr").read_text()
+    return Cost(status, said, cpu_s, wall_s, memory, _stopping(folder / "runs"))
+
+
+def _stopping(runs: Path) -> float | None:
+    events = [
+        json.loads(line) for path in runs.glob("*/events.jsonl") for line in path.read_text().splitlines()
+    ]
+    failed = [event["t"] for event in events if event.get("event") == "WorkerExited" and event["status"]]
+    return events[-1]["t"] - min(failed) if failed else None
 
 
 def _watched(child: "subprocess.Popen[bytes]") -> float:
@@ -75,13 +89,17 @@ def main() -> None:
     import tempfile
 
     sizes = [int(word) for word in sys.argv[1:]] or [10, 100, 1000]
-    print(f"{'nodes':>6} {'what':12} {'status':>6} {'CPU s':>7} {'ms/node':>8} {'wall s':>7} {'MiB':>6}")
+    print(
+        f"{'nodes':>6} {'what':12} {'status':>6} {'CPU s':>7} {'ms/node':>8} {'wall s':>7} {'MiB':>6} stop s"
+    )
     for nodes in sizes:
         for wide in ("end", f"fail {nodes * 4}", "print 20"):
             with tempfile.TemporaryDirectory() as name:
                 cost = run(Path(name), nodes, 8, wide)
                 each = 1000 * cost.cpu_s / nodes
                 figures = f"{cost.cpu_s:7.2f} {each:8.2f} {cost.wall_s:7.2f} {cost.memory_mib:6.0f}"
+                if cost.stopping_s is not None:
+                    figures += f" {cost.stopping_s:6.2f}"
                 print(f"{nodes:6} {wide:12} {cost.status:6} {figures}", flush=True)
 
 

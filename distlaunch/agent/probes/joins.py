@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 class Arrivals:
     """Looks, again and again, for connections to the rendezvous `port`.
 
-    The table of connections is read only if one was opened or closed since: with its empty rows it takes
-    milliseconds, and on a large machine many. Those that were `counted` before are not looked for.
+    The table of connections is read only if one was opened or closed since, and a worker has a socket: with
+    its empty rows it takes milliseconds, and on a large machine many. Connections that were `counted` before
+    are not looked for.
     """
 
     def __init__(self, port: int, counted: "Optional[Tuple[bytes, ...]]" = None) -> None:
@@ -24,17 +25,16 @@ class Arrivals:
         if counted and counted == self._seen and not self._connecting:
             return set()
         self._seen = counted
+        held = {rank: _sockets_below(pid) for rank, pid in workers.items()}
+        if not any(held.values()):
+            self._connecting = False
+            return set()
         ours = [found for found in procfs.sockets() if found.remote_port == self._port]
         self._connecting = any(found.state == procfs.SYN_SENT for found in ours)
-        return _ranks_with({found.inode for found in ours if found.state == procfs.ESTABLISHED}, workers)
+        joined = {found.inode for found in ours if found.state == procfs.ESTABLISHED}
+        return {rank for rank, inodes in held.items() if inodes & joined}
 
 
-def _ranks_with(inodes: "Set[int]", workers: "Dict[int, int]") -> "Set[int]":
-    """The ranks that hold one of these sockets; it may belong to one of a worker's descendants."""
-    if not inodes:
-        return set()
-    found = {rank for rank, pid in workers.items() if procfs.socket_inodes(pid) & inodes}
-    for rank in set(workers) - found:
-        if any(procfs.socket_inodes(pid) & inodes for pid in procfs.descendants(workers[rank])):
-            found.add(rank)
-    return found
+def _sockets_below(pid: int) -> "Set[int]":
+    """Inodes of the sockets that a worker holds, or a process below it."""
+    return procfs.socket_inodes(pid).union(*map(procfs.socket_inodes, procfs.descendants(pid)))
