@@ -6,7 +6,7 @@ from distlaunch.agent.probes import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable, List, Sequence, Tuple
+    from typing import Iterable, List, Optional, Sequence, Tuple
 
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -29,13 +29,17 @@ def stopped(pid: int) -> int:
 
 def doing(pids: "Iterable[int]", port: int) -> "List[Tuple[bool, str]]":
     """(whether it is trying to reach the rendezvous `port`, what it does in words) of each worker."""
-    sockets = list(procfs.sockets())  # it takes milliseconds
-    return [_doing(pid, port, sockets) for pid in pids]
+    trees = {pid: tree(pid) for pid in pids}
+    connects = any(procfs.socket_inodes(each) for below in trees.values() for each in below)
+    sockets = list(procfs.sockets()) if connects else None  # it takes milliseconds
+    return [_doing(pid, below, port, sockets) for pid, below in trees.items()]
 
 
-def _doing(pid: int, port: int, sockets: "Sequence[procfs.Socket]") -> "Tuple[bool, str]":
-    pids = tree(pid)
-    if _is_connecting(pids, port, sockets):
+def _doing(
+    pid: int, pids: "Sequence[int]", port: int, sockets: "Optional[Sequence[procfs.Socket]]"
+) -> "Tuple[bool, str]":
+    """What one of them does, with those below it; `sockets` None: nobody has one."""
+    if sockets and _is_connecting(pids, port, sockets):
         return True, "no answer from the rendezvous"
     halted = stopped(pid)
     if halted:
@@ -44,7 +48,7 @@ def _doing(pid: int, port: int, sockets: "Sequence[procfs.Socket]") -> "Tuple[bo
         return False, "blocked on a disk or driver"
     if not any(procfs.has_mapped(each, b"libtorch") for each in pids):
         return False, "has not imported torch yet"
-    if _was_refused(pids, sockets):
+    if sockets is not None and _was_refused(pids, sockets):
         return True, "the rendezvous refuses its connection"
     at_work = any(procfs.state(each) == "R" for each in pids)
     return False, "torch imported, %s" % ("busy" if at_work else "idle")
