@@ -1,7 +1,9 @@
 """Pipes that hold more than the usual 64 KiB, and that never block."""
 
 import fcntl
+import io
 import os
+import sys
 
 F_SETPIPE_SZ = 1031
 """Of Linux; fcntl has its name since Python 3.10."""
@@ -15,6 +17,14 @@ def widen(pipe: int, size: int = SIZE) -> None:
         fcntl.fcntl(pipe, F_SETPIPE_SZ, size)
     except OSError:
         pass  # not more than /proc/sys/fs/pipe-max-size; or it is a socket
+
+
+def read_ahead() -> bytes:
+    """What stdin has behind that from which we were booted: some of it may have been read with that."""
+    os.set_blocking(0, False)
+    stdin = sys.stdin.buffer
+    assert isinstance(stdin, io.BufferedReader)
+    return stdin.read1(SIZE) or b""
 
 
 def written(pipe: int, unsent: bytearray) -> bool:

@@ -6,7 +6,6 @@ its own link ends, it closes theirs: their agents leave, and it follows.
 """
 
 import gc
-import io
 import os
 import select
 import sys
@@ -14,7 +13,7 @@ import time
 
 from distlaunch.agent import wire
 from distlaunch.agent.lean import decode, signal
-from distlaunch.agent.pipes import widen, written
+from distlaunch.agent.pipes import read_ahead, widen, written
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.sweep import exit_status, reap
 
@@ -41,10 +40,7 @@ def main(nonce: str, node: int, boot: bytes) -> None:
 
     `boot` is what agents of other nodes are booted from, but for its first block.
     """
-    stdin = sys.stdin.buffer
-    assert isinstance(stdin, io.BufferedReader)
-    os.set_blocking(0, False)
-    received = stdin.read1(_READ) or b""  # behind the boot, some of it read with it: not the guardian's
+    received = read_ahead()  # before the fork: it is not the guardian's
     theirs, ours = _pipes()
     relay_pid = os.getpid()
     guardian = os.fork()

@@ -5,7 +5,6 @@ or a signal comes, it stops its workers, sweeps and leaves.
 """
 
 import gc
-import io
 import os
 import select
 import sys
@@ -14,7 +13,7 @@ import time
 from distlaunch.agent import cookies, lines, messages, wire
 from distlaunch.agent.lean import signal, socket
 from distlaunch.agent.outbox import Outbox
-from distlaunch.agent.pipes import widen
+from distlaunch.agent.pipes import read_ahead, widen
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.probes import gpus
 from distlaunch.agent.worker import close_inherited
@@ -33,7 +32,7 @@ REAP_INTERVAL_S = 0.05
 """Those that were killed are not our children, so nothing announces their end."""
 FLUSH_S = 15.0
 """Seconds without progress after which the rest of the output is given up, once everything is swept."""
-READ = 1 << 18
+_READ = 1 << 18
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -45,16 +44,14 @@ def main(nonce: str, node: int, folder: "Folder", alone: bool = True) -> None:
     status = wire.AGENT_DIED
     try:
         close_inherited()
+        received = read_ahead()
         link_in, link_out = _take_link()
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
         widen(link_out)
         hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
         outbox = Outbox(node, folder, None if alone else lines.encode, hello)
-        ahead = sys.stdin.buffer
-        assert isinstance(ahead, io.BufferedReader)
-        # What came behind the boot, and was read with it; else that of descriptor 0, which is empty now.
-        status = Agent(link_in, link_out, node, folder, outbox).run(ahead.read1(READ))
+        status = Agent(link_in, link_out, node, folder, outbox).run(received)
     except BaseException:
         import traceback  # a bug of ours: the controller shows our stderr
 
@@ -160,7 +157,7 @@ class Agent:
 
     def _receive(self) -> None:
         try:
-            data = os.read(self._link_in, READ)
+            data = os.read(self._link_in, _READ)
         except BlockingIOError:
             return
         except OSError:

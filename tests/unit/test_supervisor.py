@@ -424,7 +424,7 @@ def test_who_has_not_answered_at_the_deadline_is_given_up_and_named() -> None:
 def test_a_try_that_time_cuts_short_says_less_than_the_one_before_it() -> None:
     job = History(f"{JOB}nodes: [a]")
     job.feed(lost(0, "Connection closed", Kind.DROPPED), after=CONNECT_S - 1.0)
-    assert Connect(0) in job.wait(0.9)
+    assert job.wait(0.9) == [Connect(0), HoldPort(0, None)]
     assert wanted(job.wait(0.1)) == [GiveUp(0, f"no agent within {CONNECT_S:g} s (timeouts.connect)")]
     job.feed(lost(0, "", Kind.SILENT))
     failure = failure_of(job.state.nodes[0])

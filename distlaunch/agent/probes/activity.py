@@ -6,7 +6,7 @@ from distlaunch.agent.probes import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable, List, Optional, Sequence, Tuple
+    from typing import Iterable, List, Sequence, Set, Tuple
 
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -29,17 +29,18 @@ def stopped(pid: int) -> int:
 
 def doing(pids: "Iterable[int]", port: int) -> "List[Tuple[bool, str]]":
     """(whether it is trying to reach the rendezvous `port`, what it does in words) of each worker."""
-    trees = {pid: tree(pid) for pid in pids}
-    connects = any(procfs.socket_inodes(each) for below in trees.values() for each in below)
-    sockets = list(procfs.sockets()) if connects else None  # it takes milliseconds
-    return [_doing(pid, below, port, sockets) for pid, below in trees.items()]
+    trees = [tree(pid) for pid in pids]
+    held = [procfs.socket_inodes(*below) for below in trees]
+    sockets = list(procfs.sockets()) if any(held) else []  # it takes milliseconds
+    return [_doing(below, inodes, port, sockets) for below, inodes in zip(trees, held)]
 
 
 def _doing(
-    pid: int, pids: "Sequence[int]", port: int, sockets: "Optional[Sequence[procfs.Socket]]"
+    pids: "Sequence[int]", held: "Set[int]", port: int, sockets: "Sequence[procfs.Socket]"
 ) -> "Tuple[bool, str]":
-    """What one of them does, with those below it; `sockets` None: nobody has one."""
-    if sockets and _is_connecting(pids, port, sockets):
+    """What a worker does, the first of `pids`, with those below it, which hold the sockets `held`."""
+    pid = pids[0]
+    if _is_connecting(held, port, sockets):
         return True, "no answer from the rendezvous"
     halted = stopped(pid)
     if halted:
@@ -48,17 +49,15 @@ def _doing(
         return False, "blocked on a disk or driver"
     if not any(procfs.has_mapped(each, b"libtorch") for each in pids):
         return False, "has not imported torch yet"
-    if sockets is not None and _was_refused(pids, sockets):
+    if held and _was_refused(pids, sockets):
         return True, "the rendezvous refuses its connection"
     at_work = any(procfs.state(each) == "R" for each in pids)
     return False, "torch imported, %s" % ("busy" if at_work else "idle")
 
 
-def _is_connecting(pids: "Sequence[int]", port: int, sockets: "Sequence[procfs.Socket]") -> bool:
-    asking = {
-        found.inode for found in sockets if found.remote_port == port and found.state == procfs.SYN_SENT
-    }
-    return bool(asking) and any(procfs.socket_inodes(pid) & asking for pid in pids)
+def _is_connecting(held: "Set[int]", port: int, sockets: "Sequence[procfs.Socket]") -> bool:
+    asking = (found for found in sockets if found.remote_port == port and found.state == procfs.SYN_SENT)
+    return any(found.inode in held for found in asking)
 
 
 def _was_refused(pids: "Sequence[int]", sockets: "Sequence[procfs.Socket]") -> bool:

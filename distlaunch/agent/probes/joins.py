@@ -25,7 +25,8 @@ class Arrivals:
         if counted and counted == self._seen and not self._connecting:
             return set()
         self._seen = counted
-        held = {rank: _sockets_below(pid) for rank, pid in workers.items()}
+        # The socket may belong to one of a worker's descendants.
+        held = {rank: procfs.socket_inodes(pid, *procfs.descendants(pid)) for rank, pid in workers.items()}
         if not any(held.values()):
             self._connecting = False
             return set()
@@ -33,8 +34,3 @@ class Arrivals:
         self._connecting = any(found.state == procfs.SYN_SENT for found in ours)
         joined = {found.inode for found in ours if found.state == procfs.ESTABLISHED}
         return {rank for rank, inodes in held.items() if inodes & joined}
-
-
-def _sockets_below(pid: int) -> "Set[int]":
-    """Inodes of the sockets that a worker holds, or a process below it."""
-    return procfs.socket_inodes(pid).union(*map(procfs.socket_inodes, procfs.descendants(pid)))

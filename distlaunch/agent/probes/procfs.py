@@ -183,9 +183,9 @@ def _all_children() -> "Dict[int, List[int]]":
     return children
 
 
-def socket_inodes(pid: int) -> "Set[int]":
-    """Inodes of the sockets that a process holds; empty where we may not look."""
-    return {inode for _, inode in _sockets_of(pid)}
+def socket_inodes(*pids: int) -> "Set[int]":
+    """Inodes of the sockets that these processes hold, but for those at which we may not look."""
+    return {inode for pid in pids for _, inode in _sockets_of(pid)}
 
 
 def holds_tcp_beside(pid: int, inodes: "Set[int]") -> bool:
