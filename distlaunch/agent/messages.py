@@ -449,7 +449,8 @@ def _read(kind: Type[Any], fields: Any, where: str) -> Any:
     for name, form in kind.__annotations__.items():
         if name not in fields:
             raise ProtocolError("%s lacks %s" % (where, name))
-        values.append(_checked(form, fields[name], "%s: %s" % (where, name)))
+        value, check = fields[name], _CHECKS.get(form)
+        values.append(value if check and check(value) else _checked(form, value, "%s: %s" % (where, name)))
     return kind(*values)
 
 

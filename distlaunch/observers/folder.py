@@ -28,6 +28,7 @@ class Folder(Observer):
         self._flights: set[int] = set()
         self._loss_told = False
         self._at = 0.0
+        self._told: object = None
         self._open, self._temporary = True, False
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
@@ -49,6 +50,10 @@ class Folder(Observer):
             self._keep_status(state)
 
     def _keep_status(self, state: State) -> None:
+        told = (state.phase, state.plan, state.cause, state.restarts)
+        if told == self._told:
+            return  # nothing that a status says is another; of thousands of ranks most events are such
+        self._told = told
         status = status_now(self._status, state, time.time())
         if status != self._status:
             self._status = status

@@ -81,6 +81,7 @@ class Observers:
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = list(observers)
+        self._who_sees: dict[str, list[Observer]] = {}
         for each in self._observers:
             each.remark = lambda text: self.tell(Observer.remarked, text)
 
@@ -103,14 +104,25 @@ class Observers:
 
     def tell(self, what: Callable[Concatenate[Any, P], None], *seen: P.args, **named: P.kwargs) -> None:
         """Call the method `what` of each; who fails is left out from then on."""
-        for each in tuple(self._observers):
-            self._call(each, what.__name__, *seen, **named)
+        name = what.__name__
+        for each in self._seeing(name):
+            self._call(each, name, *seen, **named)
+
+    def _seeing(self, name: str) -> list[Observer]:
+        """Those that have a method of their own of that name."""
+        found = self._who_sees.get(name)
+        if found is None:
+            inherited = getattr(Observer, name)
+            found = [each for each in self._observers if getattr(type(each), name) is not inherited]
+            self._who_sees[name] = found
+        return found
 
     def _call(self, each: Observer, name: str, *seen: Any, **named: Any) -> None:
         try:
             getattr(each, name)(*seen, **named)
         except Exception as error:  # whatever it is, a week of training must not end with it
             self._observers.remove(each)
+            self._who_sees = {}
             failed = f"{type(error).__name__}: {error}"
             text = f"observer {type(each).__name__} failed and was removed: {failed}"
             self.tell(Observer.remarked, text)

@@ -17,6 +17,7 @@ from distlaunch.wording import json_text
 STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"
 CONTROLLER_LOG = "controller.log"
 """What a controller without a terminal writes to stderr, which only a bug makes it do."""
+_in_words = json.JSONEncoder(default=str).encode
 STATUS_BYTES = 4096
 """Its size: it is written over in place, so that a disk that fills up takes the end of a run, too."""
 
@@ -76,7 +77,7 @@ class RunFolder:
     def record(self, at: float, name: str, fields: Mapping[str, Any]) -> None:
         """Append one event: its name and fields, with seconds since the run began and wall time."""
         times = {"t": at, "time": round(time.time(), 6)}
-        line = json.dumps({**times, "event": name, **fields}, default=str)
+        line = _in_words({**times, "event": name, **fields})
         self._writer.append(EVENTS, line.encode() + b"\n")
 
     def replace(self, name: str, data: bytes) -> None:

@@ -13,6 +13,7 @@ from distlaunch.state.events import Event
 
 VERSION = 3
 """Of events.jsonl: another one as soon as a line can't be read as before."""
+_SCALARS = frozenset({int, float, str, bool, type(None)})
 BEGAN, NOTICE = "Began", "Notice"
 """The first line, and what was told; the others are events, named after their types."""
 
@@ -24,7 +25,9 @@ def beginning(spec: JobSpec, chance: float) -> dict[str, Any]:
 
 def fields_of(event: Event) -> dict[str, Any]:
     """The fields of an event's line."""
-    return {name: _plain(value) for name, value in event._asdict().items()}
+    return {
+        name: value if type(value) in _SCALARS else _plain(value) for name, value in event._asdict().items()
+    }
 
 
 def without_secrets(spec: JobSpec) -> JobSpec:

@@ -25,12 +25,13 @@ def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
 
     rank, event = found
     words = words_of(event.status, event.words, event.error_record)
-    state = _with_exit(state, rank, peer_gone=words.peer_gone, timed_out=words.timed_out)
-    cause = cause_of(state, rank, event, words)
+    if words.peer_gone or words.timed_out:
+        state = _with_exit(state, rank, peer_gone=words.peer_gone, timed_out=words.timed_out)
     if state.phase is not Phase.RUNNING:
-        return blamed_instead(state, cause, words.traceback), ()
+        return blamed_instead(state, rank, event, words), ()
     if words.peer_gone and dumping(state):
         return state, ()  # the peer died of its dump
+    cause = cause_of(state, rank, event, words)
     if not cause.peer_gone:
         return state, (GenerationFailed(cause),)
     if state.suspect is None:
@@ -94,17 +95,20 @@ def _absent_words(state: State) -> str:
     return ""
 
 
-def blamed_instead(state: State, cause: Cause, traceback: bool = False) -> State:
-    """`state`, which is ending, with the blame on `cause` if that came first: not all is heard in order."""
+def blamed_instead(state: State, rank: int, event: WorkerExited, words: "Words | None" = None) -> State:
+    """`state`, which is ending, with the blame on this rank if it came first: not all is heard in order."""
     known = state.cause
-    if known is None or known.rank is None or cause.rank is None:
+    if known is None or known.rank is None:
         return state
-    if known.peer_gone and not cause.peer_gone:
-        earlier = traceback or cause.at <= state.ended_at
+    peer_gone = words is not None and words.peer_gone
+    if known.peer_gone and not peer_gone:
+        earlier = bool(words and words.traceback) or event.at <= state.ended_at
     else:
         # Its link was slower than that of the rank we heard of first.
-        earlier = known.peer_gone is cause.peer_gone and cause.at < known.at
-    return _with_exit(state, cause.rank, stopped=False).blaming(cause) if earlier else state
+        earlier = known.peer_gone is peer_gone and event.at < known.at
+    if not earlier:
+        return state
+    return _with_exit(state, rank, stopped=False).blaming(cause_of(state, rank, event, words))
 
 
 def _with_exit(state: State, rank: int, **changes: Any) -> State:

@@ -30,10 +30,9 @@ NEVER_IN = re.compile(r"\bRendezvous(Closed|Connection|Timeout|State)Error\b|\bD
 def agent_failed(found: WorkerFailed, state: State, now: float) -> Step:
     """A torch agent has failed: so has the job, unless it only went with its node, or came too late."""
     rank, event = found
-    cause = cause_of(state, rank, event)
     if state.phase is not Phase.RUNNING:
-        return blamed_instead(state, cause), ()
-    return _failed(state, rank, cause, event.error_record)
+        return blamed_instead(state, rank, event), ()
+    return _failed(state, rank, cause_of(state, rank, event), event.error_record)
 
 
 def _failed(state: State, rank: int, cause: Cause, record: Any) -> Step:

@@ -39,11 +39,15 @@ def run(folder: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str
         f"command: ['true']\nnodes: {nodes}\nprocs_per_node: {procs}\ngpus_per_node: 0\nbackend: gloo\n"
         "timeouts: {connect: 4m}\n"
     )
+    gate, fails = folder / "gate", wide.startswith("fail")
+    if fails:
+        os.mkfifo(gate)
     environ = {
         **os.environ,
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "WIDE": wide,
+        **({"WIDE_GATE": str(gate)} if fails else {}),
         "SLURM_JOB_ID": "1",
         "SLURM_JOB_NODELIST": f"n[0001-{nodes:04}]",
         "SLURM_CONF": "/dev/null",
@@ -54,6 +58,9 @@ def run(folder: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str
         child = subprocess.Popen(
             argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err, cwd=folder
         )
+    if fails:
+        _await_ranks(child, folder / "runs", nodes * procs)
+        os.close(os.open(gate, os.O_RDWR | os.O_NONBLOCK))  # it waits for nobody who might have ended
     memory = _watched(child)
     wall_s = time.monotonic() - began
     # Ended and not yet reaped: these are its own, without its children's.
@@ -61,6 +68,15 @@ def run(folder: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str
     cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
     status, said = child.wait(), (folder / "stderr").read_text()
     return Cost(status, said, cpu_s, wall_s, memory, _stopping(folder / "runs"))
+
+
+def _await_ranks(child: "subprocess.Popen[bytes]", runs: Path, count: int) -> None:
+    """Wait until so many ranks have started, or the command has ended."""
+    while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        paths = [*runs.glob("*/events.jsonl")]
+        if sum(path.read_bytes().count(b'"WorkerStarted"') for path in paths) >= count:
+            return
+        time.sleep(0.05)
 
 
 def _stopping(runs: Path) -> float | None:

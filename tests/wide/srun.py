@@ -1,8 +1,8 @@
 """A stand-in for srun whose tasks are agents without processes: all nodes of a step in this one.
 
 Each agent says hello, holds ports and finds routes; its workers start, join and end as the variable WIDE
-says: `end` = with status 0; `fail RANK` = that one with 7, the others when they are told to; `print LINES` =
-after that many lines each; `stay` = when they are told to.
+says: `end` = with status 0; `fail RANK` = that one with 7 once somebody opens the pipe WIDE_GATE, the others
+when they are told to; `print LINES` = after that many lines each; `stay` = when they are told to.
 """
 
 import ast
@@ -12,7 +12,7 @@ import select
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from distlaunch.agent import lines, messages, wire
 
@@ -27,6 +27,7 @@ class Step:
         self._how, *rest = os.environ.get("WIDE", "end").split()
         self._number = int(rest[0]) if rest else 0
         self._started: dict[int, messages.StartWorkers] = {}
+        self._fails: tuple[int, int] | None = None
 
     def open(self, text: bytes) -> bytes | None:
         """Say hello for all once the whole opening has come; what follows it, or None."""
@@ -84,7 +85,13 @@ class Step:
             if self._how in ("end", "print"):
                 self._exit(node, rank, 0)
             elif self._how == "fail" and first + rank == self._number:
-                self._exit(node, rank, 7)
+                self._fails = node, rank
+
+    def fail(self) -> None:
+        """Have the rank that is to fail do so, if it is one of these."""
+        if self._fails:
+            self._exit(*self._fails, 7)
+            self.flush()
 
     def _stop(self, node: int, leave: bool) -> None:
         start = self._started.pop(node, None)
@@ -124,9 +131,17 @@ class Step:
         self._out.flush()
 
 
-def _reads() -> Iterator[bytes]:
+def _reads(fail: Callable[[], None]) -> Iterator[bytes]:
+    """What comes on stdin; in between, once the gate is opened, `fail` is called."""
+    path = os.environ.get("WIDE_GATE")
+    gate = [os.open(path, os.O_RDONLY | os.O_NONBLOCK)] if path else []
     while True:
-        select.select([0], [], [])
+        ready, _, _ = select.select([0, *gate], [], [])
+        if gate and gate[0] in ready:
+            gate.clear()
+            fail()
+        if 0 not in ready:
+            continue
         if not (data := os.read(0, 1 << 20)):
             return
         yield data
@@ -135,7 +150,7 @@ def _reads() -> Iterator[bytes]:
 def main() -> None:
     """Serve until all have left."""
     step, text, decoder = Step(), b"", None
-    for data in _reads():
+    for data in _reads(step.fail):
         if decoder is None:
             text += data
             rest = step.open(text)
