@@ -13,7 +13,7 @@ import time
 
 from distlaunch.agent import wire
 from distlaunch.agent.lean import decode, signal
-from distlaunch.agent.pipes import read_ahead, widen, written
+from distlaunch.agent.pipes import keep_memory, read_ahead, widen, written
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.sweep import exit_status, reap
 
@@ -73,6 +73,7 @@ class Relay:
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
         widen(link_out)
+        keep_memory()
         # The guardian gets notices, too.
         self._poller.watch_signals((signal.SIGCHLD, *_STOPS, *wire.NOTICES), self._on_signals)
         self._poller.watch(link_in, self._receive)

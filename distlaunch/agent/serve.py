@@ -13,7 +13,7 @@ import time
 from distlaunch.agent import cookies, lines, messages, wire
 from distlaunch.agent.lean import signal, socket
 from distlaunch.agent.outbox import Outbox
-from distlaunch.agent.pipes import read_ahead, widen
+from distlaunch.agent.pipes import keep_memory, read_ahead, widen
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.probes import gpus
 from distlaunch.agent.worker import close_inherited
@@ -49,6 +49,7 @@ def main(nonce: str, node: int, folder: "Folder", alone: bool = True) -> None:
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
         widen(link_out)
+        keep_memory()
         hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
         outbox = Outbox(node, folder, None if alone else lines.encode, hello)
         status = Agent(link_in, link_out, node, folder, outbox).run(received)

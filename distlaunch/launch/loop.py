@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from distlaunch.agent import messages, wire
+from distlaunch.agent.pipes import keep_memory
 from distlaunch.launch.start import Start
 from distlaunch.links.link import Link
 from distlaunch.links.links import Links
@@ -63,6 +64,7 @@ class Loop:
         `find_addresses` gives the addresses by which ssh reaches the nodes; it is called once the links are
         under way, which take longer.
         """
+        keep_memory()
         self._opened.update(opened)
         chance, now = int.from_bytes(os.urandom(2), "big") / 65536, self._now()
         self.state, first = begin(self._spec, now, chance)

@@ -436,3 +436,10 @@ def test_the_marker_is_not_in_the_command_so_that_an_echo_of_it_is_no_answer() -
 def test_candidates_end_with_an_empty_line() -> None:
     assert candidates_text(["/a/python", "python3"]) == b"/a/python\npython3\n\n"
     assert candidates_text([]) == b"\n"
+
+
+def test_ssh_keeps_its_memory_unless_the_user_has_other_plans() -> None:
+    mine = {"PATH": "/bin", "MALLOC_TRIM_THRESHOLD_": "1"}
+    told = Ssh("a").environment(mine)
+    assert {**told, **mine} == told
+    assert int(told["MALLOC_MMAP_THRESHOLD_"]) > 2 << 20

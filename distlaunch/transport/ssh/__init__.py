@@ -6,6 +6,7 @@ from typing import Literal
 from distlaunch.agent.frozen import Frozen
 from distlaunch.transport.boot import SCRIPT
 from distlaunch.transport.failure import LinkFailure, ProcessEnd, classify
+from distlaunch.transport.malloc import keeps_memory
 from distlaunch.transport.ssh.failures import BY_SSH, SSH_FAILED
 from distlaunch.transport.ssh.sockets import SOCKETS
 
@@ -100,8 +101,8 @@ class Ssh(Frozen):
         return ["ssh", *self._config, *_pairs("-o", options), *self._target, command]
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """All of it."""
-        return environ
+        """All of it, and what spares ssh page faults."""
+        return keeps_memory(environ)
 
     def address_argv(self) -> list[str]:
         """ssh itself knows what its configuration makes of a name; this touches no host."""
