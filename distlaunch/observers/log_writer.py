@@ -1,6 +1,7 @@
 """Appends to files from a thread, so that a disk that stalls holds up nobody."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal
 
@@ -13,6 +14,8 @@ MAX_OPEN = 200
 """Log files kept open at once: two per rank would pass the usual limit of 1024 descriptors."""
 INDEX_BYTES = 1 << 16
 """Of the index, that are written at the latest."""
+AT_ONCE = 1 << 17
+"""Of pieces that follow each other in a file: a disk that is slow is still seen to move."""
 PATIENCE_S = 0.3
 """Wait this long for room in a full queue; after that, output is lost until the disk takes some again."""
 FLUSH_S = 5.0
@@ -86,31 +89,49 @@ class LogWriter:
 
     def _write_all(self) -> None:
         while self._backlog.queue:
-            piece = self._backlog.queue.popleft()  # no lock: nobody else takes
-            if self._index and not piece.stamp:
+            pieces = self._next()
+            if self._index and not pieces[0].stamp:
                 self._write_index()  # who finds an event finds the output before it
-            lost = self._writers[piece.where](piece)
+            lost = self._writers[pieces[0].where](pieces)
             if self._index and (not self._backlog.queue or len(self._index) > INDEX_BYTES):
                 self._write_index()
             with self._backlog.changed:
                 self.lost_bytes += lost
                 self._stalled = False
-                self._backlog.written(len(piece.data))
+                self._backlog.written(sum(len(piece.data) for piece in pieces))
 
-    def _append(self, piece: Piece) -> int:
-        """Append it; the number of bytes that could not be written."""
-        left = piece.data
+    def _next(self) -> list[Piece]:
+        """The next piece, and what is to follow it in the same file: thousands of events are a few writes."""
+        queue = self._backlog.queue  # no lock: nobody else takes
+        pieces = [queue.popleft()]
+        name, _, stamp, where = pieces[0]
+        room = AT_ONCE - len(pieces[0].data)
+        while queue and where == "end" and queue[0].where == where and queue[0].name == name:
+            room -= len(queue[0].data)
+            if room < 0 or (queue[0].stamp is None) is not (stamp is None):
+                break
+            pieces.append(queue.popleft())
+        return pieces
+
+    def _append(self, pieces: Sequence[Piece]) -> int:
+        """Append them to their file; the number of bytes that could not be written."""
+        name, data, _, _ = pieces[0]
+        left = data if len(pieces) == 1 else b"".join([piece.data for piece in pieces])
         try:
-            fd = self._descriptor(piece.name)
+            fd = self._descriptor(name)
             while left:
                 left = left[os.write(fd, left) :]
         except OSError:
             pass
-        if size := len(piece.data) - len(left):
-            at = self._sizes.get(piece.name, 0)
-            if piece.stamp:
+        at = self._sizes.get(name, 0)
+        end = at + sum(len(piece.data) for piece in pieces) - len(left)
+        if end > at:
+            self._sizes[name] = end
+        for piece in pieces:
+            size = min(len(piece.data), end - at)
+            if piece.stamp and size:
                 self._index += piece.stamp.packed(at, size)
-            self._sizes[piece.name] = at + size
+            at += size
         return len(left)
 
     def _write_index(self) -> None:
@@ -122,8 +143,9 @@ class LogWriter:
                 os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR) - torn)
         self._index.clear()
 
-    def _overwrite(self, piece: Piece) -> int:
+    def _overwrite(self, pieces: Sequence[Piece]) -> int:
         """Nothing is counted as lost: what stood there before is still true of that time."""
+        (piece,) = pieces
         with suppress(OSError):
             fd = os.open(os.path.join(self._folder, piece.name), os.O_WRONLY | os.O_NOFOLLOW)
             try:
@@ -132,7 +154,8 @@ class LogWriter:
                 os.close(fd)
         return 0
 
-    def _replace(self, piece: Piece) -> int:
+    def _replace(self, pieces: Sequence[Piece]) -> int:
+        (piece,) = pieces
         path = os.path.join(self._folder, piece.name)
         with suppress(OSError):
             fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
