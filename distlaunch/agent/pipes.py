@@ -7,9 +7,10 @@ import sys
 
 F_SETPIPE_SZ = 1031
 """Of Linux; fcntl has its name since Python 3.10."""
-KEPT = 8 << 20
 SIZE = 1 << 20
 """Bytes that the pipes of a link hold, where it has some."""
+KEPT = 8 << 20
+"""Bytes: more than one block of output by far, and less than glibc still takes for a hint, 32 MiB."""
 
 
 def keep_memory() -> None:

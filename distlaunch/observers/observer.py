@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import compress
 from typing import Any, Concatenate, ParamSpec
 
 from distlaunch.agent.frozen import Frozen
@@ -113,14 +114,17 @@ class Observers:
         found = self._who_sees.get(name)
         if found is None:
             inherited = getattr(Observer, name)
-            found = [each for each in self._observers if getattr(type(each), name) is not inherited]
-            self._who_sees[name] = found
+            methods = [getattr(each, name, None) for each in self._observers]
+            own = [getattr(method, "__func__", None) is not inherited for method in methods]
+            found = self._who_sees[name] = list(compress(self._observers, own))
         return found
 
     def _call(self, each: Observer, name: str, *seen: Any, **named: Any) -> None:
         try:
             getattr(each, name)(*seen, **named)
         except Exception as error:  # whatever it is, a week of training must not end with it
+            if each not in self._observers:
+                return  # it failed while others were told that another had
             self._observers.remove(each)
             self._who_sees = {}
             failed = f"{type(error).__name__}: {error}"
