@@ -93,12 +93,12 @@ class Console:
             return
         key = (rank, stream)
         self._prefixes[key] = prefix
-        data = self._partial.pop(key, b"") + data
-        whole, newline, rest = data.rpartition(b"\n")
+        held, end = self._partial.pop(key, b""), data.rfind(b"\n")
+        rest = data[end + 1 :] if end >= 0 else held + data
         if len(rest) > MAX_LINE:
-            whole, newline, rest = data, b"\n", b""
-        if newline:
-            self._lines(rank, stream, whole)
+            end, rest = len(data), b""
+        if end >= 0:
+            self._lines(rank, stream, b"".join((held, memoryview(data)[:end])))  # in one copy: it may be long
         if b"\r" in rest:
             rest = self._progress(rank, stream, rest)
         if rest:
@@ -181,7 +181,7 @@ class Console:
             whole = (text + "\x1b[0m" if "\x1b[" in text else text).encode(errors="backslashreplace")
         if self._one_terminal:
             self._count(rank, stream, whole.count(b"\n") + 1)
-        self._outlets[stream].write(prefix + whole.replace(b"\n", b"\n" + prefix) + b"\n")
+        self._outlets[stream].write(b"".join((prefix, whole.replace(b"\n", b"\n" + prefix), b"\n")))
 
     def _count(self, rank: int, stream: int, lines: int) -> None:
         pieces = self._pieces.setdefault((rank, stream), deque(maxlen=MAX_PIECES))
