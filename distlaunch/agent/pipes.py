@@ -1,4 +1,4 @@
-"""Pipes that hold more than the usual 64 KiB, and that never block."""
+"""Pipes that hold more than the usual 64 KiB and never block, and memory for what passes through them."""
 
 import fcntl
 import io

@@ -8,7 +8,7 @@ from contextlib import suppress
 from distlaunch.agent.lean import decode, encode
 from distlaunch.links import process
 from distlaunch.system import cache
-from distlaunch.transport.malloc import keeps_memory
+from distlaunch.transport.malloc import ssh_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # an agent starts meanwhile
@@ -75,7 +75,7 @@ class Memory:
         begun = {}
         for argv in self._known:
             with suppress(OSError):  # if the job needs it, beginning it again says why
-                begun[tuple(argv)] = process.start(argv, keeps_memory(os.environ))
+                begun[tuple(argv)] = process.start(argv, ssh_environment(os.environ))
         return begun
 
     def keep(self, asked: list[list[str]]) -> None:

@@ -5,11 +5,11 @@ Else it gives their pages back and faults them in again: a third of ssh's CPU ti
 
 from collections.abc import Mapping
 
-KEPT = 64 << 20
+_KEPT = 64 << 20
 """Bytes that stay with a process: ssh has no more than its window of 2 MiB, a few times over."""
-_TOLD = {"MALLOC_MMAP_THRESHOLD_": str(KEPT // 2), "MALLOC_TRIM_THRESHOLD_": str(KEPT)}
+_TOLD = {"MALLOC_MMAP_THRESHOLD_": str(_KEPT // 2), "MALLOC_TRIM_THRESHOLD_": str(_KEPT)}
 
 
-def keeps_memory(environ: Mapping[str, str]) -> dict[str, str]:
+def ssh_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` for ssh; what the user has set for malloc counts."""
     return {**_TOLD, **environ}

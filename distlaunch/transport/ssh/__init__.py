@@ -6,7 +6,7 @@ from typing import Literal
 from distlaunch.agent.frozen import Frozen
 from distlaunch.transport.boot import SCRIPT
 from distlaunch.transport.failure import LinkFailure, ProcessEnd, classify
-from distlaunch.transport.malloc import keeps_memory
+from distlaunch.transport.malloc import ssh_environment
 from distlaunch.transport.ssh.failures import BY_SSH, SSH_FAILED
 from distlaunch.transport.ssh.sockets import SOCKETS
 
@@ -102,7 +102,7 @@ class Ssh(Frozen):
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """All of it, and what spares ssh page faults."""
-        return keeps_memory(environ)
+        return ssh_environment(environ)
 
     def address_argv(self) -> list[str]:
         """ssh itself knows what its configuration makes of a name; this touches no host."""
