@@ -30,3 +30,10 @@ def faults(how: str) -> int:
 def test_blocks_that_are_soon_gone_are_not_given_back() -> None:
     """40 times 8 of 32 pages, which are touched once, or nearly each time."""
     assert faults("kept") + 20 * 8 * 32 < faults("given back")
+
+
+def test_a_limit_on_address_space_is_no_failure() -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1, 1))\n"
+    text = f"from distlaunch.agent.pipes import keep_memory\n{limited}keep_memory()\nprint('on')"
+    argv = [sys.executable, "-c", text]
+    assert subprocess.run(argv, capture_output=True, cwd=ROOT, check=True).stdout == b"on\n"
