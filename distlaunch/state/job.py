@@ -31,7 +31,8 @@ class Cause(Frozen):
 
     `peer_gone`: the rank only lost its connection to another one, of which nothing worse is known yet.
     `cancelled`: the user wanted it. `scheduled`: the scheduler ends all that it has given us. `final`:
-    whether the job goes on is settled, it is not to be asked for.
+    whether the job goes on is settled, it is not to be asked for. `agent_signum`: the signal that
+    stopped the agent of the node.
     """
 
     text: str
@@ -43,6 +44,7 @@ class Cause(Frozen):
     cancelled: bool = False
     scheduled: bool = False
     final: bool = False
+    agent_signum: int | None = None
 
 
 class Launchers(Enum):

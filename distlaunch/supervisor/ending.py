@@ -30,6 +30,8 @@ DRAIN_S = 30.0
 """Seconds without output after which a clean node is not waited for any longer."""
 STOP_NOTICE_S = 3.0
 """Seconds after which the ranks still running are named, if the grace is longer."""
+SAME_SIGNAL_S = 1.0
+"""Seconds within which a signal to all processes of a job, as schedulers send it, has reached all of them."""
 ONE_WISH_S = 0.1
 """Seconds within which several signals count as one: wrappers pass on what the terminal has sent to all."""
 
@@ -139,11 +141,10 @@ def finish_when_closed(state: State, now: float) -> Step:
 
 def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     """Stop gracefully at the first signal, kill at the second, leave at the third."""
-    if event.signum == signal.SIGTSTP and state.spec.invocation.shares_stdio:
-        return state, (Notice("warning", NO_SUSPENDING_TORCHRUN),)
     if event.signum == signal.SIGTSTP:
         # Silent for longer than the lease, we would be taken for dead, and the job would end.
-        return state, (Notice("warning", NO_SUSPENDING),)
+        why = NO_SUSPENDING_TORCHRUN if state.spec.invocation.shares_stdio else NO_SUSPENDING
+        return state, (Notice("warning", why),)
     if event.signum in NOTICES and signal.Signals(event.signum).name not in state.spec.invocation.signals:
         return state, (EndNoticed(),)
     insists = event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
@@ -151,12 +152,14 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
         return state, ()
     if insists:
         state = state._replace(interrupts=state.interrupts + 1, interrupted_at=now)
+    name = signal.Signals(event.signum).name
+    stopped = Cause(f"stopped by {name}", 128 + event.signum, now, cancelled=True)
     if state.phase is not Phase.STOPPING:
-        name = signal.Signals(event.signum).name
         passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
         # A rank that has failed is the cause, even if we have not said so yet.
-        cause = state.suspect or Cause(f"stopped by {name}", 128 + event.signum, now, cancelled=True)
-        return state, (Terminated(cause, passed_on),)
+        return state, (Terminated(state.suspect or stopped, passed_on),)
+    if state.cause and state.cause.agent_signum == event.signum and now - state.ended_at < SAME_SIGNAL_S:
+        return state.blaming(stopped), ()  # it was for all of us, and an agent was faster
     # A terminal that closes sends SIGHUP and breaks both streams: that is one request.
     return _interrupted_again(state) if insists else (state, ())
 

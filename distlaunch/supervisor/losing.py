@@ -55,6 +55,7 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     stopped = f"its agent was stopped by {signal_words(event.signum)}"
     why = "its agent's guardian process was killed" if event.orphaned else stopped
     cause = cause_of_loss(state, event.node, why, now)
+    cause = cause._replace(agent_signum=None if event.orphaned else event.signum)
     if state.phase is Phase.CONNECTING:
         return state, (JobOver(cause),)
     return state, (NodeLeaving(event.node, cause),)

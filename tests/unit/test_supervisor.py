@@ -597,6 +597,16 @@ T = 1000.0  # when every history begins
             [Interrupted(signal.SIGTERM), exited(0, 0, -15, T - 1)], (143, None, None), id="a signal stays"
         ),
         pytest.param(
+            [AgentLeaving(1, signal.SIGTERM), Interrupted(signal.SIGTERM)],
+            (143, None, None),
+            id="a signal to all that reaches an agent first",
+        ),
+        pytest.param(
+            [AgentLeaving(1, signal.SIGTERM), Interrupted(signal.SIGINT)],
+            (71, None, 1),
+            id="a signal of another kind",
+        ),
+        pytest.param(
             [
                 WorkerUnstarted(0, 0, "exec", errno.ENOENT, "x"),
                 WorkerUnstarted(1, 0, "exec", errno.EACCES, "x"),
