@@ -78,10 +78,6 @@ def test_a_failing_rank_ends_all(tmp_path: Path, kind: str) -> None:
     }
     if shutil.which(names[kind][0]) is None:
         pytest.skip(f"missing: {names[kind][0]}")
-    keeps = f'"$@"; status=$?; echo $status >{tmp_path}/status$PMI_RANK$OMPI_COMM_WORLD_RANK; exit $status'
-    task = ["sh", "-c", keeps, "sh", *distlaunch_argv("exec", "--"), sys.executable, str(worker)]
-    words = [*names[kind], "-n", "2", *task]
+    words = [*names[kind], "-n", "2", *distlaunch_argv("exec", "--"), sys.executable, str(worker)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert (tmp_path / "status1").read_text() == "7\n"
-    # Once in some dozens of times MPICH's mpirun ends as the rank that it has killed for this.
-    assert done.returncode in ((7, 9) if kind == "mpich" else (7,))
+    assert done.returncode == 7

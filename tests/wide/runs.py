@@ -70,9 +70,14 @@ def run(folder: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str
     return Cost(status, said, cpu_s, wall_s, memory, _stopping(folder / "runs"))
 
 
+def _runs(child: "subprocess.Popen[bytes]") -> bool:
+    """Whether it has not ended; it is not reaped."""
+    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+
+
 def _await_ranks(child: "subprocess.Popen[bytes]", runs: Path, count: int) -> None:
     """Wait until so many ranks have started, or the command has ended."""
-    while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+    while _runs(child):
         paths = [*runs.glob("*/events.jsonl")]
         if sum(path.read_bytes().count(b'"WorkerStarted"') for path in paths) >= count:
             return
@@ -90,7 +95,7 @@ def _stopping(runs: Path) -> float | None:
 def _watched(child: "subprocess.Popen[bytes]") -> float:
     """Wait for its end without reaping it; its largest memory in MiB."""
     most, deadline = 0.0, time.monotonic() + LIMIT_S
-    while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+    while _runs(child):
         if time.monotonic() > deadline:
             child.kill()
         status = Path(f"/proc/{child.pid}/status").read_text()
