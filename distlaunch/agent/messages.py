@@ -309,10 +309,14 @@ class Noticed(Frozen):
 
 
 class AgentLeaving(Frozen):
-    """The agent was told to stop by a signal, its workers follow; `orphaned`: as its guardian has ended."""
+    """The agent leaves, its workers follow: a signal told it to; if `orphaned`, as its guardian has ended.
+
+    Without a signal (0), the link's input has ended, or can't be read any further for its `damage`.
+    """
 
     signal: int
     orphaned: bool
+    damage: str
 
 
 class OutputLost(Frozen):

@@ -168,20 +168,20 @@ class Agent:
         else:
             self._hear_end()
 
-    def _hear_end(self) -> None:
-        self._say_leaving(signal.SIGHUP)  # sshd closes our input alone when the guardian dies
+    def _hear_end(self, damage: str = "") -> None:
+        self._say_leaving(
+            0, damage
+        )  # who closes the input alone, as sshd when the guardian dies, still hears us
         self._lose_link()
 
     def _obey(self, received: bytes) -> None:
         try:
-            frames = self._decoder.feed(received)
-        except wire.ProtocolError:
-            self._hear_end()
+            frames = [frame for frame in self._decoder.feed(received) if frame.node == self._node]
+            commands = [messages.read(messages.COMMANDS, frame.message()) for frame in frames]
+        except wire.ProtocolError as error:
+            self._hear_end(str(error))
             return
-        for frame in frames:
-            if frame.node != self._node:
-                continue
-            command = messages.read(messages.COMMANDS, frame.message())
+        for command in commands:
             self._commands[type(command)](command)
 
     def _flush(self) -> None:
@@ -240,10 +240,10 @@ class Agent:
             self._say_leaving(stop)
             self._leave_early()
 
-    def _say_leaving(self, signum: int) -> None:
+    def _say_leaving(self, signum: int, damage: str = "") -> None:
         """Said at once, before the workers' exits, so that none of them is taken for the cause."""
         if not self._leaving:
-            self._outbox.report(messages.AgentLeaving(signum, os.getppid() != self._guardian))
+            self._outbox.report(messages.AgentLeaving(signum, os.getppid() != self._guardian, damage))
             self._flush()
 
     # Commands, one method each

@@ -29,11 +29,15 @@ class LinkEnded(Frozen):
 
 
 class AgentLeaving(Frozen):
-    """An agent was told to stop by a signal, or is `orphaned`: its guardian died. Its workers will follow."""
+    """An agent leaves, and its workers will follow: of a signal, or as it is `orphaned`: its guardian died.
+
+    Without a signal (0), what we send has stopped to reach it, or reaches it altered: `damage` says how.
+    """
 
     node: int
     signum: int
     orphaned: bool = False
+    damage: str = ""
 
 
 class Noticed(Frozen):

@@ -52,13 +52,21 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     attempt = node.attempt if isinstance(node, Reaping) else 1
     leaving = Leaving(may_be_occupied(node), attempt, returned=isinstance(node, Reaping))
     state = state.with_node(event.node, leaving)
-    stopped = f"its agent was stopped by {signal_words(event.signum)}"
-    why = "its agent's guardian process was killed" if event.orphaned else stopped
-    cause = cause_of_loss(state, event.node, why, now)
-    cause = cause._replace(agent_signum=None if event.orphaned else event.signum)
+    cause = cause_of_loss(state, event.node, _why_it_leaves(event), now)
+    cause = cause._replace(agent_signum=None if event.orphaned else event.signum or None)
     if state.phase is Phase.CONNECTING:
         return state, (JobOver(cause),)
     return state, (NodeLeaving(event.node, cause),)
+
+
+def _why_it_leaves(event: AgentLeaving) -> str:
+    if event.orphaned:
+        return "its agent's guardian process was killed"
+    if event.signum:
+        return f"its agent was stopped by {signal_words(event.signum)}"
+    if event.damage:
+        return f"the data sent to its agent was altered on the way ({event.damage})"
+    return "the connection to its agent was closed on the way"
 
 
 def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:

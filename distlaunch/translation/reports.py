@@ -146,7 +146,7 @@ _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
     messages.Hello: _hello,
     messages.Pong: lambda node, it, clock: None,
     messages.AgentLeaving: lambda node, it, clock: events.AgentLeaving(
-        node, number(it.signal, "signal"), it.orphaned
+        node, number(it.signal, "signal"), it.orphaned, _cut(it.damage)
     ),
     messages.Noticed: lambda node, it, clock: events.Noticed(node, number(it.signal, "signal")),
     messages.PortHeld: lambda node, it, clock: events.PortHeld(node, number(it.port, "port")),

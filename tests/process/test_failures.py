@@ -1,10 +1,12 @@
 """What happens when workers, the agent or the controller fail on this machine."""
 
+import json
 import os
 import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -392,6 +394,41 @@ def test_a_guardian_that_gets_a_signal_is_told_as_what_it_is(
         kill(children_of(run.process.pid)[1], signum)
         assert run.wait() == 71
         assert f"node1 was lost: {why}\n" in run.stderr, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        ("close", "the connection to its agent was closed on the way"),
+        ("alter", "the data sent to its agent was altered on the way (unknown frame kind 97)"),
+    ],
+)
+def test_a_connection_harmed_on_its_way_is_told_as_what_it_is(harm: str, why: str, tmp_path: Path) -> None:
+    """As by what stands between: a container's exec, a proxy. It passes all on until it gets SIGUSR1."""
+    between = tmp_path / "between.py"
+    between.write_text(f"""if True:
+        import os, signal, subprocess, sys
+        agent = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+        def harm(*_):
+            if {harm!r} == "alter":
+                os.write(agent.stdin.fileno(), b"a" * 99)
+            agent.stdin.close()
+            sys.exit(agent.wait())
+        signal.signal(signal.SIGUSR1, harm)
+        while piece := os.read(0, 65536):
+            agent.stdin.write(piece)
+            agent.stdin.flush()
+        agent.stdin.close()
+        sys.exit(agent.wait())
+    """)
+    launcher = json.dumps({"command": [sys.executable, str(between), "env", "WHERE={host}"]})
+    job = f"nodes: [there]\ngpus_per_node: 0\nprocs_per_node: 2\nlauncher: {launcher}\n"
+    with running(write_job(tmp_path, SLEEPER, job)) as run:
+        run.wait_ready(2)
+        kill(children_of(run.process.pid)[0], signal.SIGUSR1)
+        assert run.wait() == 71
+        assert f"there was lost: {why}\n" in run.stderr, run.stderr
+        wait_gone([*run.worker_pids().values()], 5.0)
 
 
 def test_a_third_interrupt_returns_at_once_and_the_agents_finish(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.beside import dealt
+from tests.unit.samples import bounded
 
 TESTS = Path(__file__).parent.parent
 
@@ -29,6 +30,7 @@ MARKERS = ["", "alone", "quiet", "long", "together a", "together b"]
 ITEMS = st.lists(st.builds(Item, st.sampled_from(["unit", "process"]), st.sampled_from(MARKERS)))
 
 
+@bounded()
 @given(ITEMS, st.integers(2, 6))
 def test_each_is_dealt_once_and_long_ones_do_not_wait(items: list[Item], count: int) -> None:
     hands = cast("list[list[Item]]", dealt(cast("list[pytest.Item]", items), count))
@@ -42,6 +44,7 @@ def test_each_is_dealt_once_and_long_ones_do_not_wait(items: list[Item], count: 
         assert [item.marker for item in others] == sorted((item.marker for item in others), key=order.index)
 
 
+@bounded()
 @given(ITEMS, st.integers(2, 6))
 def test_a_group_is_dealt_as_one(items: list[Item], count: int) -> None:
     dealt_items = list(chain(*dealt(cast("list[pytest.Item]", items), count)))

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.observers.folding import MAX_BYTES, MOMENT_S, Folding
+from tests.unit.samples import bounded
 
 LINES = st.sampled_from([b"epoch 1\n", b"epoch 2\n", b"\n", b"loss 3", b".5\n", b"a\nb\n", b"unfinished"])
 PRINTED = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), LINES, st.floats(0, 0.3)), max_size=40)
@@ -19,6 +20,7 @@ class Shown:
         self.fold = Folding(lambda ranks, stream, line: self.lines.append((ranks, stream, line)))
 
 
+@bounded()
 @given(PRINTED)
 def test_every_line_of_every_rank_is_told_once(printed: list[tuple[int, int, bytes, float]]) -> None:
     shown, now, whole = Shown(), 0.0, dict[tuple[int, int], bytes]()

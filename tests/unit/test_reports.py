@@ -44,7 +44,11 @@ EXITED = messages.WorkerExited(1, -9, 5.0, RECORD, "Killed", 2, [64, 32])
 TABLE: list[tuple[Any, Any]] = [
     (HELLO, events.AgentUp(NODE, Facts("/venv/bin/python", 8), "gpu-3")),
     (messages.Pong(5.0), None),
-    (messages.AgentLeaving(15, True), events.AgentLeaving(NODE, 15, True)),
+    (messages.AgentLeaving(15, True, ""), events.AgentLeaving(NODE, 15, True)),
+    (
+        messages.AgentLeaving(0, False, "cut " * 9999),
+        events.AgentLeaving(NODE, 0, damage=("cut " * 9999)[:MAX_TEXT]),
+    ),
     (messages.Noticed(10), events.Noticed(NODE, 10)),
     (messages.PortHeld(29500), events.PortHeld(NODE, 29500)),
     (messages.PortRefused("in use", [OWNER]), events.PortRefused(NODE, "in use", (OWNER,))),

@@ -499,6 +499,27 @@ def test_a_plan_that_is_impossible_on_these_nodes_ends_the_job(text: str, facts:
             "b was lost: its agent was stopped by",
             id="leaving",
         ),
+        pytest.param(
+            AgentLeaving(1, signal.SIGTERM, orphaned=True),
+            Exit.NODE_LOST,
+            1,
+            "b was lost: its agent's guardian process was killed",
+            id="leaving without its guardian",
+        ),
+        pytest.param(
+            AgentLeaving(1, 0),
+            Exit.NODE_LOST,
+            1,
+            "b was lost: the connection to its agent was closed on the way",
+            id="leaving at the end of its input",
+        ),
+        pytest.param(
+            AgentLeaving(1, 0, damage="unknown frame kind 97"),
+            Exit.NODE_LOST,
+            1,
+            "b was lost: the data sent to its agent was altered on the way (unknown frame kind 97)",
+            id="leaving as its input is damaged",
+        ),
     ],
 )
 def test_a_preparation_that_fails_ends_the_job_before_any_worker_starts(

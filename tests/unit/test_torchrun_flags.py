@@ -22,6 +22,7 @@ from distlaunch.dropin.torchrun_job import (
 )
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import JobSpec, Program, TorchrunLogs
+from tests.unit.samples import bounded
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrun.md"
 VALUES = {
@@ -202,6 +203,7 @@ def test_a_bad_variable_is_named() -> None:
 # What follows the flags
 
 
+@bounded()
 @given(st.lists(st.text()), st.sampled_from(["train.py", "./-x", "dir/s.py", "--"]))
 def test_what_follows_the_script_is_not_touched(args: list[str], script: str) -> None:
     before = ("--nproc-per-node=2", "--") if script == "--" else ("--nproc-per-node=2",)
@@ -210,6 +212,7 @@ def test_what_follows_the_script_is_not_touched(args: list[str], script: str) ->
     assert job_of(flags, here_with()).args == tuple(args)
 
 
+@bounded()
 @given(st.lists(st.sampled_from([word for flag in FLAGS for word in (flag.name, flag.name[:6])])))
 def test_flags_behind_the_script_are_the_scripts(args: list[str]) -> None:
     assert parse_flags(("s.py", *args), {}) == Flags(script="s.py", args=tuple(args))
@@ -236,6 +239,7 @@ WORDS = st.one_of(
 )
 
 
+@bounded()
 @given(st.lists(WORDS, max_size=6))
 def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None:
     try:

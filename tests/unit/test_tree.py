@@ -13,6 +13,7 @@ from distlaunch.transport.failure import Kind, LinkFailure, cut_off
 from distlaunch.transport.ssh import Ssh, SshOptions
 from distlaunch.transport.ssh.tree import Branch, Relayed, shares
 from distlaunch.transport.streams import NodeGone
+from tests.unit.samples import bounded
 
 HELLO = HELLO_PREFIX + b"n0nce\n"
 HOSTS = "abcdef"
@@ -61,6 +62,7 @@ def frames(data: bytes) -> list[tuple[int, int, bytes]]:
     return [(each.node, each.channel, each.payload) for each in FrameDecoder(wire.RELAYED).feed(data)]
 
 
+@bounded()
 @given(st.lists(st.integers(), max_size=100), st.integers(1, 40))
 def test_shares_have_all_in_order_and_hardly_differ(items: list[int], most: int) -> None:
     parts = shares(items, most)
@@ -97,6 +99,7 @@ def test_a_relay_below_is_told_how_to_reach_its_own() -> None:
     assert [(node, what) for node, what, _ in frames(opens[2])] == [(3, relay.OPEN), (4, relay.OPEN)]
 
 
+@bounded()
 @given(st.lists(st.integers(1, 40), max_size=40))
 def test_frames_come_out_as_they_went_in_however_they_are_cut(cuts: list[int]) -> None:
     made, got = booted(), list[int]()

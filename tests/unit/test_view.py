@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distlaunch.observers.observer import Printed
@@ -24,7 +24,7 @@ from distlaunch.supervisor.step import begin, step
 from distlaunch.view.keys import after
 from distlaunch.view.picture import Picture
 from distlaunch.view.screen import Pane, Size, Wish, lines, row_at, sparkline
-from tests.unit.samples import spec_of
+from tests.unit.samples import bounded, spec_of
 
 WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"
 
@@ -76,7 +76,7 @@ def thousand() -> Watched:
     return watched
 
 
-@settings(max_examples=150)
+@bounded(150)
 @given(width=st.integers(1, 300), height=st.integers(1, 120), which=st.integers(0, 2), data=st.data())
 def test_the_screen_is_exactly_as_large_as_the_terminal(
     width: int, height: int, which: int, data: st.DataObject, thousand: Watched
@@ -228,6 +228,7 @@ def test_keys(keys: list[str], wanted: Wish | None) -> None:
 @example([1.7e308, -1e308], 2)
 @example([1.7e308] * 3, 1)
 @example([5e-324, 0.0], 2)
+@bounded()
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True)), st.integers(1, 60))
 def test_a_sparkline_has_at_most_its_width(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) <= width
