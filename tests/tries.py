@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import LateError, TorchsAbortError
+from tests.harness import TRIED_AGAIN
 
 MOST_TRIES = 5
 """In a whole run, over all processes that run tests."""
@@ -16,11 +16,11 @@ UNIT = Path(__file__).parent / "unit"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The machine may stand still for a second: only who is late three times in a row has failed.
 
-    Nothing else is tried again, but where torch has aborted a worker that was at its end; and a test that is
-    marked `once` is not, because a second try would hide what it measures. Unit tests start no process: none
-    can be late, and with several processes the plug-in asks 40 ms of each that is marked.
+    Nothing else is tried again, but for two faults of others (`TRIED_AGAIN`); and a test that is marked
+    `once` is not, because a second try would hide what it measures. Unit tests start no process: none can be
+    late, and with several processes the plug-in asks 40 ms of each that is marked.
     """
-    again = pytest.mark.flaky(reruns=TRIES_OF_A_TEST - 1, only_rerun=[LateError, TorchsAbortError])
+    again = pytest.mark.flaky(reruns=TRIES_OF_A_TEST - 1, only_rerun=[*TRIED_AGAIN])
     for item in items:
         if not item.get_closest_marker("once") and UNIT not in item.path.parents:
             item.add_marker(again)
@@ -39,7 +39,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for report in tries:
             terminalreporter.write_line(f"{report.nodeid}: {_why(report)}")
         terminalreporter.write_line(
-            f"{len(tries)} tries were late or aborted by torch, of at most {MOST_TRIES}"
+            f"{len(tries)} tries were late or failed by others' faults, of at most {MOST_TRIES}"
         )
 
 

@@ -13,7 +13,7 @@ from tests.tries import MOST_TRIES
 
 LATE = """
     import pytest
-    from tests.harness import LateError, TorchsAbortError
+    from tests.harness import HydrasStatusError, LateError, TorchsAbortError
 
     tried = set()
 
@@ -45,20 +45,24 @@ def test_late_tries_of_all_processes_are_told_with_their_tests(tmp_path: Path) -
     done = pytest_of(
         tmp_path,
         """
-        @pytest.mark.parametrize("number", range(4))
+        @pytest.mark.parametrize("number", range(3))
         def test_late(number):
             once(number, LateError(f"{number}: over the limit"))
 
         def test_aborted():
             once("aborted", TorchsAbortError("by torch"))
+
+        def test_by_mpich():
+            once("killed", HydrasStatusError("9"))
         """,
     )
     assert done.returncode == 0, done.stdout
-    for number in range(4):
+    for number in range(3):
         told = f"test_them.py::test_late[{number}]: tests.harness.LateError: {number}: over the limit"
         assert told in done.stdout.splitlines()
     assert "test_them.py::test_aborted: tests.harness.TorchsAbortError: by torch" in done.stdout.splitlines()
-    assert f"5 tries were late or aborted by torch, of at most {MOST_TRIES}" in done.stdout
+    assert "test_them.py::test_by_mpich: tests.harness.HydrasStatusError: 9" in done.stdout.splitlines()
+    assert f"5 tries were late or failed by others' faults, of at most {MOST_TRIES}" in done.stdout
 
 
 def test_more_late_tries_than_may_be_are_a_failure(tmp_path: Path) -> None:
@@ -67,7 +71,7 @@ def test_more_late_tries_than_may_be_are_a_failure(tmp_path: Path) -> None:
     assert MOST_TRIES == 5
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "6 passed, 6 rerun" in done.stdout
-    assert "6 tries were late or aborted by torch, of at most 5" in done.stdout
+    assert "6 tries were late or failed by others' faults, of at most 5" in done.stdout
 
 
 def test_what_is_late_each_time_or_aborted_elsewhere_or_marked_once_fails(tmp_path: Path) -> None:
