@@ -1,5 +1,6 @@
 """Lives a run again: reads its history, and takes it through `step`, event by event."""
 
+import functools
 import json
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -125,13 +126,16 @@ def _plain_typed(kind: type, value: Any) -> Any:
     if issubclass(kind, Enum):
         return kind(value)
     if hasattr(kind, "_fields"):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         return kind(**{name: typed(hints[name], inner) for name, inner in value.items()})
     if kind is float and isinstance(value, int):
         return float(value)
     if not isinstance(value, kind):
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _sequence(origin: Any, inner: tuple[Any, ...], value: Any) -> Any:
