@@ -1,32 +1,51 @@
 """Finds the addresses of nodes that may be the first one, if the job file does not give them."""
 
+import os
+import select
+import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from contextlib import suppress
 
 from distlaunch.job.spec import JobSpec, NodeSpec
+from distlaunch.links import process
+from distlaunch.links.begun import Ahead
 from distlaunch.plan.layout import is_loopback
 
-if TYPE_CHECKING:
-    import subprocess
-
 RESOLVE_S = 2.0
+_READ = 1 << 16
+
+
+def ask_addresses(spec: JobSpec, early: Ahead | None = None) -> dict[int, process.Child]:
+    """Index in the pool → the command that tells the node's address, for those whose address the job needs.
+
+    `early` may have begun it.
+    """
+    if spec.one_machine or not spec.engine.serves_store:
+        return {}
+    needed = [index for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)]
+    if len(needed) > 1:
+        early = None  # it remembers only so many, and the hosts themselves come first
+    asked = {index: _ask(spec.pool[index], early) for index in needed}
+    return {index: child for index, child in asked.items() if child}
+
+
+def answers(asked: Mapping[int, process.Child]) -> dict[int, str]:
+    """Index in the pool → the address by which ssh reaches it, of those `asked`, as far as they say."""
+    deadline = time.monotonic() + RESOLVE_S
+    told = {index: _answer(child, deadline) for index, child in asked.items()}
+    return {index: address for index, address in told.items() if address}
 
 
 def ssh_addresses(spec: JobSpec) -> dict[int, str]:
     """Index in the pool → the address by which ssh reaches it, for the nodes whose address the job needs."""
-    if spec.one_machine or not spec.engine.serves_store:
-        return {}
-    needed = [index for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)]
-    asked = {index: _ask(spec.pool[index]) for index in needed}
-    deadline = time.monotonic() + RESOLVE_S
-    answers = {index: _answer(process, deadline) for index, process in asked.items() if process}
-    return {index: address for index, address in answers.items() if address}
+    return answers(ask_addresses(spec))
 
 
 def ssh_address(spec: JobSpec) -> str | None:
     """The address by which ssh reaches the first node."""
-    process = _ask(spec.nodes[0])
-    return _answer(process, time.monotonic() + RESOLVE_S) if process else None
+    child = _ask(spec.nodes[0], None)
+    return _answer(child, time.monotonic() + RESOLVE_S) if child else None
 
 
 def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
@@ -35,29 +54,38 @@ def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
     return not spec.master_host if index == 0 else spec.elastic
 
 
-def _ask(node: NodeSpec) -> "subprocess.Popen[bytes] | None":
+def _ask(node: NodeSpec, early: Ahead | None) -> process.Child | None:
     argv = node.reach.address_argv()
     if not argv:
         return None
-    import subprocess  # jobs on this machine ask nobody
-
-    null = subprocess.DEVNULL
-    try:
-        return subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null)
-    except OSError:
-        return None
+    if early and (child := early.child(argv)):
+        return child
+    with suppress(OSError):
+        return process.start(argv, node.reach.environment(os.environ))
+    return None
 
 
-def _answer(process: "subprocess.Popen[bytes]", deadline: float) -> str | None:
-    from subprocess import TimeoutExpired
-
-    try:
-        said, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
-    except TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return None
-    lines = said.decode(errors="replace").splitlines()
+def _answer(child: process.Child, deadline: float) -> str | None:
+    said = _said(child, deadline)
+    lines = said.decode(errors="replace").splitlines() if said is not None else []
     found = [line.split()[1] for line in lines if line.startswith("hostname ")]
     # An alias for this very machine says nothing about what the others call it.
     return found[0] if found and not is_loopback(found[0]) else None
+
+
+def _said(child: process.Child, deadline: float) -> bytes | None:
+    """All that it prints, or None if it does not come to its end in time: then it is ended."""
+    child.close_stdin()
+    said, piece = b"", None
+    try:
+        while piece != b"":
+            if not select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)  # and what its configuration has it run
+                return None
+            piece = os.read(child.stdout, _READ)
+            said += piece
+        return said
+    finally:
+        child.wait()
+        child.close()

@@ -7,9 +7,11 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.catalog.index import Ticket, note_begin
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
+from distlaunch.launch.addresses import ask_addresses
 from distlaunch.links.begun import Ahead
 from distlaunch.links.link import Link
 from distlaunch.links.opening import open_links
+from distlaunch.links.process import Child
 from distlaunch.observers.run_folder import RunFolder, new_run_id
 from distlaunch.state.status import Controller, RunState, Status
 from distlaunch.system.here import boot_id
@@ -30,18 +32,19 @@ class Clock(Frozen):
 
 
 class Start(Frozen):
-    """A run that has begun: `links` by node are under way."""
+    """A run that has begun: `links` by node are under way, and those `asked` for nodes' addresses."""
 
     spec: JobSpec
     run_id: str
     folder: RunFolder
     status: Status
     links: dict[int, Link]
+    asked: dict[int, Child]
     clock: Clock
 
 
 def start_run(spec: JobSpec, early: Ahead | None = None) -> Start:
-    """Begin a run of `spec`; `early` is as in `open_links`.
+    """Begin a run of `spec`; `early` is what `links.ahead` has begun for it.
 
     Raises `DistlaunchError` when its folder can't be made, or nobody can be notified.
     """
@@ -67,7 +70,11 @@ def start_run(spec: JobSpec, early: Ahead | None = None) -> Start:
         from distlaunch.system.limits import make_room_for_links
 
         make_room_for_links(len(spec.pool))
-    return Start(spec, run_id, folder, status, open_links(spec, early), clock)
+    links = open_links(spec, early)
+    asked = ask_addresses(spec, early)  # which takes as long as a host's answer
+    if early:
+        early.settle()
+    return Start(spec, run_id, folder, status, links, asked, clock)
 
 
 def _check_notify(spec: JobSpec) -> None:

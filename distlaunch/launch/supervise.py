@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.catalog.index import note_end
 from distlaunch.diagnosis.summary import Summary
-from distlaunch.launch.addresses import ssh_addresses
+from distlaunch.launch.addresses import answers
 from distlaunch.launch.loop import Loop
 from distlaunch.launch.start import Start
 from distlaunch.observers.folder import Folder
@@ -25,8 +25,7 @@ def supervise(
     folder, words = Folder(start.folder, start.status), LastWords()
     seeing = Observers((words, folder, Watched(start.folder), *_wanted(start, words), *observers))
     loop = Loop(start, seeing, interrupts, peers)
-    # While agents boot: asking ssh for them takes as long.
-    state = loop.run(start.links, find_addresses=lambda: ssh_addresses(start.spec))
+    state = loop.run(start.links, find_addresses=lambda: answers(start.asked))
     seeing.tell(Observer.drained, state)
     summary = summary_so_far(state, start.folder.path, words, start.clock.now())
     summary = summary._replace(lagging=folder.lagging(state))

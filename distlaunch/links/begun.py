@@ -53,8 +53,9 @@ class Ahead:
             child.wait()
             child.close()
 
-    def remember(self) -> None:
-        """Have the next start of this command begin with what was asked for."""
+    def settle(self) -> None:
+        """All was asked for that will be: the rest is ended, and the next start of this command begins so."""
+        self.discard()
         if self._memory:
             self._memory.keep(self._asked)
 

@@ -86,9 +86,6 @@ def open_links(spec: JobSpec, early: "Ahead | None" = None, flat: bool = False) 
     for group in _groups(spec):
         if group[0] not in links:
             links |= dict.fromkeys(group, open_link(spec, *group, early=early))
-    if early:
-        early.discard()
-        early.remember()
     return links
 
 

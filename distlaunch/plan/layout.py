@@ -270,13 +270,15 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
 
 def is_loopback(host: str) -> bool:
     """Whether a name or address means "this machine" wherever it is used."""
-    import ipaddress  # only jobs on several machines ask
-
     name = host.lower().rstrip(".")
+    if not name.startswith("127.") and ":" not in name:
+        return name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost")
+    import ipaddress  # a millisecond that few jobs need
+
     try:
         address = ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
-        return name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost")
+        return name.endswith(".localhost")
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 

@@ -122,7 +122,7 @@ def typed(kind: Any, value: Any) -> Any:
     return _plain_typed(kind, value)
 
 
-def _plain_typed(kind: type, value: Any) -> Any:
+def _plain_typed(kind: Any, value: Any) -> Any:
     if issubclass(kind, Enum):
         return kind(value)
     if hasattr(kind, "_fields"):
@@ -135,7 +135,9 @@ def _plain_typed(kind: type, value: Any) -> Any:
     return value
 
 
-_hints = functools.cache(typing.get_type_hints)
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _sequence(origin: Any, inner: tuple[Any, ...], value: Any) -> Any:

@@ -42,6 +42,7 @@ def test_an_agent_that_runs_ahead_is_taken_by_whoever_wants_our_interpreter(
 ) -> None:
     link = early._link
     links = open_links(spec, early)
+    early.settle()
     assert (links[0] is link) is taken
     links[0].discard()
 
@@ -68,8 +69,8 @@ def test_no_agent_is_started_ahead_for_a_job_on_other_hosts(tmp_path: Path, text
 
 
 SSH = f"""#!/bin/sh
-# A stand-in for ssh: notes the host and its process, and has a shell here run the rest; ssh -G has no answer.
-[ "$1" = -G ] && exit 1
+# A stand-in for ssh: notes the host and its process, and has a shell here run the rest; ssh -G has an answer.
+[ "$1" = -G ] && {{ echo "-G $$" >>"$STARTED"; echo "hostname $ADDRESS"; exit; }}
 {WITHOUT_OPTIONS}
 echo "$1 $$" >>"$STARTED"
 shift
@@ -150,6 +151,20 @@ def test_another_command_line_begins_nothing_before_it_is_read(hosts: Hosts) -> 
     hosts.reached()
     assert hosts.run("--set", "nodes=[one]") == 2
     assert hosts.reached() == []
+
+
+def test_the_address_is_asked_for_before_the_job_is_read_too(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADDRESS", os.uname().nodename)
+    hosts.job.write_text("command: [sh, -c, 'echo $MASTER_ADDR']\ngpus_per_node: 0\nnodes: [one, two]\n")
+    assert hosts.run("--set", "env.NEEDED=null") == 0
+    assert hosts.reached() == ["-G", *BOTH]
+    assert hosts.run("--set", "env.NEEDED=null") == 0
+    assert hosts.reached() == ["-G", *BOTH]  # once
+    hosts.break_job()
+    assert hosts.run("--set", "env.NEEDED=null") == 2
+    assert hosts.reached() == ["-G", *BOTH]
 
 
 def test_what_the_job_does_not_want_any_more_is_ended(
