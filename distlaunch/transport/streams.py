@@ -108,8 +108,8 @@ class OneStream(Handshake):
         return data
 
     def nudges(self) -> bytes:
-        """For its one shell."""
-        return b"" if self.reached else NUDGE
+        """For its one shell, until that was sent what it reads: behind that, a line is the agent's."""
+        return b"" if self.opened else NUDGE
 
     def parting(self, node: int) -> bytes:
         """Nothing: it leaves when its lease is over."""

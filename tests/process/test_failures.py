@@ -396,6 +396,15 @@ def test_a_guardian_that_gets_a_signal_is_told_as_what_it_is(
         assert f"node1 was lost: {why}\n" in run.stderr, run.stderr
 
 
+def test_a_connection_that_takes_its_time_is_waited_for(tmp_path: Path) -> None:
+    """Longer than between two heartbeats: an agent that is not there yet must get nothing of them."""
+    launcher = json.dumps({"command": ["sh", "-c", 'sleep 1.2; exec "$@"', "sh"]})
+    job = f"nodes: [far]\ngpus_per_node: 0\nlauncher: {launcher}\ntimeouts: {{lease: 3s}}\n"
+    with running(write_job(tmp_path, "print('here')", job)) as run:
+        assert run.wait() == 0, run.stderr
+        assert run.stdout == "[far:0] here\n"
+
+
 @pytest.mark.parametrize(
     ("harm", "why"),
     [

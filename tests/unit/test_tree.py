@@ -12,7 +12,7 @@ from distlaunch.transport.boot import NUDGE
 from distlaunch.transport.failure import Kind, LinkFailure, cut_off
 from distlaunch.transport.ssh import Ssh, SshOptions
 from distlaunch.transport.ssh.tree import Branch, Relayed, shares
-from distlaunch.transport.streams import NodeGone
+from distlaunch.transport.streams import NodeGone, OneStream
 from tests.unit.samples import bounded
 
 HELLO = HELLO_PREFIX + b"n0nce\n"
@@ -191,6 +191,17 @@ def test_a_relay_that_names_a_strange_node_ends_the_link() -> None:
         booted().receive(through(3, data=b""))
     with pytest.raises(wire.ProtocolError, match="unknown frame kind"):
         booted().receive(wire.encode_message(0, {"op": "hello"}))
+
+
+def test_a_shell_is_nudged_until_that_was_sent_what_it_reads() -> None:
+    awaited, direct = OneStream([b"python3\n\n"], "n0nce"), OneStream([b"python3\n\n"], "n0nce")
+    assert awaited.nudges() == NUDGE
+    awaited.receive(READY_MARKER)
+    direct.without_marker()
+    assert awaited.nudges() == direct.nudges() == b""
+    inside = OneStream([b">docker run\n", b"python3\n\n"], "n0nce")
+    inside.without_marker()
+    assert inside.nudges() == NUDGE  # for the shell in the container
 
 
 def test_shells_that_have_not_answered_are_nudged_wherever_they_are() -> None:
