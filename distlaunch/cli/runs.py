@@ -202,7 +202,7 @@ def stop(
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Stop a run, as Ctrl-C in its terminal does, or cancel a queued job; wait until all has ended."""
+    """Stop a run, or cancel a queued job, and wait for its end. As with Ctrl-C, a second stop kills."""
     _elsewhere(context, which, ssh_config)
     from distlaunch.catalog.find import find
     from distlaunch.catalog.submissions import submission, submission_of

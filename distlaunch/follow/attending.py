@@ -6,8 +6,10 @@ from distlaunch.catalog.folder import Run, run_in
 from distlaunch.follow.ending import summary_of
 from distlaunch.follow.retelling import Retelling
 from distlaunch.observers.observer import Observer
+from distlaunch.state.status import RunState
 from distlaunch.system.signals import Interrupts
 
+_GONE = "its run folder was removed or renamed; the run itself may still be going"
 LOOK_S = 0.1
 """Between two looks into the folder: it may be on another machine's disk, which tells nobody of a change."""
 
@@ -52,8 +54,11 @@ def wait(run: Run, interrupts: Interrupts) -> Run:
 
 
 def over(run: Run) -> Run:
-    """The run as it is by now; one whose folder was taken away counts as over."""
-    return run_in(run.folder) or run._replace(alive=False)
+    """The run as it is by now; one whose folder was taken away is lost to us, however it ends."""
+    if now := run_in(run.folder):
+        return now
+    status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=_GONE)
+    return run._replace(alive=False, status=status)
 
 
 def pause(interrupts: Interrupts, seconds: float) -> None:

@@ -709,6 +709,31 @@ def test_a_folder_that_is_taken_away_hurts_nobody(tmp_path: Path, gate: Path) ->
         processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
 
 
+@pytest.mark.parametrize("command", ["wait", "attach"])
+def test_a_run_whose_folder_is_taken_away_is_not_taken_for_a_success(
+    tmp_path: Path,
+    gate: Path,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = left(tmp_path)
+    said_here(tmp_path, run)
+    (there,) = listed(tmp_path)
+
+    def taken_away(*_: object) -> None:
+        if Path(there["folder"]).exists():
+            Path(there["folder"]).rename(tmp_path / "elsewhere")
+
+    monkeypatch.setattr("distlaunch.follow.attending.pause", taken_away)
+    monkeypatch.chdir(tmp_path)
+    with held([there["controller"]["pid"]]) as processes:
+        assert run_app([command, run]) == 71
+        open_gate(gate)
+        processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
+    assert f"{run}: LOST: its run folder was removed or renamed" in capfd.readouterr().err
+
+
 def test_a_press_is_one_wish(tmp_path: Path) -> None:
     """`stop` twice, as two presses of Ctrl-C, kills; once does not."""
     run = left(tmp_path, STUBBORN, "timeouts: {stop: 600s}\n")
