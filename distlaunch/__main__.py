@@ -5,6 +5,7 @@ import gc
 import io
 import os
 import signal
+import stat
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -111,6 +112,8 @@ def names_hosts(command: str, words: Sequence[str]) -> bool:
     if command != "run" or not path:
         return False
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False  # a pipe can be read only once
         with open(path, "rb") as file:
             lines = file.read(_PEEK).splitlines()
     except OSError:

@@ -13,6 +13,7 @@ from distlaunch.errors import UsageError
 from distlaunch.follow.attending import follow
 from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, ranks_of, unordered
 from distlaunch.follow.retelling import Retelling
+from distlaunch.job.regex import compiled
 from distlaunch.observers.console import RANK_COLOURS, escape, latest, wants_colour
 from distlaunch.system.signals import Interrupts
 from distlaunch.wording import rank_list
@@ -27,8 +28,8 @@ def choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | No
 
     ago = None if since is None else ago_s("--since", since, "10m")
     try:
-        pattern = None if grep is None else re.compile(os.fsencode(grep))
-    except re.error as error:
+        pattern = None if grep is None else compiled(os.fsencode(grep))
+    except ValueError as error:
         raise UsageError(f"--grep: {grep!r} is not a regular expression: {error}") from None
     began = None if ago is None else time.time() - ago
     return Choice(None if ranks is None else _ranks(ranks), stderr, began, pattern)

@@ -97,7 +97,7 @@ def logs(
     ] = None,
     most: Annotated[
         int | None,
-        typer.Option("--lines", "-n", metavar="N", min=0, help="Print only the last N lines."),
+        typer.Option("--lines", "-n", metavar="N", min=0, max=10**9, help="Print only the last N lines."),
     ] = None,
     stderr: Annotated[bool, typer.Option("--stderr", help="Only stderr.")] = False,
     grep: Annotated[

@@ -1,7 +1,9 @@
 """A run's metrics in Prometheus' text format, in a file that is written whole or not at all."""
 
 import contextlib
+import errno
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 
@@ -76,6 +78,7 @@ class Metrics(Observer):
     def _write(self) -> None:
         fresh = f"{self._path}.{os.getpid()}"
         try:
+            _check_replaceable(self._path)
             with open(fresh, "w", encoding="utf-8") as file:
                 file.write(self._text())
             os.replace(fresh, self._path)
@@ -124,6 +127,13 @@ class Metrics(Observer):
 
     def _running(self) -> int:
         return sum(worker.running for worker in self._state.workers) if self._state else 0
+
+
+def _check_replaceable(path: str) -> None:
+    """Raises OSError where a device, a pipe or a folder is, which a file would take the place of."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def _head(name: str, says: str) -> tuple[str, str]:

@@ -110,6 +110,16 @@ def test_console_shows_the_chosen_ranks(tmp_path: Path, console: str, shown: set
     assert {int(line.rsplit(" ", 1)[1]) for line in done.stdout.splitlines()} == shown
 
 
+def test_a_job_file_may_be_a_pipe(tmp_path: Path) -> None:
+    """As of `<(…)`: it is read once."""
+    text = f"command: [echo, here]\nnodes: [{os.uname().nodename}]\nlauncher: local\ngpus_per_node: 0\n"
+    os.mkfifo(tmp_path / "job.yaml")
+    with running(tmp_path / "job.yaml", cwd=tmp_path) as run:
+        (tmp_path / "job.yaml").write_text(text)
+        assert run.wait() == 0, run.stderr
+        assert run.stdout.endswith("here\n")
+
+
 def test_stdin_of_workers_is_empty(tmp_path: Path) -> None:
     job = write_job(tmp_path, "import sys; print(repr(sys.stdin.read()))", "gpus_per_node: 0")
     assert distlaunch("run", str(job)).stdout == "[node0:0] ''\n"

@@ -485,6 +485,12 @@ def test_lines_are_chosen(restarted: Path) -> None:
         (("-f", "--rank", "0,3-5,2"), "no ranks 2-5: the run has ranks 0-1"),
         (("--since", "soon"), "--since: expected a duration"),
         (("--grep", "("), "--grep: '(' is not a regular expression"),
+        (
+            ("--grep", "x{99999999999999999999}"),
+            "is not a regular expression: the repetition number is too large",
+        ),
+        (("--grep", "(" * 5000 + ")" * 5000), "is not a regular expression: it is nested too deeply"),
+        (("-n", "9" * 30), "Invalid value for '--lines' / '-n'"),
         (("nothing-like-it",), "no run matches 'nothing-like-it'"),
         (("./nowhere",), "./nowhere: not a run folder, and it contains no runs"),
     ],

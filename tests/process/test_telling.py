@@ -142,6 +142,17 @@ def test_metrics_are_there_while_it_runs_and_afterwards(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("job.prom*")] == ["job.prom"]
 
 
+def test_metrics_do_not_take_the_place_of_what_is_no_file(tmp_path: Path) -> None:
+    """As of /dev/null, for root."""
+    os.mkfifo(tmp_path / "pipe")
+    done = distlaunch(
+        "run", str(write_job(tmp_path, "print('here')", f"{TWO}metrics: {{file: pipe}}\n")), cwd=tmp_path
+    )
+    assert done.returncode == 0
+    assert done.stderr.count(f"metrics.file: can't write {tmp_path}/pipe: it is not a regular file") == 1
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_metrics_that_can_not_be_written_are_told_once(tmp_path: Path) -> None:
     job = write_job(tmp_path, "print('here')", f"{TWO}metrics: {{file: none/job.prom}}\n")
     done = distlaunch("run", str(job))

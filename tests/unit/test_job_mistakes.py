@@ -29,6 +29,11 @@ from tests.unit.samples import Load, Problems
             id="another name inside a node",
         ),
         pytest.param(
+            "script: x\nlogs: {watch: 'x{99999999999999999999}'}",
+            "2:15: logs.watch: expected a regular expression: the repetition number is too large",
+            id="a count that is too large",
+        ),
+        pytest.param(
             "script: x\nlogs: {watch: loss}",
             "2:15: logs.watch: expected a group around the number, as in 'loss[ =:]+([-0-9.eE+]+)'",
             id="nothing to show",

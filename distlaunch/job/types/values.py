@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from distlaunch.errors import Problem
 from distlaunch.job.document import Entries, Scalar, Value, describe
+from distlaunch.job.regex import compiled
 from distlaunch.job.types.hints import nearest, quote_hint
 
 Schema = dict[str, Any]
@@ -65,8 +66,8 @@ class Regex(NamedTuple):
         """Its text."""
         text = Text(self.name, r"[^\0]+").check(value, path, problems)
         try:
-            groups = re.compile(text or "").groups
-        except re.error as error:
+            groups = compiled(text or "").groups
+        except ValueError as error:
             problems.append(value.place.problem(path, f"expected {self.name}: {error}"))
             return None
         if text and self.group and not groups:
