@@ -35,6 +35,9 @@ def main() -> None:
             raise
         sys.stderr.write("distlaunch: too many open files: raise the limit with `ulimit -n`\n")
         _leave(1)
+    except MemoryError:
+        sys.stderr.write("distlaunch: out of memory; see `ulimit -v` and `ulimit -d`, if they are limits\n")
+        _leave(1)
     except UnicodeEncodeError as error:
         if error.encoding != sys.getfilesystemencoding():
             raise

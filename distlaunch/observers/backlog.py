@@ -15,7 +15,8 @@ class Backlog(Generic[Piece]):
     """A queue, used with `changed` held, and a thread, begun by its first piece, that `write`s it empty."""
 
     def __init__(self, name: str, write: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=self._run, args=(write,), daemon=True, name=name)
+        self._thread = threading.Thread(target=self._run, daemon=True, name=name)
+        self._write = write
         self._ending = False
         self.changed = threading.Condition()
         self.queue: deque[Piece] = deque()
@@ -25,10 +26,18 @@ class Backlog(Generic[Piece]):
         """Have a piece of `size` bytes written."""
         if not self.queue:  # else the thread is at work
             self.changed.notify_all()
-            if not self._thread.ident:
-                self._thread.start()
         self.queue.append(piece)
         self.waiting += size
+        if not self._thread.ident and not self._started():
+            self._write()  # rather slow than lost
+
+    def _started(self) -> bool:
+        """Start the thread; whether there is room for one."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            return False
+        return True
 
     def written(self, size: int) -> None:
         """Note that `write` has dealt with `size` bytes."""
@@ -59,10 +68,10 @@ class Backlog(Generic[Piece]):
             self._thread.join()
         return not self._thread.is_alive()
 
-    def _run(self, write: Callable[[], None]) -> None:
+    def _run(self) -> None:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.queue or self._ending)
                 if not self.queue:
                     return
-            write()
+            self._write()

@@ -138,6 +138,20 @@ def test_each_file_has_its_own_in_order(writer: LogWriter, tmp_path: Path) -> No
     assert writer.lost_bytes == 0
 
 
+def test_where_no_thread_can_be_started_all_is_written_all_the_same(
+    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    for text in (b"one ", b"two "):
+        writer.append("log", text)
+    assert (tmp_path / "log").read_bytes() == b"one two "
+    writer.close()
+    assert writer.lost_bytes == 0
+
+
 def test_files_and_folders_are_for_nobody_else(writer: LogWriter, tmp_path: Path) -> None:
     before = os.umask(0)
     try:

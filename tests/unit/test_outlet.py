@@ -133,6 +133,25 @@ def test_what_is_written_comes_out_in_order(reader: Reader) -> None:
     assert (outlet.dropped_lines, outlet.broken) == (0, False)
 
 
+def no_room(thread: threading.Thread) -> None:
+    """As where memory or the number of processes is limited."""
+    raise RuntimeError("can't start new thread")
+
+
+def test_where_no_thread_can_be_started_all_is_written_all_the_same(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outlet = Outlet(reader.write_end, never)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_room)
+        outlet.write(b"one\n")
+        assert reader.read(4) == b"one\n"
+    outlet.write(b"two\n")  # there is room again
+    outlet.close(always)
+    assert reader.read_rest() == b"two\n"
+    assert (outlet.dropped_lines, outlet.broken) == (0, False)
+
+
 def test_a_reader_that_takes_nothing_yet_holds_up_nobody(full: Reader) -> None:
     outlet = Outlet(full.write_end, never)
     lines = [b"%d\n" % index for index in range(1000)]
