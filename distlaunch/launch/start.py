@@ -13,6 +13,7 @@ from distlaunch.links.link import Link
 from distlaunch.links.opening import open_links
 from distlaunch.links.process import Child
 from distlaunch.observers.run_folder import RunFolder, new_run_id
+from distlaunch.plan.layout import is_loopback
 from distlaunch.state.status import Controller, RunState, Status
 from distlaunch.system.here import boot_id
 
@@ -51,6 +52,7 @@ def start_run(spec: JobSpec, early: Ahead | None = None) -> Start:
     if spec.hosts_unknown:
         raise UsageError(NO_ALLOCATION)
     _check_notify(spec)
+    _check_master(spec)
     clock = Clock(time.monotonic())
     if spec.allocation and spec.allocation.queued:
         from distlaunch.launch.again import continued, note_start
@@ -83,6 +85,21 @@ def _check_notify(spec: JobSpec) -> None:
 
         if wrong := start_error(spec.notify.command[0]):
             raise spec.error("notify.command[0]", wrong)
+
+
+def _check_master(spec: JobSpec) -> None:
+    """Ranks here would try a name that means nothing again and again, and no connection would tell of it."""
+    host, here = spec.master_host, all(node.local for node in spec.pool) and not spec.container
+    if not host or not here or spec.invocation.by_hand or spec.logs.torchrun or is_loopback(host):
+        return
+    import socket  # few jobs on one machine name it
+
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        why = reason(error) if isinstance(error, OSError) else "not a host's name"
+        path = next((path for path in ("rendezvous.endpoint", "master_addr") if path in spec.places), "")
+        raise spec.error(path, f"{host}: {why}") from None
 
 
 def _first_status(spec: JobSpec, run_id: str) -> Status:

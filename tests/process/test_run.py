@@ -110,6 +110,20 @@ def test_console_shows_the_chosen_ranks(tmp_path: Path, console: str, shown: set
     assert {int(line.rsplit(" ", 1)[1]) for line in done.stdout.splitlines()} == shown
 
 
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("master_addr: nosuch.invalid", "master_addr"),
+        ("rendezvous: {endpoint: 'nosuch.invalid:29876'}", "endpoint"),
+    ],
+)
+def test_a_master_that_nobody_knows_is_told_before_ranks_try_it(tmp_path: Path, key: str, path: str) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, "print('here')", f"{key}\ngpus_per_node: 0\n")))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{path}: nosuch.invalid: " in done.stderr
+    assert not list(tmp_path.glob("runs/*"))
+
+
 def test_a_job_file_may_be_a_pipe(tmp_path: Path) -> None:
     """As of `<(…)`: it is read once."""
     text = f"command: [echo, here]\nnodes: [{os.uname().nodename}]\nlauncher: local\ngpus_per_node: 0\n"
