@@ -160,7 +160,7 @@ def torchrun(context: typer.Context) -> None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
 )
 def exec_task(context: typer.Context) -> None:
-    """Run a program as the rank that this task of srun is."""
+    """Run a program as one rank, inside a task of srun or mpirun."""
     from distlaunch.cli.exec_task import run_exec
 
     raise typer.Exit(run_exec(context.args))

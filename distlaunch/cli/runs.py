@@ -43,9 +43,9 @@ def ps(
     places: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FOLDER]…",
-            help="List only the runs in these folders and in their `runs` subfolders; HOST: lists another "
-            "host's.",
+            metavar="[FOLDER|RUN]…",
+            help="List only these runs, or those in these folders and in their `runs` subfolders; HOST: "
+            "lists another host's.",
         ),
     ] = None,
     ended: Annotated[bool, typer.Option("--all", "-a", help="Include runs that have ended.")] = False,

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 queue = typer.Typer()
 exports = typer.Typer(
-    name="export", help="Print what runs a job elsewhere. Nothing is submitted.", no_args_is_help=True
+    name="export",
+    help="Print a batch script or manifest for the job. Nothing is submitted.",
+    no_args_is_help=True,
 )
 
 

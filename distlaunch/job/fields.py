@@ -232,7 +232,7 @@ LAUNCHER = Record(
     {
         "command": built(
             ListOf(Word(), least=1),
-            "A command that runs another one, put behind it, on a node; {host} is the node's name, as in "
+            "A command that runs the command appended to it on a node; {host} is the node's name, as in "
             '[kubectl, exec, -i, "{host}", --].',
         ),
         "shell": built(Switch(), "The command behind it is one word for a shell on the node, as with ssh."),
@@ -339,7 +339,7 @@ JOB = Record(
         "container": built(CONTAINER, "Run the ranks in a container on each node, and the agent with them."),
         "mpirun": built(
             Either(text=LINE, items=ListOf(Word(), least=1)),
-            "MPI's launcher, which starts the ranks: a program; a list has options of its own behind it, as "
+            "MPI's launcher, which starts the ranks: a program; a list adds options of its own, as "
             "in [mpirun, --mca, btl, self,tcp].",
             "as launcher says",
         ),

@@ -110,7 +110,7 @@ IN_IMAGE = Text("an absolute path", r"/[^\0\n:]*")
 RESOURCES = Record(
     {
         "limits": Field(KUBE_MAP, "What each pod may use at most, e.g. {memory: 64Gi}.", "GPUs alone"),
-        "requests": Field(KUBE_MAP, "What each pod is sure to get.", "its limits"),
+        "requests": Field(KUBE_MAP, "What is reserved for each pod.", "its limits"),
     },
     makes=Resources,
     foreign=dict.fromkeys(("cpu", "memory", "nvidia.com/gpu", "amd.com/gpu"), "limits"),
@@ -163,7 +163,7 @@ KUBERNETES = Record(
         "node_selector": Field(KUBE_MAP, "Labels that the nodes must have."),
         "tolerations": Field(
             ListOf(Tree("a toleration such as {key: nvidia.com/gpu, operator: Exists}")),
-            "Taints of nodes to put up with, as a pod has them.",
+            "Taints that the pods tolerate, as in a pod's `tolerations`.",
         ),
         "queue": Field(KUBE_NAME, "Kueue's LocalQueue to wait in, so that all pods start together."),
         "resources": Field(RESOURCES, "CPUs, memory and so on of each pod; GPUs come from gpus_per_node."),
@@ -206,13 +206,13 @@ CONTAINER = Record(
         ),
         "runtime": built(
             Either(text=Choice(get_args(Runtime)), items=ListOf(Word(), least=1)),
-            "docker, podman, apptainer, enroot or pyxis; a list has options of its own behind it, as in "
+            "docker, podman, apptainer, enroot or pyxis; a list adds options of its own, as in "
             "[podman, --root=/scratch/images].",
             default="docker",
         ),
         "mounts": built(
             ListOf(LINE),
-            "What of the node is there inside: PATH, PATH:PATH_INSIDE or PATH:PATH_INSIDE:ro. The workers' "
+            "Paths of the node to mount inside: PATH, PATH:PATH_INSIDE or PATH:PATH_INSIDE:ro. The workers' "
             "directory always is.",
         ),
         "options": Field(ListOf(LINE), "More options, as the runtime takes them."),

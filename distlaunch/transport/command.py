@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.transport.boot import SCRIPT
+from distlaunch.transport.boot import NO_PYTHON, SCRIPT
 from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
 
 HOST = "{host}"
@@ -98,8 +98,10 @@ class Command(Frozen):
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """With a command to paste."""
+        if failure.kind is Kind.NO_PYTHON and failure.words.endswith(f"{NO_PYTHON}:"):
+            return "it was sent nothing: have the command pass standard input on, as `kubectl exec -i` does"
         if failure.kind is Kind.NO_PYTHON:
-            return "set `python:` to an interpreter that exists there"
+            return f"{python or 'python3'} was not found: set `python:` to an interpreter that exists there"
         if failure.kind is Kind.OLD_PYTHON:
             return "set `python:` to Python 3.8 or later"
         if self.scheduler and failure.kind in (Kind.NO_ALLOCATION, Kind.TASK_REFUSED):

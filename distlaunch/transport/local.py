@@ -73,6 +73,6 @@ _ADVICE = {
     Kind.UNSTARTED: "it exited before the agent started: try `{python} -V`",
     Kind.PROTOCOL: "does `{python} -V` print more than its version?",
     Kind.NOISE: "does `{python} -V` print more than its version?",
-    Kind.NO_PYTHON: "set `python:` to an interpreter that exists",
+    Kind.NO_PYTHON: "{python} was not found: set `python:` to an interpreter that exists",
     Kind.OLD_PYTHON: "set `python:` to Python 3.8 or later",
 }

@@ -564,7 +564,15 @@ def test_why_the_last_node_can_not_be_used_is_told_once(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, "", "gpus_per_node: 0\npython: /nowhere/python3\n")))
     assert done.returncode == 69
     told = [line for line in done.stderr.splitlines() if "no python" in line and "  | " not in line]
-    assert told == ["distlaunch: node0: no python; set `python:` to an interpreter that exists"], done.stderr
+    missing = "/nowhere/python3 was not found: set `python:` to an interpreter that exists"
+    assert told == [f"distlaunch: node0: no python; {missing}"], done.stderr
+
+
+def test_a_launcher_that_passes_no_input_on_is_told_as_that(tmp_path: Path) -> None:
+    job = "nodes: [there]\ngpus_per_node: 0\nlauncher: {command: [sh, -c, 'exec \"$@\" </dev/null', sh]}\n"
+    done = distlaunch("run", str(write_job(tmp_path, "", job)))
+    assert done.returncode == 69
+    assert "no python; it was sent nothing: have the command pass standard input on" in done.stderr
 
 
 def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:

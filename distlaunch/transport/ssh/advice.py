@@ -18,6 +18,7 @@ def advice_for(failure: LinkFailure, by_hand: list[str], config: str | None, pyt
         ssh=plain,
         direct=plain.replace("ssh", "ssh -o BatchMode=yes", 1),
         asking=plain.replace("ssh", "ssh -o StrictHostKeyChecking=ask", 1),
+        python=python,
         version=f"{plain} {_remote([python, '-V'])}",
         config=config or "~/.ssh/config",
         sockets=SOCKETS,
@@ -59,7 +60,7 @@ _ADVICE = {
         " run `{forget}`, then `{ssh}` and check the new key"
     ),
     Kind.HOST_KEY_REVOKED: "its host key has been revoked: ask its administrator why, and for a new one",
-    Kind.NO_PYTHON: "install Python 3.8 or later there, or set `python:` to one that exists there",
+    Kind.NO_PYTHON: "{python} was not found: install Python 3.8 or later, or set `python:` to one there",
     Kind.OLD_PYTHON: "set `python:` to Python 3.8 or later",
     Kind.DROPPED: (
         "raise MaxStartups in its sshd_config (or its jump host's), or list fewer nodes on one machine"
