@@ -40,6 +40,9 @@ def run_app(words: Sequence[str], early: "Ahead | None" = None) -> int:
 
     `early` is what was begun before the job was read.
     """
+    if words and words[0].endswith((".yaml", ".yml")):
+        say(f"no command {words[0]!r}: `distlaunch run {words[0]}` runs a job")
+        return Exit.USAGE
     if words[:1] != ["run"]:  # which pays for nothing that it does not use
         from distlaunch.cli.imports import imports
         from distlaunch.cli.runs import runs

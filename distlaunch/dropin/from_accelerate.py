@@ -82,6 +82,9 @@ def _read(document: Value) -> Config:
         raise JobError([document.place.problem("", text)])
     problems: list[Problem] = []
     given = {key: value for key, _, value in document.walk() if not _is_null(value)}
+    if given and not {*_KEYS, *_SECTIONS, *_SILENT}.intersection(given):
+        text = "expected an accelerate config; none of its keys (distributed_type, num_processes, …) is there"
+        raise JobError([document.place.problem("", text)])
     values = {
         key: _KEYS[key].check(_spelled(value), key, problems) for key, value in given.items() if key in _KEYS
     }

@@ -124,6 +124,12 @@ def test_a_master_that_nobody_knows_is_told_before_ranks_try_it(tmp_path: Path, 
     assert not list(tmp_path.glob("runs/*"))
 
 
+def test_a_job_file_without_a_command_is_told_how_to_run_it(tmp_path: Path) -> None:
+    done = distlaunch("job.yaml")
+    assert done.returncode == 2
+    assert done.stderr == "distlaunch: no command 'job.yaml': `distlaunch run job.yaml` runs a job\n"
+
+
 def test_a_job_file_may_be_a_pipe(tmp_path: Path) -> None:
     """As of `<(…)`: it is read once."""
     text = f"command: [echo, here]\nnodes: [{os.uname().nodename}]\nlauncher: local\ngpus_per_node: 0\n"

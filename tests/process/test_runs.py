@@ -540,6 +540,15 @@ def test_a_run_is_found_by_each_of_its_names(tmp_path: Path) -> None:
     assert second in ambiguous.stderr
 
 
+def test_of_runs_that_begin_alike_the_one_that_goes_on_is_meant(tmp_path: Path, gate: Path) -> None:
+    over = left(tmp_path)
+    assert ran(tmp_path, "stop", over).returncode == 0
+    going = left(tmp_path)
+    said = ran(tmp_path, "stop", f"{going[:-15]}")
+    assert said.returncode == 0, said.stderr
+    assert f"{going}: CANCELLED" in said.stderr
+
+
 def test_ps_looks_where_it_is_told_to(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
     for folder, place in ((tmp_path, "runs"), (tmp_path, f"runs/{run}"), (tmp_path / "runs", run)):

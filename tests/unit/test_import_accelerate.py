@@ -17,6 +17,11 @@ def test_an_accelerate_config_becomes(text: str, keys: dict[str, Any]) -> None:
     assert keys_of(accelerated(text, "x.py", "a")) == {"script": "x.py", "args": ["a"], **keys}
 
 
+def test_what_has_none_of_accelerates_keys_is_refused() -> None:
+    with pytest.raises(JobError, match="expected an accelerate config; none of its keys"):
+        accelerated("{script: train.py, procs_per_node: 2}")
+
+
 def test_fsdp_gets_what_accelerate_sets_by_itself_too() -> None:
     env = keys_of(
         accelerated(
