@@ -112,10 +112,13 @@ def _program(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _inheritable() -> list[int]:
-    """What our caller has left open for us, beyond the three streams: ssh may outlive us, and keep it so."""
-    found = []
+    """What our caller has left open for us, beyond the three streams: ssh may outlive us, and keep it so.
+
+    What was opened under a higher limit stays: posix_spawn refuses to close it.
+    """
+    found, limit = [], os.sysconf("SC_OPEN_MAX")
     for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
         with contextlib.suppress(OSError):  # what listed them
-            if int(name) > 2 and os.get_inheritable(int(name)):
+            if 2 < int(name) < limit and os.get_inheritable(int(name)):
                 found.append(int(name))
     return found

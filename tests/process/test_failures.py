@@ -707,6 +707,16 @@ def test_a_worker_may_have_many_siblings(tmp_path: Path) -> None:
     assert {line.split()[1] for line in done.stdout.splitlines()} == {"128"}
 
 
+def test_a_descriptor_above_the_limit_is_no_trouble(tmp_path: Path) -> None:
+    """As a shell leaves one open that then lowers its limit."""
+    job = write_job(tmp_path, "print('here')", "gpus_per_node: 0")
+    line = f"exec 300>/dev/null; ulimit -n 200; {shlex.join(distlaunch_argv('run', str(job)))}"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "[node0:0] here\n"), done.stderr
+
+
 def test_many_nodes_need_no_higher_limit_of_the_caller(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", "command: ['true']\nnodes: 40\ngpus_per_node: 0\nlogs: {console: none}")
     job.write_text(job.read_text().replace("script: worker.py\n", ""))
