@@ -169,9 +169,8 @@ class Agent:
             self._hear_end()
 
     def _hear_end(self, damage: str = "") -> None:
-        self._say_leaving(
-            0, damage
-        )  # who closes the input alone, as sshd when the guardian dies, still hears us
+        # Who closes the input alone, as sshd when the guardian dies, still hears us.
+        self._say_leaving(0, damage)
         self._lose_link()
 
     def _obey(self, received: bytes) -> None:

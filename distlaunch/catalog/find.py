@@ -37,9 +37,10 @@ def find(word: str | None, alone: bool = False) -> Run:
     if runs := _of_job(word, known):
         return _of_several(runs, f"of {word}", alone) or _unknown(word)
     begun = _begun_with(word, known)
-    if len(begun) > 1 and len(going := _going(begun)) == 1:
-        return going[0]
     if len(begun) > 1:
+        going = _going(begun)
+        if len(going) == 1:
+            return going[0]
         raise UsageError(_ambiguous(word, list(begun)))
     return next(filter(None, map(run_in, begun.values())), None) or _unknown(word)
 

@@ -58,11 +58,11 @@ def _ask(node: NodeSpec, early: Ahead | None) -> process.Child | None:
     argv = node.reach.address_argv()
     if not argv:
         return None
-    if early and (child := early.child(argv)):
-        return child
+    child = early.child(argv) if early else None
     with suppress(OSError):
-        return process.start(argv, node.reach.environment(os.environ))
-    return None
+        child = child or process.start(argv, node.reach.environment(os.environ))
+        child.close_stdin()  # many nodes may be asked
+    return child
 
 
 def _answer(child: process.Child, deadline: float) -> str | None:
@@ -75,11 +75,12 @@ def _answer(child: process.Child, deadline: float) -> str | None:
 
 def _said(child: process.Child, deadline: float) -> bytes | None:
     """All that it prints, or None if it does not come to its end in time: then it is ended."""
-    child.close_stdin()
     said, piece = b"", None
+    come = select.poll()  # it knows no highest descriptor
+    come.register(child.stdout, select.POLLIN)
     try:
         while piece != b"":
-            if not select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not come.poll(max(0.0, deadline - time.monotonic()) * 1e3):
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)  # and what its configuration has it run
                 return None
