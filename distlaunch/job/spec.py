@@ -294,6 +294,11 @@ class JobSpec(Frozen):
         return self.restarts.most > 0 or (not self.engine.gives_ranks and self.elastic)
 
     @property
+    def master_path(self) -> str:
+        """The key by which the job file names the first node's address or port; "" if none does."""
+        return next((path for path in ("rendezvous.endpoint", "master_addr") if path in self.places), "")
+
+    @property
     def names_join_limit(self) -> bool:
         """Whether the user has said how long ranks may take to join."""
         return "timeouts.join" in self.places

@@ -2,7 +2,6 @@
 
 import os
 import select
-import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -81,8 +80,7 @@ def _said(child: process.Child, deadline: float) -> bytes | None:
     try:
         while piece != b"":
             if not come.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)  # and what its configuration has it run
+                child.kill()  # and what its configuration has it run
                 return None
             piece = os.read(child.stdout, _READ)
             said += piece

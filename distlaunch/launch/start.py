@@ -98,8 +98,7 @@ def _check_master(spec: JobSpec) -> None:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "not a host's name"
-        path = next((path for path in ("rendezvous.endpoint", "master_addr") if path in spec.places), "")
-        raise spec.error(path, f"{host}: {why}") from None
+        raise spec.error(spec.master_path, f"{host}: {why}") from None
 
 
 def _first_status(spec: JobSpec, run_id: str) -> Status:

@@ -1,7 +1,6 @@
 """What was begun for a job before it was read; see `distlaunch.links.ahead`."""
 
 import os
-import signal
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -48,8 +47,7 @@ class Ahead:
             self._link = None
         while self._begun:
             _, child = self._begun.popitem()
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            child.kill()
             child.wait()
             child.close()
 

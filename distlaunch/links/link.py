@@ -195,7 +195,7 @@ class Link:
     def kill(self) -> None:
         """Kill the transport's process with all that it started: a ProxyCommand may hear of nothing."""
         if not self.has_ended:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
 
     def close(self) -> None:
         """Close the pipes and reap the process, if it has been killed or has ended."""

@@ -37,6 +37,11 @@ class Child:
         if self.poll() is None:
             os.kill(self.pid, signum)
 
+    def kill(self) -> None:
+        """Kill it and what it has started, if anything of that is left; it is still to be waited for."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def close_stdin(self) -> None:
         """Close the pipe to it, if that is open."""
         if self.stdin >= 0:

@@ -259,7 +259,7 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
         return named or "127.0.0.1"
     chosen = named or first.address or master_address or first.label
     if is_loopback(chosen) and not spec.invocation.by_hand:
-        path = next((p for p in ("rendezvous.endpoint", "master_addr") if p in spec.places), first.path)
+        path = spec.master_path or first.path
         raise spec.error(
             path,
             f"{chosen} is a loopback address, which the other nodes can't reach; "

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
@@ -36,6 +37,11 @@ def bounded(examples: int = 100) -> settings:
     return settings(
         max_examples=examples, deadline=None, derandomize=True, database=None, report_multiple_bugs=False
     )
+
+
+def no_room(thread: threading.Thread) -> None:
+    """In the place of `threading.Thread.start`, as where memory or the number of processes is limited."""
+    raise RuntimeError("can't start new thread")
 
 
 def spec_of(

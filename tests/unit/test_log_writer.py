@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distlaunch.observers import log_writer as module
 from distlaunch.observers.log_writer import LogWriter
-from tests.unit.samples import bounded, longest_file
+from tests.unit.samples import bounded, longest_file, no_room
 
 pytestmark = pytest.mark.timeout(60)
 """A pipe that nothing comes out of would be waited for."""
@@ -141,9 +141,6 @@ def test_each_file_has_its_own_in_order(writer: LogWriter, tmp_path: Path) -> No
 def test_where_no_thread_can_be_started_all_is_written_all_the_same(
     writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     monkeypatch.setattr(threading.Thread, "start", no_room)
     for text in (b"one ", b"two "):
         writer.append("log", text)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from distlaunch.observers import backlog
 from distlaunch.observers import outlet as module
 from distlaunch.observers.outlet import Outlet
-from tests.unit.samples import PipeEnds, bounded
+from tests.unit.samples import PipeEnds, bounded, no_room
 
 pytestmark = pytest.mark.timeout(60)
 """A pipe that nothing comes out of would be waited for."""
@@ -131,11 +131,6 @@ def test_what_is_written_comes_out_in_order(reader: Reader) -> None:
     outlet.close(always)
     assert reader.read_rest() == b"one\ntwo\nthree\nfour"
     assert (outlet.dropped_lines, outlet.broken) == (0, False)
-
-
-def no_room(thread: threading.Thread) -> None:
-    """As where memory or the number of processes is limited."""
-    raise RuntimeError("can't start new thread")
 
 
 def test_where_no_thread_can_be_started_all_is_written_all_the_same(
