@@ -24,17 +24,22 @@ OMP_NUM_THREADS is not among them: torchrun gives a default only where there is 
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Which network interface the ranks use."""
+SENT = RESERVED - {"DISTLAUNCH_AGENT", "DISTLAUNCH_DEADLINE", "TORCHELASTIC_ERROR_FILE"} | {
+    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", *INTERFACE_VARIABLES),
+    *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
+}
+"""The only variables that a controller may set for the workers of a launcher that joined."""
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default of --signals-to-handle."""
 
 
 class Position(Frozen):
-    """Where one worker stands in the job."""
+    """Where one worker stands in the job; `node_rank` None = not known."""
 
     rank: int
     local_rank: int
     local_world_size: int
-    node_rank: int
+    node_rank: int | None
 
 
 class Rendezvous(Frozen):
@@ -47,15 +52,13 @@ class Rendezvous(Frozen):
     restart_count: int = 0
     max_restarts: int = 0
     role: str = "default"
-    agent_store: bool = False
     signals: str = HANDLED_SIGNALS
 
 
-def shared_environment(meeting: Rendezvous, world_size: int, nodes: int) -> dict[str, str]:
-    """The variables that are the same for every worker of a generation."""
-    return {
+def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) -> dict[str, str]:
+    """The variables that are the same for every worker of a generation; `nodes` None = nobody knows."""
+    return _known(GROUP_WORLD_SIZE=nodes) | {
         "WORLD_SIZE": str(world_size),
-        "GROUP_WORLD_SIZE": str(nodes),
         "ROLE_NAME": meeting.role,
         "ROLE_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": meeting.master_addr,
@@ -64,10 +67,15 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int) -> dict
         "TORCHELASTIC_MAX_RESTARTS": str(meeting.max_restarts),
         "TORCHELASTIC_RUN_ID": meeting.run_id,
         # True makes rank 0 a client too, of a store that the launcher hosts, which ours does not.
-        "TORCHELASTIC_USE_AGENT_STORE": str(meeting.agent_store),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": meeting.signals,
         "DISTLAUNCH_BACKEND": meeting.backend,
     }
+
+
+def _known(**numbers: int | None) -> dict[str, str]:
+    """Better nothing than what is wrong."""
+    return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
 def agent_environment(meeting: Rendezvous) -> dict[str, str]:
@@ -82,14 +90,17 @@ def own_environment(position: Position, one_device: bool = False) -> dict[str, s
     the node has a CUDA_VISIBLE_DEVICES, the agent puts that list's entry in place of the number.
     """
     device = {"CUDA_VISIBLE_DEVICES": str(position.local_rank)} if one_device else {}
-    return device | {
-        "RANK": str(position.rank),
-        "LOCAL_RANK": "0" if one_device else str(position.local_rank),
-        "LOCAL_WORLD_SIZE": str(position.local_world_size),
-        "GROUP_RANK": str(position.node_rank),
-        "NODE_RANK": str(position.node_rank),
-        "ROLE_RANK": str(position.rank),
-    }
+    nodes = _known(GROUP_RANK=position.node_rank, NODE_RANK=position.node_rank)
+    return (
+        device
+        | nodes
+        | {
+            "RANK": str(position.rank),
+            "LOCAL_RANK": "0" if one_device else str(position.local_rank),
+            "LOCAL_WORLD_SIZE": str(position.local_world_size),
+            "ROLE_RANK": str(position.rank),
+        }
+    )
 
 
 def defaults(local_world_size: int, interface: str | None, backend: str) -> dict[str, str]:

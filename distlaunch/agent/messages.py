@@ -102,6 +102,30 @@ class StartWorkers(Frozen):
     workers: List[WorkerSpec]
 
 
+class RankSpec(Frozen):
+    """One worker of a launcher that joined: its variables, all of which `distlaunch.contract.SENT` has."""
+
+    local_rank: int
+    env: Dict[str, str]
+    defaults: Dict[str, str]
+
+
+class StartRanks(Frozen):
+    """`StartWorkers` for a launcher that joined: it knows its own program, arguments and environment."""
+
+    generation: int
+    run_id: str
+    grace_s: float
+    lease_s: float
+    stall_s: Optional[float]
+    watch_port: int
+    hosts_store: bool
+    notice: int
+    flight: bool
+    env: Dict[str, str]
+    workers: List[RankSpec]
+
+
 class RunDaemon(Frozen):
     """Run one of mpirun's daemons: a command line for a shell."""
 
@@ -109,9 +133,13 @@ class RunDaemon(Frozen):
 
 
 class StopWorkers(Frozen):
-    """End this generation: SIGTERM, SIGKILL after the grace, sweep."""
+    """End this generation: SIGTERM, SIGKILL after the grace, sweep.
+
+    `why` is for a launcher that joined to tell.
+    """
 
     grace_s: float
+    why: str
 
 
 class DumpStacks(Frozen):
@@ -156,17 +184,25 @@ class DialAll(Frozen):
 
 
 class Close(Frozen):
-    """End the workers with that signal, SIGKILL after the grace, sweep, flush, exit."""
+    """End the workers with that signal, SIGKILL after the grace, sweep, flush, exit.
+
+    The job's exit status is to be `outcome`; `why` it failed is for a launcher to tell that joined.
+    """
 
     grace_s: float
     signum: int
+    outcome: int
+    why: str
 
 
 # Reports: from an agent to the controller
 
 
 class Hello(Frozen):
-    """The first report."""
+    """The first report.
+
+    `logs`: a launcher that joined shows what the ranks print, and keeps it there, "" = nowhere.
+    """
 
     protocol: int
     python: str
@@ -175,6 +211,7 @@ class Hello(Frozen):
     hostname: str
     pid: int
     t: float
+    logs: Optional[str]
 
 
 class Pong(Frozen):
@@ -308,6 +345,12 @@ class Noticed(Frozen):
     signal: int
 
 
+class Interrupted(Frozen):
+    """A launcher that joined got `signal`: the user, or a scheduler, wants the job to end."""
+
+    signal: int
+
+
 class AgentLeaving(Frozen):
     """The agent leaves, its workers follow: a signal told it to; if `orphaned`, as its guardian has ended.
 
@@ -385,6 +428,7 @@ COMMANDS = {
     "hold": HoldPort,
     "route": FindRoute,
     "start": StartWorkers,
+    "ranks": StartRanks,
     "daemon": RunDaemon,
     "stop": StopWorkers,
     "dump": DumpStacks,
@@ -414,6 +458,7 @@ REPORTS = {
     "stack": StackDumped,
     "noticed": Noticed,
     "leaving": AgentLeaving,
+    "interrupted": Interrupted,
     "dropped": OutputLost,
     "stuck": Stuck,
     "swept": Swept,
@@ -478,7 +523,7 @@ def _mapping_of(kind: Type[Any]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
 
 
-_NESTED = {"Binding": Binding, "MpiPlaces": MpiPlaces, "WorkerSpec": WorkerSpec}
+_NESTED = {"Binding": Binding, "MpiPlaces": MpiPlaces, "RankSpec": RankSpec, "WorkerSpec": WorkerSpec}
 _CHECKS = {
     "Any": lambda value: True,
     "bool": lambda value: isinstance(value, bool),

@@ -78,11 +78,17 @@ def _ephemeral_start() -> int:
         return 32768
 
 
-def acceptor(port: int) -> socket.socket:
-    """A socket that may listen on a port of which a hold was released, and accept. Raises OSError."""
+def acceptor(port: int, backlog: int = 1024) -> socket.socket:
+    """A socket that listens on `port`, which rank 0's store may do once it is closed. Raises OSError."""
     import socket as whole  # its C half does not accept
 
-    return whole.socket(fileno=bound(port, reuse=True).detach())
+    listener = whole.socket(fileno=bound(port, reuse=True).detach())
+    try:
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def bound(port: int, reuse: bool = False) -> socket.socket:

@@ -140,6 +140,7 @@ class Agent:
             hostname=os.uname().nodename,
             pid=os.getpid(),
             t=time.monotonic(),
+            logs=None,
         )
 
     def _report_orphans(self) -> None:

@@ -5,7 +5,8 @@ A link is a pair of byte streams. After the boot (see ``distlaunch.transport.boo
 both directions carry frames:
 
     offset  size  field
-    0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT; RELAY to and from a relay
+    0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT; RELAY to and from a relay; END: the last one
+                  of a launcher that joined, about the end of its agent
     1       2     node index, since one link may serve several nodes
     3       2     generation whose worker printed it, modulo GENERATIONS; 0 for CONTROL
     5       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT,
@@ -41,6 +42,7 @@ OUTPUT = 2
 FLIGHT = 3
 PACKED = 4
 RELAY = 5
+END = 6
 PACK_BYTES = 900
 """Longer commands are packed: srun sends what is over 1024 bytes in pieces, each 40 ms after the last."""
 GENERATIONS = 1 << 16
@@ -85,7 +87,7 @@ class Frame:
         self.payload = payload
 
     def message(self) -> "Message":
-        """The JSON object of a CONTROL or PACKED frame. Raises `ProtocolError` when it is none."""
+        """The JSON object of a CONTROL, PACKED or END frame. Raises `ProtocolError` when it is none."""
         try:
             text = zlib.decompress(self.payload) if self.kind == PACKED else self.payload
             message = decode(text.decode())
@@ -115,6 +117,11 @@ def encode_relay(node: int, what: int, payload: "Union[bytes, memoryview]" = b""
 def encode_message(node: int, message: "Message") -> bytes:
     """One CONTROL frame."""
     return _control(CONTROL, node, _json(message))
+
+
+def encode_end(node: int, status: int, words: str) -> bytes:
+    """An END frame: the exit status of the agent's guardian, and what was said on its stderr."""
+    return _control(END, node, _json({"op": "end", "status": status, "words": words}))
 
 
 def encode_command(node: int, message: "Message") -> bytes:

@@ -1,6 +1,6 @@
 """Runs a job as a command of this process: its signals, its terminal, its garbage collector."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
@@ -10,6 +10,7 @@ from distlaunch.system.signals import Interrupts, Signals
 
 if TYPE_CHECKING:
     from distlaunch.diagnosis.summary import Summary
+    from distlaunch.links.join import Gathering
     from distlaunch.observers.observer import Observer
     from distlaunch.observers.terminal import Terminal
 
@@ -32,14 +33,29 @@ def run_shown(
     return summary
 
 
-def run_shown_by_hand(spec: JobSpec, early: Ahead | None, tell: Callable[[str], object]) -> int:
-    """The same of this node's part of a job whose launchers were started by hand; the status of the whole."""
-    from distlaunch.by_hand.run import run_by_hand
+def run_gathered(
+    spec: JobSpec, gathering: "Gathering", early: Ahead | None = None, *, own_first: bool = False
+) -> int:
+    """Run this node's part of a job whose launchers somebody else started; the exit status of the whole.
+
+    With `own_first` it is that of a rank that failed here. Raises `DistlaunchError`.
+    """
+    from distlaunch.cli.stderr import say
+    from distlaunch.launch.gather import Gathered, gather
 
     with Signals(spec.invocation.signals) as signals:
         if early:
             early.discard()  # its lease may end while the others are waited for
-        return run_by_hand(spec, tell, _observers(signals, 1, quiet=True), signals)
+        met = gather(spec, gathering, signals, say)
+        if isinstance(met, Gathered):
+            from distlaunch.launch.start import start_run
+            from distlaunch.launch.supervise import supervise
+
+            start = start_run(met.spec, door=met.door)
+            return supervise(start, signals, _observers(signals, 1, quiet=True)).state.outcome
+        from distlaunch.launch.joined import serve
+
+        return serve(spec, met, signals, say, own_first)
 
 
 def _observers(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator[Terminal]":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.cli.stderr import say
-from distlaunch.dropin.flags import FLAGS, Flags
+from distlaunch.dropin.flags import FLAGS, Flags, node_range
 from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
@@ -19,7 +19,7 @@ usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
 Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node ends the
 others too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
-flag's default. etcd, --nnodes MIN:MAX and --logs-specs are handed over to torch's own elastic agent.
+flag's default. etcd and --logs-specs are handed over to torch's own elastic agent.
 
 flags:
 {flags}
@@ -55,16 +55,18 @@ def _help() -> int:
 def _run(flags: Flags, early: "Ahead | None") -> int:
     for line in notices(flags):
         say(line)
-    spec = job_of(flags, here())
-    from distlaunch.cli.running import run_shown, run_shown_by_hand  # after the command line is understood
+    place = here()
+    spec = job_of(flags, place)
+    from distlaunch.cli.running import run_gathered, run_shown  # after the command line is understood
 
-    if spec.invocation.by_hand:
-        from distlaunch.dropin.by_hand import by_hand_notices
+    if flags.standalone or node_range(flags.nnodes)[1] == 1:
+        return run_shown(spec, early, quiet=True).state.outcome
+    from distlaunch.dropin.joining import gathering_of, joining_notices
 
-        for line in by_hand_notices(flags):
-            say(line)
-        return run_shown_by_hand(spec, early, say)
-    return run_shown(spec, early, quiet=True).state.outcome
+    gathering = gathering_of(flags, place.hostname, spec.nodes[0].procs or 1, os.environ)
+    for line in joining_notices(flags):
+        say(line)
+    return run_gathered(spec, gathering, early)
 
 
 def here() -> Here:

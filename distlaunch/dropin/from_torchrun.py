@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from distlaunch.contract import RESERVED
-from distlaunch.dropin.by_hand import endpoint_of
 from distlaunch.dropin.calls import Call, parse_call
 from distlaunch.dropin.flags import (
     FLAG,
@@ -29,6 +28,7 @@ from distlaunch.dropin.job_text import (
     joined,
     visible_gpus,
 )
+from distlaunch.dropin.joining import endpoint_of
 from distlaunch.dropin.over_ssh import UNNAMED, Remote
 from distlaunch.dropin.shell_words import Command
 from distlaunch.dropin.torch_agents import agents_offer

@@ -5,9 +5,9 @@ import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from distlaunch.dropin import c10d
-from distlaunch.dropin.by_hand import by_hand_of, endpoint_of, waits_as_told
 from distlaunch.dropin.flags import FLAGS, Flags, is_alone, node_range, parse_procs, parse_std, program_kind
+from distlaunch.dropin.joining import endpoint_of, is_c10d, waits_as_told
+from distlaunch.dropin.joining import left_to_torch as left_of_c10d
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import (
     FOREVER_S,
@@ -24,6 +24,7 @@ from distlaunch.job.spec import (
 
 LEASE_S = 86400.0
 """Agent and command are on one machine and see each other's end; a job that is suspended may go on."""
+NODES_LEASE_S = Timeouts().lease_s
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 
@@ -50,9 +51,9 @@ def left_to_torch(flags: Flags) -> str:
         return ""
     if flags.rdzv_backend not in ("static", "c10d"):
         return f"--rdzv-backend {flags.rdzv_backend}"
-    if fewest != most:
+    if fewest != most and flags.rdzv_backend == "static":
         return f"--nnodes {flags.nnodes}"
-    return c10d.left_to_torch(flags) if c10d.meets(flags) else ""
+    return left_of_c10d(flags)
 
 
 def _makes_up_the_place(flags: Flags) -> bool:
@@ -61,7 +62,7 @@ def _makes_up_the_place(flags: Flags) -> bool:
     c10d's endpoint is that of the agents' own store: the ranks of one node never see it.
     """
     if flags.standalone or flags.rdzv_backend == "c10d":
-        return not c10d.meets(flags)
+        return not is_c10d(flags)
     named = flags.rdzv_endpoint or "master_port" in flags.given
     return node_range(flags.nnodes)[1] == 1 and not named
 
@@ -86,8 +87,8 @@ def notices(flags: Flags) -> list[str]:
 
 
 def job_of(flags: Flags, here: Here) -> JobSpec:
-    """The job of one node, which may be one of several that are started by hand."""
-    alone = flags.standalone or node_range(flags.nnodes)[1] == 1
+    """The job of one node, which may be one of several that have launchers of their own."""
+    fewest, most = (1, 1) if flags.standalone else node_range(flags.nnodes)
     made_up = _makes_up_the_place(flags)
     host, port = endpoint_of(flags)
     return JobSpec(
@@ -101,7 +102,8 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
         rendezvous_id=_rendezvous_id(flags, made_up),
         args=_args(flags),
         python=here.environ.get("PYTHON_EXEC") or here.python,
-        timeouts=Timeouts(stop_s=_stop_s(flags, here), lease_s=LEASE_S),
+        timeouts=Timeouts(stop_s=_stop_s(flags, here), lease_s=LEASE_S if most == 1 else NODES_LEASE_S),
+        grow="now" if fewest < most else "restart",
         restarts=Restarts(flags.max_restarts, 0.0, FOREVER_S),
         role=flags.role,
         one_device=flags.virtual_local_rank,
@@ -111,7 +113,6 @@ def job_of(flags: Flags, here: Here) -> JobSpec:
             placeholders=False,
             shares_stdio=True,
             signals=tuple(filter(None, _signals(flags).values())),
-            by_hand=None if alone else by_hand_of(flags, here.hostname, here.environ),
         ),
     )
 

@@ -67,6 +67,18 @@ class Binding(Frozen):
         return self.cpus[local_rank] if self.how == "listed" else self.how
 
 
+class TaskPlace(Frozen):
+    """Where a scheduler's task stands on its host and among the hosts; None = not known.
+
+    Each such task is a node of the job, with one rank.
+    """
+
+    local_rank: int
+    local_size: int
+    node_rank: int | None
+    node_count: int | None
+
+
 class NodeSpec(Frozen):
     """One node as the job file has it; None = decided by the plan. `cpu_procs` are workers without GPUs."""
 
@@ -80,6 +92,7 @@ class NodeSpec(Frozen):
     env: Env = NO_ENV
     path: str = ""
     cpu_procs: int | None = None
+    place: TaskPlace | None = None
 
     @property
     def local(self) -> bool:
@@ -158,40 +171,6 @@ class Notify(Frozen):
     on: tuple[Occasion, ...] = get_args(Occasion)
 
 
-class Arrival(Frozen):
-    """What a launcher that has no number for its node tells the others, so that all get one.
-
-    `job` is the rendezvous id. `serves` tells whether their store is here; None = if its address is.
-    `places` are --node-rank and the scheduler's number of this task, None = not given; `name` is the host's.
-    """
-
-    job: str
-    name: str
-    serves: bool | None
-    places: tuple[int | None, ...]
-
-
-class ByHand(Frozen):
-    """This node's place among nodes whose launchers were started by hand, and where their store is.
-
-    With an `arrival`, `node_rank` is known only once they have met, as are `sizes`, the numbers of workers of
-    all nodes; `wait_s` is for that.
-    """
-
-    host: str
-    port: int
-    node_rank: int
-    nodes: int
-    wait_s: float = 600.0
-    sizes: tuple[int, ...] = ()
-    arrival: Arrival | None = None
-
-    @property
-    def first_rank(self) -> int:
-        """The rank of this node's first worker."""
-        return sum(self.sizes[: self.node_rank])
-
-
 class Earlier(Frozen):
     """What went before in a job that its scheduler has started again: its id, and its restarts so far."""
 
@@ -211,7 +190,6 @@ class Invocation(Frozen):
     placeholders: bool = True
     shares_stdio: bool = False
     signals: tuple[str, ...] = ()
-    by_hand: ByHand | None = None
     earlier: Earlier | None = None
 
 
@@ -276,7 +254,7 @@ class JobSpec(Frozen):
     @property
     def one_machine(self) -> bool:
         """Whether every worker will always run on the same machine."""
-        return not self.invocation.by_hand and (len(self.pool) == 1 or all(node.local for node in self.pool))
+        return len(self.pool) == 1 or all(node.local for node in self.pool)
 
     @property
     def engine(self) -> Engine:
@@ -291,7 +269,7 @@ class JobSpec(Frozen):
     @property
     def takes_nodes_back(self) -> bool:
         """Whether a node that was lost can be used again."""
-        return self.restarts.most > 0 or (not self.engine.gives_ranks and self.elastic)
+        return self.restarts.most > 0 or self.grow == "now" or (not self.engine.gives_ranks and self.elastic)
 
     @property
     def master_path(self) -> str:

@@ -3,27 +3,20 @@
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from distlaunch.agent import messages, wire
 from distlaunch.agent.pipes import keep_memory
 from distlaunch.launch.start import Start
-from distlaunch.links.link import Link
 from distlaunch.links.links import Links
-from distlaunch.links.opening import open_link
 from distlaunch.observers.generations import Generations
 from distlaunch.observers.observer import Observer, Observers, Printed
 from distlaunch.state import actions, events
-from distlaunch.state.job import Phase, State
+from distlaunch.state.job import State
 from distlaunch.state.nodes import End
 from distlaunch.supervisor.step import begin, step
 from distlaunch.system.signals import Interrupts
 from distlaunch.translation import commands
 from distlaunch.translation.reports import event_of, seconds, uses_of
-
-if TYPE_CHECKING:
-    from distlaunch.launch.peers import Peers
-
 
 WATCH_S = 4.0
 """Between two requests to tell what ranks use, as long as somebody wants to know."""
@@ -33,19 +26,17 @@ FIRST_SIGNS_OF_WORKERS = (events.WorkerStarted, events.WorkerUnstarted, events.W
 class Loop:
     """Runs one job to its end."""
 
-    def __init__(
-        self, start: Start, observers: Observers, interrupts: Interrupts, peers: "Peers | None" = None
-    ) -> None:
+    def __init__(self, start: Start, observers: Observers, interrupts: Interrupts) -> None:
         self._spec, self._run_id, self._now = start.spec, start.run_id, start.clock.now
-        self._observers, self._tell = observers, observers.tell
-        self._interrupts, self._peers = interrupts, peers
-        self._opened: dict[int, Link] = {}
+        self._observers, self._tell, self._interrupts = observers, observers.tell, interrupts
+        self._open = start.open
         self._links = Links(
             self._take,
             lambda node, failure, cut: self._feed(events.LinkEnded(node, failure, cut)),
             lambda node, over: self._feed(events.ImagePulled(node, over)),
         )
         self._links.watch(interrupts.fd, self._on_interrupts)
+        start.attach(self._links.watch, lambda node: self._feed(events.NodeArrived(node)))
         self._heard: dict[int, float] = {}
         self._flow_told = 0.0
         self._clock_offsets: dict[int, float] = {}
@@ -57,15 +48,13 @@ class Loop:
         self._finished = False
         self.state: State
 
-    def run(self, opened: Mapping[int, Link], find_addresses: Callable[[], Mapping[int, str]]) -> State:
+    def run(self, find_addresses: Callable[[], Mapping[int, str]]) -> State:
         """Run the job; the last state tells how it ended.
 
-        `opened` are links that were opened ahead, for the first attempt to connect.
         `find_addresses` gives the addresses by which ssh reaches the nodes; it is called once the links are
         under way, which take longer.
         """
         keep_memory()
-        self._opened.update(opened)
         chance, now = int.from_bytes(os.urandom(2), "big") / 65536, self._now()
         self.state, first = begin(self._spec, now, chance)
         self._execute(first, now)
@@ -106,23 +95,12 @@ class Loop:
                     self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:
-        now, before = self._now(), self.state.phase
+        now = self._now()
         self.state, todo = step(self.state, event, now)
         self._tell(Observer.happened, event, self.state, now)
         self._execute(todo, now)
         if isinstance(event, FIRST_SIGNS_OF_WORKERS):
             self._note_start(now)
-        if self._peers and self.state.phase is not before:
-            self._keep_up_with(self._peers)
-
-    def _keep_up_with(self, peers: "Peers") -> None:
-        """Hear them while there are ranks here, or soon are; whoever has ended well waits for them itself."""
-        self._links.unwatch(peers.fd)
-        if self.state.phase in (Phase.PREPARING, Phase.RUNNING, Phase.RESTARTING):
-            self._links.watch(peers.fd, self._on_peers)
-        if self.state.phase is Phase.STOPPING:
-            cause = self.state.cause
-            peers.tell(self.state.outcome, cause.text if cause else "")
 
     def _note_start(self, now: float) -> None:
         """Note a start once the workers are under way, to delay none. Torch's agents may come late."""
@@ -143,8 +121,6 @@ class Loop:
                     self._tell(Observer.told, action, now)
                 case actions.AskScheduler():
                     self._ask_scheduler()
-                case actions.RestartPeers() | actions.MeetPeers():
-                    self._tell_peers(action)
                 case actions.Finish():
                     self._finished = True
                 case _:
@@ -166,7 +142,7 @@ class Loop:
         self._links.watch(question.fd, answered)
 
     def _connect(self, node: int) -> None:
-        link = self._opened.pop(node, None) or open_link(self._spec, node)
+        link = self._open(node)
         for learnt in (self._heard, self._clock_offsets):
             learnt.pop(node, None)  # of an agent that was there before
         self._links.add(node, link)
@@ -200,7 +176,9 @@ class Loop:
         if not begun or not part or local_rank >= part.procs:
             raise wire.ProtocolError(f"output from local rank {local_rank}, which is not running")
         rank = part.first_rank + local_rank
-        goes_to = begun.destinations[rank, stream]
+        goes_to = begun.destinations.get((rank, stream))
+        if goes_to is None:
+            raise wire.ProtocolError(f"output from rank {rank}, which is shown on its own node")
         self._tell(Observer.printed, Printed(rank, stream, frame.payload, begun.number, goes_to))
         self._tell_of_flow(node)
 
@@ -227,22 +205,6 @@ class Loop:
         """The smallest difference seen is the one with the least delay on the way."""
         offset = self._now() - node_time
         self._clock_offsets[node] = min(offset, self._clock_offsets.get(node, offset))
-
-    def _tell_peers(self, action: actions.RestartPeers | actions.MeetPeers) -> None:
-        assert self._peers is not None
-        match action:
-            case actions.RestartPeers():
-                self._peers.restart(action.status, action.text)
-            case actions.MeetPeers():
-                self._peers.meet_again()
-
-    def _on_peers(self) -> None:
-        assert self._peers is not None
-        for heard in self._peers.heard():
-            if isinstance(heard, str):
-                self._tell(Observer.remarked, heard)
-                continue
-            self._feed(heard)
 
     def _on_interrupts(self) -> None:
         for signum in self._interrupts.received():

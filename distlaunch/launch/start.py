@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.catalog.index import Ticket, note_begin
@@ -10,12 +12,16 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
 from distlaunch.links.begun import Ahead
 from distlaunch.links.link import Link
-from distlaunch.links.opening import open_links
+from distlaunch.links.opening import open_link, open_links
 from distlaunch.links.process import Child
 from distlaunch.observers.run_folder import RunFolder, new_run_id
 from distlaunch.plan.layout import is_loopback
 from distlaunch.state.status import Controller, RunState, Status
 from distlaunch.system.here import boot_id
+from distlaunch.transport.joined import Joined
+
+if TYPE_CHECKING:
+    from distlaunch.links.door import Door
 
 NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
 MANY_NODES = 20
@@ -42,10 +48,25 @@ class Start(Frozen):
     links: dict[int, Link]
     asked: dict[int, Child]
     clock: Clock
+    door: "Door | None" = None
+
+    def open(self, node: int) -> Link:
+        """The link to a node that has none, or none any more. Raises `DistlaunchError`."""
+        return self.links.pop(node, None) or _opened(self.spec, node, self.run_id, self.door)
+
+    def attach(
+        self, watch: Callable[[int, Callable[[], None]], None], arrived: Callable[[int], None]
+    ) -> None:
+        """Have nodes that come, or return, tell so by `arrived`; `watch` calls when a descriptor is ready."""
+        if self.door:
+            self.door.attach(arrived)
+            watch(self.door.fd, self.door.turn)
 
 
-def start_run(spec: JobSpec, early: Ahead | None = None) -> Start:
+def start_run(spec: JobSpec, early: Ahead | None = None, door: "Door | None" = None) -> Start:
     """Begin a run of `spec`; `early` is what `links.ahead` has begun for it.
+
+    Nodes with launchers of their own have joined, or will, through the `door`.
 
     Raises `DistlaunchError` when its folder can't be made, or nobody can be notified.
     """
@@ -59,7 +80,7 @@ def start_run(spec: JobSpec, early: Ahead | None = None) -> Start:
 
         spec = continued(spec)
     run_id = new_run_id(spec.name)
-    folder = _run_folder(spec, run_id)
+    folder = run_folder(spec, run_id)
     status = _first_status(spec, run_id)
     folder.claim(status)
     if spec.allocation and spec.allocation.queued:
@@ -72,11 +93,25 @@ def start_run(spec: JobSpec, early: Ahead | None = None) -> Start:
         from distlaunch.system.limits import make_room_for_links
 
         make_room_for_links(len(spec.pool))
-    links = open_links(spec, early)
+    joined = {i: _joined(spec, i, run_id, door) for i in range(len(spec.pool)) if _has_launcher(spec, i)}
+    links = open_links(spec, early, joined=joined)
     asked = ask_addresses(spec, early)  # which takes as long as a host's answer
     if early:
         early.settle()
-    return Start(spec, run_id, folder, status, links, asked, clock)
+    return Start(spec, run_id, folder, status, links, asked, clock, door)
+
+
+def _has_launcher(spec: JobSpec, node: int) -> bool:
+    return isinstance(spec.pool[node].reach, Joined)
+
+
+def _joined(spec: JobSpec, node: int, run_id: str, door: "Door | None") -> Link:
+    assert door is not None
+    return door.link(node, run_id, spec.pool[node].label)
+
+
+def _opened(spec: JobSpec, node: int, run_id: str, door: "Door | None") -> Link:
+    return _joined(spec, node, run_id, door) if _has_launcher(spec, node) else open_link(spec, node)
 
 
 def _check_notify(spec: JobSpec) -> None:
@@ -90,7 +125,7 @@ def _check_notify(spec: JobSpec) -> None:
 def _check_master(spec: JobSpec) -> None:
     """Ranks here would try a name that means nothing again and again, and no connection would tell of it."""
     host, here = spec.master_host, all(node.local for node in spec.pool) and not spec.container
-    if not host or not here or spec.invocation.by_hand or spec.logs.torchrun or is_loopback(host):
+    if not host or not here or spec.logs.torchrun or is_loopback(host):
         return
     import socket  # few jobs on one machine name it
 
@@ -108,7 +143,8 @@ def _first_status(spec: JobSpec, run_id: str) -> Status:
     return Status(run_id, spec.name, RunState.CONNECTING, now, now, controller, restarts=restarts)
 
 
-def _run_folder(spec: JobSpec, run_id: str) -> RunFolder:
+def run_folder(spec: JobSpec, run_id: str) -> RunFolder:
+    """A folder of that name, where the job wants it. Raises `DistlaunchError`."""
     refused = []
     for place in (spec.logs.folder, *spec.logs.spares):
         try:

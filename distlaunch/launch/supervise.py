@@ -1,7 +1,6 @@
 """Takes a run that has begun to its end: the loop, those who see it, the summary."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from distlaunch.catalog.index import note_end
 from distlaunch.diagnosis.summary import Summary
@@ -14,18 +13,13 @@ from distlaunch.observers.observer import Observer, Observers
 from distlaunch.observers.watched import Watched
 from distlaunch.system.signals import Interrupts
 
-if TYPE_CHECKING:
-    from distlaunch.launch.peers import Peers
 
-
-def supervise(
-    start: Start, interrupts: Interrupts, observers: Iterable[Observer] = (), peers: "Peers | None" = None
-) -> Summary:
+def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer] = ()) -> Summary:
     """Run the supervisor over the links of `start`; its folder and the `observers` see the run."""
     folder, words = Folder(start.folder, start.status), LastWords()
     seeing = Observers((words, folder, Watched(start.folder), *_wanted(start, words), *observers))
-    loop = Loop(start, seeing, interrupts, peers)
-    state = loop.run(start.links, find_addresses=lambda: answers(start.asked))
+    loop = Loop(start, seeing, interrupts)
+    state = loop.run(find_addresses=lambda: answers(start.asked))
     seeing.tell(Observer.drained, state)
     summary = summary_so_far(state, start.folder.path, words, start.clock.now())
     summary = summary._replace(lagging=folder.lagging(state))

@@ -11,12 +11,12 @@ from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
 from distlaunch.agent.pipes import written
 from distlaunch.links.process import Child
-from distlaunch.system.here import exit_descriptor
 from distlaunch.transport.failure import LinkFailure
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.streams import NodeGone, Streams, end_of
 
 if TYPE_CHECKING:
+    from distlaunch.links.joined_link import Peer
     from distlaunch.transport.slurm.group import SlurmGroup
 
 READ = 1 << 18
@@ -35,7 +35,7 @@ class Link:
     def __init__(
         self,
         transport: "Transport | SlurmGroup",
-        process: Child,
+        process: "Child | Peer",
         streams: Streams,
         boot: Callable[[], bytes],
     ) -> None:
@@ -137,13 +137,14 @@ class Link:
     def exit_descriptor(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
         if self._pidfd is None:
-            self._pidfd = exit_descriptor(self._process.pid)
+            self._pidfd = self._process.exit_descriptor()
         return self._pidfd
 
     @property
     def descriptors(self) -> list[int]:
         """All that an owner may wait on."""
-        return [fd for fd in (self.stdin, self.stdout, self.stderr, self._pidfd) if fd is not None]
+        known = (self._process.stdin, self.stdout, self.stderr, self._pidfd)
+        return [fd for fd in known if fd is not None and fd >= 0]
 
     def failure(self, node: int, overdue: str = "") -> LinkFailure:
         """What the transport's last words mean for a node, all of them once its process has ended.
@@ -153,6 +154,10 @@ class Link:
         self.listen()
         end = end_of(self._streams, self._process.poll(), bool(overdue), self._protocol_error)
         return self._streams.part_of(node, self._transport.failure(end).saying(overdue), overdue)
+
+    def leave(self) -> None:
+        """Close the pipe to the agent, which then stops its workers and leaves; its last words still come."""
+        self._process.close_stdin()
 
     def hang_up(self) -> None:
         """Close the pipe to the agent, which then leaves, and wait; ends a process that does not follow."""
@@ -190,7 +195,7 @@ class Link:
         elif self.booted:
             self._process.signal(signal.SIGTERM)
         else:
-            os.killpg(self._process.pid, signal.SIGTERM)  # a shell may be waiting for what fetches an image
+            self._process.signal_group(signal.SIGTERM)  # a shell may be waiting for what fetches an image
 
     def kill(self) -> None:
         """Kill the transport's process with all that it started: a ProxyCommand may hear of nothing."""

@@ -115,6 +115,12 @@ class Links:
             self.drop(node)
             self._on_end(node, failure, ())
 
+    def leave(self, node: int) -> None:
+        """Have a node's agent stop its workers and leave; `on_end` tells when it has."""
+        if link := self._links.get(node):
+            self.unwatch(link.stdin)
+            link.leave()
+
     def hang_up(self, node: int) -> None:
         """Close a link, so that its agent leaves, and wait for its process to follow."""
         link = self._forget(node)

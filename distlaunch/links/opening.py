@@ -37,6 +37,11 @@ def link_here(child: process.Child, nonce: str, unsent: bytes) -> Link:
     return link
 
 
+def open_here(spec: JobSpec, node: int) -> Link:
+    """An agent on this machine for a node of another launcher's run, of which `spec` is this one's part."""
+    return _open(Local(), {node: spec.python}, spec.invocation.shares_stdio)
+
+
 def open_link(spec: JobSpec, *indices: int, early: "Ahead | None" = None) -> Link:
     """Start the transport to a node, or to several that have one together; their agents will say hello.
 
@@ -73,15 +78,23 @@ def _open_container(
     return _open(reach, pythons, inside=inside, early=early)
 
 
-def open_links(spec: JobSpec, early: "Ahead | None" = None, flat: bool = False) -> dict[int, Link]:
+def open_links(
+    spec: JobSpec,
+    early: "Ahead | None" = None,
+    flat: bool = False,
+    joined: Mapping[int, Link] | None = None,
+) -> dict[int, Link]:
     """Start the transports to all nodes; they take what was begun `early`, as far as it is theirs.
+
+    `joined` are the links to those whose launchers have opened them.
 
     `flat`: even those to be reached by way of others are reached from here.
     """
     links: dict[int, Link] = {} if flat else _trees(spec, early)
+    links |= joined or {}
     first = spec.nodes[0]
     ours = (first.python or spec.python) in (None, sys.executable) and not spec.container
-    if early and first.local and ours and (link := early.link()):
+    if early and isinstance(first.reach, Local) and ours and (link := early.link()):
         links[0] = link
     for group in _groups(spec):
         if group[0] not in links:

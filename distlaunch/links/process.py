@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.agent import shared
 from distlaunch.agent.pipes import widen
+from distlaunch.system.here import exit_descriptor
 
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores; what it starts must not."""
@@ -37,10 +38,18 @@ class Child:
         if self.poll() is None:
             os.kill(self.pid, signum)
 
-    def kill(self) -> None:
-        """Kill it and what it has started, if anything of that is left; it is still to be waited for."""
+    def signal_group(self, signum: int) -> None:
+        """Send a signal to it and what it has started, if anything of that is left."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, signum)
+
+    def kill(self) -> None:
+        """Kill it and what it has started; it is still to be waited for."""
+        self.signal_group(signal.SIGKILL)
+
+    def exit_descriptor(self) -> int:
+        """A descriptor, to be closed, that becomes readable when it has ended."""
+        return exit_descriptor(self.pid)
 
     def close_stdin(self) -> None:
         """Close the pipe to it, if that is open."""

@@ -42,7 +42,7 @@ class Folder(Observer):
             rank = state.rank_of(event.node, event.local_rank)
             if rank is not None:
                 self._folder.write_stack(rank, event.text, state.generation)
-        elif isinstance(event, WorkerExited) and event.error_record and state.spec.logs.torchrun:
+        elif isinstance(event, WorkerExited) and event.error_record and _keeps_output(state, event.node):
             name = f"attempt_{state.generation}/{event.local_rank}/error.json"
             self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
         self._folder.record(at, type(event).__name__, fields_of(event))
@@ -124,6 +124,12 @@ class Folder(Observer):
         if self._open:
             self._open = False
             self._folder.close()
+
+
+def _keeps_output(state: State, node: int) -> bool:
+    """Whether a node's logs are here, as torchrun has them."""
+    part = state.plan.part_of(node) if state.plan else None
+    return state.spec.logs.torchrun is not None and part is not None and part.logs is None
 
 
 def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:

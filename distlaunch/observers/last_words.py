@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from distlaunch.diagnosis.summary import STDERR, STDOUT, Summary
 from distlaunch.observers.observer import Observer, Printed
+from distlaunch.state.events import Event, WorkerExited
 from distlaunch.state.job import State
 
 STDERR_BYTES = 16384
@@ -24,6 +25,13 @@ class LastWords(Observer):
         self._generation = state.generation
         self._ends.clear()
         self.lines.clear()
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """Of a rank whose output stays on its node, its agent tells the end."""
+        if isinstance(event, WorkerExited) and event.words:
+            rank = state.rank_of(event.node, event.local_rank)
+            if rank is not None:
+                self._ends.setdefault((rank, STDERR), event.words.encode())
 
     def printed(self, output: Printed) -> None:
         """Keep the end of it."""

@@ -42,7 +42,6 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
         restart_count=restart_count,
         max_restarts=plan.spec.restarts_before + plan.spec.restarts.most,
         role=plan.spec.role,
-        agent_store=plan.spec.invocation.by_hand is not None,
         signals=",".join(plan.spec.invocation.signals) or HANDLED_SIGNALS,
     )
 

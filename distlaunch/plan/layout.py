@@ -10,7 +10,7 @@ from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
-from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program
+from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program, TaskPlace
 from distlaunch.transport.kinds import Transport
 from distlaunch.wording import counted, listed
 
@@ -23,10 +23,14 @@ DEFAULT_PORT = 29500
 
 
 class Facts(Frozen):
-    """What a node says of itself: the interpreter for its workers and its GPUs (None = not asked)."""
+    """What a node says of itself: the interpreter for its workers and its GPUs (None = not asked).
+
+    `logs`: its own launcher shows what its ranks print, and keeps it there, "" = nowhere; None = we do.
+    """
 
     python: str
     gpus: int | None = None
+    logs: str | None = None
 
 
 class NodePlan(Frozen):
@@ -47,6 +51,8 @@ class NodePlan(Frozen):
     workdir: str
     env: Env
     agent_procs: int = 0
+    place: TaskPlace | None = None
+    logs: str | None = None
 
     @property
     def ranks(self) -> range:
@@ -81,9 +87,9 @@ class LaunchPlan(Frozen):
 
     @property
     def group_world_size(self) -> int:
-        """All nodes, those included that have launchers of their own."""
-        by_hand = self.spec.invocation.by_hand
-        return by_hand.nodes if by_hand else len(self.nodes)
+        """How many nodes there are, for the ranks: of a scheduler's tasks, the hosts; 0 = not known."""
+        place = self.spec.nodes[0].place
+        return len(self.nodes) if place is None else place.node_count or 0
 
     @cached_property
     def members(self) -> tuple[int, ...]:
@@ -145,12 +151,10 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     """
     nodes: list[NodePlan] = []
     for index, fact in facts.items():
-        first_rank = nodes[-1].ranks.stop if nodes else _first_rank(spec)
-        node_rank = NodeRank(_first_node(spec) + len(nodes))
-        nodes.append(node_plan(spec, fact, index, node_rank, first_rank))
+        first_rank = nodes[-1].ranks.stop if nodes else 0
+        nodes.append(node_plan(spec, fact, index, NodeRank(len(nodes)), first_rank))
     backend = choose_backend(spec, nodes)
-    by_hand = spec.invocation.by_hand
-    world_size = sum(by_hand.sizes) if by_hand else nodes[-1].ranks.stop
+    world_size = nodes[-1].ranks.stop
     _check_console(spec, world_size)
     return LaunchPlan(
         spec=spec,
@@ -171,16 +175,6 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
             raise spec.error(f"logs.console[{i}]", f"rank {rank} does not exist: the job has {ranks}")
 
 
-def _first_rank(spec: JobSpec) -> int:
-    by_hand = spec.invocation.by_hand
-    return by_hand.first_rank if by_hand else 0
-
-
-def _first_node(spec: JobSpec) -> int:
-    by_hand = spec.invocation.by_hand
-    return by_hand.node_rank if by_hand else 0
-
-
 def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
     """Where the workers meet if all nodes of the job come. Raises `JobError` as `make_plan`."""
     together = _together(spec, spec.nodes)
@@ -189,7 +183,7 @@ def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
 
 def _together(spec: JobSpec, nodes: Sequence[NodePlan | NodeSpec]) -> bool:
     """Whether all run on the same machine; torch's elastic agents may be joined by others later."""
-    if spec.invocation.by_hand or not spec.engine.gives_ranks:
+    if not spec.engine.gives_ranks:
         return spec.one_machine
     return len(nodes) == 1 or all(node.reach.here for node in nodes)
 
@@ -223,6 +217,8 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
         python=node.python or spec.python or fact.python,
         workdir=node.workdir or spec.workdir,
         env={**spec.env, **node.env},
+        place=node.place,
+        logs=fact.logs,
     )
 
 
@@ -258,7 +254,7 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
     if together:
         return named or "127.0.0.1"
     chosen = named or first.address or master_address or first.label
-    if is_loopback(chosen) and not spec.invocation.by_hand:
+    if is_loopback(chosen):
         path = spec.master_path or first.path
         raise spec.error(
             path,
@@ -293,13 +289,14 @@ def workers(
 def _worker(
     plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
 ) -> WorkerPlan:
+    place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, plan.group_world_size)
     position = contract.Position(
         rank=node.first_rank + local_rank,
-        local_rank=local_rank,
-        local_world_size=node.procs,
-        node_rank=node.node_rank,
+        local_rank=place.local_rank,
+        local_world_size=place.local_size,
+        node_rank=place.node_rank,
     )
-    shared = contract.shared_environment(meeting, plan.world_size, plan.group_world_size)
+    shared = contract.shared_environment(meeting, plan.world_size, place.node_count)
     own = contract.own_environment(position, plan.spec.one_device)
     return WorkerPlan(
         rank=position.rank,
@@ -307,7 +304,7 @@ def _worker(
         argv=_argv(plan, node, shared | own),
         contract=shared | own,
         env=node.env,
-        defaults=contract.defaults(node.procs, interface, plan.backend),
+        defaults=contract.defaults(place.local_size, interface, plan.backend),
         cwd=node.workdir,
         paths=_paths(plan.spec.program),
     )

@@ -21,7 +21,10 @@ class Destination(Frozen):
 
 
 def destinations(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Destination]:
-    """(rank, 0 stdout | 1 stderr) → where it goes, for the generation that `plan` is for."""
+    """(rank, 0 stdout | 1 stderr) → where it goes, for the generation that `plan` is for.
+
+    Not of nodes whose own launchers show and keep it.
+    """
     logs = plan.spec.logs
     if logs.torchrun:
         return {
@@ -31,6 +34,7 @@ def destinations(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Des
             for node in plan.nodes
             for local in range(node.procs)
             for stream in range(2)
+            if node.logs is None
         }
     shown = shown_ranks(plan)
     return {

@@ -93,17 +93,6 @@ class GiveUp(Frozen):
     why: str
 
 
-class RestartPeers(Frozen):
-    """Tell the launchers on other nodes that this generation has failed, and another follows."""
-
-    status: int
-    text: str
-
-
-class MeetPeers(Frozen):
-    """Tell the launchers on other nodes that this one is ready for the next generation."""
-
-
 class Notice(Frozen):
     """A line for the user."""
 
@@ -129,8 +118,6 @@ Action = (
     | Close
     | Drop
     | GiveUp
-    | RestartPeers
-    | MeetPeers
     | Notice
     | Finish
 )

@@ -258,30 +258,17 @@ class Stuck(Frozen):
     processes: tuple[Mapping[str, Any], ...]
 
 
-class PeerFailed(Frozen):
-    """A node with a launcher of its own has failed: the status of that launcher, and which it is."""
+class NodeArrived(Frozen):
+    """The launcher of a missing node has joined, and waits to be connected."""
 
-    status: int
-    text: str
-
-
-class PeerRestarts(Frozen):
-    """A node with a launcher of its own has failed, with that status, and all nodes are to start again."""
-
-    status: int
-    text: str
-
-
-class PeersMet(Frozen):
-    """The launchers of all nodes are ready to start again; their ranks' store is at this port."""
-
-    port: int
+    node: int
 
 
 class Interrupted(Frozen):
-    """The user or the system wants the job to end."""
+    """The user or the system wants the job to end: it has told a node's launcher, or (None) us."""
 
     signum: int
+    node: int | None = None
 
 
 class TimerDue(Frozen):
@@ -320,9 +307,7 @@ Event = (
     | Reaped
     | OrphansKilled
     | Stuck
-    | PeerFailed
-    | PeerRestarts
-    | PeersMet
+    | NodeArrived
     | Interrupted
     | TimerDue
 )

@@ -47,17 +47,6 @@ class Cause(Frozen):
     agent_signum: int | None = None
 
 
-class Launchers(Enum):
-    """Those of the other nodes, where people started one on each."""
-
-    TOGETHER = "together"
-    """Their generation is ours."""
-    APART = "apart"
-    """The generation has ended, there or here."""
-    AWAITED = "awaited"
-    """We are ready for the next."""
-
-
 class Why(Enum):
     """Why there was a new generation; only failures count against `restarts.max`."""
 
@@ -114,10 +103,9 @@ class State(Frozen):
     STOPPING on. `stackless` has the reasons for missing stacks that we have reported, `wait_told` is
     whether we have said which nodes we wait for between two generations, `flat_told` whether we have that
     nodes can't reach each other. With `noticed`, the end was announced; `asked`: the scheduler was asked
-    about it. `chance` (0 to 1) spreads what many runs would do at once. `store_port` is that of the store
-    of the next generation's ranks, if `launchers` that people started by hand serve it, and not where
-    they first met. `foreseen` is what nodes were asked about before there was a plan, `reached_by` the
-    address by which others reach the first node.
+    about it. `interrupted_by` is the node that passed on the last interrupt, None = our own. `chance`
+    (0 to 1) spreads what many runs would do at once. `foreseen` is what nodes were asked about before there
+    was a plan, `reached_by` the address by which others reach the first node.
     """
 
     spec: JobSpec
@@ -135,10 +123,9 @@ class State(Frozen):
     verdict: Verdict | None = None
     interrupts: int = 0
     interrupted_at: float | None = None
+    interrupted_by: int | None = None
     noticed: bool = False
     asked: Asked | None = None
-    launchers: Launchers = Launchers.TOGETHER
-    store_port: int | None = None
     foreseen: Foreseen | None = None
     reached_by: str = ""
 
@@ -264,19 +251,14 @@ class State(Frozen):
         """All of them, in rank order."""
         return self.current.workers if self.current else Workers()
 
-    @property
-    def first_rank(self) -> int:
-        """The first of our ranks: others come before it where launchers were started by hand."""
-        return self.workers[0].rank if self.workers else 0
-
     def worker(self, rank: int) -> Worker:
         """The worker of that rank."""
-        return self.workers[rank - self.first_rank]
+        return self.workers[rank]
 
     def with_worker(self, rank: int, **changes: Any) -> "State":
         """This state with one worker changed."""
-        workers, index = self.workers, rank - self.first_rank
-        return self.with_generation(workers=workers.replaced(index, workers[index]._replace(**changes)))
+        workers = self.workers
+        return self.with_generation(workers=workers.replaced(rank, workers[rank]._replace(**changes)))
 
     def rank_of(self, node: int, local_rank: int) -> int | None:
         """The rank of a worker, or None when the plan has no such worker."""

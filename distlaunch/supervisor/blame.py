@@ -66,9 +66,7 @@ def _was_told_to_end(state: State, event: WorkerExited) -> bool:
 
 def verdict_when_all_ended(state: State, now: float) -> Step:
     """No other rank is left to blame: stop waiting."""
-    by_hand = state.spec.invocation.by_hand
-    elsewhere = by_hand is not None and by_hand.nodes > 1  # whose launchers tell of them
-    if state.suspect is None or elsewhere or state.workers.going:
+    if state.suspect is None or state.workers.going:
         return state, ()
     return verdict_due(state, now)
 

@@ -2,7 +2,7 @@
 
 from distlaunch.errors import Exit
 from distlaunch.state.actions import Action, Drop, GiveUp, Notice, Reap
-from distlaunch.state.events import AgentUp, ImagePulled, OrphansKilled, Reaped
+from distlaunch.state.events import AgentUp, ImagePulled, NodeArrived, OrphansKilled, Reaped
 from distlaunch.state.findings import ConnectAgain, Finding, JobOver, NodeBack, Planned, Prepare, Step
 from distlaunch.state.job import Cause, Phase, State
 from distlaunch.state.nodes import (
@@ -178,6 +178,13 @@ def answer_overdue(state: State, node: int, now: float) -> Step:
     if state.phase is Phase.CONNECTING:
         return _unusable(state, node, this.failure)
     return reconnect_later(state, node, this, now), ()
+
+
+def on_node_arrived(event: NodeArrived, state: State, now: float) -> Step:
+    """There is something to connect to: do so now."""
+    if isinstance(state.nodes[event.node], Retrying):
+        return state.with_timer(Timer.RETRY, now, event.node), ()
+    return state, ()
 
 
 def retry_due(state: State, node: int, now: float) -> Step:

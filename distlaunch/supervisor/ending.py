@@ -148,10 +148,13 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if event.signum in NOTICES and signal.Signals(event.signum).name not in state.spec.invocation.signals:
         return state, (EndNoticed(),)
     insists = event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
-    if insists and state.interrupted_at is not None and now - state.interrupted_at < ONE_WISH_S:
-        return state, ()
+    if insists and state.interrupted_at is not None:
+        # A scheduler tells the launchers of all nodes, and each passes it on.
+        one_wish_s = ONE_WISH_S if event.node == state.interrupted_by else SAME_SIGNAL_S
+        if now - state.interrupted_at < one_wish_s:
+            return state, ()
     if insists:
-        state = state._replace(interrupts=state.interrupts + 1, interrupted_at=now)
+        state = state._replace(interrupts=state.interrupts + 1, interrupted_at=now, interrupted_by=event.node)
     name = signal.Signals(event.signum).name
     stopped = Cause(f"stopped by {name}", 128 + event.signum, now, cancelled=True)
     if state.phase is not Phase.STOPPING:

@@ -118,7 +118,7 @@ def _missing_words(state: State, missing: list[Worker]) -> str:
     count = len(_here(state))
     text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
     first = missing[0]
-    serves = first.rank == 0 and state.spec.engine.gives_ranks and not state.spec.invocation.by_hand
+    serves = first.rank == 0 and state.spec.engine.gives_ranks
     waits = serves and not first.meeting.trying and _has_begun(state)
     if waits:
         return f"{text}; the others are waiting for rank 0"

@@ -46,7 +46,7 @@ def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
 
 def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
     """Ask all nodes about the plan that there will be if none of the job's own is missing."""
-    if not state.spec.engine.serves_store or state.spec.invocation.by_hand or state.foreseen:
+    if not state.spec.engine.serves_store or state.foreseen:
         return state, ()
     try:
         foreseen = foreseen_master(state.spec, state.addresses.get(0))
@@ -126,9 +126,8 @@ def _with_its_backend(state: State) -> JobSpec:
 
 
 def _hold_port(state: State, plan: LaunchPlan, first: int) -> tuple[State, tuple[Action, ...]]:
-    if not state.spec.engine.serves_store or state.spec.invocation.by_hand:
-        # The user's server has it, or the launcher of the first node.
-        return state.with_generation(port=state.store_port or plan.master_port), ()
+    if not state.spec.engine.serves_store:
+        return state.with_generation(port=plan.master_port), ()  # the user's server has it
     node = state.nodes[first]
     assert isinstance(node, Up)
     if node.held is None:

@@ -13,13 +13,12 @@ from distlaunch.state.findings import (
     StartAgain,
     Step,
 )
-from distlaunch.state.job import Cause, Launchers, Phase, Restart, State, Why
+from distlaunch.state.job import Cause, Phase, Restart, State, Why
 from distlaunch.state.nodes import Linked, emptied, is_usable, may_be_occupied, unfit_words
 from distlaunch.state.timers import Timer
 from distlaunch.supervisor.ending import with_end_of_workers
 from distlaunch.supervisor.losing import lost
 from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
-from distlaunch.supervisor.together import gather, parted
 from distlaunch.transport.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed, span_words
 
@@ -128,8 +127,7 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
         state = state.with_timer(timer, now + wait_s if wait_s else None)
     said = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
     busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]
-    state, told = parted(state, cause)
-    return state, (said, *told, *(StopWorkers(i, grace_s) for i in busy))
+    return state, (said, *(StopWorkers(i, grace_s) for i in busy))
 
 
 def _backoff_s(state: State, lived_s: float) -> float:
@@ -153,8 +151,7 @@ def go_on_when_cleared(state: State, now: float) -> Step:
     if len(found) < len(state.spec.nodes) and may_come(state):
         return state, ()  # wait for its answer, or until it is overdue
     if len(found) >= state.spec.fewest:
-        together = state.launchers is Launchers.TOGETHER
-        return _next_generation(state, found) if together else gather(state)
+        return _next_generation(state, found)
     if state.due_at(Timer.REJOIN) is None or not hope_is_left(state):
         return state, (_nobody_came(state, len(found)),)
     return _waiting(state.without_timers(Timer.CLEAR), len(found), now)

@@ -25,13 +25,11 @@ from distlaunch.state.events import (
     LinkEnded,
     MpiEnded,
     MpiPlaceLost,
+    NodeArrived,
     Noticed,
     OrphansKilled,
     OutputFlows,
     OutputLost,
-    PeerFailed,
-    PeerRestarts,
-    PeersMet,
     PortHeld,
     PortRefused,
     PortUsurped,
@@ -84,7 +82,6 @@ from distlaunch.supervisor import (
     running,
     scheduling,
     stalling,
-    together,
 )
 
 Handler = Callable[[Any, State, float], Step]
@@ -212,9 +209,7 @@ _HANDLERS: Mapping[type, Handler] = {
     OutputFlows: ending.on_output_flows,
     OutputLost: running.on_output_lost,
     Stuck: ending.on_stuck,
-    PeerFailed: together.on_peer_failed,
-    PeerRestarts: together.on_peer_restarts,
-    PeersMet: together.on_peers_met,
+    NodeArrived: connecting.on_node_arrived,
     Interrupted: ending.on_interrupted,
     TimerDue: _on_timer_due,
 }
@@ -308,6 +303,5 @@ _PHASES: Mapping[type, frozenset[Phase]] = {
     RanksLag: frozenset({Phase.RUNNING}),
     RanksStalled: frozenset({Phase.RUNNING}),
     PortUsurped: frozenset({Phase.RUNNING}),
-    PeersMet: frozenset({Phase.RESTARTING}),
 }
 """The phases in which an event counts; a report out of turn is ignored."""

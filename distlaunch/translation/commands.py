@@ -31,19 +31,25 @@ AgentAction = (
 
 def command_for(action: AgentAction, state: State, run_id: str) -> tuple[Any, ...]:
     """The command that has an agent do what the supervisor wants."""
-    if isinstance(action, StartWorkers):
-        return _start(state, action.node, run_id)
-    return messages.Reap(run_id) if isinstance(action, Reap) else _COMMANDS[type(action)](action)
+    why = state.cause.text if state.cause else ""
+    match action:
+        case StartWorkers():
+            return _start(state, action.node, run_id)
+        case StopWorkers():
+            return messages.StopWorkers(action.grace_s, why)
+        case Close():
+            return messages.Close(action.grace_s, action.signum, state.outcome, why)
+        case Reap():
+            return messages.Reap(run_id)
+    return _COMMANDS[type(action)](action)
 
 
 _COMMANDS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     HoldPort: lambda action: messages.HoldPort(action.port),
     FindRoute: lambda action: messages.FindRoute(action.address),
     RunDaemon: lambda action: messages.RunDaemon(action.command),
-    StopWorkers: lambda action: messages.StopWorkers(action.grace_s),
     DumpStacks: lambda action: messages.DumpStacks(list(action.local_ranks), action.abort),
     GiveNotice: lambda action: messages.GiveNotice(action.signum, action.left_s),
-    Close: lambda action: messages.Close(action.grace_s, action.signum),
 }
 """Those that need nothing but their action."""
 
@@ -77,7 +83,7 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         lease_s=times.lease_s,
         stall_s=times.stall_s,
         watch_port=state.port,
-        hosts_store=part.node_rank == 0 and engine.serves_store and not state.spec.invocation.by_hand,
+        hosts_store=part.node_rank == 0 and engine.serves_store,
         notice=signal.Signals[f"SIG{state.spec.on_notice}"],
         flight=state.plan.backend == "nccl" and engine.gives_ranks,
         # torch's agent never deletes its folders: they go into ours, which is deleted.
@@ -122,7 +128,7 @@ def _worker_specs(
     state: State, part: NodePlan, planned: Sequence[WorkerPlan], shared: Mapping[str, str]
 ) -> list[messages.WorkerSpec]:
     assert state.plan is not None
-    shares = _shared_descriptors(state.plan, part, state.generation)
+    shares = shared_descriptors(state.plan, part, state.generation)
     one_device = state.spec.one_device and state.spec.engine.gives_ranks  # else torch's flag does it
     return [
         messages.WorkerSpec(
@@ -139,9 +145,9 @@ def _worker_specs(
     ]
 
 
-def _shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Mapping[int, list[int]]:
+def shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Mapping[int, list[int]]:
     """Rank → which of stdin (0) and stdout (1) are the command's own."""
-    if not plan.spec.invocation.shares_stdio:
+    if not plan.spec.invocation.shares_stdio or part.logs is not None:
         return {rank: [] for rank in part.ranks}
     streams = destinations(plan, generation)
     return {rank: [0, 1] if streams[rank, 0].direct else [0] for rank in part.ranks}

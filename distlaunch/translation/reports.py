@@ -1,5 +1,6 @@
 """Turns an agent's reports into events; one that is invalid ends the link."""
 
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -85,7 +86,14 @@ def _hello(node: int, report: messages.Hello, clock: Clock) -> Event:
     if report.protocol != PROTOCOL:
         raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
     gpus = number(report.gpus, "gpus", 0, MAX_GPUS)
-    return events.AgentUp(node, Facts(_cut(report.python), gpus), _cut(report.hostname))
+    return events.AgentUp(node, Facts(_cut(report.python), gpus, _cut(report.logs)), _cut(report.hostname))
+
+
+def _signal(value: int) -> int:
+    """The number of a signal that has a name. Raises `ProtocolError`."""
+    if value not in {*signal.Signals}:
+        raise ProtocolError(f"signal is out of range: {value}")
+    return value
 
 
 def _route(node: int, report: messages.RouteFound, clock: Clock) -> Event:
@@ -148,6 +156,7 @@ _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
     messages.AgentLeaving: lambda node, it, clock: events.AgentLeaving(
         node, number(it.signal, "signal"), it.orphaned, _cut(it.damage)
     ),
+    messages.Interrupted: lambda node, it, clock: events.Interrupted(_signal(it.signal), node),
     messages.Noticed: lambda node, it, clock: events.Noticed(node, number(it.signal, "signal")),
     messages.PortHeld: lambda node, it, clock: events.PortHeld(node, number(it.port, "port")),
     messages.PortRefused: lambda node, it, clock: events.PortRefused(

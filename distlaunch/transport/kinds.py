@@ -23,8 +23,9 @@ To add one: a module with such a type, and its name in `Transport`. A new way fo
 """
 
 from distlaunch.transport.command import Command
+from distlaunch.transport.joined import Joined
 from distlaunch.transport.local import Local
 from distlaunch.transport.slurm import Slurm
 from distlaunch.transport.ssh import Ssh
 
-Transport = Command | Local | Slurm | Ssh
+Transport = Command | Joined | Local | Slurm | Ssh
