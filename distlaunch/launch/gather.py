@@ -100,8 +100,8 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
         _await_name(gathering.hosts[0], gathering.wait_s, interrupts, say)
         here = is_here(gathering.hosts[0])
         if serves and not here and gathering.ordered:
-            flags = "check --node-rank 0 and --master-addr"
-            raise JoinError(f"{gathering.hosts[0]} is not an address of this machine: {flags}", Exit.USAGE)
+            text = f"{gathering.hosts[0]} is not an address of this machine: {gathering.hint}"
+            raise JoinError(text, Exit.USAGE)
         serves = here or serves or False
     if serves:
         door = Door(gathering, prover, say)
