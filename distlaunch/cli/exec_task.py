@@ -3,16 +3,21 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from distlaunch.allocation.engine_task import engine_task, task_names
 from distlaunch.allocation.mpi_task import mpi_task
+from distlaunch.allocation.place import TaskPlace
 from distlaunch.allocation.slurm_task import slurm_task
 from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, UsageError
-from distlaunch.job.spec import Earlier, Invocation, JobSpec, Logs, NodeSpec, Program, TaskPlace, TorchrunLogs
+from distlaunch.links.dial import blocked, dial
 from distlaunch.links.join import Arrival, Gathering, ports_for
-from distlaunch.system.allocation import allocation_here
+
+if TYPE_CHECKING:
+    from distlaunch.job.spec import JobSpec
+    from distlaunch.system.signals import Signals
 
 USAGE = "usage: distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
@@ -33,46 +38,67 @@ def run_exec(words: Sequence[str]) -> int:
         if not argv:
             print(HELP, end="")
             return 0
-        environ = os.environ
-        task = _task(environ)
+        task = _task(os.environ)
         if not virtual:
-            check_devices(task, environ)
-        check_master(task, environ)
-        return _run(_job(task, argv, virtual), task, _address(task, environ), environ.get("MASTER_PORT"))
+            check_devices(task, os.environ)
+        check_master(task, os.environ)
+        return _run(task, argv, _gathering(task, virtual, os.environ))
     except DistlaunchError as error:
         say(str(error))
         return error.exit_status
 
 
-def _run(spec: JobSpec, task: Task, hosts: tuple[str, ...], port: str | None) -> int:
-    from distlaunch.cli.running import run_gathered, run_shown  # after the command line is understood
-
-    if task.size == 1:
-        return run_shown(spec, quiet=True).state.outcome
-    (node,) = spec.nodes
+def _gathering(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
+    """How the tasks of a step come together: at the user's endpoint, else at a port that all draw alike."""
     job = f"{task.step} {task.restarts} {os.getuid()}"
-    sizes = (task.size, task.size)
-    gathering = Gathering(
-        Arrival(job, node.label, 1, sizes, task.rank, place=node.place, gpus=node.gpus),
-        hosts=hosts,
+    port = environ.get("MASTER_PORT")
+    local_rank = 0 if virtual else task.local_rank
+    place = TaskPlace(local_rank, task.local_size, task.node_rank, task.node_count)
+    gpus = 1 if task.devices and (virtual or task.devices >= task.local_size) else 0
+    name = os.uname().nodename or "localhost"
+    return Gathering(
+        Arrival(job, name, 1, (task.size, task.size), task.rank, place=place, gpus=gpus),
+        hosts=_hosts(task, environ),
         ports=(int(port),) if port else ports_for(job),
         serves=task.rank == 0,
         fixed=port is not None,
         hint="check MASTER_ADDR",
     )
-    return run_gathered(spec, gathering, own_first=True)
 
 
-def _job(task: Task, argv: Sequence[str], virtual: bool) -> JobSpec:
+def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
+    from distlaunch.system.signals import Signals
+
+    with Signals() as signals:
+        if gathering.serves:
+            return _control(_job(task, argv, gathering.arrival), gathering, signals)
+        seat = dial(gathering, signals, say)
+        blocked(signals.watched)
+    from distlaunch.launch.joined import OneRank, serve  # the sooner the tasks have met the better
+
+    return serve(seat, OneRank(argv, scans=task.local_rank == 0), signals.watched, own_first=True)
+
+
+def _control(spec: "JobSpec", gathering: Gathering, signals: "Signals") -> int:
+    """Rank 0's task is the controller of all."""
+    from distlaunch.cli.running import run_controller
+    from distlaunch.launch.gather import Gathered, gather
+
+    met = gather(spec, gathering, signals, say)
+    assert isinstance(met, Gathered)
+    return run_controller(met.spec, met.door, signals)
+
+
+def _job(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
     """The part of this task in the job: a node with one rank."""
     from distlaunch.agent import scratch
+    from distlaunch.job.spec import Earlier, Invocation, JobSpec, Logs, NodeSpec, Program, TorchrunLogs
 
-    place = TaskPlace(0 if virtual else task.local_rank, task.local_size, task.node_rank, task.node_count)
-    gpus = 1 if task.devices and (virtual or task.devices >= task.local_size) else 0
     folder, *spares = scratch.places()
+    earlier = Earlier(task.job, task.restarts) if task.restarts else None
     return JobSpec(
         name=os.path.basename(argv[0]),
-        nodes=(NodeSpec(os.uname().nodename or "localhost", gpus=gpus, procs=1, place=place),),
+        nodes=(NodeSpec(arrival.name, gpus=arrival.gpus, procs=1, place=arrival.place),),
         program=Program("command", (argv[0],)),
         args=tuple(argv[1:]),
         workdir=os.getcwd(),
@@ -80,11 +106,7 @@ def _job(task: Task, argv: Sequence[str], virtual: bool) -> JobSpec:
         rendezvous_id=task.step,
         python=sys.executable,
         source="the command line",
-        invocation=Invocation(
-            placeholders=False,
-            shares_stdio=True,
-            earlier=Earlier(task.job, task.restarts) if task.restarts else None,
-        ),
+        invocation=Invocation(placeholders=False, shares_stdio=True, earlier=earlier),
     )
 
 
@@ -111,11 +133,13 @@ def _task(environ: Mapping[str, str]) -> Task:
     names = task_names(environ)
     if names is None:
         return slurm_task(environ)
+    from distlaunch.system.allocation import allocation_here  # of few schedulers
+
     allocation = allocation_here()
     return engine_task(names, environ, [node.host for node in allocation.nodes] if allocation else [])
 
 
-def _address(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
     """By which rank 0's host is reached: the user's, else what the task knows."""
     if told := environ.get("MASTER_ADDR"):
         return (told,)

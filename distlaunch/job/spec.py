@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import LEASE_S
 from distlaunch.allocation.allocation import Allocation
+from distlaunch.allocation.place import TaskPlace
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine import ENGINES, Engine, Ranking
@@ -65,18 +66,6 @@ class Binding(Frozen):
     def wish(self, local_rank: int) -> str:
         """What a worker is to get, in a word: the CPUs themselves where they are listed."""
         return self.cpus[local_rank] if self.how == "listed" else self.how
-
-
-class TaskPlace(Frozen):
-    """Where a scheduler's task stands on its host and among the hosts; None = not known.
-
-    Each such task is a node of the job, with one rank.
-    """
-
-    local_rank: int
-    local_size: int
-    node_rank: int | None
-    node_count: int | None
 
 
 class NodeSpec(Frozen):

@@ -1,8 +1,8 @@
 """The controller's door: where launchers that somebody else started join the run.
 
-It is open while the run waits for nodes: first at the rendezvous endpoint, which then is rank 0's; later, while
-one is missing, at the first of the second ports that is free. Whoever stays silent, sends something else or
-belongs to another run is turned away, and named.
+It is open while the run waits for nodes: first at the rendezvous endpoint, which then is rank 0's; later,
+while a node is missing, at the first free one of the second ports. Whoever stays silent, sends something
+else, or is of another run, is turned away and named.
 """
 
 import errno

@@ -23,8 +23,8 @@ from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent.frozen import Frozen
+from distlaunch.allocation.place import TaskPlace
 from distlaunch.errors import DistlaunchError
-from distlaunch.job.spec import TaskPlace
 
 MAGIC = b"distlaunch join 1\n"
 TORCHS_FIRST = b"\x00\xce\xf7\x85\x3c"

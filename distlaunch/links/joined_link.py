@@ -8,12 +8,10 @@ from typing import Any
 from distlaunch.agent import messages, wire
 from distlaunch.agent.wire import Frame
 from distlaunch.contract import SENT
+from distlaunch.links.dial import watch_for_silence
 from distlaunch.links.link import Link
 from distlaunch.transport.joined import Joined
 from distlaunch.transport.streams import NodeGone, OneStream
-
-SILENT_S = 15
-"""Seconds without an answer after which a connection counts as dead, as over ssh."""
 
 
 class Peer:
@@ -69,20 +67,6 @@ class Peer:
         """Let go of it."""
         for fd in (self.stdin, self.stdout, self.stderr):
             os.close(fd)
-
-
-def watch_for_silence(sock: socket.socket) -> None:
-    """Have the kernel end a connection whose other side is gone, and send what is written at once."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_USER_TIMEOUT", SILENT_S * 1000),
-        ("TCP_KEEPIDLE", SILENT_S // 3),
-        ("TCP_KEEPINTVL", SILENT_S // 3),
-        ("TCP_KEEPCNT", 2),
-    ):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class JoinedLink(Link):

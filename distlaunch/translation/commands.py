@@ -90,7 +90,7 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         temporary=[] if engine.gives_ranks else ["PET_LOG_DIR"],
         # What all workers of the node have in common travels once.
         env=_environment(state.spec, planned[0], run_id) | shared,
-        binding=_binding(state.spec, part),
+        binding=binding_of(state.spec, part),
         mpi=_mpi_places(state, part, run_id),
         workers=_worker_specs(state, part, planned, shared),
     )
@@ -105,7 +105,8 @@ def _environment(spec: JobSpec, worker: WorkerPlan, run_id: str) -> dict[str, st
     return env | {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id}
 
 
-def _binding(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
+def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
+    """The CPUs that the job wants for a node's workers."""
     binding = spec.binding
     return messages.Binding(binding.how, part.gpus, list(binding.cpus)) if binding else None
 
