@@ -71,17 +71,15 @@ class Link:
         return bool(self._unsent)
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
-        """Send a node one of `distlaunch.agent.messages`: at once, or right behind what it boots from."""
-        data = self._streams.addressed(node, wire.encode_command(node, as_object(command)))
+        """Send a node one of `distlaunch.agent.messages`: at once, or right behind what it boots from.
+
+        Where several nodes share the link, each gets the frames of all.
+        """
+        data = wire.encode_command(node, as_object(command))
         if self._boot:
             self._behind_boot += data
             return
         self._unsent += data
-        self.flush()
-
-    def part_with(self, node: int) -> None:
-        """Have a node's agent leave, if it can be told so; the others stay."""
-        self._unsent += self._streams.parting(node)
         self.flush()
 
     def flush(self) -> None:
@@ -145,14 +143,14 @@ class Link:
         """All that an owner may wait on."""
         return [fd for fd in (self.stdin, self.stdout, self.stderr, self._pidfd) if fd is not None]
 
-    def failure(self, node: int, overdue: str = "") -> LinkFailure:
-        """What the transport's last words mean for a node, all of them once its process has ended.
+    def failure(self, overdue: str = "") -> LinkFailure:
+        """What the transport's last words mean, all of them once its process has ended.
 
-        `overdue` says why we gave the node up.
+        `overdue` says why we gave a node up.
         """
         self.listen()
         end = end_of(self._streams, self._process.poll(), bool(overdue), self._protocol_error)
-        return self._streams.part_of(node, self._transport.failure(end).saying(overdue), overdue)
+        return self._transport.failure(end).saying(overdue)
 
     def hang_up(self) -> None:
         """Close the pipe to the agent, which then leaves, and wait; ends a process that does not follow."""

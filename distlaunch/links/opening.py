@@ -12,18 +12,16 @@ from distlaunch.links import process
 from distlaunch.links.bundle import bundle_for
 from distlaunch.links.link import Link
 from distlaunch.system.here import runs_ranks
-from distlaunch.transport.boot import Bundle, boot_text, candidates_text, loader_text
+from distlaunch.transport.boot import boot_text, candidates_text
 from distlaunch.transport.container import BY_SRUN, Container
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.ssh import Ssh
 from distlaunch.transport.streams import OneStream
 
 if TYPE_CHECKING:
     from distlaunch.links.begun import Ahead
     from distlaunch.transport.slurm.group import SlurmGroup
-    from distlaunch.transport.ssh.tree import Branch
 
 STEP_NODES = 32
 """Nodes of an allocation by one step, where there are more of them."""
@@ -73,12 +71,9 @@ def _open_container(
     return _open(reach, pythons, inside=inside, early=early)
 
 
-def open_links(spec: JobSpec, early: "Ahead | None" = None, flat: bool = False) -> dict[int, Link]:
-    """Start the transports to all nodes; they take what was begun `early`, as far as it is theirs.
-
-    `flat`: even those to be reached by way of others are reached from here.
-    """
-    links: dict[int, Link] = {} if flat else _trees(spec, early)
+def open_links(spec: JobSpec, early: "Ahead | None" = None) -> dict[int, Link]:
+    """Start the transports to all nodes; they take what was begun `early`, as far as it is theirs."""
+    links: dict[int, Link] = {}
     first = spec.nodes[0]
     ours = (first.python or spec.python) in (None, sys.executable) and not spec.container
     if early and first.local and ours and (link := early.link()):
@@ -87,45 +82,6 @@ def open_links(spec: JobSpec, early: "Ahead | None" = None, flat: bool = False) 
         if group[0] not in links:
             links |= dict.fromkeys(group, open_link(spec, *group, early=early))
     return links
-
-
-def _trees(spec: JobSpec, early: "Ahead | None") -> dict[int, Link]:
-    """The links to nodes that are relays of others, and to those others."""
-    reaches = {index: node.reach for index, node in enumerate(spec.pool) if isinstance(node.reach, Ssh)}
-    options = next(iter(reaches.values())).options if reaches else None
-    if options is None or not options.tree or len(reaches) <= options.fan_out:
-        return {}
-    from distlaunch.transport.ssh.tree import Branch, shares  # few jobs have as many nodes
-
-    nonce, bundle = os.urandom(16).hex(), bundle_for(same_interpreter=False)
-
-    def branch(nodes: Sequence[int]) -> Branch:
-        top, below = nodes[0], nodes[1:]
-        return Branch(
-            top,
-            reaches[top],
-            _opening(spec.pool[top].python or spec.python),
-            loader_text(bundle, nonce, top, relay=bool(below)),
-            tuple(map(branch, shares(below, options.fan_out))),
-        )
-
-    links: dict[int, Link] = {}
-    for nodes in shares(list(reaches), options.fan_out):
-        if len(nodes) > 1:
-            links |= dict.fromkeys(nodes, _open_tree(branch(nodes), nonce, bundle, early))
-    return links
-
-
-def _open_tree(top: "Branch", nonce: str, bundle: Bundle, early: "Ahead | None") -> Link:
-    """The link to a node with a relay, and so to all nodes below."""
-    from distlaunch.transport.ssh.tree import Relayed
-
-    streams = Relayed(top, nonce)
-
-    def boot() -> bytes:
-        return boot_text(bundle, nonce, top.node, relay=True) + streams.openings()
-
-    return Link(top.reach, _begun(top.reach, early), streams, boot)
 
 
 def _groups(spec: JobSpec) -> Iterable[list[int]]:

@@ -55,14 +55,8 @@ same = magic == MAGIC_NUMBER
 codes = marshal.loads(code) if same else eval(zlib.decompress(source))
 exec(marshal.loads(zlib.decompress(codes[SHIPPED])) if same else codes[SHIPPED])
 install(codes, PACKAGES)
-"""
-_GUARD = """
 from distlaunch.agent.guardian import main
 main(NONCE, PLACE)
-"""
-_RELAY = """
-from distlaunch.agent.relay import main
-main(NONCE, PLACE, b''.join(b'%08d' % len(block) + block for block in (magic, code, source)))
 """
 SHIPPED = "distlaunch.agent.shipped"
 """The module that imports all others."""
@@ -82,25 +76,11 @@ class Bundle(Frozen):
     packages: frozenset[str]
 
 
-def boot_text(
-    bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]", relay: bool = False
-) -> bytes:
-    """What step 3 sends: a loader, then the modules in both forms; `place` as the guardian has it.
-
-    `relay`: the agents of other nodes are started from there.
-    """
-    return loader_text(bundle, nonce, place, relay) + _blocks(bundle.magic, bundle.code, bundle.source)
-
-
-def loader_text(
-    bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]", relay: bool = False
-) -> bytes:
-    """The first block of it, which is all that differs between nodes."""
+def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]") -> bytes:
+    """What step 3 sends: a loader, then the modules in both forms; `place` as the guardian has it."""
     names = f"PACKAGES, SHIPPED = {set(bundle.packages)!r}, {SHIPPED!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
-    return _blocks(zlib.compress((names + _LOADER + (_RELAY if relay else _GUARD)).encode(), 1))
-
-
-def _blocks(*blocks: bytes) -> bytes:
+    loader = zlib.compress((names + _LOADER).encode(), 1)
+    blocks = (loader, bundle.magic, bundle.code, bundle.source)
     return b"".join(b"%08d" % len(block) + block for block in blocks)
 
 
