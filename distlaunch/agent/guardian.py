@@ -26,12 +26,11 @@ _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _WATCHED = (signal.SIGCHLD, *_STOPS, *wire.NOTICES)
 
 
-def main(nonce: str, place: "Union[int, Tuple[str, Dict[str, int]]]", relay: int = 0) -> None:
+def main(nonce: str, place: "Union[int, Tuple[str, Dict[str, int]]]") -> None:
     """Fork the agent, wait for its end, sweep, exit. Called by the boot; never returns.
 
     `place` is the node's index; or, where several nodes share one link, the variable that names the node, and
-    their indices: what each writes then has the form of `distlaunch.agent.lines`. `relay` is the process of
-    the node's relay, which may have been stopped, and then would stay.
+    their indices: what each writes then has the form of `distlaunch.agent.lines`.
     """
     alone = isinstance(place, int)
     node = place if isinstance(place, int) else place[1][os.environ[place[0]]]
@@ -51,8 +50,6 @@ def main(nonce: str, place: "Union[int, Tuple[str, Dict[str, int]]]", relay: int
     if not alone:
         lines.say_gone(1, status)
     folder.remove_left()
-    if relay and relay == os.getppid():
-        os.kill(relay, signal.SIGCONT)
     os._exit(status)
 
 

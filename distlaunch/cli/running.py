@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.run import run_job
-from distlaunch.links.begun import Ahead
+from distlaunch.links.link import Link
 from distlaunch.system.signals import Interrupts, Signals
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run_shown(
-    spec: JobSpec, early: Ahead | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
+    spec: JobSpec, early: Link | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
 ) -> "Summary":
     """Run `spec` and show it, with `view` on a screen; ranks' output goes to `output_fd`.
 
@@ -34,7 +34,7 @@ def run_shown(
     return summary
 
 
-def run_gathered(spec: JobSpec, gathering: "Gathering", early: Ahead | None = None) -> int:
+def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = None) -> int:
     """Run this node's part of a job whose launchers somebody else started; the exit status of the whole.
 
     Raises `DistlaunchError`.

@@ -18,7 +18,6 @@ from distlaunch.job.types.hints import nearest, program_keys
 from distlaunch.transport.command import HOST
 from distlaunch.transport.container import BY_SRUN, Container, Runtime
 from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.ssh import Ssh
 from distlaunch.wording import counted
 
 VOLUME_SOURCES = frozenset({"claim", "config_map", "secret", "host_path"})
@@ -238,9 +237,6 @@ def _check_container(reading: Reading, spec: JobSpec, container: Container) -> N
     by_slurm = all(isinstance(node.reach, Slurm) for node in spec.pool)
     if container.runtime == BY_SRUN and not by_slurm:
         reading.problem("container.runtime", "pyxis is a plug-in of srun: the nodes must be Slurm's")
-    reach = spec.pool[0].reach
-    if isinstance(reach, Ssh) and reach.options.tree:
-        reading.problem("ssh.tree", "containers rarely have ssh: leave it out, or the container")
     if container.runtime == BY_SRUN and container.before:
         reading.problem("container.runtime", "pyxis has no options here: use container.options")
     if any(node.reach.together for node in spec.pool):

@@ -222,8 +222,6 @@ SSH = Record(
             field="words",
         ),
         "persist": built(OrNone(Duration()), "Keep connections open this long for the next run."),
-        "tree": Field(Switch(), "Reach at most fan_out nodes from here, and the others by ssh from those."),
-        "fan_out": Field(Integer(2, 256), "Nodes that one machine reaches by itself, with tree."),
     },
     makes=SshOptions,
 )

@@ -32,7 +32,7 @@ class Loop:
         self._open = start.open
         self._links = Links(
             self._take,
-            lambda node, failure, cut: self._feed(events.LinkEnded(node, failure, cut)),
+            lambda node, failure: self._feed(events.LinkEnded(node, failure)),
             lambda node, over: self._feed(events.ImagePulled(node, over)),
         )
         self._links.watch(interrupts.fd, self._on_interrupts)

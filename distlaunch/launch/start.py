@@ -10,7 +10,6 @@ from distlaunch.catalog.index import Ticket, note_begin
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
-from distlaunch.links.begun import Ahead
 from distlaunch.links.link import Link
 from distlaunch.links.opening import open_link, open_links
 from distlaunch.links.process import Child
@@ -63,8 +62,8 @@ class Start(Frozen):
             watch(self.door.fd, self.door.turn)
 
 
-def start_run(spec: JobSpec, early: Ahead | None = None, door: "Door | None" = None) -> Start:
-    """Begin a run of `spec`; `early` is what `links.ahead` has begun for it.
+def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = None) -> Start:
+    """Begin a run of `spec`; `early` is what `links.ahead` has opened for it.
 
     Nodes with launchers of their own have joined, or will, through the `door`.
 
@@ -94,10 +93,8 @@ def start_run(spec: JobSpec, early: Ahead | None = None, door: "Door | None" = N
 
         make_room_for_links(len(spec.pool))
     joined = {i: _joined(spec, i, run_id, door) for i in range(len(spec.pool)) if _has_launcher(spec, i)}
-    links = open_links(spec, early, joined=joined)
-    asked = ask_addresses(spec, early)  # which takes as long as a host's answer
-    if early:
-        early.settle()
+    links = open_links(spec, early, joined)
+    asked = ask_addresses(spec)  # which takes as long as a host's answer
     return Start(spec, run_id, folder, status, links, asked, clock, door)
 
 

@@ -101,11 +101,11 @@ class State(Frozen):
     `node_rank`: its place in a generation. `addresses` are those by which ssh reaches nodes, as far as
     the job needs to know. `current` is the last generation that was planned. The `verdict` is there from
     STOPPING on. `stackless` has the reasons for missing stacks that we have reported, `wait_told` is
-    whether we have said which nodes we wait for between two generations, `flat_told` whether we have that
-    nodes can't reach each other. With `noticed`, the end was announced; `asked`: the scheduler was asked
-    about it. `interrupted_by` is the node that passed on the last interrupt, None = our own. `chance`
-    (0 to 1) spreads what many runs would do at once. `foreseen` is what nodes were asked about before there
-    was a plan, `reached_by` the address by which others reach the first node.
+    whether we have said which nodes we wait for between two generations. With `noticed`, the end was
+    announced; `asked`: the scheduler was asked about it. `interrupted_by` is the node that passed on the last
+    interrupt, None = our own. `chance` (0 to 1) spreads what many runs would do at once. `foreseen` is what
+    nodes were asked about before there was a plan, `reached_by` the address by which others reach the first
+    node.
     """
 
     spec: JobSpec
@@ -119,7 +119,6 @@ class State(Frozen):
     stackless: frozenset[str] = frozenset()
     restarts: tuple[Restart, ...] = ()
     wait_told: bool = False
-    flat_told: bool = False
     verdict: Verdict | None = None
     interrupts: int = 0
     interrupted_at: float | None = None

@@ -141,19 +141,6 @@ def _followed(state: State, now: float) -> Step:
 
 
 def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
-    if not (event.failure.via or event.cut):
-        return _on_its_end(event, state, now)
-    from distlaunch.supervisor import relays  # few jobs have trees
-
-    state, of_cut = relays.cut(state, event, now)
-    if relays.is_worth_another_way(state, event):
-        state, of_node = relays.from_here(state, [event.node], event.failure, now)
-    else:
-        state, of_node = _on_its_end(event, state, now)
-    return state, (*of_node, *of_cut)
-
-
-def _on_its_end(event: LinkEnded, state: State, now: float) -> Step:
     match state.nodes[event.node]:
         case Connecting() as node:
             return connecting.not_connected(state, event.node, node, event.failure, now)

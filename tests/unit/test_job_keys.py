@@ -94,8 +94,6 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         "nodes.0.reach.options.words",
         ("Compression=no",),
     ),
-    "ssh.tree": ("nodes: [a]\nssh: {tree: true}", "nodes.0.reach.options.tree", True),
-    "ssh.fan_out": ("nodes: [a]\nssh: {fan_out: 4}", "nodes.0.reach.options.fan_out", 4),
     "ssh.persist": ("nodes: [a]\nssh: {persist: 10m}", "nodes.0.reach.options.persist_s", 600),
     "launcher.command": (
         'nodes: [a]\nlauncher: {command: [podman, exec, -i, "{host}"]}',

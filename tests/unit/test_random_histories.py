@@ -9,7 +9,7 @@ import itertools
 import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, get_args
 
 from hypothesis import given
@@ -78,8 +78,6 @@ from distlaunch.state.timers import Timer
 from distlaunch.supervisor.blame import VERDICT_S
 from distlaunch.supervisor.step import begin, step
 from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.transport.ssh import Ssh
-from distlaunch.transport.ssh.tree import shares
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
 CHANCE = 0.25
@@ -113,7 +111,6 @@ class Agent:
         self.reaping = False
         self.told_until = 0.0
         self.up_at = 0.0
-        self.above: Agent | None = None  # the one on the node through which this one was reached
 
 
 class Fault(NamedTuple):
@@ -156,9 +153,7 @@ class World:
         self.agents: list[list[Agent]] = [[] for _ in self.state.nodes]
         self._away_until = [0.0 for _ in self.state.nodes]
         self._refuses = set(refuses)
-        self._relays = relays(self.state.spec)
         self._execute(first)
-        self._relays.clear()  # those that are lost are connected by themselves
         self._feed(AddressesFound(tuple((node, f"10.0.0.{node}") for node in range(len(self.agents)))))
         if smooth:
             self.run(1.0)
@@ -274,11 +269,8 @@ class World:
         assert self._agent(node) is None, "two links to one node"
         agent, delay_s = Agent(node), self._delay()
         self.agents[node].append(agent)
-        if node in self._relays:
-            agent.above = self._agent(self._relays[node])
-        if self.now + delay_s < self._away_until[node] or (agent.above and Connect in self._refuses):
-            via = "a relay" if agent.above else ""
-            self._end_link(agent, LinkFailure(Kind.UNREACHABLE, via=via), delay_s)
+        if self.now + delay_s < self._away_until[node]:
+            self._end_link(agent, LinkFailure(Kind.UNREACHABLE), delay_s)
         else:
             if self.state.spec.container:
                 self._tell(agent, ImagePulled(node, over=False))
@@ -371,21 +363,13 @@ class World:
     def _end_link(self, agent: Agent, failure: LinkFailure, delay_s: float = 0.0) -> None:
         def ended() -> None:
             if agent.linked:
-                below = [] if failure.clean else self._below(agent)
-                for each in (agent, *below):
-                    self._orphan(each)
-                self._feed(LinkEnded(agent.node, failure, tuple(each.node for each in below)))
+                self._orphan(agent)
+                self._feed(LinkEnded(agent.node, failure))
 
         if not agent.mute:
             agent.told_until = max(agent.told_until, self.now + delay_s)
             self._later(agent.told_until - self.now, ended)
             agent.mute = True
-
-    def _below(self, agent: Agent) -> list[Agent]:
-        """Those that were reached through it, and still are."""
-        linked = [each for each in itertools.chain.from_iterable(self.agents) if each.linked]
-        below = [each for each in linked if each.above is agent]
-        return below + [other for each in below for other in self._below(each)]
 
     def _cut(self, node: int) -> None:
         agent = self._agent(node)
@@ -485,22 +469,6 @@ class World:
             self._feed(Interrupted(signal.SIGINT))
 
 
-def relays(spec: JobSpec) -> dict[int, int]:
-    """By node the one through which it is reached, where there is one."""
-    reach = spec.pool[0].reach
-    if not isinstance(reach, Ssh) or not reach.options.tree:
-        return {}
-    fan_out, found = reach.options.fan_out, dict[int, int]()
-
-    def grow(nodes: Sequence[int]) -> None:
-        for part in shares(nodes, fan_out):
-            found.update((node, part[0]) for node in part[1:])
-            grow(part[1:])
-
-    grow(range(len(spec.pool)))
-    return found
-
-
 def _beside_another(spec: JobSpec) -> JobSpec:
     """`spec` on one node, beside another with a launcher of its own."""
     how = Invocation(by_hand=ByHand("h", 29500, 1, 2, sizes=(1, PROCS)))
@@ -570,7 +538,7 @@ gpus_per_node: 0
 procs_per_node: {PROCS}
 nodes: {[f"n{i}" for i in range(nodes)]}
 min_nodes: {fewest}
-{draw(st.sampled_from(["", "container: {image: pytorch}", "ssh: {tree: true, fan_out: 2}"]))}
+{draw(st.sampled_from(["", "container: {image: pytorch}"]))}
 timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}, join: {draw(_limits)}, stall: 20s}}
 {torchs if torch_agents else ours}"""
 
@@ -606,7 +574,7 @@ _fates = st.sampled_from(
 """What the scheduler says whenever it is asked; none = there is no scheduler."""
 _starts = st.tuples(
     st.sampled_from([True, True, True, False]),
-    st.sampled_from([(), (), (), (), (FindRoute,), (StartWorkers,), (HoldPort,), (Connect,)]),
+    st.sampled_from([(), (), (), (), (FindRoute,), (StartWorkers,), (HoldPort,)]),
     _fates,
     st.sampled_from([True, False]),
 )

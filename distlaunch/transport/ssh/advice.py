@@ -86,6 +86,5 @@ _ADVICE = {
         " path, or leave out ssh.persist"
     ),
     Kind.UNSTARTED: "its login shell or Python exited too early: try `{version}`",
-    Kind.RELAY: "check the network and the log of the host that it is reached through",
     Kind.LOST: "check the network and the machine's log",
 }
