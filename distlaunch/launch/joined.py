@@ -6,6 +6,7 @@ goes. As on every node, a guardian above the agent sweeps what that leaves if it
 """
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -86,6 +87,10 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     seat.connection.settimeout(5.0)
     with suppress(OSError):  # it may be the controller that has gone
         seat.connection.sendall(wire.encode_end(seat.node, ended, ""))
+        seat.connection.shutdown(socket.SHUT_WR)
+        # mpirun kills all other tasks when one has failed: rank 0's, which controls all, is to end first.
+        while own_first and seat.connection.recv(wire.MAX_OUTPUT):
+            continue
     seat.connection.close()
     return LOST_STATUS if status.exited is None else status.exited
 
