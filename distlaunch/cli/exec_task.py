@@ -42,13 +42,13 @@ def run_exec(words: Sequence[str]) -> int:
         if not virtual:
             check_devices(task, os.environ)
         check_master(task, os.environ)
-        return _run(task, argv, _gathering(task, virtual, os.environ))
+        return _run(task, argv, gathering_of(task, virtual, os.environ))
     except DistlaunchError as error:
         say(str(error))
         return error.exit_status
 
 
-def _gathering(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
+def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
     """How the tasks of a step come together: at the user's endpoint, else at a port that all draw alike."""
     job = f"{task.step} {task.restarts} {os.getuid()}"
     port = environ.get("MASTER_PORT")
@@ -71,7 +71,7 @@ def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
 
     with Signals() as signals:
         if gathering.serves:
-            return _control(_job(task, argv, gathering.arrival), gathering, signals)
+            return _control(job_of(task, argv, gathering.arrival), gathering, signals)
         seat = dial(gathering, signals, say)
         blocked(signals.watched)
     from distlaunch.launch.joined import OneRank, serve  # the sooner the tasks have met the better
@@ -89,7 +89,7 @@ def _control(spec: "JobSpec", gathering: Gathering, signals: "Signals") -> int:
     return run_controller(met.spec, met.door, signals)
 
 
-def _job(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
+def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
     """The part of this task in the job: a node with one rank."""
     from distlaunch.agent import scratch
     from distlaunch.job.spec import Earlier, Invocation, JobSpec, Logs, NodeSpec, Program, TorchrunLogs
