@@ -15,23 +15,20 @@ from itertools import product
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.errors import Exit
+from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.links.door import Door, Visitor
 from distlaunch.links.join import (
     MAGIC,
     MAX_LINE,
     TORCHS_PING,
-    Arrival,
-    Gathering,
     JoinError,
     Prover,
-    in_order,
     line_of,
     message_of,
     nonce,
-    ports_for,
 )
+from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.system.signals import Interrupts
 from distlaunch.transport.joined import Joined
 from distlaunch.transport.local import Local
@@ -297,7 +294,6 @@ def _nodes_words(nodes: tuple[int, int]) -> str:
 
 
 def _scheduled_hosts() -> tuple[str, ...]:
-    from distlaunch.errors import DistlaunchError
     from distlaunch.system.allocation import allocation_here  # only where somebody is waited for
 
     try:

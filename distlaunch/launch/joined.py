@@ -18,9 +18,9 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.gather import Seat
 from distlaunch.launch.start import run_folder
-from distlaunch.links.joined_link import watch_for_silence
 from distlaunch.links.links import Links
 from distlaunch.links.opening import open_here
+from distlaunch.links.peer import watch_for_silence
 from distlaunch.observers.console import Console
 from distlaunch.observers.run_folder import RunFolder
 from distlaunch.plan.layout import Facts, LaunchPlan, NodeRank, node_plan, workers
