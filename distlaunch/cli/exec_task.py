@@ -13,7 +13,7 @@ from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.links.dial import blocked, dial
-from distlaunch.links.join import Arrival, Gathering, ports_for
+from distlaunch.plan.gathering import Arrival, Gathering, ports_for
 
 if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec

@@ -11,9 +11,9 @@ from distlaunch.system.signals import Interrupts, Signals
 if TYPE_CHECKING:
     from distlaunch.diagnosis.summary import Summary
     from distlaunch.links.door import Door
-    from distlaunch.links.join import Gathering
     from distlaunch.observers.observer import Observer
     from distlaunch.observers.terminal import Terminal
+    from distlaunch.plan.gathering import Gathering
 
 
 def run_shown(

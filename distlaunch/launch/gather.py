@@ -11,18 +11,15 @@ import time
 from collections.abc import Sequence
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.errors import Exit
+from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.links.dial import TURN_S, Say, Seat, Wait, dial, pause, renumbered
 from distlaunch.links.door import Door, Visitor
 from distlaunch.links.join import (
-    Arrival,
-    Gathering,
     JoinError,
     Prover,
-    in_order,
-    ports_for,
 )
+from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.system.signals import Interrupts
 from distlaunch.transport.joined import Joined
 from distlaunch.transport.local import Local
@@ -229,7 +226,6 @@ def _nodes_words(nodes: tuple[int, int]) -> str:
 
 
 def _scheduled_hosts() -> tuple[str, ...]:
-    from distlaunch.errors import DistlaunchError
     from distlaunch.system.allocation import allocation_here  # only where somebody is waited for
 
     try:

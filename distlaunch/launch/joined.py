@@ -17,7 +17,8 @@ from distlaunch.agent.lean import signal
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT
-from distlaunch.links.dial import Seat, watch_for_silence
+from distlaunch.links.dial import Seat
+from distlaunch.links.peer import watch_for_silence
 
 if TYPE_CHECKING:
     from distlaunch.agent.scratch import Folder

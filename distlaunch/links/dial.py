@@ -14,14 +14,13 @@ from distlaunch.links.join import (
     MAGIC,
     MAX_LINE,
     TORCHS_PING,
-    Gathering,
     JoinError,
     Prover,
     line_of,
     message_of,
     nonce,
-    ports_for,
 )
+from distlaunch.plan.gathering import Gathering, ports_for
 
 if TYPE_CHECKING:
     from distlaunch.system.signals import Interrupts
@@ -32,8 +31,6 @@ RETRY_S, RETRY_MOST_S = 0.01, 0.5
 TELL_S = 5.0
 """Seconds of waiting until that is told, and again each time the wait has doubled."""
 TURN_S = 0.5
-SILENT_S = 15
-"""Seconds without an answer after which a connection counts as dead, as over ssh."""
 UNREACHABLE = 69
 NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
 
@@ -244,17 +241,3 @@ class _Conversation:
                 raise ValueError("it is the controller of another job")
             raise JoinError(str(message["refused"]), int(message.get("status", 2)))
         return message
-
-
-def watch_for_silence(sock: socket.socket) -> None:
-    """Have the kernel end a connection whose other side is gone, and send what is written at once."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_USER_TIMEOUT", SILENT_S * 1000),
-        ("TCP_KEEPIDLE", SILENT_S // 3),
-        ("TCP_KEEPINTVL", SILENT_S // 3),
-        ("TCP_KEEPCNT", 2),
-    ):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

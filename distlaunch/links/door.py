@@ -1,8 +1,8 @@
 """The controller's door: where launchers that somebody else started join the run.
 
 It is open while the run waits for nodes: first at the rendezvous endpoint, which then is rank 0's; later,
-while a node is missing, at the first free one of the second ports. Whoever stays silent, sends something
-else, or is of another run, is turned away and named.
+while one is missing, at the first of the second ports that is free. Whoever stays silent, sends something
+else or belongs to another run is turned away, and named.
 """
 
 import errno
@@ -17,15 +17,15 @@ from distlaunch.links.join import (
     MAGIC,
     MAX_LINE,
     TORCHS_FIRST,
-    Arrival,
-    Gathering,
     Prover,
     arrival_of,
     line_of,
     message_of,
     nonce,
 )
-from distlaunch.links.joined_link import JoinedLink, Peer
+from distlaunch.links.joined_link import JoinedLink
+from distlaunch.links.peer import Peer
+from distlaunch.plan.gathering import Arrival, Gathering
 from distlaunch.transport.joined import Joined
 
 HELLO_S = 5.0

@@ -16,7 +16,7 @@ from distlaunch.transport.kinds import Transport
 from distlaunch.transport.streams import NodeGone, Streams, end_of
 
 if TYPE_CHECKING:
-    from distlaunch.links.joined_link import Peer
+    from distlaunch.links.peer import Peer
     from distlaunch.transport.slurm.group import SlurmGroup
 
 READ = 1 << 18

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from distlaunch.by_hand import store as keeper
+
 from distlaunch.errors import Exit
 from tests.harness import Going
 from tests.process.torchruns import (

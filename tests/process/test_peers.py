@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from distlaunch.by_hand import peers as meeting
 from distlaunch.by_hand import store as keeper
 from distlaunch.by_hand.peers import Met, PeerEnded
+
 from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import Here, job_of
 from distlaunch.errors import Exit

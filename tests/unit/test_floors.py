@@ -37,7 +37,6 @@ FLOORS = {
     "links": 2,
     "system": 2,
     "observers": 2,
-    "by_hand": 3,
     "checks": 3,
     "launch": 3,
     "task": 2,
@@ -121,10 +120,8 @@ def test_every_module_of_the_agent_is_shipped_as_code_and_as_source() -> None:
     assert bundle.packages == {name for name in code if any(each.startswith(f"{name}.") for each in code)}
 
 
-def test_nothing_imports_torch_but_the_program_that_workers_python_runs() -> None:
-    keeper = "distlaunch.by_hand.store"
-    assert [name for name in TREES if any(m.split(".")[0] == "torch" for m in imports_of(name))] == [keeper]
-    assert [name for name in TREES if keeper in imports_of(name)] == []
+def test_nothing_imports_torch() -> None:
+    assert [name for name in TREES if any(m.split(".")[0] == "torch" for m in imports_of(name))] == []
 
 
 # Floor 1 is pure
@@ -258,7 +255,7 @@ RUNS = (
     "state",
 )
 """What a run consists of once it has begun."""
-AT_ITS_START = {"distlaunch.launch.supervise", "distlaunch.system.limits"}
+AT_ITS_START = {"distlaunch.launch.supervise", "distlaunch.system.allocation", "distlaunch.system.limits"}
 
 
 def late_imports(name: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from distlaunch.agent.messages import (
     Binding,
     MpiPlaces,
     Ping,
+    RankSpec,
     StartWorkers,
     WorkerExited,
     WorkerSpec,
@@ -33,6 +34,7 @@ SAMPLES: dict[str, Any] = {
     "Dict[str, bool]": {"a": True},
     "Binding": START.binding,
     "MpiPlaces": MpiPlaces(0, ["mpirun"], [[2, "python"]], "name", "10.0.0.1"),
+    "RankSpec": RankSpec(0, {"RANK": "3"}, {}),
     "WorkerSpec": WORKER,
 }
 
@@ -104,10 +106,10 @@ def test_what_is_wrong_inside_is_named(changes: dict[str, Any], words: str) -> N
 
 
 def test_records_are_made_by_position_or_by_name_with_all_their_fields() -> None:
-    made = messages.StopWorkers(grace_s=1.0)
-    assert made == messages.StopWorkers(1.0)
-    assert made._replace(grace_s=2.0).grace_s == 2.0
+    made = messages.WatchUse(for_s=1.0)
+    assert made == messages.WatchUse(1.0)
+    assert made._replace(for_s=2.0).for_s == 2.0
     assert Ping() == Ping()
-    for values, named in (((), {}), ((1.0, 2.0), {}), ((1.0,), {"grace_s": 1.0}), ((), {"x": 1})):
+    for values, named in (((), {}), ((1.0, 2.0), {}), ((1.0,), {"for_s": 1.0}), ((), {"x": 1})):
         with pytest.raises(TypeError):
-            messages.StopWorkers(*values, **named)
+            messages.WatchUse(*values, **named)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.allocation.allocation import Allocation
-from distlaunch.job.spec import ByHand, Invocation, JobSpec
+from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts
 from distlaunch.replay.history import BEGAN, beginning, fields_of
 from distlaunch.replay.lives import loaded, read, replay
@@ -31,7 +31,6 @@ from distlaunch.state.actions import (
     Finish,
     GiveUp,
     HoldPort,
-    MeetPeers,
     Reap,
     StartWorkers,
     StopWorkers,
@@ -48,13 +47,11 @@ from distlaunch.state.events import (
     LinkEnded,
     MpiEnded,
     MpiPlaceLost,
+    NodeArrived,
     Noticed,
     OrphansKilled,
     OutputFlows,
     OutputLost,
-    PeerFailed,
-    PeerRestarts,
-    PeersMet,
     PortHeld,
     PortRefused,
     PortUsurped,
@@ -78,6 +75,7 @@ from distlaunch.state.timers import Timer
 from distlaunch.supervisor.blame import VERDICT_S
 from distlaunch.supervisor.step import begin, step
 from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transport.joined import Joined
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
 CHANCE = 0.25
@@ -86,9 +84,6 @@ DRAWN: Counter[type] = Counter()
 
 PROCS = 2
 PULL_S = 60.0
-AGAIN = 5
-"""The status of a launcher that has all start again."""
-MEET_S = 600.0
 LEASE_S, STOP_S, SLACK_S = 30.0, 10.0, 4.5  # slack: what a busy node takes longer
 NOTICED_S = 20.0
 """Seconds until a link that is dead without a word is taken to be."""
@@ -135,7 +130,7 @@ class World:
         smooth: bool,
         refuses: Iterable[type] = (),
         fates: tuple[AllocationTold, ...] = (),
-        by_hand: bool = False,
+        launchers: bool = False,
     ) -> None:
         self.now = 1000.0
         self._delays = itertools.cycle([0.0])
@@ -146,13 +141,15 @@ class World:
         self.finished = 0
         self._fates = itertools.cycle(fates)
         spec = spec_of(text)._replace(allocation=Allocation("slurm", "17", ()) if fates else None)
-        if by_hand and spec.engine.gives_ranks:
-            spec = _beside_another(spec)
+        if launchers and spec.engine.gives_ranks:
+            spec = _with_launchers(spec)
         self.state, first = begin(spec, self.now, CHANCE)
         self._lines = [_line(self.now, BEGAN, beginning(self.state.spec, CHANCE))]
         self.agents: list[list[Agent]] = [[] for _ in self.state.nodes]
         self._away_until = [0.0 for _ in self.state.nodes]
         self._refuses = set(refuses)
+        self._joined = {node for node, each in enumerate(spec.pool) if isinstance(each.reach, Joined)}
+        self._at_the_door = set() if Connect in self._refuses else set(self._joined)
         self._execute(first)
         self._feed(AddressesFound(tuple((node, f"10.0.0.{node}") for node in range(len(self.agents)))))
         if smooth:
@@ -219,8 +216,6 @@ class World:
                     self._feed(LinkEnded(action.node, LinkFailure(Kind.SILENT, action.why)))
                 case AskScheduler():
                     self._later(self._delay(), self._answer)
-                case MeetPeers():
-                    self._meet_peers()
                 case Finish():
                     self.finished += 1
                 case (
@@ -235,12 +230,6 @@ class World:
                     agent = self._agent(action.node)
                     if agent and not agent.mute:
                         self._command(agent, action)
-
-    def _meet_peers(self) -> None:
-        """The launchers of other nodes are ready soon, or in vain waited for."""
-        delay_s = self._delay(MEET_S)
-        met = PeersMet(29501) if delay_s < MEET_S else PeerFailed(124, "node 0 did not join")
-        self._later(delay_s, lambda: None if self.finished else self._feed(met))
 
     def _answer(self) -> None:
         """Of the scheduler; it may be busy for long."""
@@ -269,6 +258,11 @@ class World:
         assert self._agent(node) is None, "two links to one node"
         agent, delay_s = Agent(node), self._delay()
         self.agents[node].append(agent)
+        if node in self._joined - self._at_the_door:
+            self._end_link(agent, LinkFailure(Kind.LOST))
+            self._later(max(delay_s, self._away_until[node] - self.now), lambda: self._arrive(node))
+            return
+        self._at_the_door.discard(node)
         if self.now + delay_s < self._away_until[node]:
             self._end_link(agent, LinkFailure(Kind.UNREACHABLE), delay_s)
         else:
@@ -277,6 +271,12 @@ class World:
                 self._tell(agent, ImagePulled(node, over=True), min(delay_s, PULL_S))
             self._tell(agent, AgentUp(node, Facts("python3", 0), "host"), delay_s)
             agent.up_at = self.now + delay_s
+
+    def _arrive(self, node: int) -> None:
+        """Somebody has started a launcher there."""
+        self._at_the_door.add(node)
+        if not self.finished:
+            self._feed(NodeArrived(node))
 
     def _command(self, agent: Agent, action: Action) -> None:
         node, delay_s = agent.node, self._delay() + max(0.0, agent.up_at - self.now)
@@ -423,12 +423,10 @@ class World:
         for event in (OrphansKilled(node, 1), OutputLost(node, 0, 1, 5), Stuck(node, ()), OutputFlows(node)):
             self._tell(agent, event)
 
-    def peer_fails(self, agent: Agent, status: int) -> None:
-        """A launcher on another node, started by hand, has failed, or has all start again."""
-        if status == AGAIN and self.state.spec.invocation.by_hand:
-            self._feed(PeerRestarts(status, "node 1 failed"))
-        elif status:
-            self._feed(PeerFailed(status, "node 1 failed"))
+    def interrupt_there(self, agent: Agent, signum: int) -> None:
+        """Ctrl-C, of a launcher that somebody started on that node."""
+        if agent.node in self._joined:
+            self._tell(agent, Interrupted(signum, agent.node))
 
     def mpi_fails(self, agent: Agent, number: int) -> None:
         """mpirun fails or is killed, or what stands in a rank's place is."""
@@ -469,11 +467,11 @@ class World:
             self._feed(Interrupted(signal.SIGINT))
 
 
-def _beside_another(spec: JobSpec) -> JobSpec:
-    """`spec` on one node, beside another with a launcher of its own."""
-    how = Invocation(by_hand=ByHand("h", 29500, 1, 2, sizes=(1, PROCS)))
-    alone = spec._replace(nodes=spec.nodes[:1], spares=(), min_nodes=None)
-    return alone._replace(master_host="h", master_port=29500, invocation=how)
+def _with_launchers(spec: JobSpec) -> JobSpec:
+    """`spec` where all nodes but the first have launchers that somebody else starts."""
+    first, *others = spec.nodes
+    joined = (node._replace(reach=Joined(node.label)) for node in others)
+    return spec._replace(nodes=(first, *joined), spares=(), master_host="n0", master_port=29500)
 
 
 def _line(now: float, name: str, fields: Mapping[str, Any]) -> str:
@@ -559,7 +557,9 @@ _faults: st.SearchStrategy[Fault] = st.one_of(
     st.builds(Fault, _waits, st.just("refuse"), _nodes, st.integers(0, 2)),
     st.builds(Fault, _waits, st.just("remark"), _nodes),
     st.builds(Fault, _waits, st.just("mpi_fails"), _nodes, st.sampled_from([2, 1, -9, 0, 3])),
-    st.builds(Fault, _waits, st.just("peer_fails"), _nodes, st.sampled_from([0, AGAIN, AGAIN, 3])),
+    st.builds(
+        Fault, _waits, st.just("interrupt_there"), _nodes, st.sampled_from([signal.SIGTERM, signal.SIGUSR1])
+    ),
 )
 _delays = st.lists(st.sampled_from([0.1, 0.0, 0.3, 2.0, 12.0, 45.0, NEVER_S]), min_size=1, max_size=8)
 
@@ -578,8 +578,8 @@ _starts = st.tuples(
     _fates,
     st.sampled_from([True, False]),
 )
-"""Whether the start has no delays, what is refused from then on, what the scheduler says, and whether the job
-is part of one whose launchers were started by hand."""
+"""Whether the start has no delays, what is refused from then on, what the scheduler says, and whether somebody
+else starts the launchers of all nodes but the first; of those, where connections are refused, none is there."""
 
 
 @given(

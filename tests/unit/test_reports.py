@@ -35,14 +35,14 @@ AHEAD_S = 1000.0
 OWNER = {"uid": 1000, "pid": 7, "command": "redis-server"}
 RECORD = {"message": "ValueError: bad", "callstack": "File t.py\n  f()"}
 
-HELLO = messages.Hello(PROTOCOL, "/venv/bin/python", [3, 11], 8, "gpu-3", 99, 5.0)
+HELLO = messages.Hello(PROTOCOL, "/venv/bin/python", [3, 11], 8, "gpu-3", 99, 5.0, "/logs/run")
 ROUTE = messages.RouteFound(
     "a", "10.0.0.1", "10.0.0.4", "ib0", {"ib0": True, "lo": False}, {"GLOO_SOCKET_IFNAME": "ib0"}
 )
 EXITED = messages.WorkerExited(1, -9, 5.0, RECORD, "Killed", 2, [64, 32])
 
 TABLE: list[tuple[Any, Any]] = [
-    (HELLO, events.AgentUp(NODE, Facts("/venv/bin/python", 8), "gpu-3")),
+    (HELLO, events.AgentUp(NODE, Facts("/venv/bin/python", 8, "/logs/run"), "gpu-3")),
     (messages.Pong(5.0), None),
     (messages.AgentLeaving(15, True, ""), events.AgentLeaving(NODE, 15, True)),
     (
@@ -50,6 +50,7 @@ TABLE: list[tuple[Any, Any]] = [
         events.AgentLeaving(NODE, 0, damage=("cut " * 9999)[:MAX_TEXT]),
     ),
     (messages.Noticed(10), events.Noticed(NODE, 10)),
+    (messages.Interrupted(15), events.Interrupted(15, NODE)),
     (messages.PortHeld(29500), events.PortHeld(NODE, 29500)),
     (messages.PortRefused("in use", [OWNER]), events.PortRefused(NODE, "in use", (OWNER,))),
     (messages.PortUsurped([OWNER]), events.PortUsurped(NODE, (OWNER,))),
@@ -163,6 +164,7 @@ def test_a_hello_of_another_protocol_is_refused(protocol: int) -> None:
 @pytest.mark.parametrize(
     ("report", "event"),
     [
+        (HELLO._replace(logs=None), events.AgentUp(NODE, Facts("/venv/bin/python", 8), "gpu-3")),
         (
             messages.RouteFound("a", "10.0.0.1", None, None, {}, {}),
             events.RouteFound(NODE, "a", "10.0.0.1", None, None, (), ()),
@@ -232,6 +234,8 @@ def test_each_number_of_a_list_is_looked_at(kind: type, field: str, value: int) 
         (changed(messages.Hello, gpus=-1), "gpus is out of range: -1"),
         (changed(messages.Hello, gpus=MAX_GPUS + 1), f"gpus is out of range: {MAX_GPUS + 1}"),
         (changed(messages.WorkerExited, status=256), "status is out of range: 256"),
+        (messages.Interrupted(0), "signal is out of range: 0"),
+        (messages.Interrupted(MAX_SIGNAL), f"signal is out of range: {MAX_SIGNAL}"),
         (
             changed(messages.WorkerExited, status=-MAX_SIGNAL - 1),
             f"status is out of range: {-MAX_SIGNAL - 1}",
@@ -244,6 +248,8 @@ def test_each_number_of_a_list_is_looked_at(kind: type, field: str, value: int) 
         "fewer than no GPUs",
         "more GPUs than a node has",
         "status over 255",
+        "no signal",
+        "a signal without a name",
         "signal over 127",
         "rank",
         "pid 0",
@@ -293,6 +299,7 @@ def test_the_clock_never_sees_a_time_that_is_out_of_range() -> None:
 TEXTS: list[tuple[type, str, int, Callable[[Any], Any]]] = [
     (messages.Hello, "python", MAX_TEXT, lambda event: event.facts.python),
     (messages.Hello, "hostname", MAX_TEXT, lambda event: event.hostname),
+    (messages.Hello, "logs", MAX_TEXT, lambda event: event.facts.logs),
     (messages.PortRefused, "error", MAX_TEXT, lambda event: event.error),
     (messages.RouteFound, "asked", MAX_TEXT, lambda event: event.asked),
     (messages.RouteFound, "address", MAX_TEXT, lambda event: event.address),

@@ -19,10 +19,8 @@ from distlaunch.state.actions import (
     Finish,
     GiveUp,
     HoldPort,
-    MeetPeers,
     Notice,
     Reap,
-    RestartPeers,
     StartWorkers,
     StopWorkers,
 )
@@ -78,7 +76,7 @@ def text_of(nodes: str = "[a, b]", *more: str, restarts: str = RESTARTS) -> str:
 J = TypeVar("J", bound="Job")
 
 
-_ALOOF = Notice | Finish | AskScheduler | RestartPeers | MeetPeers
+_ALOOF = Notice | Finish | AskScheduler
 """What no node has to do with."""
 
 

@@ -12,7 +12,7 @@ from distlaunch.allocation.slurm_task import slurm_task
 from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.errors import UsageError
 from distlaunch.launch.slurm_fate import Fate, job_fate
-from distlaunch.links.join import ports_for
+from distlaunch.plan.gathering import ports_for
 from distlaunch.state.actions import AskScheduler, Close, GiveNotice
 from distlaunch.state.events import AgentLeaving, AllocationTold, Interrupted, Noticed
 from distlaunch.state.job import Phase

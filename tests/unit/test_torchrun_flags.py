@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.by_hand import by_hand_notices
 from distlaunch.dropin.flags import FLAGS, Flag, Flags, parse_std
 from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import (
@@ -64,6 +63,8 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> None:
         notices(flags)
         left_to_torch(flags)
         job_of(flags, here_with(environ=environ))
+        if not (is_alone(flags, node_range(flags.nnodes)[1]) or flags.standalone):
+            gathering_of(flags, "host", 1, environ)
 
 
 def refusal(*words: str, environ: Mapping[str, str] | None = None) -> str:
@@ -453,7 +454,8 @@ def test_without_a_log_folder_all_is_shown() -> None:
         ("--rdzv-backend=c10d --nnodes=1:1 --rdzv-conf=is_host=1 --local-addr=a --rdzv-id=j", ""),
         ("--rdzv-backend=c10d --nnodes=2", ""),
         ("--rdzv-backend=c10d --nnodes=4:4 --rdzv-conf=join_timeout=5,store_type=tcp", ""),
-        ("--rdzv-backend=c10d --nnodes=1:2", "--nnodes 1:2"),
+        ("--rdzv-backend=c10d --nnodes=1:2", ""),
+        ("--rdzv-backend=c10d --nnodes=1:2 --rdzv-conf=store_type=file", "--rdzv-conf store_type=file"),
         ("--rdzv-backend=c10d --nnodes=2 --rdzv-conf=store_type=file", "--rdzv-conf store_type=file"),
         ("--rdzv-backend=c10d --nnodes=2 --max-restarts=3", ""),
         ("--rdzv-backend=c10d --nnodes=1 --max-restarts=3", ""),
@@ -487,28 +489,6 @@ C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=h:29500", "--rdzv-id=j", "--rdzv
 )
 def test_a_common_line_of_one_node_is_not_remarked_on(words: tuple[str, ...]) -> None:
     assert notices(parsed(*words, "s.py")) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--nnodes=2", ["--master-addr 127.0.0.1 is reachable only from this machine"]),
-        ("--nnodes=2 --master-addr=localhost", ["--master-addr localhost is reachable only from this"]),
-        ("--nnodes=2 --rdzv-endpoint=[::1]:5", ["--rdzv-endpoint ::1 is reachable only from this machine"]),
-        ("--nnodes=2 --master-addr=gpu-a", []),
-        ("--nnodes=2 --master-addr=gpu-a --max-restarts=1", []),
-        ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=gpu-a --rdzv-conf=join_timeout=9,is_host=0", []),
-        ("--nnodes=2 --rdzv-backend=c10d", ["--rdzv-endpoint 127.0.0.1 is reachable only from this machine"]),
-        (
-            "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h --rdzv-conf=read_timeout=9,a=b --local-addr=i",
-            ["--rdzv-conf read_timeout, a has no effect: ", "--local-addr has no effect: workers connect to"],
-        ),
-    ],
-)
-def test_what_nodes_started_by_hand_are_told(words: str, told: list[str]) -> None:
-    lines = by_hand_notices(parsed(*words.split(), "s.py"))
-    assert len(lines) == len(told)
-    assert all(line.startswith(start) for line, start in zip(lines, told, strict=True))
 
 
 @pytest.mark.parametrize(

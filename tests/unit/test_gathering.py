@@ -1,0 +1,323 @@
+"""Launchers that somebody else starts: where they meet by their command lines, and what they say to each other."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.agent import messages
+from distlaunch.contract import SENT
+from distlaunch.dropin.joining import gathering_of, joining_notices
+from distlaunch.dropin.torchrun_job import notices
+from distlaunch.errors import UsageError
+from distlaunch.job.spec import TaskPlace
+from distlaunch.links.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
+from distlaunch.links.joined_link import ranks_alone
+from distlaunch.plan.gathering import LOWEST_PORT, PORT_SPAN, Arrival, Gathering, in_order, ports_for
+from tests.unit.samples import bounded
+from tests.unit.test_messages import START, WORKER
+from tests.unit.test_torchrun_flags import parsed
+
+MEET = ("--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=h:5")
+ARRIVAL = Arrival("job", "gpu-a", 2, (2, 2))
+
+
+def gathering(*words: str, **environ: str) -> Gathering:
+    """Of the launcher on the machine `here`, with three workers."""
+    return gathering_of(parsed(*words, "s.py"), "here", 3, environ)
+
+
+# Command lines
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "arrival", "serves"),
+    [
+        ((), {}, Arrival("none", "here", 3, (2, 2)), None),
+        (
+            ("--rdzv-id=j", "--node-rank=1"),
+            {"SLURM_PROCID": "3"},
+            Arrival("j", "here", 3, (2, 2), node_rank=1, task=3),
+            None,
+        ),
+        (
+            ("--rdzv-conf=is_host=True",),
+            {"OMPI_COMM_WORLD_RANK": "2", "SLURM_PROCID": "0"},
+            Arrival("none", "here", 3, (2, 2), task=2),
+            True,
+        ),
+        (
+            ("--rdzv-conf=is_host=no", "--nnodes=1:4"),
+            {"SLURM_PROCID": "x"},
+            Arrival("none", "here", 3, (1, 4)),
+            False,
+        ),
+    ],
+)
+def test_what_launchers_say_when_they_meet_by_c10d(
+    words: tuple[str, ...], environ: dict[str, str], arrival: Arrival, serves: bool | None
+) -> None:
+    met = gathering(*MEET, *words, **environ)
+    assert (met.arrival, met.serves, met.ordered) == (arrival, serves, False)
+    assert (met.hosts, met.ports, met.label) == (("h",), (5,), "h:5")
+
+
+@pytest.mark.parametrize(("number", "serves"), [(0, True), (1, False)])
+def test_what_launchers_say_whose_nodes_have_numbers(number: int, serves: bool) -> None:
+    met = gathering("--nnodes=2", "--master-addr=fd00::1", f"--node-rank={number}", SLURM_PROCID="3")
+    assert met.arrival == Arrival("none", "here", 3, (2, 2), node_rank=number)
+    assert (met.serves, met.ordered, met.label) == (serves, True, "[fd00::1]:29500")
+
+
+@pytest.mark.parametrize(
+    ("words", "wait_s", "last_call_s"),
+    [
+        ((*MEET,), 600.0, 30.0),
+        ((*MEET, "--rdzv-conf=join_timeout=5,timeout=9"), 5.0, 30.0),
+        ((*MEET, "--rdzv-conf=timeout=9,last_call_timeout=1"), 9.0, 1.0),
+        ((*MEET, "--rdzv-conf=read_timeout=9"), 600.0, 30.0),
+        (("--nnodes=2", "--master-addr=h"), 600.0, 30.0),
+        (("--nnodes=2", "--master-addr=h", "--rdzv-conf=timeout=9"), 9.0, 30.0),
+    ],
+)
+def test_how_long_launchers_wait(words: tuple[str, ...], wait_s: float, last_call_s: float) -> None:
+    met = gathering(*words)
+    assert (met.wait_s, met.last_call_s) == (wait_s, last_call_s)
+
+
+def test_a_wait_that_is_set_is_not_remarked_on() -> None:
+    words = ("--nnodes=2", "--master-addr=h")
+    assert notices(parsed(*words, "--rdzv-conf=timeout=9", "s.py")) == []
+    assert notices(parsed(*words, "--rdzv-conf=a=b", "s.py")) != []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "--rdzv-endpoint=:29500",
+            "--rdzv-endpoint ':29500': expected a host name or address; is a variable in it empty?",
+        ),
+        ("--rdzv-endpoint=h:0", "--rdzv-endpoint 'h:0': several nodes need a port from 1 to 65535"),
+        (
+            "--rdzv-backend=static --rdzv-endpoint= --master-addr=",
+            "--master-addr '': expected a host name or address",
+        ),
+        (
+            "--rdzv-backend=static --node-rank=2",
+            "--node-rank 2: expected 0 to 1, with --nnodes 2",
+        ),
+        ("--rdzv-conf=join_timeout=soon", "--rdzv-conf join_timeout: expected a number of seconds ≥ 1"),
+        ("--rdzv-conf=last_call_timeout=0", "--rdzv-conf last_call_timeout: expected a number of seconds"),
+        ("--rdzv-conf=is_host=maybe", "--rdzv-conf is_host: expected 1 or 0, got 'maybe'"),
+        ("--rdzv-conf=x", "--rdzv-conf: expected key=value,…, got 'x'"),
+        ("--rdzv-endpoint=127.0.1.1:5", "--rdzv-endpoint 127.0.1.1: each of this Slurm step's 4 nodes would"),
+    ],
+)
+def test_mistakes_about_where_nodes_meet_are_told(words: str, told: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(told)):
+        gathering(*MEET, *words.split(), SLURM_STEP_NUM_NODES="4")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--nnodes=2", ["--master-addr 127.0.0.1 is reachable only from this machine"]),
+        ("--nnodes=2 --master-addr=localhost", ["--master-addr localhost is reachable only from this"]),
+        ("--nnodes=2 --rdzv-endpoint=[::1]:5", ["--rdzv-endpoint ::1 is reachable only from this machine"]),
+        ("--nnodes=2 --master-addr=gpu-a", []),
+        ("--nnodes=2 --master-addr=gpu-a --max-restarts=1", []),
+        ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=gpu-a --rdzv-conf=join_timeout=9,is_host=0", []),
+        ("--nnodes=1:2 --rdzv-backend=c10d --rdzv-endpoint=gpu-a --rdzv-conf=last_call_timeout=9", []),
+        ("--nnodes=2 --rdzv-backend=c10d", ["--rdzv-endpoint 127.0.0.1 is reachable only from this machine"]),
+        (
+            "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h --rdzv-conf=read_timeout=9,a=b --local-addr=i",
+            ["--rdzv-conf read_timeout, a has no effect: ", "--local-addr has no effect: workers connect to"],
+        ),
+    ],
+)
+def test_what_is_said_before_launchers_meet(words: str, told: list[str]) -> None:
+    lines = [*joining_notices(parsed(*words.split(), "s.py"))]
+    assert len(lines) == len(told)
+    assert all(line.startswith(start) for line, start in zip(lines, told, strict=True))
+
+
+# Which node each is
+
+
+def near(name: str, *numbers: int | None, near: bool = False) -> tuple[Arrival, bool]:
+    node_rank, task = numbers
+    return ARRIVAL._replace(name=name, node_rank=node_rank, task=task), near
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "order"),
+    [
+        ([near("a", None, 2, near=True), near("b", None, 0), near("c", None, 1)], [0, 1, 2]),
+        ([near("c", None, None, near=True), near("n10", None, None), near("n2", None, None)], [0, 2, 1]),
+        ([near("a", 1, 0, near=True), near("a", 0, 1, near=True), near("b", 2, 2)], [1, 0, 2]),
+        ([near("a", 0, 1, near=True), near("a", 0, 0, near=True)], [1, 0]),  # one --node-rank for all
+        (
+            [near("b", None, 0, near=True), near("c", None, 0), near("a", None, 0)],
+            [0, 2, 1],
+        ),  # steps of their own
+        ([near("a", None, None, near=True), near("a", None, None, near=True)], [0, 1]),
+    ],
+)
+def test_the_order_of_nodes_that_have_met(arrivals: list[tuple[Arrival, bool]], order: list[int]) -> None:
+    assert in_order([arrival for arrival, _ in arrivals], [is_near for _, is_near in arrivals]) == order
+
+
+def test_ports_that_all_launchers_of_a_job_draw_alike() -> None:
+    drawn = ports_for("h:5 job")
+    assert drawn == ports_for("h:5 job") != ports_for("h:5 another")
+    assert all(LOWEST_PORT <= port < LOWEST_PORT + PORT_SPAN for port in drawn)
+
+
+# What launchers say to each other
+
+
+@pytest.mark.parametrize(
+    "arrival",
+    [ARRIVAL, ARRIVAL._replace(node_rank=0, task=7, gpus=1, place=TaskPlace(0, 2, None, None))],
+)
+def test_an_arrival_is_read_as_it_was_sent(arrival: Arrival) -> None:
+    assert arrival_of(message_of(line_of({**arrival._asdict(), "nonce": "1"}))) == arrival
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in ARRIVAL._asdict().items() if key != name}
+
+
+@pytest.mark.parametrize("name", ARRIVAL._fields)
+def test_an_arrival_that_lacks_something_is_none(name: str) -> None:
+    with pytest.raises(ValueError, match=f"it lacks something: '{name}'"):
+        arrival_of(without(name))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"procs": 0},
+        {"procs": -1},
+        {"procs": 1 << 20},
+        {"procs": "2"},
+        {"procs": True},
+        {"procs": None},
+        {"procs": 1.5},
+        {"nodes": [2]},
+        {"nodes": ["x", 2]},
+        {"nodes": [0, 2]},
+        {"nodes": [3, 2]},
+        {"nodes": [2, 1 << 40]},
+        {"node_rank": -1},
+        {"node_rank": "0"},
+        {"node_rank": False},
+        {"task": [0]},
+        {"gpus": -1},
+        {"place": [1, 2, 3]},
+        {"place": [1, 2, 3, "4"]},
+        {"place": "here"},
+        {"name": "x" * 300},
+        {"name": 7},
+        {"name": None},
+        {"name": "gpu-a\x1b[2J"},
+        {"name": "two\nlines"},
+        {"job": ["job"]},
+        {"version": None},
+    ],
+    ids=str,
+)
+def test_an_arrival_that_can_not_be_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=" "):
+        arrival_of({**ARRIVAL._asdict(), **changes})
+
+
+_any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(ARRIVAL._fields, _any)))
+@bounded(300)
+def test_whatever_is_sent_is_an_arrival_or_a_value_error(message: dict[str, Any]) -> None:
+    try:
+        arrival = arrival_of(message)
+    except ValueError:
+        return
+    assert arrival.procs >= 1 and 1 <= arrival.nodes[0] <= arrival.nodes[1]
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"{", b"7", b"\xff\xfe", b"[" * 9999, b"\0"], ids=repr)
+def test_a_line_that_is_no_message_is_a_value_error(line: bytes) -> None:
+    with pytest.raises(ValueError, match=""):
+        message_of(line)
+
+
+# Proofs
+
+SAID = "n1 n2 {}"
+
+
+def prover(secret: str = "") -> Prover:
+    return Prover({SECRET: secret, "PATH": "/nowhere"})
+
+
+def test_who_knows_the_secret_is_believed() -> None:
+    ours, theirs = prover("s3cret"), prover("s3cret")
+    assert ours.way == "secret"
+    assert ours.wrong("secret", "launcher", SAID, theirs.proof("secret", "launcher", SAID)) == ""
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [
+        prover("another").proof("secret", "launcher", SAID),
+        prover("s3cret").proof("secret", "controller", SAID),  # its own, sent back
+        prover("s3cret").proof("secret", "launcher", "n0 n2 {}"),  # of another time
+        "",
+        None,
+        7,
+        ["é"],
+        "é",
+    ],
+)
+def test_who_does_not_know_the_secret_is_not_believed(proof: object) -> None:
+    words = f"its {SECRET} is another one"
+    assert prover("s3cret").wrong("secret", "launcher", SAID, proof) == words
+
+
+def test_a_launcher_without_the_secret_says_what_to_set() -> None:
+    with pytest.raises(JoinError, match=f"the controller demands a secret: set {SECRET} here") as caught:
+        prover().proof("secret", "launcher", SAID)
+    assert caught.value.exit_status == 2
+
+
+def test_a_launcher_with_a_secret_wants_a_controller_that_knows_it() -> None:
+    """Else anybody who listens at the endpoint could have it run its program."""
+    assert prover("s3cret").wrong("", "controller", SAID, "") == (
+        f"it does not demand {SECRET}, which is set here"
+    )
+    assert prover().wrong("", "controller", SAID, "") == ""
+
+
+# What is sent to a launcher of what its ranks get
+
+
+def test_a_launcher_is_sent_no_program_and_no_variable_but_those_of_the_contract() -> None:
+    env = {"RANK": "3", "HOME": "/root", "LD_PRELOAD": "/x.so"}
+    start = START._replace(
+        env={"MASTER_ADDR": "h", "PYTHONPATH": "/x"},
+        workers=[WORKER._replace(env=env, defaults={"OMP_NUM_THREADS": "1", "PATH": "/x"})],
+    )
+    sent = ranks_alone(start)
+    assert sent.env == {"MASTER_ADDR": "h"}
+    assert sent.workers == [messages.RankSpec(0, {"RANK": "3"}, {"OMP_NUM_THREADS": "1"})]
+    text = json.dumps(messages.as_object(sent))
+    assert not any(word in text for word in (*WORKER.argv, WORKER.cwd))
+    assert not {"PATH", "PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "HOME", "TMPDIR"} & SENT
