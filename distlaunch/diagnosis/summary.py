@@ -62,7 +62,13 @@ class Summary(Frozen):
         return [
             *lines,
             f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
+            *(f"logs of {label}, there: {folder}" for label, folder in self._logs_elsewhere()),
         ]
+
+    def _logs_elsewhere(self) -> list[tuple[str, str]]:
+        """(node, folder there) of those whose own launchers keep the output."""
+        nodes = self.state.plan.nodes if self.state.plan else ()
+        return [(part.label, part.logs) for part in nodes if part.logs]
 
     def document(self) -> dict[str, Any]:
         """For machines."""
@@ -85,6 +91,7 @@ class Summary(Frozen):
             "workers": [self._worker(worker) for worker in self.state.workers],
             "nodes": [_node_document(self.state, index) for index in range(len(self.state.nodes))],
             "folder": self.folder,
+            "folders_elsewhere": dict(self._logs_elsewhere()),
         }
 
     def cause_document(self, cause: Cause) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distlaunch.agent.frozen import Frozen
@@ -83,11 +84,8 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
     status = _first_status(spec, run_id)
     folder.claim(status)
     if spec.allocation and spec.allocation.queued:
-        queued = Ticket(spec.allocation.scheduler, spec.allocation.job)
-        note_begin(run_id, folder.path, status.controller.host, queued)
         note_start(spec, run_id)
-    else:
-        note_begin(run_id, folder.path, status.controller.host)
+    note_begin(run_id, folder.path, status.controller.host, _ticket(spec, door))
     if len(spec.pool) > MANY_NODES:
         from distlaunch.system.limits import make_room_for_links
 
@@ -96,6 +94,18 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
     links = open_links(spec, early, joined)
     asked = ask_addresses(spec)  # which takes as long as a host's answer
     return Start(spec, run_id, folder, status, links, asked, clock, door)
+
+
+def _ticket(spec: JobSpec, door: "Door | None") -> Ticket | None:
+    """What the scheduler calls the job that the run is, or that its launchers were started in."""
+    allocation = spec.allocation
+    if door and allocation is None:
+        from distlaunch.system.allocation import allocation_here  # only a scheduler's command may be needed
+
+        with suppress(DistlaunchError):
+            allocation = allocation_here()
+    known = allocation and (allocation.queued or door) and allocation.job
+    return Ticket(allocation.scheduler, allocation.job) if allocation and known else None
 
 
 def _has_launcher(spec: JobSpec, node: int) -> bool:
