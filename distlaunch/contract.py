@@ -70,11 +70,6 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int) -> dict
     }
 
 
-def agent_environment(meeting: Rendezvous) -> dict[str, str]:
-    """The variables of a torch elastic agent, which sets all others for its workers."""
-    return {"DISTLAUNCH_BACKEND": meeting.backend}
-
-
 def own_environment(position: Position, one_device: bool = False) -> dict[str, str]:
     """The variables that differ from worker to worker.
 

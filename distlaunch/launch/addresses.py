@@ -20,7 +20,7 @@ def ask_addresses(spec: JobSpec, early: Ahead | None = None) -> dict[int, proces
 
     `early` may have begun it.
     """
-    if spec.one_machine or not spec.engine.serves_store:
+    if spec.one_machine:
         return {}
     needed = [index for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)]
     if len(needed) > 1:

@@ -149,7 +149,7 @@ class World:
         self.finished = 0
         self._fates = itertools.cycle(fates)
         spec = spec_of(text)._replace(allocation=Allocation("slurm", "17", ()) if fates else None)
-        if by_hand and spec.engine.gives_ranks:
+        if by_hand:
             spec = _beside_another(spec)
         self.state, first = begin(spec, self.now, CHANCE)
         self._lines = [_line(self.now, BEGAN, beginning(self.state.spec, CHANCE))]
@@ -312,9 +312,8 @@ class World:
     def _start(self, agent: Agent) -> None:
         assert isinstance(self.state.nodes[agent.node], Up)
         assert not agent.running and not agent.reaping
-        procs = PROCS if self.state.spec.engine.gives_ranks else 1
-        agent.generation, agent.running = self.state.generation, set(range(procs))
-        for rank in range(procs):
+        agent.generation, agent.running = self.state.generation, set(range(PROCS))
+        for rank in range(PROCS):
             self._start_worker(agent, rank)
         if self.state.spec.mpirun and agent.node == self.state.members[0]:
             for place in range(len(self.state.members)):
@@ -549,20 +548,6 @@ def job_texts(draw: st.DrawFn) -> str:
     fewest = draw(st.integers(1, nodes))
     rejoin, window = draw(st.sampled_from(["5m", "20s", "0s"])), draw(st.sampled_from(["1h", "60s"]))
     most = draw(st.sampled_from([3, 3, 2, 1, 0]))
-    torch_agents = draw(st.sampled_from([False, False, False, True]))
-    ours = f"""
-spares: {[f"s{i}" for i in range(spares)]}
-restarts: {{max: {most}, window: {window}}}
-elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
-on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
-on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}
-{draw(st.sampled_from(["", "", "mpirun: mpirun"]))}
-"""
-    torchs = f"""
-rendezvous: {{backend: c10d}}
-restarts: {{max: {most}}}
-on_stall: {draw(st.sampled_from(["notice", "stop"]))}
-"""
     return f"""
 script: t.py
 backend: gloo
@@ -572,7 +557,12 @@ nodes: {[f"n{i}" for i in range(nodes)]}
 min_nodes: {fewest}
 {draw(st.sampled_from(["", "container: {image: pytorch}", "ssh: {tree: true, fan_out: 2}"]))}
 timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}, join: {draw(_limits)}, stall: 20s}}
-{torchs if torch_agents else ours}"""
+spares: {[f"s{i}" for i in range(spares)]}
+restarts: {{max: {most}, window: {window}}}
+elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
+on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
+on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}
+{draw(st.sampled_from(["", "", "mpirun: mpirun"]))}"""
 
 
 _waits = st.sampled_from([0.3, 0.0, 5.0, 20.0, 40.0, 400.0])
@@ -591,7 +581,7 @@ _faults: st.SearchStrategy[Fault] = st.one_of(
     st.builds(Fault, _waits, st.just("refuse"), _nodes, st.integers(0, 2)),
     st.builds(Fault, _waits, st.just("remark"), _nodes),
     st.builds(Fault, _waits, st.just("mpi_fails"), _nodes, st.sampled_from([2, 1, -9, 0, 3])),
-    st.builds(Fault, _waits, st.just("peer_fails"), _nodes, st.sampled_from([0, AGAIN, AGAIN, 3])),
+    st.builds(Fault, _waits, st.just("peer_fails"), _nodes, st.sampled_from([AGAIN, 0, AGAIN, 3])),
 )
 _delays = st.lists(st.sampled_from([0.1, 0.0, 0.3, 2.0, 12.0, 45.0, NEVER_S]), min_size=1, max_size=8)
 
