@@ -15,7 +15,7 @@ _READ = 1 << 16
 
 def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
     """Index in the pool → the command that tells the address, for the nodes whose address the job needs."""
-    if spec.one_machine or not spec.engine.serves_store:
+    if spec.one_machine:
         return {}
     needed = [index for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)]
     asked = {index: _ask(spec.pool[index]) for index in needed}

@@ -103,7 +103,7 @@ class Loop:
             self._note_start(now)
 
     def _note_start(self, now: float) -> None:
-        """Note a start once the workers are under way, to delay none. Torch's agents may come late."""
+        """Note a start once the workers are under way, to delay none."""
         if self._begun.note(self.state):
             self._next_watch = now
             self._tell(Observer.started, self.state, now)

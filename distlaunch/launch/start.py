@@ -155,7 +155,7 @@ def run_folder(spec: JobSpec, run_id: str) -> RunFolder:
     refused = []
     for place in (spec.logs.folder, *spec.logs.spares):
         try:
-            return RunFolder(place, run_id, spec.engine.stem)
+            return RunFolder(place, run_id)
         except OSError as error:
             refused.append(f"{place}: {reason(error)}")
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"

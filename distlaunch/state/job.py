@@ -13,6 +13,7 @@ from distlaunch.state.actions import Notice
 from distlaunch.state.nodes import Node, Nodes
 from distlaunch.state.timers import WATCHES, Alarm, Timer
 from distlaunch.state.workers import Worker, Workers
+from distlaunch.wording import counted
 
 
 class Phase(Enum):
@@ -267,22 +268,23 @@ class State(Frozen):
         return part.first_rank + local_rank
 
     def called(self, rank: int) -> str:
-        """A worker for people, in short: `rank 3`, or `torch's agent on gpu-b`."""
-        return self.spec.engine.called(rank, self._home(rank))
+        """A worker for people, in short: `rank 3`."""
+        return f"{self.unit} {rank}"
 
     def named(self, rank: int, more: str = "") -> str:
         """A worker for people, with where it is, and `more`: `rank 3 (gpu-b, pid 812)`."""
-        known = [self._home(rank), more] if self.spec.engine.gives_ranks else [more]
-        inside = ", ".join(filter(None, known))
-        return f"{self.called(rank)} ({inside})" if inside else self.called(rank)
-
-    def _home(self, rank: int) -> str:
         assert self.plan is not None
-        return self.plan.node_of(rank).label
+        inside = ", ".join(filter(None, (self.plan.node_of(rank).label, more)))
+        return f"{self.called(rank)} ({inside})"
 
     def counted(self, number: int) -> str:
-        """A number of workers: `3 ranks`, or `3 torch agents`."""
-        return self.spec.engine.counted(number)
+        """A number of workers: `3 ranks`."""
+        return counted(number, self.unit)
+
+    @property
+    def unit(self) -> str:
+        """What people call a worker."""
+        return self.plan.unit if self.plan else "rank"
 
 
 _TIMERS = tuple(Timer)

@@ -507,7 +507,7 @@ RELATIVE = f"{ABSENT}; a relative script is looked for in the node's workdir"
             f"inner/worker.py: {RELATIVE} (set by nodes[0].workdir)\n",
         ),
         ("script: /no/t.py", 127, f" /no/t.py: {ABSENT} (set by script)\n"),
-        ("script: no.py\nrendezvous: {backend: c10d}", 127, f"/no.py: {RELATIVE}"),
+        ("script: no.py\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}", 127, f"/no.py: {RELATIVE}"),
     ],
     ids=[
         *("missing", "not executable", "bad shebang", "no workdir"),

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from distlaunch.allocation.task import Task
 from distlaunch.cli import exec_task
-from distlaunch.plan.engine import make_plan, meeting_of, workers
-from distlaunch.plan.layout import Facts
+from distlaunch.plan.layout import Facts, make_plan, meeting_of, workers
 
 
 def task_environment(task: Task, environ: Mapping[str, str], endpoint: tuple[str, int]) -> dict[str, str]:

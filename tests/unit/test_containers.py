@@ -4,8 +4,7 @@ import shlex
 
 import pytest
 
-from distlaunch.plan.engine import make_plan, meeting_of, workers
-from distlaunch.plan.layout import Facts, NodeRank
+from distlaunch.plan.layout import Facts, NodeRank, make_plan, meeting_of, workers
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.transport.boot import ENTER, SCRIPT

@@ -141,7 +141,7 @@ class World:
         self.finished = 0
         self._fates = itertools.cycle(fates)
         spec = spec_of(text)._replace(allocation=Allocation("slurm", "17", ()) if fates else None)
-        if launchers and spec.engine.gives_ranks:
+        if launchers:
             spec = _with_launchers(spec)
         self.state, first = begin(spec, self.now, CHANCE)
         self._lines = [_line(self.now, BEGAN, beginning(self.state.spec, CHANCE))]
@@ -304,9 +304,8 @@ class World:
     def _start(self, agent: Agent) -> None:
         assert isinstance(self.state.nodes[agent.node], Up)
         assert not agent.running and not agent.reaping
-        procs = PROCS if self.state.spec.engine.gives_ranks else 1
-        agent.generation, agent.running = self.state.generation, set(range(procs))
-        for rank in range(procs):
+        agent.generation, agent.running = self.state.generation, set(range(PROCS))
+        for rank in range(PROCS):
             self._start_worker(agent, rank)
         if self.state.spec.mpirun and agent.node == self.state.members[0]:
             for place in range(len(self.state.members)):
@@ -515,20 +514,6 @@ def job_texts(draw: st.DrawFn) -> str:
     fewest = draw(st.integers(1, nodes))
     rejoin, window = draw(st.sampled_from(["5m", "20s", "0s"])), draw(st.sampled_from(["1h", "60s"]))
     most = draw(st.sampled_from([3, 3, 2, 1, 0]))
-    torch_agents = draw(st.sampled_from([False, False, False, True]))
-    ours = f"""
-spares: {[f"s{i}" for i in range(spares)]}
-restarts: {{max: {most}, window: {window}}}
-elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
-on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
-on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}
-{draw(st.sampled_from(["", "", "mpirun: mpirun"]))}
-"""
-    torchs = f"""
-rendezvous: {{backend: c10d}}
-restarts: {{max: {most}}}
-on_stall: {draw(st.sampled_from(["notice", "stop"]))}
-"""
     return f"""
 script: t.py
 backend: gloo
@@ -538,7 +523,12 @@ nodes: {[f"n{i}" for i in range(nodes)]}
 min_nodes: {fewest}
 {draw(st.sampled_from(["", "container: {image: pytorch}"]))}
 timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}, join: {draw(_limits)}, stall: 20s}}
-{torchs if torch_agents else ours}"""
+spares: {[f"s{i}" for i in range(spares)]}
+restarts: {{max: {most}, window: {window}}}
+elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
+on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
+on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}
+{draw(st.sampled_from(["", "", "mpirun: mpirun"]))}"""
 
 
 _waits = st.sampled_from([0.3, 0.0, 5.0, 20.0, 40.0, 400.0])
