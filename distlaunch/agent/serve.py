@@ -140,6 +140,7 @@ class Agent:
             hostname=os.uname().nodename,
             pid=os.getpid(),
             t=time.monotonic(),
+            procs=None,
             logs=None,
         )
 

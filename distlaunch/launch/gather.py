@@ -4,14 +4,16 @@ One of them is the controller: it listens at the rendezvous endpoint until all a
 to it, and serve it (`distlaunch.launch.joined`).
 """
 
+import errno
 import ipaddress
 import os
+import re
 import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import cycle, islice, product
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
@@ -28,7 +30,9 @@ from distlaunch.links.join import (
     message_of,
     nonce,
 )
+from distlaunch.links.peer import watch_for_silence
 from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
+from distlaunch.plan.layout import is_loopback
 from distlaunch.system.signals import Interrupts
 from distlaunch.transport.joined import Joined
 from distlaunch.transport.local import Local
@@ -42,6 +46,10 @@ TELL_S = 5.0
 NAME_S = 60.0
 """Seconds for a name server to learn of a machine that has just started, as a pod's does."""
 TURN_S = 0.5
+RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+"""A folder is named after it."""
+MAX_NODES = 1 << 16
+"""The header of a frame has no room for more."""
 
 
 class Gathered(Frozen):
@@ -91,7 +99,7 @@ class Wait:
 
 def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say) -> Gathered | Seat:
     """Come together with the other launchers; `spec` is the part of this node. Raises `JoinError`."""
-    prover = Prover(os.environ)
+    prover = Prover(os.environ, gathering.arrival.name)
     serves = gathering.serves
     if serves is not False and gathering.fixed:
         _await_name(gathering.hosts[0], gathering.wait_s, interrupts, say)
@@ -105,7 +113,7 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
         try:
             port = door.open(gathering.ports)
         except OSError as error:
-            if gathering.serves:
+            if gathering.serves or error.errno != errno.EADDRINUSE:
                 where, why = gathering.label, error.strerror or error
                 raise JoinError(
                     f"can't listen at {where} for the other nodes: {why}", Exit.PORT_TAKEN
@@ -257,7 +265,8 @@ class _Controller:
         seats: list[Visitor | None] = [visitors[i - 1] if i else None for i in order]
         nodes = [self._node(arrivals[i], seats[place]) for place, i in enumerate(order)]
         late = [f"node {number}" for number in range(len(nodes), self._most)]
-        nodes += [self._spec.nodes[0]._replace(label=label, reach=Joined(label)) for label in late]
+        near = is_loopback(self._gathering.hosts[0])
+        nodes += [self._spec.nodes[0]._replace(label=label, reach=Joined(label, near)) for label in late]
         key = f"{self._gathering.label} {self._own.job}"
         self._door.seat(seats, ports_for(key))
         self._tell_number(order.index(0))
@@ -269,7 +278,7 @@ class _Controller:
     def _node(self, arrival: Arrival, visitor: Visitor | None) -> NodeSpec:
         reach = Joined(arrival.name, visitor.here) if visitor else Local()
         gpus = self._spec.nodes[0].gpus if arrival.gpus is None else arrival.gpus
-        node = self._spec.nodes[0]._replace(label=arrival.name, reach=reach, procs=arrival.procs, gpus=gpus)
+        node = self._spec.nodes[0]._replace(label=arrival.name, reach=reach, gpus=gpus)
         return node._replace(place=arrival.place)
 
     def _tell_number(self, number: int) -> None:
@@ -310,7 +319,8 @@ class _Launcher:
         self._gathering, self._prover = gathering, prover
         self._interrupts, self._say = interrupts, say
         self._why = ""
-        self._controller = gathering.hosts[0]
+        key = f"{gathering.label} {gathering.arrival.job}"
+        self._second = cycle(product(gathering.hosts[:1], ports_for(key)) if gathering.fixed else ())
 
     def seated(self) -> Seat:
         """The place in the run, once the controller has all nodes. Raises `JoinError`."""
@@ -331,11 +341,12 @@ class _Launcher:
             pause_s = min(pause_s * 1.5, RETRY_MOST_S)
 
     def _places(self) -> Iterator[tuple[str, int]]:
-        """Where the controller may listen: at first, and later for nodes that return."""
+        """Where the controller may listen: at first, and later for nodes that return.
+
+        Of those for later it is one at a time: a firewall may have each cost CONNECT_S.
+        """
         yield from product(self._gathering.hosts, self._gathering.ports)
-        if self._gathering.fixed:
-            key = f"{self._gathering.label} {self._gathering.arrival.job}"
-            yield from product(self._gathering.hosts[:1], ports_for(key))
+        yield from islice(self._second, 1)
 
     def _tried(self, host: str, port: int) -> Seat | None:
         """The seat, if the controller is there and gives one; else `_why` says what was seen."""
@@ -347,11 +358,12 @@ class _Launcher:
                 self._why = getattr(error, "strerror", None) or str(error)
             return None
         kept = False
+        watch_for_silence(connection)
         try:
             seat = _Conversation(connection, host, self, strict=first and self._gathering.fixed).seat()
             kept = seat is not None
             return seat
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             if first:
                 self._why = self._what_listens(host, port, error)
             return None
@@ -366,6 +378,7 @@ class _Launcher:
                 "torchrun` on all nodes; or the run has all its nodes already"
             )
         words = getattr(error, "strerror", None) or str(error)
+        words = f"it lacks {words}" if isinstance(error, KeyError) else words
         return f"what listens there is no controller of distlaunch's ({words})"
 
 
@@ -389,7 +402,10 @@ class _Conversation:
         self._received = b""
 
     def seat(self) -> Seat | None:
-        """The seat; None where the controller has exited. OSError, ValueError: it is no controller."""
+        """The seat; None where the controller has exited.
+
+        OSError, ValueError, TypeError, KeyError: it is no controller.
+        """
         launcher, ours = self._launcher, nonce()
         line = line_of({**launcher._gathering.arrival._asdict(), "nonce": ours})
         self._connection.settimeout(ANSWER_S)
@@ -397,7 +413,11 @@ class _Conversation:
         challenge = self._message(CONNECT_S)
         theirs, way = str(challenge["nonce"]), str(challenge["proves"])
         covered = f"{ours} {theirs} {line[:-1].decode()}"
-        proof = launcher._prover.proof(way, "launcher", covered)
+        try:
+            proof = launcher._prover.proof(way, "launcher", covered)
+        except JoinError as error:
+            self._connection.sendall(line_of({"refuses": str(error)}))
+            raise
         self._connection.sendall(line_of({"proof": proof}))
         answer = self._message(ANSWER_S)
         if why := launcher._prover.wrong(way, "controller", covered, answer.get("proof")):
@@ -409,18 +429,16 @@ class _Conversation:
                 launcher._why = "the controller has exited"
                 return None
             if "node" in message:
-                wanted = launcher._gathering.arrival.node_rank
-                if wanted not in (None, message["node"]):
-                    launcher._say(renumbered(int(message["node"]), wanted))
-                return Seat(
-                    self._connection,
-                    int(message["node"]),
-                    str(message["run"]),
-                    str(message["nonce"]),
-                    self._host,
-                    self._received,
-                )
+                return self._seat(message["node"], message["run"], str(message["nonce"]))
             launcher._say(str(message.get("waiting", "")))
+
+    def _seat(self, node: object, run_id: str, nonce: str) -> Seat:
+        if not isinstance(node, int) or not 0 <= node < MAX_NODES or not RUN_ID.fullmatch(run_id):
+            raise ValueError("no such node or run can be")
+        wanted = self._launcher._gathering.arrival.node_rank
+        if wanted not in (None, node):
+            self._launcher._say(renumbered(node, wanted))
+        return Seat(self._connection, node, run_id, nonce, self._host, self._received)
 
     def _message(self, wait_s: float | None) -> dict[str, Any]:
         """The next line. Raises `JoinError` for a refusal; OSError, ValueError: it is no controller."""

@@ -170,6 +170,8 @@ class Joined:
     def _started(self, ranks: messages.StartRanks) -> messages.StartWorkers:
         """The start of this launcher's own program as the ranks that the controller says."""
         spec, procs = self._spec, self._spec.nodes[0].procs
+        if ranks.run_id != self._seat.run_id:
+            raise ProtocolError("it starts ranks of another run")
         strange = [name for each in ranks.workers for name in (*each.env, *each.defaults) if name not in SENT]
         strange += [name for name in ranks.env if name not in SENT]
         if strange or [each.local_rank for each in ranks.workers] != list(range(procs or 0)):
@@ -234,13 +236,15 @@ class Joined:
         message = frame.message()
         if message["op"] == "exited" and not (self.own_status or self._stopping):
             self.own_status = message["status"]
-        return {**message, "logs": self._logs()} if message["op"] == "hello" else None
+        procs = self._spec.nodes[0].procs
+        return {**message, "procs": procs, "logs": self._logs()} if message["op"] == "hello" else None
 
     def _logs(self) -> str:
         """Where this node's logs are, if there are any: made now, as the controller is to know."""
         goes_to = destinations(self._plan(0), 0).values()
         if self._folder is None and any(each.file for each in goes_to):
-            self._folder = run_folder(self._spec, f"{self._seat.run_id}-node{self._seat.node}")
+            part = f"{self._seat.run_id}-node{self._seat.node}"
+            self._folder = run_folder(self._spec, f"{part}-{os.urandom(2).hex()}")  # it may join again
         return self._folder.path if self._folder else ""
 
     def _show(self, frame: Frame) -> None:
