@@ -201,7 +201,8 @@ class Close(Frozen):
 class Hello(Frozen):
     """The first report.
 
-    `logs`: a launcher that joined shows what the ranks print, and keeps it there, "" = nowhere.
+    A launcher that joined tells how many workers it has in `procs`; it shows what they print, and keeps it in
+    `logs`, "" = nowhere.
     """
 
     protocol: int
@@ -211,6 +212,7 @@ class Hello(Frozen):
     hostname: str
     pid: int
     t: float
+    procs: Optional[int]
     logs: Optional[str]
 
 

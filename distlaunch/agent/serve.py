@@ -141,6 +141,7 @@ class Agent:
             hostname=os.uname().nodename,
             pid=os.getpid(),
             t=time.monotonic(),
+            procs=None,
             logs=None,
         )
 

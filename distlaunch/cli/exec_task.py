@@ -57,7 +57,7 @@ def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathe
     gpus = 1 if task.devices and (virtual or task.devices >= task.local_size) else 0
     name = os.uname().nodename or "localhost"
     return Gathering(
-        Arrival(job, name, 1, (task.size, task.size), task.rank, place=place, gpus=gpus),
+        Arrival(job, name, (task.size, task.size), task.rank, place=place, gpus=gpus),
         hosts=_hosts(task, environ),
         ports=(int(port),) if port else ports_for(job),
         serves=task.rank == 0,

@@ -63,7 +63,7 @@ def _run(flags: Flags, early: "Link | None") -> int:
         return run_shown(spec, early, quiet=True).state.outcome
     from distlaunch.dropin.joining import gathering_of, joining_notices
 
-    gathering = gathering_of(flags, place.hostname, spec.nodes[0].procs or 1, os.environ)
+    gathering = gathering_of(flags, place.hostname, os.environ)
     for line in joining_notices(flags):
         say(line)
     return run_gathered(spec, gathering, early)

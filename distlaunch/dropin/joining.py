@@ -66,7 +66,7 @@ def waits_as_told(flags: Flags) -> bool:
     return node_range(flags.nnodes)[1] > 1 and {*conf_of(flags)} <= {"timeout", "join_timeout"}
 
 
-def gathering_of(flags: Flags, name: str, procs: int, environ: Mapping[str, str]) -> Gathering:
+def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gathering:
     """Where the launcher on the machine `name` meets those of the other nodes. Raises `UsageError`."""
     host, port = endpoint_of(flags)
     fewest, most = node_range(flags.nnodes)
@@ -79,7 +79,7 @@ def gathering_of(flags: Flags, name: str, procs: int, environ: Mapping[str, str]
         _check_reach(flags, environ, host)
     task = task_number(environ) if c10d else None
     return Gathering(
-        Arrival(flags.rdzv_id, name, procs, (fewest, most), given, task),
+        Arrival(flags.rdzv_id, name, (fewest, most), given, task),
         hosts=(host,),
         ports=(port,),
         serves=_is_host(flags) if c10d else flags.node_rank == 0,

@@ -4,6 +4,7 @@ One of them is the controller: it listens at the rendezvous endpoint until all a
 to it, and serve it (`distlaunch.launch.joined`).
 """
 
+import errno
 import ipaddress
 import os
 import socket
@@ -20,6 +21,7 @@ from distlaunch.links.join import (
     Prover,
 )
 from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
+from distlaunch.plan.layout import is_loopback
 from distlaunch.system.signals import Interrupts
 from distlaunch.transport.joined import Joined
 from distlaunch.transport.local import Local
@@ -38,7 +40,7 @@ class Gathered(Frozen):
 
 def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say) -> Gathered | Seat:
     """Come together with the other launchers; `spec` is the part of this node. Raises `JoinError`."""
-    prover = Prover(os.environ)
+    prover = Prover(os.environ, gathering.arrival.name)
     serves = gathering.serves
     if serves is not False and gathering.fixed:
         _await_name(gathering.hosts[0], gathering.wait_s, interrupts, say)
@@ -52,7 +54,7 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
         try:
             port = door.open(gathering.ports)
         except OSError as error:
-            if gathering.serves:
+            if gathering.serves or error.errno != errno.EADDRINUSE:
                 where, why = gathering.label, error.strerror or error
                 raise JoinError(
                     f"can't listen at {where} for the other nodes: {why}", Exit.PORT_TAKEN
@@ -195,7 +197,8 @@ class _Controller:
         seats: list[Visitor | None] = [visitors[i - 1] if i else None for i in order]
         nodes = [self._node(arrivals[i], seats[place]) for place, i in enumerate(order)]
         late = [f"node {number}" for number in range(len(nodes), self._most)]
-        nodes += [self._spec.nodes[0]._replace(label=label, reach=Joined(label)) for label in late]
+        near = is_loopback(self._gathering.hosts[0])
+        nodes += [self._spec.nodes[0]._replace(label=label, reach=Joined(label, near)) for label in late]
         key = f"{self._gathering.label} {self._own.job}"
         self._door.seat(seats, ports_for(key))
         self._tell_number(order.index(0))
@@ -207,7 +210,7 @@ class _Controller:
     def _node(self, arrival: Arrival, visitor: Visitor | None) -> NodeSpec:
         reach = Joined(arrival.name, visitor.here) if visitor else Local()
         gpus = self._spec.nodes[0].gpus if arrival.gpus is None else arrival.gpus
-        node = self._spec.nodes[0]._replace(label=arrival.name, reach=reach, procs=arrival.procs, gpus=gpus)
+        node = self._spec.nodes[0]._replace(label=arrival.name, reach=reach, gpus=gpus)
         return node._replace(place=arrival.place)
 
     def _tell_number(self, number: int) -> None:

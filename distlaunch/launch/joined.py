@@ -156,7 +156,8 @@ class _JoinedAgent(Agent):
     def _noted(self, report: tuple[Any, ...]) -> tuple[Any, ...]:
         """Take note of what is reported; a hello tells where the logs are."""
         if isinstance(report, messages.Hello):
-            return report._replace(logs=self._part.logs(self._seat.run_id, self._seat.node))
+            logs = self._part.logs(self._seat.run_id, self._seat.node)
+            return report._replace(procs=self._part.procs, logs=logs)
         if isinstance(report, messages.WorkerExited) and not (self.own_status or self._stopping):
             self.own_status = report.status
         return report
@@ -209,6 +210,8 @@ class _JoinedAgent(Agent):
 
     def _on_ranks(self, ranks: messages.StartRanks) -> None:
         """Start this launcher's own program as these ranks."""
+        if ranks.run_id != self._seat.run_id:
+            raise wire.ProtocolError("a controller may start ranks of its own run alone")
         named = [*ranks.env, *(name for each in ranks.workers for name in (*each.env, *each.defaults))]
         if strange := sorted({*named} - SENT):
             raise wire.ProtocolError(f"a controller may not set {strange[0]}")

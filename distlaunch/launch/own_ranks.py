@@ -38,7 +38,8 @@ class OwnRanks:
         from distlaunch.launch.start import run_folder  # few do
 
         if self._folder is None and any(each.file for each in destinations(self._plan, 0).values()):
-            self._folder = run_folder(self._spec, f"{run_id}-node{node}")
+            part = f"{run_id}-node{node}-{os.urandom(2).hex()}"  # it may join again
+            self._folder = run_folder(self._spec, part)
         return self._folder.path if self._folder else ""
 
     def workers(self, ranks: messages.StartRanks) -> list[messages.WorkerSpec]:

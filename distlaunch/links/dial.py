@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import product
+from itertools import cycle, islice, product
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.frozen import Frozen
@@ -20,6 +20,7 @@ from distlaunch.links.join import (
     message_of,
     nonce,
 )
+from distlaunch.links.peer import watch_for_silence
 from distlaunch.plan.gathering import Gathering, ports_for
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ RETRY_S, RETRY_MOST_S = 0.01, 0.5
 TELL_S = 5.0
 """Seconds of waiting until that is told, and again each time the wait has doubled."""
 TURN_S = 0.5
-UNREACHABLE = 69
+UNREACHABLE, USAGE = 69, 2
+MAX_NODES = 1 << 16
+"""The header of a frame has no room for more."""
+MAX_RUN_ID = 200
 NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
 
 
@@ -75,7 +79,7 @@ class Wait:
 
 def dial(gathering: Gathering, interrupts: "Interrupts", say: Say) -> Seat:
     """The place in the run, once its controller has all nodes. Raises `JoinError`."""
-    return _Launcher(gathering, Prover(os.environ), interrupts, say).seated()
+    return _Launcher(gathering, Prover(os.environ, gathering.arrival.name), interrupts, say).seated()
 
 
 def pause(interrupts: "Interrupts", say: Say, wait_s: float, *fds: int) -> None:
@@ -105,7 +109,8 @@ class _Launcher:
         self._gathering, self._prover = gathering, prover
         self._interrupts, self._say = interrupts, say
         self._why = ""
-        self._controller = gathering.hosts[0]
+        key = f"{gathering.label} {gathering.arrival.job}"
+        self._second = cycle(product(gathering.hosts[:1], ports_for(key)) if gathering.fixed else ())
 
     def seated(self) -> Seat:
         """The place in the run, once the controller has all nodes. Raises `JoinError`."""
@@ -126,11 +131,12 @@ class _Launcher:
             pause_s = min(pause_s * 1.5, RETRY_MOST_S)
 
     def _places(self) -> Iterator[tuple[str, int]]:
-        """Where the controller may listen: at first, and later for nodes that return."""
+        """Where the controller may listen: at first, and later for nodes that return.
+
+        Of those for later it is one at a time: a firewall may have each cost CONNECT_S.
+        """
         yield from product(self._gathering.hosts, self._gathering.ports)
-        if self._gathering.fixed:
-            key = f"{self._gathering.label} {self._gathering.arrival.job}"
-            yield from product(self._gathering.hosts[:1], ports_for(key))
+        yield from islice(self._second, 1)
 
     def _tried(self, host: str, port: int) -> Seat | None:
         """The seat, if the controller is there and gives one; else `_why` says what was seen."""
@@ -142,11 +148,12 @@ class _Launcher:
                 self._why = getattr(error, "strerror", None) or str(error)
             return None
         kept = False
+        watch_for_silence(connection)
         try:
             seat = _Conversation(connection, host, self, strict=first and self._gathering.fixed).seat()
             kept = seat is not None
             return seat
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             if first:
                 self._why = self._what_listens(host, port, error)
             return None
@@ -161,6 +168,7 @@ class _Launcher:
                 "torchrun` on all nodes; or the run has all its nodes already"
             )
         words = getattr(error, "strerror", None) or str(error)
+        words = f"it lacks {words}" if isinstance(error, KeyError) else words
         return f"what listens there is no controller of distlaunch's ({words})"
 
 
@@ -174,6 +182,11 @@ def _is_torchs(host: str, port: int) -> bool:
         return False
 
 
+def _is_run_id(text: str) -> bool:
+    """Whether a folder may be named so."""
+    return text.replace("-", "").replace("_", "").replace(".", "").isalnum() and len(text) <= MAX_RUN_ID
+
+
 class _Conversation:
     """A launcher's side of what `distlaunch.links.join` has."""
 
@@ -184,7 +197,10 @@ class _Conversation:
         self._received = b""
 
     def seat(self) -> Seat | None:
-        """The seat; None where the controller has exited. OSError, ValueError: it is no controller."""
+        """The seat; None where the controller has exited.
+
+        OSError, ValueError, TypeError, KeyError: it is no controller.
+        """
         launcher, ours = self._launcher, nonce()
         line = line_of({**launcher._gathering.arrival._asdict(), "nonce": ours})
         self._connection.settimeout(ANSWER_S)
@@ -192,11 +208,15 @@ class _Conversation:
         challenge = self._message(CONNECT_S)
         theirs, way = str(challenge["nonce"]), str(challenge["proves"])
         covered = f"{ours} {theirs} {line[:-1].decode()}"
-        proof = launcher._prover.proof(way, "launcher", covered)
+        try:
+            proof = launcher._prover.proof(way, "launcher", covered)
+        except JoinError as error:
+            self._connection.sendall(line_of({"refuses": str(error)}))
+            raise
         self._connection.sendall(line_of({"proof": proof}))
         answer = self._message(ANSWER_S)
         if why := launcher._prover.wrong(way, "controller", covered, answer.get("proof")):
-            raise JoinError(f"the controller at {self._host} is not to be trusted: {why}", 2)
+            raise JoinError(f"the controller at {self._host} is not to be trusted: {why}", USAGE)
         while True:
             try:
                 message = self._message(None)
@@ -204,21 +224,17 @@ class _Conversation:
                 launcher._why = "the controller has exited"
                 return None
             if "node" in message:
-                wanted = launcher._gathering.arrival.node_rank
-                if wanted not in (None, message["node"]):
-                    launcher._say(renumbered(int(message["node"]), wanted))
-                return Seat(
-                    self._connection,
-                    int(message["node"]),
-                    str(message["run"]),
-                    str(message["nonce"]),
-                    self._host,
-                    self._received,
-                )
-            if (
-                launcher._gathering.arrival.place is None
-            ):  # else it is one of many tasks with the same console
+                return self._seat(message["node"], message["run"], str(message["nonce"]))
+            if launcher._gathering.arrival.place is None:  # else one of many tasks
                 launcher._say(str(message.get("waiting", "")))
+
+    def _seat(self, node: object, run_id: str, nonce: str) -> Seat:
+        if not isinstance(node, int) or not 0 <= node < MAX_NODES or not _is_run_id(run_id):
+            raise ValueError("no such node or run can be")
+        wanted = self._launcher._gathering.arrival.node_rank
+        if wanted not in (None, node):
+            self._launcher._say(renumbered(node, wanted))
+        return Seat(self._connection, node, run_id, nonce, self._host, self._received)
 
     def _message(self, wait_s: float | None) -> dict[str, Any]:
         """The next line. Raises `JoinError` for a refusal; OSError, ValueError: it is no controller."""
@@ -239,5 +255,5 @@ class _Conversation:
         if "refused" in message:
             if message.get("another") and not self._strict:
                 raise ValueError("it is the controller of another job")
-            raise JoinError(str(message["refused"]), int(message.get("status", 2)))
+            raise JoinError(str(message["refused"]), int(message.get("status", USAGE)))
         return message

@@ -9,10 +9,12 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent.port import acceptor
+from distlaunch.errors import Exit
 from distlaunch.links.join import (
     MAGIC,
     MAX_LINE,
@@ -24,7 +26,7 @@ from distlaunch.links.join import (
     nonce,
 )
 from distlaunch.links.joined_link import JoinedLink
-from distlaunch.links.peer import Peer
+from distlaunch.links.peer import Peer, watch_for_silence
 from distlaunch.plan.gathering import Arrival, Gathering
 from distlaunch.transport.joined import Joined
 
@@ -32,15 +34,16 @@ HELLO_S = 5.0
 """Seconds for a connection to say whose it is."""
 MOST_STRANGERS = 256
 """Connections that have not said whose they are; the oldest one goes when there are more."""
-MOST_NAMED = 8
+MOST_NAMED, MAX_WORDS = 20, 500
 BACKLOG = 1024
 
 
 class Visitor:
     """A connection: its `arrival` says whose it is, and it has `joined` once that is proven."""
 
-    def __init__(self, sock: socket.socket, host: str) -> None:
-        self.sock, self.host = sock, host
+    def __init__(self, sock: socket.socket, host: str, reached: str) -> None:
+        """It comes from `host` to our address `reached`."""
+        self.sock, self.host, self.reached = sock, host, reached
         self.began = time.monotonic()
         self.received = b""
         self.nonce = ""
@@ -51,13 +54,7 @@ class Visitor:
     @property
     def here(self) -> bool:
         """Whether it comes from this machine."""
-        return bool(self.sock.getpeername()[0] == self.sock.getsockname()[0])
-
-    @property
-    def reached(self) -> str:
-        """Our address by which it came."""
-        address: str = self.sock.getsockname()[0]
-        return address.removeprefix("::ffff:")
+        return self.host == self.reached
 
     @property
     def name(self) -> str:
@@ -81,7 +78,7 @@ class Door:
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._visitors: list[Visitor] = []
-        self._named: dict[str, str] = {}
+        self._named: set[str] = set()
         self._seated: dict[int, Visitor] = {}
         self._expected: set[int] = set()
         self._second_ports: Sequence[int] = ()
@@ -146,10 +143,12 @@ class Door:
         for _ in range(BACKLOG):
             try:
                 sock, address = self._listener.accept()
+                own = sock.getsockname()[0]
             except OSError:
                 return  # no more; or it has left already
             sock.setblocking(False)
-            visitor = Visitor(sock, address[0].removeprefix("::ffff:"))
+            watch_for_silence(sock)
+            visitor = Visitor(sock, *(host.removeprefix("::ffff:") for host in (address[0], own)))
             self._visitors.append(visitor)
             self._selector.register(sock, selectors.EVENT_READ, visitor)
 
@@ -181,7 +180,7 @@ class Door:
             if visitor.arrival is None and lines:
                 self._challenge(visitor, lines[0])
             if visitor.arrival is not None and lines[1:]:
-                self._judge(visitor, visitor.arrival, message_of(lines[1]).get("proof"))
+                self._judge(visitor, visitor.arrival, message_of(lines[1]))
         except ValueError as error:
             self._turn_away(visitor, f"sent something that is no launcher's ({error})")
 
@@ -197,14 +196,18 @@ class Door:
         arrival, ours = arrival_of(message), self._gathering.arrival
         visitor.arrival, visitor.nonce = arrival, nonce()
         if arrival.job != ours.job:
-            self._refuse(visitor, f"its job is {arrival.job!r}, and this one is {ours.job!r}", another=True)
+            self._refuse(visitor, f"its job is {arrival.job[:80]!r}, not {ours.job[:80]!r}", another=True)
             return
         visitor.line = f"{message.get('nonce')} {visitor.nonce} {line.decode(errors='replace')}"
         visitor.send(nonce=visitor.nonce, proves=self._way)
 
-    def _judge(self, visitor: Visitor, arrival: Arrival, proof: object) -> None:
-        why = self._prover.wrong(self._way, "launcher", visitor.line, proof) or self.admits(visitor, arrival)
-        if why:
+    def _judge(self, visitor: Visitor, arrival: Arrival, message: Mapping[str, Any]) -> None:
+        if "refuses" in message:
+            self._name(f"the launcher on {visitor.name} does not join: {str(message['refuses'])[:MAX_WORDS]}")
+            self._drop(visitor)
+            return
+        wrong = self._prover.wrong(self._way, "launcher", visitor.line, message.get("proof"))
+        if why := wrong or self.admits(visitor, arrival):
             self._refuse(visitor, why)
             return
         visitor.joined = True
@@ -213,17 +216,19 @@ class Door:
             self._seat_again(visitor, arrival)
 
     def _refuse(self, visitor: Visitor, why: str, another: bool = False) -> None:
-        visitor.send(refused=why, status=2, another=another)
-        self._name(visitor, f"refused the launcher on {visitor.name}: {why}")
+        here = self._gathering.arrival.name
+        told = f"the controller on {here} refused the launcher on {visitor.name}: {why}"
+        visitor.send(refused=told, status=int(Exit.USAGE), another=another)
+        self._name(f"refused the launcher on {visitor.name}: {why}")
         self._drop(visitor)
 
     def _turn_away(self, visitor: Visitor, what: str) -> None:
-        self._name(visitor, f"closed a connection from {visitor.host}, which {what}")
+        self._name(f"closed a connection from {visitor.host}, which {what}")
         self._drop(visitor)
 
-    def _name(self, visitor: Visitor, text: str) -> None:
-        if len(self._named) < MOST_NAMED and self._named.get(visitor.name) != text:
-            self._named[visitor.name] = text
+    def _name(self, text: str) -> None:
+        if len(self._named) < MOST_NAMED and text not in self._named:
+            self._named.add(text)
             self._say(text)
 
     def _drop(self, visitor: Visitor) -> None:

@@ -2,7 +2,7 @@
 
     launcher ─▶ controller    MAGIC, then its `Arrival` with {"nonce"}
     controller ─▶ launcher    {"nonce", "proves": "secret" | "munge" | ""}
-    launcher ─▶ controller    {"proof"}
+    launcher ─▶ controller    {"proof"}, or {"refuses"}: why it does not join after all
     controller ─▶ launcher    {"proof"}
     controller ─▶ launcher    {"waiting"} …    which nodes are missing, now and then
     controller ─▶ launcher    {"node", "run", "nonce"}: from here on both send frames
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distlaunch.allocation.place import TaskPlace
-from distlaunch.errors import DistlaunchError
+from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.plan.gathering import Arrival
 
 MAGIC = b"distlaunch join 1\n"
@@ -32,6 +32,7 @@ TORCHS_PING = TORCHS_FIRST + b"\x0d" + b"ping"
 MAX_LINE = 1 << 14
 """Bytes of a line: a stranger must not fill the controller."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
+_ON_ALL = "set it to the same value on all nodes"
 MAX_NAME = 253
 
 
@@ -63,19 +64,20 @@ def arrival_of(message: Mapping[str, Any]) -> Arrival:
     """The arrival that a launcher has sent. Raises ValueError for one that is none."""
     try:
         fields = {name: message[name] for name in Arrival._fields}
-        fewest, most = map(int, fields["nodes"])
+        fewest, most = fields["nodes"]
         place = fields["place"]
         arrival = Arrival(**fields)._replace(
             nodes=(fewest, most), place=None if place is None else TaskPlace(*place)
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"it lacks something: {error}") from None
-    numbers = (arrival.procs, arrival.node_rank, arrival.task, arrival.gpus, *(arrival.place or ()))
-    if not all(number is None or (isinstance(number, int) and 0 <= number < 1 << 20) for number in numbers):
+    numbers = (*arrival.nodes, arrival.node_rank, arrival.task, arrival.gpus, *(arrival.place or ()))
+    if not all(number is None or (type(number) is int and 0 <= number < 1 << 20) for number in numbers):
         raise ValueError("a number is out of range")
-    texts = (arrival.job, arrival.name, arrival.version)
-    if not all(isinstance(text, str) and len(text) <= MAX_NAME for text in texts) or not arrival.procs:
-        raise ValueError("a name is too long")
+    if not isinstance(arrival.job, str) or not isinstance(arrival.name, str):
+        raise ValueError("a name is no text")
+    if len(arrival.name) > MAX_NAME or not arrival.name.isprintable():
+        raise ValueError("its host's name can't be one")
     return arrival
 
 
@@ -85,14 +87,15 @@ def nonce() -> str:
 
 
 class Prover:
-    """Proves to the other side that we are who it expects, and checks its proof.
+    """Proves to the other side that we are who it expects, and checks its proof; `name` is this host's.
 
     With DISTLAUNCH_SECRET, a keyed hash (HMAC-SHA256); where MUNGE is at work, its credentials, by which only
     the same user gets in; else nothing, as with torchrun.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._secret = environ.get(SECRET, "").encode()
+    def __init__(self, environ: Mapping[str, str], name: str) -> None:
+        self._name = name
+        self._secret = environ.get(SECRET, "").encode(errors="surrogateescape")
         self._environ = environ
 
     @property
@@ -106,9 +109,13 @@ class Prover:
 
     def proof(self, way: str, side: str, said: str) -> str:
         """The proof of what was `said`, by one `side`. Raises `JoinError` where it can't be given."""
+        if self._secret and way != "secret":
+            text = f"{SECRET} is set on {self._name}, but the controller has none"
+            raise JoinError(f"{text}: {_ON_ALL}", Exit.USAGE)
+        if way == "secret" and not self._secret:
+            text = f"the controller demands {SECRET}, which is not set on {self._name}"
+            raise JoinError(f"{text}: {_ON_ALL}", Exit.USAGE)
         if way == "secret":
-            if not self._secret:
-                raise JoinError(f"the controller demands a secret: set {SECRET} here to the same value", 2)
             return hmac.new(self._secret, _covered(side, said), "sha256").hexdigest()
         if way == "munge":
             from distlaunch.links import munge
@@ -116,14 +123,15 @@ class Prover:
             try:
                 return munge.credential(_digest(side, said))
             except OSError as error:
-                text = f"the controller demands a MUNGE credential: {error}; or set {SECRET} on all nodes"
-                raise JoinError(text, 2) from None
+                text = f"{self._name} has no MUNGE credential: {error}; or set {SECRET} on all nodes"
+                raise JoinError(text, Exit.USAGE) from None
         return ""
 
     def wrong(self, way: str, side: str, said: str, proof: object) -> str:
         """Why a proof of the other side's does not do; "" if it does."""
         if way == "secret":
-            good = isinstance(proof, str) and hmac.compare_digest(proof, self.proof(way, side, said))
+            expected = self.proof(way, side, said)
+            good = isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
             return "" if good else f"its {SECRET} is another one"
         if way == "munge":
             from distlaunch.links import munge

@@ -14,7 +14,7 @@ PORTS, LOWEST_PORT, PORT_SPAN = 8, 10_000, 20_000
 
 
 class Arrival(Frozen):
-    """What a launcher says of itself: the `job` that it belongs to, its host's `name`, its number of workers.
+    """What a launcher says of itself: the `job` that it belongs to, and its host's `name`.
 
     `nodes` are the fewest and the most that it was told to expect. `node_rank` is the number that it was
     given, `task` the scheduler's; None = none. `place` is that of a single rank among the tasks of a
@@ -23,7 +23,6 @@ class Arrival(Frozen):
 
     job: str
     name: str
-    procs: int
     nodes: tuple[int, int]
     node_rank: int | None = None
     task: int | None = None

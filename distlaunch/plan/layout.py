@@ -26,11 +26,13 @@ DEFAULT_PORT = 29500
 class Facts(Frozen):
     """What a node says of itself: the interpreter for its workers and its GPUs (None = not asked).
 
-    `logs`: its own launcher shows what its ranks print, and keeps it there, "" = nowhere; None = we do.
+    One with a launcher of its own has so many workers (`procs`). It shows what they print, and keeps it in
+    `logs`, "" = nowhere; None = we do.
     """
 
     python: str
     gpus: int | None = None
+    procs: int | None = None
     logs: str | None = None
 
 
@@ -214,7 +216,7 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
                 "set gpus_per_node, for example --set gpus_per_node=8",
             )
         gpus = node.procs if spec.backend == "nccl" else 0
-    procs = node.procs or gpus or node.cpu_procs or 1
+    procs = fact.procs or node.procs or gpus or node.cpu_procs or 1
     if procs > MAX_PROCS:
         raise spec.error(
             node.path, f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"

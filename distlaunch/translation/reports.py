@@ -86,7 +86,10 @@ def _hello(node: int, report: messages.Hello, clock: Clock) -> Event:
     if report.protocol != PROTOCOL:
         raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
     gpus = number(report.gpus, "gpus", 0, MAX_GPUS)
-    return events.AgentUp(node, Facts(_cut(report.python), gpus, _cut(report.logs)), _cut(report.hostname))
+    procs = report.procs if report.procs is None else number(report.procs, "procs", 1)
+    return events.AgentUp(
+        node, Facts(_cut(report.python), gpus, procs, _cut(report.logs)), _cut(report.hostname)
+    )
 
 
 def _signal(value: int) -> int:

@@ -568,8 +568,8 @@ _starts = st.tuples(
     _fates,
     st.sampled_from([True, False]),
 )
-"""Whether the start has no delays, what is refused from then on, what the scheduler says, and whether somebody
-else starts the launchers of all nodes but the first; of those, where connections are refused, none is there."""
+"""Whether the start has no delays, what is refused from then on, what the scheduler says, and whether others
+start the launchers of all nodes but the first; of those, where connections fail, none is there yet."""
 
 
 @given(

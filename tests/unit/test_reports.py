@@ -35,14 +35,14 @@ AHEAD_S = 1000.0
 OWNER = {"uid": 1000, "pid": 7, "command": "redis-server"}
 RECORD = {"message": "ValueError: bad", "callstack": "File t.py\n  f()"}
 
-HELLO = messages.Hello(PROTOCOL, "/venv/bin/python", [3, 11], 8, "gpu-3", 99, 5.0, "/logs/run")
+HELLO = messages.Hello(PROTOCOL, "/venv/bin/python", [3, 11], 8, "gpu-3", 99, 5.0, 2, "/logs/run")
 ROUTE = messages.RouteFound(
     "a", "10.0.0.1", "10.0.0.4", "ib0", {"ib0": True, "lo": False}, {"GLOO_SOCKET_IFNAME": "ib0"}
 )
 EXITED = messages.WorkerExited(1, -9, 5.0, RECORD, "Killed", 2, [64, 32])
 
 TABLE: list[tuple[Any, Any]] = [
-    (HELLO, events.AgentUp(NODE, Facts("/venv/bin/python", 8, "/logs/run"), "gpu-3")),
+    (HELLO, events.AgentUp(NODE, Facts("/venv/bin/python", 8, 2, "/logs/run"), "gpu-3")),
     (messages.Pong(5.0), None),
     (messages.AgentLeaving(15, True, ""), events.AgentLeaving(NODE, 15, True)),
     (
@@ -164,7 +164,7 @@ def test_a_hello_of_another_protocol_is_refused(protocol: int) -> None:
 @pytest.mark.parametrize(
     ("report", "event"),
     [
-        (HELLO._replace(logs=None), events.AgentUp(NODE, Facts("/venv/bin/python", 8), "gpu-3")),
+        (HELLO._replace(procs=None, logs=None), events.AgentUp(NODE, Facts("/venv/bin/python", 8), "gpu-3")),
         (
             messages.RouteFound("a", "10.0.0.1", None, None, {}, {}),
             events.RouteFound(NODE, "a", "10.0.0.1", None, None, (), ()),
@@ -233,6 +233,7 @@ def test_each_number_of_a_list_is_looked_at(kind: type, field: str, value: int) 
     [
         (changed(messages.Hello, gpus=-1), "gpus is out of range: -1"),
         (changed(messages.Hello, gpus=MAX_GPUS + 1), f"gpus is out of range: {MAX_GPUS + 1}"),
+        (changed(messages.Hello, procs=0), "procs is out of range: 0"),
         (changed(messages.WorkerExited, status=256), "status is out of range: 256"),
         (messages.Interrupted(0), "signal is out of range: 0"),
         (messages.Interrupted(MAX_SIGNAL), f"signal is out of range: {MAX_SIGNAL}"),
@@ -247,6 +248,7 @@ def test_each_number_of_a_list_is_looked_at(kind: type, field: str, value: int) 
     ids=[
         "fewer than no GPUs",
         "more GPUs than a node has",
+        "no workers",
         "status over 255",
         "no signal",
         "a signal without a name",
@@ -461,6 +463,7 @@ _FORMS: dict[str, st.SearchStrategy[Any]] = {
     "int": st.integers() | st.integers(-2, 300),
     "float": st.floats() | st.integers(),
     "str": st.text(max_size=5) | st.just("x" * (MAX_STACK + 1)),
+    "Optional[int]": st.none() | st.integers(),
     "Optional[str]": st.none() | st.text(max_size=5),
     "Dict[str, str]": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
     "Dict[str, bool]": st.dictionaries(st.text(max_size=5), st.booleans(), max_size=3),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.flags import FLAGS, Flag, Flags, parse_std
+from distlaunch.dropin.flags import FLAGS, Flag, Flags, node_range, parse_std
+from distlaunch.dropin.joining import gathering_of
 from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import (
     Here,
@@ -63,8 +64,8 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> None:
         notices(flags)
         left_to_torch(flags)
         job_of(flags, here_with(environ=environ))
-        if not (is_alone(flags, node_range(flags.nnodes)[1]) or flags.standalone):
-            gathering_of(flags, "host", 1, environ)
+        if not flags.standalone and node_range(flags.nnodes)[1] > 1:
+            gathering_of(flags, "host", environ)
 
 
 def refusal(*words: str, environ: Mapping[str, str] | None = None) -> str:
