@@ -89,13 +89,12 @@ def run_with(options: RunOptions, early: "Link | None") -> int:
         from distlaunch.cli.leaving import run_detached
 
         return run_detached(spec, options.quiet)
+    from distlaunch.cli.output import print_json  # now: a run ends with the code that it began with
     from distlaunch.cli.running import run_shown
 
     fd = 2 if options.as_json else 1
     summary = run_shown(spec, early, output_fd=fd, quiet=options.quiet, view=options.view)
     if options.as_json:
-        from distlaunch.cli.output import print_json
-
         print_json(summary.document())
     return summary.state.outcome
 

@@ -28,7 +28,7 @@ def run_shown(
         summary = run_job(spec, observers, signals, early)
     if spec.restarts.requeue:
         from distlaunch.cli.stderr import say
-        from distlaunch.launch.again import ask_for_another  # the last act: it may end us
+        from distlaunch.launch.again import ask_for_another  # there already; the last act: it may end us
 
         ask_for_another(summary.state, say)
     return summary
