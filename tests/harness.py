@@ -1,6 +1,6 @@
 """Drives the real command line from tests: starts runs, reads their output as it comes, finds what is left.
 
-Nothing here sleeps: output is awaited on pipes, ends of processes on pidfds.
+Output is awaited on pipes, ends of processes on pidfds; what nobody announces is looked at until it is there.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ PRESS_S = 0.15
 """Between two presses of Ctrl-C: what comes within a tenth of a second is one wish."""
 PATIENCE_S = 150.0
 """No test waits longer than this for anything; only a hang gets there."""
+LOOK_S = 0.05
 
 TORCHS_ABORT = "terminate called without an active exception"
 """A worker that has used gloo, under torch 2.13, aborts now and then at its end, whoever started it."""
@@ -81,6 +82,27 @@ def nothing_was_dropped(stderr: str) -> None:
     """`LateError` if the disk of the logs was, so that a run had to drop output, as it told."""
     if told := re.search(r"\d+ bytes could not be written to", stderr):
         raise LateError(told[0])
+
+
+def wait_until(holds: Callable[[], bool], else_told: Callable[[], str]) -> None:
+    """Wait for what nobody announces; `else_told` says what there is instead."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, else_told()
+        time.sleep(LOOK_S)
+
+
+@contextlib.contextmanager
+def line_pipe(path: Path) -> Iterator[Callable[[], str]]:
+    """Make a named pipe; what is yielded waits for the next line that somebody writes there."""
+    os.mkfifo(path)
+    with path.open("r+b", buffering=0) as pipe:
+
+        def line() -> str:
+            assert select.select([pipe], [], [], PATIENCE_S)[0], f"nobody has written to {path}"
+            return pipe.readline().decode().removesuffix("\n")
+
+        yield line
 
 
 def distlaunch_argv(*arguments: str) -> list[str]:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -13,7 +12,16 @@ import pytest
 
 from tests.cluster.grid_engine import NODES, GridEngine, grid_engine_of, why_not
 from tests.cluster.hosts import GONE_S
-from tests.harness import PATIENCE_S, cookie_holders, descendants_of, distlaunch, kill, on_time, wait_gone
+from tests.harness import (
+    PATIENCE_S,
+    cookie_holders,
+    descendants_of,
+    distlaunch,
+    kill,
+    on_time,
+    wait_gone,
+    wait_until,
+)
 from tests.queued import Printed, check_stop_before_start, rows
 
 pytestmark = pytest.mark.together("grid engine")
@@ -105,10 +113,8 @@ class Going:
 
     def wait_running(self) -> None:
         """Wait until `ps` says so."""
-        deadline = time.monotonic() + PATIENCE_S
-        while [(row["state"], row["ranks"]) for row in rows()] != [("RUNNING", 2 * NODES)]:
-            assert time.monotonic() < deadline, rows()
-            time.sleep(0.05)
+        running = [("RUNNING", 2 * NODES)]
+        wait_until(lambda: [(row["state"], row["ranks"]) for row in rows()] == running, lambda: f"{rows()}")
 
     def gone_within(self, seconds: float) -> None:
         """All its processes are."""

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import re
-import select
 import shutil
 import struct
 import subprocess
@@ -39,6 +38,7 @@ from tests.harness import (
     nothing_was_dropped,
     running,
     wait_gone,
+    wait_until,
     write_job,
 )
 
@@ -270,12 +270,9 @@ def test_failure_in_a_flood(
         while True: os.write(1, block)
     """
     with running(write_job(tmp_path, floods, nodes)) as run, drained(run):
-        run.wait_for("up ", RANKS)
-        pids = {
-            int(line.split()[-2]): int(line.split()[-1])
-            for line in run.stderr.splitlines()
-            if "] up " in line
-        }
+        up = re.compile(rb"\] up (\d+) (\d+)\n")
+        run.wait_until(lambda: len(up.findall(run.err)) >= RANKS, "ranks that are up")
+        pids = {int(rank): int(pid) for rank, pid in up.findall(run.err)}
         wait_for_bytes(run, 8 * MIB)
         with held(pids.values()) as ranks:
             kill(pids[1])
@@ -289,11 +286,12 @@ def test_failure_in_a_flood(
 
 
 def wait_for_bytes(run: Run, size: int) -> None:
-    """Wait until the logs have grown so large; nothing announces that, hence the looks."""
-    deadline = time.monotonic() + PATIENCE_S
-    while sum(log.stat().st_size for log in run.run_folder().glob("rank*.out")) < size:
-        assert time.monotonic() < deadline
-        select.select([], [], [], 0.01)
+    """Wait until the logs have grown so large."""
+
+    def kept() -> int:
+        return sum(log.stat().st_size for log in run.run_folder().glob("rank*.out"))
+
+    wait_until(lambda: kept() >= size, lambda: f"{kept()} bytes are kept")
 
 
 @pytest.mark.fault(57, "the last line has no end, the worker is killed", promise="10")
