@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.links.ahead import open_ahead
 from distlaunch.links.begun import Ahead
 from distlaunch.links.opening import open_links
-from tests.harness import PATIENCE_S, distlaunch, wait_gone
+from tests.harness import PATIENCE_S, running, wait_gone, wait_until
 from tests.process.stand_in_shell import WITHOUT_OPTIONS
 
 
@@ -79,31 +80,39 @@ exec sh -c "$*"
 
 
 BOTH = ["one", "two"]
-MORE = f"master_addr: {os.uname().nodename}\nenv: {{NEEDED: null}}\n"
 
 
 class Hosts:
-    """Two hosts that a stand-in for ssh reaches, which are this machine."""
+    """Hosts that a stand-in for ssh reaches, which are this machine; the job has them from a named pipe."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.job, self._started, self._patch = folder / "job.yaml", folder / "started", patch
+        self._listed = folder / "hosts"
+        os.mkfifo(self._listed)
         (folder / "bin").mkdir()
         (folder / "bin/ssh").write_text(SSH)
         (folder / "bin/ssh").chmod(0o755)
         (folder / "t.py").write_text("")
         patch.setenv("NEEDED", "1")
-        self.job.write_text(f"script: t.py\ngpus_per_node: 0\nnodes: [one, two]\n{MORE}")
+        more = f"master_addr: {os.uname().nodename}\nenv: {{NEEDED: null}}\n"
+        self.job.write_text(f"script: t.py\ngpus_per_node: 0\nhostfile: hosts\n{more}")
         self._seen = 0
         patch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
         patch.setenv("STARTED", str(self._started))
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         patch.delenv("SLURM_JOB_ID", raising=False)
 
-    def run(self, *options: str) -> int:
-        """Run the job; its status. All processes that reached hosts are gone."""
-        done = distlaunch("run", str(self.job), *options)
+    def run(self, *options: str, begun: Sequence[str] = (), listed: Sequence[str] = BOTH) -> int:
+        """Run the job; its status. All processes that reached hosts are gone.
+
+        It is told its hosts only once those of `begun` are reached, which then may be ended at any time.
+        """
+        with running(self.job, *options) as run:
+            wait_until(lambda: len(self._all()) >= self._seen + len(begun), lambda: f"{self._all()}")
+            self._listed.write_text("\n".join(listed))
+            status = run.wait()
         wait_gone([pid for _, pid in self._all()], PATIENCE_S)
-        return done.returncode
+        return status
 
     def break_job(self) -> None:
         """The job is refused from now on, though its file is the same."""
@@ -132,7 +141,7 @@ def test_what_was_begun_last_time_is_begun_before_the_job_is_read_and_taken(host
     assert hosts.run() == 0
     assert hosts.reached() == BOTH  # once
     hosts.break_job()
-    assert hosts.run() == 2
+    assert hosts.run(begun=BOTH) == 2
     assert hosts.reached() == BOTH  # it was begun, and has ended
 
 
@@ -149,7 +158,7 @@ def test_another_command_line_begins_nothing_before_it_is_read(hosts: Hosts) -> 
     assert hosts.run() == 0
     hosts.break_job()
     hosts.reached()
-    assert hosts.run("--set", "nodes=[one]") == 2
+    assert hosts.run("--set", "name=other") == 2
     assert hosts.reached() == []
 
 
@@ -157,27 +166,22 @@ def test_the_address_is_asked_for_before_the_job_is_read_too(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ADDRESS", os.uname().nodename)
-    hosts.job.write_text("command: [sh, -c, 'echo $MASTER_ADDR']\ngpus_per_node: 0\nnodes: [one, two]\n")
+    hosts.job.write_text("command: [sh, -c, 'echo $MASTER_ADDR']\ngpus_per_node: 0\nhostfile: hosts\n")
     assert hosts.run("--set", "env.NEEDED=null") == 0
     assert hosts.reached() == ["-G", *BOTH]
     assert hosts.run("--set", "env.NEEDED=null") == 0
     assert hosts.reached() == ["-G", *BOTH]  # once
     hosts.break_job()
-    assert hosts.run("--set", "env.NEEDED=null") == 2
+    assert hosts.run("--set", "env.NEEDED=null", begun=["-G", *BOTH]) == 2
     assert hosts.reached() == ["-G", *BOTH]
 
 
-def test_what_the_job_does_not_want_any_more_is_ended(
-    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hosts.job.write_text(f"script: t.py\ngpus_per_node: 0\nhostfile: {tmp_path}/hosts\n{MORE}")
-    (tmp_path / "hosts").write_text("one\ntwo\n")
+def test_what_the_job_does_not_want_any_more_is_ended(hosts: Hosts) -> None:
     assert hosts.run() == 0
     hosts.reached()
-    (tmp_path / "hosts").write_text("two\nthree\n")
-    assert hosts.run() == 0
+    assert hosts.run(begun=BOTH, listed=["two", "three"]) == 0
     assert hosts.reached() == ["one", "three", "two"]
-    assert hosts.run() == 0
+    assert hosts.run(listed=["two", "three"]) == 0
     assert hosts.reached() == ["three", "two"]
 
 
