@@ -237,6 +237,7 @@ def test_a_controller_that_was_killed_leaves_no_rank_and_is_told_as_lost(tmp_pat
     try:
         with held(ranks) as processes:
             kill(there["controller"]["pid"])
+            wait_gone([there["controller"]["pid"]], PATIENCE_S)
             (lost,) = listed(tmp_path, "-a")
             assert lost["state"] == "LOST"
             assert f"process {there['controller']['pid']}" in lost["why"]
