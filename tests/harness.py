@@ -304,8 +304,11 @@ def children_of(pid: int) -> list[int]:
 
 
 def command_line(pid: int) -> list[str]:
-    """The words of a process's command line."""
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    """The words of a process's command line; none once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def descendants_of(pid: int) -> list[int]:

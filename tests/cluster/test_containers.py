@@ -16,6 +16,7 @@ from tests.cluster.test_by_hand import TRAINS
 from tests.harness import (
     PATIENCE_S,
     children_of,
+    command_line,
     descendants_of,
     distlaunch,
     kill,
@@ -69,15 +70,7 @@ def in_containers(pids: set[int]) -> list[int]:
 
 def named(pids: set[int], *words: str) -> list[int]:
     """Those whose command lines have all these words."""
-    found = []
-    for pid in pids:
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        except OSError:
-            continue
-        if all(word in line for word in words):
-            found.append(pid)
-    return sorted(found)
+    return sorted(pid for pid in pids if {*words} <= {*command_line(pid)})
 
 
 @pytest.mark.parametrize("victim", ["ssh", "podman", "init", "agent", "rank", "controller"])

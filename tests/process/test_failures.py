@@ -390,8 +390,8 @@ def test_a_guardian_that_gets_a_signal_is_told_as_what_it_is(
     signum: signal.Signals, why: str, tmp_path: Path
 ) -> None:
     with running(write_job(tmp_path, SLEEPER, CPU)) as run:
-        run.wait_ready(4)
-        kill(children_of(run.process.pid)[1], signum)
+        pids = run.wait_ready(4)
+        kill(parent_of(parent_of(pids[2])), signum)
         assert run.wait() == 71
         assert f"node1 was lost: {why}\n" in run.stderr, run.stderr
 
