@@ -375,7 +375,8 @@ def test_wall_clock_jumps(tmp_path: Path, figures: Figures, pace: Pace, hours: i
     options = (*stop_after(pace.stop_s), "--set", f"timeouts.job={limit_s:g}s")
     with running(write_job(tmp_path, tells, ONE), *options, env=with_own_clock(tmp_path)) as run:
         pids = run.wait_ready(1)
-        (tmp_path / "shift").write_bytes(struct.pack("=q", hours * 3600))
+        with (tmp_path / "shift").open("r+b") as shift:  # not emptied first: the processes have it mapped
+            shift.write(struct.pack("=q", hours * 3600))
         open_gate(tmp_path / "gate")
         run.wait_for(f"the clock jumped by {hours} h")
         with clean(run, pids, figures, Ending(124, "the job timed out after 6 s", pace.stop_s + 2.0)):
