@@ -34,9 +34,10 @@ class Printed:
         self.folder, self._scheduler = folder, scheduler
 
     def output(self, job: str) -> str:
-        """What its script has printed so far."""
+        """The lines that its script has printed so far."""
         path = self.folder / "runs" / f"{self._scheduler}-{job}.out"
-        return path.read_text() if path.exists() else ""
+        text = path.read_text() if path.exists() else ""
+        return text[: text.rfind("\n") + 1]  # the last line may be half written
 
     def wait_for(self, job: str, words: str, times: int = 1) -> None:
         """Wait until its script has printed that so often."""
