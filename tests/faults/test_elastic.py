@@ -88,7 +88,7 @@ def test_a_spare_stands_in(site: Site, pace: Pace, figures: Figures) -> None:
             figures("goes on with the spare", time.monotonic() - began, at_most=limit_s)
             run.wait_until(lambda: len(MASTERS.findall(run.out)) >= 4, "four masters")
         assert [start.beside for start in again.values()] == [0, 0]
-        assert "continuing with 2 of 2 nodes: host2, host3" in run.stderr
+        run.wait_for("continuing with 2 of 2 nodes: host2, host3")
         # ssh knows a host's address, Slurm its name.
         names = {name: name if site.bed.launcher else site.bed.hosts[name].address for name in THERE}
         first, second = names[THERE[0]], names[THERE[1]]
@@ -117,7 +117,7 @@ def test_a_returned_node_is_taken_in(site: Site, pace: Pace, figures: Figures) -
             # A slurmd that refuses is asked again by srun for ten seconds.
             limit_s = CONNECT_S if site.bed.launcher else pace.stop_s + 2.0
             figures("goes on without it", time.monotonic() - began, at_most=limit_s)
-            assert "continuing with 1 of 2 nodes: host1" in run.stderr
+            run.wait_for("continuing with 1 of 2 nodes: host1")
         began = time.monotonic()
         run.wait_for("host2 is back; restarting to include it")
         told_at = time.monotonic()
