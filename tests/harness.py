@@ -130,6 +130,7 @@ def on_a_terminal(
 ) -> tuple[int, bytes]:
     """Run a command on a terminal of its own: its exit status, and all that was shown there.
 
+    Lines that tell how far a slow start is, as on a busy machine, are left out: they are taken away again.
     Once the words of `gate` are shown there, its named pipe, which somebody reads, is opened and closed.
     """
     controller, terminal = os.openpty()
@@ -146,7 +147,7 @@ def on_a_terminal(
                     gate = None
         status = process.wait(PATIENCE_S)
     os.close(controller)
-    return status, shown
+    return status, re.sub(rb"\r\x1b\[K(distlaunch: [^\r\n]*\r\x1b\[K)+", b"", shown)
 
 
 def write_job(folder: Path, worker: str, job: str = "") -> Path:

@@ -32,10 +32,10 @@ from tests.faults.scenes import (
 from tests.harness import (
     PATIENCE_S,
     Run,
-    distlaunch_argv,
     held,
     kill,
     nothing_was_dropped,
+    on_a_terminal,
     running,
     wait_gone,
     wait_until,
@@ -231,7 +231,8 @@ def test_endless_line(tmp_path: Path, gate: Path, figures: Figures, pace: Pace) 
 def test_binary_output(tmp_path: Path, figures: Figures) -> None:
     data = bytes(range(256)) * 4 + b"\x1b]0;title\x07\xe2\x80\xae\xff\xfe\n\0end"
     prints = f"import sys; sys.stdout.buffer.write({data!r})"
-    shown = shown_on_a_terminal(write_job(tmp_path, prints, ONE))
+    status, shown = on_a_terminal("run", "--quiet", str(write_job(tmp_path, prints, ONE)), NO_COLOR="1")
+    assert status == 0
     (log,) = tmp_path.glob("runs/*/rank0.out")
     kept = log.read_bytes()
     wrong = abs(len(kept) - len(data)) + sum(a != b for a, b in zip(kept, data, strict=False))
@@ -240,21 +241,6 @@ def test_binary_output(tmp_path: Path, figures: Figures) -> None:
     figures("control bytes that reached the terminal", len(obeyed), at_most=0, unit="bytes")
     assert b"\\x1b]0;title\\x07" in shown
     assert "\u202e".encode() not in shown
-
-
-def shown_on_a_terminal(job: Path) -> bytes:
-    """All that a run writes to its terminal, without colours."""
-    ours, theirs = os.openpty()
-    argv, env = distlaunch_argv("run", "--quiet", str(job)), {**os.environ, "NO_COLOR": "1"}
-    with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
-            while data := os.read(ours, 4096):
-                shown += data
-        assert process.wait(PATIENCE_S) == 0
-    os.close(ours)
-    return shown
 
 
 @pytest.mark.fault(56, "a rank fails while all print as fast as they can", promise="1, 10")
