@@ -29,6 +29,7 @@ from tests.faults.memory import Meter, bare_mib
 from tests.harness import (
     PATIENCE_S,
     children_of,
+    command_line,
     distlaunch,
     on_a_terminal,
     running,
@@ -41,14 +42,6 @@ with_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 USAGE = 2
 CONTROLLER_MIB = 64.0
 CONNECT_S = 30.0
-
-
-def command_line(pid: int) -> list[str]:
-    """A process's arguments, which everybody on its machine can read; none once it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
-        return []
 
 
 def environment(pid: int) -> bytes:
