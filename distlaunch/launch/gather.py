@@ -100,6 +100,7 @@ class Wait:
 def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say) -> Gathered | Seat:
     """Come together with the other launchers; `spec` is the part of this node. Raises `JoinError`."""
     prover = Prover(os.environ, gathering.arrival.name)
+    launcher = _Launcher(gathering, prover, interrupts, say)
     serves = gathering.serves
     if serves is not False and gathering.fixed:
         _await_name(gathering.hosts[0], gathering.wait_s, interrupts, say)
@@ -107,6 +108,8 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
         if serves and not here and gathering.ordered:
             flags = "check --node-rank 0 and --master-addr"
             raise JoinError(f"{gathering.hosts[0]} is not an address of this machine: {flags}", Exit.USAGE)
+        if here and serves is None and (seat := launcher.seated_late()):
+            return seat  # of a run that has begun, and whose rank 0 may leave the endpoint's port unused
         serves = here or serves or False
     if serves:
         door = Door(gathering, prover, say)
@@ -124,7 +127,7 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
             except BaseException:
                 door.close()
                 raise
-    return _Launcher(gathering, prover, interrupts, say).seated()
+    return launcher.seated()
 
 
 def is_here(host: str) -> bool:
@@ -320,7 +323,8 @@ class _Launcher:
         self._interrupts, self._say = interrupts, say
         self._why = ""
         key = f"{gathering.label} {gathering.arrival.job}"
-        self._second = cycle(product(gathering.hosts[:1], ports_for(key)) if gathering.fixed else ())
+        self._second = [*product(gathering.hosts[:1], ports_for(key) if gathering.fixed else ())]
+        self._next = cycle(self._second)
 
     def seated(self) -> Seat:
         """The place in the run, once the controller has all nodes. Raises `JoinError`."""
@@ -340,13 +344,17 @@ class _Launcher:
             _pause(self._interrupts, self._say, pause_s)
             pause_s = min(pause_s * 1.5, RETRY_MOST_S)
 
+    def seated_late(self) -> Seat | None:
+        """The place in a run that has begun and misses a node, if there is one."""
+        return next(filter(None, (self._tried(host, port) for host, port in self._second)), None)
+
     def _places(self) -> Iterator[tuple[str, int]]:
         """Where the controller may listen: at first, and later for nodes that return.
 
         Of those for later it is one at a time: a firewall may have each cost CONNECT_S.
         """
         yield from product(self._gathering.hosts, self._gathering.ports)
-        yield from islice(self._second, 1)
+        yield from islice(self._next, 1)
 
     def _tried(self, host: str, port: int) -> Seat | None:
         """The seat, if the controller is there and gives one; else `_why` says what was seen."""

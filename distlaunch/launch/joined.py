@@ -263,6 +263,9 @@ class Joined:
         status = wire.CLEAN if failure.clean else wire.NOT_CLEAN
         self._unsent += wire.encode_end(self._seat.node, status, failure.words)
         self._finished = True
+        if not (self._told or self._lost):
+            self.status = int(Exit.NODE_LOST)
+            self._say(f"this node's agent has ended: {failure.words or 'it was killed'}")
         self._socket.setblocking(True)
         self._socket.settimeout(PATIENCE_S)
         if not self._lost:

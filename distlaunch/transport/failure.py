@@ -44,6 +44,7 @@ class Kind(Enum):
     NO_IMAGE = "no image"
     TASK_REFUSED = "task refused"
     RELAY = "relay lost"
+    ABSENT = "not there yet"
 
 
 class LinkFailure(Frozen):
