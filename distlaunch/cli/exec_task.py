@@ -12,7 +12,8 @@ from distlaunch.allocation.slurm_task import slurm_task
 from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, UsageError
-from distlaunch.links.dial import blocked, dial
+from distlaunch.links.dial import Launcher, blocked
+from distlaunch.links.join import Prover
 from distlaunch.plan.gathering import Arrival, Gathering, ports_for
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
     with Signals() as signals:
         if gathering.serves:
             return _control(job_of(task, argv, gathering.arrival), gathering, signals)
-        seat = dial(gathering, signals, say)
+        seat = Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, say).seated()
         blocked(signals.watched)
     from distlaunch.launch.joined import OneRank, serve  # the sooner the tasks have met the better
 

@@ -79,7 +79,7 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
         _check_reach(flags, environ, host)
     task = task_number(environ) if c10d else None
     return Gathering(
-        Arrival(flags.rdzv_id, name, (fewest, most), given, task),
+        Arrival(f"--rdzv-id {flags.rdzv_id}", name, (fewest, most), given, task),
         hosts=(host,),
         ports=(port,),
         serves=_is_host(flags) if c10d else flags.node_rank == 0,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.links.dial import TURN_S, Say, Seat, Wait, dial, pause, renumbered
+from distlaunch.links.dial import TURN_S, Launcher, Say, Seat, Wait, pause, renumbered
 from distlaunch.links.door import Door, Visitor
 from distlaunch.links.join import (
     JoinError,
@@ -41,6 +41,7 @@ class Gathered(Frozen):
 def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say) -> Gathered | Seat:
     """Come together with the other launchers; `spec` is the part of this node. Raises `JoinError`."""
     prover = Prover(os.environ, gathering.arrival.name)
+    launcher = Launcher(gathering, prover, interrupts, say)
     serves = gathering.serves
     if serves is not False and gathering.fixed:
         _await_name(gathering.hosts[0], gathering.wait_s, interrupts, say)
@@ -48,6 +49,8 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
         if serves and not here and gathering.ordered:
             text = f"{gathering.hosts[0]} is not an address of this machine: {gathering.hint}"
             raise JoinError(text, Exit.USAGE)
+        if here and serves is None and (seat := launcher.seated_late()):
+            return seat  # of a run that has begun, and whose rank 0 may leave the endpoint's port unused
         serves = here or serves or False
     if serves:
         door = Door(gathering, prover, say)
@@ -65,7 +68,7 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
             except BaseException:
                 door.close()
                 raise
-    return dial(gathering, interrupts, say)
+    return launcher.seated()
 
 
 def is_here(host: str) -> bool:

@@ -93,7 +93,11 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
         while own_first and seat.connection.recv(wire.MAX_OUTPUT):
             continue
     seat.connection.close()
-    return LOST_STATUS if status.exited is None else status.exited
+    if status.exited is None:
+        part.say("this node's agent was killed")
+        part.close()
+        return LOST_STATUS
+    return status.exited
 
 
 def _be_agent(seat: Seat, part: Part, folder: "Folder", above: int, own_first: bool) -> None:

@@ -1,6 +1,5 @@
 """A launcher's way into a run whose controller is another launcher: see `distlaunch.links.join`."""
 
-import os
 import select
 import signal
 import socket
@@ -77,11 +76,6 @@ class Wait:
         return True
 
 
-def dial(gathering: Gathering, interrupts: "Interrupts", say: Say) -> Seat:
-    """The place in the run, once its controller has all nodes. Raises `JoinError`."""
-    return _Launcher(gathering, Prover(os.environ, gathering.arrival.name), interrupts, say).seated()
-
-
 def pause(interrupts: "Interrupts", say: Say, wait_s: float, *fds: int) -> None:
     """Wait so long, or until something can be read. Raises `JoinError` at a signal that ends the wait."""
     ready, _, _ = select.select([interrupts.fd, *fds], [], [], wait_s)
@@ -102,7 +96,7 @@ def renumbered(number: int, wanted: int | None) -> str:
     return f"this is node {number}, not --node-rank {wanted}: {why}"
 
 
-class _Launcher:
+class Launcher:
     """Connects to the controller, and waits until all are there."""
 
     def __init__(self, gathering: Gathering, prover: Prover, interrupts: "Interrupts", say: Say) -> None:
@@ -110,7 +104,8 @@ class _Launcher:
         self._interrupts, self._say = interrupts, say
         self._why = ""
         key = f"{gathering.label} {gathering.arrival.job}"
-        self._second = cycle(product(gathering.hosts[:1], ports_for(key)) if gathering.fixed else ())
+        self._second = [*product(gathering.hosts[:1], ports_for(key) if gathering.fixed else ())]
+        self._next = cycle(self._second)
 
     def seated(self) -> Seat:
         """The place in the run, once the controller has all nodes. Raises `JoinError`."""
@@ -130,13 +125,17 @@ class _Launcher:
             pause(self._interrupts, self._say, pause_s)
             pause_s = min(pause_s * 1.5, RETRY_MOST_S)
 
+    def seated_late(self) -> Seat | None:
+        """The place in a run that has begun and misses a node, if there is one."""
+        return next(filter(None, (self._tried(host, port) for host, port in self._second)), None)
+
     def _places(self) -> Iterator[tuple[str, int]]:
         """Where the controller may listen: at first, and later for nodes that return.
 
         Of those for later it is one at a time: a firewall may have each cost CONNECT_S.
         """
         yield from product(self._gathering.hosts, self._gathering.ports)
-        yield from islice(self._second, 1)
+        yield from islice(self._next, 1)
 
     def _tried(self, host: str, port: int) -> Seat | None:
         """The seat, if the controller is there and gives one; else `_why` says what was seen."""
@@ -190,7 +189,7 @@ def _is_run_id(text: str) -> bool:
 class _Conversation:
     """A launcher's side of what `distlaunch.links.join` has."""
 
-    def __init__(self, connection: socket.socket, host: str, launcher: _Launcher, strict: bool) -> None:
+    def __init__(self, connection: socket.socket, host: str, launcher: Launcher, strict: bool) -> None:
         """`strict`: only the controller of this very job listens there; else any other may."""
         self._connection, self._host = connection, host
         self._launcher, self._strict = launcher, strict

@@ -264,6 +264,7 @@ class Door:
         node = self._place_for(arrival)
         assert node is not None
         self._seated[node] = visitor
+        self._say(f"the launcher on {visitor.name} joins as node {node}")
         self._on_arrival(node)
 
     def link(self, node: int, run_id: str, host: str) -> JoinedLink:

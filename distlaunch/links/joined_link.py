@@ -29,7 +29,7 @@ class JoinedLink(Link):
             frames = super().receive()
         except OSError as error:
             self.at_end = True
-            self._streams.listen(f"{error.strerror}\n".encode())
+            self._streams.listen(f"its launcher: {error.strerror}\n".encode())
             return []
         kept = []
         for frame in frames:
@@ -39,6 +39,8 @@ class JoinedLink(Link):
                 self._streams.listen(str(told.get("words", "")).encode())
             else:
                 kept.append(frame)
+        if self.at_end and self._peer.status is None and self.booted:
+            self._streams.listen(b"its launcher closed the connection\n")
         return kept
 
 

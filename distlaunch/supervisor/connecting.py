@@ -108,6 +108,8 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
 
 def _unusable(state: State, node: int, failure: LinkFailure) -> Step:
     state = state.with_node(node, Unusable(failure)).without_timers(Timer.RETRY, Timer.ANSWER, node=node)
+    if failure.kind is Kind.ABSENT:
+        return state, ()  # it will say itself that it comes
     if not _more_may_come(state) and len(choose_members(state)) < state.spec.fewest:
         return state, ()  # the summary, which follows at once, tells it with what to do
     return state, (Notice("error", f"{state.label(node)}: {failure.kind.value}"),)

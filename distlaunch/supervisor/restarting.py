@@ -83,7 +83,7 @@ def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
     if fence_at is None or state.spec.restarts.most == 0:
         return ()
     until = f"until its ranks are certain to have ended (at most {fence_at - now:.0f} s), or until it returns"
-    return (Notice("info", f"{state.label(node)}: waiting {until}"),)
+    return (Notice("warning", f"{state.label(node)}: waiting {until}"),)
 
 
 def _recent(state: State, why: Why, now: float) -> list[Restart]:
@@ -165,7 +165,7 @@ def _waiting(state: State, found: int, now: float) -> Step:
     names = [state.label(i) for i, node in enumerate(state.nodes) if not is_usable(node)]
     left = _left_words(state, found)
     text = f"{left}; waiting up to {until - now:.0f} s for {listed(names)} to return (timeouts.rejoin)"
-    return state._replace(wait_told=True), (Notice("info", text),)
+    return state._replace(wait_told=True), (Notice("warning", text),)
 
 
 def fence_due(state: State, node: int, now: float) -> Step:

@@ -43,6 +43,7 @@ class Kind(Enum):
     NO_RUNTIME = "no container runtime"
     NO_IMAGE = "no image"
     TASK_REFUSED = "task refused"
+    ABSENT = "not there yet"
 
 
 class LinkFailure(Frozen):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.transport.failure import LinkFailure, ProcessEnd, classify
+from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
 
 
 class Joined(Frozen):
@@ -52,7 +52,9 @@ class Joined(Frozen):
         return []
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """What the end of its connection means."""
+        """What the end of its connection means: nothing was ever said where there was none."""
+        if not (end.booted or end.stderr or end.timed_out):
+            return LinkFailure(Kind.ABSENT)
         return classify(end, process="its launcher")
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:

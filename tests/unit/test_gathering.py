@@ -36,23 +36,23 @@ def gathering(*words: str, **environ: str) -> Gathering:
 @pytest.mark.parametrize(
     ("words", "environ", "arrival", "serves"),
     [
-        ((), {}, Arrival("none", "here", (2, 2)), None),
+        ((), {}, Arrival("--rdzv-id none", "here", (2, 2)), None),
         (
             ("--rdzv-id=j", "--node-rank=1"),
             {"SLURM_PROCID": "3"},
-            Arrival("j", "here", (2, 2), node_rank=1, task=3),
+            Arrival("--rdzv-id j", "here", (2, 2), node_rank=1, task=3),
             None,
         ),
         (
             ("--rdzv-conf=is_host=True",),
             {"OMPI_COMM_WORLD_RANK": "2", "SLURM_PROCID": "0"},
-            Arrival("none", "here", (2, 2), task=2),
+            Arrival("--rdzv-id none", "here", (2, 2), task=2),
             True,
         ),
         (
             ("--rdzv-conf=is_host=no", "--nnodes=1:4"),
             {"SLURM_PROCID": "x"},
-            Arrival("none", "here", (1, 4)),
+            Arrival("--rdzv-id none", "here", (1, 4)),
             False,
         ),
     ],
@@ -68,7 +68,7 @@ def test_what_launchers_say_when_they_meet_by_c10d(
 @pytest.mark.parametrize(("number", "serves"), [(0, True), (1, False)])
 def test_what_launchers_say_whose_nodes_have_numbers(number: int, serves: bool) -> None:
     met = gathering("--nnodes=2", "--master-addr=fd00::1", f"--node-rank={number}", SLURM_PROCID="3")
-    assert met.arrival == Arrival("none", "here", (2, 2), node_rank=number)
+    assert met.arrival == Arrival("--rdzv-id none", "here", (2, 2), node_rank=number)
     assert (met.serves, met.ordered, met.label) == (serves, True, "[fd00::1]:29500")
 
 
