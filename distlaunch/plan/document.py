@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from distlaunch.job.secrets import is_secret, redacted
 from distlaunch.job.spec import Binding, Env
 from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan
 
@@ -9,7 +10,8 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan
 def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> dict[str, Any]:
     """The plan; `nodes` has each node's workers.
 
-    Inherited values are null: they may be secrets. So is a port that is picked at the start.
+    Values that are inherited, or that are secrets by their names, are null. So is a port that is picked at
+    the start.
     """
     return {
         "name": plan.spec.name,
@@ -46,11 +48,12 @@ def _worker(plan: LaunchPlan, node: NodePlan, worker: WorkerPlan) -> dict[str, A
         "rank": worker.rank,
         "local_rank": worker.local_rank,
         "device": node.device(worker.local_rank),
-        "argv": list(worker.argv),
+        "argv": redacted(worker.argv),
         "env": {**_env(worker.env), **worker.contract, **unknown},
         "defaults": dict(worker.defaults),
     }
 
 
 def _env(env: Env) -> dict[str, str | None]:
-    return {name: None if value.inherited else value.text for name, value in env.items()}
+    hidden = {name for name, value in env.items() if value.inherited or is_secret(name)}
+    return {name: None if name in hidden else value.text for name, value in env.items()}
