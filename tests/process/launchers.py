@@ -1,0 +1,80 @@
+"""Several `distlaunch torchrun`, here on one machine, which join one run: what the tests of that share."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.harness import Going
+from tests.process.torchruns import OURS, environment, free_port
+
+PLACES = {
+    "c10d": "--rdzv-backend=c10d --rdzv-endpoint=localhost:{port}",
+    "c10d, told": "--rdzv-backend=c10d --rdzv-endpoint=localhost:{port} --rdzv-conf=is_host={first}",
+    "static": "--master-addr=localhost --master-port={port} --node-rank={node}",
+}
+"""How launchers are told where they meet, static ones which node each is, others which is the controller."""
+SAYS_AND_WAITS = """
+    import os, signal
+    count, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+    os.write(1, f"ready {rank} {os.getpid()} {count} of {os.environ['WORLD_SIZE']}\\n".encode())
+    signal.pause()
+"""
+LOST = 71
+"""The status of launchers that have lost one of them."""
+
+
+@contextlib.contextmanager
+def launcher(
+    folder: Path,
+    port: int,
+    *words: str,
+    node: int = 0,
+    nodes: int | str = 2,
+    meets: str = "static",
+    argv: Sequence[str] = OURS,
+    args: Sequence[str] = (),
+    **environ: str,
+) -> Iterator[Going]:
+    """One launcher, which ends with the block; the one of `node` 0 is the controller where they are told."""
+    where = PLACES[meets].format(port=port, node=node, first=int(node == 0)).split()
+    environ = {"DISTLAUNCH_SECRET": "", **environ}
+    run = Going(
+        folder,
+        [*argv, f"--nnodes={nodes}", *where, *words, "worker.py", *args],
+        cwd=folder,
+        env=environment(folder, **environ),
+    )
+    try:
+        yield run
+    finally:
+        run.kill()
+
+
+@contextlib.contextmanager
+def launchers(folder: Path, *words: str, meets: str = "static", count: int = 2) -> Iterator[list[Going]]:
+    """The launchers of all nodes."""
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(launcher(folder, port, *words, node=node, nodes=count, meets=meets))
+            for node in range(count)
+        ]
+
+
+def statuses(runs: Sequence[Going]) -> list[int]:
+    return [run.wait() for run in runs]
+
+
+def told(runs: Sequence[Going]) -> str:
+    return "\n".join(run.stderr for run in runs)
+
+
+def workers(runs: Sequence[Going], attempt: int = 0, each: int = 1) -> list[int]:
+    """The PIDs of an attempt's workers, so many of each launcher, once all have said that they are ready."""
+    found: list[int] = []
+    for run in runs:
+        pattern = re.compile(rf"ready \d+ (\d+) {attempt} of \d+$", re.MULTILINE)
+        run.wait_until(lambda: len(pattern.findall(run.stdout)) >= each, f"attempt {attempt}")  # noqa: B023
+        found += map(int, pattern.findall(run.stdout))
+    return found

@@ -1,0 +1,450 @@
+"""Launchers that joined one run: their ranks start together, end together, and start again together."""
+
+import json
+import os
+import re
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from distlaunch.errors import Exit
+from tests.harness import PATIENCE_S, all_ended_well, children_of, wait_gone
+from tests.process.launchers import LOST, SAYS_AND_WAITS, launcher, launchers, statuses, told, workers
+from tests.process.torchruns import (
+    BOTH,
+    MAY_DIFFER,
+    NEEDS_TORCH,
+    TELL,
+    free_port,
+    script,
+    scripts,
+)
+
+pytestmark = NEEDS_TORCH
+ENDS_LATER = """
+    import os, sys
+    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        open("fifo").read()
+        sys.exit(7)
+"""
+"""The rank of node 0 has succeeded long before that of node 1 fails."""
+STUBBORN = """
+    import os, signal
+    for name in ("SIGTERM", "SIGINT"):
+        signal.signal(getattr(signal, name), lambda *_: os.write(1, b"told\\n"))
+    os.write(1, f"ready {os.environ['RANK']} {os.getpid()} 0 of 2\\n".encode())
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a worker that says its place and waits."""
+    script(tmp_path, SAYS_AND_WAITS)
+    return tmp_path
+
+
+# Starts
+
+
+@pytest.mark.once
+def test_workers_get_what_two_torchruns_give(tmp_path: Path) -> None:
+    """But that torch's node 0 is any, and MASTER_PORT one of its own."""
+    scripts(tmp_path, TELL)
+    for name, argv in zip(("torchrun", "ours"), BOTH, strict=True):
+        port, words = free_port(), ("--nproc-per-node=2", "--rdzv-id=a b")
+        folder = tmp_path / name
+        with ExitStack() as stack:
+            runs = [
+                stack.enter_context(launcher(folder, port, *words, meets="c10d", argv=argv, args="."))
+                for _ in range(2)
+            ]
+            assert statuses(runs) == [0, 0], told(runs)
+    for rank in range(4):
+        theirs, mine = (
+            json.loads((tmp_path / name / str(rank)).read_text())["env"] for name in ("torchrun", "ours")
+        )
+        differing = {key for key in {*theirs, *mine} if theirs.get(key) != mine.get(key)}
+        assert differing - {"PWD", "TMPDIR"} <= {*MAY_DIFFER, "MASTER_ADDR", "MASTER_PORT"}
+        assert (mine["MASTER_ADDR"], mine["MASTER_PORT"]) == ("localhost", str(port))
+
+
+def test_node_ranks_that_all_have_are_kept(tmp_path: Path) -> None:
+    """Also where another launcher than that of node 0 is to be the controller."""
+    script(tmp_path, 'import os; os.write(1, (os.environ["GROUP_RANK"] + os.environ["MINE"]).encode())')
+    port = free_port()
+    with (
+        launcher(tmp_path, port, "--node-rank=1", "--rdzv-conf=is_host=0", meets="c10d", MINE="1") as first,
+        launcher(tmp_path, port, "--node-rank=0", "--rdzv-conf=is_host=1", meets="c10d", MINE="0") as second,
+    ):
+        assert statuses([first, second]) == [0, 0], told([first, second])
+        assert (first.stdout, second.stdout) == ("11", "00")
+
+
+def test_the_controller_may_be_another_node_than_the_first(tmp_path: Path) -> None:
+    script(tmp_path, 'import os; os.write(1, (os.environ["GROUP_RANK"] + os.environ["MINE"]).encode())')
+    port = free_port()
+    with (
+        launcher(tmp_path, port, "--node-rank=1", "--rdzv-conf=is_host=1", meets="c10d", MINE="1") as first,
+        launcher(tmp_path, port, "--node-rank=0", "--rdzv-conf=is_host=0", meets="c10d", MINE="0") as second,
+    ):
+        assert statuses([first, second]) == [0, 0], told([first, second])
+        assert (first.stdout, second.stdout) == ("11", "00")
+
+
+def test_a_node_rank_that_two_have_does_not_count(place: Path) -> None:
+    """As where the shell of the batch script fills in $SLURM_NODEID for all."""
+    with launchers(place, "--node-rank=0", meets="c10d") as runs:
+        workers(runs)
+        says = {rank: "this is node" in run.stderr for run in runs for rank in run.worker_pids()}
+        assert says == {0: False, 1: True}
+        assert "this is node 1, not --node-rank 0: with c10d" in told(runs)
+
+
+def test_each_launcher_shows_and_keeps_what_its_own_ranks_print(tmp_path: Path) -> None:
+    script(tmp_path, "import os; os.write(1, b'out %s\\n' % os.environb[b'RANK'])")
+    with launchers(tmp_path, "--nproc-per-node=2", "--tee=3", "--log-dir=logs") as runs:
+        assert statuses(runs) == [0, 0]
+        kept: dict[str, str] = {}
+        for path in (tmp_path / "logs").rglob("*.log"):
+            kept[path.read_text()] = str(path.relative_to(tmp_path / "logs")).partition("/")[2]
+        for node, run in enumerate(runs):
+            other = runs[1 - node]
+            for local in range(2):
+                rank = 2 * node + local
+                assert f"[default{local}]:out {rank}\n" in run.stdout
+                assert f"out {rank}\n" not in other.stdout
+                assert kept[f"out {rank}\n"] == f"attempt_0/{local}/stdout.log"
+
+
+def test_each_rank_has_the_input_of_its_own_launcher(tmp_path: Path) -> None:
+    script(tmp_path, "import os, sys; print(os.environ['RANK'], sys.stdin.readline().strip())")
+    with launchers(tmp_path) as runs:  # they have /dev/null
+        assert statuses(runs) == [0, 0], told(runs)
+        assert [run.stdout for run in runs] == ["0 \n", "1 \n"]
+
+
+# Ends
+
+
+@pytest.mark.parametrize("meets", ["static", "c10d"])
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_failing_rank_ends_all_nodes_with_its_status_and_each_says_which(
+    tmp_path: Path, meets: str, fails: int
+) -> None:
+    script(
+        tmp_path,
+        f"""
+        import os, signal
+        if os.environ["RANK"] == "{fails}":
+            raise SystemExit(5)
+        signal.pause()
+        """,
+    )
+    with launchers(tmp_path, meets=meets) as runs:
+        assert statuses(runs) == [5, 5], told(runs)
+        for run in runs:
+            words = rf"^distlaunch: rank {fails} \(\S+\) failed first: exit status 5$"
+            assert re.search(words, run.stderr, re.MULTILINE)
+        assert sum("ended after" in run.stderr for run in runs) == 1, "only the controller has the summary"
+
+
+def test_the_controller_quotes_the_last_words_of_a_rank_on_another_node(tmp_path: Path) -> None:
+    script(
+        tmp_path, "import os, signal\nif os.environ['RANK'] == '1': raise ValueError('bad')\nsignal.pause()"
+    )
+    with launchers(tmp_path) as (first, second):
+        assert statuses([first, second]) == [1, 1]
+        assert "distlaunch:   | ValueError: bad\n" in first.stderr
+        assert "\nValueError: bad\n" in second.stderr
+
+
+def test_a_script_that_one_node_lacks_is_told_by_all(tmp_path: Path) -> None:
+    script(tmp_path, "import signal; signal.pause()")
+    (tmp_path / "elsewhere").mkdir()
+    port = free_port()
+    with launcher(tmp_path, port) as first, launcher(tmp_path / "elsewhere", port, node=1) as second:
+        assert statuses([first, second]) == [127, 127]
+        for run in (first, second):
+            assert "could not be started: worker.py: No such file or directory" in run.stderr
+
+
+def test_a_node_that_has_ended_well_ends_as_the_others_do(tmp_path: Path) -> None:
+    """torchrun's first node would end with 0, after five minutes."""
+    os.mkfifo(tmp_path / "fifo")
+    script(tmp_path, ENDS_LATER)
+    with launchers(tmp_path) as runs:
+        wait_gone([*runs[0].wait_ready(1).values()], PATIENCE_S)
+        runs[1].wait_ready(1)
+        (tmp_path / "fifo").write_text("end")
+        assert statuses(runs) == [7, 7], told(runs)
+        assert all(re.search(r"rank 1 \(\S+\) failed first: exit status 7", run.stderr) for run in runs)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["controller", "another"])
+@pytest.mark.parametrize("meets", ["static", "c10d, told"])
+def test_a_killed_launcher_ends_the_others_and_leaves_nothing(place: Path, number: int, meets: str) -> None:
+    with launchers(place, meets=meets, count=3) as runs:
+        pids = workers(runs)
+        runs[number].process.kill()
+        wait_gone(pids, 10.0)
+        words = "its launcher" if number else "lost the controller on localhost: it closed the connection"
+        for run in (run for i, run in enumerate(runs) if i != number):
+            assert run.wait() == LOST
+            assert words in run.stderr, run.stderr
+
+
+@pytest.mark.parametrize("which", ["agent", "guardian"])
+def test_a_killed_agent_ends_all(place: Path, which: str) -> None:
+    with launchers(place) as runs:
+        pids = workers(runs)
+        (guardian,) = children_of(runs[1].process.pid)
+        victim = guardian if which == "guardian" else children_of(guardian)[0]
+        os.kill(victim, signal.SIGKILL)
+        assert statuses(runs) == [LOST, LOST], told(runs)
+        wait_gone(pids, 10.0)
+        assert all("agent" in run.stderr for run in runs)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [0, 1], ids=["controller", "another"])
+def test_an_interrupt_of_one_ends_all(place: Path, number: int, signum: signal.Signals) -> None:
+    with launchers(place) as runs:
+        pids = workers(runs)
+        runs[number].process.send_signal(signum)
+        assert statuses(runs) == [128 + signum, 128 + signum], told(runs)
+        wait_gone(pids, 5.0)
+        assert all(f"distlaunch: stopped by {signum.name}\n" in run.stderr for run in runs)
+
+
+def test_a_signal_to_all_launchers_is_one_wish(tmp_path: Path) -> None:
+    """As a scheduler sends it; the second wish would be to kill."""
+    script(
+        tmp_path,
+        """
+        import os, signal, sys
+        def leave(*_):
+            os.write(1, b"told\\n")
+            open("fifo").read()
+            os.write(1, b"ended in order\\n")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        os.write(1, f"ready {os.environ['RANK']} {os.getpid()} 0 of 2\\n".encode())
+        while True:
+            signal.pause()
+        """,
+    )
+    os.mkfifo(tmp_path / "fifo")
+    with launchers(tmp_path) as runs:
+        workers(runs)
+        for run in runs:
+            run.process.send_signal(signal.SIGTERM)
+        for run in runs:
+            run.wait_for("told\n")
+        (tmp_path / "fifo").write_text("end")
+        assert statuses(runs) == [143, 143], told(runs)
+        assert all("ended in order" in run.stdout for run in runs)
+
+
+def test_the_second_interrupt_of_a_launcher_kills_all(tmp_path: Path) -> None:
+    script(tmp_path, STUBBORN)
+    with launchers(tmp_path) as runs:
+        pids = workers(runs)
+        runs[1].process.send_signal(signal.SIGINT)
+        runs[1].wait_for("stopped by SIGINT")
+        runs[0].wait_for("told\n")
+        runs[1].wait_for("told\n")
+        runs[1].process.send_signal(signal.SIGINT)
+        assert statuses(runs) == [130, 130], told(runs)
+        wait_gone(pids, 5.0)
+
+
+def test_ctrl_z_is_answered_by_each_and_ends_nothing(place: Path) -> None:
+    with launchers(place) as runs:
+        workers(runs)
+        for run in runs:
+            run.process.send_signal(signal.SIGTSTP)
+            run.wait_for("can't be suspended")
+        runs[1].process.terminate()
+        assert statuses(runs) == [143, 143]
+
+
+def test_killed_launchers_can_be_started_again_at_once(place: Path) -> None:
+    port = free_port()
+    for _ in range(2):
+        with launcher(place, port) as first, launcher(place, port, node=1) as second:
+            workers([first, second])
+            for run in (first, second):
+                run.process.kill()
+
+
+# Restarts
+
+
+@pytest.mark.parametrize(("meets", "fails"), [("c10d", 1), ("static", 0)])
+def test_a_failing_rank_has_the_ranks_of_all_nodes_start_again(
+    tmp_path: Path, meets: str, fails: int
+) -> None:
+    script(
+        tmp_path,
+        """
+        import os
+        import torch, torch.distributed as dist
+        count, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        os.write(1, f"attempt {count}: rank {rank} of {int(total)}\\n".encode())
+        if count == 0 and rank == FAILS:
+            os._exit(5)
+        dist.barrier()  # of which the other rank fails, too, often before its launcher is told
+        dist.destroy_process_group()
+        """.replace("FAILS", str(fails)),
+    )
+    with launchers(tmp_path, "--max-restarts=2", meets=meets) as runs:
+        all_ended_well(runs, last="attempt 1: rank")
+        said = "".join(run.stdout for run in runs).splitlines()
+        assert len(said) == len({*said})
+        last = [f"attempt 1: rank {rank} of 2" for rank in range(2)]
+        assert {f"attempt 0: rank {fails} of 2", *last} <= {*said}
+        failed = rf"rank {fails} .* failed first: exit status 5; "
+        assert re.search(rf"^distlaunch: {failed}restart 1 of 2$", told(runs), re.MULTILINE), told(runs)
+        assert re.search(rf"^distlaunch: {failed}restarting$", told(runs), re.MULTILINE), told(runs)
+
+
+def test_once_all_restarts_are_used_all_nodes_end(tmp_path: Path) -> None:
+    script(tmp_path, "import os, signal, sys\nif os.environ['RANK'] == '1': sys.exit(5)\nsignal.pause()")
+    with launchers(tmp_path, "--max-restarts=1") as (first, second):
+        assert statuses([first, second]) == [5, 5], told([first, second])
+        assert first.stderr.count("restart 1 of 1") == 1
+        assert second.stderr.count("; restarting") == 1
+        for run in (first, second):
+            assert "not restarting: already restarted once" in run.stderr
+
+
+def test_failures_on_two_nodes_at_once_are_one_restart(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+        import os, sys
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.write(1, b"ready 0 1\\n")
+            open("fifo").read()
+            sys.exit(5)
+        """,
+    )
+    os.mkfifo(tmp_path / "fifo")
+    with launchers(tmp_path, "--max-restarts=1", count=3) as runs:
+        for run in runs:
+            run.wait_ready(1)
+        (tmp_path / "fifo").write_text("end")
+        assert statuses(runs) == [0, 0, 0], told(runs)
+
+
+def test_a_node_that_is_done_starts_again_with_the_others(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    script(tmp_path, ENDS_LATER)
+    with launchers(tmp_path, "--max-restarts=3") as runs:
+        wait_gone([*runs[0].wait_ready(1).values()], PATIENCE_S)
+        runs[1].wait_ready(1)
+        (tmp_path / "fifo").write_text("end")
+        assert statuses(runs) == [0, 0], told(runs)
+        assert [run.stdout.count("ready") for run in runs] == [2, 2]
+
+
+def test_an_interrupt_while_all_start_again_ends_all(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+        import os, signal, sys
+        if os.environ["RANK"] == "0":
+            open("fifo").read()
+            sys.exit(5)
+        signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"told to end\\n"))
+        os.write(1, b"ready 0 1\\n")
+        while True:
+            signal.pause()
+        """,
+    )
+    os.mkfifo(tmp_path / "fifo")
+    with launchers(tmp_path, "--max-restarts=3", "--shutdown-timeout=2") as (first, second):
+        second.wait_ready(1)
+        (tmp_path / "fifo").write_text("end")
+        second.wait_for("told to end")
+        first.wait_for("restart 1 of 3")
+        second.process.send_signal(signal.SIGINT)
+        assert statuses([first, second]) == [130, 130], told([first, second])
+
+
+@pytest.mark.parametrize("meets", ["static", "c10d, told"])
+def test_a_launcher_that_is_killed_and_started_again_goes_on_with_the_others(
+    tmp_path: Path, meets: str
+) -> None:
+    """With new files for what its ranks print."""
+    script(tmp_path, SAYS_AND_WAITS.replace("signal.pause()", "count == '1' or signal.pause()"))
+    port, words = free_port(), ("--max-restarts=1", "--tee=3", "--log-dir=logs")
+    with (
+        launcher(tmp_path, port, *words, meets=meets) as first,
+        launcher(tmp_path, port, *words, meets=meets, node=1) as second,
+    ):
+        pids = workers([first, second])
+        second.process.kill()
+        first.wait_for("was lost: its launcher")
+        with launcher(tmp_path, port, *words, meets=meets, node=1) as third:
+            assert statuses([first, third]) == [0, 0], told([first, third])
+            assert "joins as node 1" in first.stderr
+            assert [run.stdout.count(" 1 of 2") for run in (first, third)] == [1, 1]
+        wait_gone(pids, 0.0)
+    kept = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
+    assert sum(" 1 of 2" in text for text in kept) == 2
+
+
+def test_only_the_launcher_of_the_missing_node_is_taken_in(place: Path) -> None:
+    port, words = free_port(), ("--max-restarts=1",)
+    with (
+        launcher(place, port, *words, nodes=3) as first,
+        launcher(place, port, *words, nodes=3, node=1) as second,
+        launcher(place, port, *words, nodes=3, node=2) as third,
+    ):
+        workers([first, second, third])
+        third.process.kill()
+        first.wait_for("was lost: its launcher")
+        with launcher(place, port, *words, nodes=3, node=1) as other:
+            assert other.wait() == Exit.USAGE
+            assert "the run has all the nodes it needs" in other.stderr
+        first.wait_for("the run has all the nodes it needs")
+        assert first.process.poll() is None
+
+
+# Elastic jobs
+
+
+def test_an_elastic_job_starts_with_the_fewest_and_takes_a_late_launcher_in(place: Path) -> None:
+    """All start again with the larger world, in which the late node has more workers than the first."""
+    port, words = free_port(), ("--rdzv-conf=last_call_timeout=1",)
+    with launcher(place, port, *words, nodes="1:2", meets="c10d") as first:
+        assert len(workers([first])) == 1
+        assert "0 of 1" in first.stdout
+        with launcher(place, port, *words, "--nproc-per-node=2", nodes="1:2", meets="c10d") as second:
+            workers([first], attempt=1)
+            workers([second], attempt=1, each=2)
+            assert first.stdout.endswith(" 1 of 3\n")
+            assert "joins as node 1" in first.stderr
+            first.process.terminate()
+            assert statuses([first, second]) == [143, 143], told([first, second])
+
+
+def test_an_elastic_job_begins_at_once_when_all_are_there(tmp_path: Path) -> None:
+    script(tmp_path, "import os; print(os.environ['WORLD_SIZE'])")
+    port = free_port()
+    words = ("--rdzv-conf=last_call_timeout=600",)
+    with (
+        launcher(tmp_path, port, *words, nodes="1:2", meets="c10d") as first,
+        launcher(tmp_path, port, *words, nodes="1:2", meets="c10d") as second,
+    ):
+        assert statuses([first, second]) == [0, 0], told([first, second])
+        assert (first.stdout, second.stdout) == ("2\n", "2\n")
