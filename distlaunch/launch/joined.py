@@ -153,6 +153,7 @@ class _JoinedAgent(Agent):
         self._seat, self._part = seat, part
         self._stops = 0
         self._stopping = self._told = False
+        self._why_lost = ""
         self.own_status = self.outcome = 0
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *wire.NOTICES):
             signal.signal(signum, signal.SIG_IGN)  # they come by way of the guardian
@@ -189,11 +190,21 @@ class _JoinedAgent(Agent):
         if self._stops > 2:
             self._leave_early()
 
+    def _hear_end(self, damage: str = "") -> None:
+        self._why_lost = f"it sent what it may not ({damage})" if damage else "it closed the connection"
+        super()._hear_end(damage)
+
     def _lose_link(self) -> None:
         if not (self._told or self._link_lost):
             self.outcome = LOST_STATUS
-            self._part.say(f"lost the connection to the controller on {self._seat.controller}; stopping")
+            why = self._why_lost or f"no heartbeat for {self._lease_s:g} s"
+            text = f"lost the controller on {self._seat.controller}: {why}; stopping this node's ranks"
+            self._part.say(text)
         super()._lose_link()
+
+    def _say_leaving(self, signum: int, damage: str = "") -> None:
+        orphaned = os.getppid() != self._guardian
+        super()._say_leaving(signum, "its launcher was killed" if orphaned else damage)
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
         if command.run_id != self._seat.run_id:

@@ -61,7 +61,7 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
 
 def _why_it_leaves(event: AgentLeaving) -> str:
     if event.orphaned:
-        return "its agent's guardian process was killed"
+        return event.damage or "its agent's guardian process was killed"
     if event.signum:
         return f"its agent was stopped by {signal_words(event.signum)}"
     if event.damage:
