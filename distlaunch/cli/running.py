@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.run import run_job
-from distlaunch.links.begun import Ahead
+from distlaunch.links.link import Link
 from distlaunch.system.signals import Interrupts, Signals
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_shown(
-    spec: JobSpec, early: Ahead | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
+    spec: JobSpec, early: Link | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
 ) -> "Summary":
     """Run `spec` and show it, with `view` on a screen; ranks' output goes to `output_fd`.
 
@@ -32,7 +32,7 @@ def run_shown(
     return summary
 
 
-def run_shown_by_hand(spec: JobSpec, early: Ahead | None, tell: Callable[[str], object]) -> int:
+def run_shown_by_hand(spec: JobSpec, early: Link | None, tell: Callable[[str], object]) -> int:
     """The same of this node's part of a job whose launchers were started by hand; the status of the whole."""
     from distlaunch.by_hand.run import run_by_hand
 

@@ -8,7 +8,6 @@ from distlaunch.catalog.index import Ticket, note_begin
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
-from distlaunch.links.begun import Ahead
 from distlaunch.links.link import Link
 from distlaunch.links.opening import open_links
 from distlaunch.links.process import Child
@@ -44,8 +43,8 @@ class Start(Frozen):
     clock: Clock
 
 
-def start_run(spec: JobSpec, early: Ahead | None = None) -> Start:
-    """Begin a run of `spec`; `early` is what `links.ahead` has begun for it.
+def start_run(spec: JobSpec, early: Link | None = None) -> Start:
+    """Begin a run of `spec`; `early` is what `links.ahead` has opened for it.
 
     Raises `DistlaunchError` when its folder can't be made, or nobody can be notified.
     """
@@ -73,9 +72,7 @@ def start_run(spec: JobSpec, early: Ahead | None = None) -> Start:
 
         make_room_for_links(len(spec.pool))
     links = open_links(spec, early)
-    asked = ask_addresses(spec, early)  # which takes as long as a host's answer
-    if early:
-        early.settle()
+    asked = ask_addresses(spec)  # which takes as long as a host's answer
     return Start(spec, run_id, folder, status, links, asked, clock)
 
 

@@ -50,6 +50,7 @@ class Link:
         self._behind_boot = b""
         self._protocol_error = ""
         self.at_end = False
+        self._idle = True
         self._pidfd: int | None = None
         if transport.direct:
             self._unsent += streams.without_marker()
@@ -75,6 +76,7 @@ class Link:
 
         Where several nodes share the link, each gets the frames of all.
         """
+        self._idle = False
         data = wire.encode_command(node, as_object(command))
         if self._boot:
             self._behind_boot += data
@@ -164,7 +166,9 @@ class Link:
         return bool(waiting.poll(seconds * 1000))
 
     def discard(self) -> None:
-        """End an agent that was given nothing to do, at once and without a trace."""
+        """End an agent at once and without a trace, if it was given nothing to do and is still there."""
+        if not self._idle:
+            return
         self._process.signal(signal.SIGKILL)
         self._process.wait()
         self.close()
@@ -197,6 +201,7 @@ class Link:
 
     def close(self) -> None:
         """Close the pipes and reap the process, if it has been killed or has ended."""
+        self._idle = False
         self._process.close()
         if self._pidfd is not None:
             os.close(self._pidfd)

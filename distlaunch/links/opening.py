@@ -20,7 +20,6 @@ from distlaunch.transport.slurm import Slurm
 from distlaunch.transport.streams import OneStream
 
 if TYPE_CHECKING:
-    from distlaunch.links.begun import Ahead
     from distlaunch.transport.slurm.group import SlurmGroup
 
 STEP_NODES = 32
@@ -28,34 +27,20 @@ STEP_NODES = 32
 NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
 
 
-def link_here(child: process.Child, nonce: str, unsent: bytes) -> Link:
-    """The link to an agent on this machine that was sent all it boots from, but for what is `unsent`."""
-    link = Link(Local(), child, OneStream([b""], nonce), lambda: unsent)
-    link.flush()
-    return link
-
-
-def open_link(spec: JobSpec, *indices: int, early: "Ahead | None" = None) -> Link:
-    """Start the transport to a node, or to several that have one together; their agents will say hello.
-
-    `early` may have begun it.
-    """
+def open_link(spec: JobSpec, *indices: int) -> Link:
+    """Start the transport to a node, or to several that have one together; their agents will say hello."""
     pythons = {index: spec.pool[index].python or spec.python for index in indices}
     if spec.container:
-        return _open_container(spec, spec.container, indices[0], pythons, early)
+        return _open_container(spec, spec.container, indices[0], pythons)
     reaches = [spec.pool[index].reach for index in indices]
     steps = [reach for reach in reaches if isinstance(reach, Slurm)]
     if len(steps) > 1:
         return _open_step(steps, pythons)
-    return _open(reaches[0], pythons, spec.invocation.shares_stdio, early=early)
+    return _open(reaches[0], pythons, spec.invocation.shares_stdio)
 
 
 def _open_container(
-    spec: JobSpec,
-    container: Container,
-    index: int,
-    pythons: Mapping[int, str | None],
-    early: "Ahead | None",
+    spec: JobSpec, container: Container, index: int, pythons: Mapping[int, str | None]
 ) -> Link:
     """A container on the node: by the node's shell, or by srun itself."""
     from distlaunch.transport.container_entry import entry, in_step  # few jobs have them
@@ -68,19 +53,21 @@ def _open_container(
         step = in_step(reach, container, workdir, os.path.expanduser("~"))
         return _open(step, pythons, inside=(opening,))
     inside = (entry(container, workdir), opening)
-    return _open(reach, pythons, inside=inside, early=early)
+    return _open(reach, pythons, inside=inside)
 
 
-def open_links(spec: JobSpec, early: "Ahead | None" = None) -> dict[int, Link]:
-    """Start the transports to all nodes; they take what was begun `early`, as far as it is theirs."""
+def open_links(spec: JobSpec, early: Link | None = None) -> dict[int, Link]:
+    """Start the transports to all nodes; the agent opened `early` serves the first one, or is discarded."""
     links: dict[int, Link] = {}
     first = spec.nodes[0]
     ours = (first.python or spec.python) in (None, sys.executable) and not spec.container
-    if early and first.local and ours and (link := early.link()):
-        links[0] = link
+    if early and first.local and ours:
+        links[0] = early
     for group in _groups(spec):
         if group[0] not in links:
-            links |= dict.fromkeys(group, open_link(spec, *group, early=early))
+            links |= dict.fromkeys(group, open_link(spec, *group))
+    if early and links[0] is not early:
+        early.discard()
     return links
 
 
@@ -111,7 +98,6 @@ def _open(
     pythons: Mapping[int, str | None],
     shares: bool = False,
     inside: Sequence[bytes] = (),
-    early: "Ahead | None" = None,
 ) -> Link:
     """`pythons` has, by node, the interpreter that is named for it.
 
@@ -119,14 +105,9 @@ def _open(
     """
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
-    return _link(reach, _begun(reach, early, (0, 1) if shares else ()), pythons, inside)
-
-
-def _begun(reach: Transport, early: "Ahead | None", sharing: Sequence[int] = ()) -> process.Child:
-    """The process that reaches a node: one that was begun `early`, or a new one."""
     if reach.folder:
         _make_folder(reach.folder)
-    return (early.child(reach.argv()) if early else None) or _start(reach, sharing)
+    return _link(reach, _start(reach, (0, 1) if shares else ()), pythons, inside)
 
 
 def _start(reach: "Transport | SlurmGroup", sharing: Sequence[int] = ()) -> process.Child:

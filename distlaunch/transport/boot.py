@@ -52,8 +52,8 @@ from _frozen_importlib_external import MAGIC_NUMBER
 def block(): return r(int(r(8)))
 magic, code, source = block(), block(), block()
 same = magic == MAGIC_NUMBER
-codes = marshal.loads(code) if same else eval(zlib.decompress(source))
-exec(marshal.loads(zlib.decompress(codes[SHIPPED])) if same else codes[SHIPPED])
+codes = marshal.loads(zlib.decompress(code)) if same else eval(zlib.decompress(source))
+exec(marshal.loads(codes[SHIPPED]) if same else codes[SHIPPED])
 install(codes, PACKAGES)
 from distlaunch.agent.guardian import main
 main(NONCE, PLACE)
@@ -66,8 +66,8 @@ class Bundle(Frozen):
     """The agent's modules, ready to be sent.
 
     `code` is for interpreters with the same `magic` (the .pyc format's number), which spares them the
-    compiling (20 ms); `source` is for all others. Each is a mapping by the names of modules: marshalled, to
-    the compressed code of each, marshalled; or the repr, compressed, to the source of each.
+    compiling (20 ms); `source` is for all others. Each is a compressed mapping by the names of modules: to
+    the marshalled code of each, and marshalled itself; or the repr of one to the source of each.
     """
 
     magic: bytes

@@ -344,6 +344,20 @@ def test_a_secret(site: Site, figures: Figures) -> None:
     figures("processes and texts that were searched", len(argvs) + len(texts), unit="")
 
 
+@pytest.mark.fault(67, "a secret in a job file, and on a command line", promise="11")
+def test_a_secret_in_a_job_file_is_written_only_to_the_run(tmp_path: Path, figures: Figures) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    places = {"HOME": str(home), "TMPDIR": str(home), "XDG_CACHE_HOME": "", "XDG_STATE_HOME": ""}
+    job = write_job(tmp_path, "", f"gpus_per_node: 0\nenv: {{TOKEN: {SECRET}}}")
+    for _ in range(2):
+        done = distlaunch("run", str(job), "--set", f"env.OTHER={SECRET}", env={**os.environ, **places})
+        assert done.returncode == 0, done.stderr
+    left = [path for path in home.rglob("*") if path.is_file()]
+    assert [path.name for path in left] == ["runs.jsonl"]
+    figures("files with it", sum(SECRET in path.read_text() for path in left), at_most=0, unit="")
+
+
 @pytest.mark.fault(68, "umask 0", promise="11")
 def test_umask_0(tmp_path: Path, figures: Figures) -> None:
     scratch = tmp_path / "tmp"
