@@ -5,7 +5,6 @@
 
     launch/start      opens a Link to each node (links/, by its kind of transport/), makes the run folder
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
-                      with ssh.tree: sh ─▶ relay ─▶ guardian, and ─▶ ssh to the nodes below
 
     launch/loop       agent ─Frame─▶ links/ ─report─▶ translation/ ─Event─▶ supervisor/step(State, Event)
                       agent ◀─Frame─ links/ ◀─command─ translation/ ◀─Action─┘    │

@@ -5,17 +5,14 @@ import gc
 import io
 import os
 import signal
-import stat
 import sys
 from collections.abc import Sequence
 from types import FrameType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from distlaunch.links.begun import Ahead
+    from distlaunch.links.link import Link
 
-_PEEK = 1 << 16
-_FOR_HOSTS = (b"nodes: [", b"hostfile:", b"container:")
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -27,7 +24,7 @@ def main() -> None:
     try:
         _fill_standard_descriptors()
         _print_anything()
-        _leave(_with_packed_modules(sys.argv[1:]))
+        _leave(_run_command(sys.argv[1:]))
     except KeyboardInterrupt:
         _leave(_INTERRUPTED)  # while importing or parsing: nothing was started yet
     except OSError as error:
@@ -54,21 +51,8 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _with_packed_modules(words: Sequence[str]) -> int:
-    command = words[0] if words else ""
-    if not command[:1].isalpha() or not command.replace("-", "").isalpha() or command == "exec":
-        return _run_command(words)  # of `exec` a pod may have nothing else
-    from distlaunch import packed
-
-    modules = packed.install(command)
-    status = _run_command(words)
-    if status == 0:  # so there is such a command
-        modules.keep()
-    return status
-
-
 def _run_command(words: Sequence[str]) -> int:
-    early = _begun_early(words)
+    early = _opened_early(words)
     try:
         return _run_with(words, early)
     finally:
@@ -76,20 +60,18 @@ def _run_command(words: Sequence[str]) -> int:
             early.discard()
 
 
-def _begun_early(words: Sequence[str]) -> "Ahead | None":
-    """What of the job can be begun before it is read, if it is one that starts here and now."""
+def _opened_early(words: Sequence[str]) -> "Link | None":
+    """An agent on this machine, if the command starts a job now that may run here."""
     command = words[0] if words else ""
     elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
     if command not in ("run", "torchrun") or elsewhere:
         return None
-    from distlaunch.links.ahead import begin_again, open_ahead
+    from distlaunch.links.ahead import open_ahead
 
-    if names_hosts(command, words):
-        return begin_again(words, job_file(words))
     return open_ahead(shares_stdio=command == "torchrun")
 
 
-def _run_with(words: Sequence[str], early: "Ahead | None") -> int:
+def _run_with(words: Sequence[str], early: "Link | None") -> int:
     command = words[0] if words else ""
     if command == "exec":  # each of many tasks waits for it
         from distlaunch.cli.exec_task import run_exec
@@ -107,26 +89,6 @@ def _run_with(words: Sequence[str], early: "Ahead | None") -> int:
     from distlaunch.cli.app import run_app
 
     return run_app(words, early)
-
-
-def names_hosts(command: str, words: Sequence[str]) -> bool:
-    """Whether a job file is for other machines or containers, as far as a look at it tells without YAML."""
-    path = job_file(words)
-    if command != "run" or not path:
-        return False
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return False  # a pipe can be read only once
-        with open(path, "rb") as file:
-            lines = file.read(_PEEK).splitlines()
-    except OSError:
-        return False  # it is opened again, and told then
-    return any(line.startswith(_FOR_HOSTS) or line.rstrip() == b"nodes:" for line in lines)
-
-
-def job_file(words: Sequence[str]) -> str:
-    """What is most likely the path of the job file on a command line."""
-    return next((word for word in words[1:] if word.endswith((".yaml", ".yml"))), "")
 
 
 def _fill_standard_descriptors() -> None:

@@ -78,11 +78,6 @@ def _known(**numbers: int | None) -> dict[str, str]:
     return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
-def agent_environment(meeting: Rendezvous) -> dict[str, str]:
-    """The variables of a torch elastic agent, which sets all others for its workers."""
-    return {"DISTLAUNCH_BACKEND": meeting.backend}
-
-
 def own_environment(position: Position, one_device: bool = False) -> dict[str, str]:
     """The variables that differ from worker to worker.
 

@@ -35,9 +35,9 @@ def spans(numbers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, span)) for span in found)
 
 
-def rank_list(ranks: Sequence[int]) -> str:
+def rank_list(ranks: Sequence[int], unit: str = "rank") -> str:
     """Ascending ranks: `rank 3`, `ranks 0-2, 5`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks).replace(',', ', ')}"
+    return f"{unit}{'s' if len(ranks) > 1 else ''} {spans(ranks).replace(',', ', ')}"
 
 
 def span_words(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """Drives the real command line from tests: starts runs, reads their output as it comes, finds what is left.
 
-Nothing here sleeps: output is awaited on pipes, ends of processes on pidfds.
+Output is awaited on pipes, ends of processes on pidfds; what nobody announces is looked at until it is there.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ PRESS_S = 0.15
 """Between two presses of Ctrl-C: what comes within a tenth of a second is one wish."""
 PATIENCE_S = 150.0
 """No test waits longer than this for anything; only a hang gets there."""
+LOOK_S = 0.05
 
 TORCHS_ABORT = "terminate called without an active exception"
 """A worker that has used gloo, under torch 2.13, aborts now and then at its end, whoever started it."""
@@ -83,6 +84,27 @@ def nothing_was_dropped(stderr: str) -> None:
         raise LateError(told[0])
 
 
+def wait_until(holds: Callable[[], bool], else_told: Callable[[], str]) -> None:
+    """Wait for what nobody announces; `else_told` says what there is instead."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, else_told()
+        time.sleep(LOOK_S)
+
+
+@contextlib.contextmanager
+def line_pipe(path: Path) -> Iterator[Callable[[], str]]:
+    """Make a named pipe; what is yielded waits for the next line that somebody writes there."""
+    os.mkfifo(path)
+    with path.open("r+b", buffering=0) as pipe:
+
+        def line() -> str:
+            assert select.select([pipe], [], [], PATIENCE_S)[0], f"nobody has written to {path}"
+            return pipe.readline().decode().removesuffix("\n")
+
+        yield line
+
+
 def distlaunch_argv(*arguments: str) -> list[str]:
     """The command line under test, of this checkout and interpreter."""
     return [sys.executable, "-m", "distlaunch", *arguments]
@@ -108,6 +130,7 @@ def on_a_terminal(
 ) -> tuple[int, bytes]:
     """Run a command on a terminal of its own: its exit status, and all that was shown there.
 
+    Lines that tell how far a slow start is, as on a busy machine, are left out: they are taken away again.
     Once the words of `gate` are shown there, its named pipe, which somebody reads, is opened and closed.
     """
     controller, terminal = os.openpty()
@@ -124,7 +147,7 @@ def on_a_terminal(
                     gate = None
         status = process.wait(PATIENCE_S)
     os.close(controller)
-    return status, shown
+    return status, re.sub(rb"\r\x1b\[K(distlaunch: [^\r\n]*\r\x1b\[K)+", b"", shown)
 
 
 def write_job(folder: Path, worker: str, job: str = "") -> Path:
@@ -282,8 +305,11 @@ def children_of(pid: int) -> list[int]:
 
 
 def command_line(pid: int) -> list[str]:
-    """The words of a process's command line."""
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    """The words of a process's command line; none once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def descendants_of(pid: int) -> list[int]:

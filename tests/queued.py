@@ -1,11 +1,10 @@
 """What tests of jobs in any scheduler's queue have in common."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
-from tests.harness import PATIENCE_S, distlaunch
+from tests.harness import distlaunch, wait_until
 
 
 def rows(*options: str) -> list[dict[str, Any]]:
@@ -35,13 +34,14 @@ class Printed:
         self.folder, self._scheduler = folder, scheduler
 
     def output(self, job: str) -> str:
-        """What its script has printed so far."""
+        """The lines that its script has printed so far."""
         path = self.folder / "runs" / f"{self._scheduler}-{job}.out"
-        return path.read_text() if path.exists() else ""
+        text = path.read_text() if path.exists() else ""
+        return text[: text.rfind("\n") + 1]  # the last line may be half written
 
     def wait_for(self, job: str, words: str, times: int = 1) -> None:
         """Wait until its script has printed that so often."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.output(job).count(words) < times:
-            assert time.monotonic() < deadline, f"no {words!r} in {self.output(job)!r}"
-            time.sleep(0.05)
+        wait_until(
+            lambda: self.output(job).count(words) >= times,
+            lambda: f"no {words!r} in {self.output(job)!r}",
+        )

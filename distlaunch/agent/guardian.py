@@ -9,6 +9,7 @@ import select
 import time
 
 from distlaunch.agent import lines, scratch, sweep, wire
+from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.lean import signal
 
 TYPE_CHECKING = False
@@ -25,12 +26,11 @@ _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _WATCHED = (signal.SIGCHLD, *_STOPS, *wire.NOTICES)
 
 
-def main(nonce: str, place: "Union[int, Tuple[str, Dict[str, int]]]", relay: int = 0) -> None:
+def main(nonce: str, place: "Union[int, Tuple[str, Dict[str, int]]]") -> None:
     """Fork the agent, wait for its end, sweep, exit. Called by the boot; never returns.
 
     `place` is the node's index; or, where several nodes share one link, the variable that names the node, and
-    their indices: what each writes then has the form of `distlaunch.agent.lines`. `relay` is the process of
-    the node's relay, which may have been stopped, and then would stay.
+    their indices: what each writes then has the form of `distlaunch.agent.lines`.
     """
     alone = isinstance(place, int)
     node = place if isinstance(place, int) else place[1][os.environ[place[0]]]
@@ -45,46 +45,61 @@ def main(nonce: str, place: "Union[int, Tuple[str, Dict[str, int]]]", relay: int
         from distlaunch.agent import serve  # not before the fork: the guardian stays small
 
         serve.main(nonce, node, folder, alone)
-    status = _watch(agent)
+    ended = watch(agent)
+    status = wire.NOT_CLEAN if ended.unswept else wire.AGENT_DIED if ended.exited is None else ended.exited
     if not alone:
         lines.say_gone(1, status)
     folder.remove_left()
-    if relay and relay == os.getppid():
-        os.kill(relay, signal.SIGCONT)
     os._exit(status)
 
 
-def _watch(agent: int) -> int:
-    """Wait for the agent to end; once told to stop, make sure that it does, even if it is stuck."""
+class Ended(Frozen):
+    """How an agent has ended: the status that it `exited` with, None = it was killed.
+
+    `unswept`: some of its descendants resisted.
+    """
+
+    exited: "Optional[int]"
+    unswept: bool
+
+
+def watch(agent: int, link: int = 0, passed_on: "Optional[Dict[int, int]]" = None) -> Ended:
+    """Wait for the agent's end, and sweep; once told to stop, make sure that it does, even if it is stuck.
+
+    `link` is the descriptor of the link's input. Of the signals in `passed_on`, which are blocked, the agent
+    gets another each, and knows what to do; without any, those that stop processes are taken as just that.
+    """
     status: "Optional[int]" = None
     deadline: "Optional[float]" = None
+    watched = (signal.SIGCHLD, *passed_on) if passed_on else _WATCHED
+    passed = passed_on or {signum: signum for signum in wire.NOTICES}
+    stops = () if passed_on else _STOPS
     while status is None:
         wait_s = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
-        received = signal.sigtimedwait(_WATCHED, wait_s)
+        received = signal.sigtimedwait(watched, wait_s)
         # A wait that a stop and a continuation outlast ends with no signal, and not with None (CPython 3.11).
-        told = received is not None and received.si_signo in _STOPS
-        if deadline is None and (told or _hung_up()):
+        signum = 0 if received is None else received.si_signo
+        if deadline is None and (signum in stops or _hung_up(link)):
             deadline = time.monotonic() + STOP_S
-            os.kill(agent, signal.SIGTERM)
+            if not passed_on:
+                os.kill(agent, signal.SIGTERM)
             os.kill(agent, signal.SIGCONT)  # to a stopped process SIGTERM stays pending
-        if received is not None and received.si_signo in wire.NOTICES:  # the agent knows what to do
-            os.kill(agent, received.si_signo)
+        if signum in passed:
+            os.kill(agent, passed[signum])
         if deadline is not None and time.monotonic() >= deadline:
             os.kill(agent, signal.SIGKILL)
         for pid, ended in sweep.reap():
             if pid == agent:
                 status = ended
-    clean = _sweep_rest()
-    if not clean:
-        return wire.NOT_CLEAN
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else wire.AGENT_DIED
+    unswept = not _sweep_rest()
+    return Ended(os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, unswept)
 
 
-def _hung_up() -> bool:
+def _hung_up(link: int) -> bool:
     """Whether the link's other end is closed; the agent, which reads it, may be in no state to notice."""
-    link = select.poll()
-    link.register(0, select.POLLRDHUP)
-    return bool(link.poll(0))
+    looks = select.poll()
+    looks.register(link, select.POLLRDHUP)
+    return bool(looks.poll(0))
 
 
 def _sweep_rest() -> bool:

@@ -112,7 +112,7 @@ def remove(folder: str) -> None:
     """Delete the folder and its files, if it is there."""
     inner = os.path.join(folder, "inner")
     if os.path.isdir(inner):
-        import shutil  # only jobs with torch's agents leave folders
+        import shutil  # few jobs leave folders
 
         shutil.rmtree(inner, ignore_errors=True)
     try:

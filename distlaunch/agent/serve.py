@@ -106,13 +106,14 @@ class Agent:
         self._link_full = False
         self._leaving = False
         self._status = wire.CLEAN
+        self._signums: "Tuple[int, ...]" = (signal.SIGCHLD, *_SIGNALS, *wire.NOTICES)
 
     def run(self, received: bytes = b"") -> int:
         """Serve until closed, or until the link, the lease or a signal ends it; the exit status.
 
         What is `received` came with the boot.
         """
-        self._poller.watch_signals((signal.SIGCHLD, *_SIGNALS, *wire.NOTICES), self._on_signals)
+        self._poller.watch_signals(self._signums, self._on_signals)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the guardian has blocked them
         self._poller.watch(self._link_in, self._receive)
         self._outbox.report(self._hello())
@@ -178,12 +179,13 @@ class Agent:
     def _obey(self, received: bytes) -> None:
         try:
             frames = [frame for frame in self._decoder.feed(received) if frame.node == self._node]
-            commands = [messages.read(messages.COMMANDS, frame.message()) for frame in frames]
+            for frame in frames:
+                command = messages.read(messages.COMMANDS, frame.message())
+                if type(command) not in self._commands:
+                    raise wire.ProtocolError("unexpected message: %s" % type(command).__name__)
+                self._commands[type(command)](command)
         except wire.ProtocolError as error:
             self._hear_end(str(error))
-            return
-        for command in commands:
-            self._commands[type(command)](command)
 
     def _flush(self) -> None:
         if self._link_lost:

@@ -6,7 +6,6 @@ See `distlaunch.transport.boot`.
 import gc
 import marshal
 import sys
-import zlib
 from _frozen_importlib import ModuleSpec
 
 TYPE_CHECKING = False
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 class Shipped:
     """A finder and loader, as the import system wants them.
 
-    `codes` has by the name of a module its source, or code as bytes, compressed and marshalled: for most are
-    not imported. `packages` are the names of those that are packages.
+    `codes` has by the name of a module its source, or its code, which stays marshalled until it is imported.
+    `packages` are the names of those that are packages.
     """
 
     def __init__(self, codes: "Dict[str, Union[str, bytes]]", packages: "Collection[str]") -> None:
@@ -38,10 +37,7 @@ class Shipped:
         """Run its code."""
         name = module.__name__
         code = self._codes[name]
-        if isinstance(code, bytes):
-            made = marshal.loads(zlib.decompress(code))  # noqa: S302 (our own)
-        else:
-            made = compile(code, name, "exec")
+        made = marshal.loads(code) if isinstance(code, bytes) else compile(code, name, "exec")  # noqa: S302 (ours)
         exec(made, module.__dict__)  # noqa: S102 (as importers do)
 
 

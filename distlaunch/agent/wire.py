@@ -5,13 +5,11 @@ A link is a pair of byte streams. After the boot (see ``distlaunch.transport.boo
 both directions carry frames:
 
     offset  size  field
-    0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT; RELAY to and from a relay; END: the last one
-                  of a launcher that joined, about the end of its agent
+    0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT; END: the last one of a launcher that joined
     1       2     node index, since one link may serve several nodes
     3       2     generation whose worker printed it, modulo GENERATIONS; 0 for CONTROL
     5       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT,
-                  the rank for FLIGHT: a piece of its flight recorder's dump, which `start` asked for;
-                  for RELAY what it is: see `distlaunch.agent.relay`
+                  the rank for FLIGHT: a piece of its flight recorder's dump, which `start` asked for
     7       4     length of the payload in bytes, capped by kind
 
 A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. PACKED is the same,
@@ -41,8 +39,7 @@ CONTROL = 1
 OUTPUT = 2
 FLIGHT = 3
 PACKED = 4
-RELAY = 5
-END = 6
+END = 5
 PACK_BYTES = 900
 """Longer commands are packed: srun sends what is over 1024 bytes in pieces, each 40 ms after the last."""
 GENERATIONS = 1 << 16
@@ -108,12 +105,6 @@ def encode_flight(node: int, generation: int, rank: int, payload: bytes) -> byte
     return HEADER.pack(FLIGHT, node, generation % GENERATIONS, rank, len(payload)) + payload
 
 
-def encode_relay(node: int, what: int, payload: "Union[bytes, memoryview]" = b"") -> bytes:
-    """RELAY frames of what the other side is to get, in pieces of at most MAX_OUTPUT bytes."""
-    pieces = [payload[at : at + MAX_OUTPUT] for at in range(0, len(payload) or 1, MAX_OUTPUT)]
-    return b"".join([HEADER.pack(RELAY, node, 0, what, len(piece)) + piece for piece in pieces])
-
-
 def encode_message(node: int, message: "Message") -> bytes:
     """One CONTROL frame."""
     return _control(CONTROL, node, _json(message))
@@ -140,11 +131,9 @@ def _json(message: "Message") -> bytes:
     return encode(message).encode()  # ASCII
 
 
-REPORTS = {CONTROL: MAX_REPORT, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT}
+REPORTS = {CONTROL: MAX_REPORT, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT, END: MAX_REPORT}
 COMMANDS = {CONTROL: MAX_COMMAND, PACKED: MAX_COMMAND}
-RELAYED = {RELAY: MAX_OUTPUT}
-"""The kinds of frames that an agent sends, that it gets, and that a relay sends and gets; and the bytes that
-the payload of each may have."""
+"""The kinds of frames that an agent sends, and that it gets; and the bytes that each payload may have."""
 
 
 class FrameDecoder:

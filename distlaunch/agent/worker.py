@@ -139,7 +139,7 @@ def spawn(spec: "WorkerSpec", error_file: str, keeps: "Sequence[int]" = ()) -> W
     agent = os.getpid()
 
     def become() -> None:
-        for fd in keeps:
+        for fd in (*keeps, *_kept()):
             os.set_inheritable(fd, True)
         ends = {fd: write for fd, (_, write) in pipes.items()}
         _become_worker(spec, env, {**ours, **ends}, confirm[1], agent)
@@ -283,6 +283,16 @@ def _words(code: int, stage: str) -> str:
 
 _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 _shared = dict(enumerate(map(int, filter(None, os.environ.pop(shared.VARIABLE, "").split(",")))))
+
+
+def share(*fds: int) -> None:
+    """Have workers share descriptors of this very process, by their numbers."""
+    _shared.update({fd: os.dup(fd) for fd in fds})
+
+
+def _kept() -> "List[int]":
+    """What of MPI's a worker has, too, if it shares anything with the command."""
+    return [int(os.environ[shared.KEPT])] if _shared and os.environ.get(shared.KEPT, "").isdigit() else []
 
 
 def make_room(workers: int) -> None:

@@ -2,6 +2,21 @@
 
 from collections.abc import Mapping
 
+from distlaunch.agent.frozen import Frozen
+
+
+class TaskPlace(Frozen):
+    """Where a scheduler's task stands on its host and among the hosts; None = not known.
+
+    Each such task is a node of the job, with one rank.
+    """
+
+    local_rank: int
+    local_size: int
+    node_rank: int | None
+    node_count: int | None
+
+
 _NUMBERS = (
     "OMPI_COMM_WORLD_RANK",
     "PMIX_RANK",

@@ -34,7 +34,7 @@ def find(word: str | None, alone: bool = False) -> Run:
     known = folders()
     if word in known:
         return run_in(known[word]) or _unknown(word)
-    if runs := _of_job(word, known):
+    if runs := _of_job(word, known) or _of_ticket(word, known):
         return _of_several(runs, f"of {word}", alone) or _unknown(word)
     begun = _begun_with(word, known)
     if len(begun) > 1:
@@ -72,6 +72,12 @@ def _of_job(word: str, known: Mapping[str, str]) -> dict[str, str]:
     part = job_part(name)
     alike = {run: path for run, path in known.items() if job_of(run) == part}
     return alike if part == name else _called(name, alike)
+
+
+def _of_ticket(word: str, known: Mapping[str, str]) -> dict[str, str]:
+    """The runs inside a scheduler's job of that id."""
+    inside = {run for run, entry in listed().items() if entry.queued and entry.queued.id == word}
+    return {run: path for run, path in known.items() if run in inside}
 
 
 def _called(name: str, alike: Mapping[str, str]) -> dict[str, str]:

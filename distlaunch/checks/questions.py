@@ -23,14 +23,14 @@ class Agents:
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._links = Links(self._take, lambda node, failure, _: self._fail(node, failure))
+        self._links = Links(self._take, self._fail)
         self._answers: dict[int, Any] = {}
         self._expected: tuple[type, ...] = ()
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self.failures: dict[int, LinkFailure] = {}
 
     def __enter__(self) -> "Agents":
-        links = open_links(self._spec, flat=True)  # who asks wants to know of each from here
+        links = open_links(self._spec)
         for node, link in links.items():
             self._links.add(node, link)
         self._await(set(links), (messages.Hello,), self._spec.timeouts.connect_s)

@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
-    from distlaunch.links.begun import Ahead
+    from distlaunch.links.link import Link
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -35,10 +35,10 @@ class PlanFormat(str, Enum):
     json = "json"
 
 
-def run_app(words: Sequence[str], early: "Ahead | None" = None) -> int:
+def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
     """Run the command line; the exit status. Only our own errors are caught: a bug shows its traceback.
 
-    `early` is what was begun before the job was read.
+    `early` is an agent on this machine, opened before the job was read.
     """
     if words and words[0].endswith((".yaml", ".yml")):
         say(f"no command {words[0]!r}: `distlaunch run {words[0]}` runs a job")

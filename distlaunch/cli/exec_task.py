@@ -1,25 +1,31 @@
-"""`distlaunch exec -- PROGRAM ARGS…`: becomes the program, as the rank that this task is."""
+"""`distlaunch exec -- PROGRAM ARGS…`: runs the program as the rank that this task is."""
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from distlaunch.allocation.engine_task import engine_task, task_names
 from distlaunch.allocation.mpi_task import mpi_task
+from distlaunch.allocation.place import TaskPlace
 from distlaunch.allocation.slurm_task import slurm_task
 from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.cli.stderr import say
-from distlaunch.errors import DistlaunchError, UsageError, reason
-from distlaunch.system.allocation import allocation_here
-from distlaunch.task.environment import task_environment
-from distlaunch.task.meeting import meet
+from distlaunch.errors import DistlaunchError, UsageError
+from distlaunch.links.dial import Launcher, blocked
+from distlaunch.links.join import Prover
+from distlaunch.plan.gathering import Arrival, Gathering, ports_for
+
+if TYPE_CHECKING:
+    from distlaunch.job.spec import JobSpec
+    from distlaunch.system.signals import Signals
 
 USAGE = "usage: distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
 
 Run PROGRAM as one rank of many, started task by task by srun, mpirun, flux run or jsrun: sets RANK,
-LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the rest of torchrun's contract from their variables, and
-becomes the program.
+LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the rest of torchrun's contract from their variables.
+The task of rank 0 controls all: when a rank fails, the others are stopped, and each task says which it was.
 
   --virtual-local-rank  LOCAL_RANK is 0: each task sees only its own GPU (srun --gpus-per-task)
   -h, --help            Show this help and exit.
@@ -27,21 +33,82 @@ becomes the program.
 
 
 def run_exec(words: Sequence[str]) -> int:
-    """Become the program; the exit status if that can't be."""
+    """Run the program as this task's rank; the exit status."""
     try:
         virtual, argv = _parsed(words)
         if not argv:
             print(HELP, end="")
             return 0
-        environ = _environment(virtual)
+        task = _task(os.environ)
+        if not virtual:
+            check_devices(task, os.environ)
+        check_master(task, os.environ)
+        return _run(task, argv, gathering_of(task, virtual, os.environ))
     except DistlaunchError as error:
         say(str(error))
         return error.exit_status
-    try:
-        os.execvpe(argv[0], argv, environ)  # noqa: S606 — there is no shell, as wanted
-    except OSError as error:
-        say(f"{argv[0]}: {reason(error)}")
-        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
+    """How the tasks of a step come together: at the user's endpoint, else at a port that all draw alike."""
+    job = f"{task.step} {task.restarts} {os.getuid()}"
+    port = environ.get("MASTER_PORT")
+    local_rank = 0 if virtual else task.local_rank
+    place = TaskPlace(local_rank, task.local_size, task.node_rank, task.node_count)
+    gpus = 1 if task.devices and (virtual or task.devices >= task.local_size) else 0
+    name = os.uname().nodename or "localhost"
+    return Gathering(
+        Arrival(job, name, (task.size, task.size), task.rank, place=place, gpus=gpus),
+        hosts=_hosts(task, environ),
+        ports=(int(port),) if port else ports_for(job),
+        serves=task.rank == 0,
+        fixed=port is not None,
+        hint="check MASTER_ADDR",
+    )
+
+
+def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
+    from distlaunch.system.signals import Signals
+
+    with Signals() as signals:
+        if gathering.serves:
+            return _control(job_of(task, argv, gathering.arrival), gathering, signals)
+        seat = Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, say).seated()
+        blocked(signals.watched)
+    from distlaunch.launch.joined import OneRank, serve  # the sooner the tasks have met the better
+
+    return serve(seat, OneRank(argv, scans=task.local_rank == 0), signals.watched, own_first=True)
+
+
+def _control(spec: "JobSpec", gathering: Gathering, signals: "Signals") -> int:
+    """Rank 0's task is the controller of all."""
+    from distlaunch.cli.running import run_controller
+    from distlaunch.launch.gather import Gathered, gather
+
+    met = gather(spec, gathering, signals, say)
+    assert isinstance(met, Gathered)
+    return run_controller(met.spec, met.door, signals)
+
+
+def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
+    """The part of this task in the job: a node with one rank."""
+    from distlaunch.agent import scratch
+    from distlaunch.job.spec import Earlier, Invocation, JobSpec, Logs, NodeSpec, Program, TorchrunLogs
+
+    folder, *spares = scratch.places()
+    earlier = Earlier(task.job, task.restarts) if task.restarts else None
+    return JobSpec(
+        name=os.path.basename(argv[0]),
+        nodes=(NodeSpec(arrival.name, gpus=arrival.gpus, procs=1, place=arrival.place),),
+        program=Program("command", (argv[0],)),
+        args=tuple(argv[1:]),
+        workdir=os.getcwd(),
+        logs=Logs(folder, temporary=True, torchrun=TorchrunLogs(), spares=tuple(spares)),
+        rendezvous_id=task.step,
+        python=sys.executable,
+        source="the command line",
+        invocation=Invocation(placeholders=False, shares_stdio=True, earlier=earlier),
+    )
 
 
 def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
@@ -56,48 +123,29 @@ def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
     return bool(options), argv
 
 
-def _environment(virtual: bool) -> dict[str, str]:
-    environ = dict(os.environ)
-    task = _task(environ)
-    if not virtual:
-        check_devices(task, environ)
-    check_master(task, environ)
-    task, endpoint = _met(task, environ)
-    sys.stdout.flush()
-    return task_environment(task, environ, endpoint, virtual)
-
-
 def _task(environ: Mapping[str, str]) -> Task:
     """mpirun's before the scheduler's, which may have started one task for all of it."""
     if task := mpi_task(environ):
-        return task
+        if task.manager is None or environ.get("MASTER_PORT"):
+            return task
+        from distlaunch.system.pmi import located  # of MPICH alone
+
+        return located(task, task.manager)
     names = task_names(environ)
     if names is None:
         return slurm_task(environ)
+    from distlaunch.system.allocation import allocation_here  # of few schedulers
+
     allocation = allocation_here()
     return engine_task(names, environ, [node.host for node in allocation.nodes] if allocation else [])
 
 
-def _met(task: Task, environ: Mapping[str, str]) -> tuple[Task, tuple[str, int]]:
-    """The task, and where the ranks meet: as the user has said, or as they agree."""
-    if port := environ.get("MASTER_PORT"):
-        return task, (_address(task, environ), int(port))
-    if task.manager is None:
-        return task, meet(task, say)
-    from distlaunch.task.pmi import ProcessManager  # mpirun's tasks may have one
-
-    manager = ProcessManager(task.manager)
-    endpoint = manager.meet(task)
-    number, count = manager.node_of(task.rank) or (None, None)
-    manager.close()
-    known = task._replace(step=manager.job, job=manager.job, node_rank=number, node_count=count)
-    return known, endpoint
-
-
-def _address(task: Task, environ: Mapping[str, str]) -> str:
-    """The user's, or that of rank 0's host."""
+def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """By which rank 0's host is reached: the user's, else what the task knows."""
     if told := environ.get("MASTER_ADDR"):
-        return told
-    if not task.on_one_node and not task.addresses:
+        return (told,)
+    if task.on_one_node:
+        return ("127.0.0.1",)
+    if not task.addresses:
         raise UsageError("MASTER_PORT is set, but not MASTER_ADDR: set both, or unset it")
-    return "127.0.0.1" if task.on_one_node else task.addresses[0]
+    return task.addresses

@@ -57,8 +57,8 @@ def from_accelerate(
 ) -> None:
     """Print a job file for an accelerate config."""
     from distlaunch.dropin.from_accelerate import accelerate_draft
-    from distlaunch.system.documents import parse
     from distlaunch.system.job_file import read_text, source_of
+    from distlaunch.system.yaml_document import parse
 
     source = source_of(config)
     _print(accelerate_draft(parse(read_text(config), source), source, program or ()), as_json)

@@ -7,7 +7,7 @@ import typer
 from distlaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.links.begun import Ahead
+    from distlaunch.links.link import Link
 
 Job = Annotated[
     str, typer.Argument(metavar="JOB.YAML", help="The job file, or - for standard input.", show_default=False)
@@ -32,8 +32,8 @@ class Call(NamedTuple):
 
     words: tuple[str, ...]
     """The whole command line."""
-    early: "Ahead | None"
-    """What was begun before the job was read."""
+    early: "Link | None"
+    """An agent on this machine, opened before the job was read."""
 
 
 def check_dashes(call: Call, args: list[str] | None) -> None:

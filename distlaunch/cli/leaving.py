@@ -1,9 +1,7 @@
 """`run --detach`: the controller in a session of its own, which outlives the terminal and this command."""
 
 import contextlib
-import importlib
 import os
-import pkgutil
 import signal
 import sys
 
@@ -13,12 +11,6 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import Start, start_run
 from distlaunch.state.job import State
 from distlaunch.system.signals import Signals
-
-IMPORTED_LATE = (
-    *("batch", "diagnosis", "launch", "links", "observers", "plan", "supervisor"),
-    *("transport", "transport.slurm", "transport.ssh"),
-)
-"""Packages whose modules a run imports when it needs them."""
 
 
 def run_detached(spec: JobSpec, quiet: bool = False) -> int:
@@ -41,14 +33,6 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
     if sys.stderr.isatty() and not quiet:
         say(f"running in the background; follow it with `distlaunch attach {run}`")
     return Exit.OK
-
-
-def _import_the_rest() -> None:
-    """All that a failure may need weeks from now, when another distlaunch may be installed in our place."""
-    for name in IMPORTED_LATE:
-        package = importlib.import_module(f"distlaunch.{name}")
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
 
 
 def _pass_signals_on(controller: int) -> None:
@@ -92,7 +76,6 @@ def _supervised(start: Start, signals: Signals, quiet: bool, ready: int) -> int:
         silence(os.path.join(start.folder.path, CONTROLLER_LOG))
         with os.fdopen(ready, "w") as pipe:
             pipe.write(start.run_id)
-        _import_the_rest()
 
     departure = Departure(Terminal(signals, 2, quiet), leave)
     return supervise(start, signals, [departure]).state.outcome

@@ -2,8 +2,7 @@
 
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.plan.document import plan_document
-from distlaunch.plan.engine import planned_workers
-from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan
+from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, planned_workers
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
 

@@ -26,9 +26,6 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
     if target == STDIN or os.path.exists(target) or target.endswith((".yaml", ".yml")):
         # Ports do not depend on GPUs: don't ask for their number where the file leaves it open.
         spec = _reached_with(load_job(target, overrides), config)
-        if not spec.engine.serves_store:
-            text = "no port to check: its rendezvous endpoint is your etcd server"
-            raise UsageError(f"{target}: {text}")
         known = spec._replace(
             nodes=tuple(n._replace(gpus=n.gpus or 0, procs=n.procs or 1) for n in spec.nodes)
         )

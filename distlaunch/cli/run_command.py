@@ -13,7 +13,7 @@ from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.links.begun import Ahead
+    from distlaunch.links.link import Link
 
 
 class RunOptions(Frozen):
@@ -62,7 +62,7 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
     return RunOptions(jobs[0], tuple(words[dashes + 1 :]), tuple(overrides), **asked)
 
 
-def run_plain(words: Sequence[str], early: "Ahead | None") -> int | None:
+def run_plain(words: Sequence[str], early: "Link | None") -> int | None:
     """Run a usual command line; the exit status, or None for one that is Typer's."""
     options = plain_options(words)
     if options is None:
@@ -74,8 +74,8 @@ def run_plain(words: Sequence[str], early: "Ahead | None") -> int | None:
         return error.exit_status
 
 
-def run_with(options: RunOptions, early: "Ahead | None") -> int:
-    """Run the job; the exit status. `early` is what was begun before. Raises `DistlaunchError`."""
+def run_with(options: RunOptions, early: "Link | None") -> int:
+    """Run the job; the exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
     from distlaunch.system.job_file import load_job
 
     _check(options)
@@ -89,13 +89,12 @@ def run_with(options: RunOptions, early: "Ahead | None") -> int:
         from distlaunch.cli.leaving import run_detached
 
         return run_detached(spec, options.quiet)
+    from distlaunch.cli.output import print_json  # now: a run ends with the code that it began with
     from distlaunch.cli.running import run_shown
 
     fd = 2 if options.as_json else 1
     summary = run_shown(spec, early, output_fd=fd, quiet=options.quiet, view=options.view)
     if options.as_json:
-        from distlaunch.cli.output import print_json
-
         print_json(summary.document())
     return summary.state.outcome
 

@@ -5,18 +5,19 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.run import run_job
-from distlaunch.links.begun import Ahead
+from distlaunch.links.link import Link
 from distlaunch.system.signals import Interrupts, Signals
 
 if TYPE_CHECKING:
     from distlaunch.diagnosis.summary import Summary
+    from distlaunch.links.door import Door
     from distlaunch.observers.observer import Observer
     from distlaunch.observers.terminal import Terminal
     from distlaunch.plan.gathering import Gathering
 
 
 def run_shown(
-    spec: JobSpec, early: Ahead | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
+    spec: JobSpec, early: Link | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
 ) -> "Summary":
     """Run `spec` and show it, with `view` on a screen; ranks' output goes to `output_fd`.
 
@@ -27,35 +28,41 @@ def run_shown(
         summary = run_job(spec, observers, signals, early)
     if spec.restarts.requeue:
         from distlaunch.cli.stderr import say
-        from distlaunch.launch.again import ask_for_another  # the last act: it may end us
+        from distlaunch.launch.again import ask_for_another  # there already; the last act: it may end us
 
         ask_for_another(summary.state, say)
     return summary
 
 
-def run_gathered(
-    spec: JobSpec, gathering: "Gathering", early: Ahead | None = None, *, own_first: bool = False
-) -> int:
+def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = None) -> int:
     """Run this node's part of a job whose launchers somebody else started; the exit status of the whole.
 
-    With `own_first` it is that of a rank that failed here. Raises `DistlaunchError`.
+    Raises `DistlaunchError`.
     """
     from distlaunch.cli.stderr import say
     from distlaunch.launch.gather import Gathered, gather
+    from distlaunch.links.dial import blocked
 
     with Signals(spec.invocation.signals) as signals:
         if early:
             early.discard()  # its lease may end while the others are waited for
         met = gather(spec, gathering, signals, say)
         if isinstance(met, Gathered):
-            from distlaunch.launch.start import start_run
-            from distlaunch.launch.supervise import supervise
+            return run_controller(met.spec, met.door, signals)
+        blocked(signals.watched)
+    from distlaunch.launch.joined import serve
+    from distlaunch.launch.own_ranks import OwnRanks
 
-            start = start_run(met.spec, door=met.door)
-            return supervise(start, signals, _observers(signals, 1, quiet=True)).state.outcome
-        from distlaunch.launch.joined import serve
+    return serve(met, OwnRanks(spec), signals.watched)
 
-        return serve(spec, met, signals, say, own_first)
+
+def run_controller(spec: JobSpec, door: "Door", signals: Signals) -> int:
+    """Run a job whose launchers have joined; its exit status. Raises `DistlaunchError`."""
+    from distlaunch.launch.start import start_run
+    from distlaunch.launch.supervise import supervise
+
+    start = start_run(spec, door=door)
+    return supervise(start, signals, _observers(signals, 1, quiet=True)).state.outcome
 
 
 def _observers(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator[Terminal]":

@@ -28,8 +28,8 @@ def _table(*columns: str) -> Table:
 
 
 def print_plan_table(plan: LaunchPlan) -> None:
-    """One row per worker: node, local rank, rank, device, address; with torch's agents, one per node."""
-    heading, columns, rows = (_ranks if plan.spec.engine.gives_ranks else _agents)(plan)
+    """One row per worker: node, local rank, rank, device, address."""
+    heading, columns, rows = _ranks(plan)
     if len(rows) > MANY:
         print_text(_aligned(escape(heading), [columns, *rows]))
         return
@@ -53,7 +53,7 @@ def _aligned(heading: str, rows: Sequence[Sequence[str]]) -> str:
 
 def _ranks(plan: LaunchPlan) -> Told:
     """One row per rank, with its CPU binding if the job asks for one; of many ranks one per node."""
-    size = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.nodes), 'node')}"
+    size = f"{counted(plan.world_size, plan.unit)} on {counted(len(plan.nodes), 'node')}"
     inside = plan.spec.container
     where = f", in containers of {inside.image} ({inside.runtime})" if inside else ""
     by = f", started by {plan.spec.mpirun[0]}" if plan.spec.mpirun else ""
@@ -81,25 +81,7 @@ def _of_node(plan: LaunchPlan, node: NodePlan) -> list[str]:
 
 
 def _meeting(plan: LaunchPlan, rank: int) -> str:
-    port = plan.master_port or "a free port"
-    return f"MASTER_ADDR {plan.master_addr}, {port}" if rank == 0 else ""
-
-
-def _agents(plan: LaunchPlan) -> Told:
-    spec = plan.spec
-    most, fewest = len(spec.nodes), spec.fewest
-    nodes = f"{most} nodes" if fewest == most else f"{fewest} to {most} nodes"
-    ranks = f"{'up to ' if fewest < most else ''}{plan.world_size} ranks"
-    heading = f"{spec.name}: torch's elastic agents on {nodes}, {ranks} numbered by torch, {plan.backend}"
-    rows = []
-    where = f"{plan.master_addr}, {plan.master_port or 'a free port'}"
-    for node in plan.nodes:
-        devices = sorted(
-            {node.device(local_rank).partition(":")[0] for local_rank in range(node.agent_procs)}
-        )
-        meeting = f"{spec.ranking} at {where}" if node.node_rank == 0 else ""
-        rows.append([node.label, str(node.agent_procs), ", ".join(devices), meeting])
-    return heading, ["node", "ranks", "devices", "rendezvous"], rows
+    return plan.meeting_place if rank == 0 else ""
 
 
 def print_port_report(report: PortReport) -> None:

@@ -12,7 +12,7 @@ from distlaunch.dropin.torchrun_job import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 
 if TYPE_CHECKING:
-    from distlaunch.links.begun import Ahead
+    from distlaunch.links.link import Link
 
 USAGE = """\
 usage: distlaunch torchrun [flags] SCRIPT [script arguments]
@@ -27,8 +27,8 @@ flags:
 docs/torchrun.md describes what each flag does here."""
 
 
-def run_torchrun(words: Sequence[str], early: "Ahead | None" = None) -> int:
-    """Run a torchrun command line; the exit status. `early` is what was begun before."""
+def run_torchrun(words: Sequence[str], early: "Link | None" = None) -> int:
+    """Run a torchrun command line; the exit status. `early` is an agent opened ahead."""
     try:
         flags = parse_flags(words, os.environ)
         if flags.help:
@@ -52,7 +52,7 @@ def _help() -> int:
     return Exit.OK
 
 
-def _run(flags: Flags, early: "Ahead | None") -> int:
+def _run(flags: Flags, early: "Link | None") -> int:
     for line in notices(flags):
         say(line)
     place = here()
@@ -93,7 +93,7 @@ def _folder() -> str:
         raise DistlaunchError(f"can't read the current directory: {error.strerror}") from None
 
 
-def _hand_over(why: str, words: Sequence[str], early: "Ahead | None") -> None:
+def _hand_over(why: str, words: Sequence[str], early: "Link | None") -> None:
     """Become torch's own elastic agent."""
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     say(f"{why} needs torch's elastic agent; handing over to {python} -m torch.distributed.run")

@@ -146,6 +146,10 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
         "set env: {NCCL_DEBUG: INFO} to see more; NCCL_SOCKET_IFNAME must name an interface on every node",
     ),
     (
+        r"connection to etcd has failed",
+        "no etcd server answers that node at rendezvous.endpoint, or it lacks the v2 API (etcd --enable-v2)",
+    ),
+    (
         r"[Nn]o space left on device",
         "a disk is full: check where the script writes, TMPDIR, and /dev/shm",
     ),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.wording import status_words
 
 LAST_LINES = 40
 """Lines of last words that count if they hold no traceback."""
@@ -36,6 +37,14 @@ _LOST = re.compile(
     r"|received errors while waiting"
 )
 _TIMED_OUT = re.compile(r"[Tt]im(?:ed |e)out")
+_TORCHRUN = re.compile(
+    r'(?m)^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*/torch/distributed/run\.py", line '
+)
+"""How torchrun's own traceback begins, with which it ends when a rank of its own has failed."""
+_ROOT = re.compile(
+    r"Root Cause \(first observed failure\):\n(?:.*\n)*?"
+    r"  rank +: (\d+) \(local_rank: (\d+)\)\n  exitcode +: (-?\d+) \(pid: (\d+)\)"
+)
 
 
 class Words(Frozen):
@@ -53,7 +62,7 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     """Judge a rank's exit by its status (as in `WorkerExited`), the end of its stderr, its error record."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends so
-    said = _RANK_PREFIX.sub("", stderr)
+    said = _RANK_PREFIX.sub("", split_torchrun(stderr)[0])
     recorded = record and (record.get("callstack") or record.get("message"))
     text = root_error(recorded if isinstance(recorded, str) else said)
     error = _of_a_collective(text)
@@ -78,6 +87,25 @@ def _of_a_collective(error: str) -> str:
     message = _LOG.split(error[frames[-1].end() :], maxsplit=1)[0] if frames else error
     within = bool(frames) and bool(_IN_TORCH_DISTRIBUTED.search(frames[-1][1]))
     return message if within or _COLLECTIVES.search(message) else ""
+
+
+def split_torchrun(words: str) -> tuple[str, str]:
+    """The last words of a torchrun: those of its first rank that failed, and in a line how it did.
+
+    Those of any other program are its own, and "".
+    """
+    own = list(_TORCHRUN.finditer(words))
+    if not own:
+        return words, ""
+    said, report = words[: own[-1].start()], words[own[-1].start() :]
+    found = _ROOT.search(report)
+    if not found:  # torchrun itself has failed: its last line says how
+        return said, report.strip().splitlines()[-1]
+    rank, local_rank, exitcode, pid = found.groups()
+    # Where torch.distributed marks what ranks say, the others, whom it lost, are left out.
+    marked = re.findall(rf"(?m)^\[\w*rank{rank}\]:.*\n", said)
+    how = f"root cause: rank {rank} (local rank {local_rank}, pid {pid}): {status_words(int(exitcode))}"
+    return "".join(marked) or said, how
 
 
 def without_remarks(words: str) -> str:

@@ -9,7 +9,7 @@ from distlaunch.state.job import Cause, State
 from distlaunch.state.nodes import Unusable, failure_of, phase_word
 from distlaunch.state.workers import Exited, Worker, WorkerPhase
 from distlaunch.transport.failure import LinkFailure
-from distlaunch.wording import counted, listed, lost_peer_words, rank_list, status_words
+from distlaunch.wording import counted, lost_peer_words, rank_list, status_words
 
 MAX_LINES = 24
 """Lines of last words that are shown."""
@@ -62,7 +62,13 @@ class Summary(Frozen):
         return [
             *lines,
             f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
+            *(f"logs of {label}, there: {folder}" for label, folder in self._logs_elsewhere()),
         ]
+
+    def _logs_elsewhere(self) -> list[tuple[str, str]]:
+        """(node, folder there) of those whose own launchers keep the output."""
+        nodes = self.state.plan.nodes if self.state.plan else ()
+        return [(part.label, part.logs) for part in nodes if part.logs]
 
     def document(self) -> dict[str, Any]:
         """For machines."""
@@ -76,7 +82,7 @@ class Summary(Frozen):
                 {
                     "why": restart.why.value,
                     "cause": restart.cause.text,
-                    "rank": self._rank(restart.cause.rank),
+                    "rank": restart.cause.rank,
                 }
                 for restart in self.state.restarts
             ],
@@ -85,6 +91,7 @@ class Summary(Frozen):
             "workers": [self._worker(worker) for worker in self.state.workers],
             "nodes": [_node_document(self.state, index) for index in range(len(self.state.nodes))],
             "folder": self.folder,
+            "folders_elsewhere": dict(self._logs_elsewhere()),
         }
 
     def cause_document(self, cause: Cause) -> dict[str, Any]:
@@ -92,23 +99,15 @@ class Summary(Frozen):
         known = cause.rank in {worker.rank for worker in self.state.workers}
         return {
             "text": cause.text,
-            "rank": self._rank(cause.rank),
+            "rank": cause.rank,
             "node": _label(self.state, cause.node),
             "last_words": self._shown_words(cause.rank) if cause.rank is not None and known else [],
         }
 
-    @property
-    def _gives_ranks(self) -> bool:
-        return self.state.spec.engine.gives_ranks
-
-    def _rank(self, rank: int | None) -> int | None:
-        """A worker's rank, unless it is a torch agent, which has none."""
-        return rank if self._gives_ranks else None
-
     def _worker(self, worker: Worker) -> dict[str, Any]:
         assert self.state.plan is not None
         return {
-            "rank": self._rank(worker.rank),
+            "rank": worker.rank,
             "node": self.state.plan.node_of(worker.rank).label,
             "phase": worker.phase_word,
             "status": worker.status,
@@ -134,15 +133,14 @@ class Summary(Frozen):
             return [f"  | {line}" for line in words]
         from distlaunch.diagnosis.peer_errors import TRACEBACK
 
-        what = "its traceback is" if TRACEBACK in self.last_words.get(rank, "") else "its last words are"
+        what = "its traceback is" if TRACEBACK in self._said(rank) else "its last words are"
         return [f"  {what} above, marked {above.mark}"] if above.since else []
 
     def _as_printed(self, rank: int, source: int) -> bool:
         """Whether its output contains its last words just as they are."""
-        if not self._gives_ranks:
-            return False
         recorded = "\n".join(self._recorded_lines(self.state.worker(rank)))
-        return source != RECORD or recorded in self.last_words.get(rank, "")
+        words = self.last_words.get(rank, "")
+        return recorded in words if source == RECORD else self._said(rank) == words
 
     def _origin(self, rank: int) -> int:
         if self._recorded_lines(self.state.worker(rank)):
@@ -158,20 +156,22 @@ class Summary(Frozen):
         return self.last_lines.get(rank, "").splitlines()[-STDOUT_LINES:]
 
     def _recorded_lines(self, worker: Worker) -> list[str]:
-        words = _record_words(worker)
-        if words and not self._gives_ranks:
-            from distlaunch.diagnosis.root_cause import root_cause_line
-
-            words.append(root_cause_line(self.last_words.get(worker.rank, "")))
-        return words
+        words, report = _record_words(worker), self._split(worker.rank)[1]
+        return [*words, report] if words and report not in ("", words[-1]) else words
 
     def _last_lines(self, rank: int) -> list[str]:
-        words = self.last_words.get(rank, "")
-        if not self._gives_ranks:
-            from distlaunch.diagnosis.root_cause import root_cause_lines
-
-            return root_cause_lines(words)
+        words = self._said(rank)
         return words.splitlines() if _without_remarks(words) else []
+
+    def _said(self, rank: int) -> str:
+        """The end of its stderr; of a torchrun's own report there, one line."""
+        words, report = self._split(rank)
+        return f"{words}{report}\n" if report else words
+
+    def _split(self, rank: int) -> tuple[str, str]:
+        from distlaunch.diagnosis.peer_errors import split_torchrun  # most jobs end well
+
+        return split_torchrun(self.last_words.get(rank, ""))
 
     @property
     def advice(self) -> str:
@@ -184,7 +184,7 @@ class Summary(Frozen):
             return ""
         from distlaunch.diagnosis.exits import Ending, advice  # of a failure
 
-        said = _without_remarks(self.last_words.get(cause.rank, ""))
+        said = _without_remarks(self._said(cause.rank))
         words = "\n".join(_record_words(worker)) + said
         assert self.state.plan is not None
         python = self.state.plan.node_of(cause.rank).python
@@ -198,20 +198,14 @@ class Summary(Frozen):
     def _module(self) -> str:
         """What `module:` names, where a rank's own Python is to find it."""
         program = self.state.spec.program
-        return program.words[0] if program.kind == "module" and self._gives_ranks else ""
+        return program.words[0] if program.kind == "module" else ""
 
     def _others(self) -> list[str]:
         groups: dict[str, list[int]] = {}
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
                 groups.setdefault(self._fate(worker), []).append(worker.rank)
-        named = rank_list if self._gives_ranks else self._agent_list
-        return [f"{named(ranks)}: {fate}" for fate, ranks in groups.items()]
-
-    def _agent_list(self, numbers: Sequence[int]) -> str:
-        assert self.state.plan is not None
-        names = listed([self.state.plan.node_of(number).label for number in numbers])
-        return f"torch's agent{'s' if len(numbers) > 1 else ''} on {names}"
+        return [f"{rank_list(ranks, self.state.unit)}: {fate}" for fate, ranks in groups.items()]
 
     def _fate(self, worker: Worker) -> str:
         """How a rank other than the first ended; equal ends have equal words, and share a line."""
@@ -228,18 +222,18 @@ class Summary(Frozen):
 
     def _own_fate(self, rank: int, end: Exited) -> str:
         if end.stopped:
-            its_own = end.status > 0 and self._gives_ranks  # it may have ended by itself
+            its_own = end.status > 0  # it may have ended by itself
             return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
-        last = _without_remarks(self.last_words.get(rank, "")).strip().splitlines()[-1:]
+        last = _without_remarks(self._said(rank)).strip().splitlines()[-1:]
         return f"also failed, {status_words(end.status)}" + (f": {last[0][:200]}" if last else "")
 
     def _same_traceback(self, rank: int) -> bool:
         cause = self.state.cause
-        if cause is None or cause.rank is None or not self._gives_ranks:
+        if cause is None or cause.rank is None:
             return False
         from distlaunch.diagnosis.peer_errors import traceback_key
 
-        mine, first = (traceback_key(self.last_words.get(r, "")) for r in (rank, cause.rank))
+        mine, first = (traceback_key(self._split(r)[0]) for r in (rank, cause.rank))
         return bool(mine) and mine == first
 
 

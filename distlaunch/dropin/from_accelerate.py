@@ -9,13 +9,13 @@ from distlaunch.dropin.job_text import (
     Draft,
     Note,
     checked,
+    etcd_offer,
     flow_text,
     gpus_offer,
     joined,
     program_draft,
     visible_gpus,
 )
-from distlaunch.dropin.torch_agents import agents_offer
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Items, Scalar, Value, describe
 from distlaunch.job.hosts import host_error
@@ -174,7 +174,7 @@ def _meeting(config: Config) -> Draft:
         return Draft(near)
     told = f"rdzv_backend: {backend}: distlaunch assigns the ranks itself and needs no store"
     host = values.get("main_process_ip")
-    offers = agents_offer(backend, f"{host}:{port or 29500}" if host else "")
+    offers = etcd_offer(backend, f"{host}:{port or 29500}" if host else "")
     return Draft({} if backend.startswith("etcd") else near, (Note(told, "rendezvous"),), offers)
 
 

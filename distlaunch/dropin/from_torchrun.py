@@ -24,6 +24,7 @@ from distlaunch.dropin.job_text import (
     as_path,
     brace_notes,
     checked,
+    etcd_offer,
     gpus_offer,
     joined,
     visible_gpus,
@@ -31,7 +32,6 @@ from distlaunch.dropin.job_text import (
 from distlaunch.dropin.joining import endpoint_of
 from distlaunch.dropin.over_ssh import UNNAMED, Remote
 from distlaunch.dropin.shell_words import Command
-from distlaunch.dropin.torch_agents import agents_offer
 from distlaunch.dropin.torchrun_job import notices, ranks_of
 from distlaunch.dropin.unexpanded import left_out, unexpanded
 from distlaunch.errors import UsageError
@@ -199,9 +199,10 @@ def _meeting(setting: Setting) -> Draft:
         keys["rendezvous"] = {"id": flags.rdzv_id}
     far = "local_addr" in flags.given and flags.rdzv_backend != "static" and setting.nodes[1] > 1
     notes = (_remark("local_addr", "nodes"),) if far else ()
-    static = flags.rdzv_backend == "static" and flags.rdzv_conf
-    waits = (Note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", "timeouts"),)
-    return joined([Draft(keys, notes), Draft(notes=waits if static else ()), _agents(setting)])
+    waits = "timeout" in flags.rdzv_conf and not flags.rdzv_backend.startswith("etcd")
+    if waits and not is_alone(flags, setting.nodes[1]):
+        notes = (*notes, Note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", "timeouts"))
+    return joined([Draft(keys, notes), _agents(setting)])
 
 
 def _agents(setting: Setting) -> Draft:
@@ -210,9 +211,8 @@ def _agents(setting: Setting) -> Draft:
     if name == "static" or is_alone(flags, setting.nodes[1]):
         return Draft()
     told = f"--rdzv-backend {name}: distlaunch assigns the ranks itself and needs no store"
-    return Draft(
-        notes=(Note(told, "rendezvous"),), offers=agents_offer(name, flags.rdzv_endpoint, flags.rdzv_conf)
-    )
+    offers = etcd_offer(name, flags.rdzv_endpoint, flags.rdzv_conf)
+    return Draft(notes=(Note(told, "rendezvous"),), offers=offers)
 
 
 def _conduct(setting: Setting) -> Draft:

@@ -96,6 +96,17 @@ def gpus_offer(draft: Draft) -> Draft:
     return draft._replace(offers=(*draft.offers, _uneven_offer(draft.keys.get("nodes")) or offer))
 
 
+def etcd_offer(backend: str, endpoint: str, conf: str = "") -> tuple[Offer, ...]:
+    """torch's own elastic agents, to a job that had them meet at an etcd server; 2379 is its usual port."""
+    if not backend.startswith("etcd"):
+        return ()
+    if not re.search(r":[0-9]+$", endpoint):
+        endpoint = f"{endpoint or 'ETCD_HOST'}:2379"
+    more = dict(re.findall(r"(?:^|,)\s*([A-Za-z_]\w*)\s*=\s*([^,]+?)\s*(?=,|$)", conf))
+    value: dict[str, Data] = {"backend": "etcd-v2", "endpoint": endpoint} | ({"conf": more} if more else {})
+    return (Offer("for torch's own elastic agents instead:", "rendezvous", value),)
+
+
 def visible_gpus(env: Mapping[str, str]) -> Draft:
     """`gpus_per_node` where the job itself says which GPUs its workers see."""
     text = env.get("CUDA_VISIBLE_DEVICES")

@@ -86,7 +86,9 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
         wait_s=_seconds(flags, ("join_timeout", "timeout"), Gathering._field_defaults["wait_s"]),
         last_call_s=_seconds(flags, ("last_call_timeout",), Gathering._field_defaults["last_call_s"]),
         ordered=not c10d,
-        hint=f"a node must have the address {host}, or get --rdzv-conf is_host=1" if c10d else "",
+        hint=f"a node must have the address {host}, or get --rdzv-conf is_host=1"
+        if c10d
+        else "check --node-rank 0 and --master-addr",
     )
 
 

@@ -8,7 +8,7 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job.checks import check_keys, check_spec
 from distlaunch.job.document import Entries, Place, Scalar, Value, describe
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
-from distlaunch.job.fields import JOB, LOGS, NOTIFY, RESTARTS
+from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS
 from distlaunch.job.kubernetes_options import KubernetesOptions
 from distlaunch.job.paths import path_in
 from distlaunch.job.pool import Pool
@@ -19,6 +19,7 @@ from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
     Binding,
     EnvValue,
+    Etcd,
     Invocation,
     JobSpec,
     Logs,
@@ -69,7 +70,8 @@ class _Builder:
     def spec(self, source: str) -> JobSpec:
         """The whole."""
         checked, section = self.checked, self.reading.section
-        host, port = self.reading.endpoint()
+        etcd = self._etcd()
+        host, port = (None, None) if etcd else self.reading.endpoint()
         pool = Pool(self.reading, self._of_node)
         return JobSpec(
             name=checked.get("name") or self.around.name or os.path.splitext(os.path.basename(source))[0],
@@ -79,6 +81,7 @@ class _Builder:
             logs=self._logs(),
             master_host=host,
             master_port=port,
+            etcd=etcd,
             env=self._env(checked.get("env")),
             python=self._interpreter(checked.get("python")),
             restarts=self._restarts(),
@@ -109,6 +112,11 @@ class _Builder:
             return Program("module", (checked["module"],))
         first, *rest = checked["command"]
         return Program("command", (first, *rest), placed="/" in first)  # else a name for the node's PATH
+
+    def _etcd(self) -> Etcd | None:
+        given = self.reading.section("rendezvous")
+        is_used = RENDEZVOUS.value(given, "backend") == "etcd-v2"
+        return Etcd(given["endpoint"], given.get("conf") or {}) if is_used else None
 
     def _of_node(self, record: Checked) -> dict[str, Any]:
         """The fields of a node that are made as the job's own are."""

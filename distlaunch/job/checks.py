@@ -7,22 +7,21 @@ from typing import Any, get_args
 
 from distlaunch.contract import RESERVED
 from distlaunch.job.document import setting
-from distlaunch.job.fields import JOB
+from distlaunch.job.fields import JOB, RENDEZVOUS
 from distlaunch.job.paths import home_error
-from distlaunch.job.placeholders import placeholder_error
+from distlaunch.job.placeholders import placeholder_error, placeholders_in
 from distlaunch.job.pool import REST
 from distlaunch.job.reading import Reading
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.job.torch_agents import check_torch_agents
 from distlaunch.job.types.hints import nearest, program_keys
 from distlaunch.transport.command import HOST
 from distlaunch.transport.container import BY_SRUN, Container, Runtime
 from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.ssh import Ssh
 from distlaunch.wording import counted
 
 VOLUME_SOURCES = frozenset({"claim", "config_map", "secret", "host_path"})
 PROGRAMS = ("script", "module", "command")
+_NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding")
 
 
 def check_keys(reading: Reading) -> None:
@@ -31,12 +30,11 @@ def check_keys(reading: Reading) -> None:
     _check_script(reading)
     if "nodes" in reading.checked and "hostfile" in reading.checked:
         reading.problem("hostfile", "set nodes or hostfile, not both")
-    reading.endpoint()
+    _check_rendezvous(reading, *reading.endpoint())
     _check_binding(reading)
     _check_homes(reading)
     _check_placeholders(reading)
     _check_stall(reading)
-    check_torch_agents(reading.checked, reading.problem)
     _check_env(reading, "env", reading.checked.get("env"))
     for path, node in reading.listed():
         reading.hosts(path, node)
@@ -80,6 +78,28 @@ def _check_script(reading: Reading) -> None:
         reading.problem("script", f"write {' '.join(starmap(setting, {**gone, **keys}.items()))}")
     elif keys:
         reading.problem("script", f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}")
+
+
+def _check_rendezvous(reading: Reading, host: str | None, port: int | None) -> None:
+    given, rendezvous = reading.checked, reading.section("rendezvous")
+    backend, conf = RENDEZVOUS.value(rendezvous, "backend"), rendezvous.get("conf") or {}
+    if backend != "etcd-v2":
+        if conf and backend:
+            reading.problem("rendezvous.conf", "conf has an effect only with backend: etcd-v2; remove it")
+        return
+    if not (host and port and "endpoint" in rendezvous):
+        path = "rendezvous.endpoint" if "endpoint" in rendezvous else "rendezvous.backend"
+        reading.problem(path, "etcd-v2 needs rendezvous.endpoint: host:port of your etcd server")
+    for key in filter(given.get, _NOT_WITH_ETCD):
+        reading.problem(key, f"with etcd-v2, torch's own agents decide that: remove {key}")
+    for name, value in conf.items():
+        if not value or "," in value:
+            reading.problem(f"rendezvous.conf.{name}", "expected a non-empty value without commas")
+    for key in ("command", "args"):
+        for i, word in enumerate(given.get(key) or ()):
+            for name in placeholders_in([word or ""]):
+                told = f"torch's own agents choose {{{name}}} (etcd-v2): have the script read {name.upper()}"
+                reading.problem(f"{key}[{i}]", told)
 
 
 def _check_binding(reading: Reading) -> None:
@@ -156,7 +176,7 @@ def _twice(host: str, spare: bool, spare_before: bool) -> str:
 def _check_master(reading: Reading, spec: JobSpec) -> None:
     others = {name for node in spec.nodes[1:] for name in (node.label, node.address) if name}
     first = {spec.nodes[0].label, spec.nodes[0].address} if spec.nodes else set()
-    if spec.engine.serves_store and spec.master_host in others - first:
+    if spec.master_host in others - first:
         place = "rendezvous.endpoint" if "rendezvous.endpoint" in reading.places else "master_addr"
         reading.problem(
             place,
@@ -203,10 +223,10 @@ def _check_command(reading: Reading, launcher: Mapping[str, Any], named: int) ->
 
 
 def _check_mpi(reading: Reading, spec: JobSpec) -> None:
-    """MPI's launcher and torch's agents both start ranks, and torch's mpi backend needs the former."""
-    if spec.mpirun and not spec.engine.gives_ranks:
+    """MPI's launcher and torch's own agents both start ranks, and torch's mpi backend needs the former."""
+    if spec.mpirun and spec.etcd:
         key = "mpirun" if "mpirun" in reading.checked else "launcher"
-        reading.problem(key, f"rendezvous.backend: {spec.ranking} has torch's agents start the ranks")
+        reading.problem(key, "rendezvous.backend: etcd-v2 has torch's own agents start the ranks")
     if spec.backend == "mpi" and not spec.mpirun:
         reading.problem("backend", "mpi needs ranks that MPI starts: set launcher: mpirun")
 
@@ -238,9 +258,6 @@ def _check_container(reading: Reading, spec: JobSpec, container: Container) -> N
     by_slurm = all(isinstance(node.reach, Slurm) for node in spec.pool)
     if container.runtime == BY_SRUN and not by_slurm:
         reading.problem("container.runtime", "pyxis is a plug-in of srun: the nodes must be Slurm's")
-    reach = spec.pool[0].reach
-    if isinstance(reach, Ssh) and reach.options.tree:
-        reading.problem("ssh.tree", "containers rarely have ssh: leave it out, or the container")
     if container.runtime == BY_SRUN and container.before:
         reading.problem("container.runtime", "pyxis has no options here: use container.options")
     if any(node.reach.together for node in spec.pool):

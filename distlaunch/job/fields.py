@@ -6,7 +6,6 @@ A plain key is a `Field` here, and in `spec.py` the field that has its value and
 
 from typing import get_args
 
-from distlaunch.job.engine import Ranking
 from distlaunch.job.scheduler_fields import CONTAINER, GRID_ENGINE, KUBERNETES, PBS, SLURM
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
@@ -77,16 +76,12 @@ RENDEZVOUS = Record(
             "host:port of rank 0's store; with etcd-v2, of your etcd server.",
             "the first node, a free port that distlaunch holds",
         ),
-        "backend": Field(
-            Choice(get_args(Ranking)),
-            "Who assigns ranks: static = distlaunch; c10d, etcd-v2 = torch's elastic agents.",
-            field="ranking",
+        "backend": built(
+            Choice(("static", "c10d", "etcd-v2")),  # c10d is as good as static
+            "Who assigns ranks: static, c10d = distlaunch; etcd-v2 = torch's own agents, one on each node.",
+            default="static",
         ),
-        "conf": Field(
-            CONF,
-            "Settings for torch's --rdzv-conf, such as last_call_timeout; c10d and etcd-v2 only.",
-            field="rendezvous_conf",
-        ),
+        "conf": built(CONF, "Settings for torch's --rdzv-conf, such as last_call_timeout; etcd-v2 only."),
         "id": Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's id", "rendezvous_id"),
     },
     makes=JobSpec,
@@ -222,8 +217,6 @@ SSH = Record(
             field="words",
         ),
         "persist": built(OrNone(Duration()), "Keep connections open this long for the next run."),
-        "tree": Field(Switch(), "Reach at most fan_out nodes from here, and the others by ssh from those."),
-        "fan_out": Field(Integer(2, 256), "Nodes that one machine reaches by itself, with tree."),
     },
     makes=SshOptions,
 )

@@ -8,9 +8,9 @@ from typing import Literal, get_args
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import LEASE_S
 from distlaunch.allocation.allocation import Allocation
+from distlaunch.allocation.place import TaskPlace
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
-from distlaunch.job.engine import ENGINES, Engine, Ranking
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.kubernetes_options import KubernetesOptions
 from distlaunch.job.slurm_options import SlurmOptions
@@ -65,18 +65,6 @@ class Binding(Frozen):
     def wish(self, local_rank: int) -> str:
         """What a worker is to get, in a word: the CPUs themselves where they are listed."""
         return self.cpus[local_rank] if self.how == "listed" else self.how
-
-
-class TaskPlace(Frozen):
-    """Where a scheduler's task stands on its host and among the hosts; None = not known.
-
-    Each such task is a node of the job, with one rank.
-    """
-
-    local_rank: int
-    local_size: int
-    node_rank: int | None
-    node_count: int | None
 
 
 class NodeSpec(Frozen):
@@ -193,6 +181,13 @@ class Invocation(Frozen):
     earlier: Earlier | None = None
 
 
+class Etcd(Frozen):
+    """An etcd server, host:port, at which torch's own agents number the ranks; `conf` is --rdzv-conf."""
+
+    endpoint: str
+    conf: Mapping[str, str] = MappingProxyType({})
+
+
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; those on a node may begin with the ~ of its user instead.
 
@@ -201,7 +196,8 @@ class JobSpec(Frozen):
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
     `allocation` is where the nodes come from, if the scheduler has chosen them.
-    With `mpirun`, its command and options of its own, MPI's launcher has places for the ranks.
+    With `mpirun`, its command and options of its own, MPI's launcher has places for the ranks. With `etcd`
+    each node's worker is an agent of torch's, which starts and numbers the ranks there.
     """
 
     name: str
@@ -212,9 +208,8 @@ class JobSpec(Frozen):
     backend: Backend | Literal["auto"] = "auto"
     master_host: str | None = None
     master_port: int | None = None
-    ranking: Ranking = "static"
     rendezvous_id: str | None = None
-    rendezvous_conf: Mapping[str, str] = MappingProxyType({})
+    etcd: Etcd | None = None
     args: tuple[str, ...] = ()
     env: Env = NO_ENV
     python: str | None = None
@@ -257,11 +252,6 @@ class JobSpec(Frozen):
         return len(self.pool) == 1 or all(node.local for node in self.pool)
 
     @property
-    def engine(self) -> Engine:
-        """Who gives out the ranks."""
-        return ENGINES[self.ranking]
-
-    @property
     def restarts_before(self) -> int:
         """Restarts before this run began, if a scheduler has started the job again."""
         return self.invocation.earlier.restarts if self.invocation.earlier else 0
@@ -269,12 +259,13 @@ class JobSpec(Frozen):
     @property
     def takes_nodes_back(self) -> bool:
         """Whether a node that was lost can be used again."""
-        return self.restarts.most > 0 or self.grow == "now" or (not self.engine.gives_ranks and self.elastic)
+        return self.restarts.most > 0 or self.grow == "now"
 
     @property
     def master_path(self) -> str:
         """The key by which the job file names the first node's address or port; "" if none does."""
-        return next((path for path in ("rendezvous.endpoint", "master_addr") if path in self.places), "")
+        keys = () if self.etcd else ("rendezvous.endpoint", "master_addr")
+        return next((path for path in keys if path in self.places), "")
 
     @property
     def names_join_limit(self) -> bool:

@@ -107,7 +107,7 @@ def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _rendezvous(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    if not spec.engine.gives_ranks:
+    if spec.etcd:
         yield "rendezvous.backend", "distlaunch assigns the ranks in pods: remove it"
     elif spec.master_host:
         path = "rendezvous.endpoint" if "rendezvous.endpoint" in spec.places else "master_addr"

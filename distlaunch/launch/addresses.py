@@ -4,28 +4,21 @@ import os
 import select
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.links import process
-from distlaunch.links.begun import Ahead
 from distlaunch.plan.layout import is_loopback
 
 RESOLVE_S = 2.0
 _READ = 1 << 16
 
 
-def ask_addresses(spec: JobSpec, early: Ahead | None = None) -> dict[int, process.Child]:
-    """Index in the pool → the command that tells the node's address, for those whose address the job needs.
-
-    `early` may have begun it.
-    """
-    if spec.one_machine or not spec.engine.serves_store:
+def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
+    """Index in the pool → the command that tells the address, for the nodes whose address the job needs."""
+    if spec.one_machine:
         return {}
     needed = [index for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)]
-    if len(needed) > 1:
-        early = None  # it remembers only so many, and the hosts themselves come first
-    asked = {index: _ask(spec.pool[index], early) for index in needed}
+    asked = {index: _ask(spec.pool[index]) for index in needed}
     return {index: child for index, child in asked.items() if child}
 
 
@@ -43,7 +36,7 @@ def ssh_addresses(spec: JobSpec) -> dict[int, str]:
 
 def ssh_address(spec: JobSpec) -> str | None:
     """The address by which ssh reaches the first node."""
-    child = _ask(spec.nodes[0], None)
+    child = _ask(spec.nodes[0])
     return _answer(child, time.monotonic() + RESOLVE_S) if child else None
 
 
@@ -53,14 +46,15 @@ def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
     return not spec.master_host if index == 0 else spec.elastic
 
 
-def _ask(node: NodeSpec, early: Ahead | None) -> process.Child | None:
+def _ask(node: NodeSpec) -> process.Child | None:
     argv = node.reach.address_argv()
     if not argv:
         return None
-    child = early.child(argv) if early else None
-    with suppress(OSError):
-        child = child or process.start(argv, node.reach.environment(os.environ))
-        child.close_stdin()  # many nodes may be asked
+    try:
+        child = process.start(argv, node.reach.environment(os.environ))
+    except OSError:
+        return None
+    child.close_stdin()  # many nodes may be asked
     return child
 
 

@@ -5,8 +5,7 @@ import sys
 from distlaunch.agent.probes.gpus import gpu_count
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ssh_addresses
-from distlaunch.plan.engine import make_plan
-from distlaunch.plan.layout import Facts, LaunchPlan
+from distlaunch.plan.layout import Facts, LaunchPlan, make_plan
 
 
 def plan_without_nodes(spec: JobSpec) -> LaunchPlan:

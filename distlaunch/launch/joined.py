@@ -1,297 +1,269 @@
-"""Runs this node's part of a run whose controller is another launcher: an agent here serves it.
+"""Runs this node's part of a run whose controller is another launcher: this process becomes an agent of it.
 
-Over the link come ranks, addresses, ports, and when to start and to stop. The program, its arguments and its
-environment are this launcher's own, and so is where the ranks' output goes. What the agent reports goes back.
+Over the link, which `distlaunch.links.dial` has opened, come ranks, addresses, ports, and when to start and
+to stop. The program, its arguments and its environment are this launcher's own, and so is where the output
+goes. As on every node, a guardian above the agent sweeps what that leaves if it dies: that is this process.
 """
 
 import os
-import selectors
-import signal
-import time
-from collections.abc import Callable, Mapping
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
 
-from distlaunch.agent import messages, wire
-from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.wire import HELLO_PREFIX, Frame, FrameDecoder, ProtocolError
-from distlaunch.contract import SENT, Rendezvous
-from distlaunch.errors import Exit
-from distlaunch.job.spec import JobSpec
-from distlaunch.launch.gather import Seat
-from distlaunch.launch.start import run_folder
-from distlaunch.links.links import Links
-from distlaunch.links.opening import open_here
+from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
+from distlaunch.agent.lean import signal
+from distlaunch.agent.outbox import Outbox
+from distlaunch.agent.serve import Agent
+from distlaunch.contract import SENT
+from distlaunch.links.dial import Seat
 from distlaunch.links.peer import watch_for_silence
-from distlaunch.observers.console import Console
-from distlaunch.observers.run_folder import RunFolder
-from distlaunch.plan.layout import Facts, LaunchPlan, NodeRank, node_plan, workers
-from distlaunch.plan.output import Destination, destinations
-from distlaunch.system.signals import Interrupts
-from distlaunch.translation.commands import shared_descriptors
-from distlaunch.transport.failure import LinkFailure
-from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
+if TYPE_CHECKING:
+    from distlaunch.agent.scratch import Folder
+    from distlaunch.observers.outlet import Outlet
+
+LOST_STATUS = 71
 PATIENCE_S = 5.0
-READ = 1 << 18
-OBEYED = (
-    *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StartRanks, messages.StopWorkers),
-    *(messages.DumpStacks, messages.WatchUse, messages.GiveNotice, messages.Reap, messages.Close),
+NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
+_OBEYED = (
+    *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.DumpStacks),
+    *(messages.WatchUse, messages.GiveNotice, messages.Reap, messages.Close),
 )
-"""All that a controller may ask of a launcher that joined: none of it names a program or a path."""
+"""What a controller may ask for beside `StartRanks`: none of it names a program, an argument or a path."""
+_FIRST = int(signal.SIGRTMIN)
+"""Signals reach this process; each is passed on to the agent as this one and its number."""
 
 
-class Attempt(Frozen):
-    """One start of this node's ranks: the first of them, and where each stream goes."""
+class Part(Protocol):
+    """What this launcher runs on its node, and what becomes of the output."""
 
-    number: int
-    first_rank: int
-    destinations: Mapping[tuple[int, int], Destination]
+    procs: int
+    scans: bool
+    """Whether to look for what dead agents have left here: of several launchers on a host one does."""
 
+    def logs(self, run_id: str, node: int) -> str:
+        """The folder where this node's logs are kept; "" = nowhere. Made now, if there is one."""
 
-class Joined:
-    """This node, until its agent has ended. `status` is then the launcher's own."""
+    def workers(self, ranks: messages.StartRanks) -> list[messages.WorkerSpec]:
+        """This launcher's own program, as the ranks that the controller says."""
 
-    def __init__(
-        self, spec: JobSpec, seat: Seat, interrupts: Interrupts, say: Callable[[str], object]
-    ) -> None:
-        self._spec, self._seat, self._interrupts, self._say = spec, seat, interrupts, say
-        self._socket = seat.connection
-        self._socket.setblocking(False)
-        watch_for_silence(self._socket)
-        self._writes = os.dup(self._socket.fileno())  # each direction is watched by itself
-        self._decoder = FrameDecoder(wire.COMMANDS)
-        self._unsent = bytearray(HELLO_PREFIX + seat.nonce.encode() + b"\n")
-        self._links = Links(self._report, lambda node, failure, cut: self._end(failure))
-        self._console = Console(lambda: interrupts.send(signal.SIGPIPE))
-        self._folder: RunFolder | None = None
-        self._attempts: dict[int, Attempt] = {}
-        self._heard = time.monotonic()
-        self._lease_s = spec.timeouts.lease_s
-        self._lost = ""
-        self._signals = 0
-        self._finished = self._told = self._stopping = False
-        self.own_status = 0
-        self.status = int(Exit.OK)
+    def binding(self) -> messages.Binding | None:
+        """The CPUs of its workers."""
 
-    def run(self) -> int:
-        """Serve the controller until this node's part is over; the exit status."""
-        self._links.watch(self._interrupts.fd, self._on_signals)
-        self._links.watch(self._socket.fileno(), self._receive)
-        self._links.add(self._seat.node, open_here(self._spec, self._seat.node))
-        if self._seat.unread:
-            self._obey(self._seat.unread)
-        while not self._finished:
-            self._send()
-            self._links.turn(wire.LEASE_S / wire.HEARTBEATS)
-            if time.monotonic() - self._heard > self._lease_s:
-                self._lose(f"no heartbeat for {self._lease_s:g} s")
-        self._close()
-        return self.status
+    def show(self, generation: int, local_rank: int, stream: int, data: bytes) -> None:
+        """Take what a worker has printed."""
 
-    # The controller
+    def say(self, text: str) -> None:
+        """Tell the user something."""
 
-    def _receive(self) -> None:
-        try:
-            data = self._socket.recv(READ)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._lose(error.strerror or str(error))
-            return
-        if data:
-            self._heard = time.monotonic()
-            self._obey(data)
-        else:
-            self._lose("it closed the connection")
-
-    def _obey(self, data: bytes) -> None:
-        try:
-            for frame in self._decoder.feed(data):
-                command = messages.read(messages.COMMANDS, frame.message())
-                if not isinstance(command, OBEYED):
-                    raise ProtocolError(f"a controller may not send {type(command).__name__}")
-                self._do(command)
-        except ProtocolError as error:
-            self._lose(f"it sent what it may not: {error}")
-
-    def _do(self, command: tuple[object, ...]) -> None:
-        match command:
-            case messages.StartRanks():
-                self._stopping = False
-                command = self._started(command)
-            case messages.Reap(run_id=run_id) if run_id != self._seat.run_id:
-                raise ProtocolError("a controller may end processes of its own run alone")
-            case messages.Close() if not self._told:
-                self._told = self._stopping = True
-                self.status = command.outcome
-                if command.why:
-                    self._say(command.why)
-            case messages.StopWorkers():
-                self.own_status, self._stopping = 0, True
-                self._say(f"{command.why}; restarting")
-        self._links.send(self._seat.node, command)
-
-    def _lose(self, why: str) -> None:
-        """Nobody is there any more: have the agent stop its ranks and leave."""
-        if self._lost or self._finished:
-            return
-        self._lost = why
-        self._links.unwatch(self._socket.fileno())
-        if not self._told:
-            self.status = int(Exit.NODE_LOST)
-            self._say(f"lost the controller on {self._seat.controller}: {why}; stopping this node's ranks")
-        self._links.leave(self._seat.node)
-
-    def _send(self) -> None:
-        try:
-            while self._unsent and not self._lost:
-                sent = self._socket.send(self._unsent)
-                del self._unsent[:sent]
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._lose(error.strerror or str(error))
-        self._links.unwatch(self._writes)
-        if self._unsent and not self._lost:
-            self._links.watch(self._writes, self._send, selectors.EVENT_WRITE)
-
-    def _on_signals(self) -> None:
-        for signum in self._interrupts.received():
-            if signum == signal.SIGTSTP:
-                self._say(NO_SUSPENDING_TORCHRUN)
-                continue
-            self._signals += signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
-            if self._signals > 2:
-                self._lose("stopped three times")
-            message = messages.as_object(messages.Interrupted(signum))
-            self._unsent += wire.encode_message(self._seat.node, message)
-
-    # The agent
-
-    def _started(self, ranks: messages.StartRanks) -> messages.StartWorkers:
-        """The start of this launcher's own program as the ranks that the controller says."""
-        spec, procs = self._spec, self._spec.nodes[0].procs
-        if ranks.run_id != self._seat.run_id:
-            raise ProtocolError("it starts ranks of another run")
-        strange = [name for each in ranks.workers for name in (*each.env, *each.defaults) if name not in SENT]
-        strange += [name for name in ranks.env if name not in SENT]
-        if strange or [each.local_rank for each in ranks.workers] != list(range(procs or 0)):
-            raise ProtocolError(f"its ranks are not this node's {procs}, or it sets {strange[:1]}")
-        first = {**ranks.env, **ranks.workers[0].env}.get("RANK", "")
-        if not first.isdecimal():
-            raise ProtocolError("it gives no rank")
-        plan = self._plan(int(first))
-        (part,) = plan.nodes
-        shares = shared_descriptors(plan, part, ranks.generation)
-        goes_to = destinations(plan, ranks.generation)
-        for each in goes_to.values():
-            if each.file and self._folder:
-                self._folder.append(each.file, b"")  # as torchrun has it, also for a stream that says nothing
-        self._attempts[ranks.generation % wire.GENERATIONS] = Attempt(ranks.generation, int(first), goes_to)
-        self._console.finish_lines()
-        planned = workers(plan, part, Rendezvous("", 0, "", plan.backend))
-        binding = spec.binding and messages.Binding(spec.binding.how, part.gpus, list(spec.binding.cpus))
-        return messages.StartWorkers(
-            **{
-                name: getattr(ranks, name)
-                for name in messages.StartRanks.__annotations__
-                if name != "workers"
-            },
-            temporary=[],
-            binding=binding,
-            mpi=None,
-            workers=[
-                messages.WorkerSpec(
-                    local_rank=each.local_rank,
-                    argv=list(own.argv),
-                    cwd=own.cwd,
-                    paths=list(own.paths),
-                    env=each.env,
-                    defaults=each.defaults,
-                    one_device=spec.one_device,
-                    shares=shares[own.rank],
-                )
-                for each, own in zip(ranks.workers, planned, strict=True)
-            ],
-        )
-
-    def _plan(self, first_rank: int) -> LaunchPlan:
-        spec = self._spec._replace(backend="gloo")  # the controller has chosen; it matters to nothing here
-        part = node_plan(spec, Facts(spec.python or "", 0), 0, NodeRank(self._seat.node), first_rank)
-        return LaunchPlan(spec, (part,), part.procs, "gloo", "", None)
-
-    def _report(self, frame: Frame) -> None:
-        if frame.kind == wire.OUTPUT:
-            self._show(frame)
-            return
-        if frame.kind == wire.CONTROL and (hello := self._noted(frame)):
-            self._unsent += wire.encode_message(frame.node, hello)
-            return
-        self._unsent += wire.HEADER.pack(
-            frame.kind, frame.node, frame.generation, frame.channel, len(frame.payload)
-        )
-        self._unsent += frame.payload
-
-    def _noted(self, frame: Frame) -> dict[str, object] | None:
-        """Take note of how a rank has ended; of a hello, what it is to be here."""
-        message = frame.message()
-        if message["op"] == "exited" and not (self.own_status or self._stopping):
-            self.own_status = message["status"]
-        procs = self._spec.nodes[0].procs
-        return {**message, "procs": procs, "logs": self._logs()} if message["op"] == "hello" else None
-
-    def _logs(self) -> str:
-        """Where this node's logs are, if there are any: made now, as the controller is to know."""
-        goes_to = destinations(self._plan(0), 0).values()
-        if self._folder is None and any(each.file for each in goes_to):
-            part = f"{self._seat.run_id}-node{self._seat.node}"
-            self._folder = run_folder(self._spec, f"{part}-{os.urandom(2).hex()}")  # it may join again
-        return self._folder.path if self._folder else ""
-
-    def _show(self, frame: Frame) -> None:
-        local_rank, stream = divmod(frame.channel, 2)
-        attempt = self._attempts.get(frame.generation)
-        goes_to = attempt and attempt.destinations.get((attempt.first_rank + local_rank, stream))
-        if attempt is None or goes_to is None:
-            raise ProtocolError(f"output from local rank {local_rank}, which is not running")
-        if goes_to.file and self._folder:
-            self._folder.append(goes_to.file, frame.payload)
-        if goes_to.shown:
-            self._console.output(attempt.first_rank + local_rank, stream, frame.payload, goes_to.prefix)
-
-    def _end(self, failure: LinkFailure) -> None:
-        """The agent has ended: tell the controller how, and finish."""
-        status = wire.CLEAN if failure.clean else wire.NOT_CLEAN
-        self._unsent += wire.encode_end(self._seat.node, status, failure.words)
-        self._finished = True
-        if not (self._told or self._lost):
-            self.status = int(Exit.NODE_LOST)
-            self._say(f"this node's agent has ended: {failure.words or 'it was killed'}")
-        self._socket.setblocking(True)
-        self._socket.settimeout(PATIENCE_S)
-        if not self._lost:
-            try:
-                self._socket.sendall(self._unsent)
-            except OSError:
-                return
-
-    def _close(self) -> None:
-        self._console.finish_lines()
-        self._console.close(lambda silent_s: silent_s < PATIENCE_S or not self._interrupts.any())
-        if self._folder:
-            self._folder.close()
-        self._links.close()
-        self._socket.close()
-        os.close(self._writes)
+    def close(self) -> None:
+        """Show the rest."""
 
 
-def serve(
-    spec: JobSpec, seat: Seat, interrupts: Interrupts, say: Callable[[str], object], own_first: bool = False
-) -> int:
-    """Run this node's part of the run; the job's exit status.
+def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = False) -> int:
+    """Be the agent of a node until the run is over; the exit status of the job.
 
-    With `own_first` it is that of a rank that failed here, if one did.
+    With `own_first` it is that of a rank that failed here, if one did. The `signums` are blocked already.
     """
-    node = Joined(spec, seat, interrupts, say)
-    status = node.run()
-    own = node.own_status if own_first else 0
-    return (own if own > 0 else 128 - own) if own else status
+    watch_for_silence(seat.connection)
+    sweep.become_subreaper()
+    link, above, folder = seat.connection.fileno(), os.getpid(), scratch.Folder()
+    sys.stdout.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    agent = os.fork()
+    if agent == 0:
+        _be_agent(seat, part, folder, above, own_first)
+    passed_on = {signum: _FIRST + signum for signum in signums}
+    status = guardian.watch(agent, link, passed_on)
+    folder.remove_left()
+    ended = (
+        wire.NOT_CLEAN
+        if status.unswept
+        else wire.LEFT_EARLY
+        if status.exited is not None
+        else wire.AGENT_DIED
+    )
+    seat.connection.settimeout(5.0)
+    with suppress(OSError):  # it may be the controller that has gone
+        seat.connection.sendall(wire.encode_end(seat.node, ended, ""))
+        seat.connection.shutdown(socket.SHUT_WR)
+        # mpirun kills all other tasks when one has failed: rank 0's, which controls all, is to end first.
+        while own_first and seat.connection.recv(wire.MAX_OUTPUT):
+            continue
+    seat.connection.close()
+    if status.exited is None:
+        part.say("this node's agent was killed")
+        part.close()
+        return LOST_STATUS
+    return status.exited
+
+
+def _be_agent(seat: Seat, part: Part, folder: "Folder", above: int, own_first: bool) -> None:
+    """What the child does; never returns."""
+    status = wire.AGENT_DIED
+    try:
+        sweep.become_subreaper()
+        sweep.die_with_parent(signal.SIGTERM, above)
+        worker.share(0, 1)
+        worker.close_inherited()
+        agent = _JoinedAgent(seat, part, folder)
+        agent.run(seat.unread)
+        part.close()
+        own = agent.own_status if own_first else 0
+        status = agent.outcome if not own else own if own > 0 else 128 - own
+    except BaseException:
+        import traceback  # a bug of ours
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+class _Outbox(Outbox):
+    """One of which the ranks' output does not go over the link."""
+
+    def __init__(self, part: Part, node: int, folder: "Folder", hello: bytes) -> None:
+        super().__init__(node, folder, hello=hello)
+        self._part = part
+        self.note: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda report: report
+
+    def report(self, report: tuple[Any, ...]) -> None:
+        super().report(self.note(report))
+
+    def output(self, generation: int, channel: int, data: bytes | memoryview) -> None:
+        self._part.show(generation, channel // 2, channel % 2, bytes(data))
+
+
+class _JoinedAgent(Agent):
+    """An agent that knows what to run: it is told only as which ranks."""
+
+    def __init__(self, seat: Seat, part: Part, folder: "Folder") -> None:
+        hello = wire.HELLO_PREFIX + seat.nonce.encode() + b"\n"
+        outbox = _Outbox(part, seat.node, folder, hello)
+        outbox.note = self._noted
+        link = seat.connection.fileno()
+        os.set_blocking(link, False)
+        super().__init__(link, os.dup(link), seat.node, folder, outbox)
+        self._commands = {kind: self._commands[kind] for kind in _OBEYED}
+        self._commands[messages.StartRanks] = self._on_ranks
+        self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, int(signal.SIGRTMAX) + 1))
+        self._seat, self._part = seat, part
+        self._stops = 0
+        self._stopping = self._told = False
+        self.own_status = self.outcome = 0
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *wire.NOTICES):
+            signal.signal(signum, signal.SIG_IGN)  # they come by way of the guardian
+
+    def _noted(self, report: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Take note of what is reported; a hello tells where the logs are."""
+        if isinstance(report, messages.Hello):
+            logs = self._part.logs(self._seat.run_id, self._seat.node)
+            return report._replace(procs=self._part.procs, logs=logs)
+        if isinstance(report, messages.WorkerExited) and not (self.own_status or self._stopping):
+            self.own_status = report.status
+        return report
+
+    def _report_orphans(self) -> None:
+        if self._part.scans:
+            super()._report_orphans()
+
+    def _on_signals(self, received: bytes) -> None:
+        orphaned = os.getppid() != self._guardian
+        if signal.SIGCHLD in received or orphaned:
+            super()._on_signals(bytes([signal.SIGCHLD, *([signal.SIGTERM] if orphaned else [])]))
+        for number in received:
+            if number >= _FIRST:
+                self._interrupted(number - _FIRST)
+
+    def _interrupted(self, signum: int) -> None:
+        """Somebody wants the job to end: the controller decides, unless told three times."""
+        if signum == signal.SIGTSTP:
+            self._part.say(NO_SUSPENDING)
+            return
+        self._stops += signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+        self._outbox.report(messages.Interrupted(signum))
+        self._flush()
+        if self._stops > 2:
+            self._leave_early()
+
+    def _lose_link(self) -> None:
+        if not (self._told or self._link_lost):
+            self.outcome = LOST_STATUS
+            self._part.say(f"lost the connection to the controller on {self._seat.controller}; stopping")
+        super()._lose_link()
+
+    def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
+        if command.run_id != self._seat.run_id:
+            raise wire.ProtocolError("a controller may end processes of its own run alone")
+        super()._on_reap(command, killed)
+
+    def _on_stop(self, command: messages.StopWorkers) -> None:
+        self._stopping = True
+        self._part.say(f"{command.why}; restarting")
+        super()._on_stop(command)
+
+    def _on_close(self, command: messages.Close) -> None:
+        if command.why and not self._told:
+            self._part.say(command.why)
+        self._told = self._stopping = True
+        self.outcome = command.outcome
+        super()._on_close(command)
+
+    def _on_ranks(self, ranks: messages.StartRanks) -> None:
+        """Start this launcher's own program as these ranks."""
+        if ranks.run_id != self._seat.run_id:
+            raise wire.ProtocolError("a controller may start ranks of its own run alone")
+        named = [*ranks.env, *(name for each in ranks.workers for name in (*each.env, *each.defaults))]
+        if strange := sorted({*named} - SENT):
+            raise wire.ProtocolError(f"a controller may not set {strange[0]}")
+        if [each.local_rank for each in ranks.workers] != list(range(self._part.procs)):
+            raise wire.ProtocolError("the ranks are not those of this node")
+        self._stopping, self.own_status = False, 0
+        shared = {name: getattr(ranks, name) for name in ranks._fields if name != "workers"}
+        workers = self._part.workers(ranks)
+        binding = self._part.binding()
+        self._on_start(
+            messages.StartWorkers(**shared, temporary=[], binding=binding, mpi=None, workers=workers)
+        )
+
+
+class OneRank:
+    """The part of a scheduler's task: one rank, whose output is the task's as it is."""
+
+    procs = 1
+
+    def __init__(self, argv: list[str], scans: bool) -> None:
+        self._argv, self.scans = argv, scans
+        self._errors: Outlet | None = None
+
+    def logs(self, run_id: str, node: int) -> str:
+        """None."""
+        return ""
+
+    def workers(self, ranks: messages.StartRanks) -> list[messages.WorkerSpec]:
+        """The task's program; its stderr alone goes through here, for its end explains failures."""
+        (rank,) = ranks.workers
+        return [messages.WorkerSpec(0, self._argv, os.getcwd(), [], rank.env, rank.defaults, False, [0, 1])]
+
+    def binding(self) -> None:
+        """The scheduler's."""
+
+    def show(self, generation: int, local_rank: int, stream: int, data: bytes) -> None:
+        """Pass it on."""
+        from distlaunch.observers.outlet import Outlet  # most tasks print nothing there
+
+        self._errors = self._errors or Outlet(2, lambda error: None)
+        self._errors.write(data)
+
+    def say(self, text: str) -> None:
+        """Print it; a task's stderr is a scheduler's pipe."""
+        data = "".join(f"distlaunch: {line}\n" for line in text.splitlines()).encode()
+        self.show(0, 0, 1, data)
+
+    def close(self) -> None:
+        """Write the rest."""
+        if self._errors:
+            self._errors.close(lambda silent_s: silent_s < PATIENCE_S)

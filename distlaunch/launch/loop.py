@@ -32,7 +32,7 @@ class Loop:
         self._open = start.open
         self._links = Links(
             self._take,
-            lambda node, failure, cut: self._feed(events.LinkEnded(node, failure, cut)),
+            lambda node, failure: self._feed(events.LinkEnded(node, failure)),
             lambda node, over: self._feed(events.ImagePulled(node, over)),
         )
         self._links.watch(interrupts.fd, self._on_interrupts)
@@ -103,7 +103,7 @@ class Loop:
             self._note_start(now)
 
     def _note_start(self, now: float) -> None:
-        """Note a start once the workers are under way, to delay none. Torch's agents may come late."""
+        """Note a start once the workers are under way, to delay none."""
         if self._begun.note(self.state):
             self._next_watch = now
             self._tell(Observer.started, self.state, now)

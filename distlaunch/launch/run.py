@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import start_run
-from distlaunch.links.begun import Ahead
+from distlaunch.links.link import Link
 from distlaunch.system.signals import Interrupts
 
 if TYPE_CHECKING:
@@ -18,14 +18,13 @@ def run_job(
     spec: JobSpec,
     observers: "Iterable[Observer]" = (),
     interrupts: Interrupts | None = None,
-    early: Ahead | None = None,
+    early: Link | None = None,
 ) -> "Summary":
     """Run `spec`: its run folder has everything, and the `observers` see it. Raises `DistlaunchError`.
 
     Nothing of the process is touched, no signal and no stream; `interrupts` ends the job early. Several jobs
     may run at once, each in a thread of its own. `observers` are asked for once agents boot, so that a
-    generator may import what they need meanwhile. `early` is what `links.ahead`
-    has begun for it.
+    generator may import what they need meanwhile. `early` is what `links.ahead` has opened for it.
     """
     with nullcontext(interrupts) if interrupts else Interrupts() as heard:
         start = start_run(spec, early)

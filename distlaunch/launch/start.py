@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distlaunch.agent.frozen import Frozen
@@ -10,7 +11,6 @@ from distlaunch.catalog.index import Ticket, note_begin
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
-from distlaunch.links.begun import Ahead
 from distlaunch.links.link import Link
 from distlaunch.links.opening import open_link, open_links
 from distlaunch.links.process import Child
@@ -63,8 +63,8 @@ class Start(Frozen):
             watch(self.door.fd, self.door.turn)
 
 
-def start_run(spec: JobSpec, early: Ahead | None = None, door: "Door | None" = None) -> Start:
-    """Begin a run of `spec`; `early` is what `links.ahead` has begun for it.
+def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = None) -> Start:
+    """Begin a run of `spec`; `early` is what `links.ahead` has opened for it.
 
     Nodes with launchers of their own have joined, or will, through the `door`.
 
@@ -84,21 +84,28 @@ def start_run(spec: JobSpec, early: Ahead | None = None, door: "Door | None" = N
     status = _first_status(spec, run_id)
     folder.claim(status)
     if spec.allocation and spec.allocation.queued:
-        queued = Ticket(spec.allocation.scheduler, spec.allocation.job)
-        note_begin(run_id, folder.path, status.controller.host, queued)
         note_start(spec, run_id)
-    else:
-        note_begin(run_id, folder.path, status.controller.host)
+    note_begin(run_id, folder.path, status.controller.host, _ticket(spec, door))
     if len(spec.pool) > MANY_NODES:
         from distlaunch.system.limits import make_room_for_links
 
         make_room_for_links(len(spec.pool))
     joined = {i: _joined(spec, i, run_id, door) for i in range(len(spec.pool)) if _has_launcher(spec, i)}
-    links = open_links(spec, early, joined=joined)
-    asked = ask_addresses(spec, early)  # which takes as long as a host's answer
-    if early:
-        early.settle()
+    links = open_links(spec, early, joined)
+    asked = ask_addresses(spec)  # which takes as long as a host's answer
     return Start(spec, run_id, folder, status, links, asked, clock, door)
+
+
+def _ticket(spec: JobSpec, door: "Door | None") -> Ticket | None:
+    """What the scheduler calls the job that the run is, or that its launchers were started in."""
+    allocation = spec.allocation
+    if door and allocation is None:
+        from distlaunch.system.allocation import allocation_here  # only a scheduler's command may be needed
+
+        with suppress(DistlaunchError):
+            allocation = allocation_here()
+    known = allocation and (allocation.queued or door) and allocation.job
+    return Ticket(allocation.scheduler, allocation.job) if allocation and known else None
 
 
 def _has_launcher(spec: JobSpec, node: int) -> bool:
@@ -148,7 +155,7 @@ def run_folder(spec: JobSpec, run_id: str) -> RunFolder:
     refused = []
     for place in (spec.logs.folder, *spec.logs.spares):
         try:
-            return RunFolder(place, run_id, spec.engine.stem)
+            return RunFolder(place, run_id)
         except OSError as error:
             refused.append(f"{place}: {reason(error)}")
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"

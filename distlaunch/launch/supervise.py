@@ -1,9 +1,11 @@
 """Takes a run that has begun to its end: the loop, those who see it, the summary."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 
 from distlaunch.catalog.index import note_end
 from distlaunch.diagnosis.summary import Summary
+from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers
 from distlaunch.launch.loop import Loop
 from distlaunch.launch.start import Start
@@ -13,12 +15,34 @@ from distlaunch.observers.observer import Observer, Observers
 from distlaunch.observers.watched import Watched
 from distlaunch.system.signals import Interrupts
 
+LATE = ("diagnosis.exits", "diagnosis.peer_errors", "plan.unstarted", "observers.progress")
+"""Modules that only a failure needs."""
+LATE_OF: Mapping[str, tuple[str, ...]] = {
+    "ssh": ("transport.ssh.advice",),
+    "slurm": ("transport.slurm.advice", "transport.slurm.group"),
+    "command": ("transport.presets",),
+    "container": ("transport.container_entry",),
+    "allocation": ("launch.scheduler", "launch.again", "batch.slurm"),
+    "nccl": ("observers.flight_records",),
+}
+"""The same, by the name of a transport, or by what a job has."""
+
+
+def import_late(spec: JobSpec) -> None:
+    """Import what the rest of a run may need: weeks from now another distlaunch may be installed here."""
+    kinds = {node.reach.name for node in spec.pool}
+    has = {"container": spec.container, "allocation": spec.allocation, "nccl": spec.backend != "gloo"}
+    wanted = [name for kind, names in LATE_OF.items() for name in names if kind in kinds or has.get(kind)]
+    for name in (*LATE, *wanted):
+        import_module(f"distlaunch.{name}")
+
 
 def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer] = ()) -> Summary:
     """Run the supervisor over the links of `start`; its folder and the `observers` see the run."""
     folder, words = Folder(start.folder, start.status), LastWords()
     seeing = Observers((words, folder, Watched(start.folder), *_wanted(start, words), *observers))
     loop = Loop(start, seeing, interrupts)
+    import_late(start.spec)  # while agents boot
     state = loop.run(find_addresses=lambda: answers(start.asked))
     seeing.tell(Observer.drained, state)
     summary = summary_so_far(state, start.folder.path, words, start.clock.now())

@@ -82,6 +82,8 @@ class Door:
         self._seated: dict[int, Visitor] = {}
         self._expected: set[int] = set()
         self._second_ports: Sequence[int] = ()
+        self._held: list[socket.socket] = []
+        """Open until this process ends, so that the other side can tell when that is."""
         self._on_arrival: Callable[[int], object] = lambda node: None
         self.admits: Callable[[Visitor, Arrival], str] = lambda visitor, arrival: ""
         """Why a launcher that has proven whose it is can't join; "" = it can."""
@@ -281,6 +283,7 @@ class Door:
         self._visitors.remove(visitor)
         self._selector.unregister(visitor.sock)
         visitor.send(node=node, run=run_id, nonce=number)
+        self._held.append(visitor.sock.dup())
         return JoinedLink(Joined(visitor.name, visitor.here), Peer(visitor.sock), node, number)
 
     def _await(self, node: int) -> None:

@@ -16,10 +16,8 @@ class JoinedLink(Link):
     """A link to the agent of another launcher, which is sent ranks, addresses and ports, and no program."""
 
     def __init__(self, transport: Joined, peer: Peer, node: int, nonce: str) -> None:
-        # What ranks print stays there.
-        caps = {wire.CONTROL: wire.MAX_REPORT, wire.FLIGHT: wire.MAX_OUTPUT, wire.END: wire.MAX_REPORT}
         self._peer = peer
-        super().__init__(transport, peer, OneStream([], nonce, caps), lambda: b"")
+        super().__init__(transport, peer, OneStream([], nonce), lambda: b"")
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """As of every link, but what its workers run is known there alone."""

@@ -50,6 +50,7 @@ class Link:
         self._behind_boot = b""
         self._protocol_error = ""
         self.at_end = False
+        self._idle = True
         self._pidfd: int | None = None
         if transport.direct:
             self._unsent += streams.without_marker()
@@ -71,17 +72,16 @@ class Link:
         return bool(self._unsent)
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
-        """Send a node one of `distlaunch.agent.messages`: at once, or right behind what it boots from."""
-        data = self._streams.addressed(node, wire.encode_command(node, as_object(command)))
+        """Send a node one of `distlaunch.agent.messages`: at once, or right behind what it boots from.
+
+        Where several nodes share the link, each gets the frames of all.
+        """
+        self._idle = False
+        data = wire.encode_command(node, as_object(command))
         if self._boot:
             self._behind_boot += data
             return
         self._unsent += data
-        self.flush()
-
-    def part_with(self, node: int) -> None:
-        """Have a node's agent leave, if it can be told so; the others stay."""
-        self._unsent += self._streams.parting(node)
         self.flush()
 
     def flush(self) -> None:
@@ -146,14 +146,14 @@ class Link:
         known = (self._process.stdin, self.stdout, self.stderr, self._pidfd)
         return [fd for fd in known if fd is not None and fd >= 0]
 
-    def failure(self, node: int, overdue: str = "") -> LinkFailure:
-        """What the transport's last words mean for a node, all of them once its process has ended.
+    def failure(self, overdue: str = "") -> LinkFailure:
+        """What the transport's last words mean, all of them once its process has ended.
 
-        `overdue` says why we gave the node up.
+        `overdue` says why we gave a node up.
         """
         self.listen()
         end = end_of(self._streams, self._process.poll(), bool(overdue), self._protocol_error)
-        return self._streams.part_of(node, self._transport.failure(end).saying(overdue), overdue)
+        return self._transport.failure(end).saying(overdue)
 
     def leave(self) -> None:
         """Close the pipe to the agent, which then stops its workers and leaves; its last words still come."""
@@ -171,7 +171,9 @@ class Link:
         return bool(waiting.poll(seconds * 1000))
 
     def discard(self) -> None:
-        """End an agent that was given nothing to do, at once and without a trace."""
+        """End an agent at once and without a trace, if it was given nothing to do and is still there."""
+        if not self._idle:
+            return
         self._process.signal(signal.SIGKILL)
         self._process.wait()
         self.close()
@@ -204,6 +206,7 @@ class Link:
 
     def close(self) -> None:
         """Close the pipes and reap the process, if it has been killed or has ended."""
+        self._idle = False
         self._process.close()
         if self._pidfd is not None:
             os.close(self._pidfd)

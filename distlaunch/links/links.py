@@ -8,21 +8,21 @@ from typing import Any
 
 from distlaunch.agent.wire import Frame, ProtocolError
 from distlaunch.links.link import Link
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transport.failure import LinkFailure
 from distlaunch.transport.streams import NodeGone
 
 
 class Links:
     """Links by node, of which several may share one. `on_frame` gets each frame.
 
-    `on_end` gets a node whose link has ended, the reason, and the nodes whose links went through it;
-    `on_frame` may raise `ProtocolError`: the link then ends.
+    `on_end` gets a node whose link has ended, and the reason; `on_frame` may raise `ProtocolError`: the link
+    then ends.
     """
 
     def __init__(
         self,
         on_frame: Callable[[Frame], None],
-        on_end: Callable[[int, LinkFailure, tuple[int, ...]], None],
+        on_end: Callable[[int, LinkFailure], None],
         on_pull: Callable[[int, bool], None] = lambda node, over: None,
     ) -> None:
         self._on_frame, self._on_end, self._on_pull = on_frame, on_end, on_pull
@@ -93,15 +93,8 @@ class Links:
     def drop(self, node: int) -> None:
         """Forget a node, and kill its link's process if that serves no other; `on_end` is not called.
 
-        The agent of a node that shares its link leaves when it is told, or when its lease is over.
+        The agent of a node that shares its link leaves when its lease is over.
         """
-        shared = self._links.get(node)
-        self._lose(node)
-        if shared in self._nodes:
-            shared.part_with(node)
-            self._watch_writing(shared)
-
-    def _lose(self, node: int) -> None:
         link = self._forget(node)
         if link:
             link.end()
@@ -111,9 +104,9 @@ class Links:
         """Drop a node that is overdue; `on_end` gets what its transport has said so far, and `why`."""
         link = self._links.get(node)
         if link:
-            failure = link.failure(node, why)
+            failure = link.failure(why)
             self.drop(node)
-            self._on_end(node, failure, ())
+            self._on_end(node, failure)
 
     def leave(self, node: int) -> None:
         """Have a node's agent stop its workers and leave; `on_end` tells when it has."""
@@ -218,24 +211,16 @@ class Links:
         """One of the nodes that share a link has ended; of the last, the end of the link tells."""
         if self._links.get(gone.node) is not link:
             return  # dropped before
-        cut = tuple(node for node in gone.cut if self._links.get(node) is link)
         if len(self._nodes[link]) == 1:
             self._gone[gone.node] = gone.failure
             return
-        for node in (gone.node, *cut):
-            self._lose(node)
-        self._on_end(gone.node, gone.failure, cut)
+        self.drop(gone.node)
+        self._on_end(gone.node, gone.failure)
 
     def _end(self, link: Link) -> None:
         nodes = sorted(self._nodes[link])
-        failures = {
-            node: self._gone.pop(node) if node in self._gone else link.failure(node) for node in nodes
-        }
+        failures = {node: self._gone.pop(node) if node in self._gone else link.failure() for node in nodes}
         for node in failures:
-            self._lose(node)
-        first, *others = nodes
-        cut = tuple(node for node in others if failures[node].kind is Kind.RELAY)
-        self._on_end(first, failures[first], cut)
-        for node in others:
-            if node not in cut:
-                self._on_end(node, failures[node], ())
+            self.drop(node)
+        for node, failure in failures.items():
+            self._on_end(node, failure)

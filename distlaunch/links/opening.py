@@ -12,57 +12,35 @@ from distlaunch.links import process
 from distlaunch.links.bundle import bundle_for
 from distlaunch.links.link import Link
 from distlaunch.system.here import runs_ranks
-from distlaunch.transport.boot import Bundle, boot_text, candidates_text, loader_text
+from distlaunch.transport.boot import boot_text, candidates_text
 from distlaunch.transport.container import BY_SRUN, Container
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
 from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.ssh import Ssh
 from distlaunch.transport.streams import OneStream
 
 if TYPE_CHECKING:
-    from distlaunch.links.begun import Ahead
     from distlaunch.transport.slurm.group import SlurmGroup
-    from distlaunch.transport.ssh.tree import Branch
 
 STEP_NODES = 32
 """Nodes of an allocation by one step, where there are more of them."""
 NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
 
 
-def link_here(child: process.Child, nonce: str, unsent: bytes) -> Link:
-    """The link to an agent on this machine that was sent all it boots from, but for what is `unsent`."""
-    link = Link(Local(), child, OneStream([b""], nonce), lambda: unsent)
-    link.flush()
-    return link
-
-
-def open_here(spec: JobSpec, node: int) -> Link:
-    """An agent on this machine for a node of another launcher's run, of which `spec` is this one's part."""
-    return _open(Local(), {node: spec.python}, spec.invocation.shares_stdio)
-
-
-def open_link(spec: JobSpec, *indices: int, early: "Ahead | None" = None) -> Link:
-    """Start the transport to a node, or to several that have one together; their agents will say hello.
-
-    `early` may have begun it.
-    """
+def open_link(spec: JobSpec, *indices: int) -> Link:
+    """Start the transport to a node, or to several that have one together; their agents will say hello."""
     pythons = {index: spec.pool[index].python or spec.python for index in indices}
     if spec.container:
-        return _open_container(spec, spec.container, indices[0], pythons, early)
+        return _open_container(spec, spec.container, indices[0], pythons)
     reaches = [spec.pool[index].reach for index in indices]
     steps = [reach for reach in reaches if isinstance(reach, Slurm)]
     if len(steps) > 1:
         return _open_step(steps, pythons)
-    return _open(reaches[0], pythons, spec.invocation.shares_stdio, early=early)
+    return _open(reaches[0], pythons, spec.invocation.shares_stdio)
 
 
 def _open_container(
-    spec: JobSpec,
-    container: Container,
-    index: int,
-    pythons: Mapping[int, str | None],
-    early: "Ahead | None",
+    spec: JobSpec, container: Container, index: int, pythons: Mapping[int, str | None]
 ) -> Link:
     """A container on the node: by the node's shell, or by srun itself."""
     from distlaunch.transport.container_entry import entry, in_step  # few jobs have them
@@ -75,70 +53,27 @@ def _open_container(
         step = in_step(reach, container, workdir, os.path.expanduser("~"))
         return _open(step, pythons, inside=(opening,))
     inside = (entry(container, workdir), opening)
-    return _open(reach, pythons, inside=inside, early=early)
+    return _open(reach, pythons, inside=inside)
 
 
 def open_links(
-    spec: JobSpec,
-    early: "Ahead | None" = None,
-    flat: bool = False,
-    joined: Mapping[int, Link] | None = None,
+    spec: JobSpec, early: Link | None = None, joined: Mapping[int, Link] | None = None
 ) -> dict[int, Link]:
-    """Start the transports to all nodes; they take what was begun `early`, as far as it is theirs.
+    """Start the transports to all nodes; the agent opened `early` serves the first one, or is discarded.
 
-    `joined` are the links to those whose launchers have opened them.
-
-    `flat`: even those to be reached by way of others are reached from here.
+    `joined` are the links to nodes whose launchers have opened them.
     """
-    links: dict[int, Link] = {} if flat else _trees(spec, early)
-    links |= joined or {}
+    links = dict(joined or {})
     first = spec.nodes[0]
     ours = (first.python or spec.python) in (None, sys.executable) and not spec.container
-    if early and isinstance(first.reach, Local) and ours and (link := early.link()):
-        links[0] = link
+    if early and isinstance(first.reach, Local) and ours:
+        links[0] = early
     for group in _groups(spec):
         if group[0] not in links:
-            links |= dict.fromkeys(group, open_link(spec, *group, early=early))
+            links |= dict.fromkeys(group, open_link(spec, *group))
+    if early and links[0] is not early:
+        early.discard()
     return links
-
-
-def _trees(spec: JobSpec, early: "Ahead | None") -> dict[int, Link]:
-    """The links to nodes that are relays of others, and to those others."""
-    reaches = {index: node.reach for index, node in enumerate(spec.pool) if isinstance(node.reach, Ssh)}
-    options = next(iter(reaches.values())).options if reaches else None
-    if options is None or not options.tree or len(reaches) <= options.fan_out:
-        return {}
-    from distlaunch.transport.ssh.tree import Branch, shares  # few jobs have as many nodes
-
-    nonce, bundle = os.urandom(16).hex(), bundle_for(same_interpreter=False)
-
-    def branch(nodes: Sequence[int]) -> Branch:
-        top, below = nodes[0], nodes[1:]
-        return Branch(
-            top,
-            reaches[top],
-            _opening(spec.pool[top].python or spec.python),
-            loader_text(bundle, nonce, top, relay=bool(below)),
-            tuple(map(branch, shares(below, options.fan_out))),
-        )
-
-    links: dict[int, Link] = {}
-    for nodes in shares(list(reaches), options.fan_out):
-        if len(nodes) > 1:
-            links |= dict.fromkeys(nodes, _open_tree(branch(nodes), nonce, bundle, early))
-    return links
-
-
-def _open_tree(top: "Branch", nonce: str, bundle: Bundle, early: "Ahead | None") -> Link:
-    """The link to a node with a relay, and so to all nodes below."""
-    from distlaunch.transport.ssh.tree import Relayed
-
-    streams = Relayed(top, nonce)
-
-    def boot() -> bytes:
-        return boot_text(bundle, nonce, top.node, relay=True) + streams.openings()
-
-    return Link(top.reach, _begun(top.reach, early), streams, boot)
 
 
 def _groups(spec: JobSpec) -> Iterable[list[int]]:
@@ -168,7 +103,6 @@ def _open(
     pythons: Mapping[int, str | None],
     shares: bool = False,
     inside: Sequence[bytes] = (),
-    early: "Ahead | None" = None,
 ) -> Link:
     """`pythons` has, by node, the interpreter that is named for it.
 
@@ -176,14 +110,9 @@ def _open(
     """
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
-    return _link(reach, _begun(reach, early, (0, 1) if shares else ()), pythons, inside)
-
-
-def _begun(reach: Transport, early: "Ahead | None", sharing: Sequence[int] = ()) -> process.Child:
-    """The process that reaches a node: one that was begun `early`, or a new one."""
     if reach.folder:
         _make_folder(reach.folder)
-    return (early.child(reach.argv()) if early else None) or _start(reach, sharing)
+    return _link(reach, _start(reach, (0, 1) if shares else ()), pythons, inside)
 
 
 def _start(reach: "Transport | SlurmGroup", sharing: Sequence[int] = ()) -> process.Child:

@@ -81,6 +81,10 @@ def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int
     interpret, not for ssh.
     """
     copies = [os.dup(fd) for fd in sharing]
+    environ = {**environ, shared.VARIABLE: ",".join(map(str, copies))}
+    if sharing and environ.get(shared.KEPT, "").isdecimal():
+        copies.append(os.dup(int(environ[shared.KEPT])))
+        environ[shared.KEPT] = str(copies[-1])
     theirs, ours = [], []
     try:
         for to_child in (True, False, False):
@@ -96,7 +100,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int
         pid = os.posix_spawn(
             _program(argv[0], environ),
             list(argv),
-            {**environ, shared.VARIABLE: ",".join(map(str, copies))},
+            environ,
             file_actions=[
                 *((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)),
                 *((os.POSIX_SPAWN_CLOSE, fd) for fd in others),

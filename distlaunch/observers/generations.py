@@ -30,10 +30,10 @@ class Generations:
             return False
         called = this.number % GENERATIONS
         known = self._begun.get(called)
-        fresh = not known or known.number != this.number
-        if fresh or (known and known.plan is not this.plan):
-            self._begun[called] = Begun(this.number, this.plan, destinations(this.plan, this.number))
-        return fresh
+        if known and known.number == this.number:
+            return False
+        self._begun[called] = Begun(this.number, this.plan, destinations(this.plan, this.number))
+        return True
 
     def of(self, called: int) -> Begun | None:
         """That one, whose output may come late."""

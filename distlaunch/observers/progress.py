@@ -33,8 +33,6 @@ def _starting(state: State) -> str:
 
 def _joining(state: State) -> str:
     """Ranks that have nothing to do with torch never join: as long as none tries, we don't speak of it."""
-    if not state.spec.engine.gives_ranks:
-        return f"{state.counted(len(state.workers))} started"
     missing = [worker.rank for worker in state.workers if worker.running and not worker.meeting.joined]
     joined = len(state.workers) - len(missing)
     if not joined and not any(worker.meeting.trying for worker in state.workers):

@@ -38,9 +38,8 @@ class RunFolder:
     A full, broken or stalled disk never stops a job: the loss is counted in `lost_bytes`.
     """
 
-    def __init__(self, parent: str, run_id: str, worker: str = "rank") -> None:
-        """Create the folder; what belongs to a `worker` is named after that. Raises OSError."""
-        self._worker = worker
+    def __init__(self, parent: str, run_id: str) -> None:
+        """Create the folder. Raises OSError."""
         _make_folders(parent)
         self.path = os.path.join(parent, run_id)
         os.mkdir(self.path, 0o700)
@@ -98,11 +97,11 @@ class RunFolder:
 
     def write_stack(self, rank: int, text: str, generation: int = 0) -> None:
         """Keep where a rank was blocked."""
-        self._writer.append(_inside(generation, f"{self._worker}{rank}.stack"), text.encode() + b"\n")
+        self._writer.append(_inside(generation, f"rank{rank}.stack"), text.encode() + b"\n")
 
     def append_flight(self, rank: int, data: bytes, generation: int = 0) -> None:
         """Append a piece of a rank's flight recorder's dump."""
-        self._writer.append(_inside(generation, f"{self._worker}{rank}.flight"), data)
+        self._writer.append(_inside(generation, f"rank{rank}.flight"), data)
 
     def generation_path(self, generation: int) -> str:
         """The folder with a generation's logs."""

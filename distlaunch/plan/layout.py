@@ -8,9 +8,10 @@ from typing import NewType
 
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
+from distlaunch.allocation.place import TaskPlace
 from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
-from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program, TaskPlace
+from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program
 from distlaunch.transport.kinds import Transport
 from distlaunch.wording import counted, listed
 
@@ -38,8 +39,7 @@ class Facts(Frozen):
 class NodePlan(Frozen):
     """One node's part: workers `first_rank` … `first_rank + procs - 1`. `node` is its index in the pool.
 
-    With torch's elastic agents there is one "worker", the agent, whose rank is a mere number, and it starts
-    `agent_procs` ranks that torch numbers.
+    With torch's own agents, the one worker starts `torch_ranks` ranks, which torch numbers.
     """
 
     node: int
@@ -52,7 +52,7 @@ class NodePlan(Frozen):
     python: str
     workdir: str
     env: Env
-    agent_procs: int = 0
+    torch_ranks: int = 0
     place: TaskPlace | None = None
     logs: str | None = None
 
@@ -61,24 +61,21 @@ class NodePlan(Frozen):
         """The ranks on this node."""
         return range(self.first_rank, self.first_rank + self.procs)
 
-    def tag(self, rank: int) -> str:
-        """What the output of one of `ranks` is marked with."""
-        return self.label if self.agent_procs else f"{self.label}:{rank}"
-
-    def file_stem(self, rank: int) -> str:
-        """What the log files of one of `ranks` are named after."""
-        return f"{'agent' if self.agent_procs else 'rank'}{rank}"
+    @property
+    def gpu_flaw(self) -> str:
+        """What of GPUs it lacks; "" where each of its ranks has one."""
+        ranks = self.torch_ranks or self.procs
+        return f"{counted(self.gpus, 'GPU')} for {counted(ranks, 'worker')}" if self.gpus < ranks else ""
 
     def device(self, local_rank: int) -> str:
         """The device that a script takes by LOCAL_RANK."""
+        if self.torch_ranks:
+            return f"{counted(self.torch_ranks, 'rank')} of torch's, on {'cuda' if self.gpus else 'cpu'}"
         return f"cuda:{local_rank}" if local_rank < self.gpus else "cpu"
 
 
 class LaunchPlan(Frozen):
-    """All that `run` starts and `dry-run` prints; `master_port` None = picked and held at the start.
-
-    With torch's elastic agents, `master_addr` and `master_port` are those of their rendezvous.
-    """
+    """All that `run` starts and `dry-run` prints; `master_port` None = picked and held at the start."""
 
     spec: JobSpec
     nodes: tuple[NodePlan, ...]
@@ -120,6 +117,23 @@ class LaunchPlan(Frozen):
         """Whether all workers run on the same machine."""
         return _together(self.spec, self.nodes)
 
+    @property
+    def unit(self) -> str:
+        """What people call a worker."""
+        return "torch agent" if self.spec.etcd else "rank"
+
+    @property
+    def meeting_place(self) -> str:
+        """Where the ranks meet, for people."""
+        if self.spec.etcd:
+            return f"etcd at {self.spec.etcd.endpoint}"
+        return f"MASTER_ADDR {self.master_addr}, {self.master_port or 'a free port'}"
+
+    @property
+    def join_s(self) -> float | None:
+        """Seconds for all workers to connect to MASTER_PORT; None = no limit, or torch's agents have it."""
+        return None if self.spec.etcd else self.spec.timeouts.join_s
+
 
 class Foreseen(Frozen):
     """What is known of a plan before the nodes are: its MASTER_ADDR."""
@@ -133,6 +147,7 @@ class WorkerPlan(Frozen):
 
     `env` is the job's, `contract` wins over it, `defaults` hold only where the node has none.
     `paths` are the indices in `argv` of paths on the node, which may begin with its user's ~, as `cwd` may.
+    `temporary` are variables for a folder there that is deleted after the run.
     """
 
     rank: int
@@ -143,6 +158,7 @@ class WorkerPlan(Frozen):
     defaults: Mapping[str, str]
     cwd: str
     paths: tuple[int, ...] = ()
+    temporary: tuple[str, ...] = ()
 
 
 def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
@@ -184,9 +200,7 @@ def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
 
 
 def _together(spec: JobSpec, nodes: Sequence[NodePlan | NodeSpec]) -> bool:
-    """Whether all run on the same machine; torch's elastic agents may be joined by others later."""
-    if not spec.engine.gives_ranks:
-        return spec.one_machine
+    """Whether all run on the same machine."""
     return len(nodes) == 1 or all(node.reach.here for node in nodes)
 
 
@@ -214,7 +228,8 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
         label=node.label,
         reach=node.reach,
         first_rank=first_rank,
-        procs=procs,
+        procs=1 if spec.etcd else procs,
+        torch_ranks=procs if spec.etcd else 0,
         gpus=gpus,
         python=node.python or spec.python or fact.python,
         workdir=node.workdir or spec.workdir,
@@ -235,13 +250,12 @@ def _check_binding(spec: JobSpec, label: str, procs: int) -> None:
 
 def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     """What torch.distributed will use on these nodes. Raises `JobError` when the one asked for can't be."""
-    short = [node for node in nodes if node.gpus < node.procs]
+    short = [node for node in nodes if node.gpu_flaw]
     if spec.backend == "nccl" and short:
         node = short[0]
-        has = f"{counted(node.gpus, 'GPU')} for {counted(node.procs, 'worker')}"
         raise spec.error(
             "backend",
-            f"nccl needs a GPU for each worker, but {node.label} has {has}; "
+            f"nccl needs a GPU for each worker, but {node.label} has {node.gpu_flaw}; "
             "lower procs_per_node, or use backend: gloo",
         )
     if spec.backend != "auto":
@@ -252,7 +266,7 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
 def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str | None) -> str:
     first = spec.pool[index]
     # An endpoint in the job file names the first node; another that takes its place has its own address.
-    named = spec.master_host if index == 0 or not spec.engine.serves_store else None
+    named = spec.master_host if index == 0 else None
     if together:
         return named or "127.0.0.1"
     chosen = named or first.address or master_address or first.label
@@ -281,10 +295,40 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
+def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0) -> contract.Rendezvous:
+    """What the workers of one generation share."""
+    return contract.Rendezvous(
+        master_addr=plan.master_addr,
+        master_port=port,
+        run_id=plan.spec.rendezvous_id or run_id,
+        backend=plan.backend,
+        restart_count=restart_count,
+        max_restarts=plan.spec.restarts_before + plan.spec.restarts.most,
+        role=plan.spec.role,
+        signals=",".join(plan.spec.invocation.signals) or contract.HANDLED_SIGNALS,
+    )
+
+
+def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
+    """Each node's workers, with the port that `run` would pick shown as torch's default."""
+    meeting = meeting_of(plan, plan.spec.name, plan.master_port or DEFAULT_PORT)
+    way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
+    return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
+
+
 def workers(
-    plan: LaunchPlan, node: NodePlan, meeting: contract.Rendezvous, interface: str | None = None
+    plan: LaunchPlan,
+    node: NodePlan,
+    meeting: contract.Rendezvous,
+    interface: str | None = None,
+    source: str | None = None,
 ) -> list[WorkerPlan]:
-    """The workers of one node for one generation; `interface` is the one that leads to MASTER_ADDR."""
+    """The workers of one node for one generation.
+
+    `interface` is the one that leads to MASTER_ADDR, `source` the node's own address there.
+    """
+    if plan.spec.etcd:
+        return [_torch_agent(plan, node, meeting, interface, source)]
     return [_worker(plan, node, local_rank, meeting, interface) for local_rank in range(node.procs)]
 
 
@@ -309,6 +353,26 @@ def _worker(
         defaults=contract.defaults(place.local_size, interface, plan.backend),
         cwd=node.workdir,
         paths=_paths(plan.spec.program),
+    )
+
+
+def _torch_agent(
+    plan: LaunchPlan, node: NodePlan, meeting: contract.Rendezvous, interface: str | None, source: str | None
+) -> WorkerPlan:
+    from distlaunch.plan import torch_run  # few jobs have them
+
+    spec, ranks = plan.spec, node.torch_ranks
+    launcher = (node.python, *torch_run.agent_words(spec, len(plan.nodes), ranks, meeting, source))
+    return WorkerPlan(
+        rank=node.first_rank,
+        local_rank=0,
+        argv=(*launcher, program_word(spec, node), *torch_run.arguments(spec)),
+        contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets all else
+        env=node.env,
+        defaults=contract.defaults(ranks, interface, plan.backend),
+        cwd=node.workdir,
+        paths=(0, len(launcher)) if spec.program.placed else (0,),
+        temporary=torch_run.TEMPORARY,
     )
 
 

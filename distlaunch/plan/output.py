@@ -39,7 +39,7 @@ def destinations(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Des
     shown = shown_ranks(plan)
     return {
         (rank, stream): Destination(
-            rank in shown, f"[{node.tag(rank)}] ", log_file(generation, node.file_stem(rank), stream)
+            rank in shown, f"[{node.label}:{rank}] ", log_file(generation, rank, stream)
         )
         for node in plan.nodes
         for rank in node.ranks
@@ -55,9 +55,9 @@ def shown_ranks(plan: LaunchPlan) -> range | tuple[int, ...]:
     return shown
 
 
-def log_file(generation: int, stem: str, stream: int) -> str:
-    """The file of a rank's stream in the run folder, made of integers alone but for `rank` or `agent`."""
-    name = f"{stem}.{('out', 'err')[stream]}"
+def log_file(generation: int, rank: int, stream: int) -> str:
+    """The file of a rank's stream in the run folder, made of integers alone."""
+    name = f"rank{rank}.{('out', 'err')[stream]}"
     return f"generation{generation}/{name}" if generation else name
 
 

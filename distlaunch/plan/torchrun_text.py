@@ -3,11 +3,11 @@
 from shlex import quote
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.placeholders import fill, placeholders_in
+from distlaunch.job.placeholders import placeholders_in
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan import torch_agents
 from distlaunch.plan.layout import LaunchPlan, NodePlan, program_word
 from distlaunch.plan.shell_text import job_exports, quoted_path, remarks_on
+from distlaunch.plan.torch_run import agent_flags, arguments, program_flag, workers_flags
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:
@@ -34,18 +34,19 @@ def _remarks(plan: LaunchPlan) -> list[str]:
 
 def _line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
     spec = plan.spec
-    flags = (_static if spec.engine.gives_ranks else torch_agents.torch_flags)(plan, node, meeting)
-    arguments = [fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args)]
+    flags = _flags(plan, node, meeting)
     exports = job_exports(node.env)
     export = f"export {' '.join(exports)} && " if exports else ""
     program = program_word(spec, node)
     program = quoted_path(program) if spec.program.placed else quote(program)
-    words = " ".join([*_torchrun(plan, node), *map(quote, flags), program, *map(quote, arguments)])
+    words = " ".join([*_torchrun(plan, node), *map(quote, flags), program, *map(quote, arguments(spec))])
     return f"(cd {quoted_path(node.workdir)} && {export}exec {words})"
 
 
-def _static(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
+def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
     spec = plan.spec
+    if spec.etcd:
+        return [*agent_flags(spec, len(plan.nodes), node.torch_ranks, meeting), *program_flag(spec)]
     return [
         f"--nnodes={len(plan.nodes)}",
         f"--node-rank={node.node_rank}",
@@ -63,9 +64,9 @@ def job_flags(spec: JobSpec) -> list[str]:
     return [
         *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
         *([f"--max-restarts={spec.restarts.most}"] if spec.restarts.most else []),
-        *torch_agents.workers_flags(spec),
+        *workers_flags(spec),
         *([f"--numa-binding={binding.how}"] if binding and binding.key == "numa_binding" else []),
-        *torch_agents.program_flag(spec),
+        *program_flag(spec),
     ]
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from distlaunch.contract import INTERFACE_VARIABLES
+from distlaunch.job.secrets import is_secret, redacted
 from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.state.events import Event
 
@@ -31,18 +32,26 @@ def fields_of(event: Event) -> dict[str, Any]:
 
 
 def without_secrets(spec: JobSpec) -> JobSpec:
-    """`spec` without values taken from the caller's environment, but for the names of interfaces."""
+    """`spec` without values that may be secrets, or were taken from the caller's environment."""
     nodes, spares = (
         tuple(node._replace(env=_open(node.env)) for node in nodes) for nodes in (spec.nodes, spec.spares)
     )
-    return spec._replace(env=_open(spec.env), nodes=nodes, spares=spares)
+    args, words = tuple(redacted(spec.args)), tuple(redacted(spec.program.words))
+    program = spec.program._replace(words=words)
+    places = {path: place._replace(typed="") for path, place in spec.places.items()}  # of a --set
+    shown = spec._replace(args=args, program=program, places=places)
+    return shown._replace(env=_open(spec.env), nodes=nodes, spares=spares)
 
 
 def _open(env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:
     return {
-        name: EnvValue("", inherited=True) if value.inherited and name not in INTERFACE_VARIABLES else value
+        name: EnvValue("", inherited=True) if _is_hidden(name, value) else value
         for name, value in env.items()
     }
+
+
+def _is_hidden(name: str, value: EnvValue) -> bool:
+    return is_secret(name) or (value.inherited and name not in INTERFACE_VARIABLES)
 
 
 def _brief(value: Any) -> Any:

@@ -18,14 +18,10 @@ class AgentUp(Frozen):
 
 
 class LinkEnded(Frozen):
-    """A link has ended, whatever the reason: `failure` is what the transport's words mean.
-
-    `cut` are the nodes whose links went through that node, and have ended, too.
-    """
+    """A link has ended, whatever the reason: `failure` is what the transport's words mean."""
 
     node: int
     failure: LinkFailure
-    cut: tuple[int, ...] = ()
 
 
 class AgentLeaving(Frozen):

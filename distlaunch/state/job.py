@@ -13,6 +13,7 @@ from distlaunch.state.actions import Notice
 from distlaunch.state.nodes import Node, Nodes
 from distlaunch.state.timers import WATCHES, Alarm, Timer
 from distlaunch.state.workers import Worker, Workers
+from distlaunch.wording import counted
 
 
 class Phase(Enum):
@@ -101,11 +102,11 @@ class State(Frozen):
     `node_rank`: its place in a generation. `addresses` are those by which ssh reaches nodes, as far as
     the job needs to know. `current` is the last generation that was planned. The `verdict` is there from
     STOPPING on. `stackless` has the reasons for missing stacks that we have reported, `wait_told` is
-    whether we have said which nodes we wait for between two generations, `flat_told` whether we have that
-    nodes can't reach each other. With `noticed`, the end was announced; `asked`: the scheduler was asked
-    about it. `interrupted_by` is the node that passed on the last interrupt, None = our own. `chance`
-    (0 to 1) spreads what many runs would do at once. `foreseen` is what nodes were asked about before there
-    was a plan, `reached_by` the address by which others reach the first node.
+    whether we have said which nodes we wait for between two generations. With `noticed`, the end was
+    announced; `asked`: the scheduler was asked about it. `interrupted_by` is the node that passed on the last
+    interrupt, None = our own. `chance` (0 to 1) spreads what many runs would do at once. `foreseen` is what
+    nodes were asked about before there was a plan, `reached_by` the address by which others reach the first
+    node.
     """
 
     spec: JobSpec
@@ -119,7 +120,6 @@ class State(Frozen):
     stackless: frozenset[str] = frozenset()
     restarts: tuple[Restart, ...] = ()
     wait_told: bool = False
-    flat_told: bool = False
     verdict: Verdict | None = None
     interrupts: int = 0
     interrupted_at: float | None = None
@@ -268,22 +268,23 @@ class State(Frozen):
         return part.first_rank + local_rank
 
     def called(self, rank: int) -> str:
-        """A worker for people, in short: `rank 3`, or `torch's agent on gpu-b`."""
-        return self.spec.engine.called(rank, self._home(rank))
+        """A worker for people, in short: `rank 3`."""
+        return f"{self.unit} {rank}"
 
     def named(self, rank: int, more: str = "") -> str:
         """A worker for people, with where it is, and `more`: `rank 3 (gpu-b, pid 812)`."""
-        known = [self._home(rank), more] if self.spec.engine.gives_ranks else [more]
-        inside = ", ".join(filter(None, known))
-        return f"{self.called(rank)} ({inside})" if inside else self.called(rank)
-
-    def _home(self, rank: int) -> str:
         assert self.plan is not None
-        return self.plan.node_of(rank).label
+        inside = ", ".join(filter(None, (self.plan.node_of(rank).label, more)))
+        return f"{self.called(rank)} ({inside})"
 
     def counted(self, number: int) -> str:
-        """A number of workers: `3 ranks`, or `3 torch agents`."""
-        return self.spec.engine.counted(number)
+        """A number of workers: `3 ranks`."""
+        return counted(number, self.unit)
+
+    @property
+    def unit(self) -> str:
+        """What people call a worker."""
+        return self.plan.unit if self.plan else "rank"
 
 
 _TIMERS = tuple(Timer)

@@ -33,7 +33,7 @@ class Timer(Enum):
     DRAIN = "drain"
     """Clean nodes have not delivered more of their output."""
     ANSWER = "answer"
-    """Of a node: its hello or, when it comes late, its route is overdue."""
+    """Of a node: its hello is overdue."""
     RETRY = "retry"
     """Of a node: connect it again."""
     FENCE = "fence"

@@ -46,7 +46,7 @@ def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
 
 
 def cause_of(state: State, rank: int, event: WorkerExited, words: "Words | None" = None) -> Cause:
-    """The cause, if this rank (or torch agent) is the first that failed."""
+    """The cause, if this rank is the first that failed."""
     from distlaunch.diagnosis.exits import Ending, exit_status_of, facts
 
     who = f"{state.named(rank)} failed first"

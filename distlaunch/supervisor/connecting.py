@@ -16,7 +16,7 @@ from distlaunch.state.nodes import (
     unfit_words,
 )
 from distlaunch.state.timers import Timer
-from distlaunch.supervisor.losing import RECONNECT_MAX_S, RECONNECT_S, reconnect_later
+from distlaunch.supervisor.losing import RECONNECT_MAX_S, reconnect_later
 from distlaunch.supervisor.members import choose_members, misfit
 from distlaunch.transport.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed
@@ -148,12 +148,10 @@ def _too_few(state: State, now: float) -> JobOver:
 
 def _with_another_try(state: State, now: float) -> State:
     """The job starts without some nodes: those that may come later are tried again."""
-    # Torch's agents take a node in at once, so it is worth trying soon, and ever more slowly.
-    wait_s = RECONNECT_MAX_S if state.spec.engine.gives_ranks else RECONNECT_S
     for index, node in enumerate(state.nodes):
         if isinstance(node, Unusable) and node.failure and node.failure.may_pass:
             state = state.with_node(index, Retrying(2, node.failure, Away()))
-            state = state.with_timer(Timer.RETRY, now + wait_s, index)
+            state = state.with_timer(Timer.RETRY, now + RECONNECT_MAX_S, index)
     return state
 
 
@@ -171,9 +169,8 @@ def on_image_pulled(event: ImagePulled, state: State, now: float) -> Step:
 def answer_overdue(state: State, node: int, now: float) -> Step:
     """Give up a node that has not answered in time."""
     this = state.nodes[node]
-    if isinstance(this, Connecting | Up):
-        what = "no agent" if isinstance(this, Connecting) else "no answer"  # its route, as it comes late
-        why = f"{what} within {state.spec.timeouts.connect_s:g} s (timeouts.connect)"
+    if isinstance(this, Connecting):
+        why = f"no agent within {state.spec.timeouts.connect_s:g} s (timeouts.connect)"
         return state, (GiveUp(node, why),)  # it reports its end, which says what was heard from it
     if not isinstance(this, Retrying) or this.failure is None:
         return state, ()

@@ -5,7 +5,6 @@ on the others counted; a limit that the job file sets counts from the start, wha
 """
 
 from distlaunch.errors import Exit
-from distlaunch.state import workers
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import RanksJoined, RanksLag
 from distlaunch.state.findings import JobOver, Started, Step
@@ -22,7 +21,7 @@ _ENDPOINT = "MASTER_ADDR and MASTER_PORT"
 
 def watch(found: Started, state: State, now: float) -> Step:
     """Watch who joins, from the start of a generation on."""
-    limit_s, named = state.spec.timeouts.join_s, state.spec.names_join_limit
+    limit_s, named = _limit_s(state), state.spec.names_join_limit
     state = state.unwatched()
     if limit_s is None:
         return state, ()
@@ -65,11 +64,15 @@ def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
 
 def _with_limit(state: State, now: float) -> State:
     """`state` with a limit on the wait, once a rank waits for others."""
-    limit_s = state.spec.timeouts.join_s
+    limit_s = _limit_s(state)
     unwatched, limited = state.due_at(Timer.JOIN_NOTICE) is None, state.due_at(Timer.JOIN) is not None
     if unwatched or limited or limit_s is None or not _has_begun(state):
         return state
     return state.with_timer(Timer.JOIN, now + limit_s)
+
+
+def _limit_s(state: State) -> float | None:
+    return state.plan.join_s if state.plan else None
 
 
 def _has_begun(state: State) -> bool:
@@ -95,7 +98,7 @@ def join_notice_due(state: State, now: float) -> Step:
 def join_overdue(state: State, now: float) -> Step:
     """End the job, naming the ranks that have not joined."""
     state = state.without_timers(Timer.JOIN_NOTICE)
-    missing, limit_s = _missing(state), state.spec.timeouts.join_s
+    missing, limit_s = _missing(state), _limit_s(state)
     if not missing or limit_s is None:
         return state, ()
     text = f"{_missing_words(state, missing)}; gave up after {span_words(limit_s)} (timeouts.join)"
@@ -105,29 +108,25 @@ def join_overdue(state: State, now: float) -> Step:
 
 
 def _missing(state: State) -> list[Worker]:
-    return [worker for worker in _here(state) if not worker.meeting.joined]
-
-
-def _here(state: State) -> list[Worker]:
-    return [worker for worker in state.workers if worker.phase is not workers.WorkerPhase.VANISHED]
+    return [worker for worker in state.workers if not worker.meeting.joined]
 
 
 def _missing_words(state: State, missing: list[Worker]) -> str:
     """`6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: has not imported torch yet) …`."""
     names = listed([_named(state, worker) for worker in missing])
-    count = len(_here(state))
+    count = len(state.workers)
     text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
     first = missing[0]
-    serves = first.rank == 0 and state.spec.engine.gives_ranks
+    serves = first.rank == 0
     waits = serves and not first.meeting.trying and _has_begun(state)
     if waits:
         return f"{text}; the others are waiting for rank 0"
-    return text if any(worker.meeting.joined for worker in _here(state)) else text + _where_words(state)
+    return text if state.workers.joined else text + _where_words(state)
 
 
 def _where_words(state: State) -> str:
     """Where they are trying to join, if any is."""
-    trying = any(worker.meeting.trying for worker in _here(state))
+    trying = any(worker.meeting.trying for worker in state.workers)
     return f"; the rendezvous is at {state.plan.master_addr}:{state.port}" if trying and state.plan else ""
 
 

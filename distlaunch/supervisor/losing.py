@@ -100,7 +100,8 @@ def reconnect_later(state: State, node: int, this: Retrying, now: float) -> Stat
     """Connect a node again after a growing wait, if the job can use it and that can help."""
     hopeless = this.failure is not None and not this.failure.may_pass
     state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
-    if not state.spec.takes_nodes_back or hopeless or state.phase in (Phase.STOPPING, Phase.CONNECTING):
+    of_use = state.spec.takes_nodes_back and state.phase not in (Phase.STOPPING, Phase.CONNECTING)
+    if hopeless or not of_use:
         return state.with_node(node, no_more(this, this.failure))
     spread = 0.75 + 0.5 * state.chance_of(node, this.attempt)
     wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempt - 1, 30)) * spread

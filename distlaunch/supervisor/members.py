@@ -15,7 +15,6 @@ from distlaunch.state.nodes import (
     is_usable,
 )
 from distlaunch.state.timers import Timer
-from distlaunch.wording import counted
 
 
 def choose_members(state: State) -> tuple[int, ...]:
@@ -35,16 +34,14 @@ def misfit(state: State, index: int) -> str:
     A job can't begin without the nodes that it lists; for those, making the plan fails.
     """
     known = state.plan.backend if state.plan else state.spec.backend
-    if not state.spec.engine.gives_ranks or (state.plan is None and index < len(state.spec.nodes)):
+    if state.plan is None and index < len(state.spec.nodes):
         return ""
     try:
         part = node_plan(state.spec, facts_of(state.nodes[index]), index, NodeRank(0), 0)
     except JobError as error:
         return str(error)
-    if known == "nccl" and part.gpus < part.procs:
-        has = f"{counted(part.gpus, 'GPU')} for {counted(part.procs, 'worker')}"
-        return f"it has {has}, but nccl needs a GPU for each"
-    return ""
+    lacks = known == "nccl" and part.gpu_flaw
+    return f"it has {part.gpu_flaw}, but nccl needs a GPU for each" if lacks else ""
 
 
 def may_come(state: State) -> bool:

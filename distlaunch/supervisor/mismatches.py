@@ -94,9 +94,8 @@ def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:
 
 def strange_master(state: State) -> tuple[Notice, ...]:
     """A warning if MASTER_ADDR is not an address of the node of rank 0; launchers by hand look themselves."""
-    serves = state.spec.engine.serves_store
     route = route_of(state.nodes[state.members[0]])
-    if not serves or state.plan is None or not (route and route.source and route.ends):
+    if state.plan is None or not (route and route.source and route.ends):
         return ()
     address, (_, came_to) = state.plan.master_addr, route.ends
     is_settled = len(state.members) == 1 or state.reached_by in route.ends

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan.engine import make_plan
-from distlaunch.plan.layout import LaunchPlan, foreseen_master
-from distlaunch.state import workers
-from distlaunch.state.actions import Action, Connect, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
+from distlaunch.plan.layout import LaunchPlan, foreseen_master, make_plan
+from distlaunch.state.actions import Action, Connect, FindRoute, GiveUp, HoldPort, StartWorkers
 from distlaunch.state.events import (
     AddressesFound,
     PortHeld,
@@ -32,7 +30,7 @@ from distlaunch.state.findings import (
     Step,
 )
 from distlaunch.state.job import Cause, Generation, Phase, State, Why
-from distlaunch.state.nodes import ASKED, Connecting, Route, Up, facts_of, is_usable, route_of
+from distlaunch.state.nodes import ASKED, Connecting, Route, Up, facts_of, route_of
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Worker, Workers
 from distlaunch.supervisor.mismatches import mismatches, misnamed, strange_master
@@ -46,7 +44,7 @@ def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
 
 def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
     """Ask all nodes about the plan that there will be if none of the job's own is missing."""
-    if not state.spec.engine.serves_store or state.foreseen:
+    if state.foreseen:
         return state, ()
     try:
         foreseen = foreseen_master(state.spec, state.addresses.get(0))
@@ -97,7 +95,8 @@ def prepare(found: Prepare, state: State, now: float) -> Step:
         return _with_routes(state, members, way), (*todo, Planned())
     if moved:
         state = _with_routes(state, members, None)._replace(reached_by="")
-    state, asked = _ask_for_routes(state, _first_asked(state, members), plan.master_addr)
+    # The first node is asked after the others, which tell by what address they reach it.
+    state, asked = _ask_for_routes(state, members[1:] or members, plan.master_addr)
     state, more = _ask_the_first(state)
     said = strange_master(state) if first_time and not more else ()
     return state, (*todo, *asked, *more, *said, Planned())
@@ -126,20 +125,12 @@ def _with_its_backend(state: State) -> JobSpec:
 
 
 def _hold_port(state: State, plan: LaunchPlan, first: int) -> tuple[State, tuple[Action, ...]]:
-    if not state.spec.engine.serves_store:
-        return state.with_generation(port=plan.master_port), ()  # the user's server has it
     node = state.nodes[first]
     assert isinstance(node, Up)
     if node.held is None:
         return state, (HoldPort(first, plan.master_port),)
     state = state.with_node(first, node._replace(held=None))
     return state.with_generation(port=node.held or None), ()
-
-
-def _first_asked(state: State, members: Sequence[int]) -> Sequence[int]:
-    """The nodes to ask for their route to MASTER_ADDR; else the first one is asked after the others."""
-    alone = len(members) == 1
-    return members[1:] if state.spec.engine.serves_store and not alone else members
 
 
 def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
@@ -191,8 +182,9 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
         return state, ()
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
     cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
-    fixed = state.spec.master_port is not None or not state.spec.engine.gives_ranks
-    return state, (JobOver(cause) if fixed else StartAgain(Why.PORT, cause, "restarting with another port"),)
+    if state.spec.master_port is not None:
+        return state, (JobOver(cause),)
+    return state, (StartAgain(Why.PORT, cause, "restarting with another port"),)
 
 
 def on_route_found(event: RouteFound, state: State, now: float) -> Step:
@@ -203,7 +195,6 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     ends = (event.asked, event.address)
     route = Route(event.interface, event.source, ends, misnamed(event, state))
     state = state.with_node(event.node, node._replace(route=route, asked=""))
-    state = state.without_timers(Timer.ANSWER, node=event.node)
     is_first = event.node == (state.members[0] if state.members else 0)
     tells = is_first or not state.reached_by
     if not is_first and not state.reached_by:
@@ -219,7 +210,7 @@ def _ask_the_first(state: State) -> tuple[State, tuple[FindRoute, ...]]:
     first, address = state.members[0], state.reached_by
     node = state.nodes[first]
     waits = state.phase is Phase.PREPARING and isinstance(node, Up) and not node.asked
-    if not (waits and address and state.spec.engine.serves_store):
+    if not (waits and address):
         return state, ()
     assert isinstance(node, Up)
     if node.route and (not node.route.ends or address in node.route.ends):
@@ -237,7 +228,7 @@ def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
     if state.plan is None:
         return state, ()  # if that is what the plan needs, it is asked again
     first = state.members[0]
-    if event.node == first and state.spec.engine.serves_store:
+    if event.node == first:
         if len(state.members) > 1 and event.asked != state.reached_by:
             return _ask_the_first(state)  # now or later: it may not know its name
         return state.with_node(first, node._replace(route=Route())), ()
@@ -247,8 +238,6 @@ def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
 def _no_route(state: State, event: RouteFailed, node: Up, now: float) -> Step:
     assert state.plan is not None
     text = _no_route_words(state, state.plan.master_addr, event)
-    if state.phase is Phase.RUNNING:  # the others go on without it
-        return state, (Notice("warning", text),)
     cause = Cause(text, Exit.USAGE, now, node=event.node)
     if state.generation and route_of(state.nodes[state.members[0]]):
         return state.with_node(event.node, node._replace(unfit=text)), (GenerationFailed(cause),)
@@ -257,8 +246,6 @@ def _no_route(state: State, event: RouteFailed, node: Up, now: float) -> Step:
 
 def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
     node, first = state.label(event.node), state.members[0]
-    if not state.spec.engine.serves_store:
-        return f"{node} can't reach etcd at {master}: {event.error}"
     key = f"{state.spec.pool[first].path}.address"
     advice = f"set {key} to an address of {state.label(first)} that the other nodes can reach"
     return f"{node} can't reach MASTER_ADDR {master}: {event.error}; {advice}"
@@ -269,30 +256,11 @@ def start_when_prepared(state: State, now: float) -> Step:
     alone = len(state.members) == len(state.nodes)  # no spares, which need no routes
     if state.port is None or (alone and state.nodes.unrouted):
         return state, ()
-    here = _here(state)
-    if any(route_of(state.nodes[index]) is None for index in here):
+    if any(route_of(state.nodes[index]) is None for index in state.members):
         return state, ()
     state = state._replace(phase=Phase.RUNNING).with_generation(started_at=now).without_timers(Timer.PREPARE)
-    state, started = _start(state, here)
+    state, started = _start(state, state.members)
     return state, (Started(), *(() if state.generation else mismatches(state)), *started)
-
-
-def start_latecomers(state: State, now: float) -> Step:
-    """Start torch's agents on nodes that come, or come back, while the others run."""
-    if state.spec.engine.gives_ranks:
-        return state, ()
-    return _start(state, [node for node in _here(state) if _waits(state, node)])
-
-
-def _here(state: State) -> list[int]:
-    """The members but for those that torch's agents go on without."""
-    return [index for index in state.members if isinstance(state.nodes[index], Up)]
-
-
-def _waits(state: State, node: int) -> bool:
-    planned = state.workers[state.members.index(node)].phase is workers.WorkerPhase.PLANNED
-    ready = is_usable(state.nodes[node]) and route_of(state.nodes[node]) is not None
-    return planned and ready
 
 
 def _start(state: State, nodes: Sequence[int]) -> tuple[State, tuple[Action, ...]]:

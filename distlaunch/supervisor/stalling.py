@@ -97,7 +97,7 @@ def _named(state: State, worker: Worker) -> str:
 def _others_words(state: State) -> str:
     active = [w.rank for w in state.workers if w.running and w.stall is None]
     if not active:
-        return f"no {state.spec.engine.unit} is still active"
+        return f"no {state.unit} is still active"
     verb = "is" if len(active) == 1 else "are"
     return f"{_ranks_words(state, active)} {verb} still active"
 
@@ -105,9 +105,7 @@ def _others_words(state: State) -> str:
 def _ranks_words(state: State, ranks: list[int]) -> str:
     if len(ranks) == 1:
         return state.called(ranks[0])
-    if not state.spec.engine.gives_ranks:
-        return state.counted(len(ranks))
-    return f"ranks {listed([*map(str, ranks)])}"
+    return f"{state.unit}s {listed([*map(str, ranks)])}"
 
 
 def _dumps(state: State, ranks: list[int], abort: bool) -> list[Action]:
@@ -164,8 +162,6 @@ def dumping(state: State) -> bool:
 
 def dump_came(found: DumpCame, state: State, now: float) -> Step:
     """A rank has died of its dump; act once all dumps have come."""
-    if not state.spec.engine.gives_ranks:  # what torch's agents wait for tells nothing
-        return stall_act_due(state.without_timers(Timer.STALL_ACT), now)
     known = state.worker(found.rank).stall or Stall()
     state = state.with_worker(found.rank, stall=known._replace(stack=_frames_of_python(found.words)))
     if any(not _stopped_pid(worker) for worker in _stalled(state)):

@@ -2,13 +2,12 @@
 
 1. The event's handler (`_HANDLERS`) writes down what is known now. It may return findings, which are for
    another part of the supervisor to decide on.
-2. Each finding goes to its decider (`_OURS`, or `_torchs` with torch's agents), which may find more.
+2. Each finding goes to its decider (`_DECIDERS`), which may find more.
 3. The rules of the job's phase (`_RULES`) see whether it can go on; if so, back to 2.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from typing import Any
 
 from distlaunch.job.spec import JobSpec
@@ -118,11 +117,10 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, .
 
 def _decided(state: State, found: Iterable[Action | Finding], now: float, todo: list[Action]) -> State:
     """`state` once all that was found is decided on; actions are added to `todo`."""
-    deciders = _OURS if state.spec.engine.gives_ranks else _torchs()
     left = deque(found)
     while left:
         each = left.popleft()
-        decide = deciders.get(type(each))
+        decide = _DECIDERS.get(type(each))
         if decide is None:
             todo.append(each)  # type: ignore[arg-type]  # no finding is without its decider
         else:
@@ -141,19 +139,6 @@ def _followed(state: State, now: float) -> Step:
 
 
 def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
-    if not (event.failure.via or event.cut):
-        return _on_its_end(event, state, now)
-    from distlaunch.supervisor import relays  # few jobs have trees
-
-    state, of_cut = relays.cut(state, event, now)
-    if relays.is_worth_another_way(state, event):
-        state, of_node = relays.from_here(state, [event.node], event.failure, now)
-    else:
-        state, of_node = _on_its_end(event, state, now)
-    return state, (*of_node, *of_cut)
-
-
-def _on_its_end(event: LinkEnded, state: State, now: float) -> Step:
     match state.nodes[event.node]:
         case Connecting() as node:
             return connecting.not_connected(state, event.node, node, event.failure, now)
@@ -215,7 +200,7 @@ _HANDLERS: Mapping[type, Handler] = {
 }
 """Who handles each event."""
 
-_OURS: Mapping[type, Handler] = {
+_DECIDERS: Mapping[type, Handler] = {
     ConnectAgain: preparing.connect_again,
     Prepare: preparing.prepare,
     Planned: connecting.let_misfits_go,
@@ -236,25 +221,10 @@ _OURS: Mapping[type, Handler] = {
 """Who decides on each finding."""
 
 
-@cache
-def _torchs() -> Mapping[type, Handler]:
-    """Torch's agents restart their ranks and continue without lost nodes; we add nodes and end the job."""
-    from distlaunch.supervisor import torch_agents  # few jobs have them
-
-    return {
-        **_OURS,
-        NodeBack: torch_agents.take_in,
-        NodeLeaving: torch_agents.node_leaving,
-        NodeLost: torch_agents.node_lost,
-        WorkerFinished: torch_agents.agent_finished,
-        WorkerFailed: torch_agents.agent_failed,
-    }
-
-
 _RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.CONNECTING: (connecting.begin_when_connected,),
     Phase.PREPARING: (preparing.start_when_prepared,),
-    Phase.RUNNING: (blame.verdict_when_all_ended, preparing.start_latecomers),
+    Phase.RUNNING: (blame.verdict_when_all_ended,),
     Phase.RESTARTING: (restarting.go_on_when_cleared,),
     Phase.STOPPING: (ending.drain_when_clean, ending.finish_when_closed),
 }
@@ -291,8 +261,8 @@ _WITH_WORKERS = frozenset({Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
 _PHASES: Mapping[type, frozenset[Phase]] = {
     PortHeld: _BEFORE_WORKERS,
     PortRefused: _BEFORE_WORKERS,
-    RouteFound: _BEFORE_WORKERS | {Phase.RUNNING},
-    RouteFailed: _BEFORE_WORKERS | {Phase.RUNNING},
+    RouteFound: _BEFORE_WORKERS,
+    RouteFailed: _BEFORE_WORKERS,
     WorkerStarted: _WITH_WORKERS,
     WorkerUnstarted: _WITH_WORKERS,
     WorkerExited: _WITH_WORKERS,

@@ -21,7 +21,7 @@ from distlaunch.job.paths import home_error
 from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
 from distlaunch.system.allocation import allocation_here, pods_here
-from distlaunch.system.documents import parse
+from distlaunch.system.yaml_document import parse
 
 MAX_BYTES = 1 << 20
 STDIN = "-"

@@ -65,12 +65,12 @@ class Signals(Interrupts):
 
     def __init__(self, more: Iterable[str] = ()) -> None:
         super().__init__()
-        self._watched = {*_WATCHED, *(signal.Signals[name] for name in more)}
+        self.watched: set[int] = {*_WATCHED, *(signal.Signals[name] for name in more)}
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for signum in self._watched:
+        for signum in self.watched:
             if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
                 continue
             self._before[signum] = signal.signal(signum, lambda *_: None)

@@ -12,8 +12,8 @@ _LINE_END = "\r\n|[\r\n\x85\u2028\u2029]"
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def parsed(text: str, source: str) -> Value:
-    """The document in `text`. Raises `JobError` naming the place of what YAML or we refuse."""
+def parse(text: str, source: str) -> Value:
+    """The document in `text`, from `source`. Raises `JobError` naming the place of what YAML or we refuse."""
     problems: list[Problem] = []
     try:
         loader = _Loader(text)

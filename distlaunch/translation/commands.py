@@ -6,8 +6,15 @@ from typing import Any
 
 from distlaunch.agent import messages
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan.engine import meeting_of, workers
-from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, common_contract
+from distlaunch.plan.layout import (
+    LaunchPlan,
+    NodePlan,
+    NodeRank,
+    WorkerPlan,
+    common_contract,
+    meeting_of,
+    workers,
+)
 from distlaunch.plan.output import destinations
 from distlaunch.state.actions import (
     Close,
@@ -75,7 +82,7 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
     assert part is not None
     planned = _workers_of(state, part, run_id)
     shared = common_contract(planned)
-    engine, times = state.spec.engine, state.spec.timeouts
+    times = state.spec.timeouts
     return messages.StartWorkers(
         generation=state.generation,
         run_id=run_id,
@@ -83,14 +90,13 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         lease_s=times.lease_s,
         stall_s=times.stall_s,
         watch_port=state.port,
-        hosts_store=part.node_rank == 0 and engine.serves_store,
+        hosts_store=part.node_rank == 0,
         notice=signal.Signals[f"SIG{state.spec.on_notice}"],
-        flight=state.plan.backend == "nccl" and engine.gives_ranks,
-        # torch's agent never deletes its folders: they go into ours, which is deleted.
-        temporary=[] if engine.gives_ranks else ["PET_LOG_DIR"],
+        flight=state.plan.backend == "nccl",
+        temporary=list(planned[0].temporary),
         # What all workers of the node have in common travels once.
         env=_environment(state.spec, planned[0], run_id) | shared,
-        binding=_binding(state.spec, part),
+        binding=binding_of(state.spec, part),
         mpi=_mpi_places(state, part, run_id),
         workers=_worker_specs(state, part, planned, shared),
     )
@@ -105,7 +111,8 @@ def _environment(spec: JobSpec, worker: WorkerPlan, run_id: str) -> dict[str, st
     return env | {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id}
 
 
-def _binding(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
+def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
+    """The CPUs that the job wants for a node's workers."""
     binding = spec.binding
     return messages.Binding(binding.how, part.gpus, list(binding.cpus)) if binding else None
 
@@ -129,7 +136,6 @@ def _worker_specs(
 ) -> list[messages.WorkerSpec]:
     assert state.plan is not None
     shares = shared_descriptors(state.plan, part, state.generation)
-    one_device = state.spec.one_device and state.spec.engine.gives_ranks  # else torch's flag does it
     return [
         messages.WorkerSpec(
             local_rank=worker.local_rank,
@@ -138,7 +144,7 @@ def _worker_specs(
             paths=list(worker.paths),
             env={name: value for name, value in worker.contract.items() if name not in shared},
             defaults=dict(worker.defaults),
-            one_device=one_device,
+            one_device="CUDA_VISIBLE_DEVICES" in worker.contract,
             shares=shares[worker.rank],
         )
         for worker in planned

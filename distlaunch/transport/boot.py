@@ -52,17 +52,11 @@ from _frozen_importlib_external import MAGIC_NUMBER
 def block(): return r(int(r(8)))
 magic, code, source = block(), block(), block()
 same = magic == MAGIC_NUMBER
-codes = marshal.loads(code) if same else eval(zlib.decompress(source))
-exec(marshal.loads(zlib.decompress(codes[SHIPPED])) if same else codes[SHIPPED])
+codes = marshal.loads(zlib.decompress(code)) if same else eval(zlib.decompress(source))
+exec(marshal.loads(codes[SHIPPED]) if same else codes[SHIPPED])
 install(codes, PACKAGES)
-"""
-_GUARD = """
 from distlaunch.agent.guardian import main
 main(NONCE, PLACE)
-"""
-_RELAY = """
-from distlaunch.agent.relay import main
-main(NONCE, PLACE, b''.join(b'%08d' % len(block) + block for block in (magic, code, source)))
 """
 SHIPPED = "distlaunch.agent.shipped"
 """The module that imports all others."""
@@ -72,8 +66,8 @@ class Bundle(Frozen):
     """The agent's modules, ready to be sent.
 
     `code` is for interpreters with the same `magic` (the .pyc format's number), which spares them the
-    compiling (20 ms); `source` is for all others. Each is a mapping by the names of modules: marshalled, to
-    the compressed code of each, marshalled; or the repr, compressed, to the source of each.
+    compiling (20 ms); `source` is for all others. Each is a compressed mapping by the names of modules: to
+    the marshalled code of each, and marshalled itself; or the repr of one to the source of each.
     """
 
     magic: bytes
@@ -82,25 +76,11 @@ class Bundle(Frozen):
     packages: frozenset[str]
 
 
-def boot_text(
-    bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]", relay: bool = False
-) -> bytes:
-    """What step 3 sends: a loader, then the modules in both forms; `place` as the guardian has it.
-
-    `relay`: the agents of other nodes are started from there.
-    """
-    return loader_text(bundle, nonce, place, relay) + _blocks(bundle.magic, bundle.code, bundle.source)
-
-
-def loader_text(
-    bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]", relay: bool = False
-) -> bytes:
-    """The first block of it, which is all that differs between nodes."""
+def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]") -> bytes:
+    """What step 3 sends: a loader, then the modules in both forms; `place` as the guardian has it."""
     names = f"PACKAGES, SHIPPED = {set(bundle.packages)!r}, {SHIPPED!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
-    return _blocks(zlib.compress((names + _LOADER + (_RELAY if relay else _GUARD)).encode(), 1))
-
-
-def _blocks(*blocks: bytes) -> bytes:
+    loader = zlib.compress((names + _LOADER).encode(), 1)
+    blocks = (loader, bundle.magic, bundle.code, bundle.source)
     return b"".join(b"%08d" % len(block) + block for block in blocks)
 
 

@@ -43,21 +43,18 @@ class Kind(Enum):
     NO_RUNTIME = "no container runtime"
     NO_IMAGE = "no image"
     TASK_REFUSED = "task refused"
-    RELAY = "relay lost"
     ABSENT = "not there yet"
 
 
 class LinkFailure(Frozen):
     """A failed link: its kind, the last words received, and whether the node said that it is `clean`.
 
-    `via` is the host from which it was reached, where that is another one than ours. What to do about it is
-    said by the transport's `advice`.
+    What to do about it is said by the transport's `advice`.
     """
 
     kind: Kind
     words: str = ""
     clean: bool = False
-    via: str = ""
 
     @property
     def may_pass(self) -> bool:
@@ -72,11 +69,6 @@ class LinkFailure(Frozen):
     def saying(self, more: str) -> "LinkFailure":
         """The same, with more words."""
         return self._replace(words="\n".join(filter(None, (self.words, more))))
-
-
-def cut_off(relay: str) -> LinkFailure:
-    """What it means for a node that the host `relay`, through which it is reached, is gone."""
-    return LinkFailure(Kind.RELAY, f"it was reached through {relay}", via=relay)
 
 
 Patterns = Sequence[tuple[Kind, str]]

@@ -1,6 +1,6 @@
 """The first bytes of a link, without IO: noise, marker, hello, then frames."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from distlaunch.agent import wire
 from distlaunch.transport.boot import PULLING
@@ -13,14 +13,14 @@ class Handshake:
     """Feed it what the node sent; it says what to send and which frames came.
 
     Each of `openings` is sent once, when a marker is seen: an earlier one makes of the shell another one,
-    with a marker of its own. The hello must carry `nonce`; frames may be those of `caps`.
+    with a marker of its own. The hello must carry `nonce`.
     """
 
-    def __init__(self, openings: Sequence[bytes], nonce: str, caps: Mapping[int, int] = wire.REPORTS) -> None:
+    def __init__(self, openings: Sequence[bytes], nonce: str) -> None:
         self._awaited = [(wire.READY_MARKER, then) for then in openings]
         self._awaited.append((wire.HELLO_PREFIX + nonce.encode() + b"\n", b""))
         self._noise = b""
-        self._decoder = wire.FrameDecoder(caps)
+        self._decoder = wire.FrameDecoder(wire.REPORTS)
 
     @property
     def booted(self) -> bool:

@@ -1,9 +1,8 @@
 """What comes from the nodes of one process, without IO: who is there, their frames, who is gone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from distlaunch.agent import wire
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import Frame
 from distlaunch.transport.boot import NUDGE
@@ -12,11 +11,10 @@ from distlaunch.transport.handshake import Handshake
 
 
 class NodeGone(Frozen):
-    """A node of several has ended, and the others go on, but for those that are `cut` off with it."""
+    """A node of several has ended, and the others go on."""
 
     node: int
     failure: LinkFailure
-    cut: tuple[int, ...] = ()
 
 
 class Streams(Protocol):
@@ -55,17 +53,8 @@ class Streams(Protocol):
     def listen(self, data: bytes) -> list[NodeGone]:
         """Take what came on stderr."""
 
-    def addressed(self, node: int, data: bytes) -> bytes:
-        """`data` for a node's agent, as it travels."""
-
     def nudges(self) -> bytes:
         """What to send to shells that have not answered: their rc files may wait for a line."""
-
-    def parting(self, node: int) -> bytes:
-        """What to send so that a node's agent leaves, while the others stay."""
-
-    def part_of(self, node: int, failure: LinkFailure, overdue: str) -> LinkFailure:
-        """What a `failure` of all means for one node; `overdue`: why that one was given up, if it was."""
 
 
 def end_of(
@@ -90,8 +79,8 @@ MAX_WORDS = 8192
 class OneStream(Handshake):
     """That of a process whose output is as its agents wrote it."""
 
-    def __init__(self, openings: Sequence[bytes], nonce: str, caps: Mapping[int, int] = wire.REPORTS) -> None:
-        super().__init__(openings, nonce, caps)
+    def __init__(self, openings: Sequence[bytes], nonce: str) -> None:
+        super().__init__(openings, nonce)
         self.words = b""
 
     def receive(self, data: bytes) -> tuple[bytes, Sequence[Frame | NodeGone]]:
@@ -103,18 +92,6 @@ class OneStream(Handshake):
         self.words = (self.words + data)[-MAX_WORDS:]
         return []
 
-    def addressed(self, node: int, data: bytes) -> bytes:
-        """As it is: each frame has its node."""
-        return data
-
     def nudges(self) -> bytes:
         """For its one shell, until that was sent what it reads: behind that, a line is the agent's."""
         return b"" if self.opened else NUDGE
-
-    def parting(self, node: int) -> bytes:
-        """Nothing: it leaves when its lease is over."""
-        return b""
-
-    def part_of(self, node: int, failure: LinkFailure, overdue: str) -> LinkFailure:
-        """The same."""
-        return failure

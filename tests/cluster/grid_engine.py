@@ -4,13 +4,12 @@ import contextlib
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.cluster.hosts import Bed, brought_up
 from tests.cluster.hosts import why_not as why_no_hosts
-from tests.harness import PATIENCE_S
+from tests.harness import PATIENCE_S, wait_until
 
 NODES = 3
 COMMANDS = ("qdel", "qstat", "qsub")
@@ -51,20 +50,17 @@ class GridEngine(Bed):
         return f"<JB_job_number>{job}<" not in self.tool("qstat", "-xml")
 
     def wait_over(self, job: str) -> None:
-        """Wait until it is; nobody tells."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not self.is_over(job):
-            assert time.monotonic() < deadline, f"job {job} does not end: {self.tool('qstat')}"
-            time.sleep(0.1)
+        """Wait until it is."""
+        wait_until(lambda: self.is_over(job), lambda: f"job {job} does not end: {self.tool('qstat')}")
 
     def wait_accounted(self, job: str, status: str) -> None:
         """Wait until its accounts have that exit status; those of its tasks on other hosts come before."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not re.search(
-            rf"^exit_status +{status}\b", told := self.tool("qacct", "-j", job), re.MULTILINE
-        ):
-            assert time.monotonic() < deadline, f"job {job} has another status: {told}"
-            time.sleep(0.1)
+        ended = re.compile(rf"^exit_status +{status}\b", re.MULTILINE)
+        asks = ("qacct", "-j", job)
+        wait_until(
+            lambda: bool(ended.search(self.tool(*asks))),
+            lambda: f"job {job} has another status: {self.tool(*asks)}",
+        )
 
 
 @contextlib.contextmanager

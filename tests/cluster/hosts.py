@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.harness import PATIENCE_S, ROOT, cookie_holders, distlaunch_argv, wait_gone
+from tests.harness import PATIENCE_S, ROOT, command_line, cookie_holders, distlaunch_argv, wait_gone
 
 TESTBED = ROOT / "scripts" / "testbed"
 GONE_S = 2.0
@@ -284,13 +284,13 @@ class Site:
 
     def processes(self) -> set[int]:
         """PIDs of all processes on the hosts, and of those here that name this folder (ssh's clients)."""
-        return self.bed.processes() | {pid for pid in _pids() if str(self.folder) in _command_line(pid)}
+        return self.bed.processes() | {pid for pid in _pids() if str(self.folder) in _line(pid)}
 
     def assert_gone(self, before: set[int]) -> None:
         """No process may be left but those of `before`: no rank, no agent, no session, no client."""
         deadline = time.monotonic() + GONE_S
         while left := self.processes() - before:
-            lines = {pid: _command_line(pid) for pid in left}
+            lines = {pid: _line(pid) for pid in left}
             with _explained(f"still there: {lines}"):
                 wait_gone(sorted(left), max(0.0, deadline - time.monotonic()))
 
@@ -335,11 +335,8 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
+def _line(pid: int) -> str:
+    return " ".join(command_line(pid))
 
 
 def parent_of(pid: int) -> int:

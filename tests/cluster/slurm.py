@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from tests.cluster.hosts import Bed, brought_up, find
 from tests.cluster.hosts import why_not as why_no_hosts
-from tests.harness import PATIENCE_S, kill, wait_gone
+from tests.harness import PATIENCE_S, kill, wait_gone, wait_until
 
 NODES, SLURMD_PORT = 3, 6818
 TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
@@ -79,11 +78,11 @@ class Slurm(Bed):
         wait_gone([pid], PATIENCE_S)
         more = ["-N", host] if name == "slurmd" else []
         self.call_on(host, str(find(name)), *more)
-        deadline = time.monotonic() + PATIENCE_S
         look = ("sinfo", "-h", "-n", host, "-o", "%T")
-        while self.tool(*look, status=None).split("\n")[0] not in ("idle", "mixed", "allocated"):
-            assert time.monotonic() < deadline, f"{host} does not come back"
-            time.sleep(0.1)
+        wait_until(
+            lambda: self.tool(*look, status=None).split("\n")[0] in ("idle", "mixed", "allocated"),
+            lambda: f"{host} does not come back",
+        )
 
     def call_on(self, host: str, *argv: str) -> None:
         """Run a command on a host, which must succeed."""
@@ -97,13 +96,9 @@ class Slurm(Bed):
         shown = self.tool("scontrol", "show", "job", job, "--oneliner")
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)["JobState"]
 
-    def wait_state(self, job: str, *wanted: str) -> str:
-        """Wait until the job is in one of these states; which. Slurm tells nobody, so it is asked again."""
-        deadline = time.monotonic() + PATIENCE_S
-        while (state := self.state(job)) not in wanted:
-            assert time.monotonic() < deadline, f"job {job} is {state}, not {wanted}"
-            time.sleep(0.1)
-        return state
+    def wait_state(self, job: str, *wanted: str) -> None:
+        """Wait until the job is in one of these states."""
+        wait_until(lambda: self.state(job) in wanted, lambda: f"job {job} is {self.state(job)}, not {wanted}")
 
 
 OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")

@@ -16,6 +16,7 @@ from tests.cluster.test_by_hand import TRAINS
 from tests.harness import (
     PATIENCE_S,
     children_of,
+    command_line,
     descendants_of,
     distlaunch,
     kill,
@@ -31,6 +32,8 @@ WAITS = """
     signal.pause()
 """
 CPU = "gpus_per_node: 0\n"
+CONNECT_S = 10
+"""So long a node may take to answer once its image is there."""
 
 
 @pytest.fixture
@@ -69,15 +72,7 @@ def in_containers(pids: set[int]) -> list[int]:
 
 def named(pids: set[int], *words: str) -> list[int]:
     """Those whose command lines have all these words."""
-    found = []
-    for pid in pids:
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        except OSError:
-            continue
-        if all(word in line for word in words):
-            found.append(pid)
-    return sorted(found)
+    return sorted(pid for pid in pids if {*words} <= {*command_line(pid)})
 
 
 @pytest.mark.parametrize("victim", ["ssh", "podman", "init", "agent", "rank", "controller"])
@@ -121,6 +116,7 @@ def test_what_is_missing_is_told(tmp_path: Path, podman: Podman) -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_an_image_that_is_pulled_is_told_and_has_its_time(tmp_path: Path, podman: Podman) -> None:
     """No registry can be had here: a stand-in for podman pulls, for longer than a node may take to answer."""
     fifo, folder = tmp_path / "pulled", tmp_path / "bin"
@@ -134,11 +130,11 @@ def test_an_image_that_is_pulled_is_told_and_has_its_time(tmp_path: Path, podman
         """
     )
     stand_in.chmod(0o755)
-    job = write_job(tmp_path, "print('ran')", f"{CPU}timeouts: {{connect: 2s}}\n{podman.section()}")
+    job = write_job(tmp_path, "print('ran')", f"{CPU}timeouts: {{connect: {CONNECT_S}s}}\n{podman.section()}")
     with running(job, env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}) as run:
         run.wait_for("node0: pulling image localhost/thin")
         with pytest.raises(subprocess.TimeoutExpired):
-            run.process.wait(3.0)
+            run.process.wait(CONNECT_S + 1.0)
         fifo.write_text("done\n")
         assert run.wait() == 0, run.stderr
         assert "node0: has image localhost/thin" in run.stderr and "ran" in run.stdout

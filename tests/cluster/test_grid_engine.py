@@ -1,9 +1,9 @@
 """Jobs in a real Grid Engine: from its queue to their ends, over `qrsh -inherit`, and when something dies."""
 
+import contextlib
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -13,7 +13,16 @@ import pytest
 
 from tests.cluster.grid_engine import NODES, GridEngine, grid_engine_of, why_not
 from tests.cluster.hosts import GONE_S
-from tests.harness import PATIENCE_S, cookie_holders, descendants_of, distlaunch, kill, on_time, wait_gone
+from tests.harness import (
+    PATIENCE_S,
+    cookie_holders,
+    descendants_of,
+    distlaunch,
+    kill,
+    on_time,
+    wait_gone,
+    wait_until,
+)
 from tests.queued import Printed, check_stop_before_start, rows
 
 pytestmark = pytest.mark.together("grid engine")
@@ -105,10 +114,8 @@ class Going:
 
     def wait_running(self) -> None:
         """Wait until `ps` says so."""
-        deadline = time.monotonic() + PATIENCE_S
-        while [(row["state"], row["ranks"]) for row in rows()] != [("RUNNING", 2 * NODES)]:
-            assert time.monotonic() < deadline, rows()
-            time.sleep(0.05)
+        running = [("RUNNING", 2 * NODES)]
+        wait_until(lambda: [(row["state"], row["ranks"]) for row in rows()] == running, lambda: f"{rows()}")
 
     def gone_within(self, seconds: float) -> None:
         """All its processes are."""
@@ -235,4 +242,7 @@ def test_a_parallel_environment_that_starts_no_tasks_is_told(queue: Queue) -> No
 
 
 def _name(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+    """Nothing once it is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""

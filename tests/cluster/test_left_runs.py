@@ -136,7 +136,9 @@ def test_the_death_of_a_left_runs_controller_ends_its_ranks(there: There) -> Non
     there.leave(there.job(SIX, timeouts={"lease": f"{LEASE_S:g}s"}))
     ranks = cookie_holders(there.run)
     assert len(ranks) >= 6
-    kill(there.ps()["controller"]["pid"])
+    controller = there.ps()["controller"]["pid"]
+    kill(controller)
+    wait_gone([controller], PATIENCE_S)
     assert there.ps()["state"] == "LOST"
     wait_gone(ranks, PATIENCE_S)
     assert there.ask("wait").returncode == 71

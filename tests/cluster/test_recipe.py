@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_by_hand import TRAINS
-from tests.harness import PATIENCE_S, Going, ended_well, kill, wait_gone
+from tests.harness import PATIENCE_S, Going, command_line, ended_well, kill, wait_gone
 
 PORT = 29533
 TELLS = """
@@ -83,11 +83,11 @@ def test_nodes_are_numbered_as_slurm_does_after_the_one_of_the_endpoint(
 
 
 def test_a_worker_fails_and_all_nodes_end_with_its_status(slurm: Slurm, tmp_path: Path) -> None:
-    waits = "while os.environ['RANK'] == '1':\n            os.path.exists('go') and sys.exit(7)\n        "
-    fails = TELLS.replace("signal.pause()", f"{waits}signal.pause()")
-    with step(slurm, tmp_path, fails, "wait") as run:
+    fails = TELLS.replace("signal.pause()", "os.environ['RANK'] == '1' and sys.exit(int(open('go').read()))")
+    os.mkfifo(tmp_path / "go")
+    with step(slurm, tmp_path, f"{fails}    signal.pause()\n", "wait") as run:
         pids = run.wait_ready(3)
-        (tmp_path / "go").touch()
+        (tmp_path / "go").write_text("7")
         wait_gone(list(pids.values()), 5.0)
         assert run.wait() == 7
         assert run.stderr.count("node 1 failed: rank 1 (host2) failed first: exit status 7") == 2
@@ -107,23 +107,24 @@ def test_slurms_signals_end_all(slurm: Slurm, tmp_path: Path, name: str) -> None
     """scancel --signal, or sbatch's, which reach all launchers at once."""
     with step(slurm, tmp_path, TELLS, "wait") as run:
         pids = run.wait_ready(3)
-        slurm.tool("scancel", f"--signal={name}", step_of(slurm))
+        slurm.tool("scancel", f"--signal={name}", step_of(pids[0]))
         wait_gone(list(pids.values()), 5.0)
         assert run.wait() == 143, run.stderr
         assert "helper" not in run.stderr
 
 
-def step_of(slurm: Slurm) -> str:
-    """The step that runs."""
-    (line,) = slurm.tool("squeue", "--steps", "--noheader", "--format=%i").splitlines()
-    return line.strip()
+def step_of(pid: int) -> str:
+    """The step of a worker; Slurm may list others, which have just ended."""
+    told = Path(f"/proc/{launcher_of(pid)}/environ").read_text().split("\0")
+    environ = dict(setting.split("=", 1) for setting in told if setting)
+    return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
 
 
 def launcher_of(pid: int) -> int:
     """The launcher above a worker."""
     from tests.cluster.hosts import parent_of
 
-    while b"torchrun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+    while "torchrun" not in command_line(pid):
         pid = parent_of(pid)
     return pid
 

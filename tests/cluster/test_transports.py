@@ -73,7 +73,7 @@ RANKS = 6
 PODMAN = pytest.param("podman", marks=pytest.mark.together("containers on hosts"))
 
 
-@pytest.fixture(params=["local", "ssh", "tree", "slurm", "command", PODMAN])
+@pytest.fixture(params=["local", "ssh", "slurm", "command", PODMAN])
 def nodes(request: pytest.FixtureRequest) -> str:
     """The part of a job file that says where it runs."""
     if request.param == "local":
@@ -95,8 +95,7 @@ def nodes(request: pytest.FixtureRequest) -> str:
         where = f"launcher: {{command: {enter}}}"
     else:
         bed: Bed = request.getfixturevalue("bed")
-        by_host2 = "tree: true, fan_out: 2, " if request.param == "tree" else ""
-        where = f"ssh: {{{by_host2}config: {bed.folder}/ssh_config}}"
+        where = f"ssh: {{config: {bed.folder}/ssh_config}}"
     return f"""
 gpus_per_node: 0
 nodes:
@@ -231,7 +230,7 @@ def test_daemons_of_workers_are_swept(tmp_path: Path, nodes: str) -> None:
         assert run.holders() == []
 
 
-@pytest.mark.parametrize("nodes", ["ssh", "tree", "podman"], indirect=True)
+@pytest.mark.parametrize("nodes", ["ssh", "podman"], indirect=True)
 def test_ddp_trains_and_all_ranks_agree(tmp_path: Path, nodes: str) -> None:
     # All hosts share this machine: fewer ranks, and none that takes all cores because its host has no other.
     where = nodes.replace("procs: 3", "procs: 1") + "env: {OMP_NUM_THREADS: 1}\n"

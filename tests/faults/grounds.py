@@ -1,4 +1,4 @@
-"""Where random kills happen: hosts over ssh, from here or in a tree, or the nodes of a Slurm allocation."""
+"""Where random kills happen: hosts over ssh, or the nodes of a Slurm allocation."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.hosts import Bed, bed_of
 from tests.cluster.slurm import NODES, Slurm, inside, slurm_of
-from tests.faults.victims import OVER_A_TREE, OVER_SLURM, OVER_SSH, PROCS, Kind
+from tests.faults.victims import OVER_SLURM, OVER_SSH, PROCS, Kind
 
 
 class Ground:
@@ -36,17 +36,6 @@ class Ground:
         return set()
 
 
-class Tree(Ground):
-    """Hosts that are reached through others: host1 and host4 from here, by way of them the others."""
-
-    hosts, kinds = 7, OVER_A_TREE
-
-    @property
-    def keys(self) -> str:
-        """With a fan-out of two."""
-        return super().keys.replace('"config"', '"tree": true, "fan_out": 2, "config"')
-
-
 class Allocation(Ground):
     """The nodes of a Slurm allocation, inside of which this process is."""
 
@@ -68,17 +57,11 @@ def _over_ssh(folder: Path) -> Iterator[Ground]:
 
 
 @contextlib.contextmanager
-def _over_a_tree(folder: Path) -> Iterator[Ground]:
-    with bed_of(Tree.hosts, folder) as bed:
-        yield Tree(bed)
-
-
-@contextlib.contextmanager
 def _over_slurm(folder: Path) -> Iterator[Ground]:
     patch = pytest.MonkeyPatch.context()
     with patch as patched, slurm_of(NODES, folder) as slurm, inside(slurm, patched, "--no-kill"):
         yield Allocation(slurm)
 
 
-GROUNDS = {"ssh": _over_ssh, "tree": _over_a_tree, "slurm": _over_slurm}
+GROUNDS = {"ssh": _over_ssh, "slurm": _over_slurm}
 """How each is made, in a folder of its own."""

@@ -4,9 +4,12 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests.harness import wait_until
 
 _V1 = Path("/sys/fs/cgroup/memory")
 _V2 = Path("/sys/fs/cgroup")
@@ -41,9 +44,16 @@ def memory_group(limit: int) -> Iterator[Callable[[], None]]:
         try:
             yield lambda group=group: _join(group)  # type: ignore[misc]
         finally:
-            group.rmdir()  # its processes have ended
+            # Its processes have ended, but the kernel may count them for a moment longer.
+            wait_until(partial(_removed, group), (group / "cgroup.procs").read_text)
         return
     pytest.skip("no memory cgroup can be made here: it needs root, or one that is delegated to us")
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 def _join(group: Path) -> None:

@@ -12,12 +12,10 @@ from typing import NamedTuple
 from tests.cluster.hosts import Bed
 from tests.faults.grounds import Ground
 from tests.faults.victims import CUT_LIMIT_S, LEASE_S, PROCS, STOP_S, Kind, Scene
-from tests.harness import Run, distlaunch, holders_of, wait_gone, write_job
+from tests.harness import Run, distlaunch, holders_of, wait_gone, wait_until, write_job
 
 MARK = "CHAOS"
 """A variable that the command has, and so its links, which no run's cookie tells."""
-LOOK_S = 0.1
-"""How often Slurm is asked for its steps: it tells nobody that they are over."""
 
 WORKER = """
     import os, signal, subprocess, sys
@@ -159,10 +157,11 @@ def _clean(run: Run, ground: Ground, before: Before, struck: Struck) -> None:
     ours = f"{MARK}={run.folder}"
     _wait_gone(lambda: {*(ground.bed.processes() - before.processes), *holders(), *holders_of(ours)})
     kept = tuple(f" {scene.host}" for kind, scene in struck if kind.loses_step)
-    deadline = time.monotonic() + CUT_LIMIT_S
-    while left := [step for step in ground.steps() - before.steps if not step.endswith(kept)]:
-        assert time.monotonic() < deadline, f"Slurm still lists {left}"
-        time.sleep(LOOK_S)
+
+    def listed() -> list[str]:
+        return [step for step in ground.steps() - before.steps if not step.endswith(kept)]
+
+    wait_until(lambda: not listed(), lambda: f"Slurm still lists {listed()}")
 
 
 def _wait_gone(find: Callable[[], Collection[int]]) -> None:

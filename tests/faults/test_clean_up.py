@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import time
@@ -14,7 +13,7 @@ import pytest
 from tests.cluster.hosts import Site, find, parent_of
 from tests.faults.conftest import Figures, Pace
 from tests.faults.generations import STUBBORN, here, pids, starts, there
-from tests.harness import PATIENCE_S, PRESS_S, kill, running, wait_gone
+from tests.harness import PATIENCE_S, PRESS_S, kill, line_pipe, running, wait_gone
 
 AGENT_DIED = 70
 """A guardian's exit status: the agent was killed, and all is swept."""
@@ -60,13 +59,12 @@ exit $status
 @pytest.mark.fault(63, "srun -K: an agent is killed in mid-clean-up", promise="2, 4")
 def test_an_agent_killed_in_mid_clean_up(site: Site, pace: Pace, figures: Figures) -> None:
     note = site.folder / "status"
-    os.mkfifo(note)
     (site.folder / "ssh").write_text(NOTING_SSH.format(ssh=find("ssh"), note=note))
     (site.folder / "ssh").chmod(0o755)
     environment = {**os.environ, "PATH": f"{site.folder}:{os.environ['PATH']}"}
     worker = f"if RANK == '1': daemon()\n{STUBBORN}"
     job = there(site, ["host1", "host2"], worker, pace, timeouts={"stop": "30s"})
-    with running(job, env=environment) as run, note.open("r+b", buffering=0) as noted:
+    with line_pipe(note) as noted, running(job, env=environment) as run:
         started = starts(run, 0, 3)
         run.process.send_signal(signal.SIGINT)
         run.wait_for("stopped by SIGINT")
@@ -78,8 +76,7 @@ def test_an_agent_killed_in_mid_clean_up(site: Site, pace: Pace, figures: Figure
             (agent, signal.SIGKILL),
         ):
             kill(pid, signum)
-        assert select.select([noted], [], [], PATIENCE_S)[0], "the guardian has not ended"
-        assert int(noted.readline()) == AGENT_DIED
+        assert int(noted()) == AGENT_DIED
         wait_gone([started[1].pid, started[101].pid], 0.0)  # said only when nothing is left
         figures("swept, and said so", time.monotonic() - began, at_most=2.0)
         time.sleep(PRESS_S)

@@ -64,6 +64,9 @@ wait()
 """
 
 
+MASTERS = re.compile(rb"the master is (\S+) on \S+\n")
+
+
 @pytest.mark.long
 @pytest.mark.everywhere
 @pytest.mark.fault(75, "the first host falls, a spare is there", promise="6")
@@ -83,14 +86,13 @@ def test_a_spare_stands_in(site: Site, pace: Pace, figures: Figures) -> None:
             again = starts(run, 1, 2)
             limit_s = told_s + pace.fence_s + 5.0  # it can't say any more that it is empty
             figures("goes on with the spare", time.monotonic() - began, at_most=limit_s)
-            run.wait_for("the master is", times=4)
+            run.wait_until(lambda: len(MASTERS.findall(run.out)) >= 4, "four masters")
         assert [start.beside for start in again.values()] == [0, 0]
-        assert "continuing with 2 of 2 nodes: host2, host3" in run.stderr
+        run.wait_for("continuing with 2 of 2 nodes: host2, host3")
         # ssh knows a host's address, Slurm its name.
         names = {name: name if site.bed.launcher else site.bed.hosts[name].address for name in THERE}
         first, second = names[THERE[0]], names[THERE[1]]
-        masters = re.findall(r"the master is (\S+)", run.stdout)
-        assert masters == [first, first, second, second]
+        assert [name.decode() for name in MASTERS.findall(run.out)] == [first, first, second, second]
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
         assert run.holders() == []
@@ -115,7 +117,7 @@ def test_a_returned_node_is_taken_in(site: Site, pace: Pace, figures: Figures) -
             # A slurmd that refuses is asked again by srun for ten seconds.
             limit_s = CONNECT_S if site.bed.launcher else pace.stop_s + 2.0
             figures("goes on without it", time.monotonic() - began, at_most=limit_s)
-            assert "continuing with 1 of 2 nodes: host1" in run.stderr
+            run.wait_for("continuing with 1 of 2 nodes: host1")
         began = time.monotonic()
         run.wait_for("host2 is back; restarting to include it")
         told_at = time.monotonic()

@@ -75,6 +75,7 @@ def test_controller_of_a_left_run_killed(tmp_path: Path, where: str, figures: Fi
     with held(left.family()) as processes:
         began = time.monotonic()
         kill(controller)
+        processes.wait_ends([controller], began + PATIENCE_S)
         lost = left.ps()
         figures("ps says so", time.monotonic() - began, at_most=AT_ONCE_S)
         assert (lost["state"], f"process {controller}" in lost["why"]) == ("LOST", True)

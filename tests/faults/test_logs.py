@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import re
-import select
 import shutil
 import struct
 import subprocess
@@ -33,12 +32,13 @@ from tests.faults.scenes import (
 from tests.harness import (
     PATIENCE_S,
     Run,
-    distlaunch_argv,
     held,
     kill,
     nothing_was_dropped,
+    on_a_terminal,
     running,
     wait_gone,
+    wait_until,
     write_job,
 )
 
@@ -231,7 +231,8 @@ def test_endless_line(tmp_path: Path, gate: Path, figures: Figures, pace: Pace) 
 def test_binary_output(tmp_path: Path, figures: Figures) -> None:
     data = bytes(range(256)) * 4 + b"\x1b]0;title\x07\xe2\x80\xae\xff\xfe\n\0end"
     prints = f"import sys; sys.stdout.buffer.write({data!r})"
-    shown = shown_on_a_terminal(write_job(tmp_path, prints, ONE))
+    status, shown = on_a_terminal("run", "--quiet", str(write_job(tmp_path, prints, ONE)), NO_COLOR="1")
+    assert status == 0
     (log,) = tmp_path.glob("runs/*/rank0.out")
     kept = log.read_bytes()
     wrong = abs(len(kept) - len(data)) + sum(a != b for a, b in zip(kept, data, strict=False))
@@ -240,21 +241,6 @@ def test_binary_output(tmp_path: Path, figures: Figures) -> None:
     figures("control bytes that reached the terminal", len(obeyed), at_most=0, unit="bytes")
     assert b"\\x1b]0;title\\x07" in shown
     assert "\u202e".encode() not in shown
-
-
-def shown_on_a_terminal(job: Path) -> bytes:
-    """All that a run writes to its terminal, without colours."""
-    ours, theirs = os.openpty()
-    argv, env = distlaunch_argv("run", "--quiet", str(job)), {**os.environ, "NO_COLOR": "1"}
-    with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
-            while data := os.read(ours, 4096):
-                shown += data
-        assert process.wait(PATIENCE_S) == 0
-    os.close(ours)
-    return shown
 
 
 @pytest.mark.fault(56, "a rank fails while all print as fast as they can", promise="1, 10")
@@ -270,12 +256,9 @@ def test_failure_in_a_flood(
         while True: os.write(1, block)
     """
     with running(write_job(tmp_path, floods, nodes)) as run, drained(run):
-        run.wait_for("up ", RANKS)
-        pids = {
-            int(line.split()[-2]): int(line.split()[-1])
-            for line in run.stderr.splitlines()
-            if "] up " in line
-        }
+        up = re.compile(rb"\] up (\d+) (\d+)\n")
+        run.wait_until(lambda: len(up.findall(run.err)) >= RANKS, "ranks that are up")
+        pids = {int(rank): int(pid) for rank, pid in up.findall(run.err)}
         wait_for_bytes(run, 8 * MIB)
         with held(pids.values()) as ranks:
             kill(pids[1])
@@ -289,11 +272,12 @@ def test_failure_in_a_flood(
 
 
 def wait_for_bytes(run: Run, size: int) -> None:
-    """Wait until the logs have grown so large; nothing announces that, hence the looks."""
-    deadline = time.monotonic() + PATIENCE_S
-    while sum(log.stat().st_size for log in run.run_folder().glob("rank*.out")) < size:
-        assert time.monotonic() < deadline
-        select.select([], [], [], 0.01)
+    """Wait until the logs have grown so large."""
+
+    def kept() -> int:
+        return sum(log.stat().st_size for log in run.run_folder().glob("rank*.out"))
+
+    wait_until(lambda: kept() >= size, lambda: f"{kept()} bytes are kept")
 
 
 @pytest.mark.fault(57, "the last line has no end, the worker is killed", promise="10")
@@ -377,7 +361,8 @@ def test_wall_clock_jumps(tmp_path: Path, figures: Figures, pace: Pace, hours: i
     options = (*stop_after(pace.stop_s), "--set", f"timeouts.job={limit_s:g}s")
     with running(write_job(tmp_path, tells, ONE), *options, env=with_own_clock(tmp_path)) as run:
         pids = run.wait_ready(1)
-        (tmp_path / "shift").write_bytes(struct.pack("=q", hours * 3600))
+        with (tmp_path / "shift").open("r+b") as shift:  # not emptied first: the processes have it mapped
+            shift.write(struct.pack("=q", hours * 3600))
         open_gate(tmp_path / "gate")
         run.wait_for(f"the clock jumped by {hours} h")
         with clean(run, pids, figures, Ending(124, "the job timed out after 6 s", pace.stop_s + 2.0)):

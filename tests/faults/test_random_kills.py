@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Bed, why_not
+from tests.cluster.hosts import Bed
 from tests.cluster.slurm import Slurm
 from tests.faults import chaos
 from tests.faults.conftest import Figures
-from tests.faults.grounds import GROUNDS, Allocation, Ground
+from tests.faults.grounds import Allocation, Ground
 
 KILLS, SEEDS = 2, (7, 8, 9)
 
@@ -20,15 +20,6 @@ def test_after_each_of_some_random_kills_everything_is_clean(
     seed: int, bed: Bed, tmp_path: Path, figures: Figures
 ) -> None:
     kills(Ground(bed), tmp_path, seed, figures)
-
-
-@pytest.mark.long
-@pytest.mark.fault(0, "random kills over a tree of hosts", promise="1-5")
-def test_after_a_random_kill_in_a_tree_everything_is_clean(tmp_path: Path, figures: Figures) -> None:
-    if reason := why_not():
-        pytest.skip(reason)
-    with GROUNDS["tree"](tmp_path / "bed") as ground:
-        kills(ground, tmp_path, SEEDS[0], figures)
 
 
 @pytest.mark.alone  # any other run that starts then kills what Slurm has not killed yet, and tells it

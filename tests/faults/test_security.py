@@ -29,6 +29,7 @@ from tests.faults.memory import Meter, bare_mib
 from tests.harness import (
     PATIENCE_S,
     children_of,
+    command_line,
     distlaunch,
     on_a_terminal,
     running,
@@ -41,14 +42,6 @@ with_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 USAGE = 2
 CONTROLLER_MIB = 64.0
 CONNECT_S = 30.0
-
-
-def command_line(pid: int) -> list[str]:
-    """A process's arguments, which everybody on its machine can read; none once it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
-        return []
 
 
 def environment(pid: int) -> bytes:
@@ -342,6 +335,20 @@ def test_a_secret(site: Site, figures: Figures) -> None:
     figures("argvs with it", sum(SECRET in " ".join(argv) for argv in argvs), at_most=0, unit="")
     figures("outputs and files with it", sum(SECRET in text for text in texts.values()), at_most=0, unit="")
     figures("processes and texts that were searched", len(argvs) + len(texts), unit="")
+
+
+@pytest.mark.fault(67, "a secret in a job file, and on a command line", promise="11")
+def test_a_secret_in_a_job_file_is_written_only_to_the_run(tmp_path: Path, figures: Figures) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    places = {"HOME": str(home), "TMPDIR": str(home), "XDG_CACHE_HOME": "", "XDG_STATE_HOME": ""}
+    job = write_job(tmp_path, "", f"gpus_per_node: 0\nenv: {{TOKEN: {SECRET}}}")
+    for _ in range(2):
+        done = distlaunch("run", str(job), "--set", f"env.OTHER={SECRET}", env={**os.environ, **places})
+        assert done.returncode == 0, done.stderr
+    left = [path for path in home.rglob("*") if path.is_file()]
+    assert [path.name for path in left] == ["runs.jsonl"]
+    figures("files with it", sum(SECRET in path.read_text() for path in left), at_most=0, unit="")
 
 
 @pytest.mark.fault(68, "umask 0", promise="11")

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from distlaunch.agent.guardian import LOOK_S
-from distlaunch.transport.boot import TOO_OLD
 from tests.cluster.hosts import parent_of
 from tests.harness import Run, children_of, command_line
 
@@ -36,26 +35,6 @@ def _client(scene: Scene) -> int:
     """The process here that is the link to the rank's host: the one whose command line names it."""
     (found,) = [pid for pid in children_of(scene.run.process.pid) if scene.host in names(pid)]
     return found
-
-
-def _in_tree(scene: Scene) -> int:
-    """The process, here or on a relay's host, that is the link to the rank's host, or the first link."""
-    ours = scene.run.process.pid
-    links = [pid for above in (ours, *_relays(scene)) for pid in children_of(above)]
-    return next((pid for pid in links if scene.host in names(pid)), links[0])
-
-
-def _relays(scene: Scene) -> list[int]:
-    """Those that ready ranks have above them."""
-    above = {parent_of(parent_of(parent_of(pid))) for pid in scene.run.worker_pids().values()}
-    return sorted(pid for pid in above if TOO_OLD in names(pid))
-
-
-def _relay(scene: Scene) -> int:
-    """The relay by which the rank's host is reached, or which is there; before one is known, the command."""
-    above = parent_of(_in_tree(scene))
-    relays = _relays(scene)
-    return above if above in relays else next(iter(relays), _in_tree(scene))
 
 
 def names(pid: int) -> list[str]:
@@ -141,15 +120,6 @@ _COMMON = {
     "controller SIGINT": Kind(_controller, 1, (130,), "stopped by SIGINT", signal.SIGINT, early=True),
     "controller SIGSTOP": Kind(_controller, 1, (71,), _WOKEN, signal.SIGSTOP, CUT_LIMIT_S),
 }
-_ANY = r"host\d was lost: "
-OVER_A_TREE: Mapping[str, Kind] = _COMMON | {
-    "ssh client": Kind(_in_tree, 4, (71,), _ANY),
-    "relay": Kind(_relay, 6, (71,), _ANY),
-    "relay SIGTERM": Kind(_relay, 2, (71,), _ANY, signal.SIGTERM),
-    "relay SIGSTOP": Kind(_relay, 2, (71,), _ANY, signal.SIGSTOP, CUT_LIMIT_S + LOOK_S),
-    "network": Kind(None, 4, (69, 71), _ANY, limit_s=CUT_LIMIT_S),
-}
-"""A relay's loss is that of all hosts below: one of them may be the first that is told."""
 OVER_SSH: Mapping[str, Kind] = _COMMON | {
     "ssh client": Kind(_client, 2, (71,), f"{_LOST}ssh on this machine was {_KILLED}"),
     "network": Kind(None, 2, (69, 71), "{host}( was lost)?: ", limit_s=CUT_LIMIT_S, early=True),

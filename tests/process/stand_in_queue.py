@@ -6,6 +6,7 @@ says whose it is, QUEUE is the folder of the queue, with a folder per job. While
 wait.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -134,7 +135,9 @@ def qsig(words: list[str]) -> NoReturn:
 
 
 def send(folder: Path, signum: int) -> None:
-    os.killpg(int((folder / "runs").read_text()), signum)
+    """To all of a job; nothing once it is over."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        os.killpg(int((folder / "runs").read_text()), signum)
 
 
 def start(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from distlaunch.batch.script import Call, batch_script
 from distlaunch.job.spec import JobSpec
 from distlaunch.system.job_file import job_of
-from tests.harness import distlaunch
+from tests.harness import PATIENCE_S, distlaunch
 
 
 def job_from(text: str, folder: Path) -> JobSpec:
@@ -24,7 +24,7 @@ def run_script(spec: JobSpec, call: Call, folder: Path, **environ: str) -> "subp
     script.write_text(batch_script(spec, call))
     env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
     return subprocess.run(
-        ["bash", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False
+        ["bash", str(script)], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 

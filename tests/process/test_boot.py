@@ -36,8 +36,8 @@ def bundle_of(source: str, compiled: str, magic: bytes = importlib.util.MAGIC_NU
     texts = {**dict.fromkeys(packages, ""), SHIPPED: shipped, "distlaunch.agent.guardian": source}
     codes = {name: compile(text, name, "exec") for name, text in texts.items()}
     codes["distlaunch.agent.guardian"] = compile(compiled, "guardian", "exec")
-    marshalled = {name: zlib.compress(marshal.dumps(code)) for name, code in codes.items()}
-    return Bundle(magic, marshal.dumps(marshalled), zlib.compress(repr(texts).encode()), packages)
+    marshalled = marshal.dumps({name: marshal.dumps(code) for name, code in codes.items()})
+    return Bundle(magic, zlib.compress(marshalled), zlib.compress(repr(texts).encode()), packages)
 
 
 def start(

@@ -16,7 +16,6 @@ EXPECTED = {
     "basics/all_reduce.yaml": "all_reduce: ok, 4 ranks",
     "basics/init_method.yaml": "init_method: ok",
     "basics/send_recv.yaml": "send_recv: ok",
-    "hosts/c10d.yaml": "all_reduce: ok, 2 ranks",
     "hosts/simulated.yaml": "all_reduce: ok, 2 ranks",
     "migrate/local_rank_flag.yaml": "local_rank_flag: ok",
     "migrate/own_spawn.yaml": "own_spawn: ok, 2 nodes with 2 processes each",
@@ -27,13 +26,13 @@ EXPECTED = {
 }
 SHORTER = {
     "quickstart.yaml": "args=[--steps, 30, --sample, 20]",
-    "hosts/c10d.yaml": "procs_per_node=1",  # each rank imports torch; all_reduce.yaml runs four of these
-    "hosts/simulated.yaml": "procs_per_node=1",
+    "hosts/simulated.yaml": "procs_per_node=1",  # each rank imports torch; all_reduce.yaml runs four of these
 }
 """What takes its time, with settings under which it does the same sooner."""
 ELSEWHERE = {
     "hosts/two_nodes.yaml",  # in tests/cluster
     "hosts/elastic.yaml",  # there too
+    "hosts/etcd.yaml",  # in test_torch_run.py
     "training/ddp_snapshot.yaml",  # below, twice
     "training/fsdp_checkpoint.yaml",  # below, with its reader
 }

@@ -123,12 +123,12 @@ def test_a_flux_that_does_not_answer_is_told_and_what_to_do_instead(
     for name, value in environment(tmp_path, {"FLUX_JOB_ID": "f2Cm"}, "").items():
         monkeypatch.setenv(name, value)
     tool, instead = tmp_path / "bin/flux", "; list the hosts in nodes, or use `--set launcher=local`"
-    monkeypatch.setattr("distlaunch.system.allocation.ANSWER_S", 0.5)
-    for does, told in (
-        ("exec tail -f /dev/null", "did not answer within 0.5 s"),
-        ("echo 'flux: no such command' >&2; exit 1", "failed: flux: no such command"),
-        ("exit 4", "failed: exit status 4"),
+    for does, answer_s, told in (
+        ("exec tail -f /dev/null", 0.5, "did not answer within 0.5 s"),
+        ("echo 'flux: no such command' >&2; exit 1", PATIENCE_S, "failed: flux: no such command"),
+        ("exit 4", PATIENCE_S, "failed: exit status 4"),
     ):
+        monkeypatch.setattr("distlaunch.system.allocation.ANSWER_S", answer_s)
         tool.write_text(f"#!/bin/sh\n{does}\n")
         with pytest.raises(UsageError) as refused:
             allocation_here()

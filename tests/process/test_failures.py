@@ -220,14 +220,17 @@ def test_a_daemon_left_by_success_is_killed_with_a_warning(tmp_path: Path) -> No
         assert "killed 1 process that outlived its worker" in run.stderr
 
 
-HELPER = "import os; os.read(0, 1); import time; time.sleep(0.05)"
-"""Ends when its parent has, but not at once."""
+HELPER = "read _; exec sleep 0.05"
+"""Ends when its parent has, but not at once; it takes hardly any CPU time, of which others may want much."""
 LEAVES = """
-    import os, signal
+    import os, signal, time
     from multiprocessing import get_context, resource_tracker, shared_memory
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lock, memory = get_context("spawn").Lock(), shared_memory.SharedMemory(create=True, size=1)
     open("names", "w").write(f"sem.{lock._semlock.name[1:]} {memory.name}")
+    tracker = resource_tracker._resource_tracker._pid
+    while "SigBlk:\\t0000000000000000\\n" not in open(f"/proc/{tracker}/status").read():
+        time.sleep(0.01)  # it starts with signals blocked, until it ignores them
     os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
     signal.pause()
 """
@@ -235,9 +238,9 @@ LEAVES = """
 
 def test_a_helper_that_ends_with_its_worker_is_not_told_as_killed(tmp_path: Path) -> None:
     worker = f"""
-        import os, subprocess, sys
+        import os, subprocess
         read, write = os.pipe()
-        subprocess.Popen([sys.executable, "-c", {HELPER!r}], stdin=read)
+        subprocess.Popen(["sh", "-c", {HELPER!r}], stdin=read)
         os.close(read)
     """
     done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0")))
@@ -390,8 +393,8 @@ def test_a_guardian_that_gets_a_signal_is_told_as_what_it_is(
     signum: signal.Signals, why: str, tmp_path: Path
 ) -> None:
     with running(write_job(tmp_path, SLEEPER, CPU)) as run:
-        run.wait_ready(4)
-        kill(children_of(run.process.pid)[1], signum)
+        pids = run.wait_ready(4)
+        kill(parent_of(parent_of(pids[2])), signum)
         assert run.wait() == 71
         assert f"node1 was lost: {why}\n" in run.stderr, run.stderr
 
@@ -507,7 +510,7 @@ RELATIVE = f"{ABSENT}; a relative script is looked for in the node's workdir"
             f"inner/worker.py: {RELATIVE} (set by nodes[0].workdir)\n",
         ),
         ("script: /no/t.py", 127, f" /no/t.py: {ABSENT} (set by script)\n"),
-        ("script: no.py\nrendezvous: {backend: c10d}", 127, f"/no.py: {RELATIVE}"),
+        ("script: no.py\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}", 127, f"/no.py: {RELATIVE}"),
     ],
     ids=[
         *("missing", "not executable", "bad shebang", "no workdir"),

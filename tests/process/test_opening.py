@@ -1,18 +1,20 @@
-"""What is begun before the job file is read: who takes it, and what becomes of it otherwise."""
+"""An agent that is started before the job file is read, and what all agents are started from."""
 
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from distlaunch.__main__ import names_hosts
+from distlaunch.agent import messages
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.links.ahead import open_ahead
-from distlaunch.links.begun import Ahead
+from distlaunch.links.link import Link
 from distlaunch.links.opening import open_links
-from tests.harness import PATIENCE_S, distlaunch, wait_gone
-from tests.process.stand_in_shell import WITHOUT_OPTIONS
+from distlaunch.transport.command import Command
+from tests.harness import PATIENCE_S, ROOT
 
 
 def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:
@@ -20,10 +22,10 @@ def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:
 
 
 @pytest.fixture
-def early() -> Ahead:
-    ahead = open_ahead(shares_stdio=False)
-    assert ahead is not None
-    return ahead
+def early() -> Link:
+    link = open_ahead(shares_stdio=False)
+    assert link is not None
+    return link
 
 
 @pytest.mark.parametrize(
@@ -34,164 +36,82 @@ def early() -> Ahead:
         (spec_of(NodeSpec("a", python=sys.executable), "/another/python"), True),
         (spec_of(NodeSpec("a"), "/another/python"), False),
         (spec_of(NodeSpec("a", python="/another/python"), sys.executable), False),
+        (spec_of(NodeSpec("a", Command("a", ("env",)))), False),
     ],
-    ids=["no python", "ours", "ours on that node", "another", "another on that node"],
+    ids=["no python", "ours", "ours on that node", "another", "another on that node", "another host"],
 )
-def test_an_agent_that_runs_ahead_is_taken_by_whoever_wants_our_interpreter(
-    spec: JobSpec, taken: bool, early: Ahead
+def test_an_early_agent_is_taken_by_a_job_that_wants_it_and_else_ends_at_once(
+    spec: JobSpec, taken: bool, early: Link
 ) -> None:
-    link = early._link
     links = open_links(spec, early)
-    early.settle()
-    assert (links[0] is link) is taken
+    assert (links[0] is early) is taken
+    assert early.has_ended is not taken
     links[0].discard()
+    early.discard()  # as the command does in the end, whatever has become of it
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("script: t.py", False),
-        ("nodes: 2\nscript: t.py", False),
-        ("min_nodes: 2\n# nodes: [a]", False),
-        ("nodes: [a, b]\nscript: t.py", True),
-        ("script: t.py\nnodes:\n  - a", True),
-        ("script: t.py\r\nnodes:\r\n- a", True),
-        ("hostfile: hosts", True),
-        ("container: {image: i}", True),
-    ],
-)
-def test_no_agent_is_started_ahead_for_a_job_on_other_hosts(tmp_path: Path, text: str, hosts: bool) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_bytes(text.encode())
-    assert names_hosts("run", ["run", "-q", str(job)]) is hosts
-    assert not names_hosts("torchrun", ["torchrun", str(job)])
-    assert not names_hosts("run", ["run", str(tmp_path / "missing.yaml")])
-
-
-SSH = f"""#!/bin/sh
-# A stand-in for ssh: notes the host and its process, and has a shell here run the rest; ssh -G has an answer.
-[ "$1" = -G ] && {{ echo "-G $$" >>"$STARTED"; echo "hostname $ADDRESS"; exit; }}
-{WITHOUT_OPTIONS}
-echo "$1 $$" >>"$STARTED"
-shift
-exec sh -c "$*"
-"""
-
-
-BOTH = ["one", "two"]
-MORE = f"master_addr: {os.uname().nodename}\nenv: {{NEEDED: null}}\n"
-
-
-class Hosts:
-    """Two hosts that a stand-in for ssh reaches, which are this machine."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.job, self._started, self._patch = folder / "job.yaml", folder / "started", patch
-        (folder / "bin").mkdir()
-        (folder / "bin/ssh").write_text(SSH)
-        (folder / "bin/ssh").chmod(0o755)
-        (folder / "t.py").write_text("")
-        patch.setenv("NEEDED", "1")
-        self.job.write_text(f"script: t.py\ngpus_per_node: 0\nnodes: [one, two]\n{MORE}")
-        self._seen = 0
-        patch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-        patch.setenv("STARTED", str(self._started))
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.delenv("SLURM_JOB_ID", raising=False)
-
-    def run(self, *options: str) -> int:
-        """Run the job; its status. All processes that reached hosts are gone."""
-        done = distlaunch("run", str(self.job), *options)
-        wait_gone([pid for _, pid in self._all()], PATIENCE_S)
-        return done.returncode
-
-    def break_job(self) -> None:
-        """The job is refused from now on, though its file is the same."""
-        self._patch.delenv("NEEDED")
-
-    def _all(self) -> list[tuple[str, int]]:
-        lines = self._started.read_text().splitlines() if self._started.exists() else []
-        return [(host, int(pid)) for host, pid in map(str.split, lines)]
-
-    def reached(self) -> list[str]:
-        """Which hosts were reached since the last call."""
-        new = self._all()[self._seen :]
-        self._seen += len(new)
-        return sorted(host for host, _ in new)
+def test_an_early_agent_that_was_given_something_to_do_is_not_discarded(early: Link) -> None:
+    early.send(0, messages.Ping())
+    early.discard()
+    assert not early.has_ended
+    early.hang_up()
+    early.close()
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
-    """Nothing was run on them yet."""
-    return Hosts(tmp_path, monkeypatch)
+def copy(tmp_path: Path) -> Path:
+    """A copy of distlaunch that nobody has started yet."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(ROOT / "distlaunch", tmp_path / "distlaunch", ignore=ignored))
 
 
-def test_what_was_begun_last_time_is_begun_before_the_job_is_read_and_taken(hosts: Hosts) -> None:
-    assert hosts.run() == 0
-    assert hosts.reached() == BOTH
-    assert hosts.run() == 0
-    assert hosts.reached() == BOTH  # once
-    hosts.break_job()
-    assert hosts.run() == 2
-    assert hosts.reached() == BOTH  # it was begun, and has ended
+def start(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the copy."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(
+        [sys.executable, "-m", "distlaunch", *words],
+        env={**kept, "PYTHONPATH": str(copy.parent)},
+        cwd=copy.parent,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
 
 
-def test_a_job_that_has_changed_begins_nothing_before_it_is_read(hosts: Hosts) -> None:
-    assert hosts.run() == 0
-    hosts.break_job()
-    hosts.job.write_text(hosts.job.read_text() + "# changed\n")
-    hosts.reached()
-    assert hosts.run() == 2
-    assert hosts.reached() == []
+def test_an_agent_that_has_changed_is_shipped_as_it_is_now(copy: Path) -> None:
+    job = copy.parent / "job.yaml"
+    job.write_text("command: ['true']\ngpus_per_node: 0\n")
+    for _ in range(2):
+        assert start(copy, "run", str(job)).returncode == 0
+    module = copy / "agent" / "serve.py"
+    module.write_text(module.read_text() + "\nos._exit(9)\n")
+    assert start(copy, "run", str(job)).returncode != 0
 
 
-def test_another_command_line_begins_nothing_before_it_is_read(hosts: Hosts) -> None:
-    assert hosts.run() == 0
-    hosts.break_job()
-    hosts.reached()
-    assert hosts.run("--set", "nodes=[one]") == 2
-    assert hosts.reached() == []
+def test_a_start_leaves_nothing_beside_its_sources_but_what_python_compiles(copy: Path) -> None:
+    job = copy.parent / "job.yaml"
+    job.write_text("command: ['true']\ngpus_per_node: 0\n")
+    before = {path for path in copy.rglob("*") if path.is_file()}
+    assert start(copy, "run", str(job)).returncode == 0
+    made = {path for path in copy.rglob("*") if path.is_file()} - before
+    assert {path.suffix for path in made} == {".pyc"}
+    assert {path.parent.name for path in made} == {"__pycache__"}
 
 
-def test_the_address_is_asked_for_before_the_job_is_read_too(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ADDRESS", os.uname().nodename)
-    hosts.job.write_text("command: [sh, -c, 'echo $MASTER_ADDR']\ngpus_per_node: 0\nnodes: [one, two]\n")
-    assert hosts.run("--set", "env.NEEDED=null") == 0
-    assert hosts.reached() == ["-G", *BOTH]
-    assert hosts.run("--set", "env.NEEDED=null") == 0
-    assert hosts.reached() == ["-G", *BOTH]  # once
-    hosts.break_job()
-    assert hosts.run("--set", "env.NEEDED=null") == 2
-    assert hosts.reached() == ["-G", *BOTH]
-
-
-def test_what_the_job_does_not_want_any_more_is_ended(
-    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hosts.job.write_text(f"script: t.py\ngpus_per_node: 0\nhostfile: {tmp_path}/hosts\n{MORE}")
-    (tmp_path / "hosts").write_text("one\ntwo\n")
-    assert hosts.run() == 0
-    hosts.reached()
-    (tmp_path / "hosts").write_text("two\nthree\n")
-    assert hosts.run() == 0
-    assert hosts.reached() == ["one", "three", "two"]
-    assert hosts.run() == 0
-    assert hosts.reached() == ["three", "two"]
-
-
-@pytest.mark.parametrize("junk", ["", "{", '{"key": 1}', "[]", '{"key": [], "begun": 1}'])
-def test_a_memory_that_is_none_does_no_harm(hosts: Hosts, tmp_path: Path, junk: str) -> None:
-    assert hosts.run() == 0
-    (memory,) = (tmp_path / "cache/distlaunch/begun").iterdir()
-    kept = memory.read_text()
-    memory.write_text(junk)
-    assert hosts.run() == 0
-    assert memory.read_text() == kept
-
-
-def test_where_nothing_can_be_remembered_all_goes_on(hosts: Hosts, tmp_path: Path) -> None:
-    (tmp_path / "cache").touch()
-    assert hosts.run() == 0
-    assert hosts.run() == 0
+def test_the_agents_modules_are_not_compiled_each_time(copy: Path) -> None:
+    code = (
+        "import builtins, sys; sys.path[0:0] = [sys.argv[1]]\n"
+        "from distlaunch.links import bundle\n"
+        "bundle.bundle_for(False)\n"  # now there are .pyc files of all
+        "made, real = [], compile\n"
+        "builtins.compile = lambda *words, **more: made.append(words[1]) or real(*words, **more)\n"
+        "bundle.bundle_for.cache_clear()\n"
+        "bundle.bundle_for(False)\n"
+        "print(*made)"
+    )
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(copy)], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(copy.parent)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "distlaunch\n"  # which has no file

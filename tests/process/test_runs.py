@@ -33,6 +33,7 @@ from tests.harness import (
     kill,
     on_a_terminal,
     wait_gone,
+    wait_until,
     write_job,
 )
 
@@ -150,10 +151,8 @@ def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, ga
 
 def wait_until_attached(attached: Going) -> None:
     """It has opened the index of the output, so it has read the events before."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not any("output.index" in path for path in opened(attached.process.pid)):
-        assert time.monotonic() < deadline
-        os.sched_yield()
+    pid = attached.process.pid
+    wait_until(lambda: any("output.index" in path for path in opened(pid)), lambda: f"{[*opened(pid)]}")
 
 
 def opened(pid: int) -> Iterator[str]:
@@ -238,6 +237,7 @@ def test_a_controller_that_was_killed_leaves_no_rank_and_is_told_as_lost(tmp_pat
     try:
         with held(ranks) as processes:
             kill(there["controller"]["pid"])
+            wait_gone([there["controller"]["pid"]], PATIENCE_S)
             (lost,) = listed(tmp_path, "-a")
             assert lost["state"] == "LOST"
             assert f"process {there['controller']['pid']}" in lost["why"]

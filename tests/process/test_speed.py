@@ -1,6 +1,8 @@
 """What the benchmark compares keeps its ratios, with a margin for a machine that is busy."""
 
 import json
+import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -39,25 +41,32 @@ def test_a_contest_that_there_is_not_is_refused() -> None:
     assert "unknown contest: nonsense; there are here, plan, " in done.stderr
 
 
-def test_the_waterfall_shows_each_process(tmp_path: Path) -> None:
-    argv = [
-        sys.executable,
-        str(ROOT / "scripts/waterfall"),
-        "--runs",
-        "2",
-        "sh",
-        "-c",
-        "sleep 0 & wait; exit 3",
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    if "only root" in done.stderr:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
-    *lines, empty, summary = done.stdout.splitlines()
+def test_the_waterfall_shows_each_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its processes end only once it has looked at them."""
+    waterfall = runpy.run_path(str(ROOT / "scripts/waterfall"))["main"].__globals__
+    look = waterfall["command_line"]
+
+    def looked_at(pid: int) -> str:
+        words: str = look(pid)
+        if words == "cat gate":
+            os.close(os.open("gate", os.O_WRONLY))
+        return words
+
+    os.mkfifo(tmp_path / "gate")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(waterfall, "command_line", looked_at)
+    monkeypatch.setattr(sys, "argv", ["waterfall", "--runs", "2", "sh", "-c", "cat gate & wait; exit 3"])
+    try:
+        waterfall["main"]()
+    except SystemExit as refused:
+        pytest.skip(str(refused))
+    *lines, empty, summary = capsys.readouterr().out.splitlines()
     told = [line.split("#", 1)[1] for line in lines]
-    assert told[0].startswith("0 becomes sh -c sleep 0")
+    assert told[0].startswith("0 becomes sh -c cat gate")
     assert "1 is forked by #0" in told
-    assert "1 becomes sleep 0" in told
+    assert "1 becomes cat gate" in told
     assert "1 exits with 0" in told
     assert told[-1] == "0 exits with 3"
     assert (empty, summary.split(", ")[1].split(" (")[0]) == ("", "the median of 2 runs")

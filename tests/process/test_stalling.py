@@ -2,10 +2,11 @@
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
-from tests.harness import distlaunch, write_job
+from tests.harness import distlaunch, running, write_job
 
 HARDLY_WORKS = """
     import time
@@ -18,9 +19,7 @@ HARDLY_WORKS = """
 
 
 def test_a_rank_that_wakes_up_now_and_then_is_stalled_all_the_same(tmp_path: Path) -> None:
-    job = write_job(
-        tmp_path, HARDLY_WORKS, "gpus_per_node: 0\non_stall: stop\ntimeouts: {stall: 2s, job: 60s}"
-    )
+    job = write_job(tmp_path, HARDLY_WORKS, "gpus_per_node: 0\non_stall: stop\ntimeouts: {stall: 2s}")
     done = distlaunch("run", str(job))
     assert done.returncode == 124
     assert re.search(r"rank 0 \(node0\) stalled for 2 s", done.stderr), done.stderr
@@ -46,7 +45,7 @@ def test_without_py_spy_the_stacks_that_python_prints_tell_the_culprit(tmp_path:
     job = write_job(
         tmp_path,
         WAITS_OR_STEPS,
-        f"gpus_per_node: 0\non_stall: stop\ntimeouts: {{stall: 3s, job: 60s}}\n{keys}",
+        f"gpus_per_node: 0\non_stall: stop\ntimeouts: {{stall: 3s}}\n{keys}",
     )
     done = distlaunch("run", str(job), env={**os.environ, "PATH": "/usr/bin:/bin"})
     assert done.returncode == 124, done.stderr
@@ -57,18 +56,20 @@ def test_without_py_spy_the_stacks_that_python_prints_tell_the_culprit(tmp_path:
 
 
 def test_stacks_that_can_not_be_had_are_told_in_a_line(tmp_path: Path) -> None:
-    keys = "gpus_per_node: 0\non_stall: notice\ntimeouts: {stall: 1s, job: 12s}\ncommand: [sleep, '1000']\n"
+    keys = "gpus_per_node: 0\non_stall: notice\ntimeouts: {stall: 1s}\ncommand: [sleep, '1000']\n"
     (tmp_path / "job.yaml").write_text(keys)
-    done = distlaunch("run", str(tmp_path / "job.yaml"))
-    assert done.returncode == 124
-    assert len(re.findall("no stack of rank 0: .+\n", done.stderr)) == 1
-    assert all(line.startswith("distlaunch: ") for line in done.stderr.splitlines())
-    assert "Stack backtrace" not in done.stderr
+    with running(tmp_path / "job.yaml") as run:
+        run.wait_for("no stack of rank 0: ")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+    assert len(re.findall("no stack of rank 0: .+\n", run.stderr)) == 1
+    assert all(line.startswith("distlaunch: ") for line in run.stderr.splitlines())
+    assert "Stack backtrace" not in run.stderr
 
 
 def test_a_rank_that_a_signal_has_stopped_is_told_so(tmp_path: Path) -> None:
     worker = "import os, signal; os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGSTOP)"
-    keys = "gpus_per_node: 0\nprocs_per_node: 2\non_stall: stop\ntimeouts: {stall: 1s, job: 60s}"
+    keys = "gpus_per_node: 0\nprocs_per_node: 2\non_stall: stop\ntimeouts: {stall: 1s}"
     done = distlaunch("run", str(write_job(tmp_path, worker, keys)))
     told = r"rank 1 \(node0, pid (\d+): stopped by a signal; `kill -CONT \1` resumes it\)"
     assert re.search(f"stalled: {told}: ", done.stderr), done.stderr
@@ -78,9 +79,11 @@ def test_a_rank_that_a_signal_has_stopped_is_told_so(tmp_path: Path) -> None:
 
 def test_nothing_counts_as_stalled_without_a_limit(tmp_path: Path) -> None:
     """With the limit of 1 s that the other tests have, 4 s without output would be told."""
-    keys = "gpus_per_node: 0\ntimeouts: {stall: none, job: 30s}\ncommand: [sleep, '4']\n"
-    (tmp_path / "job.yaml").write_text(keys)
-    done = distlaunch("run", str(tmp_path / "job.yaml"))
+    job = tmp_path / "job.yaml"
+    job.write_text("gpus_per_node: 0\ntimeouts: {stall: none}\ncommand: [sleep, '4']\n")
+    done = distlaunch("run", str(job))
     assert (done.returncode, "stalled:" in done.stderr) == (0, False), done.stderr
-    told = distlaunch("run", str(tmp_path / "job.yaml"), "--set", "timeouts.stall=1s")
-    assert (told.returncode, "stalled: rank 0" in told.stderr) == (0, True), told.stderr
+    with running(job, "--set", "timeouts.stall=1s", "--set", "command=[sleep, '1000']") as run:
+        run.wait_for("stalled: rank 0")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130

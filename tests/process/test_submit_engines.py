@@ -14,7 +14,7 @@ import pytest
 from distlaunch.catalog.submissions import Submission, note, note_end
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, on_a_terminal
 from tests.process import stand_in_queue
-from tests.queued import check_stop_before_start, rows
+from tests.queued import Printed, check_stop_before_start, rows
 
 HERE = os.uname().nodename
 KINDS = {"grid-engine": ("Grid Engine", "grid_engine: {pe: mpi}"), "pbs": ("PBS", "pbs: {time: 1h}")}
@@ -32,11 +32,12 @@ LONG = """
 """
 
 
-class Queue:
+class Queue(Printed):
     """Submits jobs to a stand-in, and looks at them as a user does."""
 
     def __init__(self, kind: str, folder: Path) -> None:
-        self.kind, self.folder = kind, folder
+        super().__init__(folder, kind)
+        self.kind = kind
         self.title, self.section = KINDS[kind]
         self.place = folder / "queue"
         self.id = "88" if kind == "grid-engine" else "88.pbs.example"
@@ -67,13 +68,6 @@ class Queue:
     def file(self, suffix: str) -> Path:
         """One of those that are named after the job."""
         return self.folder / "runs" / f"{self.kind}-{self.id}.{suffix}"
-
-    def wait_for(self, words: str, times: int) -> None:
-        """Wait until its script has printed that so often."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not self.file("out").exists() or self.file("out").read_text().count(words) < times:
-            assert time.monotonic() < deadline, f"no {words!r}"
-            time.sleep(0.05)
 
     rows = staticmethod(rows)
 
@@ -156,7 +150,7 @@ def test_a_job_is_stopped_while_it_waits(queue: Queue, named: str) -> None:
 @pytest.mark.parametrize("named", ["88", "train"])
 def test_a_job_is_stopped_while_it_runs(queue: Queue, named: str) -> None:
     job = queue.submit(LONG)
-    queue.wait_for("runs", 2)
+    queue.wait_for(queue.id, "runs", 2)
     (row,) = queue.rows()
     assert (row["state"], row["ranks"]) == ("RUNNING", 2)
     stopped = distlaunch("stop", named)
@@ -176,7 +170,7 @@ ENDS = {
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_ranks_that_do_not_end_are_killed_at_once_if_asked(queue: Queue) -> None:
     queue.submit(STUBBORN, "timeouts: {stop: 10m}")
-    queue.wait_for("runs", 2)
+    queue.wait_for(queue.id, "runs", 2)
     stopped = distlaunch("stop", "88", "--now")
     assert stopped.returncode == 0, stopped.stderr
     assert "CANCELLED" in stopped.stderr
@@ -190,7 +184,7 @@ def test_a_run_of_a_script_that_asks_for_no_notice_is_stopped_itself(queue: Queu
     script.write_text(f"#$ -o {queue.file('out')}\n{' '.join(distlaunch_argv('run', str(job)))}\n")
     queue.file("out").parent.mkdir()
     queue.tool("qsub", "-terse", str(script))
-    queue.wait_for("runs", 2)
+    queue.wait_for(queue.id, "runs", 2)
     stopped = distlaunch("stop", "train")
     assert stopped.returncode == 0, stopped.stderr
     assert "CANCELLED, exit status 130" in stopped.stderr

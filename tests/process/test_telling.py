@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import PATIENCE_S, distlaunch, held, running, write_job
+from tests.harness import PATIENCE_S, distlaunch, held, line_pipe, running, write_job
 
 FAILS_ONCE = """
     import os, sys
@@ -106,9 +106,9 @@ def test_a_program_is_found_beside_the_job_file(tmp_path: Path) -> None:
 def test_a_program_that_does_not_end_is_killed_and_holds_up_nobody(tmp_path: Path) -> None:
     command = f"echo $$ > {shlex.quote(str(tmp_path))}/pid; sleep 1000 & sleep 1000"
     job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
-    with running(job) as run:
+    with line_pipe(tmp_path / "pid") as told_pid, running(job) as run:
         run.wait_for("here", times=3)  # the second generation runs while the first notice is under way
-        pid = int((tmp_path / "pid").read_text())
+        pid = int(told_pid())
         with held([pid]) as processes:
             assert run.wait() == 0
             processes.wait_ends([pid], run.began + PATIENCE_S)

@@ -12,7 +12,7 @@ from distlaunch.dropin.job_text import Draft, draft_document, draft_text
 from distlaunch.dropin.shell_words import shell_commands
 from distlaunch.job.fields import JOB
 from distlaunch.job.placeholders import PLACEHOLDERS
-from distlaunch.system.documents import parse
+from distlaunch.system.yaml_document import parse
 from tests.unit.samples import spec_of
 
 CPUS = 6

@@ -15,7 +15,7 @@ from distlaunch.job.build import build_spec
 from distlaunch.job.hosts import HostEntry
 from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
-from distlaunch.system.documents import parse
+from distlaunch.system.yaml_document import parse
 
 Load = Callable[..., JobSpec]
 """The fixture `load`: a job from text (or bytes), `--set`s and `extra` arguments."""

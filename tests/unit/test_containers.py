@@ -4,8 +4,7 @@ import shlex
 
 import pytest
 
-from distlaunch.plan.engine import make_plan, meeting_of, workers
-from distlaunch.plan.layout import Facts, NodeRank
+from distlaunch.plan.layout import Facts, NodeRank, make_plan, meeting_of, workers
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.transport.boot import ENTER, SCRIPT
@@ -113,10 +112,6 @@ def test_a_home_is_that_of_the_nodes_user() -> None:
             "expected one of docker, podman, apptainer, enroot, pyxis, got 'lxc'",
         ),
         ("{image: i, runtime: pyxis}", "pyxis is a plug-in of srun: the nodes must be Slurm's"),
-        (
-            "{image: i}\nnodes: [a]\nssh: {tree: true}",
-            "containers rarely have ssh: leave it out, or the container",
-        ),
         ("{image: i, mounts: ['/a:/b:ro:z']}", "expected PATH:PATH_INSIDE:ro at most"),
         ("{image: i, volumes: [/a]}", "mounts"),
     ],

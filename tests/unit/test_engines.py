@@ -23,11 +23,11 @@ from distlaunch.state.actions import GiveNotice
 from distlaunch.state.events import Interrupted, Noticed
 from distlaunch.state.job import Phase
 from distlaunch.system.job_file import load_job
-from distlaunch.task.environment import task_environment
 from distlaunch.transport.command import Command
 from distlaunch.transport.failure import Kind, ProcessEnd
 from distlaunch.transport.local import Local
 from distlaunch.transport.ssh import Ssh
+from tests.unit.tasks import task_environment
 from tests.unit.test_restarts import Job, gone, text_of
 from tests.unit.test_supervisor import texts
 

@@ -51,8 +51,8 @@ def test_fsdp_gets_what_accelerate_sets_by_itself_too() -> None:
         ("frob: 3", "frob: 3 has no equivalent here"),
         ("tpu_use_sudo: true", "tpu_use_sudo: True has no equivalent"),
         (
-            "num_machines: 2, rdzv_backend: c10d, main_process_ip: a",
-            '# rendezvous: {backend: c10d, endpoint: "a:29500"}',
+            "num_machines: 2, rdzv_backend: etcd, main_process_ip: a",
+            '# rendezvous: {backend: etcd-v2, endpoint: "a:29500"}',
         ),
         ("num_machines: 2, machine_rank: 0", "machine_rank is not needed"),
         ("num_machines: 2", "put your host names here"),

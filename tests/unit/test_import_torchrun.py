@@ -175,8 +175,12 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank is not needed"),
         ("torchrun --nnodes 2 x.py", "put your host names here"),
         (
-            "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 x.py",
-            '# rendezvous: {backend: c10d, endpoint: "a:1"}',
+            "torchrun --nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1 x.py",
+            '# rendezvous: {backend: etcd-v2, endpoint: "a:1"}',
+        ),
+        (
+            "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-conf join_timeout=9 x.py",
+            "--rdzv-conf join_timeout=9: set timeouts.join",
         ),
         ("torchrun --max-restarts 1 x.py", "counts over the whole run"),
         ("torchrun --nnodes 1:2 x.py", "counts as a restart"),
@@ -276,7 +280,7 @@ CONFS = ["", "is_host=true", "join_timeout=60,is_host=0, a-b=c,read_timeout=5,x"
 @pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2", "zeus"])
 @pytest.mark.parametrize("nodes", [["1"], ["2"], ["1:2"], ["2", "--local-ranks-filter", "0"]])
 def test_rendezvous_lines_that_are_offered_load(backend: str, nodes: list[str]) -> None:
-    can = backend != "zeus" and not (backend == "c10d" and nodes == ["1"]) and len(nodes) == 1
+    can = backend.startswith("etcd")
     for endpoint, conf, run_id in itertools.product(ENDPOINTS, CONFS, ([], ["--rdzv-id", "j"])):
         rendezvous = [f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
         words = ["torchrun", "--nnodes", *nodes, *rendezvous, *run_id, "x.py"]
@@ -286,14 +290,13 @@ def test_rendezvous_lines_that_are_offered_load(backend: str, nodes: list[str]) 
             assert "x y" in str(error)
             continue
         offered = uncommented(text)
-        nonsense = endpoint == "x y" or (endpoint == "localhost:0" and backend != "c10d")
+        nonsense = endpoint in ("x y", "localhost:0")
         assert len(offered) == (can and not nonsense), (words, text)
         for taken in map(spec_of, offered):
-            assert taken.ranking == ("c10d" if backend == "c10d" else "etcd-v2")
+            assert taken.etcd
             assert taken.rendezvous_id == ("j" if run_id else None)
-            assert set(taken.rendezvous_conf) == (
-                {"join_timeout", "read_timeout"} if "=60" in conf else set()
-            )
+            known = {"join_timeout", "is_host", "read_timeout"} if "=60" in conf else {"is_host"}
+            assert set(taken.etcd.conf) == (known if conf else set())
 
 
 def test_other_lines_that_are_offered_load() -> None:
@@ -303,10 +306,10 @@ def test_other_lines_that_are_offered_load() -> None:
     assert 'hostfile: "my hosts"' in taken
     assert len(spec_of(taken, hostfile=tuple(parse_hostfile("a\nb\n", "my hosts", []))).nodes) == 2
     for more in ("", ", main_process_ip: a", ", main_process_ip: a, main_process_port: 0"):
-        for backend in ("c10d", "etcd", "etcd-v2"):
+        for backend in ("etcd", "etcd-v2"):
             config = f"{{distributed_type: MULTI_GPU, num_machines: 2, rdzv_backend: {backend}{more}}}"
             (taken,) = uncommented(draft_text(accelerated(config)))
-            assert not spec_of(taken).engine.gives_ranks
+            assert spec_of(taken).etcd
 
 
 @pytest.mark.parametrize("name", ["torchrun", "accelerate", "hostfile"])
@@ -430,13 +433,13 @@ def test_a_comment_can_not_break_out_of_its_line() -> None:
     assert keys_of(draft)["script"] == "x.py"
 
 
-_ELASTIC = "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:1 --rdzv-conf=timeout=5"
+_ETCD = "--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h:1 --rdzv-conf=timeout=5"
 KEYED: dict[str, tuple[str, Any]] = {
     "nnodes": ("--nnodes=2", ["HOST0", "HOST1"]),
     "nproc_per_node": ("--nproc-per-node=3", 3),
-    "rdzv_backend": (_ELASTIC, "c10d"),
-    "rdzv_endpoint": (_ELASTIC, "h:1"),
-    "rdzv_conf": (_ELASTIC, {"timeout": "5"}),
+    "rdzv_backend": (_ETCD, "etcd-v2"),
+    "rdzv_endpoint": (_ETCD, "h:1"),
+    "rdzv_conf": (_ETCD, {"timeout": "5"}),
     "rdzv_id": ("--rdzv-id=j", "j"),
     "max_restarts": ("--max-restarts=2", 2),
     "role": ("--role=r", "r"),
@@ -461,7 +464,7 @@ def test_a_flag_becomes_the_key_that_the_table_names(flag: Flag) -> None:
     draft = imported(f"torchrun {words} x")
     offered = joined([Draft({offer.key: offer.value}) for offer in draft.offers])
     section, _, inner = flag.key.rpartition(".")
-    found: Any = (offered if section == "rendezvous" and "c10d" in words else draft).keys[section or inner]
+    found: Any = (offered if section == "rendezvous" and "etcd" in words else draft).keys[section or inner]
     assert (found[inner] if section else found) == value
 
 

@@ -43,10 +43,10 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     ),
     "backend": ("backend: gloo", "backend", "gloo"),
     "rendezvous.endpoint": ("rendezvous: {endpoint: 'm:29500'}", "master_port", 29500),
-    "rendezvous.backend": ("rendezvous: {backend: c10d}", "ranking", "c10d"),
+    "rendezvous.backend": ("rendezvous: {backend: etcd-v2, endpoint: 'e:1'}", "etcd.endpoint", "e:1"),
     "rendezvous.conf": (
-        "rendezvous: {backend: c10d, conf: {read_timeout: 9}}",
-        "rendezvous_conf",
+        "rendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {read_timeout: 9}}",
+        "etcd.conf",
         {"read_timeout": "9"},
     ),
     "rendezvous.id": ("rendezvous: {id: my-job}", "rendezvous_id", "my-job"),
@@ -94,8 +94,6 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         "nodes.0.reach.options.words",
         ("Compression=no",),
     ),
-    "ssh.tree": ("nodes: [a]\nssh: {tree: true}", "nodes.0.reach.options.tree", True),
-    "ssh.fan_out": ("nodes: [a]\nssh: {fan_out: 4}", "nodes.0.reach.options.fan_out", 4),
     "ssh.persist": ("nodes: [a]\nssh: {persist: 10m}", "nodes.0.reach.options.persist_s", 600),
     "launcher.command": (
         'nodes: [a]\nlauncher: {command: [podman, exec, -i, "{host}"]}',
@@ -550,10 +548,9 @@ def test_one_mistake_is_told_once(problems: Problems) -> None:
     [
         "backend: c10",
         "backend: etcd-v2, endpoint: [1]",
-        "backend: c10d, conf: {a: [1]}",
-        "backend: c10d}\nlogs: {console: some",
-        "backend: c10d}\non_stall: {a: restart",
-        "backend: c10d}\nrestarts: {max: many",
+        "backend: c10, conf: {a: b}",
+        "backend: etcd-v2, endpoint: 'e:1', conf: {a: [1]}",
+        "backend: etcd-v2, endpoint: 'e:1'}\nnuma_binding: {a: node",
         "backend: static, endpoint: [x]",
     ],
 )

@@ -44,7 +44,7 @@ from tests.unit.samples import Load, Problems
             id="an option",
         ),
         pytest.param(
-            'script: x\nargs: ["a\\0b"]\nrendezvous: {backend: c10d}',
+            'script: x\nargs: ["a\\0b"]\nrendezvous: {backend: etcd-v2, endpoint: "e:1"}',
             "2:8: args[0]: expected a string",
             id="no word for torch's agents",
         ),

@@ -66,9 +66,9 @@ def test_set_alone_makes_a_job_of_an_empty_file(load: Load) -> None:
         ("script: x", ("env.A=b", "env.A=null"), "env", {}),
         ("script: x\nnodes: [{host: a, env: {A: b}}]", ("nodes[0].env.A=null",), "nodes.0.env", {}),
         (
-            "script: x\nrendezvous: {backend: c10d, conf: {a: b}}",
+            "script: x\nrendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {a: b}}",
             ("rendezvous.conf.a=null",),
-            "rendezvous_conf",
+            "etcd.conf",
             {},
         ),
     ],

@@ -10,7 +10,7 @@ from distlaunch.job.fields import JOB
 from distlaunch.job.reference import reference
 from distlaunch.job.types.records import BUILT, Either, Field, ListOf, Record, Short, built
 from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Switch, Text, Type, duration_text
-from distlaunch.system.documents import parse
+from distlaunch.system.yaml_document import parse
 
 
 class Oven(NamedTuple):

@@ -452,7 +452,10 @@ def test_the_same_job_is_exported_alike() -> None:
         ("workdir: ~/src", "workdir: expected an absolute path: it is one in the image"),
         ("python: venv/bin/python", "python: expected a name, or an absolute path: it is one in the image"),
         ("logs: {dir: out}", "logs.dir: expected an absolute path, such as one below the mount of a volume"),
-        ("nodes: 2\nrendezvous: {backend: c10d}", "rendezvous.backend: distlaunch assigns the ranks in pods"),
+        (
+            "nodes: 2\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}",
+            "rendezvous.backend: distlaunch assigns the ranks in pods",
+        ),
         ("master_addr: gpu-a", "master_addr: ranks meet on the first pod, which Kubernetes names"),
         (
             "args: ['--rank={rank}']",

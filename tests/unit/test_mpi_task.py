@@ -4,8 +4,8 @@ import pytest
 
 from distlaunch.allocation.mpi_task import mpi_task
 from distlaunch.errors import UsageError
-from distlaunch.task.environment import task_environment
-from distlaunch.task.pmi import node_of
+from distlaunch.system.pmi import node_of
+from tests.unit.tasks import task_environment
 
 HOST = "7.0;tcp://10.0.0.1,192.168.0.1:4000;tcp6://[fd00::2]:4001"
 OTHER = "7.1;tcp://10.0.0.2:4000"

@@ -6,8 +6,7 @@ from distlaunch.agent.messages import MpiPlaces
 from distlaunch.agent.mpi import command_line
 from distlaunch.agent.mpi_hosts import host_of, place_of
 from distlaunch.errors import JobError
-from distlaunch.plan.engine import make_plan, planned_workers
-from distlaunch.plan.layout import Facts
+from distlaunch.plan.layout import Facts, make_plan, planned_workers
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.state.actions import RunDaemon
@@ -152,10 +151,6 @@ def test_a_place_of_a_rank_that_has_ended_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (
-            f"{MPI}\nrendezvous: {{backend: c10d}}",
-            "launcher: rendezvous.backend: c10d has torch's agents start",
-        ),
         (TWO.replace("gloo", "mpi"), "backend: mpi needs ranks that MPI starts: set launcher: mpirun"),
     ],
 )

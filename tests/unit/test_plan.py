@@ -13,7 +13,6 @@ from distlaunch.contract import Rendezvous
 from distlaunch.errors import JobError
 from distlaunch.job.placeholders import PLACEHOLDERS, fill
 from distlaunch.job.spec import EnvValue
-from distlaunch.plan import engine
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import (
     Facts,
@@ -332,14 +331,14 @@ def test_the_workers_command_line(text: str, argv: tuple[str, ...]) -> None:
         ("module: pkg", "pkg", "pkg"),
     ],
 )
-@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+@pytest.mark.parametrize("rendezvous", ["static", "etcd-v2, endpoint: 'e:1'"], ids=["static", "etcd"])
 def test_a_relative_program_is_relative_to_the_workdir_of_its_node(
     program: str, ours: str, its_own: str, rendezvous: str
 ) -> None:
     text = f"{program}\nworkdir: w\nnodes: [a, {{host: b, workdir: ~/own}}]\nargs: [last]"
     spec = spec_of(f"{text}\nrendezvous: {{backend: {rendezvous}}}")
-    plan = engine.make_plan(spec, {i: Facts("/usr/bin/python3", 0) for i in range(2)}, "10.0.0.1")
-    found = [worker for node in plan.nodes for worker in engine.workers(plan, node, MEETING)]
+    plan = make_plan(spec, {i: Facts("/usr/bin/python3", 0) for i in range(2)}, "10.0.0.1")
+    found = [worker for node in plan.nodes for worker in workers(plan, node, MEETING)]
     assert [worker.cwd for worker in found] == ["/project/w", "~/own"]
     for worker, word in zip(found, (ours, its_own), strict=True):
         at = len(worker.argv) - (2 if program.endswith("t.py") or "module" in program else 3)

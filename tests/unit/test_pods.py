@@ -10,7 +10,7 @@ from distlaunch.errors import JobError
 from distlaunch.job.build import build_spec
 from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
-from distlaunch.system.documents import parse
+from distlaunch.system.yaml_document import parse
 from distlaunch.transport.command import Command
 from distlaunch.transport.failure import Kind, ProcessEnd
 

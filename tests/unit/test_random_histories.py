@@ -9,7 +9,7 @@ import itertools
 import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, get_args
 
 from hypothesis import given
@@ -76,8 +76,6 @@ from distlaunch.supervisor.blame import VERDICT_S
 from distlaunch.supervisor.step import begin, step
 from distlaunch.transport.failure import Kind, LinkFailure
 from distlaunch.transport.joined import Joined
-from distlaunch.transport.ssh import Ssh
-from distlaunch.transport.ssh.tree import shares
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
 CHANCE = 0.25
@@ -108,7 +106,6 @@ class Agent:
         self.reaping = False
         self.told_until = 0.0
         self.up_at = 0.0
-        self.above: Agent | None = None  # the one on the node through which this one was reached
 
 
 class Fault(NamedTuple):
@@ -144,19 +141,16 @@ class World:
         self.finished = 0
         self._fates = itertools.cycle(fates)
         spec = spec_of(text)._replace(allocation=Allocation("slurm", "17", ()) if fates else None)
-        if launchers and spec.engine.gives_ranks:
+        if launchers:
             spec = _with_launchers(spec)
         self.state, first = begin(spec, self.now, CHANCE)
         self._lines = [_line(self.now, BEGAN, beginning(self.state.spec, CHANCE))]
         self.agents: list[list[Agent]] = [[] for _ in self.state.nodes]
         self._away_until = [0.0 for _ in self.state.nodes]
         self._refuses = set(refuses)
-        joined = {node for node, each in enumerate(spec.pool) if isinstance(each.reach, Joined)}
-        self._at_the_door = set() if Connect in self._refuses else set(joined)
-        self._joined = joined
-        self._relays = relays(self.state.spec)
+        self._joined = {node for node, each in enumerate(spec.pool) if isinstance(each.reach, Joined)}
+        self._at_the_door = set() if Connect in self._refuses else set(self._joined)
         self._execute(first)
-        self._relays.clear()  # those that are lost are connected by themselves
         self._feed(AddressesFound(tuple((node, f"10.0.0.{node}") for node in range(len(self.agents)))))
         if smooth:
             self.run(1.0)
@@ -264,16 +258,13 @@ class World:
         assert self._agent(node) is None, "two links to one node"
         agent, delay_s = Agent(node), self._delay()
         self.agents[node].append(agent)
-        if node in self._relays:
-            agent.above = self._agent(self._relays[node])
         if node in self._joined - self._at_the_door:
             self._end_link(agent, LinkFailure(Kind.LOST))
             self._later(max(delay_s, self._away_until[node] - self.now), lambda: self._arrive(node))
             return
         self._at_the_door.discard(node)
-        if self.now + delay_s < self._away_until[node] or (agent.above and Connect in self._refuses):
-            via = "a relay" if agent.above else ""
-            self._end_link(agent, LinkFailure(Kind.UNREACHABLE, via=via), delay_s)
+        if self.now + delay_s < self._away_until[node]:
+            self._end_link(agent, LinkFailure(Kind.UNREACHABLE), delay_s)
         else:
             if self.state.spec.container:
                 self._tell(agent, ImagePulled(node, over=False))
@@ -313,9 +304,8 @@ class World:
     def _start(self, agent: Agent) -> None:
         assert isinstance(self.state.nodes[agent.node], Up)
         assert not agent.running and not agent.reaping
-        procs = PROCS if self.state.spec.engine.gives_ranks else 1
-        agent.generation, agent.running = self.state.generation, set(range(procs))
-        for rank in range(procs):
+        agent.generation, agent.running = self.state.generation, set(range(PROCS))
+        for rank in range(PROCS):
             self._start_worker(agent, rank)
         if self.state.spec.mpirun and agent.node == self.state.members[0]:
             for place in range(len(self.state.members)):
@@ -372,21 +362,13 @@ class World:
     def _end_link(self, agent: Agent, failure: LinkFailure, delay_s: float = 0.0) -> None:
         def ended() -> None:
             if agent.linked:
-                below = [] if failure.clean else self._below(agent)
-                for each in (agent, *below):
-                    self._orphan(each)
-                self._feed(LinkEnded(agent.node, failure, tuple(each.node for each in below)))
+                self._orphan(agent)
+                self._feed(LinkEnded(agent.node, failure))
 
         if not agent.mute:
             agent.told_until = max(agent.told_until, self.now + delay_s)
             self._later(agent.told_until - self.now, ended)
             agent.mute = True
-
-    def _below(self, agent: Agent) -> list[Agent]:
-        """Those that were reached through it, and still are."""
-        linked = [each for each in itertools.chain.from_iterable(self.agents) if each.linked]
-        below = [each for each in linked if each.above is agent]
-        return below + [other for each in below for other in self._below(each)]
 
     def _cut(self, node: int) -> None:
         agent = self._agent(node)
@@ -484,22 +466,6 @@ class World:
             self._feed(Interrupted(signal.SIGINT))
 
 
-def relays(spec: JobSpec) -> dict[int, int]:
-    """By node the one through which it is reached, where there is one."""
-    reach = spec.pool[0].reach
-    if not isinstance(reach, Ssh) or not reach.options.tree:
-        return {}
-    fan_out, found = reach.options.fan_out, dict[int, int]()
-
-    def grow(nodes: Sequence[int]) -> None:
-        for part in shares(nodes, fan_out):
-            found.update((node, part[0]) for node in part[1:])
-            grow(part[1:])
-
-    grow(range(len(spec.pool)))
-    return found
-
-
 def _with_launchers(spec: JobSpec) -> JobSpec:
     """`spec` where all nodes but the first have launchers that somebody else starts."""
     first, *others = spec.nodes
@@ -548,20 +514,6 @@ def job_texts(draw: st.DrawFn) -> str:
     fewest = draw(st.integers(1, nodes))
     rejoin, window = draw(st.sampled_from(["5m", "20s", "0s"])), draw(st.sampled_from(["1h", "60s"]))
     most = draw(st.sampled_from([3, 3, 2, 1, 0]))
-    torch_agents = draw(st.sampled_from([False, False, False, True]))
-    ours = f"""
-spares: {[f"s{i}" for i in range(spares)]}
-restarts: {{max: {most}, window: {window}}}
-elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
-on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
-on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}
-{draw(st.sampled_from(["", "", "mpirun: mpirun"]))}
-"""
-    torchs = f"""
-rendezvous: {{backend: c10d}}
-restarts: {{max: {most}}}
-on_stall: {draw(st.sampled_from(["notice", "stop"]))}
-"""
     return f"""
 script: t.py
 backend: gloo
@@ -569,9 +521,14 @@ gpus_per_node: 0
 procs_per_node: {PROCS}
 nodes: {[f"n{i}" for i in range(nodes)]}
 min_nodes: {fewest}
-{draw(st.sampled_from(["", "container: {image: pytorch}", "ssh: {tree: true, fan_out: 2}"]))}
+{draw(st.sampled_from(["", "container: {image: pytorch}"]))}
 timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}, join: {draw(_limits)}, stall: 20s}}
-{torchs if torch_agents else ours}"""
+spares: {[f"s{i}" for i in range(spares)]}
+restarts: {{max: {most}, window: {window}}}
+elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
+on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
+on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}
+{draw(st.sampled_from(["", "", "mpirun: mpirun"]))}"""
 
 
 _waits = st.sampled_from([0.3, 0.0, 5.0, 20.0, 40.0, 400.0])
@@ -607,7 +564,7 @@ _fates = st.sampled_from(
 """What the scheduler says whenever it is asked; none = there is no scheduler."""
 _starts = st.tuples(
     st.sampled_from([True, True, True, False]),
-    st.sampled_from([(), (), (), (), (FindRoute,), (StartWorkers,), (HoldPort,), (Connect,)]),
+    st.sampled_from([(), (), (), (), (FindRoute,), (StartWorkers,), (HoldPort,)]),
     _fates,
     st.sampled_from([True, False]),
 )

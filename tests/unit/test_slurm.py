@@ -12,13 +12,13 @@ from distlaunch.allocation.slurm_task import slurm_task
 from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.errors import UsageError
 from distlaunch.launch.slurm_fate import Fate, job_fate
+from distlaunch.plan.gathering import ports_for
 from distlaunch.state.actions import AskScheduler, Close, GiveNotice
 from distlaunch.state.events import AgentLeaving, AllocationTold, Interrupted, Noticed
 from distlaunch.state.job import Phase
-from distlaunch.task.environment import task_environment
-from distlaunch.task.meeting import candidates
 from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transport.slurm import Slurm
+from tests.unit.tasks import task_environment
 from tests.unit.test_restarts import Job, gone, text_of
 from tests.unit.test_supervisor import Actions, exited, texts
 
@@ -390,5 +390,5 @@ def test_a_master_of_another_step_is_told(given: dict[str, str], said: str) -> N
 
 
 def test_all_tasks_of_a_step_try_the_same_ports() -> None:
-    assert candidates("17.2") == candidates("17.2") != candidates("17.3")
-    assert all(10_000 <= port < 30_000 for port in candidates("17.2"))
+    assert ports_for("17.2") == ports_for("17.2") != ports_for("17.3")
+    assert all(10_000 <= port < 30_000 for port in ports_for("17.2"))

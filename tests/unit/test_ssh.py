@@ -296,7 +296,6 @@ def test_every_kind_that_ssh_tells_has_an_example() -> None:
         Kind.PROTOCOL,
         Kind.NOISE,
         Kind.UNSTARTED,
-        Kind.RELAY,
     }
 
 

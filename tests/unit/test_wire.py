@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import wire
 from distlaunch.agent.wire import CONTROL, HEADER, OUTPUT, FrameDecoder, ProtocolError
+from distlaunch.transport.boot import NUDGE
 from distlaunch.transport.handshake import MAX_NOISE, Handshake
+from distlaunch.transport.streams import OneStream
 from tests.unit.samples import bounded
 
 Told = tuple[int, int, int, bytes]
@@ -243,6 +245,17 @@ def test_a_hello_without_our_nonce_boots_nothing(hello: bytes) -> None:
 def test_a_hello_without_a_marker_boots_nothing() -> None:
     sent, frames, handshake = shaken([HELLO, REPORT])
     assert (sent, frames, handshake.reached, handshake.booted) == (b"", [], False, False)
+
+
+def test_a_shell_is_nudged_until_that_was_sent_what_it_reads() -> None:
+    awaited, direct = OneStream([b"python3\n\n"], "n0nce"), OneStream([b"python3\n\n"], "n0nce")
+    assert awaited.nudges() == NUDGE
+    awaited.receive(wire.READY_MARKER)
+    direct.without_marker()
+    assert awaited.nudges() == direct.nudges() == b""
+    inside = OneStream([b">docker run\n", b"python3\n\n"], "n0nce")
+    inside.without_marker()
+    assert inside.nudges() == NUDGE  # for the shell in the container
 
 
 @pytest.mark.parametrize("before", [b"", wire.READY_MARKER], ids=["before the marker", "before the hello"])

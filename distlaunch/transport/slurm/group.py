@@ -138,21 +138,9 @@ class LabelledStreams:
         end = ProcessEnd(node.words.decode(errors="replace"), node.handshake.booted, status)
         return [NodeGone(node.index, self._group.failure(end))]
 
-    def addressed(self, node: int, data: bytes) -> bytes:
-        """As it is: each task gets the frames of all."""
-        return data
-
     def nudges(self) -> bytes:
         """Nothing: no shell is in between that could wait."""
         return b""
-
-    def parting(self, node: int) -> bytes:
-        """Nothing: it leaves when its lease is over."""
-        return b""
-
-    def part_of(self, node: int, failure: LinkFailure, overdue: str) -> LinkFailure:
-        """The same: srun is all of the way."""
-        return failure
 
 
 class _Node:

@@ -36,15 +36,12 @@ _RECENT = (
 class SshOptions(Frozen):
     """What the job file's `ssh` section says, how long a TCP connect may take, how often ssh looks.
 
-    `words` are ssh's own options, as `Compression=no`. With `tree` one machine reaches at most `fan_out`
-    nodes; where there are more, those reach the others.
+    `words` are ssh's own options, as `Compression=no`.
     """
 
     config: str | None = None
     words: tuple[str, ...] = ()
     persist_s: int | None = None
-    tree: bool = False
-    fan_out: int = 32
     connect_s: int = 15
     alive_s: int = 5
 

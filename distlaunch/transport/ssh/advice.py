@@ -8,12 +8,12 @@ from distlaunch.transport.ssh.failures import on_the_way
 from distlaunch.transport.ssh.sockets import SOCKETS
 
 
-def advice_for(failure: LinkFailure, by_hand: list[str], config: str | None, python: str) -> str:
-    """What to do about a `failure` of the node that `by_hand` reaches, with this ssh_config.
+def advice_for(failure: LinkFailure, plain_argv: list[str], config: str | None, python: str) -> str:
+    """What to do about a `failure` of the node that `plain_argv` reaches, with this ssh_config.
 
     `python` is to be its interpreter.
     """
-    plain = join(by_hand)
+    plain = join(plain_argv)
     text = _ADVICE[failure.kind].format(
         ssh=plain,
         direct=plain.replace("ssh", "ssh -o BatchMode=yes", 1),
@@ -86,6 +86,5 @@ _ADVICE = {
         " path, or leave out ssh.persist"
     ),
     Kind.UNSTARTED: "its login shell or Python exited too early: try `{version}`",
-    Kind.RELAY: "check the network and the log of the host that it is reached through",
     Kind.LOST: "check the network and the machine's log",
 }

@@ -1,0 +1,258 @@
+"""A launcher's way into a run whose controller is another launcher: see `distlaunch.links.join`."""
+
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle, islice, product
+from typing import TYPE_CHECKING, Any
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.links.join import (
+    MAGIC,
+    MAX_LINE,
+    TORCHS_PING,
+    JoinError,
+    Prover,
+    line_of,
+    message_of,
+    nonce,
+)
+from distlaunch.links.peer import watch_for_silence
+from distlaunch.plan.gathering import Gathering, ports_for
+
+if TYPE_CHECKING:
+    from distlaunch.system.signals import Interrupts
+
+Say = Callable[[str], object]
+CONNECT_S, ANSWER_S = 3.0, 10.0
+RETRY_S, RETRY_MOST_S = 0.01, 0.5
+TELL_S = 5.0
+"""Seconds of waiting until that is told, and again each time the wait has doubled."""
+TURN_S = 0.5
+UNREACHABLE, USAGE = 69, 2
+MAX_NODES = 1 << 16
+"""The header of a frame has no room for more."""
+MAX_RUN_ID = 200
+NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
+
+
+class Seat(Frozen):
+    """A launcher's place in a run of another one: its node's number, and the connection to the controller.
+
+    `unread` came on it behind the line that told the rest.
+    """
+
+    connection: socket.socket
+    node: int
+    run_id: str
+    nonce: str
+    controller: str
+    unread: bytes
+
+
+class Wait:
+    """How long something has been waited for, and when to tell."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.began, self.limit_s, self._tell_s = time.monotonic(), limit_s, TELL_S
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds so far."""
+        return time.monotonic() - self.began
+
+    @property
+    def over(self) -> bool:
+        """Whether the limit is reached."""
+        return self.passed_s > self.limit_s
+
+    def is_worth_telling(self) -> bool:
+        """True after TELL_S, and after each doubling."""
+        if self.passed_s < self._tell_s:
+            return False
+        self._tell_s *= 2
+        return True
+
+
+def pause(interrupts: "Interrupts", say: Say, wait_s: float, *fds: int) -> None:
+    """Wait so long, or until something can be read. Raises `JoinError` at a signal that ends the wait."""
+    ready, _, _ = select.select([interrupts.fd, *fds], [], [], wait_s)
+    for signum in interrupts.received() if interrupts.fd in ready else b"":
+        if signum != signal.SIGTSTP:
+            raise JoinError(f"stopped by {signal.Signals(signum).name}", 128 + signum)
+        say(NO_SUSPENDING)
+
+
+def blocked(signums: Iterable[int]) -> None:
+    """Have these signals wait, in this process and those that it forks, for whoever takes them up."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signums)
+
+
+def renumbered(number: int, wanted: int | None) -> str:
+    """What to say where the user wanted another number."""
+    why = "with c10d it counts only if all nodes have different ones; node 0 is on the endpoint's machine"
+    return f"this is node {number}, not --node-rank {wanted}: {why}"
+
+
+class Launcher:
+    """Connects to the controller, and waits until all are there."""
+
+    def __init__(self, gathering: Gathering, prover: Prover, interrupts: "Interrupts", say: Say) -> None:
+        self._gathering, self._prover = gathering, prover
+        self._interrupts, self._say = interrupts, say
+        self._why = ""
+        key = f"{gathering.label} {gathering.arrival.job}"
+        self._second = [*product(gathering.hosts[:1], ports_for(key) if gathering.fixed else ())]
+        self._next = cycle(self._second)
+
+    def seated(self) -> Seat:
+        """The place in the run, once the controller has all nodes. Raises `JoinError`."""
+        wait, pause_s = Wait(self._gathering.wait_s), RETRY_S
+        while True:
+            for host, port in self._places():
+                if seat := self._tried(host, port):
+                    return seat
+            place = self._gathering.label
+            if wait.over:
+                hint = f"; {self._gathering.hint}" if self._gathering.hint else ""
+                text = f"can't reach the controller at {place}: {self._why}{hint}"
+                raise JoinError(f"gave up after {wait.limit_s:g} s: {text}", UNREACHABLE)
+            if wait.is_worth_telling():
+                who = "node 0" if self._gathering.ordered else "the node that has this address"
+                self._say(f"waiting for {who} at {place}: {self._why}")
+            pause(self._interrupts, self._say, pause_s)
+            pause_s = min(pause_s * 1.5, RETRY_MOST_S)
+
+    def seated_late(self) -> Seat | None:
+        """The place in a run that has begun and misses a node, if there is one."""
+        return next(filter(None, (self._tried(host, port) for host, port in self._second)), None)
+
+    def _places(self) -> Iterator[tuple[str, int]]:
+        """Where the controller may listen: at first, and later for nodes that return.
+
+        Of those for later it is one at a time: a firewall may have each cost CONNECT_S.
+        """
+        yield from product(self._gathering.hosts, self._gathering.ports)
+        yield from islice(self._next, 1)
+
+    def _tried(self, host: str, port: int) -> Seat | None:
+        """The seat, if the controller is there and gives one; else `_why` says what was seen."""
+        first = (host, port) == (self._gathering.hosts[0], self._gathering.ports[0])
+        try:
+            connection = socket.create_connection((host, port), timeout=CONNECT_S)
+        except (OSError, UnicodeError) as error:
+            if first:
+                self._why = getattr(error, "strerror", None) or str(error)
+            return None
+        kept = False
+        watch_for_silence(connection)
+        try:
+            seat = _Conversation(connection, host, self, strict=first and self._gathering.fixed).seat()
+            kept = seat is not None
+            return seat
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            if first:
+                self._why = self._what_listens(host, port, error)
+            return None
+        finally:
+            if not kept:
+                connection.close()
+
+    def _what_listens(self, host: str, port: int, error: Exception) -> str:
+        if _is_torchs(host, port):
+            return (
+                "a TCPStore of torch's is there: either torchrun was started there, then run `distlaunch "
+                "torchrun` on all nodes; or the run has all its nodes already"
+            )
+        words = getattr(error, "strerror", None) or str(error)
+        words = f"it lacks {words}" if isinstance(error, KeyError) else words
+        return f"what listens there is no controller of distlaunch's ({words})"
+
+
+def _is_torchs(host: str, port: int) -> bool:
+    """Whether a store of torch's answers there."""
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_S) as probe:
+            probe.sendall(TORCHS_PING)
+            return probe.recv(16) == TORCHS_PING[-4:]
+    except OSError:
+        return False
+
+
+def _is_run_id(text: str) -> bool:
+    """Whether a folder may be named so."""
+    return text.replace("-", "").replace("_", "").replace(".", "").isalnum() and len(text) <= MAX_RUN_ID
+
+
+class _Conversation:
+    """A launcher's side of what `distlaunch.links.join` has."""
+
+    def __init__(self, connection: socket.socket, host: str, launcher: Launcher, strict: bool) -> None:
+        """`strict`: only the controller of this very job listens there; else any other may."""
+        self._connection, self._host = connection, host
+        self._launcher, self._strict = launcher, strict
+        self._received = b""
+
+    def seat(self) -> Seat | None:
+        """The seat; None where the controller has exited.
+
+        OSError, ValueError, TypeError, KeyError: it is no controller.
+        """
+        launcher, ours = self._launcher, nonce()
+        line = line_of({**launcher._gathering.arrival._asdict(), "nonce": ours})
+        self._connection.settimeout(ANSWER_S)
+        self._connection.sendall(MAGIC + line)
+        challenge = self._message(CONNECT_S)
+        theirs, way = str(challenge["nonce"]), str(challenge["proves"])
+        covered = f"{ours} {theirs} {line[:-1].decode()}"
+        try:
+            proof = launcher._prover.proof(way, "launcher", covered)
+        except JoinError as error:
+            self._connection.sendall(line_of({"refuses": str(error)}))
+            raise
+        self._connection.sendall(line_of({"proof": proof}))
+        answer = self._message(ANSWER_S)
+        if why := launcher._prover.wrong(way, "controller", covered, answer.get("proof")):
+            raise JoinError(f"the controller at {self._host} is not to be trusted: {why}", USAGE)
+        while True:
+            try:
+                message = self._message(None)
+            except (OSError, ValueError):
+                launcher._why = "the controller has exited"
+                return None
+            if "node" in message:
+                return self._seat(message["node"], message["run"], str(message["nonce"]))
+            if launcher._gathering.arrival.place is None:  # else one of many tasks
+                launcher._say(str(message.get("waiting", "")))
+
+    def _seat(self, node: object, run_id: str, nonce: str) -> Seat:
+        if not isinstance(node, int) or not 0 <= node < MAX_NODES or not _is_run_id(run_id):
+            raise ValueError("no such node or run can be")
+        wanted = self._launcher._gathering.arrival.node_rank
+        if wanted not in (None, node):
+            self._launcher._say(renumbered(node, wanted))
+        return Seat(self._connection, node, run_id, nonce, self._host, self._received)
+
+    def _message(self, wait_s: float | None) -> dict[str, Any]:
+        """The next line. Raises `JoinError` for a refusal; OSError, ValueError: it is no controller."""
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        while b"\n" not in self._received:
+            left_s = TURN_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("no answer")
+            launcher = self._launcher
+            pause(launcher._interrupts, launcher._say, left_s, self._connection.fileno())
+            if select.select([self._connection], [], [], 0)[0]:
+                data = self._connection.recv(MAX_LINE)
+                if not data or len(self._received) > MAX_LINE:
+                    raise ValueError("it closed the connection" if not data else "it says too much")
+                self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        message = message_of(line)
+        if "refused" in message:
+            if message.get("another") and not self._strict:
+                raise ValueError("it is the controller of another job")
+            raise JoinError(str(message["refused"]), int(message.get("status", USAGE)))
+        return message

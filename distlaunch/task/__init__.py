@@ -1,1 +1,0 @@
-"""`distlaunch exec`: makes a task that a scheduler has started a rank, and leaves."""

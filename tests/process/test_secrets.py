@@ -1,0 +1,80 @@
+"""What looks like a secret in a job file, or on a command line, is written down nowhere."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distlaunch.job.secrets import REDACTED, is_secret, redacted
+from tests.harness import PATIENCE_S, ROOT
+
+CANARY = "canary-4f1d"
+SCRIPT = f"import os, sys; assert '{CANARY}' in os.environ['API_TOKEN'] + ''.join(sys.argv), os.environ\n"
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "aws_secret_access_key", "db-password", "key", "WANDB_API_KEY"])
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["MONKEY", "KEYBOARD", "LR", "OMP_NUM_THREADS"])
+def test_names_of_other_things(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_values_of_flags_that_are_secrets_are_left_out() -> None:
+    words = ["--lr=1", "--api-key=x", "--token", "y", "z", "--password", "--lr", "2", "-k", "v"]
+    assert redacted(words) == [
+        *("--lr=1", f"--api-key={REDACTED}", "--token", REDACTED, "z", "--password", "--lr", "2", "-k", "v")
+    ]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home, with all folders that a command may write to below it; the job's is beside it."""
+    for name in ("home", "home/tmp", "job"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "job/train.py").write_text(SCRIPT)
+    (tmp_path / "job/job.yaml").write_text(
+        f"script: train.py\nprocs_per_node: 2\nenv: {{API_TOKEN: {CANARY}}}\nargs: [--secret={CANARY}]\n"
+    )
+    return tmp_path / "home"
+
+
+COMMANDS = {
+    "run": ["run", "job.yaml", "--set", f"env.MY_PASSWORD={CANARY}", "--", "--token", CANARY],
+    "detached": ["run", "-d", "job.yaml", "--set", f"env.MY_PASSWORD={CANARY}", "--", "--token", CANARY],
+    "refused": ["run", "job.yaml", "--set", f"env.MY_PASSWORD={CANARY}", "--set", "no_such_key=1"],
+    "dry-run": ["dry-run", "job.yaml", "--json", "--set", f"env.MY_PASSWORD={CANARY}"],
+    "torchrun": ["torchrun", "--log-dir=runs", "train.py", "--token", CANARY],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nothing_of_it_is_kept(home: Path, name: str) -> None:
+    folder = home.parent / "job"
+    environ = {
+        **{key: text for key, text in os.environ.items() if not key.startswith("XDG_")},
+        "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
+        "PYTHONPATH": str(ROOT),
+        "API_TOKEN": CANARY,
+    }
+    argv = [sys.executable, "-m", "distlaunch", *COMMANDS[name]]
+    done = subprocess.run(
+        argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == (2 if name == "refused" else 0), done.stderr
+    if name == "detached":
+        waits = [sys.executable, "-m", "distlaunch", "wait", done.stdout.strip()]
+        subprocess.run(waits, cwd=folder, env=environ, timeout=PATIENCE_S, check=True)
+    assert CANARY not in done.stdout + done.stderr
+    inputs = {folder / "job.yaml", folder / "train.py"}
+    written = [path for path in home.parent.rglob("*") if path.is_file() and path not in inputs]
+    assert not [path for path in written if CANARY.encode() in path.read_bytes()]
+    for path in (folder / "runs").rglob("*"):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path

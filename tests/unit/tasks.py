@@ -1,0 +1,19 @@
+"""What the rank of a scheduler's task gets, as the plan of all tasks has it."""
+
+from collections.abc import Mapping
+
+from distlaunch.allocation.task import Task
+from distlaunch.cli import exec_task
+from distlaunch.plan.layout import Facts, make_plan, meeting_of, workers
+
+
+def task_environment(task: Task, environ: Mapping[str, str], endpoint: tuple[str, int]) -> dict[str, str]:
+    """The environment of the task's rank, whose controller is at `endpoint`; the other tasks are like it."""
+    arrival = exec_task.gathering_of(task, False, environ).arrival
+    spec = exec_task.job_of(task, ["true"], arrival)
+    host, port = endpoint
+    spec = spec._replace(nodes=spec.nodes * task.size, master_host=host, master_port=port)
+    plan = make_plan(spec, {node: Facts("python") for node in range(task.size)})
+    meeting = meeting_of(plan, "run", port, spec.restarts_before)
+    (worker,) = workers(plan, plan.nodes[task.rank], meeting)
+    return {**worker.defaults, **environ, **worker.contract}

@@ -1,0 +1,257 @@
+"""torch's own agents, each the worker of a node: what is started, what is refused, what their end tells."""
+
+import re
+
+import pytest
+
+from distlaunch.agent.messages import StartWorkers as Start
+from distlaunch.cli.tables import print_plan_table
+from distlaunch.contract import RESERVED
+from distlaunch.diagnosis.peer_errors import Words, split_torchrun, words_of
+from distlaunch.errors import JobError
+from distlaunch.plan.document import plan_document
+from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, meeting_of, planned_workers, workers
+from distlaunch.plan.shell_text import shell_text
+from distlaunch.plan.torchrun_text import torchrun_text
+from distlaunch.state.actions import StartWorkers
+from distlaunch.state.events import RanksLag
+from distlaunch.state.job import Phase
+from distlaunch.state.timers import Timer
+from distlaunch.translation.commands import command_for
+from tests.unit.samples import PEER_GONE, spec_of
+from tests.unit.test_restarts import RESTARTS, Job
+from tests.unit.test_supervisor import JOB, MASTER, exited, texts
+
+ETCD = "rendezvous: {backend: etcd-v2, endpoint: 'etcd:2379'}"
+ABC = "nodes: [a, b, c]"
+
+
+def plan_of(*lines: str, script: str = "script: t.py", nodes: int = 3) -> LaunchPlan:
+    spec = spec_of("\n".join([script, "gpus_per_node: 0", "procs_per_node: 2", *lines]))
+    return make_plan(spec, {i: Facts("/usr/bin/python3", 0) for i in range(nodes)}, MASTER)
+
+
+def argv_of(plan: LaunchPlan, node: int, source: str | None = None, restarts: int = 0) -> list[str]:
+    (agent,) = workers(plan, plan.nodes[node], meeting_of(plan, "run-1", 29444, restarts), "eth0", source)
+    return list(agent.argv)
+
+
+# What is started
+
+
+def test_the_command_line_of_torchs_agent() -> None:
+    plan = plan_of(ETCD, ABC, "args: [--mo=3, '{{rank}}']", "timeouts: {join: 2m}", "restarts: {max: 3}")
+    assert argv_of(plan, 1, "10.0.0.2") == [
+        *("/usr/bin/python3", "-u", "-m", "torch.distributed.run", "--nnodes=3", "--nproc-per-node=2"),
+        *("--rdzv-backend=etcd-v2", "--rdzv-endpoint=etcd:2379", "--rdzv-id=run-1-0"),
+        *("--rdzv-conf=join_timeout=120", "--max-restarts=0", "--local-addr=10.0.0.2"),
+        *("--", "/project/t.py", "--mo=3", "{rank}"),
+    ]
+
+
+def test_each_attempt_is_a_rendezvous_of_its_own() -> None:
+    assert "--rdzv-id=run-1-2" in argv_of(plan_of(ETCD, ABC), 0, restarts=2)
+    named = "rendezvous: {backend: etcd-v2, endpoint: 'etcd:2379', id: mine}"
+    assert "--rdzv-id=mine-1" in argv_of(plan_of(named, ABC), 0, restarts=1)
+
+
+def test_an_attempt_without_a_node_waits_for_one_less() -> None:
+    assert "--nnodes=2" in argv_of(plan_of(ETCD, ABC, "min_nodes: 2", nodes=2), 0)
+
+
+def test_role_and_virtual_local_rank_are_torchs_to_give() -> None:
+    argv = argv_of(plan_of(ETCD, ABC, "role: trainer", "virtual_local_rank: true"), 0)
+    assert {"--role=trainer", "--virtual-local-rank"} <= set(argv)
+
+
+def test_settings_of_the_rendezvous_are_torchs() -> None:
+    argv = argv_of(
+        plan_of(
+            "rendezvous: {backend: etcd-v2, endpoint: '[fd00::1]:2379', conf: {last_call_timeout: 5}}", ABC
+        ),
+        0,
+    )
+    assert "--rdzv-endpoint=[fd00::1]:2379" in argv
+    assert "--rdzv-conf=join_timeout=600,last_call_timeout=5" in argv
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("module: pkg.train", ["--module", "--", "pkg.train", "x"]),
+        ("command: [/bin/a.out, -v]", ["--no-python", "--", "/bin/a.out", "-v", "x"]),
+    ],
+)
+def test_modules_and_commands(program: str, words: list[str]) -> None:
+    argv = argv_of(plan_of(ETCD, "args: [x]", script=program, nodes=1), 0, "127.0.0.1")
+    assert argv[-len(words) :] == words
+
+
+def test_torch_sets_the_contract_of_its_ranks_and_we_do_not() -> None:
+    plan = plan_of(ETCD, ABC, "env: {A: b}")
+    (agent,) = workers(plan, plan.nodes[0], meeting_of(plan, "run-1", 29444), "eth0", "10.0.0.1")
+    assert set(agent.contract) & RESERVED == {"DISTLAUNCH_BACKEND"} == set(agent.contract)
+    assert agent.env["A"].text == "b"
+    assert agent.defaults["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert agent.defaults["OMP_NUM_THREADS"] == "1"
+    assert agent.temporary == ("PET_LOG_DIR",)
+
+
+def test_each_of_torchs_ranks_needs_a_gpu_for_nccl() -> None:
+    spec = spec_of(f"script: t.py\nprocs_per_node: 2\nnodes: [a]\n{ETCD}")
+    assert make_plan(spec, {0: Facts("p", 2)}, MASTER).backend == "nccl"
+    assert make_plan(spec, {0: Facts("p", 1)}, MASTER).backend == "gloo"
+    with pytest.raises(JobError, match="a has 1 GPU for 2 workers"):
+        make_plan(spec._replace(backend="nccl"), {0: Facts("p", 1)}, MASTER)
+
+
+def test_what_dry_run_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(ETCD, ABC, "restarts: {max: 3}")
+    planned = planned_workers(plan)
+    shell, torchrun = shell_text(plan, planned), torchrun_text(plan, 29444)
+    assert shell.count("torch.distributed.run --nnodes=3") == 3
+    assert "MASTER_ADDR" not in shell
+    assert torchrun.count("exec torchrun --nnodes=3 --nproc-per-node=2 --rdzv-backend=etcd-v2") == 3
+    assert torchrun.count("--rdzv-id=job ") == torchrun.count("--max-restarts=3") == 3
+    (agent,) = plan_document(plan, planned)["nodes"][2]["workers"]
+    assert agent["argv"] == list(planned[plan.nodes[2].node_rank][0].argv)
+    assert (agent["rank"], agent["device"]) == (2, "2 ranks of torch's, on cpu")
+    assert "MASTER_PORT" not in agent["env"]
+    print_plan_table(plan)
+    table = capfd.readouterr().out
+    assert "job: 3 torch agents on 3 nodes, gloo" in table
+    assert "etcd at etcd:2379" in table
+
+
+def test_c10d_is_as_good_as_static() -> None:
+    c10d, static = (plan_of(f"rendezvous: {{backend: {name}}}", ABC) for name in ("c10d", "static"))
+    assert planned_workers(c10d) == planned_workers(static)
+    assert c10d.world_size == 6
+
+
+# What makes no sense together
+
+WRONG = [
+    (f"{ETCD}\nargs: [x, '--r={{rank}}']", "args[1]: torch's own agents choose {rank} (etcd-v2)"),
+    (f"{ETCD}\nmaster_port: 1", "master_port: with etcd-v2, torch's own agents decide that"),
+    (f"{ETCD}\nnuma_binding: node", "numa_binding: with etcd-v2, torch's own agents decide that"),
+    (f"{ETCD}\nlauncher: mpirun", "launcher: rendezvous.backend: etcd-v2 has torch's own agents start"),
+    ("rendezvous: {backend: etcd-v2}", "rendezvous.backend: etcd-v2 needs rendezvous.endpoint"),
+    ("rendezvous: {backend: etcd-v2, endpoint: etcd}", "rendezvous.endpoint: etcd-v2 needs"),
+    (
+        "rendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {cert: 'a,b'}}",
+        "rendezvous.conf.cert: expected a non-empty value",
+    ),
+    ("rendezvous: {conf: {a: b}}", "rendezvous.conf: conf has an effect only with backend: etcd-v2"),
+    ("rendezvous: {backend: c10d, conf: {a: b}}", "rendezvous.conf: conf has an effect only with"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG)
+def test_what_makes_no_sense_together_is_refused_with_its_place(text: str, words: str) -> None:
+    with pytest.raises(JobError) as caught:
+        spec_of(f"script: t.py\nnodes: [a]\n{text}")
+    (problem,) = caught.value.problems
+    assert words in str(problem)
+    assert problem.line >= 3
+
+
+def test_the_servers_endpoint_is_not_the_first_nodes() -> None:
+    with pytest.raises(JobError, match=r"nodes\[0\]: localhost is a loopback address"):
+        make_plan(
+            spec_of(f"script: t.py\nnodes: [localhost, b]\n{ETCD}"), dict.fromkeys(range(2), Facts("p", 0))
+        )
+    assert plan_of("rendezvous: {backend: etcd-v2, endpoint: 'b:2379'}", ABC).master_addr == MASTER
+
+
+# An ordinary job to the supervisor
+
+
+def start_of(node: int, job: Job) -> Start:
+    command = command_for(StartWorkers(node), job.state, "run-1")
+    assert isinstance(command, Start)
+    return command
+
+
+def test_the_start_of_an_agent_and_of_the_next_attempts() -> None:
+    job = Job("\n".join([JOB, ABC, ETCD, "min_nodes: 2", RESTARTS])).started()
+    first = start_of(1, job)
+    (spec,) = first.workers
+    assert {"--nnodes=3", "--rdzv-id=run-1-0"} <= set(spec.argv)
+    assert first.temporary == ["PET_LOG_DIR"]
+    said = texts(job.obey(job.feed(exited(1, 0, 1, job.now))), "warning")
+    assert said[0].startswith("torch agent 1 (b) failed first: exit status 1; restart 1 of 3")
+    job.go_on()
+    job.lose(2)
+    job.go_on()
+    (spec,) = start_of(1, job).workers
+    assert {"--nnodes=2", "--rdzv-id=run-1-2"} <= set(spec.argv)
+
+
+def test_torchs_agents_watch_the_join_themselves() -> None:
+    job = Job("\n".join([JOB.replace("connect:", "join: 20s, connect:"), ABC, ETCD])).started()
+    job.feed(RanksLag(0, ((0, True, "connecting"),)))
+    assert {job.state.due_at(timer) for timer in (Timer.JOIN, Timer.JOIN_NOTICE)} == {None}
+    job.feed(*(exited(node, 0, 0, job.now) for node in range(3)))
+    assert job.state.phase is Phase.STOPPING and job.state.cause is None
+
+
+# What torchrun says at its end
+
+REPORT = """\
+E1121 05:18:55.000000 812 torch/distributed/elastic/multiprocessing/api.py:1001] failed (exitcode: 1)
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "<frozen runpy>", line 88, in _run_code
+  File "/venv/lib/python3.11/site-packages/torch/distributed/run.py", line 1009, in <module>
+    main()
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+/t.py FAILED
+Failures:
+[1]:
+  time      : 2026-11-21_05:18:55
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 35)  (SIGTERM)
+  error_file: <N/A>
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_05:18:55
+  host      : localhost
+  rank      : 3 (local_rank: 1)
+  exitcode  : {0} (pid: 36)
+  error_file: <N/A>
+  traceback : Traceback (most recent call last):
+    File "/t.py", line 5, in main
+"""
+SAD = 'Traceback (most recent call last):\n  File "/t.py", line 5, in <module>\nValueError: sad\n'
+
+
+@pytest.mark.parametrize(("code", "how"), [("7", "exit status 7"), ("-9", "killed by signal 9 (SIGKILL)")])
+def test_the_root_cause_is_told_without_torchs_own_traceback(code: str, how: str) -> None:
+    words, report = split_torchrun(f"step 1\n{SAD}{REPORT.replace('{0}', code)}")
+    assert words.startswith(f"step 1\n{SAD}E1121")
+    assert report == f"root cause: rank 3 (local rank 1, pid 36): {how}"
+
+
+def test_where_torch_itself_fails_its_last_line_says_how() -> None:
+    script = '  File "/venv/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
+    run = '  File "/venv/torch/distributed/run.py", line 991, in main\n    run(args)\n'
+    words = f"W\nTraceback (most recent call last):\n{script}{run}RendezvousError: no\n\n"
+    assert split_torchrun(words) == ("W\n", "RendezvousError: no")
+    module = f'{SAD}Traceback (most recent call last):\n  File "<frozen runpy>", line 1\nKeyError: 1\n'
+    assert split_torchrun(module) == (module, ""), "a module of the user's"
+
+
+def test_an_agent_is_judged_by_what_its_ranks_say() -> None:
+    report = REPORT.replace("{0}", "1")
+    assert words_of(1, PEER_GONE + report) == Words(traceback=True, peer_gone=True)
+    assert words_of(1, SAD + report) == Words(traceback=True)
+    first, other = (
+        re.sub("(?m)^", f"[rank{n}]: ", said.rstrip()) + "\n" for n, said in ((3, SAD), (2, PEER_GONE))
+    )
+    assert words_of(1, first + other + report) == Words(traceback=True)
+    assert split_torchrun(first + other + report)[0] == first
+    signalled = report.partition("torch.distributed.elastic")[0] + "SignalException: got signal: 15\n"
+    assert words_of(1, signalled) == Words()
