@@ -115,13 +115,16 @@ class Door:
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
     def close(self) -> None:
-        """Listen no more; who has not joined by now is turned away."""
+        """Listen no more; who has not joined by now is turned away, and told why if that is known."""
         if self._listener:
             self._selector.unregister(self._listener)
             self._listener.close()
             self._listener = None
         for visitor in [each for each in self._visitors if not each.joined]:
-            self._drop(visitor)
+            if visitor.arrival and (why := self.admits(visitor, visitor.arrival)):
+                self._refuse(visitor, why)
+            else:
+                self._drop(visitor)
 
     def turn(self, wait_s: float = 0.0) -> None:
         """Wait at most so long for something to happen, and see to it."""

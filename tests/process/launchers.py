@@ -34,16 +34,16 @@ def launcher(
     meets: str = "static",
     argv: Sequence[str] = OURS,
     args: Sequence[str] = (),
+    secret: str = "",
     **environ: str,
 ) -> Iterator[Going]:
     """One launcher, which ends with the block; the one of `node` 0 is the controller where they are told."""
     where = PLACES[meets].format(port=port, node=node, first=int(node == 0)).split()
-    environ = {"DISTLAUNCH_SECRET": "", **environ}
     run = Going(
         folder,
         [*argv, f"--nnodes={nodes}", *where, *words, "worker.py", *args],
         cwd=folder,
-        env=environment(folder, **environ),
+        env=environment(folder, DISTLAUNCH_SECRET=secret, **environ),
     )
     try:
         yield run

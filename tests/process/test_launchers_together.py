@@ -448,3 +448,25 @@ def test_an_elastic_job_begins_at_once_when_all_are_there(tmp_path: Path) -> Non
     ):
         assert statuses([first, second]) == [0, 0], told([first, second])
         assert (first.stdout, second.stdout) == ("2\n", "2\n")
+
+
+@pytest.mark.long
+def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(place: Path) -> None:
+    """Once the ranks of the lost node are certain to have ended."""
+    port, words = free_port(), ("--rdzv-conf=last_call_timeout=1", "--max-restarts=1", "--shutdown-timeout=1")
+    with ExitStack() as stack:
+        first, second, third = (
+            stack.enter_context(launcher(place, port, *words, nodes="2:3", meets="c10d, told", node=node))
+            for node in range(3)
+        )
+        pids = workers([first, second, third])
+        second.process.kill()
+        second.wait()
+        first.wait_for(
+            "waiting until its ranks are certain to have ended (at most 36 s), or until it returns"
+        )
+        workers([first, third], attempt=1)
+        assert first.stdout.endswith(" 1 of 2\n")
+        wait_gone(pids, 0.0)
+        third.process.terminate()
+        assert statuses([first, third]) == [143, 143], told([first, third])

@@ -1,0 +1,701 @@
+"""How launchers that somebody else starts come together, here on one machine, and who else comes."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distlaunch import __version__
+from distlaunch.agent import messages, wire
+from distlaunch.errors import Exit
+from distlaunch.launch import gather
+from distlaunch.links.join import MAGIC, SECRET, Prover, line_of
+from distlaunch.plan.gathering import Arrival
+from distlaunch.system.signals import Interrupts
+from tests.harness import PATIENCE_S, Going, all_ended_well, on_time
+from tests.process.launchers import LOST, SAYS_AND_WAITS, launcher, statuses, told, workers
+from tests.process.torchruns import (
+    NEEDS_TORCH,
+    OURS,
+    TORCHRUN,
+    free_port,
+    going,
+    our_lines,
+    script,
+)
+
+pytestmark = NEEDS_TORCH
+HERE = socket.gethostname()
+LATE_S = 3.0
+"""More than the second that strangers may cost: a busy machine takes that long to start two launchers."""
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a worker that says its place and waits."""
+    script(tmp_path, SAYS_AND_WAITS)
+    return tmp_path
+
+
+def ends(*runs: Going) -> None:
+    """Launchers whose ranks run are stopped by one of them."""
+    runs[0].process.terminate()
+    assert statuses(runs) == [143] * len(runs), told(runs)
+
+
+# Waiting
+
+
+def test_launchers_on_one_machine_meet_over_loopback_and_are_told_that_others_can_not(
+    place: Path, port: int
+) -> None:
+    with launcher(place, port) as first:
+        first.wait_for(f"waiting for node 1 at localhost:{port}\n")
+        assert our_lines(first)[0].startswith(
+            "distlaunch: --master-addr localhost is reachable only from this machine"
+        )
+        with launcher(place, port, node=1) as second:
+            workers([first, second])
+            ends(first, second)
+
+
+def test_those_who_wait_say_for_how_many(place: Path, port: int) -> None:
+    """The controller tells the others."""
+    with launcher(place, port, nodes=4, meets="c10d") as first:
+        first.wait_for("waiting for ")
+        assert (
+            our_lines(first)[-1]
+            == f"distlaunch: waiting for 3 of 4 nodes (joined: {HERE}) at localhost:{port}"
+        )
+        with launcher(place, port, nodes=4, meets="c10d") as second:
+            for run in (first, second):
+                run.wait_for(f"waiting for 2 of 4 nodes (joined: {HERE}, {HERE}) at localhost:{port}\n")
+
+
+def test_a_launcher_says_that_nobody_is_there(place: Path, port: int) -> None:
+    with launcher(place, port, node=1) as run:
+        run.wait_for(f"distlaunch: waiting for node 0 at localhost:{port}: Connection refused\n")
+
+
+@pytest.mark.parametrize(
+    ("meets", "missing"), [("static", "node 2"), ("c10d", f"1 of 3 nodes (joined: {HERE}, {HERE})")]
+)
+def test_the_wait_for_the_others_is_that_of_the_join_timeout(
+    place: Path, port: int, meets: str, missing: str
+) -> None:
+    words = ("--rdzv-conf=join_timeout=2",)
+    with (
+        launcher(place, port, *words, nodes=3, meets=meets) as first,
+        launcher(place, port, *words, nodes=3, node=1, meets=meets) as second,
+    ):
+        assert statuses([first, second]) == [Exit.TIMEOUT, Exit.TIMEOUT]
+        gave_up = f"distlaunch: gave up after 2 s: waited for {missing} at localhost:{port}"
+        assert our_lines(first)[-1] == our_lines(second)[-1] == gave_up
+
+
+def test_the_wait_for_the_controller_is_that_of_the_join_timeout(place: Path, port: int) -> None:
+    with launcher(place, port, "--rdzv-conf=timeout=1", node=1) as run:
+        assert run.wait() == Exit.UNREACHABLE
+        gave_up = f"gave up after 1 s: can't reach the controller at localhost:{port}: Connection refused"
+        assert our_lines(run)[-1].startswith(f"distlaunch: {gave_up}")
+
+
+@pytest.mark.parametrize("conf", ["", ",is_host=0"], ids=["is not here", "is told so"])
+def test_an_endpoint_that_no_node_has_is_told(place: Path, conf: str) -> None:
+    where = ("--rdzv-endpoint=192.0.2.77:29500", f"--rdzv-conf=join_timeout=1{conf}")  # RFC 5737
+    with going(OURS, place, "--nnodes=2", "--rdzv-backend=c10d", *where, "worker.py") as run:
+        assert run.wait() == Exit.UNREACHABLE
+        assert "can't reach the controller at 192.0.2.77:29500: " in run.stderr
+        assert "a node must have the address 192.0.2.77, or get --rdzv-conf is_host=1" in run.stderr
+
+
+def test_a_first_node_that_does_not_have_the_masters_address_is_told(place: Path, port: int) -> None:
+    shape = ("--nnodes=2", "--master-addr=192.0.2.1", f"--master-port={port}")
+    with going(OURS, place, *shape, "--node-rank=0", "worker.py") as node:
+        assert node.wait() == Exit.USAGE
+        assert "192.0.2.1 is not an address of this machine: check --node-rank 0" in node.stderr
+
+
+def test_a_name_is_awaited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod starts before its cluster's name server knows it."""
+    clock, said = [1000.0], list[str]()
+
+    def resolve(name: str, _: None) -> list[object]:
+        if clock[0] < 1007:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return []
+
+    def pause(*_: object) -> None:
+        clock[0] += 1
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(gather, "_pause", pause)
+    monkeypatch.setattr("distlaunch.launch.gather.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with Interrupts() as interrupts:
+        gather._await_name("job-0.job", 600, interrupts, said.append)
+        assert clock[0] == 1007
+        assert said == ["waiting for the name job-0.job: Name or service not known"]
+        clock[0] = 0.0
+        gather._await_name("no-such-name", 600, interrupts, said.append)
+        assert clock[0] == gather.NAME_S + 1
+
+
+@pytest.mark.parametrize("node", [0, 1], ids=["controller", "another"])
+def test_a_signal_ends_the_wait_of_that_launcher_alone(place: Path, port: int, node: int) -> None:
+    with launcher(place, port, nodes=3) as first, launcher(place, port, nodes=3, node=1) as second:
+        second.wait_for("waiting for node 2")
+        runs = (first, second)
+        runs[node].process.send_signal(signal.SIGTSTP)
+        runs[node].wait_for("can't be suspended")
+        runs[node].process.send_signal(signal.SIGINT)
+        assert runs[node].wait() == 130
+        assert our_lines(runs[node])[-1] == "distlaunch: stopped by SIGINT"
+        words = "waiting for nodes 1-2 at" if node else "waiting for node 0 at"
+        runs[1 - node].wait_for(words)
+
+
+@pytest.mark.parametrize("dies", [0, 1], ids=["controller", "another"])
+@pytest.mark.parametrize("meets", ["static", "c10d, told"])
+def test_a_launcher_that_is_killed_while_all_wait_is_waited_for_again(
+    place: Path, port: int, meets: str, dies: int
+) -> None:
+    with ExitStack() as stack:
+
+        def start(node: int) -> Going:
+            return stack.enter_context(launcher(place, port, nodes=3, node=node, meets=meets))
+
+        runs = [start(node) for node in range(2)]
+        runs[1].wait_for("waiting for node 2" if meets == "static" else "waiting for 1 of 3")
+        runs[dies].process.kill()
+        runs[dies].wait()
+        runs[dies] = start(dies)
+        runs.append(start(2))
+        assert len(workers(runs)) == 3
+        ends(*runs)
+
+
+# Who is refused
+
+
+@pytest.mark.parametrize("meets", ["static", "c10d"])
+@pytest.mark.parametrize(
+    ("words", "nodes", "why"),
+    [
+        ((), 2, "it was started for 2 nodes, and the controller for 3"),
+        ((), "1:3", "it was started for 1:3 nodes, and the controller for 3"),
+        (("--rdzv-id=17",), 3, "its job is '--rdzv-id 17', not '--rdzv-id none'"),
+    ],
+    ids=["nodes", "a range of nodes", "job"],
+)
+def test_both_sides_say_why_a_launcher_is_refused(
+    place: Path, port: int, meets: str, words: tuple[str, ...], nodes: int | str, why: str
+) -> None:
+    if meets == "static" and nodes == "1:3":
+        pytest.skip("torch's agent takes it over")
+    with launcher(place, port, nodes=3, meets=meets) as first:
+        first.wait_for("waiting for")
+        with launcher(place, port, *words, nodes=nodes, node=1, meets=meets) as second:
+            assert second.wait() == Exit.USAGE
+            refused = f"distlaunch: the controller on {HERE} refused the launcher on {HERE}: {why}"
+            assert our_lines(second)[-1] == refused
+            assert "ready" not in second.stdout
+        first.wait_for(f"distlaunch: refused the launcher on {HERE}: {why}\n")
+        assert first.process.poll() is None
+
+
+def test_two_launchers_of_one_node_are_told(place: Path, port: int) -> None:
+    with (
+        launcher(place, port, nodes=3) as first,
+        launcher(place, port, nodes=3, node=2) as second,
+    ):
+        second.wait_for("waiting for node 1")
+        with launcher(place, port, nodes=3, node=2) as third:
+            assert third.wait() == Exit.USAGE
+            words = "another launcher with node rank 2 has already joined"
+            assert words in third.stderr
+        first.wait_for(words)
+        with launcher(place, port, nodes=3, node=1) as fourth:
+            assert len(workers([first, second, fourth])) == 3
+            ends(first, second, fourth)
+
+
+def test_one_launcher_too_many_is_told(place: Path, port: int) -> None:
+    """All come while the controller does not look."""
+    with ExitStack() as stack:
+        first = stack.enter_context(launcher(place, port, meets="c10d, told"))
+        first.wait_for("waiting for")
+        first.process.send_signal(signal.SIGSTOP)
+        others = [stack.enter_context(launcher(place, port, meets="c10d, told", node=1)) for _ in range(2)]
+        _await_connections(port, 2)
+        first.process.send_signal(signal.SIGCONT)
+        why = "2 of 2 nodes have already joined: start one launcher on each node"
+        first.wait_for(f"refused the launcher on {HERE}: {why}")
+        workers([first])
+        (refused,) = (run for run in others if run.process.poll() is not None or "refused" in run.stderr)
+        assert refused.wait() == Exit.USAGE
+        assert why in refused.stderr
+
+
+def _await_connections(port: int, count: int) -> None:
+    """Wait until there are so many to a port, whether or not they are accepted."""
+    deadline = time.monotonic() + PATIENCE_S
+    pattern = re.compile(rf"^ *\d+: \S+ \w+:{port:04X} 01 ", re.MULTILINE)
+    while len(pattern.findall(Path("/proc/net/tcp").read_text())) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# What else is at the endpoint
+
+
+LISTENS = """
+    import os, socket, sys
+    server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+    os.write(1, b"serves")
+    while True:
+        connection, _ = server.accept()
+        ANSWER
+"""
+SERVES = """
+    import os, sys
+    from torch.distributed import TCPStore
+    store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, wait_for_workers=False)
+    os.write(1, b"serves")
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def stranger(folder: Path, port: int, text: str) -> Iterator[Going]:
+    """A program that listens at the endpoint."""
+    argv = [sys.executable, "-c", textwrap.dedent(text), str(port)]
+    run = Going(folder, argv, stdin=subprocess.PIPE)
+    try:
+        run.wait_for("serves")
+        yield run
+    finally:
+        assert run.process.stdin
+        run.process.stdin.close()
+        run.kill()
+
+
+def test_a_port_that_another_program_has_is_told(place: Path, port: int) -> None:
+    serves = LISTENS.replace("ANSWER", "connection.close()")
+    with stranger(place, port, serves), launcher(place, port) as first:
+        assert first.wait() == Exit.PORT_TAKEN
+        words = f"can't listen at localhost:{port} for the other nodes: Address already in use"
+        assert words in first.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("connection.close()", "it closed the connection"),
+        ("connection.sendall(b'HTTP/1.1 400 Bad Request\\r\\n\\r\\n')", "Expecting value: line 1 column 1"),
+        ("connection.sendall(b'{}\\n')", "it lacks 'nonce'"),
+        ("connection.sendall(b'[]\\n')", "not an object"),
+        ('connection.sendall(b\'{"refused": 1, "status": null}\\n\')', "int"),
+        ("connection.sendall(b'x' * (1 << 16))", "it says too much"),
+        ("globals().setdefault('kept', []).append(connection)", "no answer"),
+    ],
+    ids=["closes", "http", "nothing", "a list", "a refusal of sorts", "much", "silent"],
+)
+@pytest.mark.parametrize("meets", ["static", "c10d"])
+def test_what_listens_at_the_endpoint_and_is_no_controller_is_told(
+    place: Path, port: int, meets: str, answer: str, why: str
+) -> None:
+    with (
+        stranger(place, port, LISTENS.replace("ANSWER", answer)),
+        launcher(place, port, "--rdzv-conf=join_timeout=1", node=1, meets=meets) as run,
+    ):
+        assert run.wait() == Exit.UNREACHABLE
+        assert "what listens there is no controller of distlaunch's (" in run.stderr
+        assert why in run.stderr and "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("meets", ["static", "c10d"])
+def test_torchs_store_at_the_endpoint_is_recognized(place: Path, port: int, meets: str) -> None:
+    """As that of a torchrun, or of another job's rank 0."""
+    with stranger(place, port, SERVES), launcher(place, port, node=1, meets=meets) as run:
+        run.wait_for("a TCPStore of torch's is there: either torchrun was started there, then run")
+
+
+def test_a_torchrun_that_comes_to_our_controller_is_recognized(place: Path, port: int) -> None:
+    with launcher(place, port, meets="c10d") as first:
+        first.wait_for("waiting for")
+        with launcher(place, port, "--rdzv-conf=is_host=0", meets="c10d", argv=TORCHRUN):
+            words = "which runs torchrun: run `distlaunch torchrun` on all nodes, or torchrun on all"
+            first.wait_for(f"closed a connection from 127.0.0.1, {words}")
+        assert first.process.poll() is None
+
+
+def test_a_launcher_too_many_does_not_disturb_a_job_that_trains(tmp_path: Path, port: int) -> None:
+    """It finds the store of the job's rank 0, and says what may be wrong."""
+    script(
+        tmp_path,
+        """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        os.write(1, f"ready {dist.get_rank()} {os.getpid()} 0 of 2\\n".encode())
+        if dist.get_rank() == 0:
+            open("fifo").read()
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        os.write(1, f"sum {int(total)}\\n".encode())
+        dist.barrier()
+        dist.destroy_process_group()
+        """,
+    )
+    os.mkfifo(tmp_path / "fifo")
+    with launcher(tmp_path, port) as first, launcher(tmp_path, port, node=1) as second:
+        workers([first, second])
+        with launcher(tmp_path, port, node=1) as third:
+            third.wait_for("or the run has all its nodes already")
+        (tmp_path / "fifo").write_text("go on")
+        all_ended_well([first, second], last="sum 2\n")
+
+
+# Strangers at the controller's door
+
+HELLO = {**Arrival("--rdzv-id 7", "gpu-b", (3, 3), 1)._asdict(), "nonce": "1"}
+NONSENSE: dict[str, bytes] = {
+    "no magic": b"\0" * 100,
+    "an http request": b"GET / HTTP/1.1\r\nHost: gpu-a\r\n\r\n",
+    "no json": MAGIC + b"{\n",
+    "a list": MAGIC + b"[]\n",
+    "deep": MAGIC + b"[" * 9000 + b"\n",
+    "not a word of it": MAGIC + b"{}\n",
+    "no version": MAGIC + line_of({**HELLO, "version": None}),
+    "an infinite number": MAGIC + line_of({**HELLO, "nodes": [2, float("inf")]}),
+    "a number that is none": MAGIC + line_of({**HELLO, "node_rank": float("nan")}),
+    "no name": MAGIC + line_of({**HELLO, "name": None}),
+    "lines for a name": MAGIC + line_of({**HELLO, "name": "a\ndistlaunch: all is well"}),
+    "no utf-8": MAGIC + b"\xff\xfe\n",
+    "a list for a proof": MAGIC + line_of(HELLO) + line_of({"proof": []}),
+    "no ascii for a proof": MAGIC + line_of(HELLO) + line_of({"proof": "\xe9"}),
+    "a long line": MAGIC + b"x" * (1 << 15),
+    "more than it should": MAGIC + line_of(HELLO) + b"x" * (1 << 15),
+    "too much of a refusal": MAGIC + line_of(HELLO) + line_of({"refuses": "x" * 9000}),
+    "a surrogate": MAGIC + line_of({**HELLO, "name": "\ud800"}),
+}
+
+
+def connected(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port))
+
+
+def answered(sock: socket.socket) -> bytes:
+    """All that the controller says until it closes the connection."""
+    said = b""
+    with suppress(ConnectionResetError):
+        while data := sock.recv(1 << 16):
+            said += data
+    return said
+
+
+@contextmanager
+def gathering(folder: Path, port: int, secret: str = "") -> Iterator[Going]:
+    """A controller that waits for nodes 1 and 2 of job 7."""
+    with launcher(folder, port, "--rdzv-id=7", nodes=3, secret=secret) as run:
+        run.wait_for("waiting for")
+        yield run
+
+
+def starts(folder: Path, port: int, first: Going, secret: str = "") -> None:
+    """The others join, and the job starts: strangers are no hindrance."""
+    words: dict[str, Any] = {"nodes": 3, "secret": secret}
+    with (
+        launcher(folder, port, "--rdzv-id=7", node=1, **words) as second,
+        launcher(folder, port, "--rdzv-id=7", node=2, **words) as third,
+    ):
+        workers([first, second, third])
+        on_time("the start", time.monotonic() - second.began, LATE_S)
+        ends(first, second, third)
+
+
+@pytest.mark.parametrize("secret", ["", "s3cret"], ids=["no secret", "secret"])
+def test_strangers_who_talk_nonsense_are_named_and_cost_nothing(place: Path, port: int, secret: str) -> None:
+    with gathering(place, port, secret) as first:
+        for what, sent in NONSENSE.items():
+            with closing(connected(port)) as sock:
+                with suppress(ConnectionResetError, BrokenPipeError):
+                    sock.sendall(sent)
+                    sock.shutdown(socket.SHUT_WR)
+                answered(sock)
+            assert first.process.poll() is None, what
+        for named in (
+            "closed a connection from 127.0.0.1, which sent something that is no launcher's\n",
+            "closed a connection from 127.0.0.1, which sent more than a launcher does\n",
+        ):
+            first.wait_for(named)
+        starts(place, port, first, secret)
+        assert "Traceback" not in first.stderr
+
+
+def test_a_launcher_of_another_job_is_named_and_costs_nothing(place: Path, port: int) -> None:
+    with gathering(place, port) as first:
+        with closing(connected(port)) as sock:
+            sock.sendall(MAGIC + line_of({**HELLO, "job": "--rdzv-id 8"}))
+            said = json.loads(answered(sock))
+        why = "the launcher on gpu-b: its job is '--rdzv-id 8', not '--rdzv-id 7'"
+        assert said == {"refused": f"the controller on {HERE} refused {why}", "status": 2, "another": True}
+        first.wait_for(f"refused {why}\n")
+        starts(place, port, first)
+
+
+def test_a_launcher_of_another_version_is_named(place: Path, port: int) -> None:
+    with gathering(place, port) as first:
+        with closing(connected(port)) as sock:
+            sock.sendall(MAGIC + line_of({**HELLO, "version": "9.9"}))
+            said = json.loads(answered(sock))["refused"]
+        why = f"distlaunch is 9.9 there and {__version__} here: install the same version"
+        assert why in said
+        first.wait_for(why)
+
+
+def test_connections_that_are_held_open_cost_nothing(place: Path, port: int) -> None:
+    with gathering(place, port) as first, ExitStack() as stack:
+        held = [stack.enter_context(closing(connected(port))) for _ in range(200)]
+        starts(place, port, first)
+        assert {answered(sock) for sock in held} == {b""}
+
+
+def test_a_connection_that_stays_silent_is_closed_and_named(place: Path, port: int) -> None:
+    with gathering(place, port) as first, closing(connected(port)) as sock:
+        assert answered(sock) == b""
+        first.wait_for("127.0.0.1, which did not say within 5 s that it is a launcher of this run\n")
+        starts(place, port, first)
+
+
+def test_a_connection_that_speaks_one_byte_at_a_time_is_closed_and_named(place: Path, port: int) -> None:
+    with gathering(place, port) as first, closing(connected(port)) as sock:
+        sock.settimeout(0.1)
+        spoken = iter(MAGIC + line_of(HELLO))
+        with suppress(ConnectionError):
+            while True:
+                with suppress(TimeoutError):
+                    sock.send(bytes([next(spoken)]))
+                    assert sock.recv(1) == b""
+                    break
+        first.wait_for("127.0.0.1, which did not say within 5 s that it is a launcher of this run\n")
+        starts(place, port, first)
+
+
+# Secrets
+
+
+def test_launchers_with_the_same_secret_join(place: Path, port: int) -> None:
+    with gathering(place, port, "s3cr\xe9t") as first:
+        starts(place, port, first, "s3cr\xe9t")
+
+
+@pytest.mark.parametrize(
+    ("controllers", "launchers_", "why"),
+    [
+        ("s3cret", "another", "its DISTLAUNCH_SECRET is another one"),
+        ("s3cret", "", f"the controller demands {SECRET}, which is not set on {HERE}: set it to the same"),
+        ("", "s3cret", f"{SECRET} is set on {HERE}, but the controller has none: set it to the same value"),
+    ],
+    ids=["another", "none", "none of the controller's"],
+)
+def test_without_the_same_secret_nobody_joins_and_both_sides_say_so(
+    place: Path, port: int, controllers: str, launchers_: str, why: str
+) -> None:
+    with gathering(place, port, controllers) as first:
+        with launcher(place, port, "--rdzv-id=7", nodes=3, node=1, secret=launchers_) as second:
+            assert second.wait() == Exit.USAGE
+            assert why in second.stderr and "ready" not in second.stdout
+        first.wait_for(why)
+        starts(place, port, first, controllers)
+        assert "s3cret" not in first.stderr
+
+
+def test_a_proof_can_not_be_used_again(place: Path, port: int) -> None:
+    """What a launcher has said, word for word, is not believed from another connection."""
+    prover = Prover({SECRET: "s3cret"}, "gpu-b")
+    line = line_of(HELLO)
+    with gathering(place, port, "s3cret") as first:
+
+        def introduced(sock: socket.socket) -> str:
+            sock.sendall(MAGIC + line)
+            challenge = json.loads(sock.recv(1 << 14))
+            assert challenge["proves"] == "secret"
+            return f"1 {challenge['nonce']} {line[:-1].decode()}"
+
+        with closing(connected(port)) as sock:
+            proof = line_of({"proof": prover.proof("secret", "launcher", introduced(sock))})
+            sock.sendall(proof)
+            said = json.loads(sock.recv(1 << 14))
+            assert "refused" not in said and said["proof"]
+        with closing(connected(port)) as sock:
+            introduced(sock)
+            sock.sendall(proof)
+            assert "its DISTLAUNCH_SECRET is another one" in json.loads(answered(sock))["refused"]
+        starts(place, port, first, "s3cret")
+
+
+@pytest.mark.parametrize("secret", ["", "another"], ids=["no secret", "another secret"])
+def test_a_launcher_with_a_secret_does_not_serve_who_does_not_know_it(
+    place: Path, port: int, secret: str
+) -> None:
+    with Liar(port) as liar, launcher(place, port, node=1, secret="s3cret") as run:
+        liar.meet(secret)
+        assert run.wait() == Exit.USAGE
+        words = f"is not to be trusted: its {SECRET} is" if secret else "but the controller has none"
+        assert words in run.stderr
+
+
+# Controllers that lie
+
+
+class Liar:
+    """A controller that the test plays, for one launcher of node 1."""
+
+    def __init__(self, port: int) -> None:
+        self._server = socket.create_server(("127.0.0.1", port))
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> "Liar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+        if self._socket:
+            self._file.close()
+            self._socket.close()
+
+    def meet(self, secret: str = "") -> None:
+        """Let the launcher join; the next thing to send is its seat."""
+        self._server.settimeout(PATIENCE_S)
+        self._socket, _ = self._server.accept()
+        self._file = self._socket.makefile("rb")
+        assert self._file.readline() == MAGIC
+        line = self._file.readline()
+        prover = Prover({SECRET: secret}, HERE)
+        self.say(nonce="2", proves="secret" if secret else "")
+        self._file.readline()
+        covered = f"{json.loads(line)['nonce']} 2 {line[:-1].decode()}"
+        self.say(proof=prover.proof("secret", "controller", covered) if secret else "")
+
+    def say(self, **message: Any) -> None:
+        assert self._socket
+        with suppress(ConnectionError):
+            self._socket.sendall(line_of(message))
+
+    def seat(self) -> None:
+        """Have the launcher be node 1, and wait for its agent."""
+        self.say(node=1, run="job-1", nonce="3")
+        assert self._file.readline() == wire.HELLO_PREFIX + b"3\n"
+
+    def send(self, command: Any) -> None:
+        assert self._socket
+        self._socket.sendall(wire.encode_command(1, messages.as_object(command)))
+
+    def reports(self) -> Iterator[dict[str, Any]]:
+        """What the launcher reports, until it closes the connection."""
+        decoder = wire.FrameDecoder({**wire.REPORTS, wire.END: wire.MAX_REPORT})
+        assert self._socket
+        with suppress(ConnectionResetError):
+            while data := self._file.read1():
+                for frame in decoder.feed(data):
+                    yield frame.message()
+
+
+RANK = messages.RankSpec(0, {"RANK": "5", "LOCAL_RANK": "0"}, {"OMP_NUM_THREADS": "1"})
+START = messages.StartRanks(0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, {"WORLD_SIZE": "6"}, [RANK])
+WORKER = messages.WorkerSpec(0, ["touch", "evil"], "/", [0], {"RANK": "5"}, {}, False, [])
+LIES: dict[str, Any] = {
+    "a program": messages.StartWorkers(
+        0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, [], {}, None, None, [WORKER]
+    ),
+    "a shell's command": messages.RunDaemon("touch evil"),
+    "a library": START._replace(env={"LD_PRELOAD": "/evil.so"}),
+    "a path": START._replace(workers=[RANK._replace(env={"RANK": "5", "PATH": "/evil"})]),
+    "a default": START._replace(workers=[RANK._replace(defaults={"PYTHONPATH": "/evil"})]),
+    "another number of ranks": START._replace(workers=[RANK, RANK._replace(local_rank=1)]),
+    "no ranks": START._replace(workers=[]),
+    "no number": START._replace(workers=[RANK._replace(env={"LOCAL_RANK": "0"})]),
+    "a number that is none": START._replace(workers=[RANK._replace(env={"RANK": "../5"})]),
+    "ranks of another run": START._replace(run_id="job-2"),
+    "the end of another run": messages.Reap("job-2"),
+    "to listen": messages.Listen(None, "token"),
+    "to connect": messages.DialAll([["localhost", 22]], 1.0, "token"),
+}
+TELLS = """
+    import os
+    os.write(1, f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n".encode())
+    open("ran", "w").close()
+"""
+
+
+def test_a_launcher_does_what_it_may_for_a_controller(tmp_path: Path, port: int) -> None:
+    """That the tests of lies below would find what is done for them."""
+    script(tmp_path, TELLS)
+    with Liar(port) as liar, launcher(tmp_path, port, node=1) as run:
+        liar.meet()
+        liar.seat()
+        liar.send(messages.HoldPort(None))
+        liar.send(START)
+        for report in liar.reports():
+            if report["op"] == "exited":
+                liar.send(messages.Close(1.0, signal.SIGTERM, 9, "so it is"))
+        assert run.wait() == 9
+        assert run.stdout == "5 of 6\n"
+        assert our_lines(run)[-1] == "distlaunch: so it is"
+        assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_launcher_leaves_a_controller_that_wants_what_it_may_not(
+    tmp_path: Path, port: int, lie: Any
+) -> None:
+    script(tmp_path, TELLS)
+    with Liar(port) as liar, launcher(tmp_path, port, node=1) as run:
+        liar.meet()
+        liar.seat()
+        liar.send(lie)
+        assert "exited" not in [report["op"] for report in liar.reports()]
+        assert run.wait() == LOST
+        assert "lost the controller on localhost: it sent what it may not: " in run.stderr
+        assert not (tmp_path / "ran").exists() and not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    "seat",
+    [
+        {"node": -1, "run": "job-1", "nonce": "3"},
+        {"node": 1 << 16, "run": "job-1", "nonce": "3"},
+        {"node": "1", "run": "job-1", "nonce": "3"},
+        {"node": 1, "run": "../../evil", "nonce": "3"},
+        {"node": 1, "run": None, "nonce": "3"},
+        {"node": 1},
+    ],
+    ids=["below 0", "high", "a text", "a path", "no run", "nothing else"],
+)
+def test_a_launcher_takes_no_seat_that_can_not_be(tmp_path: Path, port: int, seat: dict[str, Any]) -> None:
+    script(tmp_path, TELLS)
+    with Liar(port) as liar:
+        with launcher(tmp_path, port, "--tee=3", "--log-dir=logs", "--rdzv-conf=timeout=1", node=1) as run:
+            liar.meet()
+            liar.say(**seat)
+            liar.__exit__()
+            assert run.wait() == Exit.UNREACHABLE
+            assert "Traceback" not in run.stderr
+        assert not (tmp_path / "evil").exists() and not (tmp_path / "ran").exists()
