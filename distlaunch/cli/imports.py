@@ -40,6 +40,21 @@ def from_torchrun(
     _print(command_draft(given, cpu_count()), as_json)
 
 
+@imports.command("sbatch")
+def from_sbatch(
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="The batch script, or - for standard input.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Print a job file for a Slurm batch script."""
+    from distlaunch.dropin.from_sbatch import sbatch_draft
+    from distlaunch.system.here import cpu_count
+    from distlaunch.system.job_file import read_text, source_of
+
+    _print(sbatch_draft(read_text(script), source_of(script), cpu_count()), as_json)
+
+
 @imports.command("accelerate")
 def from_accelerate(
     config: Annotated[

@@ -1,5 +1,6 @@
 """A job file that does what `accelerate launch` does with a config of `accelerate config`."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,11 +13,12 @@ from distlaunch.dropin.job_text import (
     gpus_offer,
     joined,
     program_draft,
+    value_of,
     visible_gpus,
 )
 from distlaunch.dropin.torch_agents import agents_offer
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.document import Entries, Items, Scalar, Value, describe
+from distlaunch.job.document import Entries, Items, Place, Scalar, Value, describe
 from distlaunch.job.hosts import host_error
 from distlaunch.job.types.values import Choice, Integer, Switch, Type, Word
 from distlaunch.plan.layout import is_loopback
@@ -45,6 +47,14 @@ _KEYS: Mapping[str, Type] = {
     "rdzv_backend": Word(),
     "main_training_function": Word(),
 }
+_SWITCHES: Mapping[str, tuple[str, Any]] = {
+    **{name: (name, True) for name in ("use_cpu", "debug", "enable_cpu_affinity", "same_network")},
+    **{f"use_{kind.lower()}": ("distributed_type", kind) for kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM")},
+    "cpu": ("use_cpu", True),
+    "multi_gpu": ("distributed_type", "MULTI_GPU"),
+}
+"""Flags of accelerate launch without a value, as keys of a config."""
+_RENDEZVOUS = ("machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "rdzv_conf")
 _SILENT = frozenset({"same_network", "main_training_function", "mpirun_config", "deepspeed_config_file"})
 """Without an effect on a job of ours, whatever their value."""
 
@@ -72,6 +82,32 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
     hint = (Note("relative paths are relative to this file"),)
     parts = (Draft(notes=hint), program_draft(program), *_parts(_read(document)))
     return checked(gpus_offer(joined(parts)), source)
+
+
+def launch_draft(words: Sequence[str], machines: int, source: str) -> tuple[Draft, list[str]]:
+    """What `accelerate launch` sets with these flags, and torchrun's words for its program.
+
+    Flags for the rendezvous have no effect. Raises `JobError` with all problems.
+    """
+    given: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
+    rest, kind = list(words), []
+    while rest and rest[0].startswith("-"):
+        flag, equals, value = rest.pop(0).lstrip("-").partition("=")
+        name = flag.replace("-", "_")
+        if name in ("m", "module", "no_python"):
+            kind = [f"--{'module' if name == 'm' else name}"]
+            continue
+        if name not in _SWITCHES and not equals and rest and not re.match(r"-|.*\.py$", rest[0]):
+            value = rest.pop(0)
+        name, data = _SWITCHES.get(name, (name, int(value) if value.isdecimal() else value or True))
+        section = next((each for each in _SECTIONS if name.startswith(each.removesuffix("config"))), "")
+        section = "deepspeed_config" if name in _DEEPSPEED else section
+        (given.setdefault(section, {}) if section else given)[name] = data
+    file = given.pop("config_file", "")
+    told = f"left out: --config_file {file}: `distlaunch import accelerate {file}` prints what it sets"
+    kept = {name: value for name, value in given.items() if name not in _RENDEZVOUS}
+    config = _read(value_of({**kept, "num_machines": machines}, Place(source)))
+    return joined([Draft(notes=(Note(told),) if file else ()), *_parts(config)]), [*kind, *rest]
 
 
 def _parts(config: Config) -> tuple[Draft, ...]:
