@@ -187,13 +187,24 @@ class _JoinedAgent(Agent):
         self._outbox.report(messages.Interrupted(signum))
         self._flush()
         if self._stops > 2:
+            self.outcome = self.outcome or 128 + signum
             self._leave_early()
 
+    def _hear_end(self, damage: str = "") -> None:
+        self._lose(f"it sent what it may not: {damage}" if damage else "its connection has ended")
+        super()._hear_end(damage)
+
     def _lose_link(self) -> None:
-        if not (self._told or self._link_lost):
-            self.outcome = LOST_STATUS
-            self._part.say(f"lost the connection to the controller on {self._seat.controller}; stopping")
+        self._lose(f"no heartbeat for {self._lease_s:g} s")  # if that is not known better
         super()._lose_link()
+
+    def _lose(self, why: str) -> None:
+        """The controller is gone, or not to be served any further; what it has said before that counts."""
+        if not (self._told or self.outcome):
+            self.outcome = LOST_STATUS
+            self._part.say(
+                f"lost the controller on {self._seat.controller}: {why}; stopping this node's ranks"
+            )
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
         if command.run_id != self._seat.run_id:
@@ -221,6 +232,8 @@ class _JoinedAgent(Agent):
             raise wire.ProtocolError(f"a controller may not set {strange[0]}")
         if [each.local_rank for each in ranks.workers] != list(range(self._part.procs)):
             raise wire.ProtocolError("the ranks are not those of this node")
+        if not all({**ranks.env, **each.env}.get("RANK", "").isdecimal() for each in ranks.workers):
+            raise wire.ProtocolError("the ranks have no numbers")
         self._stopping, self.own_status = False, 0
         shared = {name: getattr(ranks, name) for name in ranks._fields if name != "workers"}
         workers = self._part.workers(ranks)
