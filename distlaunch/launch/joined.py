@@ -78,16 +78,11 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     passed_on = {signum: _FIRST + signum for signum in signums}
     status = guardian.watch(agent, link, passed_on)
     folder.remove_left()
-    ended = (
-        wire.NOT_CLEAN
-        if status.unswept
-        else wire.LEFT_EARLY
-        if status.exited is not None
-        else wire.AGENT_DIED
-    )
+    killed = status.exited is None
+    ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if killed else wire.LEFT_EARLY
     seat.connection.settimeout(5.0)
     with suppress(OSError):  # it may be the controller that has gone
-        seat.connection.sendall(wire.encode_end(seat.node, ended, ""))
+        seat.connection.sendall(wire.encode_end(seat.node, ended, "its agent was killed" if killed else ""))
         seat.connection.shutdown(socket.SHUT_WR)
         # mpirun kills all other tasks when one has failed: rank 0's, which controls all, is to end first.
         while own_first and seat.connection.recv(wire.MAX_OUTPUT):
@@ -188,23 +183,24 @@ class _JoinedAgent(Agent):
         self._outbox.report(messages.Interrupted(signum))
         self._flush()
         if self._stops > 2:
+            self.outcome = self.outcome or 128 + signum
             self._leave_early()
 
     def _hear_end(self, damage: str = "") -> None:
-        self._why_lost = f"it sent what it may not ({damage})" if damage else "it closed the connection"
+        self._lose(f"it sent what it may not: {damage}" if damage else "its connection has ended")
         super()._hear_end(damage)
 
     def _lose_link(self) -> None:
-        if not (self._told or self._link_lost):
-            self.outcome = LOST_STATUS
-            why = self._why_lost or f"no heartbeat for {self._lease_s:g} s"
-            text = f"lost the controller on {self._seat.controller}: {why}; stopping this node's ranks"
-            self._part.say(text)
+        self._lose(f"no heartbeat for {self._lease_s:g} s")  # if that is not known better
         super()._lose_link()
 
-    def _say_leaving(self, signum: int, damage: str = "") -> None:
-        orphaned = os.getppid() != self._guardian
-        super()._say_leaving(signum, "its launcher was killed" if orphaned else damage)
+    def _lose(self, why: str) -> None:
+        """The controller is gone, or not to be served any further; what it has said before that counts."""
+        if not (self._told or self.outcome):
+            self.outcome = LOST_STATUS
+            self._part.say(
+                f"lost the controller on {self._seat.controller}: {why}; stopping this node's ranks"
+            )
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
         if command.run_id != self._seat.run_id:
@@ -232,6 +228,8 @@ class _JoinedAgent(Agent):
             raise wire.ProtocolError(f"a controller may not set {strange[0]}")
         if [each.local_rank for each in ranks.workers] != list(range(self._part.procs)):
             raise wire.ProtocolError("the ranks are not those of this node")
+        if not all({**ranks.env, **each.env}.get("RANK", "").isdecimal() for each in ranks.workers):
+            raise wire.ProtocolError("the ranks have no numbers")
         self._stopping, self.own_status = False, 0
         shared = {name: getattr(ranks, name) for name in ranks._fields if name != "workers"}
         workers = self._part.workers(ranks)

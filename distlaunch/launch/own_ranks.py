@@ -44,8 +44,7 @@ class OwnRanks:
 
     def workers(self, ranks: messages.StartRanks) -> list[messages.WorkerSpec]:
         """The command line of each rank, and whether it shares this process's streams."""
-        first = {**ranks.env, **ranks.workers[0].env}.get("RANK", "0")
-        self._first_rank = int(first) if first.isdecimal() else 0
+        self._first_rank = int({**ranks.env, **ranks.workers[0].env}["RANK"])
         self._plan = _plan(self._spec, self._first_rank)
         (part,) = self._plan.nodes
         self._goes_to = destinations(self._plan, ranks.generation)

@@ -181,9 +181,13 @@ def _is_torchs(host: str, port: int) -> bool:
         return False
 
 
-def _is_run_id(text: str) -> bool:
+def _is_run_id(text: object) -> bool:
     """Whether a folder may be named so."""
-    return text.replace("-", "").replace("_", "").replace(".", "").isalnum() and len(text) <= MAX_RUN_ID
+    return (
+        isinstance(text, str)
+        and text.replace("-", "").replace("_", "").replace(".", "").isalnum()
+        and len(text) <= MAX_RUN_ID
+    )
 
 
 class _Conversation:

@@ -1,6 +1,7 @@
 """Losing a node: it is fenced until its workers are certain to have ended, and connected again."""
 
 from distlaunch.errors import Exit
+from distlaunch.plan.layout import Facts
 from distlaunch.state import workers
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import AgentLeaving
@@ -13,6 +14,7 @@ from distlaunch.state.nodes import (
     Reaping,
     Retrying,
     Up,
+    facts_of,
     is_missing,
     may_be_occupied,
     no_more,
@@ -52,16 +54,17 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
     attempt = node.attempt if isinstance(node, Reaping) else 1
     leaving = Leaving(may_be_occupied(node), attempt, returned=isinstance(node, Reaping))
     state = state.with_node(event.node, leaving)
-    cause = cause_of_loss(state, event.node, _why_it_leaves(event), now)
+    cause = cause_of_loss(state, event.node, _why_it_leaves(event, facts_of(node)), now)
     cause = cause._replace(agent_signum=None if event.orphaned else event.signum or None)
     if state.phase is Phase.CONNECTING:
         return state, (JobOver(cause),)
     return state, (NodeLeaving(event.node, cause),)
 
 
-def _why_it_leaves(event: AgentLeaving) -> str:
+def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
     if event.orphaned:
-        return event.damage or "its agent's guardian process was killed"
+        above = "launcher" if facts.logs is not None else "agent's guardian process"
+        return f"its {above} was killed"
     if event.signum:
         return f"its agent was stopped by {signal_words(event.signum)}"
     if event.damage:

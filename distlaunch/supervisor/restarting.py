@@ -14,7 +14,7 @@ from distlaunch.state.findings import (
     Step,
 )
 from distlaunch.state.job import Cause, Phase, Restart, State, Why
-from distlaunch.state.nodes import Linked, emptied, is_usable, may_be_occupied, unfit_words
+from distlaunch.state.nodes import Leaving, Linked, emptied, is_usable, may_be_occupied, unfit_words
 from distlaunch.state.timers import Timer
 from distlaunch.supervisor.ending import with_end_of_workers
 from distlaunch.supervisor.losing import lost
@@ -152,6 +152,8 @@ def go_on_when_cleared(state: State, now: float) -> Step:
         return state, ()  # wait for its answer, or until it is overdue
     if len(found) >= state.spec.fewest:
         return _next_generation(state, found)
+    if any(isinstance(node, Leaving) for node in state.nodes):
+        return state, ()  # until its link has ended, and it may be connected again
     if state.due_at(Timer.REJOIN) is None or not hope_is_left(state):
         return state, (_nobody_came(state, len(found)),)
     return _waiting(state.without_timers(Timer.CLEAR), len(found), now)

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.containers import Podman
 from tests.cluster.hosts import Bed
 from tests.cluster.slurm import Slurm
-from tests.cluster.test_by_hand import TRAINS
+from tests.cluster.test_launchers import TRAINS
 from tests.harness import (
     PATIENCE_S,
     children_of,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.slurm import Slurm
-from tests.cluster.test_by_hand import TRAINS
+from tests.cluster.test_launchers import TRAINS
 from tests.harness import PATIENCE_S, Going, command_line, ended_well, kill, wait_gone
 
 PORT = 29533

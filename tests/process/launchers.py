@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.harness import Going
+from tests.harness import Going, descendants_of, wait_gone
 from tests.process.torchruns import OURS, environment, free_port
 
 PLACES = {
@@ -48,7 +48,9 @@ def launcher(
     try:
         yield run
     finally:
+        below = descendants_of(run.process.pid)
         run.kill()
+        wait_gone(below, 15.0)
 
 
 @contextlib.contextmanager

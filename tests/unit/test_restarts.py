@@ -579,6 +579,19 @@ def test_a_node_whose_agent_is_told_to_leave_is_not_used_until_another_one_is_th
     assert job.state.members == (0, 1)
 
 
+def test_a_node_whose_agent_leaves_is_hoped_for_before_its_link_has_ended() -> None:
+    job = Job(text_of("[a, b]")).started()
+    job.silent = {0, 1}
+    said = job.obey(job.feed(AgentLeaving(1, signal.SIGTERM)))
+    assert wanted(said) == [StopWorkers(0, STOP_S), StopWorkers(1, STOP_S)]
+    assert job.feed(Swept(0, 0, 0), Swept(1, 0, 0)) + job.wait() == []
+    assert job.state.phase is Phase.RESTARTING
+    job.feed(gone(1, clean=True))
+    job.silent.clear()
+    job.go_on()
+    assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0, 1))
+
+
 # Who takes part
 
 
