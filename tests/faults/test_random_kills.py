@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.hosts import Bed
 from tests.cluster.slurm import Slurm
-from tests.faults import chaos
+from tests.faults import chaos, launcher_kills
 from tests.faults.conftest import Figures
 from tests.faults.grounds import Allocation, Ground
 
@@ -28,6 +28,17 @@ def test_after_a_random_kill_in_an_allocation_everything_is_clean(
     slurm: Slurm, allocation: str, tmp_path: Path, figures: Figures
 ) -> None:
     kills(Allocation(slurm), tmp_path, SEEDS[0], figures)
+
+
+@pytest.mark.long
+@pytest.mark.fault(0, "kills of what launchers that joined have", promise="1-5")
+@pytest.mark.parametrize("name", launcher_kills.KINDS)
+def test_after_a_kill_of_what_a_launcher_has_everything_is_clean(
+    name: str, bed: Bed, tmp_path: Path, figures: Figures
+) -> None:
+    number = [*launcher_kills.KINDS].index(name) % launcher_kills.HOSTS
+    limit_s = launcher_kills.CUT_LIMIT_S if name == "network" else launcher_kills.LIMIT_S
+    figures(f"clean after {name}", launcher_kills.strike(bed, tmp_path, name, number), at_most=limit_s)
 
 
 def kills(ground: Ground, folder: Path, seed: int, figures: Figures) -> None:
