@@ -4,6 +4,8 @@
     JobSpec           of job.yaml: system/job_file, job/; of torchrun's command line: dropin/
 
     launch/start      opens a Link to each node (links/, by its kind of transport/), makes the run folder
+    launch/gather     if somebody else starts distlaunch per node or rank: one of them is the controller,
+                      the others join it (links/door, links/dial) and become its agents (launch/joined)
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
 
     launch/loop       agent ─Frame─▶ links/ ─report─▶ translation/ ─Event─▶ supervisor/step(State, Event)
@@ -15,9 +17,9 @@
     launch/supervise  at the end: State ─diagnosis/summary─▶ Summary: the words, the exit status
 
 `state/` has the types of all this. Beside it: `batch/` and `kubernetes/` (a job for a queue, or a cluster),
-`checks/` (check-port), `by_hand/` (launchers that people start on each node), `replay/` (a run again, from
-its events), `catalog/` and `follow/` (runs by their folders: ps, logs, attach, stop). Each package says in
-its `__init__` what it holds; what to touch for something new is tabled in CONTRIBUTING.md.
+`checks/` (check-port), `replay/` (a run again, from its events), `catalog/` and `follow/` (runs by their
+folders: ps, logs, attach, stop). Each package says in its `__init__` what it holds; what to touch for
+something new is tabled in CONTRIBUTING.md.
 """
 
 __version__ = "0.1.0"

@@ -58,7 +58,8 @@ class Cluster:
         own = Path(tempfile.mkdtemp(prefix=f"pod{index}-", dir=self.folder))
         given = {**self._told(index), **self.told}
         for each in self.container.get("env", []):
-            given[each["name"]] = expand(each["value"], given)
+            if "value" in each:  # there are no Secrets
+                given[each["name"]] = expand(each["value"], given)
         here = {PACKED: str(self.folder / "packed"), UNPACKED: str(own), self._first(): "127.0.0.1"}
         words = [expand(word, given) for word in (*self.container["command"], *self.container["args"])]
         argv = [_replaced(word, here) for word in words]

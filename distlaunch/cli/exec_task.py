@@ -39,7 +39,7 @@ def run_exec(words: Sequence[str]) -> int:
         if not argv:
             print(HELP, end="")
             return 0
-        task = _task(os.environ)
+        task = task_of(os.environ)
         if not virtual:
             check_devices(task, os.environ)
         check_master(task, os.environ)
@@ -123,7 +123,7 @@ def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
     return bool(options), argv
 
 
-def _task(environ: Mapping[str, str]) -> Task:
+def task_of(environ: Mapping[str, str]) -> Task:
     """mpirun's before the scheduler's, which may have started one task for all of it."""
     if task := mpi_task(environ):
         if task.manager is None or environ.get("MASTER_PORT"):

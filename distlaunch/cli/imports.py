@@ -32,16 +32,27 @@ def from_torchrun(
     as_json: Json = False,
 ) -> None:
     """Print a job file for a torchrun command."""
-    from distlaunch.dropin.around import Line, launcher_line
-    from distlaunch.dropin.from_torchrun import torchrun_draft
-    from distlaunch.dropin.shell_words import Command
+    from distlaunch.dropin.from_torchrun import command_draft
     from distlaunch.system.here import cpu_count
     from distlaunch.system.job_file import STDIN, read_text
 
-    text = read_text(STDIN) if words == [STDIN] else words[0]
-    line = launcher_line(text) if len(words) == 1 else Line(Command(tuple(words)))
-    cpus = cpu_count()
-    _print(torchrun_draft(line.command, cpus, line.notes, line.remote), as_json)
+    given = [read_text(STDIN)] if words == [STDIN] else words
+    _print(command_draft(given, cpu_count()), as_json)
+
+
+@imports.command("sbatch")
+def from_sbatch(
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="The batch script, or - for standard input.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Print a job file for a Slurm batch script."""
+    from distlaunch.dropin.from_sbatch import sbatch_draft
+    from distlaunch.system.here import cpu_count
+    from distlaunch.system.job_file import read_text, source_of
+
+    _print(sbatch_draft(read_text(script), source_of(script), cpu_count()), as_json)
 
 
 @imports.command("accelerate")

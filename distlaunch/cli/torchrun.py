@@ -1,5 +1,6 @@
 """`distlaunch torchrun`: torchrun's command line on our engine."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from distlaunch.errors import DistlaunchError, Exit
 if TYPE_CHECKING:
     from distlaunch.links.link import Link
 
+NOT_FOUND = 127
+"""A shell's status of what can't be started."""
 USAGE = """\
 usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
@@ -63,10 +66,21 @@ def _run(flags: Flags, early: "Link | None") -> int:
         return run_shown(spec, early, quiet=True).state.outcome
     from distlaunch.dropin.joining import gathering_of, joining_notices
 
+    _check_python(spec.python or sys.executable)
     gathering = gathering_of(flags, place.hostname, os.environ)
     for line in joining_notices(flags):
         say(line)
     return run_gathered(spec, gathering, early)
+
+
+def _check_python(python: str) -> None:
+    """Raise `DistlaunchError` for an interpreter that is missing here, before the others are waited for."""
+    from shutil import which
+
+    if which(python) is None:
+        error = DistlaunchError(f"PYTHON_EXEC: {python}: {os.strerror(errno.ENOENT)}")
+        error.exit_status = NOT_FOUND
+        raise error
 
 
 def here() -> Here:

@@ -60,7 +60,7 @@ class Flag(NamedTuple):
     `here` is what `distlaunch torchrun` makes of it; where that is not to use it, or `only_static`, where
     --master-addr or a static --rdzv-endpoint says where the ranks meet, `why` says why.
     `key` is that of a job file for it; `in_file` is what a job file says of one that it has no key for,
-    `left_out` what to do about one whose value only a shell knows.
+    `left_out` why it doesn't need one whose value only a shell knows; "" = it does.
     """
 
     field: str
@@ -100,10 +100,9 @@ _RANKS = "distlaunch assigns the ranks itself"
 _FREE = "the ranks meet on the first node, at a free port"
 _FILTER = "filter the log files instead"
 _SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, and workers get SIGTERM"
-_UNKNOWN_PROCS = "without procs_per_node, each GPU gets one worker"
 FLAGS = (
-    Flag("nnodes", here="used, or handed over", key="nodes", left_out="list that many nodes"),
-    Flag("nproc_per_node", key="procs_per_node", left_out=_UNKNOWN_PROCS),
+    Flag("nnodes", here="used, or handed over", key="nodes"),
+    Flag("nproc_per_node", key="procs_per_node"),
     Flag("rdzv_backend", here="used, or handed over", key="rendezvous.backend", left_out=_RANKS),
     Flag("rdzv_endpoint", key="rendezvous.endpoint", left_out=_FREE),
     Flag("rdzv_id", key="rendezvous.id", left_out="each run gets its own id"),
@@ -116,7 +115,7 @@ FLAGS = (
         left_out=_RANKS,
     ),
     Flag("standalone"),
-    Flag("max_restarts", key="restarts.max", left_out="set restarts.max"),
+    Flag("max_restarts", key="restarts.max"),
     Flag("monitor_interval", here="no effect", why="exits are seen at once"),
     Flag(
         "start_method",
@@ -125,11 +124,11 @@ FLAGS = (
         why="workers are started by fork and exec",
     ),
     Flag("event_log_handler", here="no effect", why="events.jsonl in the log folder has all events"),
-    Flag("role", key="role", left_out="set role"),
+    Flag("role", key="role"),
     Flag("module", "m", key="module"),
     Flag("no_python", key="command"),
     Flag("run_path", key="script", in_file="has no effect: Python runs the script itself"),
-    Flag("log_dir", key="logs.dir", left_out="set logs.dir"),
+    Flag("log_dir", key="logs.dir"),
     Flag("redirects", "r", key="logs.console"),
     Flag("tee", "t"),
     Flag("log_line_prefix_template", in_file="has no effect: the prefix is [node:rank]"),
@@ -159,7 +158,7 @@ FLAGS = (
     ),
     Flag("numa_binding", choices=get_args(NumaMode), from_environment=False, key="numa_binding"),
     Flag("signals_to_handle", in_file=f"has no equivalent: {_SIGNALS}"),
-    Flag("shutdown_timeout", key="timeouts.stop", left_out="set timeouts.stop"),
+    Flag("shutdown_timeout", key="timeouts.stop"),
     Flag("virtual_local_rank", key="virtual_local_rank"),
     Flag(
         "print_completion",

@@ -1,7 +1,8 @@
 """A job file's text from its keys and comments."""
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from distlaunch.errors import JobError, UsageError
@@ -65,25 +66,32 @@ def joined(parts: Iterable[Draft]) -> Draft:
     return Draft(keys, tuple(dict.fromkeys(notes)), tuple(offers))
 
 
-def program_draft(words: Sequence[str]) -> Draft:
-    """The script and its arguments, or a place for them."""
+def kept_path(text: str) -> str:
+    """A path as a shell has left it: a ~ that is still there is part of a name."""
+    return f"./{text}" if text.startswith("~") else text
+
+
+def program_draft(
+    words: Sequence[str],
+    kind: str = "script",
+    first: Sequence[str] = (),
+    path: Callable[[str], str] = kept_path,
+) -> Draft:
+    """The program and its arguments, or a place for them.
+
+    Arguments in `first` may have placeholders; the others arrive as they are. `path` makes a job file's path.
+    """
     if not words:
         return Draft({"script": NO_SCRIPT}, (Note("put your script and its args here", "script"),))
-    return Draft({"script": as_path(words[0]), **args_of(words[1:])}, tuple(brace_notes(words[1:])))
-
-
-def args_of(words: Sequence[str], first: Sequence[str] = ()) -> dict[str, Data]:
-    """`args` if there are any: those of ours, then `words`, which arrive as they are."""
-    args = [*first, *map(literal, words)]
-    return {"args": args} if args else {}
-
-
-def brace_notes(words: Iterable[str]) -> Iterator[Note]:
-    """A note on the braces that `args_of` has doubled."""
-    if found := escaped_in(words):
-        names = ", ".join("{{" + name + "}}" for name in found)
+    name = path(words[0]) if kind == "script" or "/" in words[0] else words[0]
+    args = [*first, *map(literal, words[1:])]
+    keys: dict[str, Data] = {kind: [name] if kind == "command" else name}
+    notes = []
+    if found := escaped_in(words[1:]):
+        names = ", ".join("{{" + word + "}}" for word in found)
         told = "doubled braces reach the script as single ones; single ones are filled in"
-        yield Note(f"{names}: {told}", "args")
+        notes.append(Note(f"{names}: {told}", "args"))
+    return Draft({**keys, "args": args} if args else keys, tuple(notes))
 
 
 def gpus_offer(draft: Draft) -> Draft:
@@ -125,19 +133,13 @@ def _uneven_offer(nodes: Data) -> Offer | None:
     return Offer(told, "nodes", [{**node, "gpus": node["procs"]} for node in listed], "nodes")
 
 
-def as_path(text: str) -> str:
-    """A path as a shell has left it: a ~ that is still there is part of a name."""
-    return f"./{text}" if text.startswith("~") else text
-
-
 def checked(draft: Draft, source: str) -> Draft:
     """The draft, with those of its offers that a job file may take.
 
     Raises `JobError` if a job file may not say so, `UsageError` for what is not text.
     """
-    offered = {offer.key: offer.value for offer in draft.offers}
-    text = "".join((*_texts(draft.keys), *_texts(offered), *(note.text for note in draft.notes)))
-    if re.search("[\ud800-\udfff]", text):
+    texts = [draft.keys, [offer.value for offer in draft.offers], [note.text for note in draft.notes]]
+    if re.search("[\ud800-\udfff]", json.dumps(texts, ensure_ascii=False)):
         raise UsageError(f"{source}: not UTF-8 text")
     _build(draft, source)
     return draft._replace(offers=tuple(offer for offer in draft.offers if _may_take(draft, offer, source)))
@@ -152,27 +154,17 @@ def _may_take(draft: Draft, offer: Offer, source: str) -> bool:
 
 
 def _build(draft: Draft, source: str) -> None:
-    build_spec(_value(draft.keys, Place(source)), source, Surroundings("/", "/", {}))
+    build_spec(value_of(draft.keys, Place(source)), source, Surroundings("/", "/", {}))
 
 
-def _texts(data: Data) -> list[str]:
-    match data:
-        case str():
-            return [data]
-        case Mapping():
-            return [text for key, value in data.items() for text in (key, *_texts(value))]
-        case Sequence():
-            return [text for item in data for text in _texts(item)]
-    return []
-
-
-def _value(data: Data, place: Place) -> Value:
+def value_of(data: Data, place: Place) -> Value:
+    """As if it had been read there."""
     match data:
         case Mapping():
-            entries = ((Scalar(key, place, key), _value(value, place)) for key, value in data.items())
+            entries = ((Scalar(key, place, key), value_of(value, place)) for key, value in data.items())
             return Entries(tuple(entries), place)
         case Sequence() if not isinstance(data, str):
-            return Items(tuple(_value(item, place) for item in data), place)
+            return Items(tuple(value_of(item, place) for item in data), place)
         case _:
             return Scalar(data, place, str(data))
 
@@ -230,39 +222,23 @@ def _entry(key: str, value: Data, *, block: bool = False) -> list[str]:
     return [flow]
 
 
-def flow_text(data: Data) -> str:
-    """YAML on one line."""
-    match data:
-        case None:
-            return "null"
-        case bool():
-            return str(data).lower()
-        case str():
-            return _string(data)
-        case Mapping():
-            return "{" + ", ".join(f"{key}: {flow_text(value)}" for key, value in data.items()) + "}"
-        case Sequence():
-            return "[" + ", ".join(map(flow_text, data)) + "]"
-    return str(data)
-
-
 # What YAML 1.1 and 1.2 both take for a string without quotes, whatever stands around it.
-_PLAIN = re.compile(r"(?:--?|\.{0,2}/)?[A-Za-z_][A-Za-z0-9_./@%+=~-]*|[0-9]+(?:s|m|h)")
-_NO_STRING = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+_PLAIN = re.compile(
+    r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)"
+    r"(?:(?:--?|\.{0,2}/)?[a-z_][a-z0-9_./@%+=~-]*|[0-9]+(?:s|m|h))",
+    re.IGNORECASE | re.ASCII,
+)
 
 
-def _string(text: str) -> str:
-    if _PLAIN.fullmatch(text) and text.lower() not in _NO_STRING:
-        return text
-    return '"' + _escaped(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+def flow_text(data: Data) -> str:
+    """YAML on one line: JSON with fewer quotes."""
+
+    def quoted(found: re.Match[str]) -> str:
+        return found[1] if _PLAIN.fullmatch(found[1]) else _escaped(found[0])
+
+    return re.sub(r'"((?:[^"\\]|\\.)*)"', quoted, json.dumps(data, ensure_ascii=False))
 
 
 def _escaped(text: str) -> str:
     """`text` on one line, with what can't be seen as YAML's escapes."""
-    return "".join(char if char.isprintable() else _escape(ord(char)) for char in text)
-
-
-def _escape(code: int) -> str:
-    if code in (9, 10):
-        return {9: "\\t", 10: "\\n"}[code]
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)

@@ -18,6 +18,8 @@ ARCHIVE = "distlaunch.tar.xz"
 """The key in the ConfigMap."""
 PACKED, UNPACKED = "/etc/distlaunch", "/run/distlaunch"
 INDEX = "$(JOB_COMPLETION_INDEX)"
+SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
+"""With it, nobody but the job's own pods can join its run."""
 """The node rank, which Kubernetes fills in."""
 MORE_S = 10
 """Seconds of grace in which the launcher ends, once its ranks have."""
@@ -169,7 +171,11 @@ def env(pods: Pods) -> list[Manifest]:
     secrets = pods.spec.kubernetes.secrets
     plain = {name: value.text for name, value in pods.spec.env.items() if name not in secrets}
     values = [{"name": name, "value": unexpanded(text)} for name, text in plain.items()]
-    keys = {name: {"name": each.secret, "key": each.key} for name, each in secrets.items()}
+    keys: dict[str, Manifest] = {
+        name: {"name": each.secret, "key": each.key} for name, each in secrets.items()
+    }
+    if pods.number > 1 and SECRET not in {*plain, *keys}:
+        keys[SECRET] = {"name": f"{pods.name}-launchers", "key": "secret", "optional": True}
     return [*values, *({"name": name, "valueFrom": {"secretKeyRef": ref}} for name, ref in keys.items())]
 
 

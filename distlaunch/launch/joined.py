@@ -78,16 +78,11 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     passed_on = {signum: _FIRST + signum for signum in signums}
     status = guardian.watch(agent, link, passed_on)
     folder.remove_left()
-    ended = (
-        wire.NOT_CLEAN
-        if status.unswept
-        else wire.LEFT_EARLY
-        if status.exited is not None
-        else wire.AGENT_DIED
-    )
+    killed = status.exited is None
+    ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if killed else wire.LEFT_EARLY
     seat.connection.settimeout(5.0)
     with suppress(OSError):  # it may be the controller that has gone
-        seat.connection.sendall(wire.encode_end(seat.node, ended, ""))
+        seat.connection.sendall(wire.encode_end(seat.node, ended, "its agent was killed" if killed else ""))
         seat.connection.shutdown(socket.SHUT_WR)
         # mpirun kills all other tasks when one has failed: rank 0's, which controls all, is to end first.
         while own_first and seat.connection.recv(wire.MAX_OUTPUT):
@@ -153,6 +148,7 @@ class _JoinedAgent(Agent):
         self._seat, self._part = seat, part
         self._stops = 0
         self._stopping = self._told = False
+        self._why_lost = ""
         self.own_status = self.outcome = 0
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *wire.NOTICES):
             signal.signal(signum, signal.SIG_IGN)  # they come by way of the guardian

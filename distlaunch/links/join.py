@@ -13,8 +13,6 @@ A proof covers both nonces and the arrival, so that none can be used twice. What
 addresses and ports alone: a launcher runs nothing but its own command line.
 """
 
-import hashlib
-import hmac
 import json
 import os
 from collections.abc import Mapping
@@ -116,6 +114,8 @@ class Prover:
             text = f"the controller demands {SECRET}, which is not set on {self._name}"
             raise JoinError(f"{text}: {_ON_ALL}", Exit.USAGE)
         if way == "secret":
+            import hmac  # few jobs have one
+
             return hmac.new(self._secret, _covered(side, said), "sha256").hexdigest()
         if way == "munge":
             from distlaunch.links import munge
@@ -130,6 +130,8 @@ class Prover:
     def wrong(self, way: str, side: str, said: str, proof: object) -> str:
         """Why a proof of the other side's does not do; "" if it does."""
         if way == "secret":
+            import hmac
+
             expected = self.proof(way, side, said)
             good = isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
             return "" if good else f"its {SECRET} is another one"
@@ -145,4 +147,6 @@ def _covered(side: str, said: str) -> bytes:
 
 
 def _digest(side: str, said: str) -> str:
+    import hashlib  # of MUNGE alone
+
     return hashlib.sha256(_covered(side, said)).hexdigest()

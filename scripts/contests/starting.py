@@ -22,6 +22,24 @@ if __name__ == "__main__":
     torchrunx.Launcher(hostnames=["localhost"], workers_per_host={RANKS}, backend=None).run(nothing)
 """
 """It starts functions, not scripts."""
+TASKS = 256
+_GATHERS = """\
+import os
+from distlaunch.cli.exec_task import gathering_of, job_of, task_of
+task = task_of(os.environ)
+gathering = gathering_of(task, False, os.environ)
+from distlaunch.system.signals import Signals
+with Signals() as signals:
+    if gathering.serves:
+        from distlaunch.launch.gather import gather
+        met = gather(job_of(task, ["true"], gathering.arrival), gathering, signals, print)
+        links = [met.door.link(rank, "run", "host") for rank in range(1, task.size)]
+    else:
+        from distlaunch.links.dial import Launcher
+        from distlaunch.links.join import Prover
+        Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, print).seated()
+"""
+"""Tasks that join, as those of `exec` do, and then end."""
 
 
 def here(folder: Path) -> Contest:
@@ -104,8 +122,26 @@ def on_slurm(folder: Path, job_id: str) -> Contest:
     job = folder / "slurm.yaml"
     job.write_text("command: ['true']\ngpus_per_node: 0\nnodes: 3\n")
     environ = {**os.environ, "SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": "host[1-3]"}
+    srun = ["srun", f"--jobid={job_id}", "--overlap", "--nodes=3", "--ntasks=3"]
+    where = ["--nnodes=3", "--rdzv-backend=c10d", "--rdzv-endpoint=host1:29477"]
     ways = {
         "distlaunch": command([*OURS, "run", "--quiet", str(job)], env=environ),
-        "srun": command(["srun", f"--jobid={job_id}", "--overlap", "--nodes=3", "true"]),
+        "srun": command([*srun, "true"]),
+        "srun distlaunch torchrun": command([*srun, *OURS, "torchrun", *where, "--no-python", "true"]),
     }
-    return Contest("a program that does nothing, 3 nodes of Slurm", ways, (Bar("srun", 6.0),))
+    bars = (Bar("srun", 6.0), Bar("distlaunch", 1.5, ours="srun distlaunch torchrun"))
+    return Contest("a program that does nothing, 3 nodes of Slurm", ways, bars)
+
+
+def gathering(folder: Path) -> Contest:
+    """Until as many tasks of mpirun's as there are have joined the first of them."""
+    (folder / "gather.py").write_text(_GATHERS)
+    tasks = [*_mpirun(), "-n", str(TASKS)]
+    ways = {
+        "distlaunch exec": command([*tasks, sys.executable, str(folder / "gather.py")]),
+        "mpirun": command([*tasks, "true"]),
+        "mpirun, Python starts": command([*tasks, sys.executable, "-c", "pass"]),
+        # 1.5 times this is 1.5 times mpirun and a second.
+        "mpirun and 2/3 s": shell(f"{' '.join(tasks)} true; sleep 0.667"),
+    }
+    return Contest(f"{TASKS} tasks of mpirun's join", ways, (Bar("mpirun and 2/3 s", 1.5),))

@@ -42,7 +42,8 @@ def argv_of(podman: Podman, workload: Manifest, index: int, folder: Path, first:
     (main,) = pod["containers"]
     given = {"JOB_COMPLETION_INDEX": str(index)}
     for each in main.get("env", []):
-        given[each["name"]] = expand(each["value"], given)
+        if "value" in each:  # there are no Secrets
+            given[each["name"]] = expand(each["value"], given)
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     own = [mount for mount in MOUNTS if not mount.startswith("/etc")]  # a place for the ConfigMap
     mounts = [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in (*own, str(folder))]

@@ -26,6 +26,7 @@ ON_HOSTS = {"distlaunch check-port job.yaml", "distlaunch run job.yaml"}
 SCRATCH = {
     "train.py": "import os\nprint('trained as', os.environ['RANK'])\n",
     "config.yaml": "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n",
+    "train.sh": "#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n",
     "hosts": "gpu-a slots=2\ngpu-b slots=2\n",
     "job.yaml": "script: train.py\ngpus_per_node: 0\nprocs_per_node: 2\n",
 }

@@ -1,7 +1,9 @@
 """`distlaunch import`: what it prints runs; mistakes are told in a line."""
 
 import json
+import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ TELL = "import os, sys; print('told', os.environ['RANK'], sys.argv[1:], flush=Tr
 def test_an_imported_torchrun_command_runs(as_words: bool, tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(TELL)
     words = ["torchrun", "--nproc-per-node", "2", "x.py", "a", "é $(b)", "{rank}", "{epoch}", "{{a}}"]
-    command = ["--", *words] if as_words else [f"me@host:~$ {shlex.join(words)}"]
+    command = ["--", *words] if as_words else [shlex.join(words)]
     made = distlaunch("import", "torchrun", *command)
     assert (made.returncode, made.stderr) == (0, "")
     (tmp_path / "job.yaml").write_text(made.stdout)
@@ -40,11 +42,45 @@ def test_files_are_read(tmp_path: Path) -> None:
     assert "nodes: [a]" in distlaunch("import", "hostfile", str(hosts)).stdout
 
 
+BATCH = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=2 --time=1:00:00
+module load cuda
+export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) GREETING=hello
+srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 2 --rdzv_endpoint $MASTER_ADDR:29500 x.py a
+"""
+
+
+def test_an_imported_batch_script_runs_and_becomes_one_again(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(TELL)
+    (tmp_path / "job.sh").write_text(BATCH)
+    made = distlaunch("import", "sbatch", str(tmp_path / "job.sh"))
+    assert (made.returncode, made.stderr) == (0, "")
+    (tmp_path / "job.yaml").write_text(made.stdout)
+    ran = distlaunch("run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=0", cwd="/")
+    assert ran.returncode == 0, ran.stderr
+    for rank in range(4):
+        assert f"told {rank} ['a']" in ran.stdout
+    script = distlaunch("export", "slurm", str(tmp_path / "job.yaml")).stdout
+    for line in ("nodes=2", "gpus-per-node=2", "ntasks-per-node=2", "time=1:00:00"):
+        assert f"#SBATCH --{line}\n" in script
+    assert "module load cuda\n" in script
+
+
+def test_without_the_extra_the_command_to_install_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tree_sitter.py").write_text("raise ImportError")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    refused = distlaunch("import", "sbatch", "-", input=BATCH, env=environ)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.endswith("needs tree-sitter: pip install 'distlaunch[sbatch]'\n")
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
         ("torchrun", "torchrun --nproc-per-node 2 \\\n x.py\n", "script: x.py"),
         ("accelerate", "num_processes: 2\n", "procs_per_node"),
+        ("sbatch", BATCH, "script: x.py"),
         ("hostfile", "a slots=2\n", "nodes: [a]"),
     ],
 )
@@ -58,7 +94,10 @@ def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["torchrun", "torchrun 'x"], "the command line, character 10"),
+        (["torchrun", "torchrun 'x"], "no closing quotation: torchrun 'x"),
+        (["sbatch", "nowhere"], "nowhere: No such file"),
+        (["sbatch", sys.executable], "not"),
+        (["sbatch", "/dev/null"], "/dev/null: no srun with Python, torchrun or accelerate"),
         (["accelerate", "nowhere.yaml"], "nowhere.yaml: No such file"),
         (["hostfile", "nowhere"], "nowhere: No such file"),
     ],

@@ -6,7 +6,7 @@ Left out:
 * test_launch_shutdown, test_launch_elastic_agent_raise_exception, the tests of `launch_agent`,
   `elastic_launch` and the rendezvous handler: they mock parts of torch's agent; there is none here.
 * test_launch_function and the like: functions are `torch.distributed.launcher.api`'s, not the command line's.
-* what needs an etcd server: etcd is handed over to torch as a file store is, and that is tested.
+* what needs an etcd server: etcd is handed over to torch as --nnodes MIN:MAX is, and that is tested.
 * test_nproc_gpu_launch_configurations, test_nproc_xpu_launch_configurations: they mock GPUs; with given
   numbers of GPUs tests/unit/test_torchrun_flags.py has them.
 * test_virtual_local_rank compiles on two GPUs; here the variables are compared.
@@ -114,29 +114,19 @@ def test_an_unknown_number_of_workers_is_refused(out: Path) -> None:
     assert (done.returncode, touched(out), len(done.stderr.splitlines())) == (2, set(), 1)
 
 
-def elastic_words(endpoint: str = "", conf: str = "last_call_timeout=1") -> list[str]:
+def elastic_words(nodes: str, store: str = "") -> list[str]:
+    """With a `store` in a file it is left to torch."""
+    conf = ",store_type=file" if store else ""
     return [
-        "--nnodes=1:2",
+        f"--nnodes={nodes}",
         "--nproc-per-node=2",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={endpoint or f'localhost:{free_port()}'}",
-        f"--rdzv-conf=join_timeout=30,{conf}",
+        f"--rdzv-endpoint={store or f'localhost:{free_port()}'}",
+        f"--rdzv-conf=join_timeout=30,last_call_timeout=1{conf}",
         "--rdzv-id=9",
         "worker.py",
         "--touch-file-dir=out",
     ]
-
-
-def test_an_elastic_job_is_ours(out: Path) -> None:
-    done = ours(out, *elastic_words())
-    assert (done.returncode, touched(out)) == (0, {"0", "1"}), done.stderr
-    assert "handing over" not in done.stderr
-
-
-def test_an_elastic_jobs_failure_is_told(out: Path) -> None:
-    done = ours(out, *elastic_words(), "--fail")
-    assert (done.returncode, touched(out)) == (1, set())
-    assert "failed first: exit status 1" in done.stderr
 
 
 def handed_over(done: Done | Going) -> bool:
@@ -144,17 +134,25 @@ def handed_over(done: Done | Going) -> bool:
     return line.endswith("-m torch.distributed.run") and "needs torch's elastic agent; handing over" in line
 
 
-def test_what_only_torchs_agent_can_do_is_handed_over_and_works(out: Path) -> None:
-    done = ours(out, *elastic_words(str(out / "store"), "store_type=file,last_call_timeout=1"))
+def test_an_elastic_job_starts_on_the_fewest_nodes(out: Path) -> None:
+    done = ours(out, *elastic_words("1:2"))
     assert (done.returncode, touched(out)) == (0, {"0", "1"}), done.stderr
-    assert handed_over(done)
+    assert our_lines(done)[-1] == "distlaunch: starting on 1 node, without node 1"
 
 
-def test_the_failure_of_what_is_handed_over_is_torchs(out: Path) -> None:
-    done = ours(out, *elastic_words(str(out / "store"), "store_type=file,last_call_timeout=1"), "--fail")
+def test_an_elastic_jobs_failure_is_told(out: Path) -> None:
+    done = ours(out, *elastic_words("1:2"), "--fail")
     assert (done.returncode, touched(out)) == (1, set())
+    assert "RuntimeError: as asked" in done.stderr
+    assert "failed first: exit status 1" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 0), (["--fail"], 1)], ids=["works", "fails"])
+def test_what_only_torchs_agent_can_do_is_handed_over(out: Path, words: list[str], status: int) -> None:
+    done = ours(out, *elastic_words("1:2", str(out / "store")), *words)
+    assert (done.returncode, touched(out)) == (status, set() if words else {"0", "1"}), done.stderr
     assert handed_over(done)
-    assert "ChildFailedError" in done.stderr
+    assert ("ChildFailedError" in done.stderr) == bool(words)
 
 
 @pytest.mark.parametrize("words", [[], ["--run-path"]], ids=["plain", "run-path"])
@@ -224,10 +222,11 @@ def test_plug_ins_for_logs_are_handed_over(out: Path) -> None:
 
 
 def test_an_interpreter_that_is_missing_is_told_in_a_line(out: Path) -> None:
-    done = ours(out, *elastic_words(conf="store_type=file"), PYTHON_EXEC="/nowhere/python")
-    line = "distlaunch: PYTHON_EXEC: /nowhere/python: No such file or directory"
-    assert (done.returncode, our_lines(done)[-1]) == (1, line)
-    assert "Traceback" not in done.stderr
+    for nodes in ("1:2", "2"):
+        done = ours(out, *elastic_words(nodes), PYTHON_EXEC="/nowhere/python")
+        line = "distlaunch: PYTHON_EXEC: /nowhere/python: No such file or directory"
+        assert (done.returncode, our_lines(done)) == (127, [line])
+        assert "Traceback" not in done.stderr
 
 
 # How fast it is, and scripts that others wrote

@@ -5,11 +5,9 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from distlaunch.dropin.around import launcher_line
 from distlaunch.dropin.from_accelerate import accelerate_draft
-from distlaunch.dropin.from_torchrun import torchrun_draft
+from distlaunch.dropin.from_torchrun import command_draft
 from distlaunch.dropin.job_text import Draft, draft_document, draft_text
-from distlaunch.dropin.shell_words import shell_commands
 from distlaunch.job.fields import JOB
 from distlaunch.job.placeholders import PLACEHOLDERS
 from distlaunch.system.yaml_document import parse
@@ -19,15 +17,7 @@ CPUS = 6
 
 
 def imported(command: str) -> Draft:
-    line = launcher_line(command)
-    return torchrun_draft(line.command, CPUS, line.notes, line.remote)
-
-
-def words_in(text: str) -> tuple[str, ...]:
-    """The words of a line that is one command, or none."""
-    commands = shell_commands(text)
-    assert len(commands) <= 1
-    return commands[0].words if commands else ()
+    return command_draft([command], CPUS)
 
 
 def keys_of(draft: Draft) -> dict[str, Any]:

@@ -174,7 +174,13 @@ def test_args_and_variables_arrive_as_they_were_written() -> None:
     words = [expand(word, {"POD_IP": "wrong", "id": "wrong"}) for word in container["args"]]
     wanted = [word.replace("{{brace}}", "{brace}") for word in ODD]
     assert words[words.index("t.py") + 1 :] == wanted
-    assert [expand(each["value"], {"id": "wrong"}) for each in container["env"]] == [ODD[2]]
+    assert expand(container["env"][0]["value"], {"id": "wrong"}) == ODD[2]
+
+
+def test_pods_of_one_run_share_a_secret_if_there_is_one() -> None:
+    (secret,) = [each for each in main(JOBS["odd words"])["env"] if "value" not in each]
+    assert secret["name"] == "DISTLAUNCH_SECRET"
+    assert secret["valueFrom"]["secretKeyRef"]["optional"] is True
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.text() | st.lists(st.text())))
@@ -336,7 +342,7 @@ def test_a_trainjob_has_its_place_from_the_runtime() -> None:
     trainer = printed(JOBS["64 GPUs"], "trainjob")[-1]["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (8, 8)
     assert trainer["args"] == ["torchrun", "--shutdown-timeout=10", "--numa-binding=node", "train.py"]
-    assert "env" not in trainer
+    assert [each["name"] for each in trainer["env"]] == ["DISTLAUNCH_SECRET"]
 
 
 @pytest.mark.parametrize(("ttl", "seconds"), [("1h", 3600), ("none", None)])

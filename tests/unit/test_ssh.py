@@ -292,7 +292,7 @@ CONTAINERS = {Kind.NO_RUNTIME, Kind.NO_IMAGE}
 
 
 def test_every_kind_that_ssh_tells_has_an_example() -> None:
-    assert set(Kind) - set(WORDS) - SLURMS - CONTAINERS == {
+    assert set(Kind) - set(WORDS) - SLURMS - CONTAINERS - {Kind.ABSENT} == {
         Kind.PROTOCOL,
         Kind.NOISE,
         Kind.UNSTARTED,
@@ -370,7 +370,7 @@ ODD = Ssh("gpu-a", "me", 2222, SshOptions(config="/my job/ssh_config", words=("C
 BY_HAND = "ssh -F '/my job/ssh_config' -o Compression=no -l me -p 2222 gpu-a"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in SLURMS | CONTAINERS])
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in {*SLURMS, *CONTAINERS, Kind.ABSENT}])
 @pytest.mark.parametrize("reach", [Local(), PLAIN, ODD])
 def test_each_kind_has_advice_without_a_gap(kind: Kind, reach: Transport) -> None:
     advice = reach.advice(LinkFailure(kind), None)

@@ -1,0 +1,338 @@
+"""A job file that does what a Slurm batch script does, as tree-sitter's grammar of bash reads it."""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from os.path import basename
+from typing import TYPE_CHECKING
+
+from distlaunch.allocation.slurm import count_gpus
+from distlaunch.contract import RESERVED
+from distlaunch.dropin import from_torchrun as torchrun
+from distlaunch.dropin.from_accelerate import launch_draft
+from distlaunch.dropin.job_text import Data, Draft, Note, checked, joined, value_of
+from distlaunch.errors import Problem, UsageError
+from distlaunch.job.document import Place
+from distlaunch.job.scheduler_fields import SLURM
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_LETTERS = {
+    **dict(zip("ACDJNW", ("account", "constraint", "chdir", "job-name", "nodes", "wait"), strict=True)),
+    **dict(zip("acdeno", ("array", "cpus-per-task", "dependency", "error", "ntasks", "output"), strict=True)),
+    **dict(zip("pqtwx", ("partition", "qos", "time", "nodelist", "exclude"), strict=True)),
+}
+"""Short options of sbatch and srun."""
+_COUNTS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")
+_VARIABLES = {
+    **{f"SLURM_{name.replace('-', '_').upper()}": name for name in (*_COUNTS, "gpus-per-node", "job-name")},
+    **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
+}
+"""Slurm's variables, and the options that they come from."""
+_LEFT_OUT = {
+    **dict.fromkeys(("output", "error", "open-mode"), "each rank's output is in logs.dir"),
+    **dict.fromkeys(("requeue", "no-requeue"), "set restarts.requeue"),
+    **dict.fromkeys(("wait", "parsable", "wrap"), "it is for the sbatch command"),
+    "array": "an array would start the same job many times; submit each by itself",
+}
+_SETUP = r"(module|ml|source|\.|ulimit|umask|(conda|(micro)?mamba) activate|spack (load|env))\s|eval \"?\$\("
+"""Commands that prepare the environment: the batch script of `distlaunch submit` runs them, too."""
+_RENDEZVOUS = re.compile(
+    r"\b(scontrol|hostname|RANDOM|MASTER_(ADDR|PORT)|SLURM_\w*(NODELIST|PROCID|NODEID))\b"
+)
+_OF_COMMAND = re.compile(r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))")
+"""How a value begins that is a part of the command, in which flags for the rendezvous may be."""
+_RENDEZVOUS_FLAG = re.compile(
+    r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
+)
+_RENDEZVOUS_KEYS = ("nodes", "min_nodes", "hostfile", "master_addr", "master_port", "rendezvous")
+_ASSIGNED = {"variable_assignment", "variable_name"}
+_COMMANDS = ("command", "redirected_statement", "pipeline", "list")
+MAX_CHARACTERS = 1 << 15
+"""Of a script, where tree-sitter takes long to make sense of nonsense; and of the values filled in."""
+_PLACE = (
+    "queue it with `distlaunch submit`; "
+    "relative paths are relative to this file: keep it in the directory where sbatch was run"
+)
+
+
+def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
+    """The job of a batch script; `cpus` are this machine's. Raises `UsageError` or `JobError`."""
+    try:
+        script = _Script(text)
+        line = script.launch()
+        options = script.options | {name: text for name, text in _options(line.before) if name in _COUNTS}
+        ranks = _ranks(line, options, source, cpus)
+        own = _requests(options, ranks.keys.get("procs_per_node"))
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
+    keys = {key: value for key, value in ranks.keys.items() if key not in _RENDEZVOUS_KEYS}
+    notes = (note for note in ranks.notes if note.key not in _RENDEZVOUS_KEYS)
+    top = map(Note, (_PLACE, *script.comments(line)))
+    # What the setup activates is first in PATH.
+    first: dict[str, Data] = {"python": "python", "slurm": {"setup": script.setup}} if script.setup else {}
+    return checked(joined([Draft(first), Draft(keys, (*top, *notes)), own]), source)
+
+
+def _ranks(line: torchrun.Line, options: Mapping[str, str], source: str, cpus: int) -> Draft:
+    """The program and its ranks, as torchrun would start them."""
+    words, own = list(line.words), Draft()
+    if not _launches(words):
+        own = Draft({"python": words[0], "procs_per_node": _tasks(options)})
+        program = words[2:] if words[1:2] == ["-u"] else words[1:]
+        runs = program[:1] == ["-m"] or not "".join(program[:1]).startswith("-")
+        words = ["torchrun", *(program if runs else ["--no-python", *words])]
+    elif not torchrun.launched(words, 0):
+        own, program = launch_draft(words[2:], _count(options, "nodes") or 1, source)
+        words = ["torchrun", "--nproc-per-node=gpu", *program]
+    call = torchrun.call_of(line._replace(words=words))
+    unfilled = (pair for pair in call.flags.unfilled if not _RENDEZVOUS_FLAG.match(f"--{pair[0]}"))
+    call = call._replace(flags=call.flags._replace(unfilled=tuple(unfilled)))
+    return joined([torchrun.torchrun_draft(call, cpus), own])
+
+
+def _launches(words: Sequence[str], at: int = 0) -> bool:
+    """Whether the word there starts torchrun or `accelerate launch`."""
+    accelerate = basename(words[at]) == "accelerate" and list(words[at + 1 : at + 2]) == ["launch"]
+    return accelerate or torchrun.launched(words, at) is not None
+
+
+def _options(words: Iterable[str]) -> list[tuple[str, str]]:
+    """(name, value) of each option of sbatch or srun, "" for no value; name "" for a word that is none."""
+    found: list[tuple[str, str]] = []
+    for word in words:
+        name, _, value = word[2:].partition("=") if word.startswith("--") else (word[1:2], "", word[2:])
+        if word.startswith("-"):
+            found.append((_LETTERS.get(name, name), value))
+        elif found and found[-1][0] and not found[-1][1]:
+            found[-1] = (found[-1][0], word)
+        else:
+            found.append(("", word))
+    return found
+
+
+def _count(options: Mapping[str, str], name: str) -> int:
+    text = options.get(name, "0")
+    if not text.isdecimal():
+        raise UsageError(f"--{name}={text}: expected a number")
+    return int(text)
+
+
+def _tasks(options: Mapping[str, str]) -> int:
+    """Slurm's tasks on each node."""
+    total = _count(options, "ntasks") // (_count(options, "nodes") or 1)
+    return _count(options, "ntasks-per-node") or total or 1
+
+
+def _gpus(options: Mapping[str, str]) -> int | None:
+    """GPUs of each node."""
+    gres = re.search(r"\bgpu(?::[^,:]+)?:(\d+)", options.get("gres", ""))
+    text = options.get("gpus-per-node", gres[1] if gres else "")
+    return count_gpus(text) if text.isascii() else None
+
+
+def _requests(options: Mapping[str, str], procs: Data) -> Draft:
+    """What the script asks of Slurm, whose tasks are the job's workers: `procs` of each node, or its GPUs."""
+    gpus = _gpus(options)
+    keys: dict[str, Data] = {"nodes": _count(options, "nodes") or 1, "gpus_per_node": gpus}
+    keys |= {"name": options.get("job-name"), "workdir": options.get("chdir")}
+    section: dict[str, Data] = {}
+    if cpus := _count(options, "cpus-per-task") * _tasks(options):
+        section["cpus_per_task"] = max(1, cpus // (procs if isinstance(procs, int) else gpus or 1))
+    if ":" in options.get("gpus-per-node", ""):
+        section["gpus"] = options["gpus-per-node"]
+    extra, notes = [], []
+    for name, value in options.items():
+        flag, equals = (f"--{name}", "=") if name[1:] else (f"-{name}", " ")
+        given = f"{flag}{equals}{shlex.quote(value)}" if value else flag
+        data = f"{value}m" if name == "time" and value.isdecimal() else value or True
+        if name in _LEFT_OUT:
+            notes.append(Note(f"left out: {given}: {_LEFT_OUT[name]}", "slurm"))
+        elif name not in (*_VARIABLES.values(), "chdir"):
+            key = name.replace("-", "_")
+            section |= {key: data} if _fits(key, data) else {}
+            extra += [] if _fits(key, data) else [given]
+    section |= {"extra": extra} if extra else {}
+    keys["slurm"] = section or None
+    return Draft({key: value for key, value in keys.items() if value is not None}, tuple(notes))
+
+
+def _fits(key: str, value: Data) -> bool:
+    """Whether a job file's slurm section may say so."""
+    problems: list[Problem] = []
+    SLURM.check(value_of({key: value}, Place("")), "", problems)
+    return not problems
+
+
+class _Script:
+    """A batch script, statement by statement: what it requests, sets and starts, and comments on the rest."""
+
+    def __init__(self, text: str) -> None:
+        self.options: dict[str, str] = {}
+        self.setup: list[str] = []
+        self._known: dict[str, str] = {}
+        self._env: dict[str, str] = {}
+        self._rendezvous: dict[str, int] = {}
+        self._left: list[tuple[int, str]] = []
+        self._launches: list[tuple[int, torchrun.Line]] = []
+        self._room = MAX_CHARACTERS
+        self._source = text
+        nodes = _parse(text).named_children
+        started = next((i for i, node in enumerate(nodes) if node.type != "comment"), len(nodes))
+        for i, node in enumerate(nodes):
+            try:
+                self._take(node, i < started)
+            except ValueError:  # quotes that tree-sitter reads otherwise than shlex
+                self._leave(node)
+            except UsageError as error:
+                self._leave(node, str(error))
+
+    def launch(self) -> torchrun.Line:
+        """The one command that starts ranks."""
+        if len(self._launches) > 1:
+            lines = ", ".join(str(line) for line, _ in self._launches)
+            raise UsageError(f"lines {lines} start ranks: a job file has one program; import one at a time")
+        if self._launches:
+            return self._launches[0][1]
+        told = "no srun with Python, torchrun or accelerate, outside of if, for and functions"
+        close = [text for _, text in self._left if re.search("srun|torchrun|accelerate|python", text)]
+        raise UsageError("; ".join((told, *close[:3])))
+
+    def comments(self, line: torchrun.Line) -> Iterator[str]:
+        """What a job file does otherwise, and what was not understood."""
+        flags = dict.fromkeys(word.partition("=")[0] for word in line.words if _RENDEZVOUS_FLAG.match(word))
+        lines = ", ".join(map(str, sorted(set(self._rendezvous.values()))))
+        if parts := [*([f"lines {lines}"] if lines else []), *flags]:
+            yield f"left out: {', '.join(parts)}: distlaunch finds the hosts and sets up the rendezvous"
+        yield from line.notes
+        yield from (text for _, text in sorted(self._left))
+
+    def _take(self, node: "Node", leads: bool) -> None:
+        """Find what a statement does; it `leads` if only comments are before it."""
+        text = self._text(node)
+        parts = [node] if node.type == "variable_assignment" else node.named_children
+        if node.has_error:
+            self._leave(node, "a syntax error")
+        elif node.type == "comment":
+            if text.startswith("#SBATCH"):
+                self._request(node, leads)
+        elif node.type in _COMMANDS and self._run(node):
+            pass
+        elif self._launches:
+            self._leave(node, "left out behind the ranks")
+        elif parts and node.type != "unset_command" and {part.type for part in parts} <= _ASSIGNED:
+            for part in parts:
+                self._assign(part, text.startswith("export"))
+        elif node.type in _COMMANDS[:2] and re.match(_SETUP, text):
+            self.setup += self._filled(node).splitlines()
+        elif place := re.fullmatch(r"cd\s+([^\s$`]+)", self._filled(node)):
+            self.options["chdir"] = place[1]
+        else:
+            self._leave(node)
+
+    def _request(self, node: "Node", leads: bool) -> None:
+        """Read an #SBATCH line; those behind the first command mean nothing to sbatch."""
+        given = _options(shlex.split(self._text(node)[7:], comments=True))
+        if not leads or any(not re.fullmatch(r"[A-Za-z][\w-]*", name) for name, _ in given):
+            self._leave(node, "not understood" if leads else "sbatch ignores it behind the first command")
+            return
+        self.options |= given
+        self._known = {name: self.options[key] for name, key in _VARIABLES.items() if key in self.options}
+        self._known["SLURM_GPUS_ON_NODE"] = str(_gpus(self.options) or "$SLURM_GPUS_ON_NODE")
+
+    def _assign(self, node: "Node", exported: bool) -> None:
+        """Note a variable's value; one that only a shell can tell is for the setup."""
+        text = self._filled(node)
+        name, equals, value = text.partition("=")
+        wires = _RENDEZVOUS.search(text) or self._rendezvous.keys() & re.findall(r"\w+", text)
+        if name in RESERVED or (wires and not _OF_COMMAND.match(value)):
+            self._rendezvous[name] = _line(node)
+            return
+        if not name.isidentifier() or value.startswith("("):
+            self._leave(node)
+            return
+        known = " ".join(shlex.split(value.replace("\\$", "$"))) if equals else self._known.get(name, "$")
+        exported = exported or name in self._env
+        self._known.pop(name, None)
+        self._env.pop(name, None)
+        if not re.search(r"['\"\\`()]", known):
+            self._known[name] = known.replace("\n", " ")
+        if exported and not re.search(r"[$`]", known):
+            self._env[name] = known
+        elif exported and not wires:
+            self.setup += f"export {text}".splitlines()
+
+    def _run(self, node: "Node") -> bool:
+        """Whether a statement starts ranks."""
+        words = torchrun.shell_words(self._filled(node))
+        starts = (i for i, word in enumerate(words) if torchrun.is_python(word) or _launches(words, i))
+        line = torchrun.cut_line(words, next(starts, None))
+        before = [basename(word) for word in line.before if not torchrun.is_variable(word)] if line else []
+        direct = line and not before and _launches(line.words)
+        if line is None or before[:1] == ["echo"] or not ("srun" in before or direct):
+            return False
+        behind = node.next_named_sibling
+        gap = self._source[node.end_byte : behind.start_byte] if behind and behind.has_error else "\n"
+        if not re.search(r"(?<!\\)\n", gap):
+            raise UsageError("a syntax error")
+        env = [f"{name}={value}" for name, value in self._env.items()]
+        notes = [f"line {_line(node)}: {note}" for note in line.notes]
+        self._launches.append((_line(node), torchrun.Line([*env, *line.before], line.words, notes)))
+        return True
+
+    def _leave(self, node: "Node", why: str = "not understood") -> None:
+        """Comment on a statement; the variables that it names may have other values behind it."""
+        text, first = self._text(node), _line(node)
+        lines = f"lines {first}-{node.end_point.row + 1}" if "\n" in text else f"line {first}"
+        self._left.append((first, f"{lines}: {why}: `{text.partition(chr(10))[0][:80]}`"))
+        for name in re.findall(r"(?<![\w${])[A-Za-z_]\w*", text):
+            self._known.pop(name, None)
+            if node.type == "unset_command":
+                self._env.pop(name, None)
+
+    def _text(self, node: "Node") -> str:
+        return self._source[node.start_byte : node.end_byte]
+
+    def _filled(self, node: "Node") -> str:
+        """A statement's text with the values of the variables that are known."""
+        at, parts, left = node.start_byte, [], [node]
+        while left:
+            each = left.pop()
+            value = self._value(each) if "expansion" in each.type else None
+            if value is None or len(value) > self._room:
+                left += reversed(each.children)
+                continue
+            self._room -= len(value)
+            # tree-sitter-bash has blanks in a string begin what follows them.
+            parts += [self._source[at : each.end_byte - len(self._text(each).lstrip())], value]
+            at = each.end_byte
+        return "".join([*parts, self._source[at : node.end_byte]]).replace("\\\n", "")
+
+    def _value(self, expansion: "Node") -> str | None:
+        """The value of $NAME, ${NAME} or the product $((A * B)), if it is known."""
+        names = re.findall(r"\w+", self._text(expansion))
+        if re.fullmatch(r"\s*\$\{?\w+\}?", self._text(expansion)):
+            return self._known.get(names[0])
+        factors = [self._known.get(name, name) for name in names]
+        product = re.fullmatch(r"\s*\$\(\([\s${}]*\w+}?(\s*\*[\s${]*\w+}?)+\s*\)\)", self._text(expansion))
+        return str(prod(map(int, factors))) if product and all(map(str.isdecimal, factors)) else None
+
+
+def _parse(text: str) -> "Node":
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"expected a batch script; this is longer than {MAX_CHARACTERS:,} characters")
+    try:
+        from tree_sitter import Language, Parser
+        from tree_sitter_bash import language
+    except ImportError:
+        told = "reading a batch script needs tree-sitter: pip install 'distlaunch[sbatch]'"
+        raise UsageError(told) from None
+    # tree-sitter-bash passes characters to C's isalpha(), which may crash for those beyond bytes.
+    plain = re.sub("[^\0-\x7f]", "_", text).encode()
+    return Parser(Language(language())).parse(plain).root_node
+
+
+def _line(node: "Node") -> int:
+    return node.start_point.row + 1

@@ -1,0 +1,498 @@
+"""Slurm batch scripts as job files: what each becomes, that it loads, and what is named or refused."""
+
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.dropin.from_sbatch import MAX_CHARACTERS, sbatch_draft
+from distlaunch.dropin.job_text import Draft, draft_text
+from distlaunch.errors import DistlaunchError, UsageError
+from distlaunch.job.fields import JOB
+from tests.unit.drafts import CPUS, comments, keys_of
+from tests.unit.samples import bounded
+
+
+def imported(text: str) -> Draft:
+    return sbatch_draft(text, "job.sh", CPUS)
+
+
+PYTORCH = """\
+#!/bin/bash
+
+#SBATCH --job-name=multinode-example
+#SBATCH --nodes=4
+#SBATCH --ntasks=4
+#SBATCH --gpus-per-task=1
+#SBATCH --cpus-per-task=4
+
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+nodes_array=($nodes)
+head_node=${nodes_array[0]}
+head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
+
+echo Node IP: $head_node_ip
+export LOGLEVEL=INFO
+
+srun torchrun \\
+--nnodes 4 \\
+--nproc_per_node 1 \\
+--rdzv_id $RANDOM \\
+--rdzv_backend c10d \\
+--rdzv_endpoint $head_node_ip:29500 \\
+/shared/examples/multinode_torchrun.py 50 10
+"""
+TITAN = """\
+#!/bin/bash
+#SBATCH --ntasks=2
+#SBATCH --nodes=2
+#SBATCH --gpus-per-task=8
+#SBATCH --cpus-per-task=96
+#SBATCH --partition=train
+#SBATCH --exclusive
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+head_node_ip=$(srun --nodes=1 --ntasks=1 -w "${nodes[0]}" hostname --ip-address)
+export FI_PROVIDER="efa"
+# export NCCL_P2P_DISABLE=1
+export NCCL_SOCKET_IFNAME="eth0,en,eth,em,bond"
+export LD_LIBRARY_PATH=/opt/amazon/efa/lib:$LD_LIBRARY_PATH
+CONFIG_FILE=${CONFIG_FILE:-"./llama3_8b.toml"}
+
+dcgmi profile --pause
+srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 --rdzv_id 101 --rdzv_backend c10d \\
+  --rdzv_endpoint "$head_node_ip:29500" -m torchtitan.train --job.config_file ${CONFIG_FILE}
+dcgmi profile --resume
+"""
+ACCELERATE = """\
+#!/bin/bash
+#SBATCH --job-name=multinode
+#SBATCH -D .
+#SBATCH --output=O-%x.%j
+#SBATCH --nodes=4                   # number of nodes
+#SBATCH --ntasks-per-node=1         # number of MP tasks
+#SBATCH --gres=gpu:4                # number of GPUs per node
+#SBATCH --cpus-per-task=160         # number of cores per tasks
+#SBATCH --time=01:59:00             # maximum execution time (HH:MM:SS)
+source activateEnvironment.sh
+export GPUS_PER_NODE=4
+head_node_ip=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+export LAUNCHER="accelerate launch \\
+    --num_processes $((SLURM_NNODES * GPUS_PER_NODE)) \\
+    --num_machines $SLURM_NNODES \\
+    --rdzv_backend c10d \\
+    --main_process_ip $head_node_ip \\
+    --main_process_port 29500 \\
+    --mixed_precision bf16 \\
+    "
+export SCRIPT="/accelerate/examples/complete_nlp_example.py"
+export SCRIPT_ARGS=" \\
+    --mixed_precision fp16 \\
+    --output_dir /data \\
+    "
+export CMD="$LAUNCHER $SCRIPT $SCRIPT_ARGS"
+srun $CMD
+"""
+PLAIN = """\
+#!/usr/bin/env bash
+#SBATCH -J train -N 2 --ntasks-per-node=8
+#SBATCH --gpus-per-node=a100:8 -p gpu,long -A acct -t 120 --comment="a b"
+#SBATCH --signal=B:USR1@120 --mail-type=END -k
+##SBATCH --qos=high
+module purge
+module load cuda/12.1
+VENV=/opt/venv
+source $VENV/bin/activate
+eval "$(conda shell.bash hook)"
+export PATH=$VENV/bin:$PATH NCCL_DEBUG=INFO
+export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+export MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
+LR=0.1
+export LR
+cd /proj
+HF_HOME='/data/h f' srun -l --cpu-bind=none python -u train.py --lr ${LR} "--name=a b" '$x' \\
+    --out runs/$SLURM_JOB_ID --gpus $SLURM_GPUS_ON_NODE 2>&1 | tee log
+"""
+MEGATRON = """\
+#!/bin/bash
+#SBATCH --nodes=8 --gpus-per-node=8 --ntasks-per-node=1 --cpus-per-task=64
+set -x -e
+source $HOME/.bashrc
+conda activate mega
+GPUS_PER_NODE=8
+NNODES=$SLURM_NNODES
+MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+MASTER_PORT=6000
+DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES --node_rank \\$SLURM_PROCID \\
+    --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
+GPT_ARGS="
+    --num-layers 24 \\
+    --lr 0.00015
+"
+if [ -z "$WANDB_MODE" ]; then
+  export WANDB_MODE=offline
+fi
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+srun --wait=60 torchrun $DISTRIBUTED_ARGS pretrain_gpt.py $GPT_ARGS --save /ckpt/$NNODES
+echo "END TIME: $(date)"
+"""
+SCRIPTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "PyTorch's torchrun recipe": (
+        PYTORCH,
+        {
+            "name": "multinode-example",
+            "nodes": 4,
+            "procs_per_node": 1,
+            "script": "/shared/examples/multinode_torchrun.py",
+            "args": ["50", "10"],
+            "env": {"LOGLEVEL": "INFO"},
+            "slurm": {"cpus_per_task": 4, "extra": ["--gpus-per-task=1"]},
+        },
+        [
+            "left out: lines 9, 10, 11, 12, --nnodes, --rdzv_id, --rdzv_backend, --rdzv_endpoint: distlaunch",
+            "line 17: left out: `srun`: `distlaunch run` starts the ranks of all nodes itself",
+            "line 14: not understood: `echo Node IP: $head_node_ip`",
+        ],
+    ),
+    "torchtitan": (
+        TITAN,
+        {
+            "nodes": 2,
+            "procs_per_node": 8,
+            "module": "torchtitan.train",
+            "args": ["--job.config_file", "${CONFIG_FILE:-./llama3_8b.toml}"],
+            "env": {"FI_PROVIDER": "efa", "NCCL_SOCKET_IFNAME": "eth0,en,eth,em,bond"},
+            "python": "python",
+            "slurm": {
+                "partition": "train",
+                "cpus_per_task": 12,
+                "exclusive": True,
+                "setup": ["export LD_LIBRARY_PATH=/opt/amazon/efa/lib:$LD_LIBRARY_PATH"],
+                "extra": ["--gpus-per-task=8"],
+            },
+        },
+        [
+            "line 16: not understood: `dcgmi profile --pause`",
+            "line 19: left out behind the ranks: `dcgmi profile --resume`",
+            "kept as written: ${CONFIG_FILE:-./llama3_8b.toml}: job files don't expand variables",
+        ],
+    ),
+    "accelerate's recipe": (
+        ACCELERATE,
+        {
+            "name": "multinode",
+            "nodes": 4,
+            "gpus_per_node": 4,
+            "procs_per_node": 4,
+            "script": "/accelerate/examples/complete_nlp_example.py",
+            "args": ["--mixed_precision", "fp16", "--output_dir", "/data"],
+            "env": {
+                "GPUS_PER_NODE": "4",
+                "SCRIPT": "/accelerate/examples/complete_nlp_example.py",
+                "SCRIPT_ARGS": "     --mixed_precision fp16     --output_dir /data     ",
+                "ACCELERATE_MIXED_PRECISION": "bf16",
+            },
+            "python": "python",
+            "workdir": ".",
+            "slurm": {
+                "setup": ["source activateEnvironment.sh"],
+                "cpus_per_task": 40,
+                "gres": "gpu:4",
+                "time": "01:59:00",
+            },
+        },
+        [
+            "left out: lines 12, --num_machines, --rdzv_backend, --main_process_ip, --main_process_port: ",
+            "left out: --output=O-%x.%j: each rank's output is in logs.dir",
+        ],
+    ),
+    "Megatron": (
+        MEGATRON,
+        {
+            "nodes": 8,
+            "gpus_per_node": 8,
+            "procs_per_node": 8,
+            "script": "pretrain_gpt.py",
+            "args": ["--num-layers", "24", "--lr", "0.00015", "--save", "/ckpt/8"],
+            "env": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            "python": "python",
+            "slurm": {"setup": ["source $HOME/.bashrc", "conda activate mega"], "cpus_per_task": 8},
+        },
+        [
+            "left out: lines 8, 9, --nnodes, --node_rank, --master_addr, --master_port: distlaunch finds",
+            "line 3: not understood: `set -x -e`",
+            'lines 16-18: not understood: `if [ -z "$WANDB_MODE" ]; then`',
+        ],
+    ),
+    "srun python": (
+        PLAIN,
+        {
+            "name": "train",
+            "nodes": 2,
+            "gpus_per_node": 8,
+            "procs_per_node": 8,
+            "script": "train.py",
+            "args": ["--lr", "0.1", "--name=a b", "$x", "--out", "runs/$SLURM_JOB_ID", "--gpus", "8"],
+            "env": {"NCCL_DEBUG": "INFO", "LR": "0.1", "HF_HOME": "/data/h f"},
+            "python": "python",
+            "workdir": "/proj",
+            "slurm": {
+                "gpus": "a100:8",
+                "partition": "gpu,long",
+                "account": "acct",
+                "time": "120m",
+                "comment": "a b",
+                "setup": [
+                    "module purge",
+                    "module load cuda/12.1",
+                    "source /opt/venv/bin/activate",
+                    'eval "$(conda shell.bash hook)"',
+                    "export PATH=/opt/venv/bin:$PATH",
+                ],
+                "extra": ["--signal=B:USR1@120", "--mail-type=END", "-k"],
+            },
+        },
+        [
+            "left out: lines 12, 13: distlaunch finds the hosts and sets up the rendezvous",
+            "line 17: left out: `'HF_HOME=/data/h f' srun -l --cpu-bind=none`: `distlaunch run` starts",
+            "line 17: left out: `2>&1 | tee log`: write it after `distlaunch run` instead",
+            "kept as written: $x runs/$SLURM_JOB_ID: job files don't expand variables",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_batch_script_becomes(name: str) -> None:
+    text, keys, told = SCRIPTS[name]
+    draft = imported(text)
+    assert keys_of(draft) == keys
+    lines = [line.removeprefix("# ") for line in comments(draft).splitlines()]
+    assert all(any(line.startswith(start) for line in lines) for start in told), lines
+
+
+RUN = "srun python t.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (RUN, {"procs_per_node": 1}),
+        ("srun --nodes=2 -n 8 python t.py", {"nodes": 2, "procs_per_node": 4}),
+        ("#SBATCH -N2 -n16\nsrun python t.py", {"nodes": 2, "procs_per_node": 8}),
+        (f"#SBATCH -N 2 --ntasks-per-node 3 -c 4\n{RUN}", {"nodes": 2, "procs_per_node": 3}),
+        ("srun python3.11 -u -m a.b x", {"module": "a.b", "args": ["x"], "python": "python3.11"}),
+        ("srun /v/bin/python t.py", {"python": "/v/bin/python"}),
+        ("srun python -W ignore t.py", {"command": ["python"], "args": ["-W", "ignore", "t.py"]}),
+        ("python -m torch.distributed.run --nproc_per_node=2 t.py", {"procs_per_node": 2}),
+        ("srun python -m torch.distributed.launch --use_env t.py", {"procs_per_node": 1}),
+        ("A=é\nsrun python t.py '€ b' 😀$A ${A}é", {"args": ["€ b", "😀é", "éé"]}),
+        ("torchrun --nproc_per_node=gpu t.py", {"procs_per_node": None}),
+        (
+            "#SBATCH --gres=gpu:v100:4\ntorchrun --nproc_per_node=$SLURM_GPUS_ON_NODE t.py",
+            {"gpus_per_node": 4, "procs_per_node": 4, "slurm": {"gres": "gpu:v100:4"}},
+        ),
+        (
+            "#SBATCH --gpus-per-node 4\nN=4\ntorchrun --nproc_per_node=${N} ~/t.py",
+            {"gpus_per_node": 4, "procs_per_node": 4, "script": "~/t.py"},
+        ),
+        (
+            "#SBATCH -t 1-00\n#SBATCH --mem=0 --exclusive=user --qos q\nsrun python t.py",
+            {"slurm": {"time": "1-00", "mem": "0", "qos": "q", "extra": ["--exclusive=user"]}},
+        ),
+        (
+            "#SBATCH -N 4 # four\n\n  \n# so\n#SBATCH -p 'a'\n" + RUN,
+            {"nodes": 4, "slurm": {"partition": "a"}},
+        ),
+        ("accelerate launch --cpu --num_processes 3 -m a.b --x", {"module": "a.b", "procs_per_node": 3}),
+        ("accelerate launch --multi_gpu t.py", {"procs_per_node": None}),
+        (
+            "A=1\nexport A\nA=2\nB=3\nexport B C=$A\nA=4 srun python t.py",
+            {"env": {"A": "4", "B": "3", "C": "2"}},
+        ),
+        (
+            "ARGS='--lr 0.1 --x'\nsrun python t.py $ARGS \"$ARGS\"",
+            {"args": ["--lr", "0.1", "--x", "--lr 0.1 --x"]},
+        ),
+    ],
+)
+def test_words_of_a_script_become_keys(text: str, keys: dict[str, Any]) -> None:
+    found = keys_of(imported(f"#!/bin/bash\n{text}\n"))
+    assert {key: found.get(key) for key in keys} == keys
+
+
+@pytest.mark.parametrize("line", ["module unload a", "export A=$B", "A=2", "wait", "cd /x", "echo done"])
+def test_lines_behind_the_ranks_are_left_out(line: str) -> None:
+    draft = imported(f"export A=1\n{RUN}\n{line}\n")
+    assert f"# line 3: left out behind the ranks: `{line}`" in comments(draft)
+    assert keys_of(draft).items() >= {"env": {"A": "1"}, "script": "t.py"}.items()
+    assert not {"workdir", "slurm"} & set(keys_of(draft))
+
+
+def test_what_precedes_srun_in_its_line_is_left_out() -> None:
+    draft = imported(f"source v/bin/activate && {RUN}\n")
+    assert "# line 1: left out: `source v/bin/activate && srun`: run it before" in comments(draft)
+    assert "slurm" not in keys_of(draft)
+
+
+def test_no_comment_looks_like_a_key() -> None:
+    for text, _, _ in SCRIPTS.values():
+        assert not set(re.findall(r"(?m)^\s*# ([a-z_]+): ", draft_text(imported(text)))) & set(JOB.fields)
+
+
+def test_a_syntax_error_elsewhere_is_named() -> None:
+    draft = imported(f"date )\nfi\n{RUN}\n")
+    assert "# lines 1-2: a syntax error: `)`" in comments(draft)
+    assert keys_of(draft)["script"] == "t.py"
+
+
+def test_accelerates_flags_become_its_variables() -> None:
+    flags = "--use_fsdp --fsdp_offload_params=true --mixed_precision bf16 --config_file c.yaml --odd 1"
+    draft = imported(f"accelerate launch --num_processes 2 {flags} t.py")
+    expected = {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_OFFLOAD_PARAMS": "true",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+    }
+    assert keys_of(draft)["env"].items() >= expected.items()
+    assert "left out: --config_file c.yaml: `distlaunch import accelerate c.yaml` prints" in comments(draft)
+    assert "odd: 1 has no equivalent here" in comments(draft)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo hi",
+        "nvidia-smi | head",
+        "mkdir -p logs && date",
+        "cd $SLURM_SUBMIT_DIR",
+        "python prepare.py",
+        "ARGS=(--lr 0.1)",
+        "A[1]=2",
+        "A+=x",
+        "unset A",
+        "set -euo pipefail",
+        "wait",
+        "declare -x A=1",
+        "srun hostname",
+        "nohup torchrun x.py",
+        "echo srun torchrun x.py > f",
+        "python -c 'import torch'",
+        "(cd x; date)",
+        "cat <<< a",
+        "module load b && python prepare.py",
+        "conda run -n e python prepare.py",
+        "eval python prepare.py",
+        "#SBATCH --late=1",
+    ],
+)
+def test_names_each_line_that_it_does_not_understand(line: str) -> None:
+    draft = imported(f"#!/bin/bash\nmodule load a\n{line}\n{RUN}\n")
+    told = "sbatch ignores it behind the first command" if line.startswith("#") else "not understood"
+    assert f"# line 3: {told}: `{line}`" in comments(draft)
+    assert keys_of(draft)["script"] == "t.py"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if true; then\n  A=2\nfi",
+        "for A in 1 2; do\n  srun python x.py\ndone",
+        "f() {\n  A=2\n}",
+        "case $B in\n  x) read A;;\nesac",
+        "while read A; do\n  date\ndone",
+    ],
+)
+def test_a_variable_that_a_block_may_change_is_not_filled_in(text: str) -> None:
+    draft = imported(f"A=1\nB=2\n{text}\nsrun python t.py $A $B\n")
+    assert keys_of(draft)["args"] == ["$A", "2"]
+    first, last = text.splitlines()[0], text.count("\n") + 3
+    assert f"# lines 3-{last}: not understood: `{first}`" in comments(draft)
+    assert "kept as written: $A: job files don't expand" in comments(draft)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no srun with Python, torchrun or accelerate, outside of if, for and functions"),
+        ("\n \n# a\n", "no srun with"),
+        ("\0\x01\x7f", "no srun with"),
+        ("import os\nprint('a')\n", "no srun with"),
+        ("python t.py", "line 1: not understood: `python t.py`"),
+        (
+            "date\nsrun ./a.out\nsrun bash -c 'torchrun x.py'",
+            "line 3: not understood: `srun bash -c 'torchrun x.py'`",
+        ),
+        (
+            "if true; then srun python x.py; fi",
+            "line 1: not understood: `if true; then srun python x.py; fi`",
+        ),
+        (f"{RUN}\n{RUN}", "lines 1, 2 start ranks: a job file has one program; import one at a time"),
+        (f"{RUN}; torchrun x.py", "lines 1, 1 start ranks"),
+        ("srun python t.py 'a", "line 1: a syntax error: `srun python t.py`"),
+        ("srun python t.py \\\n  'a", "line 1: a syntax error: `srun python t.py`"),
+        (
+            "srun python t.py $(date)",
+            "line 1: only a shell can run what is in parentheses: write its output there",
+        ),
+        ("#SBATCH --nodes=2-4\n" + RUN, "--nodes=2-4: expected a number"),
+        ("#SBATCH -N x\n" + RUN, "--nodes=x: expected a number"),
+        ("#SBATCH -N 99999\n" + RUN, "nodes: expected an integer from 1 to 4096"),
+        ("torchrun --nproc_per_node $X t.py", "--nproc-per-node $X: write the value: job files don't expand"),
+        ("torchrun $FLAGS t.py", "$FLAGS: write the flags in it"),
+        ("torchrun --frob t.py", "torchrun has no flag --frob"),
+        ("torchrun --nproc_per_node 2", "no script given"),
+        ("srun python", "no script given"),
+        ("accelerate launch --num_processes $X t.py", "num_processes: expected an integer"),
+        ("accelerate launch --num_processes 2", "no script given"),
+    ],
+)
+def test_a_script_that_can_not_be_is_refused_in_one_line(text: str, words: str) -> None:
+    with pytest.raises(DistlaunchError) as caught:
+        imported(text)
+    assert str(caught.value).startswith("job.sh")
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["#SBATCH hetjob", "#SBATCH --a='b", "#SBATCH --\N{DIGIT ONE}\N{SUPERSCRIPT TWO}"]
+)
+def test_names_a_directive_that_it_does_not_understand(line: str) -> None:
+    assert f"# line 1: not understood: `{line}`" in comments(imported(f"{line}\n{RUN}"))
+
+
+HUGE = (
+    *("a b\n", "A=1\n", "A=$A$A\n", "$(", "((", "<<", "a=(", "if true; then\n", "'", '"$A'),
+    "#SBATCH --a=b\n",
+)
+
+
+@pytest.mark.parametrize("part", HUGE)
+def test_a_huge_script_is_refused_in_bounded_time(part: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(UsageError, match="no srun with"):
+        imported("A=x\n" + part * ((MAX_CHARACTERS - 4) // len(part)))
+    with pytest.raises(UsageError, match="this is longer than 32,768 characters"):
+        imported(part * (MAX_CHARACTERS + 1))
+    assert time.process_time() - begun < 60
+
+
+_PIECES = (
+    *("#SBATCH ", "--nodes=2 ", "-n ", "srun ", "python t.py ", "torchrun ", "A=", "export ", "$A", "${A}"),
+    *("--nproc_per_node ", "accelerate launch ", "if true; then\n", "fi\n", "<<E\n", "E\n", "(("),
+    *("é", "\u2028", "\U000f0000", "\0", "module load a\n", "cd /x\n", *"\n\n\n  \"'$(){}|&;<>=\\`#~"),
+)
+
+
+@given(pieces=st.lists(st.sampled_from(_PIECES), max_size=25), begins=st.booleans())
+@bounded(600)
+def test_any_text_becomes_a_job_or_is_refused(pieces: list[str], begins: bool) -> None:
+    try:
+        draft = imported("".join(pieces) + (f"\n{RUN}\n" if begins else ""))
+    except DistlaunchError as error:
+        assert str(error).startswith("job.sh")
+    else:
+        keys_of(draft)
