@@ -148,7 +148,6 @@ class _JoinedAgent(Agent):
         self._seat, self._part = seat, part
         self._stops = 0
         self._stopping = self._told = False
-        self._why_lost = ""
         self.own_status = self.outcome = 0
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *wire.NOTICES):
             signal.signal(signum, signal.SIG_IGN)  # they come by way of the guardian

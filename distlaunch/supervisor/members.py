@@ -5,7 +5,6 @@ from distlaunch.plan.layout import NodeRank, node_plan
 from distlaunch.state.job import State
 from distlaunch.state.nodes import (
     Connecting,
-    Leaving,
     Linked,
     Node,
     Reaping,
@@ -54,8 +53,7 @@ def may_come(state: State) -> bool:
 
 def hope_is_left(state: State) -> bool:
     """Whether any node may still come back."""
-    hopeful = (Connecting, Retrying, Leaving)  # the link of one that leaves ends, and is opened again
-    return any(isinstance(node, hopeful) or _to_be_reaped(state, node) for node in state.nodes)
+    return any(isinstance(node, Connecting | Retrying) or _to_be_reaped(state, node) for node in state.nodes)
 
 
 def _to_be_reaped(state: State, node: Node) -> bool:

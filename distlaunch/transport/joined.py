@@ -59,4 +59,6 @@ class Joined(Frozen):
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """What to look at: the launcher says more on its own node."""
+        if failure.kind is Kind.ABSENT:
+            return "no launcher has come for it"
         return f"look at the output of the launcher on {self.host}"

@@ -114,13 +114,15 @@ def test_an_unknown_number_of_workers_is_refused(out: Path) -> None:
     assert (done.returncode, touched(out), len(done.stderr.splitlines())) == (2, set(), 1)
 
 
-def elastic_words(nodes: str) -> list[str]:
+def elastic_words(nodes: str, store: str = "") -> list[str]:
+    """With a `store` in a file it is left to torch."""
+    conf = ",store_type=file" if store else ""
     return [
         f"--nnodes={nodes}",
         "--nproc-per-node=2",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=localhost:{free_port()}",
-        "--rdzv-conf=join_timeout=30,last_call_timeout=1",
+        f"--rdzv-endpoint={store or f'localhost:{free_port()}'}",
+        f"--rdzv-conf=join_timeout=30,last_call_timeout=1{conf}",
         "--rdzv-id=9",
         "worker.py",
         "--touch-file-dir=out",
@@ -143,6 +145,14 @@ def test_an_elastic_jobs_failure_is_told(out: Path) -> None:
     assert (done.returncode, touched(out)) == (1, set())
     assert "RuntimeError: as asked" in done.stderr
     assert "failed first: exit status 1" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 0), (["--fail"], 1)], ids=["works", "fails"])
+def test_what_only_torchs_agent_can_do_is_handed_over(out: Path, words: list[str], status: int) -> None:
+    done = ours(out, *elastic_words("1:2", str(out / "store")), *words)
+    assert (done.returncode, touched(out)) == (status, set() if words else {"0", "1"}), done.stderr
+    assert handed_over(done)
+    assert ("ChildFailedError" in done.stderr) == bool(words)
 
 
 @pytest.mark.parametrize("words", [[], ["--run-path"]], ids=["plain", "run-path"])

@@ -996,13 +996,3 @@ def test_a_port_that_the_user_chose_is_not_moved() -> None:
 def test_only_the_first_node_can_tell_of_the_port(node: int) -> None:
     job = Job(text_of("[a, b, c]")).started()
     assert job.feed(PortUsurped(node, ())) == []
-
-
-def test_a_node_that_is_clean_before_its_link_ends_is_waited_for() -> None:
-    """Its agent leaves, as its guardian was killed: another one can be started there in a moment."""
-    job = Job().started()
-    job.silent = {0, 1}
-    job.feed(AgentLeaving(1, 0, orphaned=True))
-    job.feed(Swept(0, 0, 0), Swept(1, 0, 0))
-    assert job.state.phase is Phase.RESTARTING
-    assert job.state.verdict is None
