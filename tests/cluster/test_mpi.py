@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Bed
-from tests.harness import PATIENCE_S, HydrasStatusError, distlaunch_argv
+from tests.harness import PATIENCE_S, distlaunch_argv
 from tests.process.torchruns import NEEDS_TORCH
 
 pytestmark = NEEDS_TORCH
@@ -78,11 +78,6 @@ def test_a_failing_rank_ends_all(tmp_path: Path, kind: str) -> None:
     }
     if shutil.which(names[kind][0]) is None:
         pytest.skip(f"missing: {names[kind][0]}")
-    keeps = f'"$@"; status=$?; echo $status >{tmp_path}/status$PMI_RANK$OMPI_COMM_WORLD_RANK; exit $status'
-    task = ["sh", "-c", keeps, "sh", *distlaunch_argv("exec", "--"), sys.executable, str(worker)]
-    words = [*names[kind], "-n", "2", *task]
+    words = [*names[kind], "-n", "2", *distlaunch_argv("exec", "--"), sys.executable, str(worker)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert (tmp_path / "status1").read_text() == "7\n"
-    if kind == "mpich" and done.returncode in (1, 9):
-        raise HydrasStatusError(f"mpirun ended with {done.returncode}, but rank 1 with 7")
     assert done.returncode == 7

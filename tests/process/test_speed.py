@@ -38,7 +38,7 @@ def test_a_contest_that_there_is_not_is_refused() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "unknown contest: nonsense; there are here, plan, " in done.stderr
+    assert "unknown contest: nonsense; there are here, gather, plan, " in done.stderr
 
 
 def test_the_waterfall_shows_each_process(
