@@ -16,12 +16,11 @@ from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.links.dial import TURN_S, Launcher, Say, Seat, Wait, pause, renumbered
 from distlaunch.links.door import Door, Visitor
-from distlaunch.links.join import (
-    JoinError,
-    Prover,
-)
+from distlaunch.links.join import JoinError, Prover
+from distlaunch.links.opening import NO_RANKS_HERE
 from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.plan.layout import is_loopback
+from distlaunch.system.here import runs_ranks
 from distlaunch.system.signals import Interrupts
 from distlaunch.transport.joined import Joined
 from distlaunch.transport.local import Local
@@ -40,6 +39,8 @@ class Gathered(Frozen):
 
 def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say) -> Gathered | Seat:
     """Come together with the other launchers; `spec` is the part of this node. Raises `JoinError`."""
+    if not runs_ranks():
+        raise DistlaunchError(NO_RANKS_HERE)
     prover = Prover(os.environ, gathering.arrival.name)
     launcher = Launcher(gathering, prover, interrupts, say)
     serves = gathering.serves

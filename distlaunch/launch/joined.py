@@ -32,8 +32,10 @@ _OBEYED = (
     *(messages.WatchUse, messages.GiveNotice, messages.Reap, messages.Close),
 )
 """What a controller may ask for beside `StartRanks`: none of it names a program, an argument or a path."""
-_FIRST = int(signal.SIGRTMIN)
-"""Signals reach this process; each is passed on to the agent as this one and its number."""
+_FIRST, _LAST = 40, 64
+"""Real-time signals of Linux, which macOS lacks: this process passes signal N on to the agent as _FIRST + N."""
+STOP_QUIETLY = _FIRST + signal.SIGPIPE
+"""What the agent sends itself when nobody reads its output any more."""
 
 
 class Part(Protocol):
@@ -144,7 +146,7 @@ class _JoinedAgent(Agent):
         super().__init__(link, os.dup(link), seat.node, folder, outbox)
         self._commands = {kind: self._commands[kind] for kind in _OBEYED}
         self._commands[messages.StartRanks] = self._on_ranks
-        self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, int(signal.SIGRTMAX) + 1))
+        self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, _LAST + 1))
         self._seat, self._part = seat, part
         self._stops = 0
         self._stopping = self._told = False

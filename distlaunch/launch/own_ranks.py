@@ -1,13 +1,13 @@
 """What a launcher that joined runs on its node, and what becomes of the output there."""
 
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
 from distlaunch.agent import messages
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import JobSpec
+from distlaunch.launch.joined import STOP_QUIETLY
 from distlaunch.observers.console import Console
 from distlaunch.plan.layout import Facts, LaunchPlan, NodeRank, node_plan, workers
 from distlaunch.plan.output import Destination, destinations
@@ -89,7 +89,7 @@ class OwnRanks:
         """Made where there is something to show, and by the process that shows it: it has a thread."""
         if self._console is None:
             # A reader that leaves ends the job, as it ends a pipeline.
-            self._console = Console(lambda: os.kill(os.getpid(), signal.SIGRTMIN + signal.SIGPIPE))
+            self._console = Console(lambda: os.kill(os.getpid(), STOP_QUIETLY))
         return self._console
 
     def say(self, text: str) -> None:
