@@ -33,7 +33,7 @@ _OBEYED = (
 )
 """What a controller may ask for beside `StartRanks`: none of it names a program, an argument or a path."""
 _FIRST, _LAST = 40, 64
-"""Real-time signals of Linux, which macOS lacks: this process passes signal N on to the agent as _FIRST + N."""
+"""Real-time signals (macOS has none): this process passes signal N on to the agent as _FIRST + N."""
 STOP_QUIETLY = _FIRST + signal.SIGPIPE
 """What the agent sends itself when nobody reads its output any more."""
 
