@@ -63,27 +63,12 @@ class WorkerSpec(Frozen):
     cpus: Optional[str] = None
 
 
-class MpiPlaces(Frozen):
-    """The places that MPI's launcher has for the ranks; the node is the one in `place`.
-
-    `command` is mpirun's where it is to run, else empty; `nodes` are [workers, interpreter] of each. `socket`
-    begins the names of the agents' abstract sockets. `address` is the first node's.
-    """
-
-    place: int
-    command: List[str]
-    nodes: List[Any]
-    socket: str
-    address: str
-
-
 class StartWorkers(Frozen):
     """Start the workers of a generation; `env` is what theirs have in common.
 
     `stall_s` None = stalled workers are not looked for. `hosts_store`: the rendezvous is here. `notice` is
     the signal that workers get when the agent is told to end. `flight`: dumps of flight recorders are
-    wanted. `temporary` are variables that name a folder the agent deletes. With `mpi` they start in places
-    that mpirun has for them.
+    wanted. `temporary` are variables that name a folder the agent deletes.
     """
 
     generation: int
@@ -98,7 +83,6 @@ class StartWorkers(Frozen):
     temporary: List[str]
     env: Dict[str, str]
     binding: Optional[Binding]
-    mpi: Optional[MpiPlaces]
     workers: List[WorkerSpec]
 
 
@@ -124,12 +108,6 @@ class StartRanks(Frozen):
     flight: bool
     env: Dict[str, str]
     workers: List[RankSpec]
-
-
-class RunDaemon(Frozen):
-    """Run one of mpirun's daemons: a command line for a shell."""
-
-    command: str
 
 
 class StopWorkers(Frozen):
@@ -275,28 +253,6 @@ class WorkerUnstarted(Frozen):
     text: str
 
 
-class DaemonWanted(Frozen):
-    """mpirun wants this command run by a shell of the node in that place."""
-
-    place: int
-    command: str
-
-
-class MpiEnded(Frozen):
-    """mpirun, or a daemon of it, has ended: with what status, as in `WorkerExited`, and its last words."""
-
-    program: str
-    status: int
-    words: str
-
-
-class MpiPlaceLost(Frozen):
-    """What stood in a worker's place for mpirun was killed."""
-
-    local_rank: int
-    t: float
-
-
 class WorkerExited(Frozen):
     """A worker has ended: `status` is its exit code, or the negative signal.
 
@@ -431,7 +387,6 @@ COMMANDS = {
     "route": FindRoute,
     "start": StartWorkers,
     "ranks": StartRanks,
-    "daemon": RunDaemon,
     "stop": StopWorkers,
     "dump": DumpStacks,
     "watch": WatchUse,
@@ -450,9 +405,6 @@ REPORTS = {
     "no route": RouteFailed,
     "started": WorkerStarted,
     "unstarted": WorkerUnstarted,
-    "daemon wanted": DaemonWanted,
-    "mpi ended": MpiEnded,
-    "place lost": MpiPlaceLost,
     "exited": WorkerExited,
     "joined": RanksJoined,
     "lagging": RanksLag,
@@ -525,7 +477,7 @@ def _mapping_of(kind: Type[Any]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
 
 
-_NESTED = {"Binding": Binding, "MpiPlaces": MpiPlaces, "RankSpec": RankSpec, "WorkerSpec": WorkerSpec}
+_NESTED = {"Binding": Binding, "RankSpec": RankSpec, "WorkerSpec": WorkerSpec}
 _CHECKS = {
     "Any": lambda value: True,
     "bool": lambda value: isinstance(value, bool),

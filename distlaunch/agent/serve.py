@@ -91,7 +91,6 @@ class Agent:
             messages.HoldPort: self._on_hold,
             messages.FindRoute: self._on_route,
             messages.StartWorkers: self._on_start,
-            messages.RunDaemon: self._on_daemon,
             messages.StopWorkers: self._on_stop,
             messages.DumpStacks: self._on_dump,
             messages.WatchUse: self._on_watch_use,
@@ -287,9 +286,6 @@ class Agent:
         self._renew_lease()
         self._claim = self._claim or cookies.claim(command.run_id, self._node)
         self._workers.start(command)
-
-    def _on_daemon(self, command: "messages.RunDaemon") -> None:
-        self._workers.run_daemon(command.command)
 
     def _on_stop(self, command: "messages.StopWorkers") -> None:
         self._workers.stop(command.grace_s)

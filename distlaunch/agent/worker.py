@@ -18,7 +18,7 @@ from distlaunch.agent.probes import gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+    from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
     from distlaunch.agent.messages import WorkerSpec
     from distlaunch.agent.wire import Message
@@ -124,10 +124,8 @@ def environment(spec: "WorkerSpec") -> "Dict[str, str]":
     return merged
 
 
-def spawn(spec: "WorkerSpec", error_file: str, keeps: "Sequence[int]" = ()) -> Worker:
+def spawn(spec: "WorkerSpec", error_file: str) -> Worker:
     """Start one worker, whose paths are `at_home`. Raises OSError when pipes or fork are refused.
-
-    It has the descriptors that it `keeps`, too.
 
     Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
     """
@@ -139,7 +137,7 @@ def spawn(spec: "WorkerSpec", error_file: str, keeps: "Sequence[int]" = ()) -> W
     agent = os.getpid()
 
     def become() -> None:
-        for fd in (*keeps, *_kept()):
+        for fd in _kept():
             os.set_inheritable(fd, True)
         ends = {fd: write for fd, (_, write) in pipes.items()}
         _become_worker(spec, env, {**ours, **ends}, confirm[1], agent)

@@ -14,10 +14,9 @@ from distlaunch.agent.worker import Worker, at_home, exec_failure, make_room, sp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+    from typing import Callable, Dict, List, Optional, Tuple, Union
 
-    from distlaunch.agent.messages import MpiPlaces, StartWorkers, WorkerSpec
-    from distlaunch.agent.mpi import Mpi
+    from distlaunch.agent.messages import StartWorkers, WorkerSpec
     from distlaunch.agent.outbox import Outbox
     from distlaunch.agent.poller import Poller
     from distlaunch.agent.usage import UsageWatch
@@ -61,7 +60,6 @@ class Workers:
         self._store_port: "Optional[int]" = None
         self._oom_kills = 0
         self._flight: "Optional[flight.Flight]" = None
-        self._mpi: "Optional[Mpi]" = None
         self._generation = 0
         self._stopping = self._failed = False
         self.swept = True
@@ -86,40 +84,10 @@ class Workers:
             self._flight = flight.Flight(self._folder.path, self._generation)
         make_room(len(specs))
         self._specs = {spec.local_rank: self._complete(spec, shared) for spec in specs}
-        if command.mpi:
-            self._await_mpi(command, command.mpi)
-            return
         counted = procfs.connections_counted()
         for spec in self._specs.values():
             self._spawn(spec)
         self._watch(command, counted)
-
-    def _await_mpi(self, command: "StartWorkers", places: "MpiPlaces") -> None:
-        """Have MPI's launcher started; each worker follows once there is a place for it."""
-        from distlaunch.agent.mpi import Mpi  # few jobs are MPI's
-
-        environ = {**os.environ, **command.env, "TMPDIR": self._folder.inner}
-        os.makedirs(self._folder.inner, exist_ok=True)
-
-        def enter(local_rank: int, variables: "Dict[str, str]", descriptors: "List[int]") -> None:
-            if self._stopping or self._sweep:
-                return
-            spec = self._specs[local_rank]
-            self._spawn(spec._replace(env={**spec.env, **variables}), descriptors)
-            if len(self._workers) == len(self._specs):
-                self._watch(command)
-
-        try:
-            self._mpi = Mpi(self._poller, self._outbox, places, environ, enter)
-            if places.command:
-                self._mpi.start(places, self._folder.path)
-        except OSError as error:
-            self._refuse(command, "setup", error.errno or 0, "MPI's places: %s" % error.strerror)
-
-    def run_daemon(self, line: str) -> None:
-        """Run a daemon that mpirun wants here."""
-        if self._mpi and not (self._stopping or self._sweep):
-            self._mpi.run_daemon(line)
 
     def _watch(self, command: "StartWorkers", counted: "Optional[Tuple[bytes, ...]]" = None) -> None:
         """Watch the workers; the connections of the node were `counted` before them."""
@@ -163,10 +131,10 @@ class Workers:
             return spec
         return spec._replace(defaults={**spec.defaults, "TORCH_FR_DUMP_TEMP_FILE": self._flight.prefix})
 
-    def _spawn(self, spec: "WorkerSpec", keeps: "Sequence[int]" = ()) -> None:
+    def _spawn(self, spec: "WorkerSpec") -> None:
         error_file = "%s/%d-%d.json" % (self._folder.path, self._generation, spec.local_rank)
         try:
-            worker = spawn(spec, error_file, keeps)
+            worker = spawn(spec, error_file)
         except OSError as error:
             self._outbox.report(unstarted(spec, "fork", error.errno or 0))
             return
@@ -231,8 +199,6 @@ class Workers:
         for pid, status in sweep.reap():
             if pid in by_pid:
                 self._ended(by_pid[pid], sweep.exit_status(status))
-            elif self._mpi:
-                self._mpi.ended(pid, status)
         if self._sweep:
             self._go_on_sweeping()
         elif self._stopping and not self._running():
@@ -247,8 +213,6 @@ class Workers:
             self._failed = True
             self._hear_out(worker)
             self._look_for_usurper(worker)
-        elif self._mpi:
-            self._mpi.finished(worker.local_rank)
         self._outbox.report(
             WorkerExited(
                 local_rank=worker.local_rank,
@@ -370,9 +334,6 @@ class Workers:
         self.swept, self._stopping = True, False
         self._report_swept()
         self._sweep = None
-        if self._mpi:
-            self._mpi.close()
-            self._mpi = None
 
     def _close(self, worker: "Worker") -> None:
         """Read what is left in the pipes, whose writers are all dead, and close them."""
@@ -384,8 +345,7 @@ class Workers:
 
     def _report_swept(self) -> None:
         worker_pids = {worker.pid for worker in self._workers}
-        # What is left of MPI's launcher is not the workers'; nobody can tell one from the other any more.
-        killed = self._sweep.killed - worker_pids if self._sweep and not self._mpi else set()
+        killed = self._sweep.killed - worker_pids if self._sweep else set()
         self._outbox.report(Swept(self._generation, len(killed)))
         for loss in self._outbox.losses():
             self._outbox.report(loss)

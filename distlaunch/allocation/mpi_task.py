@@ -59,9 +59,11 @@ def _of_hydra(environ: Mapping[str, str]) -> Task:
 
 def _task(step: str, place: _Place, environ: Mapping[str, str], nodes: int | None = None) -> Task:
     number, count = _node(place, nodes)
+    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if "DISTLAUNCH_JOB_ID" in environ else "0"
     return Task(
         step=step,
-        job=step,
+        job=environ.get("DISTLAUNCH_JOB_ID", step),
+        restarts=int(restarts),  # of the job that started mpirun, if distlaunch did
         rank=place.rank,
         size=place.size,
         local_rank=place.local_rank,

@@ -53,16 +53,29 @@ def _aligned(heading: str, rows: Sequence[Sequence[str]]) -> str:
 
 def _ranks(plan: LaunchPlan) -> Told:
     """One row per rank, with its CPU binding if the job asks for one; of many ranks one per node."""
-    size = f"{counted(plan.world_size, plan.unit)} on {counted(len(plan.nodes), 'node')}"
+    size = _size(plan)
     inside = plan.spec.container
     where = f", in containers of {inside.image} ({inside.runtime})" if inside else ""
-    by = f", started by {plan.spec.mpirun[0]}" if plan.spec.mpirun else ""
-    heading = f"{plan.spec.name}: {size}, {plan.backend}{where}{by}"
+    heading = f"{plan.spec.name}: {size}, {plan.backend}{where}"
     wished = [plan.spec.binding.key] if plan.spec.binding else []
+    if plan.spec.mpirun_hosts:
+        from distlaunch.plan.mpirun import rows as places
+
+        rows = [
+            [host, str(local), str(rank), _meeting(plan, rank)] for host, local, rank in places(plan.spec)
+        ]
+        return heading, ["node", "local rank", "rank", "address"], rows
     many = plan.world_size > MANY
     numbers = ("local ranks", "ranks") if many else ("local rank", "rank")
     rows = [row for node in plan.nodes for row in ([_of_node(plan, node)] if many else _of_ranks(plan, node))]
     return heading, ["node", *numbers, "device", *wished, "address"], rows
+
+
+def _size(plan: LaunchPlan) -> str:
+    if hosts := plan.spec.mpirun_hosts:
+        ranks = counted(sum(procs for _, procs in hosts), "rank")
+        return f"{ranks} on {counted(len(hosts), 'node')}, started by {plan.spec.mpirun[0]}"
+    return f"{counted(plan.world_size, plan.unit)} on {counted(len(plan.nodes), 'node')}"
 
 
 def _of_ranks(plan: LaunchPlan, node: NodePlan) -> Iterator[list[str]]:

@@ -21,6 +21,7 @@ from distlaunch.wording import counted
 
 VOLUME_SOURCES = frozenset({"claim", "config_map", "secret", "host_path"})
 PROGRAMS = ("script", "module", "command")
+_NOT_WITH_MPIRUN = ("numa_binding", "cpu_binding", "spares", "min_nodes", "container", "virtual_local_rank")
 _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding")
 
 
@@ -95,11 +96,15 @@ def _check_rendezvous(reading: Reading, host: str | None, port: int | None) -> N
     for name, value in conf.items():
         if not value or "," in value:
             reading.problem(f"rendezvous.conf.{name}", "expected a non-empty value without commas")
+    _check_unfilled(reading, "torch's own agents choose {%s} (etcd-v2)")
+
+
+def _check_unfilled(reading: Reading, why: str) -> None:
+    """Placeholders whose values nobody here knows."""
     for key in ("command", "args"):
-        for i, word in enumerate(given.get(key) or ()):
+        for i, word in enumerate(reading.checked.get(key) or ()):
             for name in placeholders_in([word or ""]):
-                told = f"torch's own agents choose {{{name}}} (etcd-v2): have the script read {name.upper()}"
-                reading.problem(f"{key}[{i}]", told)
+                reading.problem(f"{key}[{i}]", f"{why % name}: have the script read {name.upper()}")
 
 
 def _check_binding(reading: Reading) -> None:
@@ -223,12 +228,23 @@ def _check_command(reading: Reading, launcher: Mapping[str, Any], named: int) ->
 
 
 def _check_mpi(reading: Reading, spec: JobSpec) -> None:
-    """MPI's launcher and torch's own agents both start ranks, and torch's mpi backend needs the former."""
-    if spec.mpirun and spec.etcd:
-        key = "mpirun" if "mpirun" in reading.checked else "launcher"
-        reading.problem(key, "rendezvous.backend: etcd-v2 has torch's own agents start the ranks")
+    """mpirun starts one command on every node, and torch's mpi backend needs it."""
     if spec.backend == "mpi" and not spec.mpirun:
         reading.problem("backend", "mpi needs ranks that MPI starts: set launcher: mpirun")
+    if not spec.mpirun:
+        return
+    if spec.etcd:
+        key = "mpirun" if "mpirun" in reading.checked else "launcher"
+        reading.problem(key, "rendezvous.backend: etcd-v2 has torch's own agents start the ranks")
+    for key in filter(reading.checked.get, _NOT_WITH_MPIRUN):
+        reading.problem(key, f"mpirun places and starts the ranks: remove {key}, or launcher: mpirun")
+    for path, node in reading.listed():
+        for key in ("python", "workdir", "env") if isinstance(node, Mapping) else ():
+            if key in node:
+                reading.problem(
+                    f"{path}.{key}", f"mpirun starts the same command everywhere: set {key} for all nodes"
+                )
+    _check_unfilled(reading, "mpirun chooses {%s}")
 
 
 def _check_rest(reading: Reading) -> None:

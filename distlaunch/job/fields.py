@@ -332,7 +332,7 @@ JOB = Record(
         "container": built(CONTAINER, "Run the ranks in a container on each node, and the agent with them."),
         "mpirun": built(
             Either(text=LINE, items=ListOf(Word(), least=1)),
-            "MPI's launcher, which starts the ranks: a program; a list adds options of its own, as "
+            "MPI's launcher, which runs `distlaunch exec` as each rank: a program; a list adds options, as "
             "in [mpirun, --mca, btl, self,tcp].",
             "as launcher says",
         ),

@@ -196,8 +196,9 @@ class JobSpec(Frozen):
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
     `allocation` is where the nodes come from, if the scheduler has chosen them.
-    With `mpirun`, its command and options of its own, MPI's launcher has places for the ranks. With `etcd`
-    each node's worker is an agent of torch's, which starts and numbers the ranks there.
+    With `mpirun`, a program and its options, MPI's launcher places the ranks: (host, ranks) of `mpirun_hosts`
+    once the job is planned (`distlaunch.plan.mpirun`). With `etcd` each node's worker is an agent of torch's,
+    which starts and numbers the ranks there.
     """
 
     name: str
@@ -228,6 +229,7 @@ class JobSpec(Frozen):
     slurm: SlurmOptions = SlurmOptions()
     container: Container | None = None
     mpirun: tuple[str, ...] = ()
+    mpirun_hosts: tuple[tuple[str, int], ...] = ()
     grid_engine: GridEngineOptions = GridEngineOptions()
     pbs: PbsOptions = PbsOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()
@@ -249,6 +251,8 @@ class JobSpec(Frozen):
     @property
     def one_machine(self) -> bool:
         """Whether every worker will always run on the same machine."""
+        if len(self.mpirun_hosts) > 1:
+            return False
         return len(self.pool) == 1 or all(node.local for node in self.pool)
 
     @property

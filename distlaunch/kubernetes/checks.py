@@ -46,6 +46,7 @@ _OF_TRAINJOB = {
 
 def with_gpus(spec: JobSpec) -> JobSpec:
     """The job with the GPUs that its pods' limits name, where it does not say how many it uses."""
+    spec = spec._replace(mpirun=())  # each pod starts its own ranks
     counts = [count for name, count in spec.kubernetes.resources.limits.items() if GPU.match(name)]
     if not counts or not counts[0].isdecimal():
         return spec

@@ -6,10 +6,12 @@ from distlaunch.agent.probes.gpus import gpu_count
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ssh_addresses
 from distlaunch.plan.layout import Facts, LaunchPlan, make_plan
+from distlaunch.plan.mpirun import under_mpirun
 
 
 def plan_without_nodes(spec: JobSpec) -> LaunchPlan:
     """The plan as far as it is known here: this machine's GPUs, and no other's. Raises `JobError`."""
+    spec = under_mpirun(spec, sys.executable)
     here = gpu_count() if any(node.local for node in spec.nodes) else None
     facts = {
         index: Facts(sys.executable, here if node.local else None) for index, node in enumerate(spec.nodes)

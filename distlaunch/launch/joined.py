@@ -235,9 +235,7 @@ class _JoinedAgent(Agent):
         shared = {name: getattr(ranks, name) for name in ranks._fields if name != "workers"}
         workers = self._part.workers(ranks)
         binding = self._part.binding()
-        self._on_start(
-            messages.StartWorkers(**shared, temporary=[], binding=binding, mpi=None, workers=workers)
-        )
+        self._on_start(messages.StartWorkers(**shared, temporary=[], binding=binding, workers=workers))
 
 
 class OneRank:

@@ -1,6 +1,7 @@
 """Starts a run: its folder, and the links to its nodes."""
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -72,6 +73,10 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
     """
     if spec.hosts_unknown:
         raise UsageError(NO_ALLOCATION)
+    if spec.mpirun:
+        from distlaunch.plan.mpirun import under_mpirun  # few jobs are for MPI
+
+        spec = under_mpirun(spec, sys.executable)
     _check_notify(spec)
     _check_master(spec)
     clock = Clock(time.monotonic())

@@ -120,7 +120,7 @@ class LaunchPlan(Frozen):
     @property
     def unit(self) -> str:
         """What people call a worker."""
-        return "torch agent" if self.spec.etcd else "rank"
+        return "torch agent" if self.spec.etcd else "mpirun" if self.spec.mpirun_hosts else "rank"
 
     @property
     def meeting_place(self) -> str:
@@ -201,6 +201,8 @@ def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
 
 def _together(spec: JobSpec, nodes: Sequence[NodePlan | NodeSpec]) -> bool:
     """Whether all run on the same machine."""
+    if len(spec.mpirun_hosts) > 1:
+        return False
     return len(nodes) == 1 or all(node.reach.here for node in nodes)
 
 

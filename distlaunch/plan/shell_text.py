@@ -29,8 +29,7 @@ def _remarks(plan: LaunchPlan) -> list[str]:
 def remarks_on(spec: JobSpec) -> list[str]:
     """Where the lines are to be run, and what they don't do."""
     inside = spec.container
-    where = [f"# to be run in a container of {inside.image} ({inside.runtime})"] if inside else []
-    return [*where, "# mpirun is left out: these ranks are not MPI's"] if spec.mpirun else where
+    return [f"# to be run in a container of {inside.image} ({inside.runtime})"] if inside else []
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:

@@ -32,13 +32,6 @@ class StartWorkers(Frozen):
     node: int
 
 
-class RunDaemon(Frozen):
-    """Run a daemon of mpirun's on the node: a command line for a shell."""
-
-    node: int
-    command: str
-
-
 class StopWorkers(Frozen):
     """End the node's workers (SIGTERM, SIGKILL after `grace_s`) and sweep; the agent stays."""
 
@@ -109,7 +102,6 @@ Action = (
     | HoldPort
     | FindRoute
     | StartWorkers
-    | RunDaemon
     | StopWorkers
     | DumpStacks
     | Reap

@@ -135,31 +135,6 @@ class WorkerUnstarted(Frozen):
     text: str
 
 
-class DaemonWanted(Frozen):
-    """mpirun, which runs on `node`, wants a command run on the generation's node of that `place`."""
-
-    node: int
-    place: int
-    command: str
-
-
-class MpiEnded(Frozen):
-    """mpirun, or a daemon of it, has ended: `status` is as in `WorkerExited`, `words` are its last."""
-
-    node: int
-    program: str
-    status: int
-    words: str
-
-
-class MpiPlaceLost(Frozen):
-    """What stood in a worker's place for mpirun was killed, by mpirun for the most part."""
-
-    node: int
-    local_rank: int
-    at: float
-
-
 class WorkerExited(Frozen):
     """A worker has ended: `status` is its exit code, or the negative signal number.
 
@@ -289,9 +264,6 @@ Event = (
     | RouteFailed
     | WorkerStarted
     | WorkerUnstarted
-    | DaemonWanted
-    | MpiEnded
-    | MpiPlaceLost
     | WorkerExited
     | RanksJoined
     | RanksLag

@@ -23,16 +23,13 @@ from distlaunch.state.actions import (
     GiveNotice,
     HoldPort,
     Reap,
-    RunDaemon,
     StartWorkers,
     StopWorkers,
 )
 from distlaunch.state.job import State
 from distlaunch.state.nodes import Route, route_of
 
-AgentAction = (
-    HoldPort | FindRoute | StartWorkers | RunDaemon | StopWorkers | DumpStacks | GiveNotice | Reap | Close
-)
+AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | DumpStacks | GiveNotice | Reap | Close
 """What is for an agent to do."""
 
 
@@ -54,7 +51,6 @@ def command_for(action: AgentAction, state: State, run_id: str) -> tuple[Any, ..
 _COMMANDS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     HoldPort: lambda action: messages.HoldPort(action.port),
     FindRoute: lambda action: messages.FindRoute(action.address),
-    RunDaemon: lambda action: messages.RunDaemon(action.command),
     DumpStacks: lambda action: messages.DumpStacks(list(action.local_ranks), action.abort),
     GiveNotice: lambda action: messages.GiveNotice(action.signum, action.left_s),
 }
@@ -97,7 +93,6 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         # What all workers of the node have in common travels once.
         env=_environment(state.spec, planned[0], run_id) | shared,
         binding=binding_of(state.spec, part),
-        mpi=_mpi_places(state, part, run_id),
         workers=_worker_specs(state, part, planned, shared),
     )
 
@@ -115,20 +110,6 @@ def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
     """The CPUs that the job wants for a node's workers."""
     binding = spec.binding
     return messages.Binding(binding.how, part.gpus, list(binding.cpus)) if binding else None
-
-
-def _mpi_places(state: State, part: NodePlan, run_id: str) -> messages.MpiPlaces | None:
-    if not state.spec.mpirun:
-        return None
-    assert state.plan is not None
-    return messages.MpiPlaces(
-        place=part.node_rank,
-        command=[] if part.node_rank else list(state.spec.mpirun),
-        nodes=[] if part.node_rank else [[other.procs, other.python] for other in state.plan.nodes],
-        # Nobody else knows the name before an agent has it.
-        socket=f"distlaunch-{run_id}-{state.generation}-{state.chance.hex()}",
-        address=state.plan.master_addr,
-    )
 
 
 def _worker_specs(

@@ -21,7 +21,6 @@ MAX_TEXT = 4096
 """Characters of a line from a node: it is shown to people."""
 MAX_STACK = 1 << 16
 MAX_LAST_WORDS = 1 << 14
-MAX_COMMAND = 1 << 16
 MAX_SECONDS = 1e12
 MAX_NUMBER = 1 << 53
 
@@ -176,15 +175,6 @@ _EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
         node, number(it.local_rank, "local_rank"), number(it.pid, "pid"), _cut(it.cpus)
     ),
     messages.WorkerUnstarted: _unstarted,
-    messages.DaemonWanted: lambda node, it, clock: events.DaemonWanted(
-        node, number(it.place, "place"), _cut(it.command, MAX_COMMAND)
-    ),
-    messages.MpiEnded: lambda node, it, clock: events.MpiEnded(
-        node, _cut(it.program), number(it.status, "status", -MAX_SIGNAL, 255), _cut(it.words)
-    ),
-    messages.MpiPlaceLost: lambda node, it, clock: events.MpiPlaceLost(
-        node, number(it.local_rank, "local_rank"), clock(seconds(it.t, "t"))
-    ),
     messages.WorkerExited: _exited,
     messages.RanksJoined: lambda node, it, clock: events.RanksJoined(
         node, _numbers(it.local_ranks, "local_ranks")

@@ -430,7 +430,7 @@ def test_strangers_who_talk_nonsense_are_named_and_cost_nothing(place: Path, por
     with gathering(place, port, secret) as first:
         for what, sent in NONSENSE.items():
             with closing(connected(port)) as sock:
-                with suppress(ConnectionResetError, BrokenPipeError):
+                with suppress(OSError):  # it may have closed the connection already
                     sock.sendall(sent)
                     sock.shutdown(socket.SHUT_WR)
                 answered(sock)
@@ -618,9 +618,8 @@ START = messages.StartRanks(0, "job-1", 5.0, 30.0, None, 29500, False, 15, False
 WORKER = messages.WorkerSpec(0, ["touch", "evil"], "/", [0], {"RANK": "5"}, {}, False, [])
 LIES: dict[str, Any] = {
     "a program": messages.StartWorkers(
-        0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, [], {}, None, None, [WORKER]
+        0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, [], {}, None, [WORKER]
     ),
-    "a shell's command": messages.RunDaemon("touch evil"),
     "a library": START._replace(env={"LD_PRELOAD": "/evil.so"}),
     "a path": START._replace(workers=[RANK._replace(env={"RANK": "5", "PATH": "/evil"})]),
     "a default": START._replace(workers=[RANK._replace(defaults={"PYTHONPATH": "/evil"})]),

@@ -206,7 +206,7 @@ def test_a_single_workers_only_device_is_no_list_of_devices(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     worker = WorkerSpec(0, ["/bin/true"], "/", [], {}, {}, one_device, [])
     start = StartWorkers(
-        0, "id", 1.0, 1.0, None, 1, False, 15, False, [], {"CUDA_VISIBLE_DEVICES": "4"}, None, None, [worker]
+        0, "id", 1.0, 1.0, None, 1, False, 15, False, [], {"CUDA_VISIBLE_DEVICES": "4"}, None, [worker]
     )
     assert [spec.cpus for spec in assign(start, wish("node", 1))] == [wanted]
 

@@ -10,7 +10,6 @@ from distlaunch.agent.messages import (
     COMMANDS,
     REPORTS,
     Binding,
-    MpiPlaces,
     Ping,
     RankSpec,
     StartWorkers,
@@ -21,7 +20,7 @@ from distlaunch.agent.wire import ProtocolError
 
 WORKER = WorkerSpec(0, ["python", "t.py"], "/w", [0, 1], {"A": "b"}, {}, False, [])
 START = StartWorkers(
-    1, "id", 10.0, 30.0, None, 29500, True, 15, False, [], {}, Binding("listed", 0, ["0-3"]), None, [WORKER]
+    1, "id", 10.0, 30.0, None, 29500, True, 15, False, [], {}, Binding("listed", 0, ["0-3"]), [WORKER]
 )
 EXITED = WorkerExited(0, -9, 12.5, {"message": "m", "callstack": ""}, "words", 0, [1, 2])
 SAMPLES: dict[str, Any] = {
@@ -33,7 +32,6 @@ SAMPLES: dict[str, Any] = {
     "Dict[str, str]": {"a": "b"},
     "Dict[str, bool]": {"a": True},
     "Binding": START.binding,
-    "MpiPlaces": MpiPlaces(0, ["mpirun"], [[2, "python"]], "name", "10.0.0.1"),
     "RankSpec": RankSpec(0, {"RANK": "3"}, {}),
     "WorkerSpec": WORKER,
 }

@@ -40,13 +40,10 @@ from distlaunch.state.events import (
     AgentLeaving,
     AgentUp,
     AllocationTold,
-    DaemonWanted,
     Event,
     ImagePulled,
     Interrupted,
     LinkEnded,
-    MpiEnded,
-    MpiPlaceLost,
     NodeArrived,
     Noticed,
     OrphansKilled,
@@ -307,9 +304,6 @@ class World:
         agent.generation, agent.running = self.state.generation, set(range(PROCS))
         for rank in range(PROCS):
             self._start_worker(agent, rank)
-        if self.state.spec.mpirun and agent.node == self.state.members[0]:
-            for place in range(len(self.state.members)):
-                self._tell(agent, DaemonWanted(agent.node, place, "orted"))
         self._succeed(agent)
 
     def _start_worker(self, agent: Agent, rank: int) -> None:
@@ -427,12 +421,6 @@ class World:
         if agent.node in self._joined:
             self._tell(agent, Interrupted(signum, agent.node))
 
-    def mpi_fails(self, agent: Agent, number: int) -> None:
-        """mpirun fails or is killed, or what stands in a rank's place is."""
-        if self.state.spec.mpirun:
-            lost = MpiPlaceLost(agent.node, number & 1, self.now)
-            self._tell(agent, MpiEnded(agent.node, "mpirun", number, "why") if number < 2 else lost)
-
     def end_clean(self, agent: Agent, away_s: int) -> None:
         """An agent ends together with its workers, and its guardian says so."""
         agent.running.clear()
@@ -527,8 +515,7 @@ spares: {[f"s{i}" for i in range(spares)]}
 restarts: {{max: {most}, window: {window}}}
 elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
 on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
-on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}
-{draw(st.sampled_from(["", "", "mpirun: mpirun"]))}"""
+on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}"""
 
 
 _waits = st.sampled_from([0.3, 0.0, 5.0, 20.0, 40.0, 400.0])
@@ -546,7 +533,6 @@ _faults: st.SearchStrategy[Fault] = st.one_of(
     st.builds(Fault, _waits, st.just("stall"), _nodes, st.sampled_from([1, 3, 2, 0])),
     st.builds(Fault, _waits, st.just("refuse"), _nodes, st.integers(0, 2)),
     st.builds(Fault, _waits, st.just("remark"), _nodes),
-    st.builds(Fault, _waits, st.just("mpi_fails"), _nodes, st.sampled_from([2, 1, -9, 0, 3])),
     st.builds(
         Fault, _waits, st.just("interrupt_there"), _nodes, st.sampled_from([signal.SIGTERM, signal.SIGUSR1])
     ),

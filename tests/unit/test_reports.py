@@ -72,9 +72,6 @@ TABLE: list[tuple[Any, Any]] = [
     (messages.WorkerStarted(1, 77, "0-3,8"), events.WorkerStarted(NODE, 1, 77, "0-3,8")),
     (messages.WorkerUnstarted(1, "exec", 2, "/x"), events.WorkerUnstarted(NODE, 1, "exec", 2, "/x")),
     (EXITED, events.WorkerExited(NODE, 1, -9, 5.0 + AHEAD_S, RECORD, 2, (64, 32), "Killed")),
-    (messages.DaemonWanted(2, "orted"), events.DaemonWanted(NODE, 2, "orted")),
-    (messages.MpiEnded("mpirun", 1, "why"), events.MpiEnded(NODE, "mpirun", 1, "why")),
-    (messages.MpiPlaceLost(1, 5.0), events.MpiPlaceLost(NODE, 1, 5.0 + AHEAD_S)),
     (messages.RanksJoined([0, 2]), events.RanksJoined(NODE, (0, 2))),
     (
         messages.RanksLag([[0, True, "connects"], [1, False, "sleeps"]]),

@@ -1,0 +1,80 @@
+"""Turns a job for MPI into one whose only worker is mpirun, which runs `distlaunch exec` as each rank.
+
+mpirun reaches the nodes by its own means and places the ranks; `exec` makes them one run of the usual kind,
+whose controller is on the node of rank 0. They meet at MASTER_ADDR and MASTER_PORT of the job.
+"""
+
+from distlaunch.job.placeholders import fill
+from distlaunch.job.spec import EnvValue, JobSpec, NodeSpec, Program
+from distlaunch.transport.ssh import Ssh
+
+_PASSED_ON = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "DISTLAUNCH_JOB_ID")
+_DEFAULTS = {
+    # Whoever runs a job as root has decided so before.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # Binding is up to the job: Open MPI would put two ranks with all their threads on one core each.
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+_EXPORTED = "OMPI_MCA_mca_base_env_list"
+"""The variables that Open MPI takes along to other nodes; MPICH takes all."""
+
+
+def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
+    """The job as `run` and `dry-run` plan it: unchanged, or mpirun on the first node. Raises `JobError`.
+
+    `python` is the interpreter of jobs that name none: distlaunch must be installed for it on every node.
+    """
+    if not spec.mpirun or spec.mpirun_hosts:
+        return spec
+    python = spec.python or python
+    first, hosts = spec.nodes[0], tuple((_host(node), _procs(spec, node)) for node in spec.nodes)
+    words = [*spec.mpirun[1:], "-n", str(sum(procs for _, procs in hosts))]
+    words += ["--host", ",".join(f"{host}:{procs}" for host, procs in hosts)]
+    words += [python, "-m", "distlaunch", "exec", "--", *_program(spec, python)]
+    return spec._replace(
+        nodes=(first._replace(procs=1),),
+        program=Program("command", (spec.mpirun[0],)),
+        args=tuple(words),
+        env={**_settings(spec), **spec.env},
+        timeouts=spec.timeouts._replace(join_s=None, stall_s=None),  # `exec` watches the ranks
+        invocation=spec.invocation._replace(placeholders=False),
+        mpirun_hosts=hosts,
+    )
+
+
+def rows(spec: JobSpec) -> list[tuple[str, int, int]]:
+    """Host, local rank and rank of each rank, as mpirun places them by slots."""
+    places = [(host, local_rank) for host, procs in spec.mpirun_hosts for local_rank in range(procs)]
+    return [(*place, rank) for rank, place in enumerate(places)]
+
+
+def _host(node: NodeSpec) -> str:
+    return "localhost" if node.local else node.label
+
+
+def _procs(spec: JobSpec, node: NodeSpec) -> int:
+    gpus = node.gpus if node.gpus is not None else None if node.cpu_procs is None else 0
+    procs = node.procs or gpus or node.cpu_procs or (1 if gpus == 0 else None)
+    if procs is None:
+        text = f"mpirun needs to know how many ranks {node.label} has: set procs_per_node or gpus_per_node"
+        raise spec.error(node.path, text)
+    return procs
+
+
+def _program(spec: JobSpec, python: str) -> tuple[str, ...]:
+    before = {"script": (python, "-u"), "module": (python, "-u", "-m"), "command": ()}[spec.program.kind]
+    first, *rest = spec.program.words
+    return (*before, first, *(fill(word, {}) for word in (*rest, *spec.args)))
+
+
+def _settings(spec: JobSpec) -> dict[str, EnvValue]:
+    """mpirun's own settings, as variables: options differ between Open MPI 4, Open MPI 5 and MPICH."""
+    settings = {**_DEFAULTS, _EXPORTED: ";".join((*_PASSED_ON, *spec.env))}
+    reach = next((node.reach for node in spec.nodes if isinstance(node.reach, Ssh)), None)
+    if reach and reach.options.config:
+        shell = f"ssh -F {reach.options.config}"
+        settings["OMPI_MCA_plm_rsh_agent"] = settings["PRTE_MCA_plm_ssh_agent"] = shell
+        settings["HYDRA_LAUNCHER"], settings["HYDRA_LAUNCHER_EXTRA_ARGS"] = "ssh", shell.partition(" ")[2]
+    return {name: EnvValue(value) for name, value in settings.items()}
