@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from distlaunch.kubernetes.pods import ARCHIVE, PACKED, UNPACKED
+from distlaunch.kubernetes.manifests import ARCHIVE, PACKED, UNPACKED
 from tests.harness import Going
 
 Manifest = dict[str, Any]

@@ -8,8 +8,7 @@ from distlaunch.checks.port_check import PortReport, check_port, node_for
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
-from distlaunch.launch.addresses import ssh_address
-from distlaunch.launch.dry_run import plan_without_nodes
+from distlaunch.launch.addresses import plan_without_nodes, ssh_address
 from distlaunch.system.job_file import STDIN, load_job
 from distlaunch.transport.ssh import Ssh
 

@@ -139,7 +139,7 @@ def export_kubernetes(
 
     from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
     from distlaunch.kubernetes.manifests import manifests
-    from distlaunch.launch.dry_run import plan_without_nodes
+    from distlaunch.launch.addresses import plan_without_nodes
     from distlaunch.system.job_file import job_of, read_job
     from distlaunch.system.payload import torchrun_payload
     from distlaunch.system.yaml_text import yaml_text
@@ -160,7 +160,7 @@ def _prepared(
     """The job, its scheduler and its batch script; for `followed` see there. Raises `DistlaunchError`."""
     from distlaunch.batch.checks import check_submitted, says_no_gpus, target_of, with_gpus
     from distlaunch.batch.script import Call
-    from distlaunch.launch.dry_run import plan_without_nodes
+    from distlaunch.launch.addresses import plan_without_nodes
     from distlaunch.system.here import own_command
     from distlaunch.system.job_file import job_of, read_job
 

@@ -59,7 +59,7 @@ def _ranks(plan: LaunchPlan) -> Told:
     heading = f"{plan.spec.name}: {size}, {plan.backend}{where}"
     wished = [plan.spec.binding.key] if plan.spec.binding else []
     if plan.spec.mpirun_hosts:
-        from distlaunch.plan.mpirun import rows as places
+        from distlaunch.plan.other_launchers import rows as places
 
         rows = [
             [host, str(local), str(rank), _meeting(plan, rank)] for host, local, rank in places(plan.spec)

@@ -197,8 +197,8 @@ class JobSpec(Frozen):
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
     `allocation` is where the nodes come from, if the scheduler has chosen them.
     With `mpirun`, a program and its options, MPI's launcher places the ranks: (host, ranks) of `mpirun_hosts`
-    once the job is planned (`distlaunch.plan.mpirun`). With `etcd` each node's worker is an agent of torch's,
-    which starts and numbers the ranks there.
+    once it is planned (`distlaunch.plan.other_launchers`). With `etcd` each node's worker is an agent of
+    torch's, which starts and numbers the ranks there.
     """
 
     name: str

@@ -2,12 +2,15 @@
 
 import os
 import select
+import sys
 import time
 from collections.abc import Mapping
 
+from distlaunch.agent.probes.gpus import gpu_count
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.links import process
-from distlaunch.plan.layout import is_loopback
+from distlaunch.plan.layout import Facts, LaunchPlan, is_loopback, make_plan
+from distlaunch.plan.other_launchers import under_mpirun
 
 RESOLVE_S = 2.0
 _READ = 1 << 16
@@ -82,3 +85,13 @@ def _said(child: process.Child, deadline: float) -> bytes | None:
     finally:
         child.wait()
         child.close()
+
+
+def plan_without_nodes(spec: JobSpec) -> LaunchPlan:
+    """The plan as far as it is known here: this machine's GPUs, and no other's. Raises `JobError`."""
+    spec = under_mpirun(spec, sys.executable)
+    here = gpu_count() if any(node.local for node in spec.nodes) else None
+    facts = {
+        index: Facts(sys.executable, here if node.local else None) for index, node in enumerate(spec.nodes)
+    }
+    return make_plan(spec, facts, ssh_addresses(spec).get(0))

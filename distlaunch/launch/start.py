@@ -74,7 +74,7 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
     if spec.hosts_unknown:
         raise UsageError(NO_ALLOCATION)
     if spec.mpirun:
-        from distlaunch.plan.mpirun import under_mpirun  # few jobs are for MPI
+        from distlaunch.plan.other_launchers import under_mpirun  # few jobs are for MPI
 
         spec = under_mpirun(spec, sys.executable)
     _check_notify(spec)

@@ -361,20 +361,20 @@ def _worker(
 def _torch_agent(
     plan: LaunchPlan, node: NodePlan, meeting: contract.Rendezvous, interface: str | None, source: str | None
 ) -> WorkerPlan:
-    from distlaunch.plan import torch_run  # few jobs have them
+    from distlaunch.plan import other_launchers  # few jobs have them
 
     spec, ranks = plan.spec, node.torch_ranks
-    launcher = (node.python, *torch_run.agent_words(spec, len(plan.nodes), ranks, meeting, source))
+    launcher = (node.python, *other_launchers.agent_words(spec, len(plan.nodes), ranks, meeting, source))
     return WorkerPlan(
         rank=node.first_rank,
         local_rank=0,
-        argv=(*launcher, program_word(spec, node), *torch_run.arguments(spec)),
+        argv=(*launcher, program_word(spec, node), *other_launchers.arguments(spec)),
         contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets all else
         env=node.env,
         defaults=contract.defaults(ranks, interface, plan.backend),
         cwd=node.workdir,
         paths=(0, len(launcher)) if spec.program.placed else (0,),
-        temporary=torch_run.TEMPORARY,
+        temporary=other_launchers.TEMPORARY,
     )
 
 

@@ -6,8 +6,8 @@ from distlaunch.contract import Rendezvous
 from distlaunch.job.placeholders import placeholders_in
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import LaunchPlan, NodePlan, program_word
+from distlaunch.plan.other_launchers import agent_flags, arguments, program_flag, workers_flags
 from distlaunch.plan.shell_text import job_exports, quoted_path, remarks_on
-from distlaunch.plan.torch_run import agent_flags, arguments, program_flag, workers_flags
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:

@@ -19,10 +19,9 @@ from kubeflow_trainer_api.models import JobsetV1alpha2JobSet, TrainerV1alpha1Tra
 from distlaunch.errors import JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
-from distlaunch.kubernetes.manifests import manifests, merged
+from distlaunch.kubernetes.manifests import manifests, merged, unexpanded
 from distlaunch.kubernetes.names import Kind, first_host, object_name
-from distlaunch.kubernetes.pods import unexpanded
-from distlaunch.launch.dry_run import plan_without_nodes
+from distlaunch.launch.addresses import plan_without_nodes
 from distlaunch.system.imported import torchrun_modules
 from distlaunch.system.job_file import job_of
 from distlaunch.system.payload import torchrun_payload

@@ -7,7 +7,7 @@ import pytest
 from distlaunch.errors import JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts, make_plan, planned_workers
-from distlaunch.plan.mpirun import under_mpirun
+from distlaunch.plan.other_launchers import under_mpirun
 from tests.unit.samples import spec_of
 
 TWO = """
