@@ -1,8 +1,8 @@
 """Launchers that start the ranks themselves, as programs that distlaunch runs.
 
 torch's own elastic agents are one worker on each node (`python -m torch.distributed.run`). mpirun is one
-worker, on the first node: it reaches the others by its own means and runs `distlaunch exec` as each rank. These
-ranks join one run of the usual kind, at MASTER_ADDR and MASTER_PORT of the job.
+worker, on the first node: it reaches the others by its own means and runs `distlaunch exec` as each rank.
+These ranks join one run of the usual kind, at MASTER_ADDR and MASTER_PORT of the job.
 """
 
 from distlaunch.contract import Rendezvous
