@@ -279,7 +279,7 @@ class RanksJoined(Frozen):
 class RanksLag(Frozen):
     """What those do that have not joined: [local rank, whether it tries to, in words] of each."""
 
-    ranks: List[Any]
+    seen: List[Any]
 
 
 class RanksStalled(Frozen):
@@ -298,15 +298,15 @@ class StackDumped(Frozen):
 
 
 class Noticed(Frozen):
-    """The agent got `signal`, which announces an end."""
+    """The agent got `signum`, which announces an end."""
 
-    signal: int
+    signum: int
 
 
 class Interrupted(Frozen):
-    """A launcher that joined got `signal`: the user, or a scheduler, wants the job to end."""
+    """A launcher that joined got `signum`: the user, or a scheduler, wants the job to end."""
 
-    signal: int
+    signum: int
 
 
 class AgentLeaving(Frozen):
@@ -315,17 +315,17 @@ class AgentLeaving(Frozen):
     Without a signal (0), the link's input has ended, or can't be read any further for its `damage`.
     """
 
-    signal: int
+    signum: int
     orphaned: bool
     damage: str
 
 
 class OutputLost(Frozen):
-    """Output was lost because the spool was full."""
+    """So many bytes of output were lost because the spool was full."""
 
     local_rank: int
     stream: int
-    bytes: int
+    size: int
 
 
 class Stuck(Frozen):

@@ -1,7 +1,7 @@
 """The commands that tell an agent what to do, from what the supervisor wants and the plan."""
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent import messages
@@ -45,16 +45,8 @@ def command_for(action: AgentAction, state: State, run_id: str) -> tuple[Any, ..
             return messages.Close(action.grace_s, action.signum, state.outcome, why)
         case Reap():
             return messages.Reap(run_id)
-    return _COMMANDS[type(action)](action)
-
-
-_COMMANDS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
-    HoldPort: lambda action: messages.HoldPort(action.port),
-    FindRoute: lambda action: messages.FindRoute(action.address),
-    DumpStacks: lambda action: messages.DumpStacks(list(action.local_ranks), action.abort),
-    GiveNotice: lambda action: messages.GiveNotice(action.signum, action.left_s),
-}
-"""Those that need nothing but their action."""
+    kind = getattr(messages, type(action).__name__)  # the command has the action's fields, but for the node
+    return kind(*(list(value) if isinstance(value, tuple) else value for value in action[1:]))  # type: ignore[no-any-return]
 
 
 def running_workers(state: State, run_id: str) -> dict[NodeRank, list[WorkerPlan]]:

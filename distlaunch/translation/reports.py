@@ -39,33 +39,26 @@ def seconds(value: float, name: str) -> float:
     return float(value)
 
 
-def _numbers(values: list[int], name: str) -> tuple[int, ...]:
-    return tuple(number(value, name) for value in values)
-
-
-def _mappings(values: list[Any], name: str) -> tuple[Mapping[str, Any], ...]:
-    if not all(isinstance(value, dict) for value in values):
-        raise ProtocolError(f"{name} is not a list of objects")
-    return tuple({key[:MAX_WORDS]: _short(inner) for key, inner in value.items()} for value in values)
-
-
-def _items(values: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((key[:MAX_WORDS], _short(value)) for key, value in values.items())
-
-
-def _cut(text: str | None, most: int = MAX_TEXT) -> Any:
-    return text if text is None else text[:most]
-
-
 def event_of(node: int, report: Any, clock: Clock) -> Event | None:
     """The event that a report stands for, or None for one that is only a sign of life.
 
-    What it holds is of the right types, but not trusted: texts are cut. Raises `ProtocolError`.
+    A report becomes the event of the same name, field by field. What it holds is of the right types, but not
+    trusted: texts are cut, numbers must be in range. Raises `ProtocolError`.
     """
-    make = _EVENTS.get(type(report))
-    if make is None:
-        raise ProtocolError(f"unexpected message: {type(report).__name__}")
-    return make(node, report, clock)
+    kind = type(report)
+    if kind is messages.Pong:
+        return None
+    if kind is messages.Hello:
+        return _hello(node, report)
+    if kind not in _EVENTS:
+        raise ProtocolError(f"unexpected message: {kind.__name__}")
+    fields = report._asdict()
+    if "t" in fields:
+        fields["at"] = clock(seconds(fields.pop("t"), "t"))
+    event = _EVENTS[kind]
+    rules = ((name, _RULES.get((kind, name), _trusted)) for name in event._fields if name in fields)
+    values = {name: rule(fields[name], name) for name, rule in rules}
+    return event(node=node, **values)  # type: ignore[no-any-return]
 
 
 def uses_of(report: messages.Usage) -> dict[int, Use]:
@@ -81,43 +74,60 @@ def _use(row: Any) -> tuple[int, Use]:
     raise ProtocolError("usage: ranks is not a list of ranks and what they use")
 
 
-def _hello(node: int, report: messages.Hello, clock: Clock) -> Event:
+def _hello(node: int, report: messages.Hello) -> Event:
     if report.protocol != PROTOCOL:
         raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
     gpus = number(report.gpus, "gpus", 0, MAX_GPUS)
     procs = report.procs if report.procs is None else number(report.procs, "procs", 1)
-    return events.AgentUp(
-        node, Facts(_cut(report.python), gpus, procs, _cut(report.logs)), _cut(report.hostname)
-    )
+    python, logs, hostname = (_trusted(text, "") for text in (report.python, report.logs, report.hostname))
+    return events.AgentUp(node, Facts(python, gpus, procs, logs), hostname)
 
 
-def _signal(value: int) -> int:
-    """The number of a signal that has a name. Raises `ProtocolError`."""
-    if value not in {*signal.Signals}:
-        raise ProtocolError(f"signal is out of range: {value}")
+def _trusted(value: Any, name: str) -> Any:
+    """A field of an event: `value`, with what a node may not say refused, or cut off."""
+    match value:
+        case bool() | None:
+            return value
+        case int():
+            return number(value, name)
+        case str():
+            return value[:MAX_TEXT]
+        case dict():
+            return tuple((key[:MAX_WORDS], _short(inner)) for key, inner in value.items())
+        case list():
+            return tuple(_trusted(inner, name) for inner in value)
     return value
 
 
-def _route(node: int, report: messages.RouteFound, clock: Clock) -> Event:
-    asked, address, interface = _cut(report.asked), _cut(report.address), _cut(report.interface)
-    interfaces, named = _items(report.interfaces), _items(report.named)
-    return events.RouteFound(node, asked, address, interface, _cut(report.source), interfaces, named)
+def _status(value: int, name: str) -> int:
+    return number(value, name, -MAX_SIGNAL, 255)
 
 
-def _exited(node: int, report: messages.WorkerExited, clock: Clock) -> Event:
-    return events.WorkerExited(
-        node,
-        number(report.local_rank, "local_rank"),
-        number(report.status, "status", -MAX_SIGNAL, 255),
-        clock(seconds(report.t, "t")),
-        _error_record(report.error_record),
-        number(report.oom_kills, "oom_kills"),
-        _numbers(report.shm, "shm"),
-        _cut(report.words, MAX_LAST_WORDS),
-    )
+def _signal(value: int, name: str) -> int:
+    if value not in {*signal.Signals}:
+        raise ProtocolError(f"{name} is out of range: {value}")
+    return value
 
 
-def _error_record(record: Any) -> Mapping[str, str] | None:
+def _last_words(value: str, name: str) -> str:
+    return value[:MAX_LAST_WORDS]
+
+
+def _stack(value: str, name: str) -> str:
+    return value[:MAX_STACK]
+
+
+def _objects(values: list[Any], name: str) -> tuple[Mapping[str, Any], ...]:
+    if not all(isinstance(value, dict) for value in values):
+        raise ProtocolError(f"{name} is not a list of objects")
+    return tuple({key[:MAX_WORDS]: _short(inner) for key, inner in value.items()} for value in values)
+
+
+def _short(value: Any) -> Any:
+    return value[:MAX_WORDS] if isinstance(value, str) else value if isinstance(value, int) else None
+
+
+def _error_record(record: Any, name: str) -> Mapping[str, str] | None:
     """{message, callstack}, as far as they are texts; long lines are cut, since all of it is shown."""
     if not isinstance(record, dict):
         return None
@@ -129,68 +139,38 @@ def _cut_lines(text: str) -> str:
     return "\n".join(line[:MAX_TEXT] for line in text.splitlines())
 
 
-def _short(value: Any) -> Any:
-    return value[:MAX_WORDS] if isinstance(value, str) else value if isinstance(value, int) else None
+def _seen(rows: list[Any], name: str) -> tuple[tuple[int, bool, str], ...]:
+    return tuple(map(_seen_of_one, rows))
 
 
-def _seen(row: Any) -> tuple[int, bool, str]:
+def _seen_of_one(row: Any) -> tuple[int, bool, str]:
     match row:
         case [int(rank), bool(trying), str(words)] if not isinstance(rank, bool):
             return number(rank, "ranks"), trying, words[:MAX_WORDS]
     raise ProtocolError("lagging: ranks is not a list of ranks and what they do")
 
 
-def _stopped(row: list[int]) -> tuple[int, int]:
-    match row:
-        case [rank, pid]:
-            return number(rank, "stopped"), number(pid, "stopped", 1)
-    raise ProtocolError("stopped is not a list of ranks and pids")
+def _stopped(rows: list[list[int]], name: str) -> tuple[tuple[int, int], ...]:
+    if not all(len(row) == 2 for row in rows):
+        raise ProtocolError("stopped is not a list of ranks and pids")
+    return tuple((number(rank, "stopped"), number(pid, "stopped", 1)) for rank, pid in rows)
 
 
-def _unstarted(node: int, report: messages.WorkerUnstarted, clock: Clock) -> Event:
-    rank, code = number(report.local_rank, "local_rank"), number(report.errno, "errno")
-    return events.WorkerUnstarted(node, rank, _cut(report.stage), code, _cut(report.text))
-
-
-_EVENTS: Mapping[type, Callable[[int, Any, Clock], Event | None]] = {
-    messages.Hello: _hello,
-    messages.Pong: lambda node, it, clock: None,
-    messages.AgentLeaving: lambda node, it, clock: events.AgentLeaving(
-        node, number(it.signal, "signal"), it.orphaned, _cut(it.damage)
-    ),
-    messages.Interrupted: lambda node, it, clock: events.Interrupted(_signal(it.signal), node),
-    messages.Noticed: lambda node, it, clock: events.Noticed(node, number(it.signal, "signal")),
-    messages.PortHeld: lambda node, it, clock: events.PortHeld(node, number(it.port, "port")),
-    messages.PortRefused: lambda node, it, clock: events.PortRefused(
-        node, _cut(it.error), _mappings(it.owners, "owners")
-    ),
-    messages.PortUsurped: lambda node, it, clock: events.PortUsurped(node, _mappings(it.owners, "owners")),
-    messages.Reaped: lambda node, it, clock: events.Reaped(node, number(it.processes, "processes")),
-    messages.OrphansKilled: lambda node, it, clock: events.OrphansKilled(
-        node, number(it.processes, "processes")
-    ),
-    messages.RouteFound: _route,
-    messages.RouteFailed: lambda node, it, clock: events.RouteFailed(node, _cut(it.asked), _cut(it.error)),
-    messages.WorkerStarted: lambda node, it, clock: events.WorkerStarted(
-        node, number(it.local_rank, "local_rank"), number(it.pid, "pid"), _cut(it.cpus)
-    ),
-    messages.WorkerUnstarted: _unstarted,
-    messages.WorkerExited: _exited,
-    messages.RanksJoined: lambda node, it, clock: events.RanksJoined(
-        node, _numbers(it.local_ranks, "local_ranks")
-    ),
-    messages.RanksLag: lambda node, it, clock: events.RanksLag(node, tuple(map(_seen, it.ranks))),
-    messages.RanksStalled: lambda node, it, clock: events.RanksStalled(
-        node, _numbers(it.local_ranks, "local_ranks"), tuple(map(_stopped, it.stopped))
-    ),
-    messages.StackDumped: lambda node, it, clock: events.StackDumped(
-        node, number(it.local_rank, "local_rank"), _cut(it.text, MAX_STACK)
-    ),
-    messages.OutputLost: lambda node, it, clock: events.OutputLost(
-        node, number(it.local_rank, "local_rank"), number(it.stream, "stream"), number(it.bytes, "bytes")
-    ),
-    messages.Swept: lambda node, it, clock: events.Swept(
-        node, number(it.generation, "generation"), number(it.leftovers, "leftovers")
-    ),
-    messages.Stuck: lambda node, it, clock: events.Stuck(node, _mappings(it.processes, "processes")),
+_RULES: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
+    (messages.Interrupted, "signum"): _signal,
+    (messages.PortRefused, "owners"): _objects,
+    (messages.PortUsurped, "owners"): _objects,
+    (messages.RanksLag, "seen"): _seen,
+    (messages.RanksStalled, "stopped"): _stopped,
+    (messages.StackDumped, "text"): _stack,
+    (messages.Stuck, "processes"): _objects,
+    (messages.WorkerExited, "error_record"): _error_record,
+    (messages.WorkerExited, "status"): _status,
+    (messages.WorkerExited, "words"): _last_words,
+}
+"""What checks a field that needs more than `_trusted`."""
+_EVENTS: Mapping[type, Any] = {
+    kind: getattr(events, kind.__name__)
+    for kind in messages.REPORTS.values()
+    if hasattr(events, kind.__name__)
 }

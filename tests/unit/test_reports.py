@@ -183,7 +183,7 @@ def test_what_a_node_can_not_tell_stays_unknown(report: Any, event: Any) -> None
 # Numbers
 
 NUMBERS: list[tuple[type, str]] = [
-    (messages.AgentLeaving, "signal"),
+    (messages.AgentLeaving, "signum"),
     (messages.PortHeld, "port"),
     (messages.Reaped, "processes"),
     (messages.OrphansKilled, "processes"),
@@ -196,7 +196,7 @@ NUMBERS: list[tuple[type, str]] = [
     (messages.StackDumped, "local_rank"),
     (messages.OutputLost, "local_rank"),
     (messages.OutputLost, "stream"),
-    (messages.OutputLost, "bytes"),
+    (messages.OutputLost, "size"),
     (messages.Swept, "generation"),
     (messages.Swept, "leftovers"),
 ]
@@ -232,8 +232,8 @@ def test_each_number_of_a_list_is_looked_at(kind: type, field: str, value: int) 
         (changed(messages.Hello, gpus=MAX_GPUS + 1), f"gpus is out of range: {MAX_GPUS + 1}"),
         (changed(messages.Hello, procs=0), "procs is out of range: 0"),
         (changed(messages.WorkerExited, status=256), "status is out of range: 256"),
-        (messages.Interrupted(0), "signal is out of range: 0"),
-        (messages.Interrupted(MAX_SIGNAL), f"signal is out of range: {MAX_SIGNAL}"),
+        (messages.Interrupted(0), "signum is out of range: 0"),
+        (messages.Interrupted(MAX_SIGNAL), f"signum is out of range: {MAX_SIGNAL}"),
         (
             changed(messages.WorkerExited, status=-MAX_SIGNAL - 1),
             f"status is out of range: {-MAX_SIGNAL - 1}",
