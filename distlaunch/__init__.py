@@ -14,7 +14,7 @@
     supervisor/       pure; once agents are there, plan/ makes a LaunchPlan of JobSpec and their Facts: ranks,
                       and each worker's environment (contract.py); diagnosis/ says why a worker failed
     observers/        the run folder, the terminal
-    launch/supervise  at the end: State ─diagnosis/summary─▶ Summary: the words, the exit status
+    launch/supervise  at the end: State ─supervisor/summary─▶ Summary: the words, the exit status
 
 `state/` has the types of all this. Beside it: `batch/` and `kubernetes/` (a job for a queue, or a cluster),
 `checks/` (check-port), `replay/` (a run again, from its events), `catalog/` and `follow/` (runs by their

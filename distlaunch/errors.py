@@ -1,6 +1,6 @@
 """Every way distlaunch itself fails, each with its documented exit status.
 
-A failing worker is no exception but data (`distlaunch.state.workers.Exited`).
+A failing worker is no exception but data (`distlaunch.supervisor.nodes.Exited`).
 """
 
 import errno

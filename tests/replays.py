@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distlaunch.diagnosis.summary import Summary
 from distlaunch.observers.output_index import unpacked
 from distlaunch.replay.lives import replay
 from distlaunch.replay.show import history_in, retold
-from distlaunch.state.job import State
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.summary import Summary
 
 OF_OUTPUT = {"hint", "lagging", "seconds", "folder"}
 """What a summary has from the ranks' output, and from the clock."""

@@ -9,7 +9,7 @@ from distlaunch.catalog.find import CUT, LOGS, check_folder, folders, named, sca
 from distlaunch.catalog.folder import Run, run_in
 from distlaunch.catalog.index import index_path, listed
 from distlaunch.observers.console import escape
-from distlaunch.state.status import RunState
+from distlaunch.supervisor.status import RunState
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10

@@ -11,7 +11,7 @@ from distlaunch.catalog.find import folders
 from distlaunch.catalog.folder import Run, heard, run_in
 from distlaunch.catalog.index import forget, listed
 from distlaunch.errors import reason
-from distlaunch.state.status import RunState
+from distlaunch.supervisor.status import RunState
 
 
 class Pruned(Frozen):

@@ -8,7 +8,7 @@ from distlaunch.batch.queues import queue_of
 from distlaunch.catalog.folder import Run
 from distlaunch.catalog.submissions import Submission, as_run, latest_run, note_end, submissions
 from distlaunch.errors import DistlaunchError
-from distlaunch.state.status import RunState
+from distlaunch.supervisor.status import RunState
 
 
 def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run]]:

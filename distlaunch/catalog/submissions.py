@@ -15,7 +15,7 @@ from distlaunch.catalog.folder import Run, run_in
 from distlaunch.catalog.index import Ticket, listed, listed_submissions, note_submission
 from distlaunch.catalog.starts import Starts
 from distlaunch.errors import UsageError
-from distlaunch.state.status import Controller, RunState, Status
+from distlaunch.supervisor.status import Controller, RunState, Status
 from distlaunch.wording import listed as listed_words
 
 CLOCKS_S = 3600.0

@@ -9,7 +9,7 @@ from distlaunch.catalog.folder import Run
 from distlaunch.cli.stderr import say
 from distlaunch.errors import Exit
 from distlaunch.follow.queued import runs_of
-from distlaunch.state.status import RunState
+from distlaunch.supervisor.status import RunState
 from distlaunch.system.signals import Interrupts, Signals
 
 

@@ -9,7 +9,7 @@ from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import Start, start_run
-from distlaunch.state.job import State
+from distlaunch.supervisor.state import State
 from distlaunch.system.signals import Signals
 
 

@@ -9,11 +9,11 @@ from distlaunch.links.link import Link
 from distlaunch.system.signals import Interrupts, Signals
 
 if TYPE_CHECKING:
-    from distlaunch.diagnosis.summary import Summary
     from distlaunch.links.door import Door
     from distlaunch.observers.observer import Observer
     from distlaunch.observers.terminal import Terminal
     from distlaunch.plan.gathering import Gathering
+    from distlaunch.supervisor.summary import Summary
 
 
 def run_shown(

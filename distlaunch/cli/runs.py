@@ -249,7 +249,7 @@ def _stop_queued(queued: "Submission", now: bool, as_json: bool) -> None:
         raise typer.Exit(128 + signals.received_last)
     if as_json:
         from distlaunch.catalog.submissions import as_run
-        from distlaunch.state.status import RunState
+        from distlaunch.supervisor.status import RunState
 
         _print_document(run or as_run(queued, RunState.CANCELLED, "cancelled"))
     elif run is None:

@@ -6,7 +6,7 @@ from distlaunch.catalog.folder import Run, run_in
 from distlaunch.follow.ending import summary_of
 from distlaunch.follow.retelling import Retelling
 from distlaunch.observers.observer import Observer
-from distlaunch.state.status import RunState
+from distlaunch.supervisor.status import RunState
 from distlaunch.system.signals import Interrupts
 
 _GONE = "its run folder was removed or renamed; the run itself may still be going"

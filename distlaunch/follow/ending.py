@@ -3,10 +3,10 @@
 import os
 
 from distlaunch.catalog.folder import summary_in
-from distlaunch.diagnosis.summary import STDERR, STDOUT, Summary
 from distlaunch.observers.last_words import STDERR_BYTES, STDOUT_BYTES
 from distlaunch.plan.output import destinations
-from distlaunch.state.job import State
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
 
 
 def summary_of(folder: str, state: State) -> Summary | None:

@@ -14,7 +14,7 @@ from distlaunch.observers.folding import MOMENT_S, Folding, tag_of
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.output_index import NAME as OUTPUT_INDEX
 from distlaunch.observers.output_index import Entry
-from distlaunch.state.job import State
+from distlaunch.supervisor.state import State
 
 STDERR = 1
 _FILE = re.compile(r"(?:generation(\d+)/)?(?:rank|agent)(\d+)\.(out|err)")

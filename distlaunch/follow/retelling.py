@@ -13,8 +13,8 @@ from distlaunch.observers.output_index import Entry
 from distlaunch.observers.run_folder import EVENTS
 from distlaunch.replay.history import NOTICE
 from distlaunch.replay.lives import HistoryError, beginning_in, happened_in
-from distlaunch.state.actions import Notice
-from distlaunch.state.job import State
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
 
 MAX_OPEN = 100

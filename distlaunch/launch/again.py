@@ -8,8 +8,8 @@ from distlaunch.catalog.folder import run_in
 from distlaunch.catalog.starts import Begun, Starts
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import Earlier, JobSpec
-from distlaunch.state.job import State
-from distlaunch.supervisor.requeueing import is_to_go_on
+from distlaunch.supervisor.scheduling import is_to_go_on
+from distlaunch.supervisor.state import State
 
 
 def continued(spec: JobSpec) -> JobSpec:

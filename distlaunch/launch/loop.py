@@ -10,13 +10,12 @@ from distlaunch.launch.start import Start
 from distlaunch.links.links import Links
 from distlaunch.observers.generations import Generations
 from distlaunch.observers.observer import Observer, Observers, Printed
-from distlaunch.state import actions, events
-from distlaunch.state.job import State
-from distlaunch.state.nodes import End
+from distlaunch.supervisor import actions, events
+from distlaunch.supervisor.codec import command_for, event_of, seconds, uses_of
+from distlaunch.supervisor.nodes import End
+from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
 from distlaunch.system.signals import Interrupts
-from distlaunch.translation import commands
-from distlaunch.translation.reports import event_of, seconds, uses_of
 
 WATCH_S = 4.0
 """Between two requests to tell what ranks use, as long as somebody wants to know."""
@@ -124,7 +123,7 @@ class Loop:
                 case actions.Finish():
                     self._finished = True
                 case _:
-                    command = commands.command_for(action, self.state, self._run_id)
+                    command = command_for(action, self.state, self._run_id)
                     self._links.send(action.node, command)
 
     def _ask_scheduler(self) -> None:

@@ -11,7 +11,7 @@ from distlaunch.launch.joined import STOP_QUIETLY
 from distlaunch.observers.console import Console
 from distlaunch.plan.layout import Facts, LaunchPlan, NodeRank, node_plan, workers
 from distlaunch.plan.output import Destination, destinations
-from distlaunch.translation.commands import binding_of, shared_descriptors
+from distlaunch.supervisor.codec import binding_of, shared_descriptors
 
 if TYPE_CHECKING:
     from distlaunch.observers.run_folder import RunFolder

@@ -10,8 +10,8 @@ from distlaunch.links.link import Link
 from distlaunch.system.signals import Interrupts
 
 if TYPE_CHECKING:
-    from distlaunch.diagnosis.summary import Summary
     from distlaunch.observers.observer import Observer
+    from distlaunch.supervisor.summary import Summary
 
 
 def run_job(

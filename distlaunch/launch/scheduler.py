@@ -7,7 +7,7 @@ import time
 
 from distlaunch.allocation.allocation import Allocation
 from distlaunch.launch.slurm_fate import fate_argv, job_fate
-from distlaunch.state.events import AllocationTold
+from distlaunch.supervisor.events import AllocationTold
 
 
 class Question:

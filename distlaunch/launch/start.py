@@ -17,7 +17,7 @@ from distlaunch.links.opening import open_link, open_links
 from distlaunch.links.process import Child
 from distlaunch.observers.run_folder import RunFolder, new_run_id
 from distlaunch.plan.layout import is_loopback
-from distlaunch.state.status import Controller, RunState, Status
+from distlaunch.supervisor.status import Controller, RunState, Status
 from distlaunch.system.here import boot_id
 from distlaunch.transport.joined import Joined
 

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable
 
-from distlaunch.diagnosis.summary import Summary
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.terminal import Terminal
-from distlaunch.state.actions import Notice
-from distlaunch.state.events import Event
-from distlaunch.state.job import Phase, State
-from distlaunch.state.workers import WorkerPhase
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.nodes import WorkerPhase
+from distlaunch.supervisor.state import Phase, State
+from distlaunch.supervisor.summary import Summary
 
 
 class Departure(Observer):

@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.output_index import Stamp
@@ -13,11 +12,12 @@ from distlaunch.observers.run_folder import RunFolder
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.replay.history import BEGAN, NOTICE, beginning, fields_of
-from distlaunch.state.actions import Notice
-from distlaunch.state.events import Event, StackDumped, WorkerExited
-from distlaunch.state.job import Phase, State
-from distlaunch.state.status import Status, status_now
-from distlaunch.translation.commands import running_workers
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.codec import running_workers
+from distlaunch.supervisor.events import Event, StackDumped, WorkerExited
+from distlaunch.supervisor.state import Phase, State
+from distlaunch.supervisor.status import Status, status_now
+from distlaunch.supervisor.summary import Summary
 
 
 class Folder(Observer):

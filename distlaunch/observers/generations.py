@@ -6,7 +6,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import GENERATIONS
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.plan.output import Destination, destinations
-from distlaunch.state.job import State
+from distlaunch.supervisor.state import State
 
 
 class Begun(Frozen):

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from distlaunch.diagnosis.summary import STDERR, STDOUT, Summary
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.state.events import Event, WorkerExited
-from distlaunch.state.job import State
+from distlaunch.supervisor.events import Event, WorkerExited
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
 
 STDERR_BYTES = 16384
 STDOUT_BYTES = 2048

@@ -7,13 +7,13 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 
-from distlaunch.diagnosis.summary import Summary
 from distlaunch.errors import reason
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.state.events import Event
-from distlaunch.state.job import Phase, State
-from distlaunch.state.status import RunState, Status, status_now
-from distlaunch.state.workers import Use
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.nodes import Use
+from distlaunch.supervisor.state import Phase, State
+from distlaunch.supervisor.status import RunState, Status, status_now
+from distlaunch.supervisor.summary import Summary
 
 _USES = (
     ("distlaunch_rank_cpu_percent", "CPU use of the rank's processes; 100 = one CPU.", "cpu"),

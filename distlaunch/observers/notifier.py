@@ -12,14 +12,14 @@ import threading
 import time
 from typing import Any
 
-from distlaunch.diagnosis.summary import Summary
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec, Notify
 from distlaunch.observers.last_words import LastWords, summary_so_far
 from distlaunch.observers.observer import Observer
-from distlaunch.state.events import Event, RanksStalled
-from distlaunch.state.job import Phase, State
-from distlaunch.state.status import RunState, run_state
+from distlaunch.supervisor.events import Event, RanksStalled
+from distlaunch.supervisor.state import Phase, State
+from distlaunch.supervisor.status import RunState, run_state
+from distlaunch.supervisor.summary import Summary
 from distlaunch.wording import exit_words
 
 LIMIT_S = 30.0

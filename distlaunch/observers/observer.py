@@ -6,13 +6,13 @@ from itertools import compress
 from typing import Any, Concatenate, ParamSpec
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.output import Destination
-from distlaunch.state.actions import Notice
-from distlaunch.state.events import Event
-from distlaunch.state.job import State
-from distlaunch.state.workers import Use
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.nodes import Use
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.summary import Summary
 
 P = ParamSpec("P")
 

@@ -1,8 +1,7 @@
 """How far a start has come, in a line."""
 
-from distlaunch.state.job import Phase, State
-from distlaunch.state.nodes import Reaping, Up
-from distlaunch.state.workers import WorkerPhase
+from distlaunch.supervisor.nodes import Reaping, Up, WorkerPhase
+from distlaunch.supervisor.state import Phase, State
 from distlaunch.wording import counted, spans
 
 MOST_NAMED = 4

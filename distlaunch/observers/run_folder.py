@@ -11,7 +11,7 @@ from typing import Any
 
 from distlaunch.observers.log_writer import LogWriter
 from distlaunch.observers.output_index import Stamp
-from distlaunch.state.status import Status, document_of
+from distlaunch.supervisor.status import Status, document_of
 from distlaunch.wording import json_text
 
 STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"

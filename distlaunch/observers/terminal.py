@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.allocation.allocation import Allocation
-from distlaunch.diagnosis.summary import Above, Summary
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Console
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.state.actions import Notice
-from distlaunch.state.events import Event
-from distlaunch.state.job import State
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.summary import Above, Summary
 from distlaunch.system.signals import Interrupts
 from distlaunch.wording import counted, listed
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.run_folder import RunFolder
-from distlaunch.state.job import State
-from distlaunch.state.workers import Use
+from distlaunch.supervisor.nodes import Use
+from distlaunch.supervisor.state import State
 
 WATCHED, USE = "watched", "use.json"
 """A watcher touches the first now and then; the second has what ranks use."""

@@ -10,7 +10,7 @@ from typing import Any
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.job.secrets import is_secret, redacted
 from distlaunch.job.spec import EnvValue, JobSpec
-from distlaunch.state.events import Event
+from distlaunch.supervisor.events import Event
 
 VERSION = 3
 """Of events.jsonl: another one as soon as a line can't be read as before."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
 from distlaunch.replay.history import BEGAN, NOTICE, VERSION
-from distlaunch.state.actions import Action
-from distlaunch.state.events import Event
-from distlaunch.state.job import State
+from distlaunch.supervisor.actions import Action
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from distlaunch.errors import reason
 from distlaunch.replay.lives import History, HistoryError, Moment, loaded, read, replay
-from distlaunch.state.actions import Notice
-from distlaunch.state.job import State
-from distlaunch.state.many import Many
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.nodes import Many
+from distlaunch.supervisor.state import State
 
 WIDTH = 160
 """Characters of a value that are shown."""

@@ -1,1 +1,1 @@
-"""The one brain, pure: `step(state, event, now)` gives the next state and what to do. No IO, no clock."""
+"""The policy of a run, pure: `step(state, event, now)` gives the next state and what to do. No I/O."""

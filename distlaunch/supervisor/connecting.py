@@ -1,25 +1,194 @@
-"""Reaching the nodes: at the start all together, and later those that were lost, until they return."""
+"""The nodes: reaching them, losing them, reaching them again, and which take part in the next generation."""
 
-from distlaunch.errors import Exit
-from distlaunch.state.actions import Action, Drop, GiveUp, Notice, Reap
-from distlaunch.state.events import AgentUp, ImagePulled, NodeArrived, OrphansKilled, Reaped
-from distlaunch.state.findings import ConnectAgain, Finding, JobOver, NodeBack, Planned, Prepare, Step
-from distlaunch.state.job import Cause, Phase, State
-from distlaunch.state.nodes import (
+from distlaunch.errors import Exit, JobError
+from distlaunch.plan.layout import Facts, NodeRank, node_plan
+from distlaunch.supervisor.actions import Action, Drop, GiveUp, Notice, Reap
+from distlaunch.supervisor.events import (
+    AgentLeaving,
+    AgentUp,
+    ImagePulled,
+    NodeArrived,
+    OrphansKilled,
+    Reaped,
+)
+from distlaunch.supervisor.findings import (
+    ConnectAgain,
+    Finding,
+    JobOver,
+    NodeBack,
+    NodeLeaving,
+    NodeLost,
+    Planned,
+    Prepare,
+    Step,
+    SuccessDoubted,
+)
+from distlaunch.supervisor.nodes import (
     Away,
     Connecting,
+    Leaving,
+    Linked,
+    Node,
     Reaping,
     Retrying,
     Unusable,
     Up,
+    WorkerPhase,
+    facts_of,
     is_expected,
+    is_missing,
+    is_usable,
+    may_be_occupied,
+    no_more,
     unfit_words,
 )
-from distlaunch.state.timers import Timer
-from distlaunch.supervisor.losing import RECONNECT_MAX_S, reconnect_later
-from distlaunch.supervisor.members import choose_members, misfit
+from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.wording import counted, listed
+from distlaunch.wording import counted, listed, signal_words
+
+
+def choose_members(state: State) -> tuple[int, ...]:
+    """The nodes of the next generation, in rank order.
+
+    Those that were there keep their order, so that rank 0 keeps its host while that is there; then come
+    nodes of the job that are new or have returned, then spares, up to the number that the job asks for.
+    """
+    stayed = [index for index in state.members if is_usable(state.nodes[index])]
+    others = [index for index, node in enumerate(state.nodes) if is_usable(node) and index not in stayed]
+    return tuple([*stayed, *others][: len(state.spec.nodes)])
+
+
+def misfit(state: State, index: int) -> str:
+    """Why a connected node can't take part, such as a lack of GPUs; "" if it can.
+
+    A job can't begin without the nodes that it lists; for those, making the plan fails.
+    """
+    known = state.plan.backend if state.plan else state.spec.backend
+    if state.plan is None and index < len(state.spec.nodes):
+        return ""
+    try:
+        part = node_plan(state.spec, facts_of(state.nodes[index]), index, NodeRank(0), 0)
+    except JobError as error:
+        return str(error)
+    lacks = known == "nccl" and part.gpu_flaw
+    return f"it has {part.gpu_flaw}, but nccl needs a GPU for each" if lacks else ""
+
+
+def may_come(state: State) -> bool:
+    """Whether we will know within moments if another node can be used."""
+    return any(
+        is_expected(node) or _first_try(state, node) or _to_be_reaped(state, node) for node in state.nodes
+    )
+
+
+def hope_is_left(state: State) -> bool:
+    """Whether any node may still come back."""
+    return any(isinstance(node, Connecting | Retrying) or _to_be_reaped(state, node) for node in state.nodes)
+
+
+def _to_be_reaped(state: State, node: Node) -> bool:
+    return isinstance(node, Linked) and is_missing(node) and state.due_at(Timer.REJOIN) is not None
+
+
+def _first_try(state: State, node: Node) -> bool:
+    """Whether this is the first attempt since the node was lost."""
+    match node:
+        case Retrying(attempt=1) | Connecting(attempt=2):
+            return is_missing(node)
+        case Reaping(attempt=2):
+            # Where others are not waited for, it has as long as those that were there.
+            return not state.spec.timeouts.rejoin_s and state.due_at(Timer.CLEAR) is not None
+    return False
+
+
+FENCE_MARGIN_S = 5.0
+"""Seconds beyond lease and grace until a node that can't be asked is taken to be empty."""
+RECONNECT_S = 0.2
+RECONNECT_MAX_S = 30.0
+
+
+def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> Step:
+    """A node is gone, and its workers with it."""
+    state = lost(state, node, before, failure, now)
+    if state.phase is Phase.STOPPING:
+        if state.cause and state.cause.scheduled:  # which sweeps, too
+            return state, ()
+        text = f"{state.label(node)}: its agent exited before confirming its cleanup"
+        return state, (Notice("warning", text),)
+    last = failure.words.splitlines()[-1:] or ["its agent exited"]
+    cause = cause_of_loss(state, node, last[0].rstrip("."), now)
+    if state.phase is Phase.CONNECTING:
+        return state, (JobOver(cause),)
+    return state, (NodeLost(node, cause, told=isinstance(before, Leaving)),)
+
+
+def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
+    """Somebody stopped an agent: its workers are not to blame for ending."""
+    node = state.nodes[event.node]
+    if state.phase is Phase.STOPPING:
+        return state, (SuccessDoubted(),) if state.cause is None else ()
+    if not isinstance(node, Up | Reaping):
+        return state, ()
+    attempt = node.attempt if isinstance(node, Reaping) else 1
+    leaving = Leaving(may_be_occupied(node), attempt, returned=isinstance(node, Reaping))
+    state = state.with_node(event.node, leaving)
+    cause = cause_of_loss(state, event.node, _why_it_leaves(event, facts_of(node)), now)
+    cause = cause._replace(agent_signum=None if event.orphaned else event.signum or None)
+    if state.phase is Phase.CONNECTING:
+        return state, (JobOver(cause),)
+    return state, (NodeLeaving(event.node, cause),)
+
+
+def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
+    if event.orphaned:
+        above = "launcher" if facts.logs is not None else "agent's guardian process"
+        return f"its {above} was killed"
+    if event.signum:
+        return f"its agent was stopped by {signal_words(event.signum)}"
+    if event.damage:
+        return f"the data sent to its agent was altered on the way ({event.damage})"
+    return "the connection to its agent was closed on the way"
+
+
+def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
+    """The cause, if the loss of this node is what ends the generation."""
+    return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node)
+
+
+def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> State:
+    """`state` after the end of a node's agent: its workers are lost, and it is fenced unless it is clean."""
+    clean = failure.clean and not is_missing(before)  # a later agent speaks for itself alone
+    away = Away(occupied=may_be_occupied(before) and not clean)
+    attempt = before.attempt if isinstance(before, Reaping | Leaving) else 1
+    part = state.plan.part_of(node) if state.plan else None
+    for rank in part.ranks if part else ():
+        if state.worker(rank).going:
+            state = state.with_worker(rank, phase=WorkerPhase.VANISHED)
+    state = _fenced(state, node, away, now)
+    return reconnect_later(state, node, Retrying(attempt, failure, away), now)
+
+
+def _fenced(state: State, node: int, away: Away, now: float) -> State:
+    """`state` with the time when a lost node is certain to be clean; a later loss does not move it."""
+    if not away.occupied or state.phase is Phase.STOPPING:
+        return state.without_timers(Timer.FENCE, node=node)
+    times = state.spec.timeouts
+    fence_at = now + times.lease_s + times.stop_s + FENCE_MARGIN_S
+    return state.with_timer(Timer.FENCE, state.due_at(Timer.FENCE, node) or fence_at, node)
+
+
+def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
+    """Connect a node again after a growing wait, if the job can use it and that can help."""
+    hopeless = this.failure is not None and not this.failure.may_pass
+    state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
+    of_use = state.spec.takes_nodes_back and state.phase not in (Phase.STOPPING, Phase.CONNECTING)
+    if hopeless or not of_use:
+        return state.with_node(node, no_more(this, this.failure))
+    spread = 0.75 + 0.5 * state.chance_of(node, this.attempt)
+    wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempt - 1, 30)) * spread
+    state = state.with_node(node, this._replace(away=this.away or Away()))
+    return state.with_timer(Timer.RETRY, now + wait_s, node)
+
 
 MAX_ATTEMPTS = 6
 PULL_S = 3600.0

@@ -4,24 +4,23 @@ import signal
 
 from distlaunch.agent.wire import NOTICES
 from distlaunch.errors import Exit
-from distlaunch.state.actions import Action, Close, Drop, Finish, Notice
-from distlaunch.state.events import Interrupted, OutputFlows, Stuck, Swept
-from distlaunch.state.findings import EndNoticed, JobOver, Step, Terminated
-from distlaunch.state.job import Cause, Phase, State, Verdict
-from distlaunch.state.nodes import (
+from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
+from distlaunch.supervisor.events import Interrupted, OutputFlows, Stuck, Swept
+from distlaunch.supervisor.findings import EndNoticed, JobOver, Step, Terminated
+from distlaunch.supervisor.nodes import (
     Connecting,
     End,
     Linked,
     Lost,
     Retrying,
+    Worker,
     emptied,
     is_missing,
     is_over,
     may_be_occupied,
     no_more,
 )
-from distlaunch.state.timers import Timer
-from distlaunch.state.workers import Worker
+from distlaunch.supervisor.state import Cause, Phase, State, Timer, Verdict
 from distlaunch.wording import NO_SUSPENDING, NO_SUSPENDING_TORCHRUN, counted, listed, span_words
 
 STOP_MARGIN_S = 14.0

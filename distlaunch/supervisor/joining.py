@@ -5,12 +5,11 @@ on the others counted; a limit that the job file sets counts from the start, wha
 """
 
 from distlaunch.errors import Exit
-from distlaunch.state.actions import Notice
-from distlaunch.state.events import RanksJoined, RanksLag
-from distlaunch.state.findings import JobOver, Started, Step
-from distlaunch.state.job import Cause, State
-from distlaunch.state.timers import Timer
-from distlaunch.state.workers import Worker
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.events import RanksJoined, RanksLag
+from distlaunch.supervisor.findings import JobOver, Started, Step
+from distlaunch.supervisor.nodes import Worker
+from distlaunch.supervisor.state import Cause, State, Timer
 from distlaunch.wording import exit_words, listed, span_words
 
 NOTICE_S = 15.0

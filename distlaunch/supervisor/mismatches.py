@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.job.spec import Env, EnvValue
-from distlaunch.state.actions import Notice
-from distlaunch.state.events import RouteFound
-from distlaunch.state.job import State
-from distlaunch.state.nodes import facts_of, route_of
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.events import RouteFound
+from distlaunch.supervisor.nodes import facts_of, route_of
+from distlaunch.supervisor.state import State
 from distlaunch.wording import counted, listed
 
 CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import LaunchPlan, foreseen_master, make_plan
-from distlaunch.state.actions import Action, Connect, FindRoute, GiveUp, HoldPort, StartWorkers
-from distlaunch.state.events import (
+from distlaunch.supervisor.actions import Action, Connect, FindRoute, GiveUp, HoldPort, StartWorkers
+from distlaunch.supervisor.events import (
     AddressesFound,
     PortHeld,
     PortRefused,
@@ -19,7 +19,7 @@ from distlaunch.state.events import (
     RouteFailed,
     RouteFound,
 )
-from distlaunch.state.findings import (
+from distlaunch.supervisor.findings import (
     ConnectAgain,
     GenerationFailed,
     JobOver,
@@ -29,11 +29,9 @@ from distlaunch.state.findings import (
     Started,
     Step,
 )
-from distlaunch.state.job import Cause, Generation, Phase, State, Why
-from distlaunch.state.nodes import ASKED, Connecting, Route, Up, facts_of, route_of
-from distlaunch.state.timers import Timer
-from distlaunch.state.workers import Worker, Workers
 from distlaunch.supervisor.mismatches import mismatches, misnamed, strange_master
+from distlaunch.supervisor.nodes import ASKED, Connecting, Route, Up, Worker, Workers, facts_of, route_of
+from distlaunch.supervisor.state import Cause, Generation, Phase, State, Timer, Why
 from distlaunch.wording import holders_words, listed, refused_port_words
 
 

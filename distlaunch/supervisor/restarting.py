@@ -2,8 +2,10 @@
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
-from distlaunch.state.actions import Action, Drop, Notice, StopWorkers
-from distlaunch.state.findings import (
+from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
+from distlaunch.supervisor.connecting import choose_members, hope_is_left, lost, may_come
+from distlaunch.supervisor.ending import with_end_of_workers
+from distlaunch.supervisor.findings import (
     GenerationFailed,
     JobOver,
     NodeBack,
@@ -13,12 +15,8 @@ from distlaunch.state.findings import (
     StartAgain,
     Step,
 )
-from distlaunch.state.job import Cause, Phase, Restart, State, Why
-from distlaunch.state.nodes import Leaving, Linked, emptied, is_usable, may_be_occupied, unfit_words
-from distlaunch.state.timers import Timer
-from distlaunch.supervisor.ending import with_end_of_workers
-from distlaunch.supervisor.losing import lost
-from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
+from distlaunch.supervisor.nodes import Leaving, Linked, emptied, is_usable, may_be_occupied, unfit_words
+from distlaunch.supervisor.state import Cause, Phase, Restart, State, Timer, Why
 from distlaunch.transport.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed, span_words
 

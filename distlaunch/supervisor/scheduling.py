@@ -6,13 +6,19 @@ what becomes of the job: then it is told as what it is, and not restarted.
 
 import signal
 
-from distlaunch.state.actions import AskScheduler, GiveNotice, Notice
-from distlaunch.state.events import AllocationTold, Noticed
-from distlaunch.state.findings import EndNoticed, GenerationFailed, JobOver, Step, SuccessDoubted, Terminated
-from distlaunch.state.job import Asked, Cause, Phase, State
-from distlaunch.state.nodes import Up
-from distlaunch.state.timers import Timer
 from distlaunch.supervisor import restarting
+from distlaunch.supervisor.actions import AskScheduler, GiveNotice, Notice
+from distlaunch.supervisor.events import AllocationTold, Noticed
+from distlaunch.supervisor.findings import (
+    EndNoticed,
+    GenerationFailed,
+    JobOver,
+    Step,
+    SuccessDoubted,
+    Terminated,
+)
+from distlaunch.supervisor.nodes import Up
+from distlaunch.supervisor.state import Asked, Cause, Phase, State, Timer
 
 ASK_S = 1.0
 """Seconds for the scheduler to answer: a failure must not go unheeded for longer."""
@@ -149,3 +155,18 @@ def _signal(state: State) -> int:
 
 def _whose(state: State) -> str:
     return state.spec.allocation.name if state.spec.allocation else "the job"
+
+
+MISTAKES = (2, 126, 127)
+"""Exit statuses that another start would only repeat: wrong usage, and a program that can't be run."""
+
+
+def is_to_go_on(state: State) -> bool:
+    """Whether the job of this last state is not done, as far as anybody can tell.
+
+    After a notice a success may be that of a rank that has just saved its work.
+    """
+    cause, wanted = state.cause, state.spec.restarts.requeue
+    if not wanted or (cause and (cause.cancelled or cause.final)):
+        return False
+    return state.noticed if state.outcome == 0 else state.outcome not in MISTAKES

@@ -6,12 +6,11 @@ import signal
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
-from distlaunch.state.actions import Action, DumpStacks, Notice
-from distlaunch.state.events import RanksStalled, StackDumped
-from distlaunch.state.findings import DumpCame, GenerationFailed, JobOver, Step
-from distlaunch.state.job import Cause, Phase, State
-from distlaunch.state.timers import Timer
-from distlaunch.state.workers import Stall, Worker
+from distlaunch.supervisor.actions import Action, DumpStacks, Notice
+from distlaunch.supervisor.events import RanksStalled, StackDumped
+from distlaunch.supervisor.findings import DumpCame, GenerationFailed, JobOver, Step
+from distlaunch.supervisor.nodes import Stall, Worker
+from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, span_words
 
 SETTLE_S = 2.0

@@ -11,25 +11,23 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distlaunch.job.spec import JobSpec
-from distlaunch.state import events, findings
-from distlaunch.state.actions import Action, Connect
-from distlaunch.state.events import Event, LinkEnded, TimerDue
-from distlaunch.state.findings import Finding, Step
-from distlaunch.state.job import Phase, State
-from distlaunch.state.nodes import Connecting, End, Leaving, Nodes, Reaping, Up
-from distlaunch.state.timers import Alarm, Timer
 from distlaunch.supervisor import (
-    blame,
     connecting,
     ending,
+    events,
+    findings,
     joining,
-    losing,
     preparing,
     restarting,
-    running,
     scheduling,
     stalling,
+    workers,
 )
+from distlaunch.supervisor.actions import Action, Connect
+from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
+from distlaunch.supervisor.findings import Finding, Step
+from distlaunch.supervisor.nodes import Connecting, End, Leaving, Nodes, Reaping, Up
+from distlaunch.supervisor.state import Alarm, Phase, State, Timer
 
 Handler = Callable[[Any, State, float], Step]
 Rule = Callable[[State, float], Step]
@@ -93,7 +91,7 @@ def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
         case End.CLEAN:
             return state.with_node(event.node, End.CLOSED), ()
         case Up() | Reaping() | Leaving() as node:
-            return losing.link_ended(state, event.node, node, event.failure, now)
+            return connecting.link_ended(state, event.node, node, event.failure, now)
         case _:
             return state, ()
 
@@ -114,7 +112,7 @@ def _nothing(state: State, now: float) -> Step:
 
 
 _HANDLERS: Mapping[type, Handler] = {
-    events.AgentLeaving: losing.on_agent_leaving,
+    events.AgentLeaving: connecting.on_agent_leaving,
     events.AgentUp: connecting.on_agent_up,
     events.ImagePulled: connecting.on_image_pulled,
     events.AllocationTold: scheduling.on_allocation_told,
@@ -126,9 +124,9 @@ _HANDLERS: Mapping[type, Handler] = {
     events.PortUsurped: preparing.on_port_usurped,
     events.RouteFound: preparing.on_route_found,
     events.RouteFailed: preparing.on_route_failed,
-    events.WorkerStarted: running.on_worker_started,
-    events.WorkerUnstarted: running.on_worker_unstarted,
-    events.WorkerExited: running.on_worker_exited,
+    events.WorkerStarted: workers.on_worker_started,
+    events.WorkerUnstarted: workers.on_worker_unstarted,
+    events.WorkerExited: workers.on_worker_exited,
     events.RanksJoined: joining.on_ranks_joined,
     events.RanksLag: joining.on_ranks_lag,
     events.RanksStalled: stalling.on_ranks_stalled,
@@ -137,7 +135,7 @@ _HANDLERS: Mapping[type, Handler] = {
     events.Reaped: connecting.on_reaped,
     events.OrphansKilled: connecting.on_orphans_killed,
     events.OutputFlows: ending.on_output_flows,
-    events.OutputLost: running.on_output_lost,
+    events.OutputLost: workers.on_output_lost,
     events.Stuck: ending.on_stuck,
     events.NodeArrived: connecting.on_node_arrived,
     events.Interrupted: ending.on_interrupted,
@@ -153,8 +151,8 @@ _DECIDERS: Mapping[type, Handler] = {
     findings.NodeBack: restarting.node_back,
     findings.NodeLeaving: restarting.node_leaving,
     findings.NodeLost: restarting.node_lost,
-    findings.WorkerFinished: blame.rank_finished,
-    findings.WorkerFailed: blame.rank_failed,
+    findings.WorkerFinished: workers.rank_finished,
+    findings.WorkerFailed: workers.rank_failed,
     findings.DumpCame: stalling.dump_came,
     findings.GenerationFailed: scheduling.generation_failed,
     findings.EndNoticed: scheduling.end_noticed,
@@ -169,7 +167,7 @@ _DECIDERS: Mapping[type, Handler] = {
 _RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.CONNECTING: (connecting.begin_when_connected,),
     Phase.PREPARING: (preparing.start_when_prepared,),
-    Phase.RUNNING: (blame.verdict_when_all_ended,),
+    Phase.RUNNING: (workers.verdict_when_all_ended,),
     Phase.RESTARTING: (restarting.go_on_when_cleared,),
     Phase.STOPPING: (ending.drain_when_clean, ending.finish_when_closed),
 }
@@ -178,7 +176,7 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
 _DUE: Mapping[Timer, Rule] = {
     Timer.JOB: ending.job_overdue,
     Timer.ASK: scheduling.ask_overdue,
-    Timer.VERDICT: blame.verdict_due,
+    Timer.VERDICT: workers.verdict_due,
     Timer.JOIN: joining.join_overdue,
     Timer.JOIN_NOTICE: joining.join_notice_due,
     Timer.STALL_NOTICE: stalling.stall_notice_due,

@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import MAX_LINE, latest
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.state.actions import Notice
-from distlaunch.state.events import Event
-from distlaunch.state.job import State
-from distlaunch.state.workers import Exited, Use, Worker, WorkerPhase
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.nodes import Exited, Use, Worker, WorkerPhase
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.summary import Summary
 from distlaunch.wording import counted, status_words
 
 LINES_KEPT, OF_A_RANK = 2000, 300

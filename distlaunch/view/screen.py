@@ -10,7 +10,7 @@ from rich.text import Text
 from distlaunch.agent.frozen import Frozen
 from distlaunch.catalog.listing import age_words
 from distlaunch.observers.console import escape
-from distlaunch.state.status import RunState, run_state
+from distlaunch.supervisor.status import RunState, run_state
 from distlaunch.view.picture import Picture, Row, Said
 from distlaunch.wording import counted, spans
 

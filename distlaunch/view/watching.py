@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 
 from distlaunch.catalog.folder import Run
-from distlaunch.diagnosis.summary import Summary
 from distlaunch.follow.attending import LOOK_S, over, pause
 from distlaunch.follow.ending import summary_of
 from distlaunch.follow.retelling import Retelling
@@ -16,10 +15,11 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.terminal import Terminal
 from distlaunch.observers.watched import USE, WATCHED
-from distlaunch.state.actions import Notice
-from distlaunch.state.events import Event
-from distlaunch.state.job import State
-from distlaunch.state.workers import Use
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.nodes import Use
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.summary import Summary
 from distlaunch.system.signals import Interrupts
 from distlaunch.view.picture import Picture
 from distlaunch.view.show import Screen, screen

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import Invocation, JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.run import run_job
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.state.events import Event, WorkerExited
-from distlaunch.state.job import State
+from distlaunch.supervisor.events import Event, WorkerExited
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.summary import Summary
 from distlaunch.system.signals import Interrupts
 
 

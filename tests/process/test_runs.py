@@ -21,7 +21,7 @@ from distlaunch.follow.retelling import Retelling
 from distlaunch.follow.stopping import interrupt
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.output_index import RECORD
-from distlaunch.state.actions import Notice
+from distlaunch.supervisor.actions import Notice
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,

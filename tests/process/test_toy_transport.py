@@ -13,7 +13,7 @@ from distlaunch.checks.questions import Agents
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.run import run_job
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.state.nodes import End
+from distlaunch.supervisor.nodes import End
 from distlaunch.transport.boot import SCRIPT
 from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
 

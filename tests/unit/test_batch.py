@@ -15,8 +15,8 @@ from distlaunch.catalog.submissions import Submission, submission
 from distlaunch.cli.submitting import Scheduler
 from distlaunch.errors import DistlaunchError, JobError
 from distlaunch.job.spec import JobSpec
-from distlaunch.state.job import Cause, Verdict
-from distlaunch.supervisor.requeueing import is_to_go_on
+from distlaunch.supervisor.scheduling import is_to_go_on
+from distlaunch.supervisor.state import Cause, Verdict
 from distlaunch.system.job_file import job_of
 from tests.unit.test_restarts import Job
 

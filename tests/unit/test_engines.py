@@ -19,9 +19,9 @@ from distlaunch.allocation.task import Task, check_devices
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.links.opening import STEP_NODES, _groups
-from distlaunch.state.actions import GiveNotice
-from distlaunch.state.events import Interrupted, Noticed
-from distlaunch.state.job import Phase
+from distlaunch.supervisor.actions import GiveNotice
+from distlaunch.supervisor.events import Interrupted, Noticed
+from distlaunch.supervisor.state import Phase
 from distlaunch.system.job_file import load_job
 from distlaunch.transport.command import Command
 from distlaunch.transport.failure import Kind, ProcessEnd

@@ -4,9 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.plan.layout import Facts
-from distlaunch.state.many import CHUNK, Many
-from distlaunch.state.nodes import Connecting, End, Nodes, Retrying, Up
-from distlaunch.state.workers import Exited, Meeting, Worker, WorkerPhase, Workers
+from distlaunch.supervisor.nodes import (
+    CHUNK,
+    Connecting,
+    End,
+    Exited,
+    Many,
+    Meeting,
+    Nodes,
+    Retrying,
+    Up,
+    Worker,
+    WorkerPhase,
+    Workers,
+)
 from tests.unit.samples import bounded
 
 _phases: st.SearchStrategy[WorkerPhase | Exited] = st.sampled_from(

@@ -2,7 +2,7 @@
 
 from distlaunch.observers.progress import progress_words
 from distlaunch.plan.layout import Facts
-from distlaunch.state.events import (
+from distlaunch.supervisor.events import (
     AgentUp,
     Event,
     PortHeld,
@@ -11,7 +11,7 @@ from distlaunch.state.events import (
     RouteFound,
     WorkerStarted,
 )
-from distlaunch.state.job import State
+from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
 from tests.unit.samples import spec_of
 

@@ -20,7 +20,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts
 from distlaunch.replay.history import BEGAN, beginning, fields_of
 from distlaunch.replay.lives import loaded, read, replay
-from distlaunch.state.actions import (
+from distlaunch.supervisor.actions import (
     Action,
     AskScheduler,
     Close,
@@ -35,7 +35,7 @@ from distlaunch.state.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.state.events import (
+from distlaunch.supervisor.events import (
     AddressesFound,
     AgentLeaving,
     AgentUp,
@@ -66,11 +66,10 @@ from distlaunch.state.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.state.job import Phase, State, Why
-from distlaunch.state.nodes import Linked, Lost, Up, may_be_occupied
-from distlaunch.state.timers import Timer
-from distlaunch.supervisor.blame import VERDICT_S
+from distlaunch.supervisor.nodes import Linked, Lost, Up, may_be_occupied
+from distlaunch.supervisor.state import Phase, State, Timer, Why
 from distlaunch.supervisor.step import begin, step
+from distlaunch.supervisor.workers import VERDICT_S
 from distlaunch.transport.failure import Kind, LinkFailure
 from distlaunch.transport.joined import Joined
 from tests.unit.samples import PEER_GONE, bounded, spec_of

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.plan.layout import Facts
-from distlaunch.state import events
-from distlaunch.state.workers import Use
-from distlaunch.translation import reports
-from distlaunch.translation.reports import (
+from distlaunch.supervisor import codec, events
+from distlaunch.supervisor.codec import (
     MAX_GPUS,
     MAX_LAST_WORDS,
     MAX_NUMBER,
@@ -27,6 +25,7 @@ from distlaunch.translation.reports import (
     event_of,
     uses_of,
 )
+from distlaunch.supervisor.nodes import Use
 from tests.unit.samples import bounded
 
 NODE = 3
@@ -490,4 +489,4 @@ def test_any_report_is_a_bounded_event_or_a_protocol_error(report: Any) -> None:
         event = told(report)
     except ProtocolError:
         return
-    assert longest(event) <= reports.MAX_STACK
+    assert longest(event) <= codec.MAX_STACK

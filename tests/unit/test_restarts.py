@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import Self
 
 from distlaunch.errors import Exit
-from distlaunch.state.actions import (
+from distlaunch.supervisor.actions import (
     Action,
     AskScheduler,
     Close,
@@ -24,7 +24,7 @@ from distlaunch.state.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.state.events import (
+from distlaunch.supervisor.events import (
     AgentLeaving,
     Event,
     Interrupted,
@@ -39,8 +39,7 @@ from distlaunch.state.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.state.job import Phase, Why
-from distlaunch.state.nodes import (
+from distlaunch.supervisor.nodes import (
     Lost,
     Unusable,
     Up,
@@ -48,7 +47,7 @@ from distlaunch.state.nodes import (
     phase_word,
     unfit_words,
 )
-from distlaunch.state.timers import Timer
+from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.test_supervisor import (
     JOB,

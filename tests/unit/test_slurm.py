@@ -13,9 +13,9 @@ from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.errors import UsageError
 from distlaunch.launch.slurm_fate import Fate, job_fate
 from distlaunch.plan.gathering import ports_for
-from distlaunch.state.actions import AskScheduler, Close, GiveNotice
-from distlaunch.state.events import AgentLeaving, AllocationTold, Interrupted, Noticed
-from distlaunch.state.job import Phase
+from distlaunch.supervisor.actions import AskScheduler, Close, GiveNotice
+from distlaunch.supervisor.events import AgentLeaving, AllocationTold, Interrupted, Noticed
+from distlaunch.supervisor.state import Phase
 from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transport.slurm import Slurm
 from tests.unit.tasks import task_environment

@@ -2,12 +2,11 @@
 
 import typing
 
-from distlaunch.state.actions import Action
-from distlaunch.state.events import Event
-from distlaunch.state.findings import Finding
-from distlaunch.state.job import Phase
-from distlaunch.state.timers import Timer
 from distlaunch.supervisor import step
+from distlaunch.supervisor.actions import Action
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.findings import Finding
+from distlaunch.supervisor.state import Phase, Timer
 
 
 def test_every_event_has_its_handler() -> None:

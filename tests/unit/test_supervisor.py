@@ -12,7 +12,7 @@ from distlaunch.diagnosis.exits import exit_status_of
 from distlaunch.errors import Exit
 from distlaunch.job.spec import Invocation
 from distlaunch.plan.layout import Facts
-from distlaunch.state.actions import (
+from distlaunch.supervisor.actions import (
     Action,
     Close,
     Connect,
@@ -26,7 +26,7 @@ from distlaunch.state.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.state.events import (
+from distlaunch.supervisor.events import (
     AddressesFound,
     AgentLeaving,
     AgentUp,
@@ -50,10 +50,8 @@ from distlaunch.state.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.state.job import Phase, State
-from distlaunch.state.nodes import Lost, Route, failure_of, is_over, route_of
-from distlaunch.state.timers import Timer
-from distlaunch.state.workers import Exited
+from distlaunch.supervisor.nodes import Exited, Lost, Route, failure_of, is_over, route_of
+from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.supervisor.step import begin, step
 from distlaunch.transport.failure import Kind, LinkFailure
 from distlaunch.transport.ssh import Ssh
@@ -1517,8 +1515,11 @@ def check_step(before: State, actions: Actions, after: State) -> None:
     if ended and after.cause != before.cause:
         assert before.cause is not None
         assert after.cause is not None
-        assert before.cause.rank is not None
-        assert after.cause.at < before.cause.at
+        if before.cause.agent_signum is not None:  # the signal was for all, and an agent heard it before us
+            assert after.cause.cancelled
+        else:
+            assert before.cause.rank is not None
+            assert after.cause.at < before.cause.at
     if before.phase is Phase.DONE:
         assert (actions, after) == ([], before)
 

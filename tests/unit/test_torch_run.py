@@ -13,11 +13,10 @@ from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, meeting_of, planned_workers, workers
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
-from distlaunch.state.actions import StartWorkers
-from distlaunch.state.events import RanksLag
-from distlaunch.state.job import Phase
-from distlaunch.state.timers import Timer
-from distlaunch.translation.commands import command_for
+from distlaunch.supervisor.actions import StartWorkers
+from distlaunch.supervisor.codec import command_for
+from distlaunch.supervisor.events import RanksLag
+from distlaunch.supervisor.state import Phase, Timer
 from tests.unit.samples import PEER_GONE, spec_of
 from tests.unit.test_restarts import RESTARTS, Job
 from tests.unit.test_supervisor import JOB, MASTER, exited, texts

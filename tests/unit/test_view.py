@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from distlaunch.observers.observer import Printed
 from distlaunch.plan.layout import Facts
 from distlaunch.plan.output import destinations
-from distlaunch.state.actions import Notice
-from distlaunch.state.events import (
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.events import (
     AgentUp,
     Event,
     PortHeld,
@@ -19,7 +19,7 @@ from distlaunch.state.events import (
     WorkerExited,
     WorkerStarted,
 )
-from distlaunch.state.workers import Use
+from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
 from distlaunch.view.keys import after
 from distlaunch.view.picture import Picture

@@ -5,7 +5,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.layout import Facts
-from distlaunch.state.timers import Timer
+from distlaunch.supervisor.state import Timer
 from distlaunch.transport.failure import LinkFailure
 
 

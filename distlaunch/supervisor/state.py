@@ -1,4 +1,4 @@
-"""A job's state: frozen, and complete enough to make every summary from it."""
+"""A job's timers: every deadline in the supervisor has a name here."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -9,11 +9,66 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Foreseen, LaunchPlan
-from distlaunch.state.actions import Notice
-from distlaunch.state.nodes import Node, Nodes
-from distlaunch.state.timers import WATCHES, Alarm, Timer
-from distlaunch.state.workers import Worker, Workers
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.nodes import Node, Nodes, Worker, Workers
 from distlaunch.wording import counted
+
+
+class Timer(Enum):
+    """A job's timers, in the order in which those that are due at the same time come."""
+
+    JOB = "job"
+    """`timeouts.job` has passed."""
+    VERDICT = "verdict"
+    """No other rank has failed by itself: blame the first that lost a peer."""
+    ASK = "ask"
+    """The scheduler has not told what becomes of our allocation."""
+    JOIN = "join"
+    """`timeouts.join` has passed."""
+    JOIN_NOTICE = "join notice"
+    """Say which ranks have not joined."""
+    STALL_NOTICE = "stall notice"
+    """A stall has spread to every rank that it blocks: report it."""
+    STALL_ACT = "stall act"
+    """The time for stacks has passed: do what `on_stall` says."""
+    STOP_NOTICE = "stop notice"
+    """Say which ranks are still running."""
+    PREPARE = "prepare"
+    """A node that said hello has not answered since."""
+    CLEAR = "clear"
+    """A node has not confirmed the end of a generation."""
+    CLOSE = "close"
+    """A node has not confirmed its clean-up."""
+    DRAIN = "drain"
+    """Clean nodes have not delivered more of their output."""
+    ANSWER = "answer"
+    """Of a node: its hello is overdue."""
+    RETRY = "retry"
+    """Of a node: connect it again."""
+    FENCE = "fence"
+    """Of a node: its workers are taken to have ended, though it can't be asked."""
+    BACKOFF = "backoff"
+    """The next generation may start."""
+    REJOIN = "rejoin"
+    """Stop waiting for other nodes."""
+
+
+WATCHES = (
+    Timer.VERDICT,
+    Timer.JOIN,
+    Timer.JOIN_NOTICE,
+    Timer.STALL_NOTICE,
+    Timer.STALL_ACT,
+    Timer.STOP_NOTICE,
+)
+"""Those that watch workers, from their start until they are told to end, or until they have ended."""
+
+
+class Alarm(Frozen):
+    """One timer that is set: of the job, or of one node."""
+
+    timer: Timer
+    node: int | None = None
 
 
 class Phase(Enum):

@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.state.job import Phase, State
+from distlaunch.supervisor.state import Phase, State
 
 VERSION = 1
 """Of status.json: another one as soon as it can't be read as before."""

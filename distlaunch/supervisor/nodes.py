@@ -1,21 +1,89 @@
-"""Where a node is: one type for each phase of its life, with just what is known in it.
+"""Thousands of workers and nodes in a frozen state: to replace one, or to count, takes no look at all."""
 
-Connecting ⇄ Retrying        its hello is awaited, or the next attempt
-    │                        ── `away`: the job goes on without it until it returns
-    ▼
-Up ──▶ Leaving               its agent answers; it was stopped by somebody, and will go
-Reaping ──▶ Up               it has returned, and what an earlier agent left there is being ended
-    ▼
-Clean ──▶ Closed             at the end of the job: clean, and the last of its output has come
-Unusable, Lost               nothing more will come from it
-"""
-
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from typing import Any, Generic, TypeVar, overload
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.layout import Facts
-from distlaunch.state.many import Many
 from distlaunch.transport.failure import LinkFailure
+
+S = TypeVar("S", bound="Many[Any]")
+T = TypeVar("T")
+CHUNK = 64
+"""A replacement copies as many items, and as many chunks as there are."""
+
+
+class Many(Sequence[T], Generic[T]):
+    """A frozen sequence. Subclasses say in `_weigh` what is counted of an item; `counts` are the sums."""
+
+    __slots__ = ("_chunks", "_size", "counts")
+
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        found = tuple(items)
+        self._size = len(found)
+        self._chunks = tuple(found[i : i + CHUNK] for i in range(0, self._size, CHUNK))
+        self.counts = tuple(map(sum, zip(*map(self._weigh, found), strict=True)))
+
+    @staticmethod
+    def _weigh(item: T) -> tuple[int, ...]:
+        return ()
+
+    def replaced(self: S, index: int, item: Any) -> S:  # noqa: PYI019  # Self comes with Python 3.11
+        """This with another item there."""
+        number, place = divmod(index, CHUNK)
+        chunk = self._chunks[number]
+        new = object.__new__(type(self))
+        new._size = self._size
+        changed = (*chunk[:place], item, *chunk[place + 1 :])
+        new._chunks = (*self._chunks[:number], changed, *self._chunks[number + 1 :])
+        before, after = self._weigh(chunk[place]), self._weigh(item)
+        if before == after:
+            new.counts = self.counts
+        else:
+            sums = zip(self.counts, before, after, strict=True)
+            new.counts = tuple(count - less + more for count, less, more in sums)
+        return new
+
+    def _count(self, number: int) -> int:
+        return self.counts[number] if self.counts else 0
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        """One item, or a tuple of some."""
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        if not -self._size <= index < self._size:
+            raise IndexError(index)
+        number, place = divmod(index % self._size, CHUNK)
+        return self._chunks[number][place]
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return self._size
+
+    def __iter__(self) -> Iterator[T]:
+        """All of them, in order."""
+        for chunk in self._chunks:
+            yield from chunk
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all items are equal; a plain tuple of them will do."""
+        if isinstance(other, Many):
+            return self._chunks == other._chunks
+        return tuple(self) == other
+
+    def __hash__(self) -> int:
+        """As equal ones have."""
+        return hash(self._chunks)
+
+    def __repr__(self) -> str:
+        """As a list of the items."""
+        return f"{type(self).__name__}({list(self)!r})"
+
 
 ASKED = 0
 """In the place of a port: it was asked for, and is not known yet."""
@@ -226,4 +294,127 @@ class Nodes(Many[Node]):
     @property
     def over(self) -> int:
         """From how many nothing more will come."""
+        return self._count(3)
+
+
+class WorkerPhase(Enum):
+    """What is known of a worker whose end is not."""
+
+    PLANNED = "planned"
+    RUNNING = "running"
+    UNSTARTED = "not started"
+    VANISHED = "lost with its node"
+
+
+class Exited(Frozen):
+    """It ended by itself, or `stopped`: after we told it to. The rest is as in the event.
+
+    `peer_gone`: it failed because another rank was gone or, if `timed_out`, never came.
+    """
+
+    status: int
+    at: float
+    stopped: bool = False
+    error_record: Any = None
+    oom_kills: int = 0
+    shm: tuple[int, ...] = ()
+    peer_gone: bool = False
+    timed_out: bool = False
+
+
+class Meeting(Frozen):
+    """What is seen of its way to the rendezvous: until it has `joined`, whether it is `trying`, in words."""
+
+    joined: bool = False
+    trying: bool = False
+    doing: str = ""
+
+
+class Stall(Frozen):
+    """It neither prints nor computes; `stack` is where, innermost frame first, once that is known.
+
+    `stopped_pid` is the process of its own that a signal has stopped.
+    """
+
+    stack: tuple[str, ...] = ()
+    stopped_pid: int | None = None
+
+
+class Use(Frozen):
+    """What it uses: CPU in percent of one, bytes, its GPU in percent, bytes there; None = not known."""
+
+    cpu: float
+    memory: int
+    gpu: int | None = None
+    gpu_memory: int | None = None
+
+
+class Worker(Frozen):
+    """One worker of the current generation; `pid` and `cpus` are known once it has started.
+
+    `dumping`: it was told to print its stacks, and may die of that.
+    """
+
+    rank: int
+    phase: WorkerPhase | Exited = WorkerPhase.PLANNED
+    pid: int | None = None
+    cpus: str | None = None
+    meeting: Meeting = Meeting()
+    stall: Stall | None = None
+    dumping: bool = False
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, or the negative signal number; None unless it has ended."""
+        return self.phase.status if isinstance(self.phase, Exited) else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended after we told it to."""
+        return isinstance(self.phase, Exited) and self.phase.stopped
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there, as far as we know."""
+        return self.phase is WorkerPhase.RUNNING
+
+    @property
+    def going(self) -> bool:
+        """Whether its end is still to come."""
+        return self.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING)
+
+    @property
+    def phase_word(self) -> str:
+        """Its phase in a word or a few."""
+        return "exited" if isinstance(self.phase, Exited) else self.phase.value
+
+
+class Workers(Many[Worker]):
+    """Those of a generation, in rank order."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _weigh(item: Worker) -> tuple[int, ...]:
+        meeting = item.meeting
+        return (item.status == 0, meeting.joined, meeting.joined or meeting.trying, item.going)
+
+    @property
+    def succeeded(self) -> int:
+        """How many have ended with status 0."""
+        return self._count(0)
+
+    @property
+    def joined(self) -> int:
+        """How many have joined the rendezvous."""
+        return self._count(1)
+
+    @property
+    def begun(self) -> int:
+        """How many have joined it, or try to."""
+        return self._count(2)
+
+    @property
+    def going(self) -> int:
+        """How many have not ended."""
         return self._count(3)

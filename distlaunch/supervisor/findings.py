@@ -3,9 +3,9 @@
 import signal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.state.actions import Action, Notice
-from distlaunch.state.events import WorkerExited
-from distlaunch.state.job import Cause, State, Why
+from distlaunch.supervisor.actions import Action, Notice
+from distlaunch.supervisor.events import WorkerExited
+from distlaunch.supervisor.state import Cause, State, Why
 
 
 class ConnectAgain(Frozen):

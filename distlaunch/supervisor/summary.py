@@ -5,9 +5,8 @@ from types import MappingProxyType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.state.job import Cause, State
-from distlaunch.state.nodes import Unusable, failure_of, phase_word
-from distlaunch.state.workers import Exited, Worker, WorkerPhase
+from distlaunch.supervisor.nodes import Exited, Unusable, Worker, WorkerPhase, failure_of, phase_word
+from distlaunch.supervisor.state import Cause, State
 from distlaunch.transport.failure import LinkFailure
 from distlaunch.wording import counted, lost_peer_words, rank_list, status_words
 

@@ -1,1 +1,0 @@
-"""Between the supervisor's words and those of the wire: actions as commands, reports as events. Pure."""
