@@ -1,8 +1,8 @@
 """torch's own elastic agents: the command line of `python -m torch.distributed.run`, the worker of a node."""
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.placeholders import fill
 from distlaunch.job.spec import FOREVER_S, JobSpec
+from distlaunch.job.text import fill
 
 TEMPORARY = ("PET_LOG_DIR",)
 """Variables for folders that torch's agent makes and never deletes."""

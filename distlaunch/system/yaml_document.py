@@ -1,6 +1,8 @@
-"""YAML as job files have it: values with places, safe tags only, no aliases, no duplicate keys, bounded."""
+"""YAML: read as job files have it, bounded, with places and without aliases, and written for every parser."""
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 import yaml
 
@@ -135,3 +137,40 @@ def _mapping(
         seen.setdefault(key, place)
         entries.append((Scalar(key, place), _value(loader, value_node, source, problems)))
     return Entries(tuple(entries), _place(node, source))
+
+
+# Writing
+
+_PLAIN = r"[A-Za-z/][A-Za-z0-9_./-]*"
+_BLOCK = r"[!-~](?:[ -~]*[!-~])?(?:\n(?:[ -~]*[!-~])?)+"
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    plain = re.fullmatch(_PLAIN, text) and text.lower() not in _WORDS
+    style = None if plain else "|" if re.fullmatch(_BLOCK, text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _string)
+
+
+def yaml_text(documents: Iterable[Any]) -> str:
+    """One document after another, quoted so that every parser reads the same.
+
+    Kubernetes' takes 1e-4 for a number, PyYAML for a word.
+    """
+    text: str = yaml.dump_all(
+        documents,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf"),
+        explicit_start=True,
+    )
+    return text
