@@ -4,27 +4,16 @@ import os.path
 from collections.abc import Iterable, Iterator
 
 from distlaunch.errors import JobError, Problem
+from distlaunch.job import spec
 from distlaunch.job.checks import Reading, key_mistakes, spec_mistakes
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
 from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS
 from distlaunch.job.nodes import Pool, endpoint_of
 from distlaunch.job.scheduler_fields import CONTAINER
-from distlaunch.job.spec import (
-    ELASTIC_RESTARTS,
-    Binding,
-    Etcd,
-    Invocation,
-    JobSpec,
-    Logs,
-    Notify,
-    Program,
-    Restarts,
-    Surroundings,
-)
 from distlaunch.transport.container import Container
 
 
-def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
+def build_spec(document: Value, source: str, around: spec.Surroundings) -> spec.JobSpec:
     """The job that `document` describes. Raises `JobError` with every problem found."""
     if not isinstance(document, Entries):
         raise JobError([_no_job(document, source)])
@@ -33,9 +22,9 @@ def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
     refused = {problem.path for problem in problems}
     reading = Reading(checked, dict(_places(document, "")), frozenset(refused), around)
     _refuse(problems, key_mistakes(reading), reading)
-    spec = _Builder(reading).spec(source)
-    _refuse([], spec_mistakes(reading, spec), reading)
-    return spec
+    job = _Builder(reading).job(source)
+    _refuse([], spec_mistakes(reading, job), reading)
+    return job
 
 
 def _no_job(document: Value, source: str) -> Problem:
@@ -78,13 +67,13 @@ class _Builder:
     def __init__(self, reading: Reading) -> None:
         self.reading, self.checked, self.around = reading, reading.checked, reading.around
 
-    def spec(self, source: str) -> JobSpec:
+    def job(self, source: str) -> spec.JobSpec:
         """The whole."""
         checked, around = self.checked, self.around
         etcd = self._etcd()
         host, port = (None, None) if etcd else endpoint_of(checked)
         pool = Pool(checked, around)
-        return JobSpec(
+        return spec.JobSpec(
             name=checked.get("name") or around.name or os.path.splitext(os.path.basename(source))[0],
             nodes=pool.nodes(),
             program=self._program(),
@@ -105,31 +94,31 @@ class _Builder:
             mpirun=self._mpirun(),
             places=self.reading.places,
             source=source,
-            invocation=Invocation(piped=around.piped),
+            invocation=spec.Invocation(piped=around.piped),
             **JOB.fields_of(checked),
         )
 
-    def _program(self) -> Program:
+    def _program(self) -> spec.Program:
         checked = self.checked
         if "script" in checked:
-            return Program("script", (checked["script"],), placed=True)
+            return spec.Program("script", (checked["script"],), placed=True)
         if "module" in checked:
-            return Program("module", (checked["module"],))
+            return spec.Program("module", (checked["module"],))
         first, *rest = checked["command"]
-        return Program("command", (first, *rest), placed="/" in first)  # else a name for the node's PATH
+        return spec.Program("command", (first, *rest), placed="/" in first)  # else a name for the node's PATH
 
-    def _etcd(self) -> Etcd | None:
+    def _etcd(self) -> spec.Etcd | None:
         given = self.reading.section("rendezvous")
         is_used = RENDEZVOUS.value(given, "backend") == "etcd-v2"
-        return Etcd(given["endpoint"], given.get("conf") or {}) if is_used else None
+        return spec.Etcd(given["endpoint"], given.get("conf") or {}) if is_used else None
 
-    def _logs(self) -> Logs:
+    def _logs(self) -> spec.Logs:
         logs = self.reading.section("logs")
         place = self.around.on_node if self.around.in_image else self.around.path
-        return Logs(place(LOGS.value(logs, "dir")), **LOGS.fields_of(logs))
+        return spec.Logs(place(LOGS.value(logs, "dir")), **LOGS.fields_of(logs))
 
-    def _notify(self) -> Notify:
-        made: Notify = NOTIFY.made(self.reading.section("notify"))
+    def _notify(self) -> spec.Notify:
+        made: spec.Notify = NOTIFY.made(self.reading.section("notify"))
         if not made.command or "/" not in made.command[0]:
             return made  # a name for our PATH
         first, *rest = made.command
@@ -156,15 +145,15 @@ class _Builder:
             **CONTAINER.fields_of(section),
         )
 
-    def _restarts(self) -> Restarts:
+    def _restarts(self) -> spec.Restarts:
         given = self.reading.section("restarts")
-        made: Restarts = RESTARTS.made(given)
+        made: spec.Restarts = RESTARTS.made(given)
         elastic = "min_nodes" in self.checked or bool(self.checked.get("spares"))
-        return made._replace(most=ELASTIC_RESTARTS) if elastic and "max" not in given else made
+        return made._replace(most=spec.ELASTIC_RESTARTS) if elastic and "max" not in given else made
 
-    def _binding(self) -> Binding | None:
+    def _binding(self) -> spec.Binding | None:
         listed = self.checked.get("cpu_binding")
         if isinstance(listed, tuple):
-            return Binding("listed", tuple(map(str, listed)))
+            return spec.Binding("listed", tuple(map(str, listed)))
         how = self.checked.get("numa_binding") or listed
-        return Binding(how) if how else None
+        return spec.Binding(how) if how else None

@@ -144,7 +144,6 @@ RESTARTS = Record(
         ),
     },
     makes=spec.Restarts,
-    name="an integer from 0 to 10000 or a mapping",
     main="max",
     foreign=by_their_names(max="max_restarts limit retries", backoff="delay"),
 )
@@ -195,7 +194,6 @@ NOTIFY = Record(
     },
     makes=spec.Notify,
     required=("command",),
-    name="a mapping with command",
 )
 
 METRICS = Record(
@@ -206,7 +204,6 @@ METRICS = Record(
     },
     makes=spec.JobSpec,
     required=("file",),
-    name="a mapping with file",
 )
 
 SSH = Record(
@@ -233,7 +230,6 @@ LAUNCHER = Record(
     },
     makes=spec.JobSpec,
     required=("command",),
-    name="a mapping with command",
 )
 
 JOB = Record(

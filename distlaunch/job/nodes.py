@@ -156,10 +156,10 @@ class Pool:
             return self._listed("nodes", given)
         if allocation := self.allocation:
             return self._allocated(allocation, allocation.nodes[:given], "nodes")
-        labels = [f"node{i}" for i in range(given or 1)]
-        if self._launcher == "slurm":  # known inside an allocation
-            return tuple(self._node(label, Slurm(label, ""), {}, "nodes") for label in labels)
-        return tuple(self._node(label, Local(), {}, "nodes") for label in labels)
+        later = self._launcher == "slurm"  # known inside an allocation
+        labels = (f"node{i}" for i in range(given or 1))
+        reaches = ((label, Slurm(label, "") if later else Local()) for label in labels)
+        return tuple(self._node(label, reach, {}, "nodes") for label, reach in reaches)
 
     def spares(self) -> tuple[NodeSpec, ...]:
         """Those that stand in for a lost node."""
@@ -193,13 +193,13 @@ class Pool:
     def _allocated(
         self, allocation: Allocation, nodes: Sequence[AllocatedNode], path: str
     ) -> tuple[NodeSpec, ...]:
-        return tuple(self._from_allocation(allocation, node, path) for node in nodes)
-
-    def _from_allocation(self, allocation: Allocation, node: AllocatedNode, path: str) -> NodeSpec:
-        spec = self._node(node.host, self._within(allocation, node), {}, path)
         told = JOB.value(self._checked, "gpus_per_node")
-        gpus = told if isinstance(told, int) else node.gpus
-        return spec._replace(gpus=gpus, cpu_procs=node.procs, address=node.address)
+        return tuple(
+            self._node(node.host, self._within(allocation, node), {}, path)._replace(
+                gpus=told if isinstance(told, int) else node.gpus, cpu_procs=node.procs, address=node.address
+            )
+            for node in nodes
+        )
 
     def _within(self, allocation: Allocation, node: AllocatedNode) -> Transport:
         """As its scheduler has it: a step of Slurm's, our own process here, or what reaches another host."""

@@ -151,7 +151,6 @@ VOLUME = Record(
         "subPath": "sub_path",
     },
     required=("mount",),
-    name="a mapping with mount",
 )
 
 SECRET = Record(
@@ -161,7 +160,6 @@ SECRET = Record(
     },
     makes=SecretKey,
     required=("secret", "key"),
-    name="a mapping with secret and key",
 )
 
 KUBERNETES = Record(
@@ -232,6 +230,5 @@ CONTAINER = Record(
     },
     makes=Container,
     required=("image",),
-    name="a mapping with image",
     foreign={"volumes": "mounts", "args": "options", "engine": "runtime", "name": "image"},
 )

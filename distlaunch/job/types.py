@@ -416,18 +416,13 @@ class Either(Type):
         self.name = _in_words([name for kind in self.types for name in _names_of(kind)])
 
     def _choose(self, value: Value) -> Type | None:
-        match value:
-            case Items():
-                return self.items
-            case Entries():
-                return self.entries
-            case Scalar(value=bool()):
-                return None
-            case Scalar(value=int() | float()):
-                return self.number
-            case Scalar(value=str() | None):
-                return self.text
-        return None
+        if isinstance(value, Items):
+            return self.items
+        if isinstance(value, Entries):
+            return self.entries
+        if isinstance(value.value, bool):
+            return None
+        return self.number if isinstance(value.value, int | float) else self.text
 
     def read(self, value: Value) -> Any:
         """What the chosen type makes of it."""
@@ -550,11 +545,13 @@ class Record(Type):
         *,
         foreign: Mapping[str, str] | None = None,
         required: Sequence[str] = (),
-        name: str = "a mapping",
+        name: str = "",
         main: str = "",
     ) -> None:
         self.fields, self.makes, self.foreign = fields, makes, foreign or {}
-        self.required, self.name, self.main = required, name, main
+        self.required, self.main = required, main
+        plain = f"a mapping with {' and '.join(required)}" if required else "a mapping"
+        self.name = name or (f"{fields[main].kind.name} or {plain}" if main else plain)
 
     def read(self, value: Value) -> Any:
         """What the main key's type makes of it."""
