@@ -7,9 +7,9 @@ from typing import Literal, get_args
 from distlaunch.allocation.allocation import TITLES
 from distlaunch.allocation.slurm import count_gpus
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
-from distlaunch.job.paths import path_in
 from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.spec import JobSpec
+from distlaunch.job.text import path_in
 
 Target = Literal["slurm", "grid-engine", "pbs"]
 """A scheduler that a job can be written for."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from distlaunch.batch.script import TRAP, Call, output_path, run_lines
 from distlaunch.job.spec import JobSpec
-from distlaunch.job.types.values import seconds_in
+from distlaunch.job.types import seconds_in
 
 MAX_NAME = 200
 

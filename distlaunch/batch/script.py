@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from distlaunch.agent.frozen import Frozen
 from distlaunch.allocation.slurm import count_gpus
 from distlaunch.job.spec import JobSpec
-from distlaunch.job.types.values import seconds_in
+from distlaunch.job.types import seconds_in
 
 KILLED = 137
 """Exit status of a command that SIGKILL has ended, as a shell has it."""

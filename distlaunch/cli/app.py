@@ -199,6 +199,6 @@ def check_port(
 @app.command("schema")
 def schema() -> None:
     """Print the JSON schema of job files, for completion and checks in an editor."""
-    from distlaunch.job.reference import json_schema
+    from distlaunch.job.fields import json_schema
 
     print_json(json_schema())

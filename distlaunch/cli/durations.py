@@ -1,7 +1,7 @@
 """Options that say how long ago."""
 
 from distlaunch.errors import UsageError
-from distlaunch.job.types.values import UNITS_S, seconds_in
+from distlaunch.job.types import UNITS_S, seconds_in
 
 
 def ago_s(option: str, text: str, example: str) -> float:

@@ -13,7 +13,7 @@ from distlaunch.errors import UsageError
 from distlaunch.follow.attending import follow
 from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, ranks_of, unordered
 from distlaunch.follow.retelling import Retelling
-from distlaunch.job.regex import compiled
+from distlaunch.job.types import compiled
 from distlaunch.observers.console import RANK_COLOURS, escape, latest, wants_colour
 from distlaunch.system.signals import Interrupts
 from distlaunch.wording import rank_list

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distlaunch.checks.port_check import PortReport, check_port, node_for
 from distlaunch.errors import UsageError
-from distlaunch.job.hosts import parse_endpoint
+from distlaunch.job.nodes import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.addresses import plan_without_nodes, ssh_address
 from distlaunch.system.job_file import STDIN, load_job

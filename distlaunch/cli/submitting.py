@@ -142,7 +142,7 @@ def export_kubernetes(
     from distlaunch.launch.addresses import plan_without_nodes
     from distlaunch.system.job_file import job_of, read_job
     from distlaunch.system.payload import torchrun_payload
-    from distlaunch.system.yaml_text import yaml_text
+    from distlaunch.system.yaml_document import yaml_text
 
     check_dashes(context.obj, args)
     read = job_of(read_job(job), job, overrides or (), args or (), submitted=True, in_image=True)

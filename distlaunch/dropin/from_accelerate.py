@@ -19,8 +19,8 @@ from distlaunch.dropin.job_text import (
 )
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, describe
-from distlaunch.job.hosts import host_error
-from distlaunch.job.types.values import Choice, Integer, Switch, Type, Word
+from distlaunch.job.nodes import host_error
+from distlaunch.job.types import Choice, Integer, Switch, Type, Word
 from distlaunch.plan.layout import is_loopback
 
 _SECTIONS = (

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from distlaunch.dropin.job_text import Data, Draft, Note, Offer, checked, gpus_offer, joined, program_draft
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.hosts import HostEntry, parse_hostfile
+from distlaunch.job.nodes import parse_hostfile
+from distlaunch.job.spec import HostEntry
 
 
 def hostfile_draft(text: str, source: str, program: Sequence[str] = (), piped: bool = False) -> Draft:

@@ -33,7 +33,7 @@ from distlaunch.dropin.joining import endpoint_of
 from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import notices, ranks_of
 from distlaunch.errors import UsageError
-from distlaunch.job.hosts import host_error
+from distlaunch.job.nodes import host_error
 from distlaunch.plan.layout import is_loopback
 
 SOURCE = "the command line"

@@ -9,8 +9,8 @@ from distlaunch.errors import JobError, UsageError
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.job.fields import JOB
-from distlaunch.job.placeholders import escaped_in, literal
-from distlaunch.job.reading import Surroundings
+from distlaunch.job.spec import Surroundings
+from distlaunch.job.text import escaped_in, literal
 
 Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100

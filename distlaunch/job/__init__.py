@@ -1,1 +1,5 @@
-"""The job file: its keys (`fields.py`), its checks, and the frozen `JobSpec` it becomes. Pure."""
+"""The job file: a document (`document.py`) becomes a frozen `JobSpec` (`spec.py`) by `build.py`. Pure.
+
+`fields.py` and `scheduler_fields.py` declare its keys, `types.py` what each may be; `nodes.py` finds the
+hosts, `checks.py` the mistakes across keys.
+"""

@@ -1,305 +1,288 @@
-"""Checks across a job file's keys, and of the job that they make."""
+"""Mistakes that show only across a job file's keys, or in the job that they make: (path, what is wrong)."""
 
 import re
-from collections.abc import Iterator, Mapping
-from itertools import starmap
-from typing import Any, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, starmap
+from typing import get_args
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.contract import RESERVED
-from distlaunch.job.document import setting
+from distlaunch.job.document import Place, nearest, program_keys, setting
 from distlaunch.job.fields import JOB, RENDEZVOUS
-from distlaunch.job.paths import home_error
-from distlaunch.job.placeholders import placeholder_error, placeholders_in
-from distlaunch.job.pool import REST
-from distlaunch.job.reading import Reading
-from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.job.types.hints import nearest, program_keys
+from distlaunch.job.nodes import REST, endpoint_of, users_and_hosts
+from distlaunch.job.spec import JobSpec, Surroundings
+from distlaunch.job.text import placeholders_in
+from distlaunch.job.types import Checked
 from distlaunch.transport.command import HOST
-from distlaunch.transport.container import BY_SRUN, Container, Runtime
+from distlaunch.transport.container import BY_SRUN, Runtime
 from distlaunch.transport.slurm import Slurm
 from distlaunch.wording import counted
 
+Mistakes = Iterator[tuple[str, str]]
 VOLUME_SOURCES = frozenset({"claim", "config_map", "secret", "host_path"})
 PROGRAMS = ("script", "module", "command")
 _NOT_WITH_MPIRUN = ("numa_binding", "cpu_binding", "spares", "min_nodes", "container", "virtual_local_rank")
 _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding")
 
 
-def check_keys(reading: Reading) -> None:
-    """Note problems that concern several keys."""
-    _check_program(reading)
-    _check_script(reading)
-    if "nodes" in reading.checked and "hostfile" in reading.checked:
-        reading.problem("hostfile", "set nodes or hostfile, not both")
-    _check_rendezvous(reading, *reading.endpoint())
-    _check_binding(reading)
-    _check_homes(reading)
-    _check_placeholders(reading)
-    _check_stall(reading)
-    _check_env(reading, "env", reading.checked.get("env"))
-    for path, node in reading.listed():
-        reading.hosts(path, node)
-        if isinstance(node, Mapping):
-            _check_env(reading, f"{path}.env", node.get("env"))
+class Reading(Frozen):
+    """A job file while it is read: its keys, None where one is `refused`, and the places of all paths."""
+
+    checked: Checked
+    places: Mapping[str, Place]
+    refused: frozenset[str]
+    around: Surroundings
+
+    def section(self, key: str) -> Checked:
+        """The keys of a section, none where it is not given, or refused."""
+        return self.checked.get(key) or {}
+
+    def listed(self) -> Iterator[tuple[str, Checked]]:
+        """Path and keys of every host that is listed, in `nodes` and `spares`."""
+        for key in ("nodes", "spares"):
+            given = self.checked.get(key)
+            for i, node in enumerate(given if isinstance(given, tuple) else ()):
+                if node is not None:
+                    yield f"{key}[{i}]", node
 
 
-def check_spec(reading: Reading, spec: JobSpec) -> None:
-    """Note problems that show only once hosts and endpoint are known."""
-    _check_twice(reading, spec.pool)
-    _check_master(reading, spec)
-    _check_launcher(reading, spec)
-    _check_mpi(reading, spec)
-    _check_rest(reading)
-    _check_batch(reading)
-    _check_volumes(reading)
-    if spec.container:
-        _check_container(reading, spec, spec.container)
-    if spec.fewest > len(spec.nodes):
-        has = counted(len(spec.nodes), "node")
-        reading.problem("min_nodes", f"{spec.min_nodes} is too high: the job has {has}")
+def key_mistakes(reading: Reading) -> Iterable[tuple[str, str]]:
+    """What several keys have wrong together."""
+    return chain.from_iterable(look(reading) for look in _OF_KEYS)
 
 
-def _check_program(reading: Reading) -> None:
+def spec_mistakes(reading: Reading, spec: JobSpec) -> Iterable[tuple[str, str]]:
+    """What shows only once hosts and endpoint are known."""
+    return chain.from_iterable(look(reading, spec) for look in _OF_SPEC)
+
+
+# Of keys
+
+
+def _program(reading: Reading) -> Mistakes:
     given = [key for key in PROGRAMS if key in reading.checked]
     if len(given) != 1:
         told = " and ".join(given) or "none"
-        reading.problem(given[-1] if given else "", f"set one of script, module or command; got {told}")
+        yield (given[-1] if given else ""), f"set one of script, module or command; got {told}"
 
 
-def _check_script(reading: Reading) -> None:
+def _script(reading: Reading) -> Mistakes:
     text = reading.checked.get("script") or ""
     keys = program_keys(text)
     if re.match(r"(?:\S*/)?torchrun\s", text):
         import shlex  # only a mistake needs it
 
         made = f"`distlaunch import torchrun {shlex.quote(text)}`"
-        reading.problem("script", f"{made} prints a job file for this command")
+        yield "script", f"{made} prints a job file for this command"
     elif keys and reading.places["script"].typed:
         gone = {} if "script" in keys else {"script": "null"}
-        reading.problem("script", f"write {' '.join(starmap(setting, {**gone, **keys}.items()))}")
+        yield "script", f"write {' '.join(starmap(setting, {**gone, **keys}.items()))}"
     elif keys:
-        reading.problem("script", f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}")
+        yield "script", f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}"
 
 
-def _check_rendezvous(reading: Reading, host: str | None, port: int | None) -> None:
-    given, rendezvous = reading.checked, reading.section("rendezvous")
+def _twofold(reading: Reading) -> Mistakes:
+    if "nodes" in reading.checked and "hostfile" in reading.checked:
+        yield "hostfile", "set nodes or hostfile, not both"
+    if reading.checked.get("cpu_binding") and reading.checked.get("numa_binding"):
+        yield "cpu_binding", "set numa_binding or cpu_binding, not both"
+
+
+def _rendezvous(reading: Reading) -> Mistakes:
+    host = port = None
+    try:
+        host, port = endpoint_of(reading.checked)
+    except ValueError as error:
+        yield "rendezvous.endpoint", str(error)
+    rendezvous = reading.section("rendezvous")
     backend, conf = RENDEZVOUS.value(rendezvous, "backend"), rendezvous.get("conf") or {}
-    if backend != "etcd-v2":
-        if conf and backend:
-            reading.problem("rendezvous.conf", "conf has an effect only with backend: etcd-v2; remove it")
-        return
-    if not (host and port and "endpoint" in rendezvous):
-        path = "rendezvous.endpoint" if "endpoint" in rendezvous else "rendezvous.backend"
-        reading.problem(path, "etcd-v2 needs rendezvous.endpoint: host:port of your etcd server")
+    if backend == "etcd-v2":
+        if not (host and port and "endpoint" in rendezvous):
+            path = "rendezvous.endpoint" if "endpoint" in rendezvous else "rendezvous.backend"
+            yield path, "etcd-v2 needs rendezvous.endpoint: host:port of your etcd server"
+        yield from _with_etcd(reading.checked, conf)
+    elif conf and backend:
+        yield "rendezvous.conf", "conf has an effect only with backend: etcd-v2; remove it"
+
+
+def _with_etcd(given: Checked, conf: Checked) -> Mistakes:
     for key in filter(given.get, _NOT_WITH_ETCD):
-        reading.problem(key, f"with etcd-v2, torch's own agents decide that: remove {key}")
+        yield key, f"with etcd-v2, torch's own agents decide that: remove {key}"
     for name, value in conf.items():
         if not value or "," in value:
-            reading.problem(f"rendezvous.conf.{name}", "expected a non-empty value without commas")
-    _check_unfilled(reading, "torch's own agents choose {%s} (etcd-v2)")
+            yield f"rendezvous.conf.{name}", "expected a non-empty value without commas"
+    yield from _unfilled(given, "torch's own agents choose {%s} (etcd-v2)")
 
 
-def _check_unfilled(reading: Reading, why: str) -> None:
+def _unfilled(given: Checked, why: str) -> Mistakes:
     """Placeholders whose values nobody here knows."""
     for key in ("command", "args"):
-        for i, word in enumerate(reading.checked.get(key) or ()):
+        for i, word in enumerate(given.get(key) or ()):
             for name in placeholders_in([word or ""]):
-                reading.problem(f"{key}[{i}]", f"{why % name}: have the script read {name.upper()}")
+                yield f"{key}[{i}]", f"{why % name}: have the script read {name.upper()}"
 
 
-def _check_binding(reading: Reading) -> None:
-    given = reading.checked.get("cpu_binding")
-    if given and reading.checked.get("numa_binding"):
-        reading.problem("cpu_binding", "set numa_binding or cpu_binding, not both")
-    for i, cpus in enumerate(given if isinstance(given, tuple) else ()):
-        for first, last in re.findall(r"(\d+)-(\d+)", str(cpus)):
-            if int(last) < int(first):
-                reading.problem(f"cpu_binding[{i}]", f"{first}-{last} ends before it begins")
-
-
-def _check_stall(reading: Reading) -> None:
+def _stall(reading: Reading) -> Mistakes:
     on_stall, timeouts = reading.checked.get("on_stall"), reading.section("timeouts")
     never = "stall" in timeouts and timeouts["stall"] is None and "timeouts.stall" not in reading.refused
     if never and on_stall in ("restart", "stop"):
-        reading.problem("on_stall", f"on_stall: {on_stall} has no effect because timeouts.stall is none")
+        yield "on_stall", f"on_stall: {on_stall} has no effect because timeouts.stall is none"
 
 
-def _check_homes(reading: Reading) -> None:
-    for path, text in _file_paths(reading):
-        if wrong := home_error(text) if isinstance(text, str) else None:
-            reading.problem(path, wrong)
+def _hosts(reading: Reading) -> Mistakes:
+    named = ((path, node["host"]) for path, node in reading.listed() if node.get("host"))
+    for path, text in named:
+        try:
+            users_and_hosts(text, reading.places[path])
+        except ValueError as error:
+            yield path, str(error)
 
 
-def _file_paths(reading: Reading) -> Iterator[tuple[str, str | None]]:
-    """Path in the job file and text of each path to a file or folder."""
-    checked = reading.checked
-    yield from ((key, checked.get(key)) for key in ("script", "python", "workdir", "hostfile"))
-    yield "logs.dir", reading.section("logs").get("dir")
-    yield "ssh.config", reading.section("ssh").get("config")
-    yield from (("command[0]", word) for word in (checked.get("command") or ())[:1] if word and "/" in word)
-    yield from (("notify.command[0]", word) for word in (reading.section("notify").get("command") or ())[:1])
-    yield "metrics.file", reading.section("metrics").get("file")
-    for path, node in reading.listed():
-        if isinstance(node, Mapping):
-            yield from ((f"{path}.{key}", node.get(key)) for key in ("python", "workdir"))
+def _variables(reading: Reading) -> Mistakes:
+    around = reading.around
+    for path, keys in (("", reading.checked), *((f"{path}.", node) for path, node in reading.listed())):
+        for name, value in (keys.get("env") or {}).items():
+            if name in RESERVED:
+                yield f"{path}env.{name}", f"distlaunch sets {name} for each worker; remove it"
+            elif value is None and name not in around.environ and not around.in_image:
+                close = nearest(name, around.environ, 0.8)
+                hint = f"; did you mean {close}?" if close else ""
+                yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment{hint}"
 
 
-def _check_placeholders(reading: Reading) -> None:
-    for key, first in (("command", 1), ("args", 0)):
-        for i, word in enumerate((reading.checked.get(key) or ())[first:], first):
-            if word and (wrong := placeholder_error(word)):
-                reading.problem(f"{key}[{i}]", wrong)
+_OF_KEYS = (_program, _script, _twofold, _rendezvous, _stall, _hosts, _variables)
 
 
-def _check_env(reading: Reading, path: str, env: Mapping[str, str | None] | None) -> None:
-    environ = reading.around.environ
-    for name, value in (env or {}).items():
-        if name in RESERVED:
-            reading.problem(f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it")
-        elif value is None and name not in environ and not reading.around.in_image:
-            close = nearest(name, environ, 0.8)
-            hint = f"; did you mean {close}?" if close else ""
-            reading.problem(f"{path}.{name}", f"{name} is null, but it is not set in your environment{hint}")
+# Of the job
 
 
-def _check_twice(reading: Reading, nodes: tuple[NodeSpec, ...]) -> None:
+def _twice(_: Reading, spec: JobSpec) -> Mistakes:
     seen: dict[str, bool] = {}
-    for node in nodes:
-        spare = node.path.startswith("spares")
-        if node.label in seen:
-            reading.problem(node.path, _twice(node.label, spare, seen[node.label]))
-        seen.setdefault(node.label, spare)
+    for node in spec.pool:
+        host, spare = node.label, node.path.startswith("spares")
+        if host in seen and spare and not seen[host]:
+            yield node.path, f"{host} is in both nodes and spares; remove it from one of them"
+        elif host in seen:
+            hint = "remove one of them" if spare else "to run more workers on it, raise its procs"
+            yield node.path, f"{host} is listed twice; {hint}"
+        seen.setdefault(host, spare)
 
 
-def _twice(host: str, spare: bool, spare_before: bool) -> str:
-    if spare and not spare_before:
-        return f"{host} is in both nodes and spares; remove it from one of them"
-    hint = "remove one of them" if spare else "to run more workers on it, raise its procs"
-    return f"{host} is listed twice; {hint}"
-
-
-def _check_master(reading: Reading, spec: JobSpec) -> None:
+def _master(reading: Reading, spec: JobSpec) -> Mistakes:
     others = {name for node in spec.nodes[1:] for name in (node.label, node.address) if name}
     first = {spec.nodes[0].label, spec.nodes[0].address} if spec.nodes else set()
     if spec.master_host in others - first:
-        place = "rendezvous.endpoint" if "rendezvous.endpoint" in reading.places else "master_addr"
-        reading.problem(
-            place,
-            f"rank 0 runs on the first node, {spec.nodes[0].label}, but the endpoint is on "
-            f"{spec.master_host}; list {spec.master_host} first",
-        )
+        path = "rendezvous.endpoint" if "rendezvous.endpoint" in reading.places else "master_addr"
+        host, on = spec.nodes[0].label, spec.master_host
+        yield path, f"rank 0 runs on the first node, {host}, but the endpoint is on {on}; list {on} first"
 
 
-def _check_launcher(reading: Reading, spec: JobSpec) -> None:
-    numbered = not isinstance(reading.checked.get("nodes"), tuple) and not reading.around.hostfile
+def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
-    allocation = spec.allocation
-    if launcher == "ssh" and numbered and not (allocation or reading.around.submitted):
-        reading.problem("launcher", "launcher: ssh needs host names, but nodes is a number")
-    if launcher == "kubernetes" and not reading.around.submitted:
-        _check_pods(reading, numbered)
+    allocation, submitted = spec.allocation, reading.around.submitted
+    numbered = not isinstance(given, tuple) and not reading.around.hostfile
+    if launcher == "ssh" and numbered and not (allocation or submitted):
+        yield "launcher", "launcher: ssh needs host names, but nodes is a number"
+    if launcher == "kubernetes" and not submitted and not numbered:
+        told = "the selector names the pods: set nodes to their number, or use launcher.command"
+        yield ("nodes" if "nodes" in reading.checked else "hostfile"), told
+    elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
+        yield "launcher", "launcher: kubernetes needs kubernetes.selector, such as app=train"
     if isinstance(launcher, Mapping):
-        _check_command(reading, launcher, 0 if numbered and not allocation else len(spec.pool))
+        yield from _command(reading, launcher, 0 if numbered and not allocation else len(spec.pool))
     if allocation and given and given > len(allocation.nodes):
         has = counted(len(allocation.nodes), "node")
-        reading.problem("nodes", f"{given} nodes are asked for, but {allocation.name} has {has}")
+        yield "nodes", f"{given} nodes are asked for, but {allocation.name} has {has}"
 
 
-def _check_pods(reading: Reading, numbered: bool) -> None:
-    """Pods are known by their labels."""
-    if not numbered:
-        told = "the selector names the pods: set nodes to their number, or use launcher.command"
-        reading.problem("nodes" if "nodes" in reading.checked else "hostfile", told)
-    elif not reading.section("kubernetes").get("selector"):
-        reading.problem("launcher", "launcher: kubernetes needs kubernetes.selector, such as app=train")
-
-
-def _check_command(reading: Reading, launcher: Mapping[str, Any], named: int) -> None:
+def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
     """A launcher's command is for each of `named` hosts, and has no use for what is ssh's."""
     if not named:
-        reading.problem("launcher", "launcher.command needs names: list the nodes")
+        yield "launcher", "launcher.command needs names: list the nodes"
     elif named > 1 and not any(HOST in word for word in launcher["command"]):
-        told = f"{HOST} is in none of the words: all nodes would be the same"
-        reading.problem("launcher.command", told)
+        yield "launcher.command", f"{HOST} is in none of the words: all nodes would be the same"
     for path, node in reading.listed():
-        for key in ("user", "port") if isinstance(node, Mapping) else ():
+        for key in ("user", "port"):
             if key in node:
-                reading.problem(f"{path}.{key}", f"{key} has no meaning for launcher.command")
+                yield f"{path}.{key}", f"{key} has no meaning for launcher.command"
 
 
-def _check_mpi(reading: Reading, spec: JobSpec) -> None:
+def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
     """mpirun starts one command on every node, and torch's mpi backend needs it."""
     if spec.backend == "mpi" and not spec.mpirun:
-        reading.problem("backend", "mpi needs ranks that MPI starts: set launcher: mpirun")
+        yield "backend", "mpi needs ranks that MPI starts: set launcher: mpirun"
     if not spec.mpirun:
         return
     if spec.etcd:
         key = "mpirun" if "mpirun" in reading.checked else "launcher"
-        reading.problem(key, "rendezvous.backend: etcd-v2 has torch's own agents start the ranks")
+        yield key, "rendezvous.backend: etcd-v2 has torch's own agents start the ranks"
     for key in filter(reading.checked.get, _NOT_WITH_MPIRUN):
-        reading.problem(key, f"mpirun places and starts the ranks: remove {key}, or launcher: mpirun")
+        yield key, f"mpirun places and starts the ranks: remove {key}, or launcher: mpirun"
     for path, node in reading.listed():
-        for key in ("python", "workdir", "env") if isinstance(node, Mapping) else ():
-            if key in node:
-                reading.problem(
-                    f"{path}.{key}", f"mpirun starts the same command everywhere: set {key} for all nodes"
-                )
-    _check_unfilled(reading, "mpirun chooses {%s}")
+        for key in {*node} & {"python", "workdir", "env"}:
+            yield f"{path}.{key}", f"mpirun starts the same command everywhere: set {key} for all nodes"
+    yield from _unfilled(reading.checked, "mpirun chooses {%s}")
 
 
-def _check_rest(reading: Reading) -> None:
-    """`spares: rest` means something where nodes is a number."""
-    if reading.checked.get("spares") == REST and not isinstance(reading.checked.get("nodes"), int):
-        reading.problem("spares", "rest is what a number of nodes leaves over: set nodes to one")
+def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
+    numbered = isinstance(reading.checked.get("nodes"), int)
+    if reading.checked.get("spares") == REST and not numbered:
+        yield "spares", "rest is what a number of nodes leaves over: set nodes to one"
+    if spec.fewest > len(spec.nodes):
+        has = counted(len(spec.nodes), "node")
+        yield "min_nodes", f"{spec.min_nodes} is too high: the job has {has}"
 
 
-def _check_batch(reading: Reading) -> None:
+def _batch(reading: Reading, _: JobSpec) -> Mistakes:
     """What a batch script decides itself, or its scheduler would not understand."""
     nodes = reading.checked.get("nodes")
     for key, taken in _TAKEN_OPTIONS.items():
         section = reading.section(key)
         if isinstance(nodes, int) and section.get("nodes", nodes) < nodes:
-            reading.problem(f"{key}.nodes", f"the job needs more: nodes is {nodes}")
+            yield f"{key}.nodes", f"the job needs more: nodes is {nodes}"
         for i, option in enumerate(section.get("extra") or ()):
-            if found := taken.match(option or ""):
+            if found := re.match(taken, option):
                 why = _TAKEN.get(found[1] or found[2], "distlaunch sets it")
-                reading.problem(f"{key}.extra[{i}]", f"{found[0]} can't be used: {why}")
-
-
-def _check_container(reading: Reading, spec: JobSpec, container: Container) -> None:
-    """A runtime that we know, where it can be."""
-    if container.runtime not in get_args(Runtime):
-        known = ", ".join(get_args(Runtime))
-        reading.problem("container.runtime", f"expected one of {known}, got {container.runtime!r}")
-    by_slurm = all(isinstance(node.reach, Slurm) for node in spec.pool)
-    if container.runtime == BY_SRUN and not by_slurm:
-        reading.problem("container.runtime", "pyxis is a plug-in of srun: the nodes must be Slurm's")
-    if container.runtime == BY_SRUN and container.before:
-        reading.problem("container.runtime", "pyxis has no options here: use container.options")
-    if any(node.reach.together for node in spec.pool):
-        reading.problem("container", "nodes that share one process can't have containers")
-    for i, mount in enumerate(container.mounts):
-        if mount.count(":") > 2:
-            reading.problem(f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}")
+                yield f"{key}.extra[{i}]", f"{found[0]} can't be used: {why}"
 
 
 _TAKEN_OPTIONS = {
-    "slurm": re.compile(r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)"),
-    "grid_engine": re.compile(r"-(?:(t)|(o|e|j|N|S|r|sync))(?![\w-])"),
-    "pbs": re.compile(r"-(?:(J|t)|(o|e|j|N|r|k))(?![\w-])"),
+    "slurm": r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)",
+    "grid_engine": r"-(?:(t)|(o|e|j|N|S|r|sync))(?![\w-])",
+    "pbs": r"-(?:(J|t)|(o|e|j|N|r|k))(?![\w-])",
 }
-
-
-def _check_volumes(reading: Reading) -> None:
-    for i, volume in enumerate(reading.section("kubernetes").get("volumes") or ()):
-        if volume and len(VOLUME_SOURCES & {key for key, given in volume.items() if given}) != 1:
-            reading.problem(f"kubernetes.volumes[{i}]", "set one of claim, config_map, secret and host_path")
-
-
+_ARRAY = "an array would start the same job many times; submit each by itself"
 _TAKEN = {
-    **dict.fromkeys(
-        ("array", "a", "t", "J"), "an array would start the same job many times; submit each by itself"
-    ),
+    **dict.fromkeys(("array", "a", "t", "J"), _ARRAY),
     **dict.fromkeys(("output", "o", "error", "e"), "the job's output goes to logs.dir"),
     **dict.fromkeys(("wait", "W"), "use `submit --wait`"),
 }
+
+
+def _volumes(reading: Reading, _: JobSpec) -> Mistakes:
+    for i, volume in enumerate(reading.section("kubernetes").get("volumes", ())):
+        if len(VOLUME_SOURCES & {key for key, given in volume.items() if given}) != 1:
+            yield f"kubernetes.volumes[{i}]", "set one of claim, config_map, secret and host_path"
+
+
+def _container(_: Reading, spec: JobSpec) -> Mistakes:
+    """A runtime that we know, where it can be."""
+    container = spec.container
+    if container is None:
+        return
+    if container.runtime not in get_args(Runtime):
+        known = ", ".join(get_args(Runtime))
+        yield "container.runtime", f"expected one of {known}, got {container.runtime!r}"
+    by_slurm = all(isinstance(node.reach, Slurm) for node in spec.pool)
+    if container.runtime == BY_SRUN and not by_slurm:
+        yield "container.runtime", "pyxis is a plug-in of srun: the nodes must be Slurm's"
+    if container.runtime == BY_SRUN and container.before:
+        yield "container.runtime", "pyxis has no options here: use container.options"
+    if any(node.reach.together for node in spec.pool):
+        yield "container", "nodes that share one process can't have containers"
+    for i, mount in enumerate(container.mounts):
+        if mount.count(":") > 2:
+            yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"
+
+
+_OF_SPEC = (_twice, _master, _launcher, _mpi, _numbers, _batch, _volumes, _container)

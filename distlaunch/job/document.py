@@ -1,8 +1,8 @@
-"""Parsed YAML, whose every value knows its place."""
+"""Parsed YAML, whose every value knows its place, and how messages show it and correct it."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Problem
@@ -89,8 +89,49 @@ Value = Scalar | Items | Entries
 
 
 def is_unset(value: Value) -> bool:
-    """Whether a key counts as not given."""
+    """Whether a key counts as not given, as does a section whose keys have all been taken out."""
+    if isinstance(value, Entries):
+        return bool(value.entries) and all(is_unset(entry) for _, entry in value.entries)
     return isinstance(value, Scalar) and value.unset
+
+
+def at(value: Value | None, *steps: str) -> Value | None:
+    """What keys and list indices lead to, or None."""
+    for step in steps:
+        match value:
+            case Items(items=items) if step.isdecimal() and int(step) < len(items):
+                value = items[int(step)]
+            case Entries():
+                value = value.get(step)
+            case _:
+                return None
+    return value
+
+
+def word_at(value: Value, *steps: str) -> str | int | float | bool | None:
+    """The string, number or boolean that keys and list indices lead to, or None."""
+    found = at(value, *steps)
+    return found.value if isinstance(found, Scalar) else None
+
+
+def override(root: Value, path: list[str], new: Value) -> Value:
+    """`root` with the value at `path` (keys and list indices) replaced. KeyError says what is wrong."""
+    if not path:
+        return new
+    step, rest = path[0], path[1:]
+    if isinstance(root, Items):
+        if not re.fullmatch("[0-9]{1,9}", step) or int(step) >= len(root.items):
+            raise KeyError(f"index {step} is out of range: the list has {counted(len(root.items), 'item')}")
+        items = list(root.items)
+        items[int(step)] = override(items[int(step)], rest, new)
+        return Items(tuple(items), root.place)
+    if isinstance(root, Scalar) and root.value is not None:
+        raise KeyError(f"{describe(root)} has no key {step}")
+    entries = root if isinstance(root, Entries) else Entries((), new.place)
+    return entries.with_key(step, override(entries.get(step) or Scalar(None, new.place), rest, new))
+
+
+# What messages show, and what they say to write instead
 
 
 def describe(value: Value) -> str:
@@ -137,18 +178,50 @@ def in_quotes(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def override(root: Value, path: list[str], new: Value) -> Value:
-    """`root` with the value at `path` (keys and list indices) replaced. KeyError says what is wrong."""
-    if not path:
-        return new
-    step, rest = path[0], path[1:]
-    if isinstance(root, Items):
-        if not re.fullmatch("[0-9]{1,9}", step) or int(step) >= len(root.items):
-            raise KeyError(f"index {step} is out of range: the list has {counted(len(root.items), 'item')}")
-        items = list(root.items)
-        items[int(step)] = override(items[int(step)], rest, new)
-        return Items(tuple(items), root.place)
-    if isinstance(root, Scalar) and root.value is not None:
-        raise KeyError(f"{describe(root)} has no key {step}")
-    entries = root if isinstance(root, Entries) else Entries((), new.place)
-    return entries.with_key(step, override(entries.get(step) or Scalar(None, new.place), rest, new))
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """The one of the `known` words that `word` may have been meant for; "" = none."""
+    import difflib  # only a mistake needs it
+
+    return next(iter(difflib.get_close_matches(word, list(known), 1, likeness)), "")
+
+
+def colon_hint(text: str, place: Place) -> str:
+    """How to write a key and its value where the space between them was forgotten."""
+    found = re.fullmatch(r"([A-Za-z_]\w*):([^\s/].*)", text)
+    return f"put a space after the colon: {place.instead(text, f'{found[1]}: {found[2]}')}" if found else ""
+
+
+def records_hint(value: Entries, keys: Collection[str], main: str) -> str:
+    """How to write as a list one record of these keys, or several that were given as a mapping of names."""
+    names = [key for key, _, _ in value.walk()]
+    if set(names) & set(keys):
+        return f"; start each list item with a dash, even a single one: - {names[0]}: …"
+    if not value.place.typed:
+        return f"; write - {main}: {names[0]}"
+    listed = ", ".join(f"{{{main}: {name}}}" for name in names)
+    return f"; write {setting(value.place.source, f'[{listed}]')}"
+
+
+def unquoted(value: Value) -> str:
+    """What was meant as a string: a number, a switch, `{word}` or `word: word`."""
+    match value:
+        case Scalar(value=bool() | int() | float() | None, text=text):
+            return text
+        case Entries(entries=((Scalar(value=str(key)), Scalar(value=None, text="")),)):
+            return f"{{{key}}}"
+        case Entries(entries=((Scalar(value=str(key)), Scalar(text=text)),)):
+            return f"{key}: {text}"
+    return ""
+
+
+def program_keys(text: str) -> dict[str, str]:
+    """The keys for a script that was written as a command line; none for a mere path."""
+    if found := re.fullmatch(r"(\S+\.py)\s+(\S.*)", text):
+        return {"script": found[1], "args": as_list(found[2])}
+    if found := re.fullmatch(r"((?:\S*/)?python[0-9.]*)\s+(-m\s+)?([^\s-]\S*)(?:\s+(\S.*))?", text):
+        keys = {"module" if found[2] else "script": found[3]}
+        keys |= {"args": as_list(found[4])} if found[4] else {}
+        return keys if found[1] in ("python", "python3") else {**keys, "python": found[1]}
+    if re.match(r"(?:\S*/)?(?:python[0-9.]*|bash|sh)\s", text):
+        return {"command": as_list(text)}
+    return {}

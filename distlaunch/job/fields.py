@@ -4,36 +4,54 @@ A plain key is a `Field` here, and in `spec.py` the field that has its value and
 `build.py` makes something of is `built`. Sections of schedulers and containers are in `scheduler_fields.py`.
 """
 
+import re
+from collections.abc import Sequence
 from typing import get_args
 
+from distlaunch.job import spec
 from distlaunch.job.scheduler_fields import CONTAINER, GRID_ENGINE, KUBERNETES, PBS, SLURM
-from distlaunch.job.spec import (
-    ELASTIC_RESTARTS,
-    Backend,
-    Grow,
-    JobSpec,
-    Logs,
-    NodeSpec,
-    Notify,
-    NumaMode,
-    Occasion,
-    OnNotice,
-    OnStall,
-    Restarts,
-    Shown,
-    Timeouts,
+from distlaunch.job.text import home_error, placeholder_error
+from distlaunch.job.types import (
+    ENV,
+    LINE,
+    SOME_TEXT,
+    Choice,
+    Duration,
+    Either,
+    Field,
+    Integer,
+    ListOf,
+    MapOf,
+    OrNone,
+    Record,
+    Regex,
+    Schema,
+    Switch,
+    Text,
+    Word,
+    built,
+    by_their_names,
 )
-from distlaunch.job.types.free_text import ENV, LINE, SOME_TEXT
-from distlaunch.job.types.records import Either, Field, ListOf, MapOf, Record, Short, built
-from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Regex, Switch, Text, Word
 from distlaunch.transport.ssh import SshOptions
+
+
+def _program_error(word: str) -> str | None:
+    return home_error(word) if "/" in word else None  # else a name for the node's PATH
+
+
+def _cpus_error(cpus: str) -> str | None:
+    spans = re.findall(r"(\d+)-(\d+)", cpus)
+    return next((f"{a}-{b} ends before it begins" for a, b in spans if int(b) < int(a)), None)
+
 
 AUTO = Choice(("auto",))
 PORT = Integer(1, 65535)
 CONF = MapOf(Word(), r"[A-Za-z_]\w*", "a setting's name")
-PYTHON = Text("an interpreter such as python3.12, or its path", r"(?![0-9.]+$)[^\0\n]+")
+FILE = Text("a non-empty string", r"[^\0]+", home_error)
+PYTHON = Text("an interpreter such as python3.12, or its path", r"(?![0-9.]+$)[^\0\n]+", home_error)
+ARGUMENT = Word(placeholder_error)
 _CPUS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
-CPUS = Text('a list of CPUs such as "0-3,8"', rf"{_CPUS}(?:,{_CPUS})*")
+CPUS = Text('a list of CPUs such as "0-3,8"', rf"{_CPUS}(?:,{_CPUS})*", _cpus_error)
 
 NODE = Record(
     {
@@ -49,24 +67,21 @@ NODE = Record(
         "port": built(PORT, "Port of its sshd.", "as ssh does"),
         "python": built(PYTHON, "Interpreter on this node.", "python"),
         "workdir": built(
-            SOME_TEXT, "Working directory on this node; a relative script is looked for there.", "workdir"
+            FILE, "Working directory on this node; a relative script is looked for there.", "workdir"
         ),
         "env": built(ENV, "Variables of this node's workers; they win over the job's."),
     },
-    makes=NodeSpec,
-    foreign={
-        "hostname": "host",
-        "name": "host",
-        "slots": "procs",
-        "nproc_per_node": "procs",
-        "procs_per_node": "procs",
-        "num_gpus": "gpus",
-        "gpus_per_node": "gpus",
-        "ip": "address",
-        "cwd": "workdir",
-    },
+    makes=spec.NodeSpec,
+    foreign=by_their_names(
+        host="hostname name",
+        procs="slots nproc_per_node procs_per_node",
+        gpus="num_gpus gpus_per_node",
+        address="ip",
+        workdir="cwd",
+    ),
     required=("host",),
-    name="a mapping with host",
+    name="a host or a mapping with host",
+    main="host",
 )
 
 RENDEZVOUS = Record(
@@ -84,43 +99,30 @@ RENDEZVOUS = Record(
         "conf": built(CONF, "Settings for torch's --rdzv-conf, such as last_call_timeout; etcd-v2 only."),
         "id": Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's id", "rendezvous_id"),
     },
-    makes=JobSpec,
-    foreign={
-        "rdzv_endpoint": "endpoint",
-        "rdzv_backend": "backend",
-        "rdzv_id": "id",
-        "rdzv_conf": "conf",
-    },
+    makes=spec.JobSpec,
+    foreign=by_their_names(endpoint="rdzv_endpoint", backend="rdzv_backend", id="rdzv_id", conf="rdzv_conf"),
 )
 
 TIMEOUTS = Record(
     {
-        "connect": Field(Duration(), "Until every node's agent runs.", field="connect_s"),
+        "connect": Field(Duration(), "Until every node's agent runs."),
         "join": Field(
             OrNone(Duration()),
             "Until all ranks have joined the rendezvous, or the job ends and the missing are named. "
             "The default counts from when the first rank tries, yours from the start; none = no limit.",
-            field="join_s",
         ),
-        "stop": Field(Duration(), "Between SIGTERM and SIGKILL.", field="stop_s"),
-        "job": Field(OrNone(Duration()), "The whole job.", field="job_s"),
+        "stop": Field(Duration(), "Between SIGTERM and SIGKILL."),
+        "job": Field(OrNone(Duration()), "The whole job."),
         "lease": Field(
-            Duration(least_s=3),
-            "Silence after which a node counts as lost and ends its workers.",
-            field="lease_s",
+            Duration(least_s=3), "Silence after which a node counts as lost and ends its workers."
         ),
-        "rejoin": Field(
-            Duration(),
-            "How long to wait for a lost node that the job can't continue without.",
-            field="rejoin_s",
-        ),
+        "rejoin": Field(Duration(), "How long to wait for a lost node that the job can't continue without."),
         "stall": Field(
             OrNone(Duration()),
             "Time without output, CPU or GPU use after which a rank counts as stalled; none = never.",
-            field="stall_s",
         ),
     },
-    makes=Timeouts,
+    makes=spec.Timeouts,
 )
 
 RESTARTS = Record(
@@ -128,40 +130,39 @@ RESTARTS = Record(
         "max": Field(
             Integer(0, 10000),
             "Restarts of the whole job, in any window, after a worker failed or a node was lost.",
-            f"; {ELASTIC_RESTARTS} with min_nodes or spares",
+            f"; {spec.ELASTIC_RESTARTS} with min_nodes or spares",
             "most",
         ),
         "backoff": Field(
-            Duration(),
-            "Wait before the second restart in a row, then twice as long each time.",
-            field="backoff_s",
+            Duration(), "Wait before the second restart in a row, then twice as long each time."
         ),
-        "window": Field(Duration(), "The time in which at most max restarts may happen.", field="window_s"),
+        "window": Field(Duration(), "The time in which at most max restarts may happen."),
         "requeue": Field(
             Integer(0, 10000),
             "How often Slurm may start the job again: after a failure that max does not cover, at the time "
             "limit, and after a notice; never after exit status 2, 126 or 127.",
         ),
     },
-    makes=Restarts,
-    foreign={"max_restarts": "max", "limit": "max", "retries": "max", "delay": "backoff"},
+    makes=spec.Restarts,
+    main="max",
+    foreign=by_their_names(max="max_restarts limit retries", backoff="delay"),
 )
 
 ELASTIC = Record(
     {
         "grow": Field(
-            Choice(get_args(Grow)),
+            Choice(get_args(spec.Grow)),
             "When a node that returned rejoins: at the next restart, or now, with a restart of its own.",
-        ),
+        )
     },
-    makes=JobSpec,
+    makes=spec.JobSpec,
 )
 
 LOGS = Record(
     {
-        "dir": built(SOME_TEXT, "Where run folders are made.", default="runs"),
+        "dir": built(FILE, "Where run folders are made.", default="runs"),
         "console": Field(
-            Either(text=Choice(get_args(Shown)), items=ListOf(Integer(0))),
+            Either(text=Choice(get_args(spec.Shown)), items=ListOf(Integer(0))),
             "Whose output is shown: all, rank0, none or a list of ranks.",
         ),
         "watch": Field(
@@ -174,43 +175,40 @@ LOGS = Record(
             "Show a line that several ranks print within 0.2 s only once, marked with all their ranks.",
         ),
     },
-    makes=Logs,
-    foreign={"log_dir": "dir", "path": "dir", "directory": "dir", "folder": "dir"},
+    makes=spec.Logs,
+    foreign=by_their_names(dir="log_dir path directory folder"),
 )
 
 NOTIFY = Record(
     {
         "command": Field(
-            ListOf(Word(), least=1),
+            ListOf(Word(), least=1, first=Word(home_error)),
             "Program and arguments, run on the controller's machine; it reads the event as JSON from stdin "
             "and is killed after 30 s.",
         ),
         "on": Field(
-            ListOf(Choice(get_args(Occasion))),
+            ListOf(Choice(get_args(spec.Occasion))),
             "The events to run it for: failed, restarted, stalled, finished.",
             "all four",
         ),
     },
-    makes=Notify,
+    makes=spec.Notify,
     required=("command",),
-    name="a mapping with command",
 )
 
 METRICS = Record(
     {
         "file": built(
-            SOME_TEXT,
-            "Path on the controller's machine; node_exporter's textfile collector reads only *.prom.",
-        ),
+            FILE, "Path on the controller's machine; node_exporter's textfile collector reads only *.prom."
+        )
     },
-    makes=JobSpec,
+    makes=spec.JobSpec,
     required=("file",),
-    name="a mapping with file",
 )
 
 SSH = Record(
     {
-        "config": built(SOME_TEXT, "An ssh_config file to use.", "as ssh does"),
+        "config": built(FILE, "An ssh_config file to use.", "as ssh does"),
         "options": Field(
             ListOf(Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")),
             "More -o options.",
@@ -230,37 +228,30 @@ LAUNCHER = Record(
         ),
         "shell": built(Switch(), "The command behind it is one word for a shell on the node, as with ssh."),
     },
-    makes=JobSpec,
+    makes=spec.JobSpec,
     required=("command",),
-    name="a mapping with command",
 )
 
 JOB = Record(
     {
         "name": built(SOME_TEXT, "The job's name.", "the file's stem"),
         "nodes": built(
-            Either(
-                number=Integer(1, 4096),
-                items=ListOf(Either(text=Text("a host", r"[^\0]+"), entries=NODE), least=1),
-            ),
+            Either(number=Integer(1, 4096), items=ListOf(NODE, least=1)),
             "The hosts in rank order; or a number of nodes, of the allocation or on this machine.",
             told="all of the allocation; outside of one, 1",
         ),
         "min_nodes": Field(Integer(1), "Minimum nodes to continue with when others are lost.", "all of them"),
         "spares": built(
-            Either(
-                text=Choice(("rest",)),
-                items=ListOf(Either(text=Text("a host", r"[^\0]+"), entries=NODE)),
-            ),
+            Either(text=Choice(("rest",)), items=ListOf(NODE)),
             "Hosts that replace lost nodes; rest = those of the allocation that nodes leaves over.",
         ),
-        "hostfile": built(SOME_TEXT, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
+        "hostfile": built(FILE, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
         "gpus_per_node": built(
             Either(number=Integer(0), text=AUTO), "GPUs of each node; 0 = a CPU job.", default="auto"
         ),
         "procs_per_node": built(Integer(1), "Workers on each node.", "one per GPU, 1 on a CPU job"),
         "numa_binding": built(
-            Choice(get_args(NumaMode), none=True),
+            Choice(get_args(spec.NumaMode), none=True),
             "CPUs of each worker, as with torchrun: node = those of its GPU's NUMA node; socket = those of "
             "its GPU's socket; exclusive = its own share of that NUMA node's cores; core-complex = those of "
             "one last-level cache.",
@@ -274,22 +265,23 @@ JOB = Record(
             'worker; or a list by local rank, such as ["0-3", "4-7"].',
         ),
         "backend": Field(
-            Choice(("auto", *get_args(Backend))),
+            Choice(("auto", *get_args(spec.Backend))),
             "What torch.distributed will use.",
             ": nccl with GPUs, else gloo",
         ),
         "rendezvous": Field(RENDEZVOUS, "Where the ranks meet."),
         "master_addr": built(SOME_TEXT, "Host of the endpoint; rendezvous.endpoint wins."),
         "master_port": built(PORT, "Port of the endpoint; rendezvous.endpoint wins."),
-        "script": built(SOME_TEXT, "A Python script; relative to the workdir of its node."),
+        "script": built(FILE, "A Python script; relative to the workdir of its node."),
         "module": built(
             Text("a dotted module name", r"[A-Za-z_][\w.]*"), "A Python module, as with python -m."
         ),
         "command": built(
-            ListOf(Word(), least=1), "Any program, from PATH or by its path, and its arguments."
+            ListOf(ARGUMENT, least=1, first=Word(_program_error)),
+            "Any program, from PATH or by its path, and its arguments.",
         ),
         "args": Field(
-            ListOf(Word()),
+            ListOf(ARGUMENT),
             "Arguments; {rank}, {local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr} "
             "and {master_port} are filled in; write {{rank}} for a literal {rank}.",
         ),
@@ -304,19 +296,16 @@ JOB = Record(
             "the path of distlaunch's own if it exists there, else python3",
         ),
         "workdir": built(
-            SOME_TEXT,
+            FILE,
             "Working directory of the workers; ~/ is the home of the node's user.",
             "the job file's folder",
         ),
         "timeouts": Field(TIMEOUTS, "How long things may take."),
-        "restarts": built(
-            Short(RESTARTS, "max"),
-            "Whether the whole job starts again after a failure; a number sets max.",
-        ),
+        "restarts": built(RESTARTS, "Whether the whole job starts again after a failure; a number sets max."),
         "elastic": Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
-        "on_stall": Field(Choice(get_args(OnStall)), "What to do when ranks stall for timeouts.stall."),
+        "on_stall": Field(Choice(get_args(spec.OnStall)), "What to do when ranks stall for timeouts.stall."),
         "on_notice": Field(
-            Choice(get_args(OnNotice)),
+            Choice(get_args(spec.OnNotice)),
             "The signal that ranks get when a scheduler announces the job's end; after TERM or INT they must "
             "leave, after USR1 or USR2 they go on.",
         ),
@@ -328,7 +317,7 @@ JOB = Record(
         "notify": built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
         "metrics": built(METRICS, "Write the run's metrics to a file in Prometheus' text format."),
         "ssh": built(SSH, "How ssh is called."),
-        "slurm": built(SLURM, "What `submit` asks of Slurm."),
+        "slurm": Field(SLURM, "What `submit` asks of Slurm."),
         "container": built(CONTAINER, "Run the ranks in a container on each node, and the agent with them."),
         "mpirun": built(
             Either(text=LINE, items=ListOf(Word(), least=1)),
@@ -336,9 +325,9 @@ JOB = Record(
             "in [mpirun, --mca, btl, self,tcp].",
             "as launcher says",
         ),
-        "grid_engine": built(GRID_ENGINE, "What `submit` and `export grid-engine` ask of Grid Engine."),
-        "pbs": built(PBS, "What `submit` and `export pbs` ask of PBS."),
-        "kubernetes": built(KUBERNETES, "What `export kubernetes` asks of a cluster."),
+        "grid_engine": Field(GRID_ENGINE, "What `submit` and `export grid-engine` ask of Grid Engine."),
+        "pbs": Field(PBS, "What `submit` and `export pbs` ask of PBS."),
+        "kubernetes": Field(KUBERNETES, "What `export kubernetes` asks of a cluster."),
         "launcher": built(
             Either(text=Choice(("auto", "kubernetes", "local", "mpirun", "slurm", "ssh")), entries=LAUNCHER),
             "How nodes are reached, or a command that reaches each; kubernetes = pods that run already; "
@@ -347,57 +336,63 @@ JOB = Record(
             "auto",
         ),
     },
-    makes=JobSpec,
+    makes=spec.JobSpec,
     foreign={
-        "nproc_per_node": "procs_per_node",
-        "ntasks_per_node": "procs_per_node",
-        "num_processes": "procs_per_node",
-        "slots": "procs_per_node",
-        "nnodes": "nodes",
-        "num_nodes": "nodes",
-        "num_machines": "nodes",
-        "host": "nodes",
-        "hosts": "nodes",
-        "hostname": "nodes",
-        "hostnames": "nodes",
-        "proc": "procs_per_node",
-        "procs": "procs_per_node",
-        "gpu": "gpus_per_node",
-        "gpus": "gpus_per_node",
-        "num_gpus": "gpus_per_node",
-        "main_process_ip": "master_addr",
-        "main_process_port": "master_port",
-        "rdzv": "rendezvous",
+        **by_their_names(
+            procs_per_node="nproc_per_node ntasks_per_node num_processes slots proc procs",
+            nodes="nnodes num_nodes num_machines host hosts hostname hostnames",
+            gpus_per_node="gpu gpus num_gpus",
+            master_addr="main_process_ip",
+            master_port="main_process_port",
+            rendezvous="rdzv",
+            script="entrypoint program training_script",
+            args="training_script_args script_args arguments",
+            env="environ environment environments envs",
+            workdir="cwd working_dir",
+            logs="logging",
+            min_nodes="min_nnodes",
+            spares="spare_nodes",
+            backend="distributed_backend",
+            numa_binding="affinity_mode",
+            cpu_binding="cpu_bind bind_cores_to_rank",
+        ),
         "rdzv_endpoint": "rendezvous.endpoint",
         "rdzv_backend": "rendezvous.backend",
         "rdzv_id": "rendezvous.id",
         "rdzv_conf": "rendezvous.conf",
-        "entrypoint": "script",
-        "program": "script",
-        "training_script": "script",
-        "training_script_args": "args",
-        "script_args": "args",
-        "arguments": "args",
-        "environ": "env",
-        "environment": "env",
-        "environments": "env",
-        "envs": "env",
-        "cwd": "workdir",
-        "working_dir": "workdir",
-        "logging": "logs",
         "log_dir": "logs.dir",
         "timeout": "timeouts.job",
         "max_restarts": "restarts.max",
         "rejoin": "timeouts.rejoin",
         "stall": "timeouts.stall",
         "grow": "elastic.grow",
-        "min_nnodes": "min_nodes",
-        "spare_nodes": "spares",
-        "distributed_backend": "backend",
-        "affinity_mode": "numa_binding",
-        "cpu_bind": "cpu_binding",
-        "bind_cores_to_rank": "cpu_binding",
         "detach": "run --detach",
     },
     name="a mapping of job keys",
 )
+
+
+def json_schema() -> Schema:
+    """JSON Schema (draft 2020-12) of a job file, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "distlaunch job",
+        **JOB.schema(),
+    }
+
+
+def reference(
+    record: Record = JOB, prefix: str = "", shown: Sequence[Record] = ()
+) -> list[tuple[str, str, str, str]]:
+    """(key, type, explanation, default) of every key, sections before their keys.
+
+    A section that several keys have is told of once; `shown` are those that have been.
+    """
+    rows: list[tuple[str, str, str, str]] = []
+    for key, entry in record.fields.items():
+        rows.append((prefix + key, entry.kind.name, entry.doc, record.default_text(key)))
+        for inner, inner_prefix in entry.kind.sections(prefix + key):
+            if inner not in shown:
+                rows += reference(inner, inner_prefix, shown)
+                shown = [*shown, inner]
+    return rows

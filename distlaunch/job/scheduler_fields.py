@@ -3,22 +3,34 @@
 from typing import get_args
 
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
-from distlaunch.job.kubernetes_options import KubernetesOptions, Resources, SecretKey, Volume
 from distlaunch.job.slurm_options import SlurmOptions
-from distlaunch.job.types.free_text import ENV, LINE, SOME_TEXT
-from distlaunch.job.types.records import Either, Field, ListOf, MapOf, Record, built
-from distlaunch.job.types.tree import Tree
-from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Switch, Text, Word
+from distlaunch.job.spec import KubernetesOptions, Resources, SecretKey, Volume
+from distlaunch.job.types import (
+    ENV,
+    LINE,
+    Choice,
+    Duration,
+    Either,
+    Field,
+    Integer,
+    Lines,
+    ListOf,
+    MapOf,
+    OrNone,
+    Record,
+    Switch,
+    Text,
+    Tree,
+    Word,
+    built,
+)
 from distlaunch.transport.container import Container, Runtime
 
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 TIME = Text('a time such as "12h" or "1-12:00:00"', rf"{_CLOCK}|(?:[0-9]+[dhms])+")
 
 ALLOCATED = Field(Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes")
-SETUP = built(
-    Either(text=SOME_TEXT, items=ListOf(LINE)),
-    "Shell commands to run first on the first node, such as module load.",
-)
+SETUP = Field(Lines(), "Shell commands to run first on the first node, such as module load.")
 
 SLURM = Record(
     {
@@ -139,7 +151,6 @@ VOLUME = Record(
         "subPath": "sub_path",
     },
     required=("mount",),
-    name="a mapping with mount",
 )
 
 SECRET = Record(
@@ -149,7 +160,6 @@ SECRET = Record(
     },
     makes=SecretKey,
     required=("secret", "key"),
-    name="a mapping with secret and key",
 )
 
 KUBERNETES = Record(
@@ -167,8 +177,8 @@ KUBERNETES = Record(
         ),
         "queue": Field(KUBE_NAME, "Kueue's LocalQueue to wait in, so that all pods start together."),
         "resources": Field(RESOURCES, "CPUs, memory and so on of each pod; GPUs come from gpus_per_node."),
-        "volumes": built(ListOf(VOLUME), "What to mount in each pod."),
-        "secrets": built(
+        "volumes": Field(ListOf(VOLUME), "What to mount in each pod."),
+        "secrets": Field(
             MapOf(SECRET, r"[A-Za-z_][A-Za-z0-9_]*", "a variable name", nulls=False),
             "Variables whose values come from Secrets; they win over env.",
         ),
@@ -220,6 +230,5 @@ CONTAINER = Record(
     },
     makes=Container,
     required=("image",),
-    name="a mapping with image",
     foreign={"volumes": "mounts", "args": "options", "engine": "runtime", "name": "image"},
 )

@@ -1,9 +1,10 @@
-"""What a job file says, checked and frozen."""
+"""What a job file says, checked and frozen, and what it is read against."""
 
+import os.path
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import LEASE_S
@@ -12,8 +13,8 @@ from distlaunch.allocation.place import TaskPlace
 from distlaunch.errors import JobError
 from distlaunch.job.document import Place
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
-from distlaunch.job.kubernetes_options import KubernetesOptions
 from distlaunch.job.slurm_options import SlurmOptions
+from distlaunch.job.text import path_in
 from distlaunch.transport.container import Container
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
@@ -188,6 +189,61 @@ class Etcd(Frozen):
     conf: Mapping[str, str] = MappingProxyType({})
 
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class Resources(Frozen):
+    """Of each pod, by name: what it may use, and what it is sure to get, in Kubernetes' quantities."""
+
+    limits: Mapping[str, str] = _NONE
+    requests: Mapping[str, str] = _NONE
+
+
+class Volume(Frozen):
+    """What is mounted in each pod: one of `claim`, `config_map`, `secret` and `host_path`."""
+
+    mount: str = ""
+    claim: str | None = None
+    config_map: str | None = None
+    secret: str | None = None
+    host_path: str | None = None
+    sub_path: str | None = None
+    read_only: bool | None = None
+
+
+class SecretKey(Frozen):
+    """One value of a Secret."""
+
+    secret: str = ""
+    key: str = ""
+
+
+class KubernetesOptions(Frozen):
+    """None = the cluster's own default. `secrets` are by variable; `extra` is merged into the Job.
+
+    `ttl_s` after its end the Job is deleted, None = never; `runtime` is a TrainJob's.
+    """
+
+    image: str = ""
+    namespace: str | None = None
+    selector: str | None = None
+    container: str | None = None
+    labels: Mapping[str, str] = _NONE
+    annotations: Mapping[str, str] = _NONE
+    node_selector: Mapping[str, str] = _NONE
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    queue: str | None = None
+    resources: Resources = Resources()
+    volumes: tuple[Volume, ...] = ()
+    secrets: Mapping[str, SecretKey] = _NONE
+    service_account: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    priority_class: str | None = None
+    ttl_s: float | None = 604800.0
+    runtime: str = "torch-distributed"
+    extra: Mapping[str, Any] = _NONE
+
+
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; those on a node may begin with the ~ of its user instead.
 
@@ -299,3 +355,53 @@ class JobSpec(Frozen):
         """The job with so many GPUs on each node that does not say how many it uses."""
         nodes = tuple(node._replace(gpus=count) if node.gpus is None else node for node in self.nodes)
         return self._replace(nodes=nodes)
+
+
+class HostEntry(Frozen):
+    """One host of a hostfile: `slots` is its number of processes, None where the file does not say."""
+
+    host: str
+    user: str | None
+    slots: int | None
+    place: Place
+
+
+class Surroundings(Frozen):
+    """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries.
+
+    `name` is the job's unless it says one itself; None = its file's stem. One that was `piped` has no folder.
+    `allocation` is what a scheduler has given the caller; a job that is to be `submitted` has none yet.
+    `host` is this machine's name.
+    `in_image`: its nodes will be containers, whose files and variables are not the caller's.
+    """
+
+    folder: str
+    home: str
+    environ: Mapping[str, str]
+    hostfile: tuple[HostEntry, ...] | None = None
+    name: str | None = None
+    piped: bool = False
+    allocation: Allocation | None = None
+    submitted: bool = False
+    host: str = ""
+    in_image: bool = False
+
+    def path(self, text: str) -> str:
+        """A path on this machine, absolute."""
+        path = path_in(self.folder, text)
+        return os.path.normpath(self.home + path[1:]) if path.startswith("~") else path
+
+    def on_node(self, text: str) -> str:
+        """A path on a node, whose user has a ~ of its own."""
+        return path_in("" if self.in_image else self.folder, text)
+
+    def interpreter(self, text: str | None) -> str | None:
+        """A path on a node if it has a slash, else a name for the node's PATH."""
+        return self.on_node(text) if text and "/" in text else text
+
+    def variables(self, given: Mapping[str, str | None] | None) -> Env:
+        """Variables of workers; None = the caller's value."""
+        return {
+            name: EnvValue(self.environ.get(name, ""), inherited=True) if value is None else EnvValue(value)
+            for name, value in (given or {}).items()
+        }

@@ -34,6 +34,11 @@ class Mistake(NamedTuple):
         """What stands on the line before the place."""
         return self.line[: self.at[1]]
 
+    @property
+    def rest(self) -> str:
+        """What stands on the line from the place on."""
+        return self.line[self.at[1] :].strip()
+
     def _line(self, mark: Mark) -> str:
         return self.lines[mark[0]] if mark[0] < len(self.lines) else ""
 
@@ -137,7 +142,7 @@ def _nested_bracket(mistake: Mistake) -> Told | None:
 def _unclosed_bracket(mistake: Mistake) -> Told | None:
     if "',' or" not in mistake.said and "<stream end>" not in mistake.said:
         return None
-    after = mistake.line[mistake.at[1] :].strip()
+    after = mistake.rest
     if mistake.at[0] > mistake.since[0] or not after:
         return Told(f"this {mistake.begun[mistake.since[1]]} is not closed", mistake.since)
     if after.startswith(":"):
@@ -172,7 +177,7 @@ def _after_value(mistake: Mistake) -> Told | None:
     found = re.match(r"\s*(?:- )?(?:[\w.-]+: +)?(?:- )?([\"'{\[].*)", mistake.line)
     if not found or found.start(1) >= mistake.at[1] - 1:
         return Told("the quote before this was opened on an earlier line; close it there", mistake.at)
-    value, rest = found[1].rstrip(), mistake.line[mistake.at[1] :].strip()
+    value, rest = found[1].rstrip(), mistake.rest
     words = f"unexpected {rest[:20]} after the end of the value"
     if value[0] == "[":
         return Told(f"{words}: remove it, or put it in the list", mistake.at)
@@ -183,7 +188,7 @@ def _after_value(mistake: Mistake) -> Told | None:
 def _list_on_the_line(mistake: Mistake) -> Told | None:
     if "sequence entries" not in mistake.said:
         return None
-    value = mistake.line[mistake.at[1] :].strip()
+    value = mistake.rest
     if value == "-":
         return _quoted("an unquoted value can't be just a dash", mistake.at, value)
     words = "put each list item on a line of its own, or the list in brackets: "
@@ -213,7 +218,7 @@ def _question_mark(mistake: Mistake) -> Told | None:
 def _missing_value(mistake: Mistake) -> Told | None:
     if not re.search("expected (the )?node content", mistake.said):
         return None
-    after = mistake.line[mistake.at[1] :].strip()
+    after = mistake.rest
     if "block node" in mistake.within and after:
         return _quoted(f"an unquoted value can't start with {after[0]}", mistake.at, after)
     if after.startswith("-"):
@@ -223,13 +228,6 @@ def _missing_value(mistake: Mistake) -> Told | None:
 
 _LOOKS: tuple[Callable[[Mistake], Told | None], ...] = (
     *(_tab, _second_document, _unclosed_quote, _colon, _bad_start, _question_mark, _nested_bracket),
-    *(
-        _unclosed_bracket,
-        _colon_in_value,
-        _indentation,
-        _after_value,
-        _list_on_the_line,
-        _escape,
-        _missing_value,
-    ),
+    *(_unclosed_bracket, _colon_in_value, _indentation, _after_value, _list_on_the_line, _escape),
+    _missing_value,
 )

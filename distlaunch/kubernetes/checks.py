@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from distlaunch.allocation.pods import GPU
 from distlaunch.contract import RESERVED
-from distlaunch.job.placeholders import placeholders_in
 from distlaunch.job.spec import JobSpec
+from distlaunch.job.text import placeholders_in
 from distlaunch.kubernetes.names import Kind
 
 _OWN = re.compile(r"PET_.*|PYTHON_EXEC|JOB_COMPLETION_INDEX")

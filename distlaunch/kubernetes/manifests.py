@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.kubernetes_options import Volume
-from distlaunch.job.placeholders import fill
-from distlaunch.job.spec import FOREVER_S, JobSpec
+from distlaunch.job.spec import FOREVER_S, JobSpec, Volume
+from distlaunch.job.text import fill
 from distlaunch.kubernetes.checks import names_gpus
 from distlaunch.kubernetes.names import GROUP, Kind, first_host, object_name
 from distlaunch.plan.layout import DEFAULT_PORT

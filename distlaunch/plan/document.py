@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from distlaunch.job.secrets import is_secret, redacted
 from distlaunch.job.spec import Binding, Env
+from distlaunch.job.text import is_secret, redacted
 from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan
 
 

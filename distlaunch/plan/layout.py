@@ -9,9 +9,8 @@ from typing import NewType
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
 from distlaunch.allocation.place import TaskPlace
-from distlaunch.job.paths import path_in
-from distlaunch.job.placeholders import fill
 from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program
+from distlaunch.job.text import fill, path_in
 from distlaunch.transport.kinds import Transport
 from distlaunch.wording import counted, listed
 

@@ -6,8 +6,8 @@ These ranks join one run of the usual kind, at MASTER_ADDR and MASTER_PORT of th
 """
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.placeholders import fill
 from distlaunch.job.spec import FOREVER_S, EnvValue, JobSpec, NodeSpec, Program
+from distlaunch.job.text import fill
 from distlaunch.transport.ssh import Ssh
 
 TEMPORARY = ("PET_LOG_DIR",)

@@ -3,8 +3,8 @@
 from shlex import quote
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.placeholders import placeholders_in
 from distlaunch.job.spec import JobSpec
+from distlaunch.job.text import placeholders_in
 from distlaunch.plan.layout import LaunchPlan, NodePlan, program_word
 from distlaunch.plan.other_launchers import agent_flags, arguments, program_flag, workers_flags
 from distlaunch.plan.shell_text import job_exports, quoted_path, remarks_on

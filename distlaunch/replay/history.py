@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Any
 
 from distlaunch.contract import INTERFACE_VARIABLES
-from distlaunch.job.secrets import is_secret, redacted
 from distlaunch.job.spec import EnvValue, JobSpec
+from distlaunch.job.text import is_secret, redacted
 from distlaunch.supervisor.events import Event
 
 VERSION = 3

@@ -13,13 +13,16 @@ from distlaunch.job.document import (
     Place,
     Scalar,
     Value,
+    at,
     override,
     setting,
+    word_at,
 )
-from distlaunch.job.hosts import HostEntry, parse_hostfile
-from distlaunch.job.paths import home_error
-from distlaunch.job.reading import Surroundings
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.fields import JOB
+from distlaunch.job.nodes import parse_hostfile
+from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
+from distlaunch.job.text import home_error
+from distlaunch.job.types import Either, ListOf, Record, Type
 from distlaunch.system.allocation import allocation_here, pods_here
 from distlaunch.system.yaml_document import parse
 
@@ -69,25 +72,17 @@ def job_of(
 
 def _names_hosts(document: Value) -> bool:
     """Whether a job says itself where it runs: no scheduler needs to be asked."""
-    if not isinstance(document, Entries):
-        return False
-    launcher = document.get("launcher")
-    told = isinstance(launcher, Scalar) and launcher.value in ("local", "kubernetes")
-    return told or isinstance(document.get("nodes"), Items) or document.get("hostfile") is not None
+    told = word_at(document, "launcher") in ("local", "kubernetes")
+    return told or isinstance(at(document, "nodes"), Items) or at(document, "hostfile") is not None
 
 
 def _pods(document: Value) -> dict[str, Any]:
     """What tells the pods of a job with `launcher: kubernetes`; nothing if it lacks that."""
-    launcher = document.get("launcher") if isinstance(document, Entries) else None
-    section = document.get("kubernetes") if isinstance(document, Entries) else None
-    if not isinstance(section, Entries) or not (
-        isinstance(launcher, Scalar) and launcher.value == "kubernetes"
-    ):
-        return {}
-    given = {key: section.get(key) for key in ("selector", "namespace", "container")}
-    values = {key: value.value if isinstance(value, Scalar) else None for key, value in given.items()}
-    strings = all(value is None or isinstance(value, str) for value in values.values())
-    return values if strings and values["selector"] else {}
+    keys = ("selector", "namespace", "container")
+    given: dict[str, Any] = {key: word_at(document, "kubernetes", key) for key in keys}
+    strings = all(value is None or isinstance(value, str) for value in given.values())
+    wanted = word_at(document, "launcher") == "kubernetes" and given["selector"]
+    return given if strings and wanted else {}
 
 
 def _surroundings(path: str, submitted: bool, named: bool) -> Surroundings:
@@ -108,8 +103,7 @@ def _surroundings(path: str, submitted: bool, named: bool) -> Surroundings:
 def name_in(path: str) -> str:
     """The name of a file's job, whatever else is in it. Raises `JobError`, or `UsageError` as `load_job`."""
     document = parse(read_text(path), path)
-    named = document.get("name") if isinstance(document, Entries) else None
-    given = named.value if isinstance(named, Scalar) else None
+    given = word_at(document, "name")
     return given if isinstance(given, str) else os.path.splitext(os.path.basename(path))[0]
 
 
@@ -173,50 +167,41 @@ def _overridden(document: Value, text: str) -> Value:
 
 def _is_callers(document: Value, steps: list[str]) -> bool:
     """Whether null means the caller's value: for a variable that the file does not set."""
-    return steps[-2:-1] == ["env"] and _found(document, steps) is None
+    return steps[-2:-1] == ["env"] and at(document, *steps) is None
+
+
+def _types_along(steps: list[str]) -> list[Type | None]:
+    """The types of the document, and of what each of the steps leads to, as far as they are known."""
+    kinds: list[Type | None] = [JOB]
+    for step in steps:
+        kinds.append(kinds[-1].inner(step) if kinds[-1] else None)
+    return kinds
 
 
 def _itemless(document: Value, steps: list[str], value: str) -> str | None:
     """What to write if `steps` lead to an item of a list that the file does not have."""
-    from distlaunch.job.reference import list_at  # few jobs are run with a --set
-
-    key, at, inner = list_at(steps)
-    above = _found(document, steps[:at])
-    if not at or isinstance(above, Items | Entries):
+    kinds = _types_along(steps)
+    lists = (i for i, kind in enumerate(kinds[:-1]) if isinstance(kind, ListOf | Either))
+    depth = next((i for i in lists if steps[i].isdecimal() and kinds[i + 1]), 0)
+    if not depth or isinstance(at(document, *steps[:depth]), Items | Entries):
         return None
-    item = value
+    key, inner, kind, item = ".".join(steps[:depth]), steps[depth + 1 :], kinds[depth + 1], value
     for step in reversed(inner):
         item = f"{{{step}: {item}}}"
-    if inner and steps[0] in _SHORT and inner != [_SHORT[steps[0]][1]]:
-        item = f"{{{_SHORT[steps[0]][1]}: …, {item[1:]}"
+    if isinstance(kind, Record) and kind.main and inner and inner != [kind.main]:
+        item = f"{{{kind.main}: …, {item[1:]}"
     whole = setting(key, f"[{item}]")
     return f"{key} is not a list in the job file, so its items can't be set; set the whole list: {whole}"
 
 
 def _spelled_out(document: Value, steps: list[str]) -> Value:
     """`document` with a mapping where `steps` lead into one that stands there as its main value alone."""
-    depth, key = _SHORT.get(steps[0], (0, ""))
-    short = _found(document, steps[:depth]) if 0 < depth < len(steps) else None
-    if not isinstance(short, Scalar) or short.value is None:
-        return document
-    whole = Entries(((Scalar(key, short.place), short),), short.place)
-    return override(document, steps[:depth], whole)
-
-
-_SHORT = {"nodes": (2, "host"), "spares": (2, "host"), "restarts": (1, "max")}
-"""Key → how deep below it is what may be given as one value, and that value's key."""
-
-
-def _found(value: Value | None, steps: list[str]) -> Value | None:
-    for step in steps:
-        match value:
-            case Items(items=items) if step.isdecimal() and int(step) < len(items):
-                value = items[int(step)]
-            case Entries():
-                value = value.get(step)
-            case _:
-                return None
-    return value
+    for depth, kind in enumerate(_types_along(steps)[:-1]):
+        short = at(document, *steps[:depth])
+        if isinstance(kind, Record) and kind.main and isinstance(short, Scalar) and short.value is not None:
+            whole = Entries(((Scalar(kind.main, short.place), short),), short.place)
+            return override(document, steps[:depth], whole)
+    return document
 
 
 def _as_text(argument: str) -> str:
@@ -255,12 +240,10 @@ def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
 
 
 def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:
-    named = document.get("hostfile") if isinstance(document, Entries) else None
-    if not isinstance(named, Scalar) or not isinstance(named.value, str):
+    named = word_at(document, "hostfile")
+    if not isinstance(named, str) or "\0" in named or home_error(named):
         return None  # not there, or a mistake that the check reports
-    if "\0" in named.value or home_error(named.value):
-        return None  # not there, or a mistake that the check reports
-    path = around.path(named.value)
+    path = around.path(named)
     problems: list[Problem] = []
     entries = parse_hostfile(read_text(path), path, problems)
     if problems:

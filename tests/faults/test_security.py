@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from distlaunch.errors import JobError, UsageError
-from distlaunch.job.reference import reference
+from distlaunch.job.fields import reference
 from distlaunch.system.job_file import load_job
 from distlaunch.transport.boot import SCRIPT
 from tests.cluster.hosts import Host, Site, parent_of, why_not

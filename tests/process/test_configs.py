@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.reference import json_schema
+from distlaunch.job.fields import json_schema
 from tests.harness import PATIENCE_S, ROOT, distlaunch, ended_well
 
 CONFIGS = ROOT / "configs"

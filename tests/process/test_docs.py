@@ -12,7 +12,7 @@ import pytest
 
 from distlaunch.contract import HANDLED_SIGNALS, RESERVED
 from distlaunch.errors import Exit
-from distlaunch.job.reference import reference
+from distlaunch.job.fields import reference
 from tests.harness import PATIENCE_S, ROOT, distlaunch
 
 PAGES = {

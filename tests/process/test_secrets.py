@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.secrets import REDACTED, is_secret, redacted
+from distlaunch.job.text import REDACTED, is_secret, redacted
 from tests.harness import PATIENCE_S, ROOT
 
 CANARY = "canary-4f1d"

@@ -9,7 +9,7 @@ from distlaunch.dropin.from_accelerate import accelerate_draft
 from distlaunch.dropin.from_torchrun import command_draft
 from distlaunch.dropin.job_text import Draft, draft_document, draft_text
 from distlaunch.job.fields import JOB
-from distlaunch.job.placeholders import PLACEHOLDERS
+from distlaunch.job.text import PLACEHOLDERS
 from distlaunch.system.yaml_document import parse
 from tests.unit.samples import spec_of
 

@@ -12,9 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from distlaunch.job.build import build_spec
-from distlaunch.job.hosts import HostEntry
-from distlaunch.job.reading import Surroundings
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.system.yaml_document import parse
 
 Load = Callable[..., JobSpec]

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distlaunch.errors import Problem
-from distlaunch.job.hosts import host_error, parse_endpoint, parse_hostfile, split_user
+from distlaunch.job.nodes import host_error, parse_endpoint, parse_hostfile, split_user
 from distlaunch.ranges import expand_ranges
 from tests.unit.samples import bounded
 

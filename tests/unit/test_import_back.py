@@ -12,8 +12,8 @@ from distlaunch.dropin.flags import Flags
 from distlaunch.dropin.from_torchrun import command_draft
 from distlaunch.dropin.job_text import draft_text
 from distlaunch.dropin.parsing import parse_flags
-from distlaunch.job.placeholders import PLACEHOLDERS, fill, literal, placeholder_error
 from distlaunch.job.spec import JobSpec
+from distlaunch.job.text import PLACEHOLDERS, fill, literal, placeholder_error
 from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.plan.torchrun_text import torchrun_text
 from tests.unit.drafts import CPUS, braces

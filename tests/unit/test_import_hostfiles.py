@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from distlaunch.dropin.from_hostfile import hostfile_draft
 from distlaunch.dropin.job_text import draft_text
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.hosts import parse_hostfile
-from distlaunch.job.placeholders import fill
+from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import JobSpec, NodeSpec
+from distlaunch.job.text import fill
 from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.transport.ssh import Ssh
 from tests.unit.drafts import comments, keys_of

@@ -14,7 +14,7 @@ from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import Here, job_of
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.fields import JOB
-from distlaunch.job.hosts import parse_hostfile
+from distlaunch.job.nodes import parse_hostfile
 from tests.unit.drafts import CONFIGS, CPUS, accelerated, comments, imported, keys_of
 from tests.unit.samples import spec_of
 

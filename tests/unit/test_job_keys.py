@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from distlaunch.job.fields import JOB
-from distlaunch.job.kubernetes_options import SecretKey, Volume
-from distlaunch.job.reference import reference
-from distlaunch.job.spec import Binding, EnvValue, Timeouts
+from distlaunch.job.fields import JOB, reference
+from distlaunch.job.spec import Binding, EnvValue, SecretKey, Timeouts, Volume
 from distlaunch.plan.unstarted import unstarted_advice
 from distlaunch.system.job_file import load_job
 from distlaunch.transport.command import Command

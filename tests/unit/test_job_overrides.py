@@ -8,6 +8,7 @@ import pytest
 
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.spec import EnvValue, Restarts, Timeouts
+from distlaunch.transport.ssh import Ssh
 from tests.unit.samples import Load, Problems, found_at
 
 
@@ -65,6 +66,8 @@ def test_set_alone_makes_a_job_of_an_empty_file(load: Load) -> None:
         ("script: x\nenv: {A: null}", ("env.A=null",), "env", {}),
         ("script: x", ("env.A=b", "env.A=null"), "env", {}),
         ("script: x\nnodes: [{host: a, env: {A: b}}]", ("nodes[0].env.A=null",), "nodes.0.env", {}),
+        ("script: x\nnodes: [a]", ("launcher.command=null",), "nodes.0.reach", Ssh("a")),
+        ("script: x\nmetrics: {file: m.prom}", ("metrics.file=null",), "metrics", None),
         (
             "script: x\nrendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {a: b}}",
             ("rendezvous.conf.a=null",),
@@ -155,6 +158,19 @@ def test_a_command_line_as_a_script_is_told_as_keys(
 
 def test_a_script_with_blanks_in_its_name_is_one(load: Load) -> None:
     assert load("script: my python script.py").program.words == ("my python script.py",)
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "missing"),
+    [
+        ("nodes: [{host: a}, b]", "nodes[0].host=null", "nodes[0]: host is missing"),
+        ("container: {image: i, env: {A: b}}", "container.image=null", "container: image is missing"),
+    ],
+)
+def test_null_for_a_key_that_is_required_is_refused(
+    problems: Problems, text: str, override: str, missing: str
+) -> None:
+    assert problems(f"script: x\n{text}", override)[0].endswith(missing)
 
 
 def test_null_for_a_key_that_does_not_exist_is_refused(problems: Problems) -> None:

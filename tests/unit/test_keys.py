@@ -6,10 +6,23 @@ from typing import NamedTuple
 import pytest
 
 from distlaunch.errors import Problem
-from distlaunch.job.fields import JOB
-from distlaunch.job.reference import reference
-from distlaunch.job.types.records import BUILT, Either, Field, ListOf, Record, Short, built
-from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Switch, Text, Type, duration_text
+from distlaunch.job.fields import JOB, reference
+from distlaunch.job.types import (
+    BUILT,
+    Choice,
+    Duration,
+    Either,
+    Field,
+    Integer,
+    ListOf,
+    OrNone,
+    Record,
+    Switch,
+    Text,
+    Type,
+    built,
+    duration_text,
+)
 from distlaunch.system.yaml_document import parse
 
 
@@ -45,7 +58,7 @@ OVEN = Record(
 
 def checked(text: str) -> dict[str, object]:
     problems: list[Problem] = []
-    given = OVEN.check(parse(text, "oven"), "", problems)
+    given: dict[str, object] | None = OVEN.check(parse(text, "oven"), "", problems)
     assert given is not None
     assert not problems
     return given
@@ -102,8 +115,6 @@ def inside(kind: Type | None) -> Iterator[Record]:
     match kind:
         case Record():
             yield kind
-        case Short():
-            yield kind.record
         case ListOf():
             yield from inside(kind.item)
         case Either():
@@ -114,4 +125,4 @@ def test_every_key_of_a_job_has_a_field_with_a_default_or_is_built() -> None:
     for record, key, entry in declared(JOB):
         part = isinstance(entry.kind, Record) and entry.kind.makes is record.makes
         if entry.field != BUILT and not part and key not in record.required:
-            assert (entry.field or key) in record.makes._field_defaults, key
+            assert record.field_of(key) in record.makes._field_defaults, key

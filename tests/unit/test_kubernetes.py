@@ -25,7 +25,7 @@ from distlaunch.launch.addresses import plan_without_nodes
 from distlaunch.system.imported import torchrun_modules
 from distlaunch.system.job_file import job_of
 from distlaunch.system.payload import torchrun_payload
-from distlaunch.system.yaml_text import yaml_text
+from distlaunch.system.yaml_document import yaml_text
 from tests.pods import expand
 from tests.unit.samples import bounded
 from tests.unit.test_floors import TREES, imports_of, name_of

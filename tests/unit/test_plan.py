@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from distlaunch import contract
 from distlaunch.contract import Rendezvous
 from distlaunch.errors import JobError
-from distlaunch.job.placeholders import PLACEHOLDERS, fill
 from distlaunch.job.spec import EnvValue
+from distlaunch.job.text import PLACEHOLDERS, fill
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import (
     Facts,

@@ -8,8 +8,7 @@ import pytest
 from distlaunch.allocation.pods import exec_words, pods_argv, pods_listed
 from distlaunch.errors import JobError
 from distlaunch.job.build import build_spec
-from distlaunch.job.reading import Surroundings
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import JobSpec, Surroundings
 from distlaunch.system.yaml_document import parse
 from distlaunch.transport.command import Command
 from distlaunch.transport.failure import Kind, ProcessEnd

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 
 from distlaunch.errors import JobError
-from distlaunch.job.reference import json_schema, reference
+from distlaunch.job.fields import json_schema, reference
 from tests.unit.samples import bounded, job_documents, spec_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -1,9 +1,37 @@
-"""The {rank} and so on that are filled in in the arguments of a job."""
+"""What a job's texts mean: paths with a ~, arguments with {placeholders}, secrets that are never shown."""
 
+import os.path
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from distlaunch.job.types.hints import nearest
+from distlaunch.job.document import nearest
+
+# Paths: relative to a folder, or below the ~ of whoever is at home there
+
+
+def below_home(text: str) -> bool:
+    """Whether `text` begins with the ~ of the user who reads it."""
+    return text == "~" or text.startswith("~/")
+
+
+def home_error(text: str) -> str | None:
+    """Why the ~ that `text` begins with can't be used, or None."""
+    name = text.partition("/")[0]
+    if not name.startswith("~") or name == "~":
+        return None
+    return f"{name} is not expanded, only ~/ is: write the full path, or ./{name} for a file of that name"
+
+
+def path_in(folder: str, text: str) -> str:
+    """`text` as seen from `folder`, normalised; a leading ~ of either stays, and means the reader's home."""
+    joined = text if below_home(text) else os.path.join(folder, text)
+    if not below_home(joined):
+        return os.path.normpath(joined)
+    rest = os.path.normpath(f"./{joined[1:]}")
+    return "~" if rest == "." else f"~/{rest}"
+
+
+# The {rank} and so on that are filled in in the arguments of a job
 
 PLACEHOLDERS = (
     "rank",
@@ -71,3 +99,30 @@ def _unknown(name: str) -> str:
     known = ", ".join("{" + known + "}" for known in PLACEHOLDERS)
     hint = f"did you mean {{{close}}}?" if close else f"known: {known};"
     return f"unknown placeholder {{{name}}}; {hint} {{{{{name}}}}} passes {{{name}}} to the script"
+
+
+# Values that neither dry-run nor a run directory shows
+
+REDACTED = "[redacted]"
+_NAME = r"(?i)token|secret|passw|passphrase|credential|(api|access|private|auth)_?key|_key$|^key$"
+_FLAG = r"(?s)--?([A-Za-z][\w.-]*)(?:=(.*))?"
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a variable, or flag, of that name may be a secret."""
+    return re.search(_NAME, name.replace("-", "_")) is not None
+
+
+def redacted(words: Sequence[str]) -> list[str]:
+    """A command line without the values of flags that may be secrets: `--api-key=…`, `--token …`."""
+    shown, hides_next = [], False
+    for word in words:
+        flag = re.fullmatch(_FLAG, word)
+        if flag is None:
+            shown.append(REDACTED if hides_next else word)
+            hides_next = False
+            continue
+        secret, given = is_secret(flag[1]), flag[2] is not None
+        hides_next = secret and not given
+        shown.append(f"{word.partition('=')[0]}={REDACTED}" if secret and given else word)
+    return shown

@@ -1,0 +1,254 @@
+"""Which nodes a job has: hosts that are listed, those of a hostfile or an allocation, or this machine."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from distlaunch.agent.wire import HEARTBEATS
+from distlaunch.allocation.allocation import AllocatedNode, Allocation
+from distlaunch.errors import Problem
+from distlaunch.job.document import Place
+from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
+from distlaunch.job.spec import HostEntry, NodeSpec, Surroundings, Timeouts
+from distlaunch.job.types import Checked
+from distlaunch.ranges import expand_ranges
+from distlaunch.transport.command import Command
+from distlaunch.transport.kinds import Transport
+from distlaunch.transport.local import Local
+from distlaunch.transport.slurm import Slurm
+from distlaunch.transport.ssh import Ssh, SshOptions
+
+MAX_SLOTS = 1024
+"""`host:N` with more than this, or with ssh's 22, is a port in the wrong place."""
+REST = "rest"
+"""As `spares` has it: those of the allocation that `nodes` leaves over."""
+
+
+def host_error(host: str) -> str | None:
+    """Why this host name may not reach a command line, or None."""
+    if host.startswith("-"):
+        return "a host name can't begin with a dash"
+    if not re.fullmatch(r"[A-Za-z0-9_.:%\-]+", host):
+        return f'"{host}" is not a valid host name'
+    return None
+
+
+def _hosts_in(pattern: str) -> list[str]:
+    """The hosts of a range, or the one of that name. Raises ValueError."""
+    hosts = expand_ranges(pattern)
+    if wrong := next(filter(None, map(host_error, hosts)), None):
+        raise ValueError(wrong)
+    return hosts
+
+
+def split_user(text: str) -> tuple[str | None, str]:
+    """user@host → (user, host)."""
+    user, at, host = text.rpartition("@")
+    return (user if at else None), host
+
+
+def users_and_hosts(text: str, place: Place) -> list[tuple[str | None, str]]:
+    """(user, host) of each host that an item of `nodes` names. Raises ValueError."""
+    user, pattern = split_user(text)
+    if found := re.fullmatch(r"([^:]+):([0-9]+)", pattern):
+        login = f", user: {user}" if user else ""
+        record = f"{{host: {found[1]}, port: {found[2]}{login}}}"
+        raise ValueError(f"{text}: write {place.instead(text, record)}")
+    return [(user, host) for host in _hosts_in(pattern)]
+
+
+def parse_endpoint(text: str) -> tuple[str | None, int | None]:
+    """`host:port`, `[v6]:port`, `host` or `:port` → (host, port). Raises ValueError."""
+    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::([0-9]{1,9}))?", text)
+    if not found:
+        raise ValueError(f'"{text}" is not an endpoint; write host:port, or [address]:port for IPv6')
+    host, port = found[1] or found[2] or None, int(found[3]) if found[3] else None
+    if host and (error := host_error(host)):
+        raise ValueError(error)
+    if port is not None and not 0 < port < 65536:
+        raise ValueError(f"port {port} is not in the range 1 to 65535")
+    return host, port
+
+
+def endpoint_of(checked: Checked) -> tuple[str | None, int | None]:
+    """Host and port of rank 0's store, as far as a job's keys give them. Raises ValueError."""
+    endpoint = (checked.get("rendezvous") or {}).get("endpoint")
+    if endpoint is None:
+        return checked.get("master_addr"), checked.get("master_port")
+    return parse_endpoint(endpoint)
+
+
+def parse_hostfile(text: str, source: str, problems: list[Problem]) -> list[HostEntry]:
+    """The hosts of an Open MPI, DeepSpeed (`host slots=4`) or Horovod (`host:4`) hostfile, in order.
+
+    Lines that name a host again add their slots, as Open MPI has it.
+    """
+    found: dict[str, HostEntry] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        place = Place(source, number, line.index(words[0]) + 1)
+        try:
+            for entry in _hostfile_line(words, place):
+                # A host without slots counts once each time it is named.
+                first = found.get(entry.host)
+                again = first and first._replace(slots=(first.slots or 1) + (entry.slots or 1))
+                found[entry.host] = again or entry
+        except ValueError as error:
+            problems.append(place.problem("", str(error)))
+    if not found and not problems:
+        problems.append(Place(source).problem("", "the hostfile lists no hosts"))
+    return list(found.values())
+
+
+def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
+    user, name = split_user(words[0])
+    name, _, horovod_slots = name.partition(":")
+    slots = dict(map(_option, words[1:])).get("slots")
+    if slots is None and horovod_slots:
+        slots = horovod_slots
+        if slots == "22" or (slots.isdecimal() and int(slots) > MAX_SLOTS):
+            raise ValueError(
+                f'"{name}:{slots}" in a hostfile means {slots} slots; for slots, write "{name} slots={slots}"'
+                f"; for a port, use ssh_config or nodes: [{{host: {name}, port: {slots}}}]"
+            )
+    if slots is not None and not re.fullmatch("[1-9][0-9]{0,5}", slots):
+        raise ValueError(f'slots: expected a number, got "{slots}"')
+    return [HostEntry(host, user, int(slots) if slots else None, place) for host in _hosts_in(name)]
+
+
+def _option(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    key = {"max-slots": "max_slots", "cpu": "slots", "count": "slots"}.get(key, key)
+    if not equals or key not in ("slots", "max_slots"):
+        raise ValueError(f'unexpected "{word}"; write "host slots=4" or "host:4"')
+    return key, value
+
+
+class Pool:
+    """The machines of a `JobSpec`, from its checked keys, without mistakes, and what is around them."""
+
+    def __init__(self, checked: Checked, around: Surroundings) -> None:
+        self._checked, self._around = checked, around
+        launcher = JOB.value(checked, "launcher")
+        launcher = "auto" if launcher == "mpirun" else launcher
+        queued = around.submitted and launcher in ("auto", "ssh")
+        self._launcher = "slurm" if queued else launcher
+        self._ssh = self._ssh_options()
+
+    def _ssh_options(self) -> SshOptions:
+        ssh = self._checked.get("ssh", {})
+        timeouts: Timeouts = TIMEOUTS.made(self._checked.get("timeouts", {}))
+        return SshOptions(
+            config=self._around.path(ssh["config"]) if "config" in ssh else None,
+            persist_s=None if ssh.get("persist") is None else max(1, round(ssh["persist"])),
+            connect_s=max(1, int(timeouts.connect_s / 2)),
+            alive_s=max(1, int(timeouts.lease_s / HEARTBEATS)),
+            **SSH.fields_of(ssh),
+        )
+
+    def nodes(self) -> tuple[NodeSpec, ...]:
+        """The job's nodes, in the order of their ranks."""
+        if self._around.hostfile is not None:
+            return tuple(map(self._from_hostfile, self._around.hostfile))
+        given = self._checked.get("nodes")
+        if isinstance(given, tuple):
+            return self._listed("nodes", given)
+        if allocation := self.allocation:
+            return self._allocated(allocation, allocation.nodes[:given], "nodes")
+        later = self._launcher == "slurm"  # known inside an allocation
+        labels = (f"node{i}" for i in range(given or 1))
+        reaches = ((label, Slurm(label, "") if later else Local()) for label in labels)
+        return tuple(self._node(label, reach, {}, "nodes") for label, reach in reaches)
+
+    def spares(self) -> tuple[NodeSpec, ...]:
+        """Those that stand in for a lost node."""
+        given = self._checked.get("spares", ())
+        if given == REST:
+            allocation, used = self.allocation, self._checked.get("nodes")
+            return self._allocated(allocation, allocation.nodes[used:], "spares") if allocation else ()
+        return self._listed("spares", given)
+
+    @property
+    def allocation(self) -> Allocation | None:
+        """That of the caller, if the job's nodes come from it."""
+        numbered = self._around.hostfile is None and not isinstance(self._checked.get("nodes"), tuple)
+        found = self._around.allocation
+        given = isinstance(self._launcher, Mapping)
+        fits = found and (given or self._launcher in ("auto", "ssh", found.scheduler))
+        return found if numbered and fits else None
+
+    def _listed(self, key: str, given: Sequence[Checked]) -> tuple[NodeSpec, ...]:
+        return tuple(spec for i, node in enumerate(given) for spec in self._from_list(f"{key}[{i}]", node))
+
+    def _from_list(self, path: str, node: Checked) -> Iterator[NodeSpec]:
+        for user, host in users_and_hosts(node["host"], Place("")):
+            reach = self._reach(host, node.get("user", user), node.get("port"))
+            yield self._node(host, reach, node, path)
+
+    def _from_hostfile(self, entry: HostEntry) -> NodeSpec:
+        slots = {} if entry.slots is None else {"procs": entry.slots}
+        return self._node(entry.host, self._reach(entry.host, entry.user, None), slots, "hostfile")
+
+    def _allocated(
+        self, allocation: Allocation, nodes: Sequence[AllocatedNode], path: str
+    ) -> tuple[NodeSpec, ...]:
+        told = JOB.value(self._checked, "gpus_per_node")
+        return tuple(
+            self._node(node.host, self._within(allocation, node), {}, path)._replace(
+                gpus=told if isinstance(told, int) else node.gpus, cpu_procs=node.procs, address=node.address
+            )
+            for node in nodes
+        )
+
+    def _within(self, allocation: Allocation, node: AllocatedNode) -> Transport:
+        """As its scheduler has it: a step of Slurm's, our own process here, or what reaches another host."""
+        if self._launcher == "ssh" or isinstance(self._launcher, Mapping):
+            return self._reach(node.host, None, None)
+        if allocation.scheduler == "kubernetes":
+            from distlaunch.allocation.pods import exec_words
+
+            namespace = self._checked.get("kubernetes", {}).get("namespace")
+            return Command(node.host, exec_words(namespace, node.container), scheduler="kubernetes")
+        if allocation.scheduler == "slurm":
+            return Slurm(node.host, allocation.job, node.group)
+        if _short(node.host) in ("localhost", _short(self._around.host)):
+            return Local()
+        from distlaunch.transport.presets import PRESETS  # only such a job needs it
+
+        preset = PRESETS.get(allocation.scheduler)
+        if preset is None:
+            return Ssh(node.host, None, None, self._ssh)
+        return Command(node.host, preset.words, preset.shell, allocation.scheduler)
+
+    def _node(self, host: str, reach: Transport, record: Checked, path: str) -> NodeSpec:
+        gpus = record.get("gpus", JOB.value(self._checked, "gpus_per_node"))
+        return NodeSpec(
+            host,
+            reach,
+            gpus=gpus if isinstance(gpus, int) else None,
+            procs=record.get("procs", self._checked.get("procs_per_node")),
+            python=self._around.interpreter(record.get("python")),
+            workdir=self._around.on_node(record["workdir"]) if "workdir" in record else None,
+            env=self._around.variables(record.get("env")),
+            path=path,
+            **NODE.fields_of(record),
+        )
+
+    def _reach(self, host: str, user: str | None, port: int | None) -> Transport:
+        if self._launcher == "local":
+            return Local()
+        if isinstance(self._launcher, Mapping):
+            return Command(host, self._launcher["command"], bool(self._launcher.get("shell")))
+        if self._launcher == "slurm":
+            allocation = self._around.allocation
+            groups = {node.host: node.group for node in allocation.nodes} if allocation else {}
+            return Slurm(host, allocation.job if allocation else "", groups.get(host))
+        if self._launcher == "auto" and host == "localhost" and not user and not port:
+            return Local()
+        return Ssh(host, user, port, self._ssh)
+
+
+def _short(host: str) -> str:
+    """A host's name without its domain; an address stays whole."""
+    return host if host[:1].isdigit() or ":" in host else host.partition(".")[0].lower()

@@ -1,0 +1,674 @@
+"""What the keys of a job file may be: each type checks a value with its place and knows its JSON schema.
+
+Our own and small, since msgspec and pydantic know no line numbers, msgspec stops at the first error,
+and they would add 34 and 73 ms to every launch.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, AnyStr
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.errors import Problem
+from distlaunch.job.document import (
+    Entries,
+    Items,
+    Place,
+    Scalar,
+    Value,
+    as_list,
+    colon_hint,
+    describe,
+    in_quotes,
+    is_unset,
+    nearest,
+    records_hint,
+    unquoted,
+    words_of,
+)
+
+Schema = dict[str, Any]
+Checked = Mapping[str, Any]
+"""The keys of a record that were given, checked; None = refused."""
+Mistake = Callable[[str], "str | None"]
+"""Says why a text of the right form can't be used, or None."""
+REFUSED: Any = object()
+"""What `Type.read` makes of a value of another type."""
+
+
+class Type:
+    """Checks a value: `check` returns it converted, or adds to the problems and returns None.
+
+    `name` is how an error message calls what is expected.
+    """
+
+    name = "a mapping"
+    mistake: Mistake | None = None
+    unit = ""
+    """Ends the name of the field that has the value."""
+
+    def read(self, value: Value) -> Any:
+        """The value, converted, if it is a scalar of this type, else REFUSED."""
+        return REFUSED
+
+    def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        """The converted value."""
+        read = self.read(value)
+        if read is REFUSED:
+            self.refuse(value, path, problems)
+        elif wrong := self.mistake(read) if self.mistake else None:
+            problems.append(value.place.problem(path, wrong))
+        else:
+            return read
+        return None
+
+    def refuse(self, value: Value, path: str, problems: list[Problem]) -> None:
+        """Note that the value is of another type."""
+        told = f"expected {self.name}, got {describe(value)}{self.hint(value, path)}"
+        problems.append(value.place.problem(path, told))
+
+    def hint(self, value: Value, path: str) -> str:
+        """What to write instead, after a semicolon: a string that YAML has read as something else."""
+        text = unquoted(value)
+        if not text or self.read(Scalar(text, value.place)) is REFUSED:
+            return ""
+        return f"; quote it: {value.place.instead(text, in_quotes(text))}"
+
+    def schema(self) -> Schema:
+        """JSON Schema of the type."""
+        raise NotImplementedError
+
+    def made(self, checked: Any) -> Any:
+        """What a job has for the checked value."""
+        return checked
+
+    def inner(self, step: str) -> "Type | None":
+        """The type of what a key, or the index of an item, leads to."""
+        return None
+
+    def sections(self, path: str) -> "list[tuple[Record, str]]":
+        """The records inside, with how the reference begins their keys."""
+        return []
+
+
+# Single values
+
+
+class Text(Type):
+    """A string; numbers and dates that YAML recognised are refused, since their spelling is lost."""
+
+    def __init__(
+        self, name: str = "a string", pattern: str = r"[^\0]*", mistake: Mistake | None = None
+    ) -> None:
+        self.name, self.pattern, self.mistake = name, pattern, mistake
+
+    def read(self, value: Value) -> Any:
+        """The string."""
+        match value:
+            case Scalar(value=str(text)) if re.fullmatch(self.pattern, text, re.DOTALL):
+                return text
+        return REFUSED
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        # JSON Schema's patterns are JavaScript's: NUL is spelled otherwise there.
+        return {"type": "string", "pattern": f"^(?:{self.pattern})$".replace("\\0", "\\u0000")}
+
+
+class Regex(Text):
+    """A regular expression, as Python has it, with a group around what `group` says."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__("a regular expression", r"[^\0]+", self._mistake)
+        self.group = group
+
+    def _mistake(self, text: str) -> str | None:
+        try:
+            return None if compiled(text).groups else f"expected a group around {self.group}"
+        except ValueError as error:
+            return f"expected {self.name}: {error}"
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"type": "string", "format": "regex"}
+
+
+def compiled(text: AnyStr) -> re.Pattern[AnyStr]:
+    """A regular expression, compiled. Raises ValueError, which says what is wrong with it."""
+    try:
+        return re.compile(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (re.error, OverflowError) as error:
+        raise ValueError(str(error)) from None
+
+
+class Word(Type):
+    """A string, or any other scalar as it was spelled: arguments and variables."""
+
+    name = "a string"
+
+    def __init__(self, mistake: Mistake | None = None) -> None:
+        self.mistake = mistake
+
+    def read(self, value: Value) -> Any:
+        """The string."""
+        match value:
+            case Scalar(value=None):
+                pass
+            case Scalar(value=str(text)) | Scalar(text=text) if "\0" not in text:
+                return text
+        return REFUSED
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"type": ["string", "number", "boolean"]}
+
+
+class Integer(Type):
+    """A whole number from `least` to `most`."""
+
+    def __init__(self, least: int = 0, most: int | None = None) -> None:
+        self.least, self.most = least, most
+        self.name = f"an integer ≥ {least}" if most is None else f"an integer from {least} to {most}"
+
+    def read(self, value: Value) -> Any:
+        """The number."""
+        match value:
+            case Scalar(value=bool()):
+                pass
+            case Scalar(value=int(number)) if self.least <= number <= (self.most or number):
+                return number
+        return REFUSED
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        most = {} if self.most is None else {"maximum": self.most}
+        return {"type": "integer", "minimum": self.least, **most}
+
+
+MAX_DURATION_S = 1e9
+"""Some thirty years: more is a typing error."""
+_PART = r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)"
+_DURATION = r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|m|h|d)\s*)+"
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Duration(Type):
+    """`500ms`, `30s`, `10m`, `1h30m`, `7d`, or a number of seconds; becomes seconds."""
+
+    unit = "_s"
+
+    def __init__(self, least_s: int = 0) -> None:
+        self.least_s = least_s
+        least = f" ≥ {least_s}s" if least_s else ""
+        self.name = f'a duration{least} such as "30s" or "10m"'
+
+    def read(self, value: Value) -> Any:
+        """Seconds."""
+        seconds = None
+        match value:
+            case Scalar(value=bool()):
+                pass
+            case Scalar(value=int() | float() as number):
+                seconds = number
+            case Scalar(value=str(text)):
+                seconds = seconds_in(text)
+        if seconds is None or not self.least_s <= seconds <= MAX_DURATION_S:
+            return REFUSED
+        return float(seconds)
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"type": ["string", "number"], "pattern": f"^(?:{_DURATION})$", "minimum": self.least_s}
+
+
+def seconds_in(text: str) -> float | None:
+    """The seconds of a text such as `1h30m`; None where it is none."""
+    if not re.fullmatch(_DURATION, text):
+        return None
+    return sum(float(number) * UNITS_S[unit] for number, unit in re.findall(_PART, text))
+
+
+def duration_text(seconds: float) -> str:
+    """A duration in the longest unit that divides it: `90s`, `5m`."""
+    units = ((f"{seconds / size:g}{unit}", size) for unit, size in reversed(UNITS_S.items()))
+    return next((text for text, size in units if size >= 1 and seconds % size == 0), f"{seconds:g}s")
+
+
+class OrNone(Type):
+    """A value of some type, or the word `none`, which becomes None."""
+
+    def __init__(self, kind: Type) -> None:
+        self.kind, self.name, self.unit = kind, f'{kind.name}, or "none"', kind.unit
+
+    def read(self, value: Value) -> Any:
+        """The value."""
+        return None if isinstance(value, Scalar) and value.value == "none" else self.kind.read(value)
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"anyOf": [self.kind.schema(), {"const": "none"}]}
+
+
+class Switch(Type):
+    """true or false."""
+
+    name = "true or false"
+
+    def read(self, value: Value) -> Any:
+        """The switch."""
+        return value.value if isinstance(value, Scalar) and isinstance(value.value, bool) else REFUSED
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"type": "boolean"}
+
+
+class Choice(Type):
+    """One of a few words; with `none`, also that word, or null, which become None."""
+
+    def __init__(self, words: tuple[str, ...], none: bool = False) -> None:
+        self.words, self.none = words, none
+        self.choices = (*words, "none") if none else words
+        self.name = _in_words(_names_of(self))
+
+    def read(self, value: Value) -> Any:
+        """The word."""
+        match value:
+            case Scalar(value="none") if self.none:
+                return None
+            case Scalar(value=None, text=text) if self.none and text:  # without text it is a key alone
+                return None
+            case Scalar(value=str(text)) if text in self.words:
+                return text
+        return REFUSED
+
+    def hint(self, value: Value, path: str) -> str:
+        """The choice that was meant."""
+        match value:
+            case Scalar(value=str(text)) if close := nearest(text, self.choices):
+                return f'; did you mean "{close}"?'
+        return ""
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"enum": [*self.choices, None] if self.none else list(self.words)}
+
+
+def _in_words(names: Sequence[str]) -> str:
+    """a, b or c"""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _names_of(kind: Type) -> Sequence[str]:
+    """What is expected, word by word of a choice."""
+    return [f'"{word}"' for word in kind.choices] if isinstance(kind, Choice) else [kind.name]
+
+
+# Lists and mappings
+
+
+class ListOf(Type):
+    """A list of one type, whose `first` item may be of another; becomes a tuple."""
+
+    def __init__(self, item: Type, least: int = 0, first: Type | None = None) -> None:
+        self.item, self.least, self.first = item, least, first or item
+        self.name = "a non-empty list" if least else "a list"
+
+    def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        """The items."""
+        if not isinstance(value, Items) or len(value.items) < self.least:
+            self.refuse(value, path, problems)
+            return None
+        return tuple(
+            (self.item if i else self.first).check(item, f"{path}[{i}]", problems)
+            for i, item in enumerate(value.items)
+        )
+
+    def hint(self, value: Value, path: str) -> str:
+        """How to write the value as a list."""
+        match value:
+            case Entries() if value.entries and isinstance(self.item, Record) and self.item.main:
+                return records_hint(value, {*self.item.fields, *self.item.foreign}, self.item.main)
+            case Scalar(value=str(text)) if text.strip(" ,"):
+                words = (Scalar(word, value.place, word) for word in words_of(text))
+                if any(self.item.read(word) is REFUSED for word in words):
+                    return f"; each item must be {self.item.name}"
+                return f"; write {value.place.entry(path.rpartition('.')[2], text, as_list(text))}"
+        return ""
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"type": "array", "items": self.item.schema(), "minItems": self.least}
+
+    def made(self, checked: Any) -> Any:
+        """A tuple of what is made of the items."""
+        return tuple(map(self.item.made, checked))
+
+    def inner(self, step: str) -> Type | None:
+        """The items'."""
+        return self.item if step.isdecimal() else None
+
+    def sections(self, path: str) -> "list[tuple[Record, str]]":
+        """Those of an item."""
+        return self.item.sections(f"{path}[]")
+
+
+class MapOf(Type):
+    """A mapping from names that match `pattern` to one type; null stays None where it has a meaning."""
+
+    def __init__(self, item: Type, pattern: str, key_name: str, nulls: bool = True) -> None:
+        self.item, self.pattern, self.key_name, self.nulls = item, pattern, key_name, nulls
+
+    def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        """The entries."""
+        if not isinstance(value, Entries):
+            self.refuse(value, path, problems)
+            return None
+        checked = {}
+        for key, at, entry in value.walk():
+            if is_unset(entry):
+                continue
+            if not re.fullmatch(self.pattern, key):
+                wrong = colon_hint(key, at.place) or f"expected {self.key_name}, got {describe(at)}"
+                problems.append(at.place.problem(f"{path}.{key}", wrong))
+            null = self.nulls and isinstance(entry, Scalar) and entry.value is None
+            checked[key] = None if null else self.item.check(entry, f"{path}.{key}", problems)
+        return checked
+
+    def hint(self, value: Value, path: str) -> str:
+        """How to write the value as a mapping."""
+        return _mapping_hint(value)
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        item = self.item.schema()
+        names = {"pattern": f"^{self.pattern}$"}
+        entries = {"anyOf": [item, {"type": "null"}]} if self.nulls else item
+        return {"type": "object", "propertyNames": names, "additionalProperties": entries}
+
+    def made(self, checked: Any) -> Any:
+        """What is made of the entries."""
+        return {key: None if value is None else self.item.made(value) for key, value in checked.items()}
+
+    def inner(self, step: str) -> Type | None:
+        """The entries'."""
+        return self.item
+
+    def sections(self, path: str) -> "list[tuple[Record, str]]":
+        """Those of an entry."""
+        return self.item.sections(f"{path}.NAME")
+
+
+class Either(Type):
+    """One of several types, chosen by the kind of the value: a number, a word, a list or a mapping."""
+
+    def __init__(
+        self,
+        number: Type | None = None,
+        text: Type | None = None,
+        items: Type | None = None,
+        entries: Type | None = None,
+    ) -> None:
+        self.number, self.text, self.items, self.entries = number, text, items, entries
+        self.types = [kind for kind in (number, text, items, entries) if kind]
+        self.name = _in_words([name for kind in self.types for name in _names_of(kind)])
+
+    def _choose(self, value: Value) -> Type | None:
+        if isinstance(value, Items):
+            return self.items
+        if isinstance(value, Entries):
+            return self.entries
+        if isinstance(value.value, bool):
+            return None
+        return self.number if isinstance(value.value, int | float) else self.text
+
+    def read(self, value: Value) -> Any:
+        """What the chosen type makes of it."""
+        chosen = self._choose(value)
+        return chosen.read(value) if chosen else REFUSED
+
+    def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        """What the chosen type makes of it."""
+        chosen = self._choose(value)
+        no_word = isinstance(value, Scalar) and self.read(value) is REFUSED
+        if chosen is None or (no_word and not (isinstance(chosen, Choice) and chosen.hint(value, path))):
+            self.refuse(value, path, problems)
+            return None
+        return chosen.check(value, path, problems)
+
+    def hint(self, value: Value, path: str) -> str:
+        """How to write what is likeliest to be meant."""
+        listed = isinstance(self.items, ListOf)
+        if self.text and not (listed and isinstance(value, Entries)):
+            return Type.hint(self.text, value, path)
+        return self.items.hint(value, path) if self.items and listed else ""
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"anyOf": [kind.schema() for kind in self.types]}
+
+    def inner(self, step: str) -> Type | None:
+        """Those of a list or a mapping."""
+        inner = (kind.inner(step) for kind in (self.items, self.entries) if kind)
+        return next(filter(None, inner), None)
+
+    def sections(self, path: str) -> "list[tuple[Record, str]]":
+        """Those of a list or a mapping."""
+        return [section for kind in (self.items, self.entries) if kind for section in kind.sections(path)]
+
+
+class Lines(Either):
+    """Lines of text: a string of several, or a list of them; becomes a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__(text=SOME_TEXT, items=ListOf(LINE))
+
+    def made(self, checked: Any) -> Any:
+        """The lines."""
+        return tuple(checked.rstrip("\n").split("\n") if isinstance(checked, str) else checked)
+
+
+class Tree(Type):
+    """A mapping of any depth, for another program; becomes dicts, lists and scalars."""
+
+    def __init__(self, name: str = "a mapping") -> None:
+        self.name = name
+
+    def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        """The mapping."""
+        if isinstance(value, Entries):
+            return self._plain(value, path, problems)
+        self.refuse(value, path, problems)
+        return None
+
+    def _plain(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        match value:
+            case Scalar():
+                if "\0" in str(value.value):
+                    Text("text without NUL").refuse(value, path, problems)
+                return value.value
+            case Items():
+                return [self._plain(item, f"{path}[{i}]", problems) for i, item in enumerate(value.items)]
+            case Entries():
+                given = ((key, entry) for key, _, entry in value.walk() if not is_unset(entry))
+                return {key: self._plain(entry, f"{path}.{key}", problems) for key, entry in given}
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        return {"type": "object"}
+
+
+# Records
+
+
+class Field(Frozen):
+    """One key of a record: its type, a line of explanation, and where its value goes.
+
+    That is the `field` of what the record makes, None = the one named like the key; its default there is the
+    key's. `told` is a default in words, or what to add to the value.
+    """
+
+    kind: Type
+    doc: str
+    told: str = ""
+    field: str | None = None
+    default: Any = None
+
+
+BUILT = ""
+"""The field of a key that is none as it stands."""
+
+
+def built(kind: Type, doc: str, told: str = "", default: Any = None) -> Field:
+    """A key that job/build.py makes something of; `default` stands for it where it is not given."""
+    return Field(kind, doc, told, BUILT, default)
+
+
+def by_their_names(**ours: str) -> dict[str, str]:
+    """Key by each of the names, divided by blanks, that other tools have for it."""
+    return {name: key for key, names in ours.items() for name in names.split()}
+
+
+class Record(Type):
+    """A mapping with known keys; becomes a dict of those that were given.
+
+    `makes` is the frozen type whose fields they are: that of the record around it, for some of its fields.
+    `foreign` maps names that other tools use to ours. The value of the `main` key may stand for the whole.
+    """
+
+    def __init__(
+        self,
+        fields: Mapping[str, Field],
+        makes: Any = None,
+        *,
+        foreign: Mapping[str, str] | None = None,
+        required: Sequence[str] = (),
+        name: str = "",
+        main: str = "",
+    ) -> None:
+        self.fields, self.makes, self.foreign = fields, makes, foreign or {}
+        self.required, self.main = required, main
+        plain = f"a mapping with {' and '.join(required)}" if required else "a mapping"
+        self.name = name or (f"{fields[main].kind.name} or {plain}" if main else plain)
+
+    def read(self, value: Value) -> Any:
+        """What the main key's type makes of it."""
+        return self.fields[self.main].kind.read(value) if self.main else REFUSED
+
+    def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        """The keys that were given, checked."""
+        if self.read(value) is not REFUSED:
+            return {self.main: self.fields[self.main].kind.check(value, path, problems)}
+        if not isinstance(value, Entries):
+            self.refuse(value, path, problems)
+            return None
+        checked = {}
+        for key, at, entry in value.walk():
+            inner = f"{path}.{key}" if path else key
+            if key not in self.fields:
+                problems.append(self._unknown(key, at.place, inner, entry))
+            elif not is_unset(entry):
+                checked[key] = self.fields[key].kind.check(entry, inner, problems)
+        given = [key for key, _, entry in value.walk() if not is_unset(entry)]
+        meant = {self.foreign.get(key, key.partition(":")[0]) for key in given}
+        missing = [key for key in self.required if key not in meant]
+        problems.extend(value.place.problem(path, f"{key} is missing") for key in missing)
+        return checked
+
+    def hint(self, value: Value, path: str) -> str:
+        """How to write the value as a mapping, or as that of the main key."""
+        return _mapping_hint(value) or super().hint(value, path)
+
+    def _unknown(self, key: str, place: Place, path: str, entry: Value) -> Problem:
+        section, _, inner = self.foreign.get(key, "").partition(".")
+        if inner and isinstance(entry, Entries):  # its keys are those of the section
+            return place.problem(path, f"unknown key; did you mean {section}?")
+        if hint := colon_hint(key, place):
+            return place.problem(path, hint)
+        if key in self.foreign:
+            return place.problem(path, f"unknown key; use {self.foreign[key]}")
+        close = nearest(key, self.fields)
+        hint = f"did you mean {close}?" if close else f"known keys: {', '.join(self.fields)}"
+        return place.problem(path, f"unknown key; {hint}")
+
+    def schema(self) -> Schema:
+        """JSON Schema."""
+        properties = {
+            key: {**entry.kind.schema(), "description": self._described(key)}
+            for key, entry in self.fields.items()
+        }
+        required = {"required": list(self.required)} if self.required else {}
+        whole = {"type": "object", "additionalProperties": False, "properties": properties, **required}
+        return {"anyOf": [self.fields[self.main].kind.schema(), whole]} if self.main else whole
+
+    def _described(self, key: str) -> str:
+        default = self.default_text(key)
+        return f"{self.fields[key].doc} Default: {default}." if default else self.fields[key].doc
+
+    def inner(self, step: str) -> Type | None:
+        """A key's."""
+        return self.fields[step].kind if step in self.fields else None
+
+    def sections(self, path: str) -> "list[tuple[Record, str]]":
+        """Itself."""
+        return [(self, f"{path}.")]
+
+    def field_of(self, key: str) -> str:
+        """The field that has a key's value; BUILT = none."""
+        entry = self.fields[key]
+        return key + entry.kind.unit if entry.field is None else entry.field
+
+    def fields_of(self, checked: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of what is made of the keys that were given, but those of `built` keys."""
+        made: dict[str, Any] = {}
+        for key, value in checked.items():
+            kind = self.fields[key].kind
+            if isinstance(kind, Record) and kind.makes is self.makes:
+                made |= kind.fields_of(value)
+            elif field := self.field_of(key):
+                made[field] = kind.made(value)
+        return made
+
+    def made(self, checked: Any) -> Any:
+        """What is made of the keys that were given; no key may be a `built` one."""
+        return self.makes(**self.fields_of(checked))
+
+    def value(self, checked: Mapping[str, Any], key: str) -> Any:
+        """What was given for a key, or its default."""
+        return checked[key] if key in checked else self.default(key)
+
+    def default(self, key: str) -> Any:
+        """What a key is where it is not given, None where that is decided elsewhere."""
+        known = getattr(self.makes, "_field_defaults", {})
+        return known.get(self.field_of(key), self.fields[key].default)
+
+    def default_text(self, key: str) -> str:
+        """How the default reads."""
+        entry, value = self.fields[key], self.default(key)
+        match value:
+            case None:
+                text = "none" if entry.kind.read(Scalar("none", Place(""))) is None else ""
+            case bool():
+                text = str(value).lower()
+            case float():
+                text = duration_text(value)
+            case int() | str():
+                text = str(value)
+            case _:
+                text = ""  # no word can stand for it
+        return text + entry.told
+
+
+def _mapping_hint(value: Value) -> str:
+    text = value.value if isinstance(value, Scalar) and isinstance(value.value, str) else ""
+    hint = colon_hint(text, value.place)
+    return hint and f"; {hint}"
+
+
+# Text that is not checked further, for the values of any section
+
+ENV = MapOf(Word(), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
+SOME_TEXT = Text("a non-empty string", r"[^\0]+")
+LINE = Text("a non-empty line", r"[^\0\n]+")
