@@ -6,8 +6,8 @@ from typing import Any
 
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.observers.output_index import unpacked
-from distlaunch.replay.lives import replay
-from distlaunch.replay.show import history_in, retold
+from distlaunch.runs.lives import replay
+from distlaunch.runs.replay import history_in, retold
 from distlaunch.state.job import State
 
 OF_OUTPUT = {"hint", "lagging", "seconds", "folder"}

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import typer
 
-from distlaunch.catalog.folder import Run
 from distlaunch.cli.stderr import say
 from distlaunch.errors import Exit
-from distlaunch.follow.queued import runs_of
+from distlaunch.runs.folder import Run
+from distlaunch.runs.queued_following import runs_of
 from distlaunch.state.status import RunState
 from distlaunch.system.signals import Interrupts, Signals
 

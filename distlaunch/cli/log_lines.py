@@ -6,15 +6,15 @@ import sys
 import time
 from collections.abc import Collection
 
-from distlaunch.catalog.folder import Run
 from distlaunch.cli.output import reader_left
 from distlaunch.cli.stderr import say
 from distlaunch.errors import UsageError
-from distlaunch.follow.attending import follow
-from distlaunch.follow.logs import Choice, Last, Line, LogLines, has_order, ranks_of, unordered
-from distlaunch.follow.retelling import Retelling
 from distlaunch.job.regex import compiled
 from distlaunch.observers.console import RANK_COLOURS, escape, latest, wants_colour
+from distlaunch.runs.attending import follow
+from distlaunch.runs.folder import Run
+from distlaunch.runs.logs import Choice, Last, Line, LogLines, has_order, ranks_of, unordered
+from distlaunch.runs.retelling import Retelling
 from distlaunch.system.signals import Interrupts
 from distlaunch.wording import rank_list
 

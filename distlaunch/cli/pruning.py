@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from distlaunch.catalog.find import runs_below
-from distlaunch.catalog.pruning import Pruned, delete, forget_missing, old_runs
 from distlaunch.cli.durations import ago_s
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.cli.stderr import say
 from distlaunch.errors import Exit, UsageError
+from distlaunch.runs.find import runs_below
+from distlaunch.runs.pruning import Pruned, delete, forget_missing, old_runs
 from distlaunch.wording import counted
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -10,8 +10,8 @@ from distlaunch.cli.stderr import say
 from distlaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.catalog.folder import Run
-    from distlaunch.catalog.submissions import Submission
+    from distlaunch.runs.folder import Run
+    from distlaunch.runs.submissions import Submission
     from distlaunch.system.signals import Interrupts
 
 runs = typer.Typer()
@@ -59,8 +59,8 @@ def ps(
     """List active runs: state, ranks, restarts, age, nodes."""
     for place in places or ():
         _elsewhere(context, place, ssh_config)
-    from distlaunch.catalog.listing import document, table
-    from distlaunch.catalog.listing import runs as runs_in
+    from distlaunch.runs.listing import document, table
+    from distlaunch.runs.listing import runs as runs_in
 
     ended = ended or most is not None
     found = runs_in(places or (), ended, most)
@@ -110,7 +110,7 @@ def logs(
     """Print the output of a run's ranks, across restarts, in the order it arrived."""
     _elsewhere(context, which, ssh_config)
     from distlaunch.cli.log_lines import choice_of, print_logs
-    from distlaunch.follow.queued import run_of
+    from distlaunch.runs.queued_following import run_of
 
     choice = choice_of(ranks, stderr, since, grep)
     if not goes_on:
@@ -138,8 +138,8 @@ def attach(
     """Show what `run` would show of a run, from now on; Ctrl-C detaches without stopping it."""
     _elsewhere(context, which, ssh_config)
     from distlaunch.cli.following import follow_each, leave_alone, leave_with, say_over
-    from distlaunch.follow.attending import attend
     from distlaunch.observers.terminal import Terminal
+    from distlaunch.runs.attending import attend
 
     def shown(run: "Run", interrupts: "Interrupts") -> "Run":
         if run.alive or everything:
@@ -179,7 +179,7 @@ def wait(
     """Wait until a run ends, and exit with its exit status."""
     _elsewhere(context, which, ssh_config)
     from distlaunch.cli.following import ended_words, follow_each, leave_with
-    from distlaunch.follow.attending import wait as wait_for
+    from distlaunch.runs.attending import wait as wait_for
 
     run, signum = follow_each(which, wait_for)
     if run.alive:
@@ -204,12 +204,12 @@ def stop(
 ) -> None:
     """Stop a run, or cancel a queued job, and wait for its end. As with Ctrl-C, a second stop kills."""
     _elsewhere(context, which, ssh_config)
-    from distlaunch.catalog.find import find
-    from distlaunch.catalog.submissions import submission, submission_of
     from distlaunch.cli.following import ended_words
-    from distlaunch.follow.attending import over
-    from distlaunch.follow.attending import wait as wait_for
-    from distlaunch.follow.stopping import interrupt
+    from distlaunch.runs.attending import over
+    from distlaunch.runs.attending import wait as wait_for
+    from distlaunch.runs.find import find
+    from distlaunch.runs.stopping import interrupt
+    from distlaunch.runs.submissions import submission, submission_of
     from distlaunch.system.signals import Signals
 
     queued = submission(which)
@@ -239,7 +239,7 @@ def stop(
 
 def _stop_queued(queued: "Submission", now: bool, as_json: bool) -> None:
     from distlaunch.cli.following import ended_words
-    from distlaunch.follow.queued import stop_queued
+    from distlaunch.runs.queued_following import stop_queued
     from distlaunch.system.signals import Signals
 
     with Signals() as signals:
@@ -248,7 +248,7 @@ def _stop_queued(queued: "Submission", now: bool, as_json: bool) -> None:
         say(f"{queued.name} is still stopping; `distlaunch wait {queued.id}` waits until it has ended")
         raise typer.Exit(128 + signals.received_last)
     if as_json:
-        from distlaunch.catalog.submissions import as_run
+        from distlaunch.runs.submissions import as_run
         from distlaunch.state.status import RunState
 
         _print_document(run or as_run(queued, RunState.CANCELLED, "cancelled"))
@@ -304,6 +304,6 @@ def _elsewhere(
 
 
 def _print_document(run: "Run") -> None:
-    from distlaunch.catalog.listing import document
+    from distlaunch.runs.listing import document
 
     print_json(document(run))

@@ -194,7 +194,7 @@ def _submitted(spec: "JobSpec", target: "Target", script: str) -> tuple[str, Pat
     """Submit it; its id, and where the script is kept. Raises `DistlaunchError`."""
     from distlaunch.batch.queue import ToolMissingError
     from distlaunch.batch.queues import queue_of
-    from distlaunch.catalog.submissions import Submission, note
+    from distlaunch.runs.submissions import Submission, note
 
     written = _written(script, spec.logs.folder, target)
     try:
@@ -223,7 +223,7 @@ def _written(script: str, folder: str, target: "Target") -> Path:
 
 def _waited(queued: str) -> int:
     from distlaunch.cli.following import ended_words, follow_each, status_of
-    from distlaunch.follow.attending import wait
+    from distlaunch.runs.attending import wait
 
     run, signum = follow_each(queued, wait)
     if run.alive:

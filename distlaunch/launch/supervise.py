@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 
-from distlaunch.catalog.index import note_end
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers
@@ -13,6 +12,7 @@ from distlaunch.observers.folder import Folder
 from distlaunch.observers.last_words import LastWords, summary_so_far
 from distlaunch.observers.observer import Observer, Observers
 from distlaunch.observers.watched import Watched
+from distlaunch.runs.index import note_end
 from distlaunch.system.signals import Interrupts
 
 LATE = ("diagnosis.exits", "diagnosis.peer_errors", "plan.unstarted", "observers.progress")

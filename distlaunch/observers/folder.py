@@ -12,9 +12,9 @@ from distlaunch.observers.output_index import Stamp
 from distlaunch.observers.run_folder import RunFolder
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
-from distlaunch.replay.history import BEGAN, NOTICE, beginning, fields_of
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event, StackDumped, WorkerExited
+from distlaunch.state.history import BEGAN, NOTICE, beginning, fields_of
 from distlaunch.state.job import Phase, State
 from distlaunch.state.status import Status, status_now
 from distlaunch.translation.commands import running_workers

@@ -7,15 +7,15 @@ import signal
 import time
 from collections.abc import Mapping
 
-from distlaunch.catalog.folder import Run
 from distlaunch.diagnosis.summary import Summary
-from distlaunch.follow.attending import LOOK_S, over, pause
-from distlaunch.follow.ending import summary_of
-from distlaunch.follow.retelling import Retelling
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.terminal import Terminal
 from distlaunch.observers.watched import USE, WATCHED
+from distlaunch.runs.attending import LOOK_S, over, pause
+from distlaunch.runs.ending import summary_of
+from distlaunch.runs.folder import Run
+from distlaunch.runs.retelling import Retelling
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event
 from distlaunch.state.job import State

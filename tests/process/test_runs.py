@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from distlaunch.catalog.folder import Run
 from distlaunch.cli.app import run_app
-from distlaunch.follow import tails
-from distlaunch.follow.retelling import Retelling
-from distlaunch.follow.stopping import interrupt
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.output_index import RECORD
+from distlaunch.runs import tails
+from distlaunch.runs.folder import Run
+from distlaunch.runs.retelling import Retelling
+from distlaunch.runs.stopping import interrupt
 from distlaunch.state.actions import Notice
 from tests.harness import (
     PATIENCE_S,
@@ -286,7 +286,7 @@ def test_stop_of_a_run_that_ends_meanwhile_says_that(
 
     run = left(tmp_path)
     said_here(tmp_path, run)
-    monkeypatch.setattr("distlaunch.follow.stopping.interrupt", too_late)
+    monkeypatch.setattr("distlaunch.runs.stopping.interrupt", too_late)
     monkeypatch.chdir(tmp_path)
     assert run_app(["stop", run]) == 0
     assert f"{run} had already ended: FAILED, exit status 7: rank 1" in capfd.readouterr().err
@@ -740,7 +740,7 @@ def test_a_run_whose_folder_is_taken_away_is_not_taken_for_a_success(
         if Path(there["folder"]).exists():
             Path(there["folder"]).rename(tmp_path / "elsewhere")
 
-    monkeypatch.setattr("distlaunch.follow.attending.pause", taken_away)
+    monkeypatch.setattr("distlaunch.runs.attending.pause", taken_away)
     monkeypatch.chdir(tmp_path)
     with held([there["controller"]["pid"]]) as processes:
         assert run_app([command, run]) == 71

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from distlaunch.allocation.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts
-from distlaunch.replay.history import BEGAN, beginning, fields_of
-from distlaunch.replay.lives import loaded, read, replay
+from distlaunch.runs.lives import loaded, read, replay
 from distlaunch.state.actions import (
     Action,
     AskScheduler,
@@ -69,6 +68,7 @@ from distlaunch.state.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
+from distlaunch.state.history import BEGAN, beginning, fields_of
 from distlaunch.state.job import Phase, State, Why
 from distlaunch.state.nodes import Linked, Lost, Up, may_be_occupied
 from distlaunch.state.timers import Timer

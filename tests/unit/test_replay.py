@@ -11,10 +11,10 @@ import pytest
 from distlaunch.agent.wire import Message
 from distlaunch.job.spec import EnvValue, JobSpec, TorchrunLogs
 from distlaunch.plan.layout import Facts
-from distlaunch.replay import show as tool
-from distlaunch.replay.history import BEGAN, VERSION, beginning, fields_of, without_secrets
-from distlaunch.replay.lives import HistoryError, loaded, read, typed
+from distlaunch.runs import replay as tool
+from distlaunch.runs.lives import HistoryError, loaded, read, typed
 from distlaunch.state.events import AgentUp, Event, LinkEnded, WorkerExited
+from distlaunch.state.history import BEGAN, VERSION, beginning, fields_of, without_secrets
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.samples import spec_of
 

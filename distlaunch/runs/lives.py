@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
-from distlaunch.replay.history import BEGAN, NOTICE, VERSION
+from distlaunch.state.history import BEGAN, NOTICE, VERSION
 from distlaunch.state.actions import Action
 from distlaunch.state.events import Event
 from distlaunch.state.job import State

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from distlaunch.errors import DistlaunchError, reason
-from distlaunch.follow.retelling import Retelling
+from distlaunch.runs.retelling import Retelling
 from distlaunch.observers.console import MAX_LINE
 from distlaunch.observers.folding import MOMENT_S, Folding, tag_of
 from distlaunch.observers.observer import Observer, Printed

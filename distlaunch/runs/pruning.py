@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.catalog.find import folders
-from distlaunch.catalog.folder import Run, heard, run_in
-from distlaunch.catalog.index import forget, listed
+from distlaunch.runs.find import folders
+from distlaunch.runs.folder import Run, heard, run_in
+from distlaunch.runs.index import forget, listed
 from distlaunch.errors import reason
 from distlaunch.state.status import RunState
 

@@ -1,6 +1,6 @@
 """Lives a run again from its events.jsonl, state by state: what did the supervisor know, and what did it do?
 
-    python -m distlaunch.replay runs/mnist-20260101-120000-0a1b2c3d --from 12.5 --to 14
+    python -m distlaunch.runs.replay runs/mnist-20260101-120000-0a1b2c3d --from 12.5 --to 14
 
 Exits with 1 if it says anything else to the user than it did then: the policy has changed since.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.errors import reason
-from distlaunch.replay.lives import History, HistoryError, Moment, loaded, read, replay
+from distlaunch.runs.lives import History, HistoryError, Moment, loaded, read, replay
 from distlaunch.state.actions import Notice
 from distlaunch.state.job import State
 from distlaunch.state.many import Many
@@ -77,7 +77,7 @@ def retold(history: History, moments: Iterable[Moment]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m distlaunch.replay", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m distlaunch.runs.replay", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="a run's folder, or its events.jsonl")
     parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="first", help="seconds")
     parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="last", help="seconds")
@@ -93,3 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     difference = retold(history, moments)
     print(difference, end="\n" if difference else "", file=sys.stderr)
     return 1 if difference else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

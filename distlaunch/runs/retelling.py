@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from distlaunch.follow.tails import Entries, Lines
+from distlaunch.runs.tails import Entries, Lines
 from distlaunch.observers.generations import Generations
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.output_index import Entry
 from distlaunch.observers.run_folder import EVENTS
-from distlaunch.replay.history import NOTICE
-from distlaunch.replay.lives import HistoryError, beginning_in, happened_in
+from distlaunch.state.history import NOTICE
+from distlaunch.runs.lives import HistoryError, beginning_in, happened_in
 from distlaunch.state.actions import Notice
 from distlaunch.state.job import State
 from distlaunch.supervisor.step import begin, step

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import NoReturn
 
-from distlaunch.catalog.folder import Run, run_in
-from distlaunch.catalog.index import listed
+from distlaunch.runs.folder import Run, run_in
+from distlaunch.runs.index import listed
 from distlaunch.errors import UsageError, reason
 from distlaunch.observers.run_folder import EVENTS, job_part
 from distlaunch.wording import listed as listed_words

@@ -6,7 +6,7 @@ from typing import Any
 
 from distlaunch.observers import output_index
 from distlaunch.observers.output_index import Entry
-from distlaunch.replay.lives import HistoryError
+from distlaunch.runs.lives import HistoryError
 
 PIECE = 1 << 20
 """Bytes that are read at once."""

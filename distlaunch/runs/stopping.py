@@ -6,7 +6,7 @@ import pwd
 import signal
 import time
 
-from distlaunch.catalog.folder import Run, run_in
+from distlaunch.runs.folder import Run, run_in
 from distlaunch.errors import DistlaunchError
 from distlaunch.system.here import send_signal
 

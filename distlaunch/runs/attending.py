@@ -2,9 +2,9 @@
 
 import select
 
-from distlaunch.catalog.folder import Run, run_in
-from distlaunch.follow.ending import summary_of
-from distlaunch.follow.retelling import Retelling
+from distlaunch.runs.folder import Run, run_in
+from distlaunch.runs.ending import summary_of
+from distlaunch.runs.retelling import Retelling
 from distlaunch.observers.observer import Observer
 from distlaunch.state.status import RunState
 from distlaunch.system.signals import Interrupts
