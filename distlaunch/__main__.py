@@ -82,7 +82,7 @@ def _run_with(words: Sequence[str], early: "Link | None") -> int:
 
         return run_torchrun(words[1:], early)
     if command == "run":
-        from distlaunch.cli.run_command import run_plain
+        from distlaunch.cli.run import run_plain
 
         if (status := run_plain(words[1:], early)) is not None:
             return status

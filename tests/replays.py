@@ -6,8 +6,7 @@ from typing import Any
 
 from distlaunch.diagnosis.summary import Summary
 from distlaunch.observers.output_index import unpacked
-from distlaunch.runs.lives import replay
-from distlaunch.runs.replay import history_in, retold
+from distlaunch.runs.replay import lines_in, replay, retold
 from distlaunch.state.job import State
 
 OF_OUTPUT = {"hint", "lagging", "seconds", "folder"}
@@ -24,9 +23,9 @@ def check_replays(folder: Path) -> None:
 
 def check_replay(folder: Path) -> None:
     """Live a run again: it tells the same, and ends as its summary says."""
-    history = history_in(folder)
-    moments = list(replay(history))
-    difference = retold(history, moments)
+    lines = lines_in(folder)
+    moments = list(replay(lines))
+    difference = retold(lines, moments)
     assert not difference, f"{folder} is told otherwise when it is lived again:\n{difference}"
     summary = folder / "summary.json"
     if summary.is_file() and not summary.is_symlink() and summary.stat().st_nlink == 1:  # else it was planted

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distlaunch import __version__
-from distlaunch.cli.job_arguments import Args, Call, Job, Set, check_dashes
-from distlaunch.cli.output import print_json
-from distlaunch.cli.stderr import say
+from distlaunch.cli.options import Args, Call, Fold, Job, Json, Set, SshConfig, check_dashes
+from distlaunch.cli.output import print_json, say
 from distlaunch.errors import DistlaunchError, Exit
 
 app = typer.Typer(
@@ -22,8 +21,6 @@ app = typer.Typer(
 
 if TYPE_CHECKING:
     from distlaunch.links.link import Link
-
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 class PlanFormat(str, Enum):
@@ -43,15 +40,8 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
     if words and words[0].endswith((".yaml", ".yml")):
         say(f"no command {words[0]!r}: `distlaunch run {words[0]}` runs a job")
         return Exit.USAGE
-    if words[:1] != ["run"]:  # which pays for nothing that it does not use
-        from distlaunch.cli.imports import imports
-        from distlaunch.cli.runs import runs
-        from distlaunch.cli.submitting import exports, queue
-
-        app.add_typer(queue)
-        app.add_typer(runs)
-        app.add_typer(exports)
-        app.add_typer(imports)
+    if words[:1] not in [[command.name] for command in app.registered_commands]:
+        _add_other_commands()  # the ones here pay for nothing that they don't use
     try:
         app(list(words), obj=Call(tuple(words), early))
     except SystemExit as end:  # how Typer ends, always with a number
@@ -60,6 +50,21 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
         say(str(error))
         return error.exit_status
     return Exit.OK
+
+
+def _add_other_commands() -> None:
+    from distlaunch.cli.imports import imports
+    from distlaunch.cli.logs import logs
+    from distlaunch.cli.prune import prune
+    from distlaunch.cli.runs import runs
+    from distlaunch.cli.submitting import exports, queue
+
+    app.add_typer(queue)
+    app.add_typer(runs)
+    app.command("logs")(logs)
+    app.command("prune")(prune)
+    app.add_typer(exports)
+    app.add_typer(imports)
 
 
 def _show_version(wanted: bool) -> None:
@@ -98,9 +103,7 @@ def run(
             "background.",
         ),
     ] = False,
-    fold: Annotated[
-        bool, typer.Option("--fold", help="Show a line that several ranks print at the same time only once.")
-    ] = False,
+    fold: Fold = False,
     view: Annotated[
         bool,
         typer.Option("--view", help="Show the run full-screen, as `distlaunch view` does; but q stops it."),
@@ -115,7 +118,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a job; the exit status is that of the first worker that failed."""
-    from distlaunch.cli.run_command import RunOptions, run_with
+    from distlaunch.cli.run import RunOptions, run_with
 
     check_dashes(context.obj, args)
     options = RunOptions(
@@ -176,10 +179,7 @@ def check_port(
         typer.Argument(metavar="JOB.YAML | HOST:PORT …", help="A job file, or ports to test."),
     ],
     overrides: Set = None,
-    ssh_config: Annotated[
-        str | None,
-        typer.Option("--ssh-config", metavar="FILE", help="The ssh_config file to use, as with ssh -F."),
-    ] = None,
+    ssh_config: SshConfig = None,
     as_json: Json = False,
 ) -> None:
     """Test that the port is free and that all nodes can reach it and each other; if not, exit with 1."""

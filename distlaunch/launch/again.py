@@ -7,7 +7,7 @@ from distlaunch.allocation.allocation import Allocation
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import Earlier, JobSpec
 from distlaunch.runs.folder import run_in
-from distlaunch.runs.starts import Begun, Starts
+from distlaunch.runs.index import Begun, Starts
 from distlaunch.state.job import State
 from distlaunch.supervisor.requeueing import is_to_go_on
 

@@ -4,12 +4,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import NoReturn
 
-from distlaunch.runs.folder import Run, run_in
-from distlaunch.runs.index import listed
 from distlaunch.errors import UsageError, reason
 from distlaunch.observers.run_folder import EVENTS, job_part
+from distlaunch.runs.folder import Run, run_in
+from distlaunch.runs.index import listed
 from distlaunch.wording import listed as listed_words
 
 LOGS = "runs"
@@ -20,6 +19,7 @@ CUT = "…"
 MAX_NAMED = 8
 """Runs that are named where a word means several."""
 _ID = re.compile(r"(?P<job>.+)-(?P<when>\d{8}-\d{6})-(?P<chance>[0-9a-f]{8})")
+_LIST = "`distlaunch ps -a` lists all known runs"
 
 
 def find(word: str | None, alone: bool = False) -> Run:
@@ -27,30 +27,35 @@ def find(word: str | None, alone: bool = False) -> Run:
 
     With `alone`, only one of them may go on. Raises `UsageError`.
     """
+    unique = False
     if word is None:
-        return _of_several(_below_here(), "below this folder", alone) or _none_here()
-    if os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
-        return _of_folder(word, alone)
-    known = folders()
-    if word in known:
-        return run_in(known[word]) or _unknown(word)
-    if runs := _of_job(word, known) or _of_ticket(word, known):
-        return _of_several(runs, f"of {word}", alone) or _unknown(word)
-    begun = _begun_with(word, known)
-    if len(begun) > 1:
-        going = _going(begun)
-        if len(going) == 1:
-            return going[0]
-        raise UsageError(_ambiguous(word, list(begun)))
-    return next(filter(None, map(run_in, begun.values())), None) or _unknown(word)
+        runs, which = _below_here(), "below this folder"
+        nothing = f"no runs below the current folder; name one ({_LIST})"
+    elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
+        if found := run_in(os.path.abspath(word)):
+            return found
+        runs, which = dict(scanned([word])), f"in {word}"
+        nothing = f"{word}: not a run folder, and it contains no runs"
+    else:
+        known = folders()
+        runs, which, nothing = _of_name(word, known), f"of {word}", f"no run matches {word!r}; {_LIST}"
+        unique = not runs
+        runs = runs or _begun_with(word, known)
+    going = _going(runs)
+    if unique and len(runs) > 1 and len(going) != 1:
+        raise UsageError(_ambiguous(word, runs))
+    if alone and len(going) > 1:
+        ids = listed_words([run.id for run in going])
+        raise UsageError(f"{len(going)} runs {which} are running: {ids}; name one by its id")
+    if run := going[0] if going else _latest(runs):
+        return run
+    raise UsageError(nothing)
 
 
 def named(word: str) -> dict[str, str]:
-    """The folders of all runs that a word names: an id, the beginning of some, a job's name, or its file."""
+    """The folders of all runs that a word names, by their ids."""
     known = folders()
-    if word in known:
-        return {word: known[word]}
-    return _of_job(word, known) or _begun_with(word, known)
+    return _of_name(word, known) or _begun_with(word, known)
 
 
 def _begun_with(word: str, known: Mapping[str, str]) -> dict[str, str]:
@@ -60,9 +65,11 @@ def _begun_with(word: str, known: Mapping[str, str]) -> dict[str, str]:
     return {run: path for run, path in known.items() if run.startswith(begin) and run.endswith(end)}
 
 
-def _of_job(word: str, known: Mapping[str, str]) -> dict[str, str]:
-    """The runs of a job, by its name or its file."""
-    if found := {run: path for run, path in known.items() if job_of(run) == word}:
+def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
+    """The run of that id, the runs of a job by its name or its file, or those inside a scheduler's job."""
+    if word in known:
+        return {word: known[word]}
+    if found := {run: path for run, path in known.items() if _job_of(run) == word}:
         return found
     name = word
     if word.endswith(JOB_FILES) and os.path.isfile(word):
@@ -70,28 +77,11 @@ def _of_job(word: str, known: Mapping[str, str]) -> dict[str, str]:
 
         name = name_in(word)
     part = job_part(name)
-    alike = {run: path for run, path in known.items() if job_of(run) == part}
-    return alike if part == name else _called(name, alike)
-
-
-def _of_ticket(word: str, known: Mapping[str, str]) -> dict[str, str]:
-    """The runs inside a scheduler's job of that id."""
+    found = {run: path for run, path in known.items() if _job_of(run) == part}
+    if part != name:  # ids only have a part of it
+        found = {run: path for run, path in found.items() if (seen := run_in(path)) and seen.status.job == name}
     inside = {run for run, entry in listed().items() if entry.queued and entry.queued.id == word}
-    return {run: path for run, path in known.items() if run in inside}
-
-
-def _called(name: str, alike: Mapping[str, str]) -> dict[str, str]:
-    """Those whose job has that very name: ids only have a part of it."""
-    found = {run: run_in(path) for run, path in alike.items()}
-    return {run: alike[run] for run, seen in found.items() if seen and seen.status.job == name}
-
-
-def _of_several(runs: Mapping[str, str], which: str, alone: bool) -> Run | None:
-    going = _going(runs)
-    if alone and len(going) > 1:
-        ids = listed_words([run.id for run in going])
-        raise UsageError(f"{len(going)} runs {which} are running: {ids}; name one by its id")
-    return going[0] if going else _latest(runs)
+    return found or {run: path for run, path in known.items() if run in inside}
 
 
 def _going(runs: Mapping[str, str]) -> list[Run]:
@@ -102,8 +92,19 @@ def _going(runs: Mapping[str, str]) -> list[Run]:
     return sorted(going, key=lambda run: run.status.began, reverse=True)
 
 
-def _unknown(word: str) -> NoReturn:
-    raise UsageError(f"no run matches {word!r}; `distlaunch ps -a` lists all known runs")
+def _latest(runs: Mapping[str, str]) -> Run | None:
+    """Ids have the second; of several runs that began in one, their folders tell."""
+    for _, names in groupby(sorted(runs, key=when, reverse=True), when):
+        if found := [run for run in (run_in(runs[name]) for name in names) if run]:
+            return max(found, key=lambda run: run.status.began)
+    return None
+
+
+def _ambiguous(word: str | None, runs: Iterable[str]) -> str:
+    latest = sorted(runs, key=when, reverse=True)
+    shown = [f"  {run}" for run in latest[:MAX_NAMED]]
+    more = [f"  and {len(latest) - MAX_NAMED} more"] if len(latest) > MAX_NAMED else []
+    return "\n".join([f"{word!r} is ambiguous: it matches {len(latest)} runs:", *shown, *more])
 
 
 def folders() -> dict[str, str]:
@@ -112,7 +113,12 @@ def folders() -> dict[str, str]:
     return {**found, **dict(scanned([os.curdir]))}
 
 
-def job_of(run: str) -> str:
+def _below_here() -> dict[str, str]:
+    here = os.path.join(os.getcwd(), "")
+    return {run: path for run, path in folders().items() if os.path.abspath(path).startswith(here)}
+
+
+def _job_of(run: str) -> str:
     """The job's name in a run's id."""
     match = _ID.fullmatch(run)
     return match["job"] if match else run
@@ -122,40 +128,6 @@ def when(run: str) -> str:
     """What sorts ids by when they began."""
     match = _ID.fullmatch(run)
     return match["when"] if match else ""
-
-
-def _of_folder(word: str, alone: bool) -> Run:
-    if found := run_in(os.path.abspath(word)):
-        return found
-    runs = dict(scanned([word]))
-    latest = _of_several(runs, f"in {word}", alone)
-    if latest is None:
-        raise UsageError(f"{word}: not a run folder, and it contains no runs")
-    return latest
-
-
-def _below_here() -> dict[str, str]:
-    here = os.path.join(os.getcwd(), "")
-    return {run: path for run, path in folders().items() if os.path.abspath(path).startswith(here)}
-
-
-def _none_here() -> NoReturn:
-    raise UsageError("no runs below the current folder; name one (`distlaunch ps -a` lists all known runs)")
-
-
-def _latest(runs: Mapping[str, str]) -> Run | None:
-    """Ids have the second; of several runs that began in one, their folders tell."""
-    for _, names in groupby(sorted(runs, key=when, reverse=True), when):
-        if found := [run for run in (run_in(runs[name]) for name in names) if run]:
-            return max(found, key=lambda run: run.status.began)
-    return None
-
-
-def runs_below(places: Iterable[str]) -> dict[str, str]:
-    """The folders of all runs in those folders, by their ids. Raises `UsageError` for what is no folder."""
-    for place in places:
-        check_folder(place)
-    return dict(scanned(places))
 
 
 def check_folder(place: str) -> None:
@@ -189,10 +161,3 @@ def _runs_in(parent: str) -> Iterator[tuple[str, str]]:
 def _is_run(folder: str) -> bool:
     named = _ID.fullmatch(os.path.basename(folder))
     return named is not None and os.path.exists(os.path.join(folder, EVENTS))
-
-
-def _ambiguous(word: str, named: list[str]) -> str:
-    latest = sorted(named, key=when, reverse=True)
-    shown = [f"  {run}" for run in latest[:MAX_NAMED]]
-    more = [f"  and {len(latest) - MAX_NAMED} more"] if len(latest) > MAX_NAMED else []
-    return "\n".join([f"{word!r} is ambiguous: it matches {len(named)} runs:", *shown, *more])

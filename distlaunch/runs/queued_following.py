@@ -9,7 +9,7 @@ from distlaunch.runs.find import find
 from distlaunch.runs.folder import Run
 from distlaunch.runs.submissions import Submission, latest_run, note_end, submission, submission_of
 from distlaunch.errors import DistlaunchError
-from distlaunch.runs.attending import over, pause
+from distlaunch.runs.following import over, pause
 from distlaunch.system.signals import Interrupts
 
 LOOK_S = 0.25

@@ -1,36 +1,168 @@
-"""Lives a run again from its events.jsonl, state by state: what did the supervisor know, and what did it do?
+"""Replays a run from its events.jsonl, state by state: what did the supervisor know, and what did it do?
 
     python -m distlaunch.runs.replay runs/mnist-20260101-120000-0a1b2c3d --from 12.5 --to 14
 
 Exits with 1 if it says anything else to the user than it did then: the policy has changed since.
 """
 
-import argparse
+import functools
+import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, NamedTuple
 
-from distlaunch.errors import reason
-from distlaunch.runs.lives import History, HistoryError, Moment, loaded, read, replay
-from distlaunch.state.actions import Notice
+from distlaunch.errors import DistlaunchError, reason
+from distlaunch.job.spec import JobSpec
+from distlaunch.observers.run_folder import EVENTS
+from distlaunch.state.actions import Action, Notice
+from distlaunch.state.events import Event
+from distlaunch.state.history import BEGAN, NOTICE, VERSION
 from distlaunch.state.job import State
 from distlaunch.state.many import Many
+from distlaunch.supervisor.step import begin, step
 
 WIDTH = 160
 """Characters of a value that are shown."""
+_NO_START = f"line 1: not the start of a version {VERSION} history"
+_KINDS: Mapping[Any, type] = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 
-def history_in(folder: Path) -> History:
-    """The history of the run whose folder, or events.jsonl, that is. Raises OSError, `HistoryError`."""
-    path = folder / "events.jsonl" if folder.is_dir() else folder
-    return read(loaded(path.read_text(errors="replace")))
+class HistoryError(DistlaunchError):
+    """What was read is not the history of a run, or of a version that is not known here."""
 
 
-def lines(moments: Iterable[Moment], first_s: float, last_s: float) -> Iterator[str]:
-    """What happened in that time, how it changed the state, and what was done."""
+class Moment(NamedTuple):
+    """One step of a run: `event` is None at its beginning."""
+
+    at: float
+    event: Event | None
+    state: State
+    actions: tuple[Action, ...]
+
+
+class Replay:
+    """A run that is taken through `step` again, line by line of its events.jsonl."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        """After the last line; None before the first."""
+        self._count = 0
+
+    def take(self, line: Mapping[str, Any]) -> Moment | None:
+        """What the next line does; None for one that says what the user was told.
+
+        Raises `HistoryError`, which names the line.
+        """
+        self._count += 1
+        if self.state is None:
+            if line.get("event") != BEGAN or line.get("version") != VERSION:
+                raise HistoryError(_NO_START)
+            at, event = line["t"], None
+            self.state, actions = begin(typed(JobSpec, line["spec"]), at, line["chance"])
+        elif line.get("event") == NOTICE:
+            return None
+        else:
+            at, event = self._happened(line)
+            self.state, actions = step(self.state, event, at)
+        return Moment(at, event, self.state, actions)
+
+    def _happened(self, line: Mapping[str, Any]) -> tuple[float, Event]:
+        fields = {name: value for name, value in line.items() if name not in ("event", "t", "time")}
+        kind = _KINDS.get(line.get("event"))
+        if kind is None:
+            raise HistoryError(f"line {self._count}: unknown event: {line.get('event')!r}")
+        try:
+            return typed(float, line["t"]), typed(kind, fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise HistoryError(f"line {self._count}: {kind.__name__}: {error}") from None
+
+
+def replay(lines: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
+    """Take a run through all of its lines. Raises `HistoryError`."""
+    run = Replay()
+    for line in lines:
+        if moment := run.take(line):
+            yield moment
+    if run.state is None:
+        raise HistoryError(_NO_START)
+
+
+def lines_in(place: Path) -> list[dict[str, Any]]:
+    """Read an events.jsonl, by its path or its run's folder. Raises OSError, `HistoryError`."""
+    path = place / EVENTS if place.is_dir() else place
+    return list(loaded(path.read_text(errors="replace")))
+
+
+def loaded(text: str) -> Iterator[dict[str, Any]]:
+    """Parse the lines of an events.jsonl; the last may lack its end. Raises `HistoryError`."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            if line:
+                yield json.loads(line)
+        except ValueError:
+            if number < len(lines):
+                raise HistoryError(f"line {number}: not JSON") from None
+
+
+def typed(kind: Any, value: Any) -> Any:
+    """`value`, as JSON has it, as an object of type `kind`. Raises TypeError or ValueError."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, UnionType):
+        return _one_of(inner, value)
+    if kind is Any:
+        return value
+    if origin is typing.Literal:
+        return inner[inner.index(value)]
+    if origin in (tuple, frozenset):
+        return _sequence(origin, inner, value)
+    if origin is not None:  # a mapping; JSON has made texts of its keys
+        return {typed(inner[0], inner[0](key)): typed(inner[1], each) for key, each in value.items()}
+    return _plain_typed(kind, value)
+
+
+def _plain_typed(kind: Any, value: Any) -> Any:
+    if issubclass(kind, Enum):
+        return kind(value)
+    if hasattr(kind, "_fields"):
+        hints = _hints(kind)
+        return kind(**{name: typed(hints[name], inner) for name, inner in value.items()})
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _sequence(origin: Any, inner: tuple[Any, ...], value: Any) -> Any:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
+    if origin is frozenset or inner[-1] is Ellipsis:
+        return origin(typed(inner[0], each) for each in value)
+    return tuple(typed(each, part) for each, part in zip(inner, value, strict=True))
+
+
+def _one_of(kinds: Iterable[Any], value: Any) -> Any:
+    for kind in kinds:
+        try:
+            return typed(kind, value)
+        except (TypeError, ValueError, AttributeError, KeyError):
+            continue
+    raise TypeError(f"{value!r} is not allowed here")
+
+
+def shown(moments: Iterable[Moment], first_s: float, last_s: float) -> Iterator[str]:
+    """Say what happened in that time, how it changed the state, and what was done."""
     before: State | None = None
     for moment in moments:
         if first_s <= moment.at <= last_s:
@@ -66,31 +198,34 @@ def _short(value: Any) -> str:
     return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
 
 
-def retold(history: History, moments: Iterable[Moment]) -> str:
+def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str:
     """The first message that differs from what was said then; "" if none does."""
-    told = [action.text for moment in moments for action in moment.actions if isinstance(action, Notice)]
-    for then, now in zip_longest(history.told, told):
+    told = [line["text"] for line in lines if line.get("event") == NOTICE and not line.get("remark")]
+    retold = [action.text for moment in moments for action in moment.actions if isinstance(action, Notice)]
+    for then, now in zip_longest(told, retold):
         if then != now:
             return f"said then: {then or 'nothing more'}\nsays now:  {now or 'nothing more'}"
     return ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command line."""
+    import argparse  # which those who import this module don't need
+
     parser = argparse.ArgumentParser(prog="python -m distlaunch.runs.replay", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="a run's folder, or its events.jsonl")
     parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="first", help="seconds")
     parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="last", help="seconds")
     asked = parser.parse_args(argv)
     try:
-        history = history_in(asked.folder)
+        lines = lines_in(asked.folder)
+        moments = list(replay(lines))
     except (OSError, HistoryError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         parser.exit(2, f"{asked.folder}: {why}\n")
-    moments = list(replay(history))
-    for line in lines(moments, asked.first, asked.last):
+    for line in shown(moments, asked.first, asked.last):
         print(line)
-    difference = retold(history, moments)
+    difference = retold(lines, moments)
     print(difference, end="\n" if difference else "", file=sys.stderr)
     return 1 if difference else 0
 

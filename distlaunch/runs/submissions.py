@@ -12,8 +12,7 @@ from distlaunch.batch.checks import TARGETS
 from distlaunch.batch.script import output_path
 from distlaunch.runs.find import JOB_FILES, LOGS
 from distlaunch.runs.folder import Run, run_in
-from distlaunch.runs.index import Ticket, listed, listed_submissions, note_submission
-from distlaunch.runs.starts import Starts
+from distlaunch.runs.index import Starts, Ticket, listed, listed_submissions, note_submission
 from distlaunch.errors import UsageError
 from distlaunch.state.status import Controller, RunState, Status
 from distlaunch.wording import listed as listed_words

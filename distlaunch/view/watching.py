@@ -12,9 +12,8 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.terminal import Terminal
 from distlaunch.observers.watched import USE, WATCHED
-from distlaunch.runs.attending import LOOK_S, over, pause
-from distlaunch.runs.ending import summary_of
 from distlaunch.runs.folder import Run
+from distlaunch.runs.following import LOOK_S, over, pause, summary_of
 from distlaunch.runs.retelling import Retelling
 from distlaunch.state.actions import Notice
 from distlaunch.state.events import Event
@@ -50,8 +49,7 @@ def _watched(run: Run, retelling: Retelling, picture: Picture, shown: Screen, in
             _touch(run.folder)
             picture.used(_uses(run.folder), 0.0)
         run = over(run)
-        while retelling.turn():
-            pass
+        retelling.catch_up()
         shown.look()
         if not run.alive:
             break

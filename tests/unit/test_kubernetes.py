@@ -23,9 +23,8 @@ from distlaunch.kubernetes.manifests import manifests, merged
 from distlaunch.kubernetes.names import Kind, first_host, object_name
 from distlaunch.kubernetes.pods import unexpanded
 from distlaunch.launch.dry_run import plan_without_nodes
-from distlaunch.system.imported import torchrun_modules
 from distlaunch.system.job_file import job_of
-from distlaunch.system.payload import torchrun_payload
+from distlaunch.system.payload import torchrun_modules, torchrun_payload
 from distlaunch.system.yaml_text import yaml_text
 from tests.pods import expand
 from tests.unit.samples import bounded

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from distlaunch.allocation.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts
-from distlaunch.runs.lives import loaded, read, replay
+from distlaunch.runs.replay import loaded, replay
 from distlaunch.state.actions import (
     Action,
     AskScheduler,
@@ -238,7 +238,7 @@ class World:
 
     def check_record(self) -> None:
         """What has been written down of this history leads to the same state."""
-        *_, last = replay(read(loaded("\n".join(self._lines))))
+        *_, last = replay(loaded("\n".join(self._lines)))
         assert last.state == self.state
 
     def _check_beliefs(self) -> None:
