@@ -9,7 +9,7 @@ import typer
 from distlaunch import __version__
 from distlaunch.cli.options import Args, Call, Fold, Job, Json, Set, SshConfig, check_dashes
 from distlaunch.cli.output import print_json, say
-from distlaunch.errors import DistlaunchError, Exit
+from distlaunch.errors import Exit
 
 app = typer.Typer(
     name="distlaunch",
@@ -18,6 +18,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+
+_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 if TYPE_CHECKING:
     from distlaunch.links.link import Link
@@ -33,10 +35,7 @@ class PlanFormat(str, Enum):
 
 
 def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
-    """Run the command line; the exit status. Only our own errors are caught: a bug shows its traceback.
-
-    `early` is an agent on this machine, opened before the job was read.
-    """
+    """Run the command line; the exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
     if words and words[0].endswith((".yaml", ".yml")):
         say(f"no command {words[0]!r}: `distlaunch run {words[0]}` runs a job")
         return Exit.USAGE
@@ -46,9 +45,6 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
         app(list(words), obj=Call(tuple(words), early))
     except SystemExit as end:  # how Typer ends, always with a number
         return end.code if isinstance(end.code, int) else Exit.OK
-    except DistlaunchError as error:
-        say(str(error))
-        return error.exit_status
     return Exit.OK
 
 
@@ -150,10 +146,7 @@ def dry_run(
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 
 
-@app.command(
-    "torchrun",
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-)
+@app.command("torchrun", context_settings=_ANY_WORDS)
 def torchrun(context: typer.Context) -> None:
     """Run a torchrun command line with distlaunch."""
     from distlaunch.cli.torchrun import run_torchrun
@@ -161,10 +154,7 @@ def torchrun(context: typer.Context) -> None:
     raise typer.Exit(run_torchrun(context.args))
 
 
-@app.command(
-    "exec",
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-)
+@app.command("exec", context_settings=_ANY_WORDS)
 def exec_task(context: typer.Context) -> None:
     """Run a program as one rank, inside a task of srun or mpirun."""
     from distlaunch.cli.exec_task import run_exec

@@ -77,18 +77,6 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
     return RunOptions(jobs[0], tuple(words[dashes + 1 :]), tuple(overrides), **asked)
 
 
-def run_plain(words: Sequence[str], early: Link | None) -> int | None:
-    """Run a usual command line; the exit status, or None for one that is Typer's."""
-    options = plain_options(words)
-    if options is None:
-        return None
-    try:
-        return run_with(options, early)
-    except DistlaunchError as error:
-        say(str(error))
-        return error.exit_status
-
-
 def run_with(options: RunOptions, early: Link | None) -> int:
     """Run the job; the exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
     from distlaunch.system.job_file import load_job  # not for torchrun's launchers: it imports YAML

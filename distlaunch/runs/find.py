@@ -141,23 +141,14 @@ def check_folder(place: str) -> None:
 def scanned(places: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(id, folder) of the run that each place is, and of those in it and in the `runs` there."""
     for place in map(os.path.abspath, places):
-        if _is_run(place):
-            yield os.path.basename(place), place
-        for parent in (place, os.path.join(place, LOGS)):
-            yield from _runs_in(parent)
+        for folder in (place, *_inside(place), *_inside(os.path.join(place, LOGS))):
+            name = os.path.basename(folder)
+            if _ID.fullmatch(name) and os.path.exists(os.path.join(folder, EVENTS)):
+                yield name, folder
 
 
-def _runs_in(parent: str) -> Iterator[tuple[str, str]]:
+def _inside(folder: str) -> list[str]:
     try:
-        names = os.listdir(parent)
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
     except OSError:
-        return
-    for name in names:
-        folder = os.path.join(parent, name)
-        if _is_run(folder):
-            yield name, folder
-
-
-def _is_run(folder: str) -> bool:
-    named = _ID.fullmatch(os.path.basename(folder))
-    return named is not None and os.path.exists(os.path.join(folder, EVENTS))
+        return []

@@ -86,8 +86,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _why_lost(folder: str, controller: Controller) -> str:
-    process = f", process {controller.pid} on {controller.host}," if controller.pid else ""
-    who = f"its controller{process}"
+    who = f"its controller, process {controller.pid} on {controller.host},"
     known = bool(controller.boot) and controller.host == os.uname().nodename
     if known and controller.boot != boot_id():
         return f"{who} ended when the machine restarted"

@@ -103,7 +103,7 @@ class Begun(Frozen):
 class Starts:
     """The starts of the job `queued`, of that scheduler's queue, whose run folders are in `folder`."""
 
-    def __init__(self, folder: str, queued: str, scheduler: str = "slurm") -> None:
+    def __init__(self, folder: str, queued: str, scheduler: str) -> None:
         self.path = os.path.join(folder, f"{scheduler}-{queued}.jsonl")
 
     def note(self, begun: Begun) -> None:

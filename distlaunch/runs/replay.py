@@ -176,21 +176,12 @@ def _changes(path: str, before: Any, after: Any) -> Iterator[str]:
     """Where two states differ: `workers[3].phase: PLANNED → RUNNING`."""
     if before == after:
         return
-    inner = _parts(before, after)
-    if inner is None:
+    if type(before) is not type(after) or not isinstance(before, tuple | Many) or len(before) != len(after):
         yield f"{path}: {_short(before)} → {_short(after)}"
         return
-    for name, one, other in inner:
-        yield from _changes(f"{path}{name}".lstrip("."), one, other)
-
-
-def _parts(before: Any, after: Any) -> list[tuple[str, Any, Any]] | None:
-    """What two values of the same form consist of; None where they are to be shown as they are."""
-    if type(before) is not type(after) or not isinstance(before, tuple | Many) or len(before) != len(after):
-        return None
-    names = getattr(before, "_fields", range(len(before)))
-    named = [f".{name}" if isinstance(name, str) else f"[{name}]" for name in names]
-    return list(zip(named, before, after, strict=True))
+    for name, one, other in zip(getattr(before, "_fields", range(len(before))), before, after, strict=True):
+        part = f".{name}" if isinstance(name, str) else f"[{name}]"
+        yield from _changes(f"{path}{part}".lstrip("."), one, other)
 
 
 def _short(value: Any) -> str:
