@@ -17,9 +17,8 @@
     launch/supervise  at the end: State ─supervisor/summary─▶ Summary: the words, the exit status
 
 `state/` has the types of all this. Beside it: `batch/` and `kubernetes/` (a job for a queue, or a cluster),
-`checks/` (check-port), `replay/` (a run again, from its events), `catalog/` and `follow/` (runs by their
-folders: ps, logs, attach, stop). Each package says in its `__init__` what it holds; what to touch for
-something new is tabled in CONTRIBUTING.md.
+`checks/` (check-port), `runs/` (runs by their folders: ps, logs, attach, stop; replayed from their events).
+Each package says in its `__init__` what it holds; CONTRIBUTING.md has a table of what to touch for what.
 """
 
 __version__ = "0.1.0"

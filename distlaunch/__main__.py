@@ -52,9 +52,17 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
 
 
 def _run_command(words: Sequence[str]) -> int:
+    """Run it. Only our own errors are caught: a bug shows its traceback."""
+    from distlaunch.errors import DistlaunchError
+
     early = _opened_early(words)
     try:
         return _run_with(words, early)
+    except DistlaunchError as error:
+        from distlaunch.cli.output import say
+
+        say(str(error))
+        return error.exit_status
     finally:
         if early:
             early.discard()
@@ -82,10 +90,10 @@ def _run_with(words: Sequence[str], early: "Link | None") -> int:
 
         return run_torchrun(words[1:], early)
     if command == "run":
-        from distlaunch.cli.run_command import run_plain
+        from distlaunch.cli.run import plain_options, run_with
 
-        if (status := run_plain(words[1:], early)) is not None:
-            return status
+        if options := plain_options(words[1:]):
+            return run_with(options, early)
     from distlaunch.cli.app import run_app
 
     return run_app(words, early)

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.observers.output_index import unpacked
-from distlaunch.replay.lives import replay
-from distlaunch.replay.show import history_in, retold
+from distlaunch.runs.replay import lines_in, replay, retold
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
 
@@ -24,9 +23,9 @@ def check_replays(folder: Path) -> None:
 
 def check_replay(folder: Path) -> None:
     """Live a run again: it tells the same, and ends as its summary says."""
-    history = history_in(folder)
-    moments = list(replay(history))
-    difference = retold(history, moments)
+    lines = lines_in(folder)
+    moments = list(replay(lines))
+    difference = retold(lines, moments)
     assert not difference, f"{folder} is told otherwise when it is lived again:\n{difference}"
     summary = folder / "summary.json"
     if summary.is_file() and not summary.is_symlink() and summary.stat().st_nlink == 1:  # else it was planted

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distlaunch import __version__
-from distlaunch.cli.job_arguments import Args, Call, Job, Set, check_dashes
-from distlaunch.cli.output import print_json
-from distlaunch.cli.stderr import say
-from distlaunch.errors import DistlaunchError, Exit
+from distlaunch.cli.options import Args, Call, Fold, Job, Json, Set, SshConfig, check_dashes
+from distlaunch.cli.output import print_json, say
+from distlaunch.errors import Exit
 
 app = typer.Typer(
     name="distlaunch",
@@ -20,10 +19,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
 if TYPE_CHECKING:
     from distlaunch.links.link import Link
-
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 class PlanFormat(str, Enum):
@@ -36,30 +35,32 @@ class PlanFormat(str, Enum):
 
 
 def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
-    """Run the command line; the exit status. Only our own errors are caught: a bug shows its traceback.
-
-    `early` is an agent on this machine, opened before the job was read.
-    """
+    """Run the command line; the exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
     if words and words[0].endswith((".yaml", ".yml")):
         say(f"no command {words[0]!r}: `distlaunch run {words[0]}` runs a job")
         return Exit.USAGE
-    if words[:1] != ["run"]:  # which pays for nothing that it does not use
-        from distlaunch.cli.imports import imports
-        from distlaunch.cli.runs import runs
-        from distlaunch.cli.submitting import exports, queue
-
-        app.add_typer(queue)
-        app.add_typer(runs)
-        app.add_typer(exports)
-        app.add_typer(imports)
+    if words[:1] not in [[command.name] for command in app.registered_commands]:
+        _add_other_commands()  # the ones here pay for nothing that they don't use
     try:
         app(list(words), obj=Call(tuple(words), early))
     except SystemExit as end:  # how Typer ends, always with a number
         return end.code if isinstance(end.code, int) else Exit.OK
-    except DistlaunchError as error:
-        say(str(error))
-        return error.exit_status
     return Exit.OK
+
+
+def _add_other_commands() -> None:
+    from distlaunch.cli.imports import imports
+    from distlaunch.cli.logs import logs
+    from distlaunch.cli.prune import prune
+    from distlaunch.cli.runs import runs
+    from distlaunch.cli.submitting import exports, queue
+
+    app.add_typer(queue)
+    app.add_typer(runs)
+    app.command("logs")(logs)
+    app.command("prune")(prune)
+    app.add_typer(exports)
+    app.add_typer(imports)
 
 
 def _show_version(wanted: bool) -> None:
@@ -98,9 +99,7 @@ def run(
             "background.",
         ),
     ] = False,
-    fold: Annotated[
-        bool, typer.Option("--fold", help="Show a line that several ranks print at the same time only once.")
-    ] = False,
+    fold: Fold = False,
     view: Annotated[
         bool,
         typer.Option("--view", help="Show the run full-screen, as `distlaunch view` does; but q stops it."),
@@ -115,7 +114,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a job; the exit status is that of the first worker that failed."""
-    from distlaunch.cli.run_command import RunOptions, run_with
+    from distlaunch.cli.run import RunOptions, run_with
 
     check_dashes(context.obj, args)
     options = RunOptions(
@@ -147,10 +146,7 @@ def dry_run(
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 
 
-@app.command(
-    "torchrun",
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-)
+@app.command("torchrun", context_settings=_ANY_WORDS)
 def torchrun(context: typer.Context) -> None:
     """Run a torchrun command line with distlaunch."""
     from distlaunch.cli.torchrun import run_torchrun
@@ -158,10 +154,7 @@ def torchrun(context: typer.Context) -> None:
     raise typer.Exit(run_torchrun(context.args))
 
 
-@app.command(
-    "exec",
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-)
+@app.command("exec", context_settings=_ANY_WORDS)
 def exec_task(context: typer.Context) -> None:
     """Run a program as one rank, inside a task of srun or mpirun."""
     from distlaunch.cli.exec_task import run_exec
@@ -176,10 +169,7 @@ def check_port(
         typer.Argument(metavar="JOB.YAML | HOST:PORT …", help="A job file, or ports to test."),
     ],
     overrides: Set = None,
-    ssh_config: Annotated[
-        str | None,
-        typer.Option("--ssh-config", metavar="FILE", help="The ssh_config file to use, as with ssh -F."),
-    ] = None,
+    ssh_config: SshConfig = None,
     as_json: Json = False,
 ) -> None:
     """Test that the port is free and that all nodes can reach it and each other; if not, exit with 1."""

@@ -10,7 +10,7 @@ from distlaunch.allocation.mpi_task import mpi_task
 from distlaunch.allocation.place import TaskPlace
 from distlaunch.allocation.slurm_task import slurm_task
 from distlaunch.allocation.task import Task, check_devices, check_master
-from distlaunch.cli.stderr import say
+from distlaunch.cli.output import say
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.links.dial import Launcher, blocked
 from distlaunch.links.join import Prover
@@ -82,7 +82,7 @@ def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
 
 def _control(spec: "JobSpec", gathering: Gathering, signals: "Signals") -> int:
     """Rank 0's task is the controller of all."""
-    from distlaunch.cli.running import run_controller
+    from distlaunch.cli.run import run_controller
     from distlaunch.launch.gather import Gathered, gather
 
     met = gather(spec, gathering, signals, say)

@@ -1,4 +1,4 @@
-"""Results on stdout."""
+"""What the command line prints: results on stdout, its own words on stderr."""
 
 import os
 import sys
@@ -31,3 +31,13 @@ def print_text(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         raise reader_left() from None
+
+
+def say(text: str) -> None:
+    """Print `text` on stderr, each line as ours; escaped on a terminal: messages quote files."""
+    if sys.stderr.isatty():
+        from distlaunch.observers.console import escape
+
+        text = escape(text)
+    for line in text.splitlines():
+        print(f"distlaunch: {line}", file=sys.stderr)

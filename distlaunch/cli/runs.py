@@ -1,18 +1,25 @@
-"""Commands for runs that were started before: ps, logs, attach, wait, stop, prune."""
+"""Commands for runs that were started before: ps, attach, view, wait, stop; what `logs` shares with them."""
 
+import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
-from distlaunch.cli.output import print_json, print_text
-from distlaunch.cli.stderr import say
-from distlaunch.errors import UsageError
-
-if TYPE_CHECKING:
-    from distlaunch.catalog.folder import Run
-    from distlaunch.catalog.submissions import Submission
-    from distlaunch.system.signals import Interrupts
+from distlaunch.cli.options import Fold, Json, SshConfig
+from distlaunch.cli.output import print_json, print_text, say
+from distlaunch.errors import Exit, UsageError
+from distlaunch.job.types import UNITS_S, seconds_in
+from distlaunch.runs import listing
+from distlaunch.runs.find import find
+from distlaunch.runs.folder import Run
+from distlaunch.runs.following import attend, interrupt, over
+from distlaunch.runs.following import wait as wait_for
+from distlaunch.runs.queued_following import runs_of, stop_queued
+from distlaunch.runs.submissions import Submission, as_run, submission, submission_of
+from distlaunch.supervisor.status import RunState
+from distlaunch.system.signals import Interrupts, Signals
 
 runs = typer.Typer()
 
@@ -25,16 +32,6 @@ Which = Annotated[
         show_default=False,
     ),
 ]
-Fold = Annotated[
-    bool, typer.Option("--fold", help="Show a line that several ranks print at the same time only once.")
-]
-SshConfig = Annotated[
-    str | None,
-    typer.Option(
-        "--ssh-config", metavar="FILE", help="The ssh_config file to reach HOST with, as with ssh -F."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @runs.command("ps")
@@ -58,71 +55,16 @@ def ps(
 ) -> None:
     """List active runs: state, ranks, restarts, age, nodes."""
     for place in places or ():
-        _elsewhere(context, place, ssh_config)
-    from distlaunch.catalog.listing import document, table
-    from distlaunch.catalog.listing import runs as runs_in
-
+        run_elsewhere(context, place, ssh_config)
     ended = ended or most is not None
-    found = runs_in(places or (), ended, most)
+    found = listing.runs(places or (), ended, most)
     if as_json:
-        print_json([document(run) for run in found])
+        print_json([listing.document(run) for run in found])
     elif found:
-        import shutil
-
-        print_text(table(found, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print_text(listing.table(found, width))
     else:
         say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists those that have ended")
-
-
-@runs.command("logs")
-def logs(
-    context: typer.Context,
-    which: Which = None,
-    ranks: Annotated[
-        str | None,
-        typer.Option("--rank", "-r", metavar="0,3-5", help="Only these ranks."),
-    ] = None,
-    goes_on: Annotated[
-        bool,
-        typer.Option("--follow", "-f", help="Keep printing new output until the run ends."),
-    ] = False,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since",
-            metavar="DURATION",
-            help="Only output of the last DURATION, e.g. 30s, 10m, 1h30m.",
-            show_default=False,
-        ),
-    ] = None,
-    most: Annotated[
-        int | None,
-        typer.Option("--lines", "-n", metavar="N", min=0, max=10**9, help="Print only the last N lines."),
-    ] = None,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Only stderr.")] = False,
-    grep: Annotated[
-        str | None,
-        typer.Option("--grep", metavar="REGEX", help="Only lines that match REGEX (Python syntax)."),
-    ] = None,
-    fold: Fold = False,
-    ssh_config: SshConfig = None,
-) -> None:
-    """Print the output of a run's ranks, across restarts, in the order it arrived."""
-    _elsewhere(context, which, ssh_config)
-    from distlaunch.cli.log_lines import choice_of, print_logs
-    from distlaunch.follow.queued import run_of
-
-    choice = choice_of(ranks, stderr, since, grep)
-    if not goes_on:
-        print_logs(run_of(which), choice, most, fold)
-        return
-    from distlaunch.cli.following import ended_words, follow_each
-
-    run, signum = follow_each(which, lambda run, told: print_logs(run, choice, most, fold, told))
-    if run.alive:
-        raise typer.Exit(128 + signum)
-    if run.status.exit_status or run.status.why:
-        say(ended_words(run))
 
 
 @runs.command("attach")
@@ -136,40 +78,24 @@ def attach(
     ssh_config: SshConfig = None,
 ) -> None:
     """Show what `run` would show of a run, from now on; Ctrl-C detaches without stopping it."""
-    _elsewhere(context, which, ssh_config)
-    from distlaunch.cli.following import follow_each, leave_alone, leave_with, say_over
-    from distlaunch.follow.attending import attend
+    run_elsewhere(context, which, ssh_config)
     from distlaunch.observers.terminal import Terminal
 
-    def shown(run: "Run", interrupts: "Interrupts") -> "Run":
-        if run.alive or everything:
-            return attend(run, Terminal(interrupts, fold=fold, waits=True), interrupts, everything)
-        say_over(run)
-        return run
+    def shown(run: Run, interrupts: Interrupts) -> Run:
+        return attend(run, Terminal(interrupts, fold=fold, waits=True), interrupts, everything)
 
-    run, signum = follow_each(which, shown)
-    leave_alone(run, signum)
-    leave_with(run)
+    _show_each(which, shown, everything)
 
 
 @runs.command("view")
 def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = None) -> None:
     """Watch a run full-screen: its ranks, which stand out, and their output; q quits without stopping it."""
-    _elsewhere(context, which, ssh_config, terminal=True)
-    from distlaunch.cli.following import follow_each, leave_alone, leave_with, say_over
+    run_elsewhere(context, which, ssh_config, terminal=True)
     from distlaunch.view.watching import watch
 
-    def shown(run: "Run", interrupts: "Interrupts") -> "Run":
-        if not sys.stdout.isatty():
-            raise UsageError("view needs a terminal as stdout; use `distlaunch attach` instead")
-        if run.alive:
-            return watch(run, interrupts)
-        say_over(run)
-        return run
-
-    run, signum = follow_each(which, shown)
-    leave_alone(run, signum)
-    leave_with(run)
+    if not sys.stdout.isatty():
+        raise UsageError("view needs a terminal as stdout; use `distlaunch attach` instead")
+    _show_each(which, watch)
 
 
 @runs.command("wait")
@@ -177,18 +103,15 @@ def wait(
     context: typer.Context, which: Which = None, as_json: Json = False, ssh_config: SshConfig = None
 ) -> None:
     """Wait until a run ends, and exit with its exit status."""
-    _elsewhere(context, which, ssh_config)
-    from distlaunch.cli.following import ended_words, follow_each, leave_with
-    from distlaunch.follow.attending import wait as wait_for
-
+    run_elsewhere(context, which, ssh_config)
     run, signum = follow_each(which, wait_for)
     if run.alive:
         raise typer.Exit(128 + signum)
     if as_json:
-        _print_document(run)
+        print_json(listing.document(run))
     elif run.status.exit_status:  # of one that is lost it is said anyway
         say(ended_words(run))
-    leave_with(run)
+    _leave_with(run)
 
 
 @runs.command("stop")
@@ -203,85 +126,45 @@ def stop(
     ssh_config: SshConfig = None,
 ) -> None:
     """Stop a run, or cancel a queued job, and wait for its end. As with Ctrl-C, a second stop kills."""
-    _elsewhere(context, which, ssh_config)
-    from distlaunch.catalog.find import find
-    from distlaunch.catalog.submissions import submission, submission_of
-    from distlaunch.cli.following import ended_words
-    from distlaunch.follow.attending import over
-    from distlaunch.follow.attending import wait as wait_for
-    from distlaunch.follow.stopping import interrupt
-    from distlaunch.system.signals import Signals
-
+    run_elsewhere(context, which, ssh_config)
     queued = submission(which)
     run = None if queued else find(which, alone=True)
     if run and run.alive and (known := submission_of(run)) and known.warned:
         queued = known
-    if queued:
-        _stop_queued(queued, now, as_json)
-        return
-    assert run is not None
-    if run.host and not run.status.state.over:  # its folder is shared, its controller is there
-        say(f"the controller of {run.id} is on {run.host}: stopping it there over ssh")
-        _elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
-    if which is None and run.alive:
-        say(f"stopping {run.id} ({run.folder})")
-    with Signals() as signals:
-        stopped = interrupt(run, now)
-        run = wait_for(run, signals) if stopped else over(run)
-        if run.alive:
-            say(f"{run.id} is still stopping; `distlaunch wait {run.id}` waits until it has ended")
-            raise typer.Exit(128 + signals.received_last)
+    if run and not queued:
+        if run.host and not run.status.state.over:  # its folder is shared, its controller is there
+            say(f"the controller of {run.id} is on {run.host}: stopping it there over ssh")
+            run_elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
+        if which is None and run.alive:
+            say(f"stopping {run.id} ({run.folder})")
+    run, stopped = _stopped(queued, run, now)
     if as_json:
-        _print_document(run)
-    else:
+        ended = run or (queued and as_run(queued, RunState.CANCELLED, "cancelled"))
+        print_json(ended and listing.document(ended))
+    elif run:
         say(ended_words(run, ":" if stopped else " had already ended:"))
-
-
-def _stop_queued(queued: "Submission", now: bool, as_json: bool) -> None:
-    from distlaunch.cli.following import ended_words
-    from distlaunch.follow.queued import stop_queued
-    from distlaunch.system.signals import Signals
-
-    with Signals() as signals:
-        run, stopped = stop_queued(queued, now, signals)
-    if signals.received_last:
-        say(f"{queued.name} is still stopping; `distlaunch wait {queued.id}` waits until it has ended")
-        raise typer.Exit(128 + signals.received_last)
-    if as_json:
-        from distlaunch.catalog.submissions import as_run
-        from distlaunch.supervisor.status import RunState
-
-        _print_document(run or as_run(queued, RunState.CANCELLED, "cancelled"))
-    elif run is None:
+    elif queued:
         say(f"{queued.name}: {'cancelled before it started' if stopped else 'had already ended'}")
-    else:
-        say(ended_words(run, ":" if stopped else " had already ended:"))
 
 
-@runs.command("prune")
-def prune(
-    places: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[FOLDER]…", help="Look only in these folders and their `runs`."),
-    ] = None,
-    older: Annotated[
-        str | None,
-        typer.Option(
-            "--older", metavar="DURATION", help="Delete runs that ended longer ago than this, e.g. 30d."
-        ),
-    ] = None,
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be deleted; delete nothing.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Delete the folders of your old runs."""
-    from distlaunch.cli.pruning import prune_runs
-
-    raise typer.Exit(prune_runs(places or (), older, dry, as_json))
+def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run | None, bool]:
+    """Stop the job in a queue, or else the run; its last run, and whether there was something to stop."""
+    with Signals() as signals:
+        if queued:
+            run, stopped = stop_queued(queued, now, signals)
+            name, word, goes_on = queued.name, queued.id, bool(signals.received_last)
+        else:
+            assert run is not None
+            stopped = interrupt(run, now)
+            run = wait_for(run, signals) if stopped else over(run)
+            name, word, goes_on = run.id, run.id, run.alive
+    if goes_on:
+        say(f"{name} is still stopping; `distlaunch wait {word}` waits until it has ended")
+        raise typer.Exit(128 + signals.received_last)
+    return run, stopped
 
 
-def _elsewhere(
+def run_elsewhere(
     context: typer.Context,
     word: str | None,
     ssh_config: str | None,
@@ -294,7 +177,7 @@ def _elsewhere(
     """
     if word is None or ":" not in word:
         return
-    from distlaunch.cli.elsewhere import Request, run_there, show_there, split, ssh_to, with_rest
+    from distlaunch.cli.remote import Request, run_there, show_there, split, ssh_to, with_rest
 
     if there := split(word):
         host, rest = there
@@ -303,7 +186,66 @@ def _elsewhere(
         raise typer.Exit(show_there(ssh, words) if terminal else run_there(ssh, Request(words)))
 
 
-def _print_document(run: "Run") -> None:
-    from distlaunch.catalog.listing import document
+def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run]) -> tuple[Run, int]:
+    """Have `seen` follow each run that `which` means, one after another.
 
-    print_json(document(run))
+    The last one, and the signal on which it was left alone, if it is still alive. Leaves with that signal's
+    status where the job waits in a queue. Raises `DistlaunchError`.
+    """
+    last: Run | None = None
+    with Signals() as signals:
+        for run in runs_of(which, signals, say):
+            last = seen(run, signals)
+            if last.alive:
+                break
+    if last is None:
+        raise typer.Exit(128 + signals.received_last)
+    return last, signals.received_last
+
+
+def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everything: bool = False) -> None:
+    """Show each run that `which` means, with `everything` one that is over, too; leave with its status."""
+
+    def seen(run: Run, interrupts: Interrupts) -> Run:
+        if run.alive or everything:
+            return show(run, interrupts)
+        if run.status.state is not RunState.LOST:  # else it is said as we leave
+            say(ended_words(run))
+        return run
+
+    run, signum = follow_each(which, seen)
+    if run.alive:
+        say(f"detached from {run.id}, which is still running; `distlaunch stop {run.id}` stops it")
+        raise typer.Exit(128 + signum if signum else Exit.OK)
+    _leave_with(run)
+
+
+def _leave_with(run: Run) -> None:
+    """With the run's own status. Of one that is lost nobody has told the end yet."""
+    if run.status.state is RunState.LOST:
+        say(ended_words(run))
+    sys.stdout.flush()
+    raise typer.Exit(status_of(run))
+
+
+def status_of(run: Run) -> int:
+    """The exit status of a run that is over."""
+    return Exit.NODE_LOST if run.status.state is RunState.LOST else run.status.exit_status or Exit.OK
+
+
+def ended_words(run: Run, lead: str = ":") -> str:
+    """How a run ended, for people."""
+    status = run.status
+    said = f"{run.id}{lead} {status.state.value}"
+    if status.exit_status:
+        said += f", exit status {status.exit_status}"
+    return f"{said}{f': {status.why}' if status.why else ''}; logs: {run.folder}"
+
+
+def ago_s(option: str, text: str, example: str) -> float:
+    """The seconds that an option's value means. Raises `UsageError`."""
+    seconds = seconds_in(text)
+    if seconds is None:
+        units = ", ".join(UNITS_S)
+        raise UsageError(f'{option}: expected a duration such as "{example}" (units: {units}), got {text!r}')
+    return seconds

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distlaunch.cli.job_arguments import Args, Job, Set, check_dashes
-from distlaunch.cli.output import print_json, print_text
-from distlaunch.cli.stderr import say
+from distlaunch.cli.options import Args, Job, Set, check_dashes
+from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
 
 if TYPE_CHECKING:
@@ -78,8 +77,7 @@ def submit(
     """Submit a job to a scheduler and print its id; ps, logs, attach, wait, stop and view take it."""
     check_dashes(context.obj, args)
     if on is not None:
-        from distlaunch.cli.elsewhere import ssh_to
-        from distlaunch.cli.on_host import submit_on
+        from distlaunch.cli.remote import ssh_to, submit_on
 
         chosen = {"--dry-run": dry, "--wait": waits, "--json": as_json}
         options = [option for option, wanted in chosen.items() if wanted]
@@ -194,7 +192,7 @@ def _submitted(spec: "JobSpec", target: "Target", script: str) -> tuple[str, Pat
     """Submit it; its id, and where the script is kept. Raises `DistlaunchError`."""
     from distlaunch.batch.queue import ToolMissingError
     from distlaunch.batch.queues import queue_of
-    from distlaunch.catalog.submissions import Submission, note
+    from distlaunch.runs.submissions import Submission, note
 
     written = _written(script, spec.logs.folder, target)
     try:
@@ -222,8 +220,8 @@ def _written(script: str, folder: str, target: "Target") -> Path:
 
 
 def _waited(queued: str) -> int:
-    from distlaunch.cli.following import ended_words, follow_each, status_of
-    from distlaunch.follow.attending import wait
+    from distlaunch.cli.runs import ended_words, follow_each, status_of
+    from distlaunch.runs.following import wait
 
     run, signum = follow_each(queued, wait)
     if run.alive:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distlaunch.cli.stderr import say
+from distlaunch.cli.output import say
 from distlaunch.dropin.flags import FLAGS, Flags, node_range
 from distlaunch.dropin.parsing import parse_flags
 from distlaunch.dropin.torchrun_job import Here, job_of, left_to_torch, notices
@@ -60,7 +60,7 @@ def _run(flags: Flags, early: "Link | None") -> int:
         say(line)
     place = here()
     spec = job_of(flags, place)
-    from distlaunch.cli.running import run_gathered, run_shown  # after the command line is understood
+    from distlaunch.cli.run import run_gathered, run_shown  # after the command line is understood
 
     if flags.standalone or node_range(flags.nnodes)[1] == 1:
         return run_shown(spec, early, quiet=True).state.outcome

@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable
 
 from distlaunch.allocation.allocation import Allocation
-from distlaunch.catalog.folder import run_in
-from distlaunch.catalog.starts import Begun, Starts
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import Earlier, JobSpec
+from distlaunch.runs.folder import run_in
+from distlaunch.runs.index import Begun, Starts
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import State
 

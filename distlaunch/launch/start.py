@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.catalog.index import Ticket, note_begin
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
@@ -17,6 +16,7 @@ from distlaunch.links.opening import open_link, open_links
 from distlaunch.links.process import Child
 from distlaunch.observers.run_folder import RunFolder, new_run_id
 from distlaunch.plan.layout import is_loopback
+from distlaunch.runs.index import Ticket, note_begin
 from distlaunch.supervisor.status import Controller, RunState, Status
 from distlaunch.system.here import boot_id
 from distlaunch.transport.joined import Joined

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 
-from distlaunch.catalog.index import note_end
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers
 from distlaunch.launch.loop import Loop
@@ -12,6 +11,7 @@ from distlaunch.observers.folder import Folder
 from distlaunch.observers.last_words import LastWords, summary_so_far
 from distlaunch.observers.observer import Observer, Observers
 from distlaunch.observers.watched import Watched
+from distlaunch.runs.index import note_end
 from distlaunch.supervisor.summary import Summary
 from distlaunch.system.signals import Interrupts
 

@@ -11,10 +11,10 @@ from distlaunch.observers.output_index import Stamp
 from distlaunch.observers.run_folder import RunFolder
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
-from distlaunch.replay.history import BEGAN, NOTICE, beginning, fields_of
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.codec import running_workers
 from distlaunch.supervisor.events import Event, StackDumped, WorkerExited
+from distlaunch.supervisor.history import BEGAN, NOTICE, beginning, fields_of
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.status import Status, status_now
 from distlaunch.supervisor.summary import Summary

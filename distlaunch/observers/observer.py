@@ -31,7 +31,7 @@ class Observer:
     """Sees a run: each method is called once that has happened, in order, in the thread that runs the job.
 
     Times are seconds since the run began. One that raises sees no more of it, and the job goes on.
-    To add one: a program gives it to `launch.run.run_job`, the command has its own in `cli/running.py`.
+    To add one: a program gives it to `launch.run.run_job`, the command has its own in `cli/run.py`.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)

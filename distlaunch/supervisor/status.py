@@ -84,16 +84,12 @@ def status_of(document: Mapping[str, Any]) -> Status:
 def run_state(state: State) -> RunState:
     """Where a run is whose supervisor knows that."""
     if state.phase is Phase.DONE:
-        return _ended(state)
+        if state.cause is None:
+            return RunState.SUCCEEDED
+        return RunState.CANCELLED if state.cause.cancelled else RunState.FAILED
     if state.phase is Phase.PREPARING:
         return RunState.RESTARTING if state.restarts else RunState.CONNECTING
     return RunState(state.phase.value.upper())
-
-
-def _ended(state: State) -> RunState:
-    if state.cause is None:
-        return RunState.SUCCEEDED
-    return RunState.CANCELLED if state.cause.cancelled else RunState.FAILED
 
 
 def status_now(last: Status, state: State, now: float) -> Status:

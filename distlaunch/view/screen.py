@@ -8,8 +8,8 @@ from typing import TypeVar
 from rich.text import Text
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.catalog.listing import age_words
 from distlaunch.observers.console import escape
+from distlaunch.runs.listing import age_words
 from distlaunch.supervisor.status import RunState, run_state
 from distlaunch.view.picture import Picture, Row, Said
 from distlaunch.wording import counted, spans

@@ -7,14 +7,13 @@ import signal
 import time
 from collections.abc import Mapping
 
-from distlaunch.catalog.folder import Run
-from distlaunch.follow.attending import LOOK_S, over, pause
-from distlaunch.follow.ending import summary_of
-from distlaunch.follow.retelling import Retelling
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.terminal import Terminal
 from distlaunch.observers.watched import USE, WATCHED
+from distlaunch.runs.folder import Run
+from distlaunch.runs.following import LOOK_S, over, pause, summary_of
+from distlaunch.runs.retelling import Retelling
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
@@ -50,8 +49,7 @@ def _watched(run: Run, retelling: Retelling, picture: Picture, shown: Screen, in
             _touch(run.folder)
             picture.used(_uses(run.folder), 0.0)
         run = over(run)
-        while retelling.turn():
-            pass
+        retelling.catch_up()
         shown.look()
         if not run.alive:
             break

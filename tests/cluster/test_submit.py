@@ -12,7 +12,7 @@ from textwrap import dedent
 
 import pytest
 
-from distlaunch.catalog.submissions import Submission, note
+from distlaunch.runs.submissions import Submission, note
 from tests.cluster.slurm import OVER, Slurm
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_gone
 from tests.queued import Printed, check_stop_before_start, rows

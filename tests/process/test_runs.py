@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from distlaunch.catalog.folder import Run
 from distlaunch.cli.app import run_app
-from distlaunch.follow import tails
-from distlaunch.follow.retelling import Retelling
-from distlaunch.follow.stopping import interrupt
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.output_index import RECORD
+from distlaunch.runs import retelling as retellings
+from distlaunch.runs.folder import Run
+from distlaunch.runs.following import interrupt
+from distlaunch.runs.retelling import Retelling
 from distlaunch.supervisor.actions import Notice
 from tests.harness import (
     PATIENCE_S,
@@ -286,7 +286,7 @@ def test_stop_of_a_run_that_ends_meanwhile_says_that(
 
     run = left(tmp_path)
     said_here(tmp_path, run)
-    monkeypatch.setattr("distlaunch.follow.stopping.interrupt", too_late)
+    monkeypatch.setattr("distlaunch.cli.runs.interrupt", too_late)
     monkeypatch.chdir(tmp_path)
     assert run_app(["stop", run]) == 0
     assert f"{run} had already ended: FAILED, exit status 7: rank 1" in capfd.readouterr().err
@@ -373,7 +373,7 @@ def test_pieces_of_the_index_keep_their_place_among_events(
     failed_twice: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = told_of(failed_twice)
-    monkeypatch.setattr(tails, "PIECE", RECORD.size)
+    monkeypatch.setattr(retellings, "PIECE", RECORD.size)
     assert told_of(failed_twice) == told
     assert len(told) > 4
 
@@ -391,8 +391,7 @@ def told_of(folder: Path) -> list[object]:
 
     (run,) = (folder / "runs").iterdir()
     retelling = Retelling(str(run), Everything())
-    while retelling.turn():
-        pass
+    retelling.catch_up()
     retelling.close()
     return seen
 
@@ -657,24 +656,12 @@ def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "elsewhere").chmod(0o755)
 
 
-def test_the_folder_of_an_older_distlaunch_is_read(restarted: Path) -> None:
-    """It kept neither its status nor the order of its output."""
-    everything = spoken(restarted)
+def test_a_folder_without_a_status_is_no_run(restarted: Path) -> None:
     (folder,) = (restarted / "runs").iterdir()
-    (folder / "status.json").unlink()
-    (folder / "output.index").unlink()
-    (run,) = listed(restarted, "-a")
-    assert (run["state"], run["exit_status"], run["restarts"]) == ("SUCCEEDED", 0, 1)
-    assert ran(restarted, "wait").returncode == 0
-    said = sorted(line.partition("] ")[2] for line in everything)
-    assert sorted(line.partition("] ")[2] for line in spoken(restarted)) == said
-    (folder / "summary.json").unlink()
-    (run,) = listed(restarted, "-a")
-    assert run["state"] == "LOST"
-    (folder / "events.jsonl").rename(folder / "kept")
-    (folder / "events.jsonl").write_text("nonsense\n")
-    assert listed(restarted, "-a") == []
-    (folder / "kept").rename(folder / "events.jsonl")
+    for text in ("", "nonsense", "{}", '{"controller": 3}'):
+        (folder / "status.json").write_text(text)
+        assert listed(restarted, "-a") == []
+        assert "not a run folder" in ran(restarted, "logs", str(folder)).stderr
 
 
 # Deleting
@@ -740,7 +727,7 @@ def test_a_run_whose_folder_is_taken_away_is_not_taken_for_a_success(
         if Path(there["folder"]).exists():
             Path(there["folder"]).rename(tmp_path / "elsewhere")
 
-    monkeypatch.setattr("distlaunch.follow.attending.pause", taken_away)
+    monkeypatch.setattr("distlaunch.runs.following.pause", taken_away)
     monkeypatch.chdir(tmp_path)
     with held([there["controller"]["pid"]]) as processes:
         assert run_app([command, run]) == 71

@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import pytest
 
-from distlaunch.catalog.submissions import Submission, note, note_end
+from distlaunch.runs.submissions import Submission, note, note_end
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, on_a_terminal
 from tests.process import stand_in_queue
 from tests.queued import Printed, check_stop_before_start, rows

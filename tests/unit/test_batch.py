@@ -11,10 +11,10 @@ from distlaunch.batch.engines import grid_engine_script, pbs_script
 from distlaunch.batch.queues import queue_of
 from distlaunch.batch.script import Call, batch_script, slurm_time
 from distlaunch.batch.slurm import queued
-from distlaunch.catalog.submissions import Submission, submission
 from distlaunch.cli.submitting import Scheduler
 from distlaunch.errors import DistlaunchError, JobError
 from distlaunch.job.spec import JobSpec
+from distlaunch.runs.submissions import Submission, submission
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
 from distlaunch.system.job_file import job_of

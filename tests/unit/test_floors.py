@@ -39,12 +39,10 @@ FLOORS = {
     "checks": 3,
     "launch": 3,
     "task": 2,
-    "catalog": 3,
-    "follow": 3,
+    "runs": 3,
     "view": 4,
     "cli": 4,
     "__main__": 4,
-    "replay": 2,
     "torchrun": 4,
     "__init__": 0,
 }

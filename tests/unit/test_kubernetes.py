@@ -22,9 +22,8 @@ from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
 from distlaunch.kubernetes.manifests import manifests, merged, unexpanded
 from distlaunch.kubernetes.names import Kind, first_host, object_name
 from distlaunch.launch.addresses import plan_without_nodes
-from distlaunch.system.imported import torchrun_modules
 from distlaunch.system.job_file import job_of
-from distlaunch.system.payload import torchrun_payload
+from distlaunch.system.payload import torchrun_modules, torchrun_payload
 from distlaunch.system.yaml_document import yaml_text
 from tests.pods import expand
 from tests.unit.samples import bounded

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from distlaunch.allocation.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts
-from distlaunch.replay.history import BEGAN, beginning, fields_of
-from distlaunch.replay.lives import loaded, read, replay
+from distlaunch.runs.replay import loaded, replay
 from distlaunch.supervisor.actions import (
     Action,
     AskScheduler,
@@ -66,6 +65,7 @@ from distlaunch.supervisor.events import (
     WorkerStarted,
     WorkerUnstarted,
 )
+from distlaunch.supervisor.history import BEGAN, beginning, fields_of
 from distlaunch.supervisor.nodes import Linked, Lost, Up, may_be_occupied
 from distlaunch.supervisor.state import Phase, State, Timer, Why
 from distlaunch.supervisor.step import begin, step
@@ -234,7 +234,7 @@ class World:
 
     def check_record(self) -> None:
         """What has been written down of this history leads to the same state."""
-        *_, last = replay(read(loaded("\n".join(self._lines))))
+        *_, last = replay(loaded("\n".join(self._lines)))
         assert last.state == self.state
 
     def _check_beliefs(self) -> None:

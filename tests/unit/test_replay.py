@@ -11,10 +11,10 @@ import pytest
 from distlaunch.agent.wire import Message
 from distlaunch.job.spec import EnvValue, JobSpec, TorchrunLogs
 from distlaunch.plan.layout import Facts
-from distlaunch.replay import show as tool
-from distlaunch.replay.history import BEGAN, VERSION, beginning, fields_of, without_secrets
-from distlaunch.replay.lives import HistoryError, loaded, read, typed
+from distlaunch.runs import replay as tool
+from distlaunch.runs.replay import HistoryError, Moment, loaded, replay, typed
 from distlaunch.supervisor.events import AgentUp, Event, LinkEnded, WorkerExited
+from distlaunch.supervisor.history import BEGAN, VERSION, beginning, fields_of, without_secrets
 from distlaunch.transport.failure import Kind, LinkFailure
 from tests.unit.samples import spec_of
 
@@ -41,6 +41,10 @@ def first_line(spec: JobSpec) -> str:
     return line(BEGAN, **beginning(spec, 0.5))
 
 
+def replayed(text: str) -> list[Moment]:
+    return list(replay(loaded(text)))
+
+
 def through_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
@@ -50,7 +54,7 @@ def test_a_job_is_what_it_was_but_for_its_secrets() -> None:
     text = first_line(spec)
     assert "secret" not in text
     assert "eth7" in text, "the supervisor judges the names of interfaces"
-    assert read(loaded(text)).spec == without_secrets(spec)
+    assert replayed(text)[0].state.spec == without_secrets(spec)
     assert without_secrets(spec).env["TOKEN"] == EnvValue("", inherited=True)
 
 
@@ -58,7 +62,7 @@ def test_a_job_as_torchrun_has_it_is_what_it_was() -> None:
     spec = spec_of("script: t.py\nprocs_per_node: 2")
     logs = TorchrunLogs(redirects={0: 1, 1: 2}, tee=3, local_ranks=frozenset({1}))
     spec = spec._replace(logs=spec.logs._replace(torchrun=logs))
-    assert read(loaded(first_line(spec))).spec == spec
+    assert replayed(first_line(spec))[0].state.spec == spec
 
 
 def test_what_is_as_usual_is_not_written_down() -> None:
@@ -100,12 +104,12 @@ def test_the_fields_of_every_event_have_types_that_can_be_read(kind: type) -> No
 )
 def test_what_is_no_history_is_refused(lines: list[str], words: str) -> None:
     with pytest.raises(HistoryError, match=words):
-        read(loaded("\n".join(lines) + "\n"))
+        replayed("\n".join(lines) + "\n")
 
 
 def test_a_last_line_that_was_cut_is_left_out() -> None:
     text = first_line(spec_of("script: t.py")) + "\n" + line("Interrupted", signum=2)[:-9]
-    assert read(loaded(text)).happened == ()
+    assert [moment.event for moment in replayed(text)] == [None]
 
 
 def kept_in(tmp_path: Path, *more: str) -> Path:

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from distlaunch.cli.app import run
-from distlaunch.cli.run_command import FLAGS, SET, RunOptions, plain_options
+from distlaunch.cli.run import FLAGS, SET, RunOptions, plain_options
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 
 from distlaunch.batch.queue import CANCELLED, GONE, Queued
 from distlaunch.batch.queues import queue_of
-from distlaunch.catalog.find import find
-from distlaunch.catalog.folder import Run
-from distlaunch.catalog.submissions import Submission, latest_run, note_end, submission, submission_of
 from distlaunch.errors import DistlaunchError
-from distlaunch.follow.attending import over, pause
+from distlaunch.runs.find import find
+from distlaunch.runs.folder import Run
+from distlaunch.runs.following import over, pause
+from distlaunch.runs.submissions import Submission, latest_run, note_end, submission, submission_of
 from distlaunch.system.signals import Interrupts
 
 LOOK_S = 0.25

@@ -1,6 +1,6 @@
-"""Where this user's runs are: a list that is only a hint. What a run is, its folder says.
+"""Lists of runs, as lines of JSON: all of this user's, and beside the run folders the starts of a queued job.
 
-A line is appended when a run begins, and another one when it ends, to spare a look into its folder.
+They are only hints: what a run is, its folder says. Where a line can't be written, runs go on without it.
 """
 
 import contextlib
@@ -41,19 +41,19 @@ def index_path() -> str:
 
 
 def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -> None:
-    """List a run; where that can't be, it is found by its folder all the same."""
+    """List a run."""
     ticket = {"queued": queued.id, "scheduler": queued.scheduler} if queued else {}
-    _append({"run": run, "folder": folder, "host": host, **ticket})
+    _append(index_path(), {"run": run, "folder": folder, "host": host, **ticket})
 
 
 def note_end(run: str) -> None:
-    """List that it is over."""
-    _append({"run": run, "over": True})
+    """List that a run is over, to spare others a look into its folder."""
+    _append(index_path(), {"run": run, "over": True})
 
 
 def listed() -> dict[str, Listed]:
     """By their ids, the latest last; lines that make no sense are passed over."""
-    lines = [line for line in _lines() if isinstance(line.get("run"), str)]
+    lines = [line for line in _lines(index_path()) if isinstance(line.get("run"), str)]
     over = {line["run"] for line in lines if line.get("over") is True}
     return {
         line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over, _ticket(line))
@@ -64,13 +64,13 @@ def listed() -> dict[str, Listed]:
 
 def note_submission(queued: Ticket, more: Mapping[str, Any]) -> None:
     """List a job that a scheduler's queue has, or more of one that is listed."""
-    _append({"queued": queued.id, "scheduler": queued.scheduler, **more})
+    _append(index_path(), {"queued": queued.id, "scheduler": queued.scheduler, **more})
 
 
 def listed_submissions() -> dict[Ticket, dict[str, Any]]:
     """What was noted of each job in a queue; what was noted later wins."""
     found: dict[Ticket, dict[str, Any]] = {}
-    for line in _lines():
+    for line in _lines(index_path()):
         if "run" not in line and (queued := _ticket(line)):
             new = "folder" in line  # an id may come again, when a scheduler has been set up anew
             found[queued] = line if new else {**found.get(queued, {}), **line}
@@ -87,34 +87,65 @@ def forget(runs: Iterable[str]) -> None:
     """Take these out of the list. Raises OSError."""
     gone, path = set(runs), index_path()
     with _locked(path) as fd:
-        kept = [line for line in _lines() if line.get("run") not in gone]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
+        kept = [line for line in _lines(path) if line.get("run") not in gone]
         os.ftruncate(fd, 0)
-        os.write(fd, text.encode())
+        os.write(fd, b"".join(map(_encoded, kept)))
 
 
-def _lines() -> list[dict[str, Any]]:
+class Begun(Frozen):
+    """A start of a queued job: its run, of which job, and how often the scheduler had started that before."""
+
+    run: str
+    job: str
+    starts: int
+
+
+class Starts:
+    """The starts of the job `queued`, of that scheduler's queue, whose run folders are in `folder`."""
+
+    def __init__(self, folder: str, queued: str, scheduler: str) -> None:
+        self.path = os.path.join(folder, f"{scheduler}-{queued}.jsonl")
+
+    def note(self, begun: Begun) -> None:
+        """Add another start."""
+        _append(self.path, begun._asdict())
+
+    def note_requeue(self) -> None:
+        """Add that another start has been asked for."""
+        _append(self.path, {"requeue": True})
+
+    @property
+    def requeues(self) -> int:
+        """How often another start has been asked for."""
+        return sum("requeue" in line for line in _lines(self.path))
+
+    def begun(self) -> list[Begun]:
+        """The oldest first."""
+        fields = Begun._fields
+        lines = [line for line in _lines(self.path) if line.keys() >= {*fields}]
+        return [Begun(**{name: line[name] for name in fields}) for line in lines]
+
+
+def _lines(path: str) -> Iterator[dict[str, Any]]:
     try:
-        with open(index_path(), encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
     except OSError:
-        return []
-    try:
-        documents = json.loads(f"[{','.join(lines)}]")  # all at once, in half the time
-    except ValueError:
-        documents = list(_whole(lines))
-    return [document for document in documents if isinstance(document, dict)]
-
-
-def _whole(lines: Iterable[str]) -> Iterator[Any]:
+        return
     for line in lines:
         with contextlib.suppress(ValueError):
-            yield json.loads(line)
+            document = json.loads(line)
+            if isinstance(document, dict):
+                yield document
 
 
-def _append(line: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError), _locked(index_path()) as fd:
-        os.write(fd, json.dumps(line).encode() + b"\n")
+def _append(path: str, line: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError), _locked(path) as fd:
+        os.write(fd, _encoded(line))
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line).encode() + b"\n"
 
 
 @contextlib.contextmanager
@@ -123,7 +154,8 @@ def _locked(path: str) -> Iterator[int]:
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system may lack locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:
         os.close(fd)

@@ -5,9 +5,9 @@ from itertools import groupby
 
 from distlaunch.batch.queue import CANCELLED, GONE, Queued
 from distlaunch.batch.queues import queue_of
-from distlaunch.catalog.folder import Run
-from distlaunch.catalog.submissions import Submission, as_run, latest_run, note_end, submissions
 from distlaunch.errors import DistlaunchError
+from distlaunch.runs.folder import Run
+from distlaunch.runs.submissions import Submission, as_run, latest_run, note_end, submissions
 from distlaunch.supervisor.status import RunState
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.cli.elsewhere import Request, run_there
+from distlaunch.cli.remote import Request, run_there
 from distlaunch.errors import DistlaunchError
 from distlaunch.transport.ssh import Ssh
 from tests.harness import distlaunch

@@ -1,4 +1,4 @@
-"""Arguments of commands that take a job file."""
+"""Arguments and options that several commands have."""
 
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -23,6 +23,16 @@ Set = Annotated[
         metavar="KEY=VALUE",
         help="Override a key of the job file, e.g. --set timeouts.job=1h; null removes it. "
         "--set env.NAME=null passes on NAME from your shell if the file does not set it.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Fold = Annotated[
+    bool, typer.Option("--fold", help="Show a line that several ranks print at the same time only once.")
+]
+SshConfig = Annotated[
+    str | None,
+    typer.Option(
+        "--ssh-config", metavar="FILE", help="The ssh_config file to reach HOST with, as with ssh -F."
     ),
 ]
 

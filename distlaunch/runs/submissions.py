@@ -10,11 +10,10 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.allocation.allocation import title_of
 from distlaunch.batch.checks import TARGETS
 from distlaunch.batch.script import output_path
-from distlaunch.catalog.find import JOB_FILES, LOGS
-from distlaunch.catalog.folder import Run, run_in
-from distlaunch.catalog.index import Ticket, listed, listed_submissions, note_submission
-from distlaunch.catalog.starts import Starts
 from distlaunch.errors import UsageError
+from distlaunch.runs.find import JOB_FILES, LOGS
+from distlaunch.runs.folder import Run, run_in
+from distlaunch.runs.index import Starts, Ticket, listed, listed_submissions, note_submission
 from distlaunch.supervisor.status import Controller, RunState, Status
 from distlaunch.wording import listed as listed_words
 

@@ -1,25 +1,58 @@
 """Tells a run to an observer as if it watched: from its folder, up to now and then as it goes on."""
 
+import json
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from heapq import merge
+from io import FileIO
 from typing import Any
 
-from distlaunch.follow.tails import Entries, Lines
+from distlaunch.observers import output_index
 from distlaunch.observers.generations import Generations
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.output_index import Entry
 from distlaunch.observers.run_folder import EVENTS
-from distlaunch.replay.history import NOTICE
-from distlaunch.replay.lives import HistoryError, beginning_in, happened_in
+from distlaunch.runs.replay import HistoryError, Replay
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.state import State
-from distlaunch.supervisor.step import begin, step
 
 MAX_OPEN = 100
 """Files of ranks kept open at once."""
+PIECE = 1 << 20
+"""Bytes that are read at once."""
 Wanted = Callable[[Entry], bool]
+_Piece = dict[str, Any] | Entry
+"""A line of events.jsonl, or of the index of the output."""
+
+
+class _Tail:
+    """A file that grows, which may not be there yet; `rest` is what was read, but is not whole yet."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+        self.rest = b""
+
+    def fresh(self) -> bytes:
+        """Read some of what has come since, behind the `rest`; nothing if nothing has."""
+        if self._file is None:
+            try:
+                self._file = FileIO(self._path, opener=_opened)
+            except FileNotFoundError:
+                return b""
+        data = self._file.read(PIECE)
+        return self.rest + data if data else b""
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._file:
+            self._file.close()
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 class Retelling:
@@ -30,22 +63,35 @@ class Retelling:
 
     def __init__(self, folder: str, observer: Observer, wanted: Wanted = lambda entry: True) -> None:
         self._folder, self._observer, self._wanted = folder, observer, wanted
-        self._lines, self._entries = Lines(os.path.join(folder, EVENTS)), Entries(folder)
+        self._lines = _Tail(os.path.join(folder, EVENTS))
+        self._entries = _Tail(os.path.join(folder, output_index.NAME))
         self._held_lines: list[dict[str, Any]] = []
         self._held_entries: list[Entry] = []
-        self._count = 0
+        self._replay = Replay()
         self._generations = Generations()
         self._open: dict[str, int] = {}
-        self.state: State | None = None
         self.moment = 0.0
         """When the output that is being told came, in seconds since the epoch."""
 
-    def turn(self) -> bool:
-        """Tell what has come since the last turn; whether anything has. Raises `HistoryError`."""
+    @property
+    def state(self) -> State | None:
+        """After what has been told; None before the first event."""
+        return self._replay.state
+
+    def catch_up(self) -> None:
+        """Tell all that has come since the last time. Raises `HistoryError`."""
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
         try:
             lines, entries = self._come()
-            for piece in _merged(lines, entries):
-                self._tell(piece)
+            both: list[Iterable[_Piece]] = [lines, entries]
+            for piece in merge(*both, key=_time):
+                if isinstance(piece, Entry):
+                    self._tell_output(piece)
+                else:
+                    self._tell_line(piece)
         except HistoryError as error:
             raise HistoryError(f"{self._folder}/{EVENTS}: {error}") from None
         return bool(lines or entries or self._held_lines or self._held_entries)
@@ -55,20 +101,37 @@ class Retelling:
 
         A line waits until the output before it has been read, an entry until the events before it have.
         """
-        lines, held = [*self._held_lines, *self._lines.fresh()], self._held_entries
-        fresh = self._entries.fresh()
+        lines, held = [*self._held_lines, *self._fresh_lines()], self._held_entries
+        fresh = self._fresh_entries()
         read_until = _time(lines[-1]) if lines else 0.0
-        known = bisect_right(fresh, read_until, key=lambda entry: entry.stamp.time)
-        ready = bisect_right(lines, fresh[-1].stamp.time, key=_time) if fresh else len(lines)
+        known = bisect_right(fresh, read_until, key=_time)
+        ready = bisect_right(lines, _time(fresh[-1]), key=_time) if fresh else len(lines)
         self._held_lines, self._held_entries = lines[ready:], fresh[known:]
         return lines[:ready], held + fresh[:known]
+
+    def _fresh_lines(self) -> list[dict[str, Any]]:
+        """Each event once, when its line has its end."""
+        lines: list[dict[str, Any]] = []
+        while data := self._lines.fresh():
+            *whole, self._lines.rest = data.split(b"\n")
+            try:
+                lines += map(json.loads, whole)
+            except ValueError:
+                raise HistoryError("a line is not JSON") from None
+        return lines
+
+    def _fresh_entries(self) -> list[Entry]:
+        data = self._entries.fresh()
+        whole = len(data) // output_index.RECORD.size * output_index.RECORD.size
+        if data:
+            self._entries.rest = data[whole:]
+        return output_index.unpacked(data[:whole])
 
     def skip(self) -> None:
         """Learn what has happened up to now without telling it. Raises `HistoryError`."""
         observer, self._observer = self._observer, Observer()
         wanted, self._wanted = self._wanted, lambda entry: False
-        while self.turn():
-            pass
+        self.catch_up()
         self._observer, self._wanted = observer, wanted
         if self.state:
             observer.began(self.state.spec, self.state.chance, self.state.began_at)
@@ -85,30 +148,18 @@ class Retelling:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def _tell(self, piece: dict[str, Any] | Entry) -> None:
-        if isinstance(piece, Entry):
-            self._tell_output(piece)
-        else:
-            self._count += 1
-            self._tell_line(piece)
-
     def _tell_line(self, line: dict[str, Any]) -> None:
-        if self._count == 1:
-            spec = beginning_in(line)
-            self.state, _ = begin(spec, line["t"], line["chance"])
-            self._observer.began(spec, line["chance"], line["t"])
-        elif line.get("event") == NOTICE:
+        moment = self._replay.take(line)
+        if moment is None:
             self._observer.told(Notice(line["level"], line["text"]), line["t"])
-        else:
-            self._tell_event(line)
-
-    def _tell_event(self, line: dict[str, Any]) -> None:
-        assert self.state is not None
-        at, event = happened_in(self._count, line)
-        self.state, _ = step(self.state, event, at)
-        self._observer.happened(event, self.state, at)
-        if self._generations.note(self.state):
-            self._observer.started(self.state, at)
+            return
+        at, event, state, _ = moment
+        if event is None:
+            self._observer.began(state.spec, state.chance, at)
+            return
+        self._observer.happened(event, state, at)
+        if self._generations.note(state):
+            self._observer.started(state, at)
 
     def _tell_output(self, entry: Entry) -> None:
         _, rank, generation, stream = entry.stamp
@@ -130,16 +181,5 @@ class Retelling:
         return os.pread(self._open[name], size, offset)
 
 
-def _time(line: dict[str, Any]) -> float:
-    return line.get("time") or 0.0
-
-
-def _merged(lines: list[dict[str, Any]], entries: list[Entry]) -> Iterator[dict[str, Any] | Entry]:
-    """In the order of their times; each list has its own already."""
-    at = 0
-    for entry in entries:
-        while at < len(lines) and _time(lines[at]) <= entry.stamp.time:
-            yield lines[at]
-            at += 1
-        yield entry
-    yield from lines[at:]
+def _time(piece: _Piece) -> float:
+    return piece.stamp.time if isinstance(piece, Entry) else piece.get("time") or 0.0

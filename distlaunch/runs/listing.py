@@ -5,10 +5,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from distlaunch.catalog.find import CUT, LOGS, check_folder, folders, named, scanned, when
-from distlaunch.catalog.folder import Run, run_in
-from distlaunch.catalog.index import index_path, listed
 from distlaunch.observers.console import escape
+from distlaunch.runs.find import CUT, LOGS, check_folder, folders, named, scanned, when
+from distlaunch.runs.folder import Run, run_in
+from distlaunch.runs.index import index_path, listed
 from distlaunch.supervisor.status import RunState
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
@@ -39,7 +39,7 @@ def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Ru
     """Those that wait in a queue, or have ended there without a run."""
     if not os.path.exists(index_path()):
         return []
-    from distlaunch.catalog.queued import waiting
+    from distlaunch.runs.queued_listing import waiting
 
     folders = {os.path.abspath(folder) for place in places for folder in (place, os.path.join(place, LOGS))}
     return [run for each, run in waiting(shown, ended) if not places or each.folder in folders]

@@ -1,0 +1,269 @@
+"""`logs`: chosen lines of what a run's ranks printed, in the order in which they came."""
+
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from distlaunch.cli.options import Fold, SshConfig
+from distlaunch.cli.output import reader_left, say
+from distlaunch.cli.runs import Which, ago_s, ended_words, follow_each, run_elsewhere
+from distlaunch.errors import UsageError
+from distlaunch.job.types import compiled
+from distlaunch.observers.console import MAX_LINE, RANK_COLOURS, escape, latest, wants_colour
+from distlaunch.observers.folding import MOMENT_S, Folding, tag_of
+from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.output_index import Entry
+from distlaunch.runs.folder import Run
+from distlaunch.runs.following import follow
+from distlaunch.runs.queued_following import run_of
+from distlaunch.runs.replay import lines_in, replay
+from distlaunch.runs.retelling import Retelling
+from distlaunch.supervisor.state import State
+from distlaunch.system.signals import Interrupts
+from distlaunch.wording import rank_list
+
+STDERR = 1
+_SPAN = r"\d{1,6}(?:-\d{1,6})?"
+_RANKS = re.compile(f"{_SPAN}(?:,{_SPAN})*")
+
+
+def logs(
+    context: typer.Context,
+    which: Which = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option("--rank", "-r", metavar="0,3-5", help="Only these ranks."),
+    ] = None,
+    goes_on: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Keep printing new output until the run ends."),
+    ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="DURATION",
+            help="Only output of the last DURATION, e.g. 30s, 10m, 1h30m.",
+            show_default=False,
+        ),
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option("--lines", "-n", metavar="N", min=0, max=10**9, help="Print only the last N lines."),
+    ] = None,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only stderr.")] = False,
+    grep: Annotated[
+        str | None,
+        typer.Option("--grep", metavar="REGEX", help="Only lines that match REGEX (Python syntax)."),
+    ] = None,
+    fold: Fold = False,
+    ssh_config: SshConfig = None,
+) -> None:
+    """Print the output of a run's ranks, across restarts, in the order it arrived."""
+    run_elsewhere(context, which, ssh_config)
+    choice = _choice_of(ranks, stderr, since, grep)
+    if not goes_on:
+        print_logs(run_of(which), choice, most, fold)
+        return
+    run, signum = follow_each(which, lambda run, interrupts: print_logs(run, choice, most, fold, interrupts))
+    if run.alive:
+        raise typer.Exit(128 + signum)
+    if run.status.exit_status or run.status.why:
+        say(ended_words(run))
+
+
+class Line(NamedTuple):
+    """A line that a rank printed, without its end; `tag` says whose, as `[gpu-a:0] `.
+
+    `generation` is the number of restarts before it.
+    """
+
+    rank: int
+    tag: str
+    text: bytes
+    generation: int
+
+
+class Choice(NamedTuple):
+    """Which lines are wanted: of which ranks (None = all), `since` which time, matching what."""
+
+    ranks: Collection[int] | None
+    stderr_only: bool
+    since: float | None
+    pattern: re.Pattern[bytes] | None
+
+    def takes(self, entry: Entry) -> bool:
+        """Whether a piece of output may have some."""
+        stamp = entry.stamp
+        return (
+            (self.ranks is None or stamp.rank in self.ranks)
+            and (stamp.stream == STDERR or not self.stderr_only)
+            and (self.since is None or stamp.time >= self.since)
+        )
+
+
+def _choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | None) -> Choice:
+    """What the options ask for. Raises `UsageError`."""
+    began = None if since is None else time.time() - ago_s("--since", since, "10m")
+    try:
+        pattern = None if grep is None else compiled(os.fsencode(grep))
+    except ValueError as error:
+        raise UsageError(f"--grep: {grep!r} is not a regular expression: {error}") from None
+    return Choice(None if ranks is None else _ranks(ranks), stderr, began, pattern)
+
+
+def _ranks(text: str) -> frozenset[int]:
+    found = _RANKS.fullmatch(text)
+    parts = [[int(number) for number in part.split("-")] for part in text.split(",")] if found else []
+    if not parts or any(part[0] > part[-1] for part in parts):
+        raise UsageError(f'--rank: expected ranks such as "0,3-5", got {text!r}')
+    return frozenset(rank for part in parts for rank in range(part[0], part[-1] + 1))
+
+
+def _check_ranks(run: Run, ranks: Collection[int]) -> None:
+    """Whether it has them, or had. Raises `UsageError`."""
+    latest = range(run.status.ranks)
+    if not latest or all(rank in latest for rank in ranks):
+        return
+    moments = replay(lines_in(Path(run.folder)))
+    known = {worker.rank for moment in moments for worker in moment.state.workers}
+    if known and (missing := sorted(set(ranks) - known)):
+        raise UsageError(f"no {rank_list(missing)}: the run has {rank_list(sorted(known))}")
+
+
+def print_logs(
+    run: Run, choice: Choice, most: int | None, fold: bool, interrupts: Interrupts | None = None
+) -> Run:
+    """Print them, and with `interrupts` what comes until the run ends, or one of them; the run as it is then.
+
+    Raises `DistlaunchError`.
+    """
+    if choice.ranks is not None:
+        _check_ranks(run, choice.ranks)
+    printer, last = Printer(), deque[Line](maxlen=most)
+    lines = LogLines(choice.pattern, printer if most is None else last.append, fold)
+    with closing(Retelling(run.folder, lines, choice.takes)) as retelling:
+        lines.clock = lambda: retelling.moment
+        try:
+            retelling.catch_up()
+            if not (interrupts and run.alive):
+                lines.drained()
+            lines.woken()
+            for line in last:
+                printer(line)
+            printer.flush()
+            if interrupts:
+                lines.show, printer.live = printer, True
+                run = follow(run, retelling, interrupts)
+                if not run.alive:
+                    lines.drained()
+                printer.flush()
+        except BrokenPipeError:
+            raise reader_left() from None
+    return run
+
+
+class LogLines(Observer):
+    """Hands lines that match on to `show`, each when its end has come.
+
+    With `fold`, equal lines of a moment are one. `clock` tells when that was which is being told.
+    """
+
+    def __init__(self, pattern: re.Pattern[bytes] | None, show: Callable[[Line], object], fold: bool) -> None:
+        self._pattern, self.show = pattern, show
+        self._fold = Folding(self._give_folded) if fold else None
+        self._tags: dict[int, str] = {}
+        self._generation = 0
+        self._partial: dict[tuple[int, int, int], tuple[str, bytes]] = {}
+        self.clock: Callable[[], float] = time.time
+
+    def started(self, state: State, at: float) -> None:
+        """What lacks its end has none: those who printed it have ended."""
+        self.drained()
+        self._generation = state.generation
+
+    def printed(self, output: Printed) -> None:
+        """Put lines together."""
+        if self._fold is None:
+            self._take(output)
+            return
+        self._tags[output.rank] = output.goes_to.prefix or ""
+        self._fold.add(output.rank, output.stream, output.data, self.clock())
+        self.wake_at = time.monotonic() + MOMENT_S
+
+    def woken(self) -> None:
+        """Hand on what was held back."""
+        if self._fold:
+            self._fold.flush()
+        self.wake_at = None
+
+    def _give_folded(self, ranks: list[int], stream: int, line: bytes) -> None:
+        self._give(Line(ranks[0], tag_of(ranks, self._tags), line.rstrip(b"\n"), self._generation))
+
+    def _take(self, output: Printed) -> None:
+        key = (output.generation, output.rank, output.stream)
+        tag = output.goes_to.prefix or ""
+        data = self._partial.pop(key, ("", b""))[1] + output.data
+        whole, newline, rest = data.rpartition(b"\n")
+        if len(rest) > MAX_LINE:
+            whole, newline, rest = data, b"\n", b""
+        for text in whole.split(b"\n") if newline else ():
+            self._give(Line(output.rank, tag, text, output.generation))
+        if rest:
+            self._partial[key] = (tag, rest)
+
+    def drained(self, state: State | None = None) -> None:
+        """Hand on the lines that lack their end."""
+        if self._fold:
+            self._fold.finish()
+        for (generation, rank, _), (tag, rest) in sorted(self._partial.items()):
+            self._give(Line(rank, tag, rest, generation))
+        self._partial.clear()
+
+    def _give(self, line: Line) -> None:
+        if self._pattern is None or self._pattern.search(line.text):
+            self.show(line)
+
+
+class Printer:
+    """Prints lines with their origin; on a terminal in colour, without what it would obey."""
+
+    def __init__(self) -> None:
+        self.live = False
+        self._generation: int | None = None
+        self._terminal = sys.stdout.isatty()
+        self._colours = wants_colour(self._terminal)
+
+    def __call__(self, line: Line) -> None:
+        """Print it, and where another generation begins, say so."""
+        if self._generation is None or line.generation > self._generation:
+            if self._generation is not None:
+                self.flush()  # where both go to one place, it is said in its place
+                say(f"restart {line.generation}")
+            self._generation = line.generation
+        sys.stdout.buffer.write(self._tag(line) + self._text(line.text) + b"\n")
+        if self.live:
+            self.flush()
+
+    def flush(self) -> None:
+        """Have all of it seen."""
+        sys.stdout.buffer.flush()
+
+    def _tag(self, line: Line) -> bytes:
+        if not self._colours:
+            return line.tag.encode()
+        return b"\x1b[%dm%s\x1b[0m" % (RANK_COLOURS[line.rank % len(RANK_COLOURS)], line.tag.encode())
+
+    def _text(self, text: bytes) -> bytes:
+        if not self._terminal:
+            return text
+        shown = escape(latest(text).decode(errors="backslashreplace"))
+        return (shown + "\x1b[0m" if "\x1b[" in shown else shown).encode(errors="backslashreplace")

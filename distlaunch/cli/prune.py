@@ -1,0 +1,117 @@
+"""`prune`: deletes the folders of runs that ended long ago."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from distlaunch.cli.options import Json
+from distlaunch.cli.output import print_json, print_text, say
+from distlaunch.cli.runs import ago_s
+from distlaunch.errors import Exit, UsageError, reason
+from distlaunch.runs.find import check_folder, folders, scanned
+from distlaunch.runs.folder import Run, heard, run_in
+from distlaunch.runs.index import forget, listed
+from distlaunch.supervisor.status import RunState
+from distlaunch.wording import counted
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def prune(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FOLDER]…", help="Look only in these folders and their `runs`."),
+    ] = None,
+    older: Annotated[
+        str | None,
+        typer.Option(
+            "--older", metavar="DURATION", help="Delete runs that ended longer ago than this, e.g. 30d."
+        ),
+    ] = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be deleted; delete nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete the folders of your old runs."""
+    if older is None:
+        raise UsageError("prune needs --older DURATION, e.g. --older 30d")
+    before = time.time() - ago_s("--older", older, "30d")
+    done = [_pruned(run, dry) for run in _old_runs(before, places or ())]
+    if not dry:
+        _forget_missing()
+    if as_json:
+        print_json(done)
+    else:
+        _tell(done, dry)
+    raise typer.Exit(Exit.FAILED if any(each["error"] for each in done) else Exit.OK)
+
+
+def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
+    """Those of ours, in those places if there are any, that ended before that time. Raises `UsageError`."""
+    for place in places:
+        check_folder(place)
+    for folder in (dict(scanned(places)) if places else folders()).values():
+        run = run_in(folder)
+        if run and _is_over(run) and _last_change(run) < before and os.stat(folder).st_uid == os.getuid():
+            yield run
+
+
+def _is_over(run: Run) -> bool:
+    """Whether that is certain: a lock that another machine holds may not be seen here."""
+    told = run.status.state.over and run.status.state is not RunState.LOST
+    return told or not (run.alive or run.host)
+
+
+def _last_change(run: Run) -> float:
+    return max(run.status.since, heard(run.folder) or 0.0)
+
+
+def _pruned(run: Run, dry: bool) -> dict[str, Any]:
+    """Delete it, unless `dry`; what there was, for machines."""
+    size, error = _size(run.folder), None
+    if not dry:
+        try:
+            shutil.rmtree(run.folder)
+        except OSError as failed:
+            error = f"{run.folder}: {reason(failed)}"
+    return {"run": run.id, "folder": run.folder, "bytes": size, "error": error}
+
+
+def _size(folder: str) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
+
+
+def _forget_missing() -> None:
+    """Take out of the list what is no longer there."""
+    here = os.uname().nodename  # what is on another machine's disk can't be seen from here
+    with contextlib.suppress(OSError):
+        forget(each.run for each in listed().values() if each.host == here and not os.path.isdir(each.folder))
+
+
+def _tell(done: Sequence[dict[str, Any]], dry: bool) -> None:
+    for each in done:
+        if each["error"]:
+            say(f"can't delete {each['error']}")
+        else:
+            print_text(f"{each['folder']}  {_size_words(each['bytes'])}\n")
+    gone = [each["bytes"] for each in done if not each["error"]]
+    say(f"{'would delete' if dry else 'deleted'} {counted(len(gone), 'run')}, {_size_words(sum(gone))}")
+
+
+def _size_words(size: float) -> str:
+    for unit in _UNITS[:-1]:
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.0f} {_UNITS[-1]}"

@@ -1,0 +1,248 @@
+"""Commands that run on another machine, over ssh: this very program, taken along if it is not there yet.
+
+Those on its runs, and `run --on HOST` and `submit --on HOST`, so that this machine can sleep.
+"""
+
+import base64
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.cli.output import print_text, reader_left, say
+from distlaunch.errors import DistlaunchError, Exit, UsageError
+from distlaunch.job.spec import JobSpec
+from distlaunch.system.job_file import job_of, read_job, read_text
+from distlaunch.system.payload import payload, payload_key
+from distlaunch.transport.ssh import Ssh, SshOptions
+
+NO_PYTHON = 95
+"""Exit status of the first line there where Python is missing or too old."""
+_FIND_PYTHON = (
+    "for p in python3 python3.13 python3.12 python3.11 python3.10; do "
+    'if "$p" -c "import sys; sys.exit(sys.version_info < (3, 10))" 2>/dev/null; then break; fi; p=; done; '
+    f'[ -n "$p" ] || exit {NO_PYTHON}; '
+)
+_READY = re.compile(rb"\0distlaunch: (have|need)\n")
+"""What comes first from there, behind what a shell's start-up files may print."""
+_PLACE = """
+import os, sys
+cache = os.environ.get("XDG_CACHE_HOME", "")
+top = os.path.join(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache"), "distlaunch")
+home = os.path.join(top, {key!r})
+"""
+_RECEIVE = """
+import io, json, shutil, tempfile, threading, time, zipfile
+caller = os.fdopen(os.dup(0), "rb")
+asked = json.loads(caller.readline())
+if os.path.isdir(home) and os.stat(home).st_uid == os.getuid():
+    os.utime(home)
+    os.write(1, b"\\0distlaunch: have\\n")
+else:
+    os.write(1, b"\\0distlaunch: need\\n")
+    program = zipfile.ZipFile(io.BytesIO(caller.read(int(caller.readline()))))
+    os.makedirs(top, 0o700, exist_ok=True)
+    fresh = tempfile.mkdtemp(dir=top)
+    program.extractall(fresh)
+    try:
+        os.rename(fresh, home)
+    except OSError:
+        shutil.rmtree(fresh)
+    for other in os.scandir(top):  # of versions that nobody has used for a month
+        if other.stat().st_mtime < time.time() - 30 * 86400:
+            shutil.rmtree(other.path, ignore_errors=True)
+os.environ.update(asked["env"])
+if asked["folder"]:
+    try:
+        os.chdir(asked["folder"])
+    except OSError as error:
+        words = (asked["folder"], asked["host"], error.strerror)
+        rest = "; --on needs the job file's folder at the same path there"
+        sys.stderr.write("distlaunch: %s on %s: %s" % words + rest + "\\n")
+        os._exit(2)
+with tempfile.TemporaryFile() as file:
+    file.write(asked["stdin"].encode())
+    file.seek(0)
+    os.dup2(file.fileno(), 0)
+def leave_with_the_caller():
+    while os.read(caller.fileno(), 4096): pass
+    os._exit(129)
+threading.Thread(target=leave_with_the_caller, daemon=True).start()
+words = asked["words"]
+"""
+_START = """
+sys.path.insert(0, home)
+sys.argv = ["distlaunch", *words]
+from distlaunch.__main__ import main
+main()
+"""
+
+
+class Request(Frozen):
+    """A command line for another machine; `folder` "" is the user's home, `env` is added to what is there."""
+
+    words: tuple[str, ...]
+    folder: str = ""
+    stdin: str = ""
+    env: Mapping[str, str] = {}
+
+
+def ssh_to(host: str, config: str | None) -> Ssh:
+    """The way to a host, `user@host` included."""
+    user, _, name = host.rpartition("@")
+    return Ssh(name, user or None, options=SshOptions(config=config))
+
+
+def _print(output: bytes) -> None:
+    try:
+        sys.stdout.buffer.write(output)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise reader_left() from None
+
+
+def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _print) -> int:
+    """Run it; its exit status. What it prints goes to our streams, or its stdout to `show`.
+
+    Raises `DistlaunchError`.
+    """
+    # A shell that takes its one line from stdin: no login shell's quoting is in the way.
+    argv = ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        try:
+            output = _hand_over(process, ssh.host, request)
+            while output or (output := _read(process)):
+                show(output)
+                output = b""
+        except BrokenPipeError:
+            pass  # its end is told by its status
+        except BaseException:
+            process.kill()
+            raise
+    return _status(ssh, process.returncode)
+
+
+def show_there(ssh: Ssh, words: Sequence[str]) -> int:
+    """Run a command there on our terminal; its exit status. Raises `DistlaunchError`."""
+    if status := run_there(ssh, Request(("--version",)), lambda output: None):
+        return status
+    code = _PLACE.format(key=payload_key()) + f"words = {[*words]!r}" + _START
+    encoded = base64.b64encode(code.encode()).decode()  # no shell has a meaning for any of it
+    run = f'exec "$p" -I -c "import base64,sys;exec(base64.b64decode(sys.argv.pop()))" {encoded}'
+    start = f"exec /bin/sh -c '{_FIND_PYTHON}{run}'"
+    return _status(ssh, subprocess.run(ssh.argv_for(start, terminal=True), check=False).returncode)
+
+
+def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) -> bytes:
+    """Send the command, and this program if it is wanted; what of the output has been read by then."""
+    assert process.stdin is not None
+    code = _PLACE.format(key=payload_key()) + _RECEIVE + _START
+    start = _FIND_PYTHON + f'exec "$p" -I -c {shlex.quote(f"exec({code!r})")}'
+    asked = {"host": host, **request._asdict()}
+    process.stdin.write(f"{start}\n{json.dumps(asked)}\n".encode())
+    said = b""
+    while not (ready := _READY.search(said)):
+        piece = _read(process)
+        if not piece:
+            return said
+        said += piece
+    if ready[1] == b"need":
+        data = payload()
+        process.stdin.write(b"%d\n" % len(data) + data)
+    return said[ready.end() :]
+
+
+def _read(process: "subprocess.Popen[bytes]") -> bytes:
+    assert process.stdout is not None
+    return os.read(process.stdout.fileno(), 1 << 16)
+
+
+def _status(ssh: Ssh, status: int) -> int:
+    if status == NO_PYTHON:
+        raise DistlaunchError(
+            f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.13 in "
+            "PATH); install one there"
+        )
+    if status == 255:
+        return Exit.UNREACHABLE  # ssh has said why
+    return status if status >= 0 else 128 - status
+
+
+def split(word: str | None) -> tuple[str, str] | None:
+    """The host and the rest of `HOST:RUN`; None where the word is no such thing."""
+    if not word or os.sep in word.partition(":")[0] or ":" not in word or os.path.exists(word):
+        return None
+    host, _, rest = word.partition(":")
+    return (host, rest) if host else None
+
+
+def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:
+    """`words` with `rest` in the place of `word`, or behind them where that is not there."""
+    if word not in words:
+        return (*words, rest)
+    at = len(words) - 1 - list(reversed(words)).index(word)
+    return (*words[:at], *([rest] if rest else []), *words[at + 1 :])
+
+
+def run_on(
+    host: str, job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str], detach: bool
+) -> int:
+    """Start the job there, as `--detach` does, and unless that is wanted attach to it; the exit status.
+
+    `spec` is what it is taken for here. Raises `DistlaunchError`.
+    """
+    request = _request(("run", "-", "--detach"), job, spec, overrides, args)
+    ssh, said = _way_to(host, spec), bytearray()
+    status = run_there(ssh, request, said.extend)
+    run = said.decode(errors="replace").strip()
+    if status or not run:
+        return status
+    if detach:
+        print(run, flush=True)
+        if sys.stderr.isatty():
+            say(f"running under the control of {host}; follow it with `distlaunch attach {host}:{run}`")
+        return Exit.OK
+    try:
+        return run_there(ssh, Request(("attach", "--all", run)))
+    except KeyboardInterrupt:
+        say(f"detached from {run}, which is still running; `distlaunch stop {host}:{run}` stops it")
+        return Exit.INTERRUPTED
+
+
+def submit_on(
+    ssh: Ssh, job: str, overrides: Sequence[str], args: Sequence[str], options: Sequence[str]
+) -> int:
+    """Submit the job there, with `options` of submit's; the exit status. Raises `DistlaunchError`."""
+    spec = job_of(read_job(job), job, overrides, args, submitted=True)
+    request, said = _request(("submit", "-", *options), job, spec, overrides, args), bytearray()
+    status = run_there(ssh, request, said.extend)
+    text = said.decode(errors="replace")
+    print_text(text)
+    if status == Exit.OK and len(text.split()) == 1 and sys.stderr.isatty():
+        say(f"submitted on {ssh.host}; follow it with `distlaunch attach {ssh.host}:{text.strip()}`")
+    return status
+
+
+def _way_to(host: str, spec: JobSpec) -> Ssh:
+    """As the job reaches that node, if it is one of its nodes; else with the same options."""
+    reached = [node.reach for node in spec.pool if isinstance(node.reach, Ssh)]
+    for reach in reached:
+        if reach.host == host:
+            return reach
+    return ssh_to(host, reached[0].options.config if reached else None)
+
+
+def _request(
+    command: Sequence[str], job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]
+) -> Request:
+    if spec.invocation.piped:
+        raise UsageError("--on can't take the job from a pipe or standard input; save it to a file")
+    named = [f"name={json.dumps(spec.name)}", *overrides]
+    words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]
+    envs = [spec.env, *(node.env for node in spec.pool)]  # what it takes from here has other values there
+    inherited = {name: value.text for env in envs for name, value in env.items() if value.inherited}
+    return Request(tuple(words), os.path.dirname(os.path.realpath(job)), read_text(job), inherited)

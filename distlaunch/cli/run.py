@@ -1,0 +1,236 @@
+"""`run`, and all that runs a job: in the foreground or the background, or with launchers that have joined.
+
+The usual command lines are read here. Typer reads all others, and refuses what makes no sense: importing it
+takes a third of a short job's time.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.cli.output import print_json, say  # now: a run ends with the code that it began with
+from distlaunch.errors import DistlaunchError, Exit, UsageError
+from distlaunch.job.spec import JobSpec
+from distlaunch.launch.run import run_job
+from distlaunch.launch.start import Start, start_run
+from distlaunch.links.link import Link
+from distlaunch.supervisor.state import State
+from distlaunch.system.signals import Interrupts, Signals
+
+if TYPE_CHECKING:
+    from distlaunch.links.door import Door
+    from distlaunch.observers.observer import Observer
+    from distlaunch.observers.terminal import Terminal
+    from distlaunch.plan.gathering import Gathering
+    from distlaunch.supervisor.summary import Summary
+
+
+class RunOptions(Frozen):
+    """What is asked for: the job file, the script's arguments, `key=value` overrides, and how."""
+
+    job: str
+    args: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    quiet: bool = False
+    as_json: bool = False
+    detach: bool = False
+    fold: bool = False
+    view: bool = False
+    on: str | None = None
+
+
+FLAGS = {
+    **dict.fromkeys(("--quiet", "-q"), "quiet"),
+    **dict.fromkeys(("--detach", "-d"), "detach"),
+    "--json": "as_json",
+    "--fold": "fold",
+    "--view": "view",
+}
+"""The options without a value, and the field of each."""
+SET = "--set"
+
+
+def plain_options(words: Sequence[str]) -> RunOptions | None:
+    """The options in the words after `run`; None where Typer is to understand them, or to refuse them."""
+    dashes = words.index("--") if "--" in words else len(words)
+    jobs: list[str] = []
+    overrides: list[str] = []
+    asked: dict[str, Any] = {}
+    rest = iter(words[:dashes])
+    for word in rest:
+        if word in FLAGS:
+            asked[FLAGS[word]] = True
+        elif word == SET:
+            overrides.append(next(rest, ""))
+        elif word.startswith("-") and word != "-":
+            return None
+        else:
+            jobs.append(word)
+    if len(jobs) != 1 or not all("=" in text for text in overrides):
+        return None
+    return RunOptions(jobs[0], tuple(words[dashes + 1 :]), tuple(overrides), **asked)
+
+
+def run_with(options: RunOptions, early: Link | None) -> int:
+    """Run the job; the exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
+    from distlaunch.system.job_file import load_job  # not for torchrun's launchers: it imports YAML
+
+    _check(options)
+    settings = [*options.overrides, *(["logs.fold=true"] if options.fold else [])]
+    spec = load_job(options.job, settings, options.args)
+    if options.on is not None:
+        from distlaunch.cli.remote import run_on
+
+        return run_on(options.on, options.job, spec, settings, options.args, options.detach)
+    if options.detach:
+        return run_detached(spec, options.quiet)
+    fd = 2 if options.as_json else 1
+    summary = run_shown(spec, early, output_fd=fd, quiet=options.quiet, view=options.view)
+    if options.as_json:
+        print_json(summary.document())
+    return summary.state.outcome
+
+
+def _check(options: RunOptions) -> None:
+    """Whether they go together. Raises `UsageError`."""
+    leaves = options.detach or options.on is not None
+    if options.view and leaves:
+        raise UsageError("--view can't be combined with --detach or --on; use `distlaunch view` once it runs")
+    if options.view and options.as_json:
+        raise UsageError("--view can't be combined with --json")
+    if options.view and not sys.stdout.isatty():
+        raise UsageError("--view needs a terminal as stdout")
+    if leaves and options.as_json:
+        raise UsageError(
+            "--json can't be combined with --detach or --on; `distlaunch wait --json RUN` prints the outcome"
+        )
+
+
+def run_shown(
+    spec: JobSpec, early: Link | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
+) -> "Summary":
+    """Run `spec` and show it, with `view` on a screen; ranks' output goes to `output_fd`.
+
+    Raises `DistlaunchError`.
+    """
+    with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
+        observers = _screen(signals) if view else _observers(signals, output_fd, quiet)
+        summary = run_job(spec, observers, signals, early)
+    if spec.restarts.requeue:
+        from distlaunch.launch.again import ask_for_another  # there already; the last act: it may end us
+
+        ask_for_another(summary.state, say)
+    return summary
+
+
+def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = None) -> int:
+    """Run this node's part of a job whose launchers somebody else started; the exit status of the whole.
+
+    Raises `DistlaunchError`.
+    """
+    from distlaunch.launch.gather import Gathered, gather
+    from distlaunch.links.dial import blocked
+
+    with Signals(spec.invocation.signals) as signals:
+        if early:
+            early.discard()  # its lease may end while the others are waited for
+        met = gather(spec, gathering, signals, say)
+        if isinstance(met, Gathered):
+            return run_controller(met.spec, met.door, signals)
+        blocked(signals.watched)
+    from distlaunch.launch.joined import serve
+    from distlaunch.launch.own_ranks import OwnRanks
+
+    return serve(met, OwnRanks(spec), signals.watched)
+
+
+def run_controller(spec: JobSpec, door: "Door", signals: Signals) -> int:
+    """Run a job whose launchers have joined; its exit status. Raises `DistlaunchError`."""
+    from distlaunch.launch.supervise import supervise
+
+    start = start_run(spec, door=door)
+    return supervise(start, signals, _observers(signals, 1, quiet=True)).state.outcome
+
+
+def _observers(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator[Terminal]":
+    """Who shows the run, made when it is asked for: it takes long to import."""
+    from distlaunch.observers.terminal import Terminal
+
+    gc.freeze()  # off since the start of the program: what was imported stays, what a long run makes may not
+    gc.enable()
+    yield Terminal(interrupts, output_fd, quiet)
+
+
+def _screen(interrupts: Interrupts) -> "Iterator[Observer]":
+    from distlaunch.view.watching import Viewer
+
+    for terminal in _observers(interrupts, 1, quiet=False):
+        yield Viewer(terminal, interrupts, time.time())
+
+
+def run_detached(spec: JobSpec, quiet: bool = False) -> int:
+    """Run `spec` by a controller in a session of its own, which outlives the terminal and this command.
+
+    Once all ranks have started, print the run's id alone on stdout. The exit status is 0 then, and the run's
+    own where it ended before that. Signals are passed on meanwhile.
+    """
+    read, write = os.pipe()
+    controller = os.fork()
+    if controller == 0:
+        os.close(read)
+        os._exit(_control(spec, quiet, write))
+    os.close(write)
+
+    def pass_on(signum: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(controller, signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(signum, pass_on)
+    with os.fdopen(read) as pipe:
+        run = pipe.read()
+    if not run:
+        status = os.waitstatus_to_exitcode(os.waitpid(controller, 0)[1])
+        return status if status >= 0 else 128 - status
+    print(run, flush=True)
+    if sys.stderr.isatty() and not quiet:
+        say(f"running in the background; follow it with `distlaunch attach {run}`")
+    return Exit.OK
+
+
+def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
+    """Be the controller; the run's exit status. It must not return into what the command was doing."""
+    try:
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup, so that it stays ignored
+        with Signals(spec.invocation.signals) as signals:
+            return _supervised(start_run(spec), signals, quiet, ready)
+    except DistlaunchError as error:
+        say(str(error))
+        return error.exit_status
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return Exit.INTERNAL
+    finally:
+        sys.stderr.flush()
+
+
+def _supervised(start: Start, signals: Signals, quiet: bool, ready: int) -> int:
+    from distlaunch.launch.supervise import supervise  # while agents boot
+    from distlaunch.observers.departure import Departure, silence
+    from distlaunch.observers.run_folder import CONTROLLER_LOG
+    from distlaunch.observers.terminal import Terminal
+
+    def leave(state: State) -> None:
+        silence(os.path.join(start.folder.path, CONTROLLER_LOG))
+        with os.fdopen(ready, "w") as pipe:
+            pipe.write(start.run_id)
+
+    departure = Departure(Terminal(signals, 2, quiet), leave)
+    return supervise(start, signals, [departure]).state.outcome

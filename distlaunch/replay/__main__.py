@@ -1,8 +1,0 @@
-"""`python -m distlaunch.replay`: see `distlaunch.replay.show`."""
-
-import sys
-
-from distlaunch.replay.show import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Follows a run from outside, by its folder, to its end or until it is left alone; stops it."""
+
+import contextlib
+import os
+import pwd
+import select
+import signal
+import time
+from collections.abc import Iterator
+
+from distlaunch.errors import DistlaunchError
+from distlaunch.observers.last_words import STDERR_BYTES, LastWords, summary_so_far
+from distlaunch.observers.observer import Observer, Printed
+from distlaunch.plan.output import destinations
+from distlaunch.runs.folder import Run, run_in, summary_in
+from distlaunch.runs.retelling import Retelling
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.status import RunState
+from distlaunch.supervisor.summary import STDERR, Summary
+from distlaunch.system.here import send_signal
+from distlaunch.system.signals import Interrupts
+
+_GONE = "its run folder was removed or renamed; the run itself may still be going"
+LOOK_S = 0.1
+"""Between two looks into the folder: it may be on another machine's disk, which tells nobody of a change."""
+ANOTHER_WISH_S = 0.2
+"""Between two signals that are two wishes: of those that come closer together one counts."""
+
+
+def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: bool = False) -> Run:
+    """Tell `observer` of what happens from now on; the run as it is when it is over, or we are to leave.
+
+    With `everything`, of what has happened before, too. Raises `HistoryError`.
+    """
+    with contextlib.closing(Retelling(run.folder, observer)) as retelling:
+        if not everything:
+            retelling.skip()
+        run = follow(run, retelling, interrupts)
+        if not run.alive and retelling.state and (summary := summary_of(run.folder, retelling.state)):
+            observer.drained(retelling.state)
+            observer.ended(summary)
+        return run
+
+
+def follow(run: Run, retelling: Retelling, interrupts: Interrupts) -> Run:
+    """Have all told that comes, until the run is over or a signal comes; the run as it is then."""
+    while not interrupts.any():
+        run = over(run)  # first: what it wrote before its end is told
+        retelling.catch_up()
+        retelling.wake()
+        if not run.alive:
+            break
+        pause(interrupts, LOOK_S)
+    return run
+
+
+def wait(run: Run, interrupts: Interrupts) -> Run:
+    """The run when it is over, or a signal has come."""
+    while run.alive and not interrupts.any():
+        pause(interrupts, LOOK_S)
+        run = over(run)
+    return run
+
+
+def over(run: Run) -> Run:
+    """The run as it is by now; one whose folder was taken away is lost to us, however it ends."""
+    if now := run_in(run.folder):
+        return now
+    status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=_GONE)
+    return run._replace(alive=False, status=status)
+
+
+def pause(interrupts: Interrupts, seconds: float) -> None:
+    """Wait so long, or until a signal comes."""
+    select.select([interrupts.fd], [], [], seconds)
+
+
+def summary_of(folder: str, state: State) -> Summary | None:
+    """The summary of a run whose last state that is, as its command had it; None where it left none."""
+    document = summary_in(folder)
+    if document is None:
+        return None
+    words = LastWords()
+    words.started(state, 0.0)
+    cause = state.cause.rank if state.cause else None
+    places = destinations(state.plan, state.generation) if state.plan else {}
+    for (rank, stream), goes_to in places.items():
+        if goes_to.file:
+            whole = rank == cause and stream == STDERR  # its lines are counted
+            for data in _read(os.path.join(folder, goes_to.file), whole):
+                words.printed(Printed(rank, stream, data, state.generation, goes_to))
+    summary = summary_so_far(state, folder, words, document.get("seconds", 0.0))
+    return summary._replace(lagging=document.get("lagging", ()))
+
+
+def _read(path: str, whole: bool) -> Iterator[bytes]:
+    """A file, or as much of its end as is shown of one."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if not whole:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_BYTES))
+        while data := file.read(1 << 20):
+            yield data
+
+
+def interrupt(run: Run, at_once: bool = False) -> bool:
+    """Have the run stop, `at_once` by killing its ranks; False if it is over. Raises `DistlaunchError`."""
+    owner = os.stat(run.folder).st_uid
+    if owner != os.getuid():
+        raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")
+    if not _signal(run):
+        return False
+    if at_once:
+        time.sleep(ANOTHER_WISH_S)
+        _signal(run)
+    return True
+
+
+def _user(uid: int) -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return f"uid {uid}"
+
+
+def _signal(run: Run) -> bool:
+    """Send its controller a SIGINT, unless it has ended: while it lives, nobody else has its number."""
+    return send_signal(run.status.controller.pid, signal.SIGINT, lambda: over(run).alive)

@@ -1,0 +1,227 @@
+"""Replays a run from its events.jsonl, state by state: what did the supervisor know, and what did it do?
+
+    python -m distlaunch.runs.replay runs/mnist-20260101-120000-0a1b2c3d --from 12.5 --to 14
+
+Exits with 1 if it says anything else to the user than it did then: the policy has changed since.
+"""
+
+import functools
+import json
+import sys
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from itertools import zip_longest
+from pathlib import Path
+from types import UnionType
+from typing import Any, NamedTuple
+
+from distlaunch.errors import DistlaunchError, reason
+from distlaunch.job.spec import JobSpec
+from distlaunch.observers.run_folder import EVENTS
+from distlaunch.supervisor.actions import Action, Notice
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.history import BEGAN, NOTICE, VERSION
+from distlaunch.supervisor.nodes import Many
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.step import begin, step
+
+WIDTH = 160
+"""Characters of a value that are shown."""
+_NO_START = f"line 1: not the start of a version {VERSION} history"
+_KINDS: Mapping[Any, type] = {kind.__name__: kind for kind in typing.get_args(Event)}
+
+
+class HistoryError(DistlaunchError):
+    """What was read is not the history of a run, or of a version that is not known here."""
+
+
+class Moment(NamedTuple):
+    """One step of a run: `event` is None at its beginning."""
+
+    at: float
+    event: Event | None
+    state: State
+    actions: tuple[Action, ...]
+
+
+class Replay:
+    """A run that is taken through `step` again, line by line of its events.jsonl."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        """After the last line; None before the first."""
+        self._count = 0
+
+    def take(self, line: Mapping[str, Any]) -> Moment | None:
+        """What the next line does; None for one that says what the user was told.
+
+        Raises `HistoryError`, which names the line.
+        """
+        self._count += 1
+        if self.state is None:
+            if line.get("event") != BEGAN or line.get("version") != VERSION:
+                raise HistoryError(_NO_START)
+            at, event = line["t"], None
+            self.state, actions = begin(typed(JobSpec, line["spec"]), at, line["chance"])
+        elif line.get("event") == NOTICE:
+            return None
+        else:
+            at, event = self._happened(line)
+            self.state, actions = step(self.state, event, at)
+        return Moment(at, event, self.state, actions)
+
+    def _happened(self, line: Mapping[str, Any]) -> tuple[float, Event]:
+        fields = {name: value for name, value in line.items() if name not in ("event", "t", "time")}
+        kind = _KINDS.get(line.get("event"))
+        if kind is None:
+            raise HistoryError(f"line {self._count}: unknown event: {line.get('event')!r}")
+        try:
+            return typed(float, line["t"]), typed(kind, fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise HistoryError(f"line {self._count}: {kind.__name__}: {error}") from None
+
+
+def replay(lines: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
+    """Take a run through all of its lines. Raises `HistoryError`."""
+    run = Replay()
+    for line in lines:
+        if moment := run.take(line):
+            yield moment
+    if run.state is None:
+        raise HistoryError(_NO_START)
+
+
+def lines_in(place: Path) -> list[dict[str, Any]]:
+    """Read an events.jsonl, by its path or its run's folder. Raises OSError, `HistoryError`."""
+    path = place / EVENTS if place.is_dir() else place
+    return list(loaded(path.read_text(errors="replace")))
+
+
+def loaded(text: str) -> Iterator[dict[str, Any]]:
+    """Parse the lines of an events.jsonl; the last may lack its end. Raises `HistoryError`."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            if line:
+                yield json.loads(line)
+        except ValueError:
+            if number < len(lines):
+                raise HistoryError(f"line {number}: not JSON") from None
+
+
+def typed(kind: Any, value: Any) -> Any:
+    """`value`, as JSON has it, as an object of type `kind`. Raises TypeError or ValueError."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, UnionType):
+        return _one_of(inner, value)
+    if kind is Any:
+        return value
+    if origin is typing.Literal:
+        return inner[inner.index(value)]
+    if origin in (tuple, frozenset):
+        return _sequence(origin, inner, value)
+    if origin is not None:  # a mapping; JSON has made texts of its keys
+        return {typed(inner[0], inner[0](key)): typed(inner[1], each) for key, each in value.items()}
+    return _plain_typed(kind, value)
+
+
+def _plain_typed(kind: Any, value: Any) -> Any:
+    if issubclass(kind, Enum):
+        return kind(value)
+    if hasattr(kind, "_fields"):
+        hints = _hints(kind)
+        return kind(**{name: typed(hints[name], inner) for name, inner in value.items()})
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _sequence(origin: Any, inner: tuple[Any, ...], value: Any) -> Any:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
+    if origin is frozenset or inner[-1] is Ellipsis:
+        return origin(typed(inner[0], each) for each in value)
+    return tuple(typed(each, part) for each, part in zip(inner, value, strict=True))
+
+
+def _one_of(kinds: Iterable[Any], value: Any) -> Any:
+    for kind in kinds:
+        try:
+            return typed(kind, value)
+        except (TypeError, ValueError, AttributeError, KeyError):
+            continue
+    raise TypeError(f"{value!r} is not allowed here")
+
+
+def shown(moments: Iterable[Moment], first_s: float, last_s: float) -> Iterator[str]:
+    """Say what happened in that time, how it changed the state, and what was done."""
+    before: State | None = None
+    for moment in moments:
+        if first_s <= moment.at <= last_s:
+            yield f"{moment.at:10.3f}  {_short(moment.event or 'began')}"
+            yield from (f"{'':14}{change}" for change in _changes("", before, moment.state) if before)
+            yield from (f"{'':12}→ {_short(action)}" for action in moment.actions)
+        before = moment.state
+
+
+def _changes(path: str, before: Any, after: Any) -> Iterator[str]:
+    """Where two states differ: `workers[3].phase: PLANNED → RUNNING`."""
+    if before == after:
+        return
+    if type(before) is not type(after) or not isinstance(before, tuple | Many) or len(before) != len(after):
+        yield f"{path}: {_short(before)} → {_short(after)}"
+        return
+    for name, one, other in zip(getattr(before, "_fields", range(len(before))), before, after, strict=True):
+        part = f".{name}" if isinstance(name, str) else f"[{name}]"
+        yield from _changes(f"{path}{part}".lstrip("."), one, other)
+
+
+def _short(value: Any) -> str:
+    text = value.name if isinstance(value, Enum) else value if isinstance(value, str) else repr(value)
+    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
+
+
+def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str:
+    """The first message that differs from what was said then; "" if none does."""
+    told = [line["text"] for line in lines if line.get("event") == NOTICE and not line.get("remark")]
+    retold = [action.text for moment in moments for action in moment.actions if isinstance(action, Notice)]
+    for then, now in zip_longest(told, retold):
+        if then != now:
+            return f"said then: {then or 'nothing more'}\nsays now:  {now or 'nothing more'}"
+    return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    import argparse  # which those who import this module don't need
+
+    parser = argparse.ArgumentParser(
+        prog="python -m distlaunch.runs.replay", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("folder", type=Path, help="a run's folder, or its events.jsonl")
+    parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="first", help="seconds")
+    parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="last", help="seconds")
+    asked = parser.parse_args(argv)
+    try:
+        lines = lines_in(asked.folder)
+        moments = list(replay(lines))
+    except (OSError, HistoryError) as error:
+        why = reason(error) if isinstance(error, OSError) else error
+        parser.exit(2, f"{asked.folder}: {why}\n")
+    for line in shown(moments, asked.first, asked.last):
+        print(line)
+    difference = retold(lines, moments)
+    print(difference, end="\n" if difference else "", file=sys.stderr)
+    return 1 if difference else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
