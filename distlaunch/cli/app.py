@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.transports.link import Link
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

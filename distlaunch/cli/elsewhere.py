@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.system.payload import payload, payload_key
-from distlaunch.transport.ssh import Ssh, SshOptions
+from distlaunch.transports.ssh import Ssh, SshOptions
 
 HAVE, NEED = b"\0distlaunch: have\n", b"\0distlaunch: need\n"
 NO_PYTHON = 95

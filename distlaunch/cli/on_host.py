@@ -11,7 +11,7 @@ from distlaunch.cli.stderr import say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.system.job_file import job_of, read_job, read_text
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.ssh import Ssh
 
 
 def run_on(

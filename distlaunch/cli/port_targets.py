@@ -11,7 +11,7 @@ from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.addresses import ssh_address
 from distlaunch.launch.dry_run import plan_without_nodes
 from distlaunch.system.job_file import STDIN, load_job
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.ssh import Ssh
 
 
 def reports_on(

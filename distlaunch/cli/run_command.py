@@ -13,7 +13,7 @@ from distlaunch.cli.stderr import say
 from distlaunch.errors import DistlaunchError, UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.transports.link import Link
 
 
 class RunOptions(Frozen):

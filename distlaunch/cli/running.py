@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.run import run_job
-from distlaunch.links.link import Link
 from distlaunch.system.signals import Interrupts, Signals
+from distlaunch.transports.link import Link
 
 if TYPE_CHECKING:
     from distlaunch.diagnosis.summary import Summary
-    from distlaunch.links.door import Door
     from distlaunch.observers.observer import Observer
     from distlaunch.observers.terminal import Terminal
     from distlaunch.plan.gathering import Gathering
+    from distlaunch.transports.door import Door
 
 
 def run_shown(
@@ -41,7 +41,7 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
     """
     from distlaunch.cli.stderr import say
     from distlaunch.launch.gather import Gathered, gather
-    from distlaunch.links.dial import blocked
+    from distlaunch.transports.dial import blocked
 
     with Signals(spec.invocation.signals) as signals:
         if early:

@@ -8,7 +8,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.state.job import Cause, State
 from distlaunch.state.nodes import Unusable, failure_of, phase_word
 from distlaunch.state.workers import Exited, Worker, WorkerPhase
-from distlaunch.transport.failure import LinkFailure
+from distlaunch.transports.failure import LinkFailure
 from distlaunch.wording import counted, lost_peer_words, rank_list, status_words
 
 MAX_LINES = 24
@@ -279,7 +279,7 @@ def _of_the_container(state: State, failure: LinkFailure, python: str | None) ->
     """What to do about the node's container, if that is what failed."""
     if state.spec.container is None:
         return ""
-    from distlaunch.transport.container_entry import advice_for  # few jobs have them
+    from distlaunch.transports.container_entry import advice_for  # few jobs have them
 
     return advice_for(failure, state.spec.container, python)
 

@@ -28,7 +28,7 @@ from distlaunch.job.spec import (
     Restarts,
 )
 from distlaunch.job.types.hints import colon_hint
-from distlaunch.transport.container import Container
+from distlaunch.transports.container import Container
 
 
 def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:

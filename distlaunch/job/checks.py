@@ -14,9 +14,9 @@ from distlaunch.job.pool import REST
 from distlaunch.job.reading import Reading
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.types.hints import nearest, program_keys
-from distlaunch.transport.command import HOST
-from distlaunch.transport.container import BY_SRUN, Container, Runtime
-from distlaunch.transport.slurm import Slurm
+from distlaunch.transports.command import HOST
+from distlaunch.transports.container import BY_SRUN, Container, Runtime
+from distlaunch.transports.slurm import Slurm
 from distlaunch.wording import counted
 
 VOLUME_SOURCES = frozenset({"claim", "config_map", "secret", "host_path"})

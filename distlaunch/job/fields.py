@@ -26,7 +26,7 @@ from distlaunch.job.spec import (
 from distlaunch.job.types.free_text import ENV, LINE, SOME_TEXT
 from distlaunch.job.types.records import Either, Field, ListOf, MapOf, Record, Short, built
 from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Regex, Switch, Text, Word
-from distlaunch.transport.ssh import SshOptions
+from distlaunch.transports.ssh import SshOptions
 
 AUTO = Choice(("auto",))
 PORT = Integer(1, 65535)

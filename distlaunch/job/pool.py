@@ -9,11 +9,11 @@ from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
 from distlaunch.job.hosts import HostEntry
 from distlaunch.job.reading import Checked, Reading
 from distlaunch.job.spec import NodeSpec, Timeouts
-from distlaunch.transport.command import Command
-from distlaunch.transport.kinds import Transport
-from distlaunch.transport.local import Local
-from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.ssh import Ssh, SshOptions
+from distlaunch.transports.command import Command
+from distlaunch.transports.kinds import Transport
+from distlaunch.transports.local import Local
+from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.ssh import Ssh, SshOptions
 
 REST = "rest"
 """As `spares` has it: those of the allocation that `nodes` leaves over."""
@@ -90,7 +90,7 @@ class Pool:
             return Slurm(node.host, allocation.job, node.group)
         if _short(node.host) in ("localhost", _short(self._reading.around.host)):
             return Local()
-        from distlaunch.transport.presets import PRESETS  # only such a job needs it
+        from distlaunch.transports.presets import PRESETS  # only such a job needs it
 
         preset = PRESETS.get(allocation.scheduler)
         if preset is None:

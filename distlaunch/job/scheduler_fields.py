@@ -9,7 +9,7 @@ from distlaunch.job.types.free_text import ENV, LINE, SOME_TEXT
 from distlaunch.job.types.records import Either, Field, ListOf, MapOf, Record, built
 from distlaunch.job.types.tree import Tree
 from distlaunch.job.types.values import Choice, Duration, Integer, OrNone, Switch, Text, Word
-from distlaunch.transport.container import Container, Runtime
+from distlaunch.transports.container import Container, Runtime
 
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 TIME = Text('a time such as "12h" or "1-12:00:00"', rf"{_CLOCK}|(?:[0-9]+[dhms])+")

@@ -14,9 +14,9 @@ from distlaunch.job.document import Place
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.kubernetes_options import KubernetesOptions
 from distlaunch.job.slurm_options import SlurmOptions
-from distlaunch.transport.container import Container
-from distlaunch.transport.kinds import Transport
-from distlaunch.transport.local import Local
+from distlaunch.transports.container import Container
+from distlaunch.transports.kinds import Transport
+from distlaunch.transports.local import Local
 
 Shown = Literal["all", "rank0", "none"]
 Console = Shown | tuple[int, ...]

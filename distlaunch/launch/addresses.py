@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.links import process
 from distlaunch.plan.layout import is_loopback
+from distlaunch.transports import process
 
 RESOLVE_S = 2.0
 _READ = 1 << 16

@@ -11,17 +11,17 @@ from distlaunch.catalog.index import Ticket, note_begin
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
-from distlaunch.links.link import Link
-from distlaunch.links.opening import open_link, open_links
-from distlaunch.links.process import Child
 from distlaunch.observers.run_folder import RunFolder, new_run_id
 from distlaunch.plan.layout import is_loopback
 from distlaunch.state.status import Controller, RunState, Status
 from distlaunch.system.here import boot_id
-from distlaunch.transport.joined import Joined
+from distlaunch.transports.joined import Joined
+from distlaunch.transports.link import Link
+from distlaunch.transports.opening import open_link, open_links
+from distlaunch.transports.process import Child
 
 if TYPE_CHECKING:
-    from distlaunch.links.door import Door
+    from distlaunch.transports.door import Door
 
 NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
 MANY_NODES = 20
@@ -64,7 +64,7 @@ class Start(Frozen):
 
 
 def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = None) -> Start:
-    """Begin a run of `spec`; `early` is what `links.ahead` has opened for it.
+    """Begin a run of `spec`; `early` is what `transports.ahead` has opened for it.
 
     Nodes with launchers of their own have joined, or will, through the `door`.
 

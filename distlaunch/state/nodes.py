@@ -15,7 +15,7 @@ from enum import Enum
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.layout import Facts
 from distlaunch.state.many import Many
-from distlaunch.transport.failure import LinkFailure
+from distlaunch.transports.failure import LinkFailure
 
 ASKED = 0
 """In the place of a port: it was asked for, and is not known yet."""

@@ -18,7 +18,7 @@ from distlaunch.state.nodes import (
 from distlaunch.state.timers import Timer
 from distlaunch.supervisor.losing import RECONNECT_MAX_S, reconnect_later
 from distlaunch.supervisor.members import choose_members, misfit
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed
 
 MAX_ATTEMPTS = 6

@@ -20,7 +20,7 @@ from distlaunch.state.nodes import (
     no_more,
 )
 from distlaunch.state.timers import Timer
-from distlaunch.transport.failure import LinkFailure
+from distlaunch.transports.failure import LinkFailure
 from distlaunch.wording import signal_words
 
 FENCE_MARGIN_S = 5.0

@@ -19,7 +19,7 @@ from distlaunch.state.timers import Timer
 from distlaunch.supervisor.ending import with_end_of_workers
 from distlaunch.supervisor.losing import lost
 from distlaunch.supervisor.members import choose_members, hope_is_left, may_come
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed, span_words
 
 HEALTHY_S = 300.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent.wire import READY_MARKER
-from distlaunch.transport.boot import (
+from distlaunch.transports.boot import (
     NO_PYTHON,
     NUDGE,
     SHIPPED,
@@ -21,8 +21,8 @@ from distlaunch.transport.boot import (
     boot_text,
     candidates_text,
 )
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
-from distlaunch.transport.ssh import Ssh, SshOptions
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.ssh import Ssh, SshOptions
 from tests.harness import PATIENCE_S, ROOT
 
 PLAIN = Ssh("a")

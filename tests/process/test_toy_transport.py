@@ -14,8 +14,8 @@ from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.run import run_job
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.state.nodes import End
-from distlaunch.transport.boot import SCRIPT
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
+from distlaunch.transports.boot import SCRIPT
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 
 REFUSED = 17
 

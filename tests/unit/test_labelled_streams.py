@@ -6,10 +6,10 @@ import pytest
 
 from distlaunch.agent import lines, wire
 from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode_output
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
-from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.slurm.group import LabelledStreams, SlurmGroup
-from distlaunch.transport.streams import NodeGone
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.slurm.group import LabelledStreams, SlurmGroup
+from distlaunch.transports.streams import NodeGone
 
 HOSTS, INDICES = ("a1", "a2", "b1"), (4, 5, 7)
 GROUP = SlurmGroup(HOSTS, Slurm("a1", "17"))

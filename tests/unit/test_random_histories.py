@@ -74,8 +74,8 @@ from distlaunch.state.nodes import Linked, Lost, Up, may_be_occupied
 from distlaunch.state.timers import Timer
 from distlaunch.supervisor.blame import VERDICT_S
 from distlaunch.supervisor.step import begin, step
-from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.transport.joined import Joined
+from distlaunch.transports.failure import Kind, LinkFailure
+from distlaunch.transports.joined import Joined
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
 CHANCE = 0.25

@@ -15,7 +15,7 @@ from distlaunch.replay import show as tool
 from distlaunch.replay.history import BEGAN, VERSION, beginning, fields_of, without_secrets
 from distlaunch.replay.lives import HistoryError, loaded, read, typed
 from distlaunch.state.events import AgentUp, Event, LinkEnded, WorkerExited
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.samples import spec_of
 
 JOB = """

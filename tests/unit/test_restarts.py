@@ -49,7 +49,7 @@ from distlaunch.state.nodes import (
     unfit_words,
 )
 from distlaunch.state.timers import Timer
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.test_supervisor import (
     JOB,
     MASTER,

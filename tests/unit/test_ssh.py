@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent.wire import READY_MARKER
-from distlaunch.transport.boot import NO_PYTHON, SCRIPT, TOO_OLD, candidates_text
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
-from distlaunch.transport.kinds import Transport
-from distlaunch.transport.local import Local
-from distlaunch.transport.ssh import Ssh, SshOptions
-from distlaunch.transport.ssh.failures import on_the_way
+from distlaunch.transports.boot import NO_PYTHON, SCRIPT, TOO_OLD, candidates_text
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.kinds import Transport
+from distlaunch.transports.local import Local
+from distlaunch.transports.ssh import Ssh, SshOptions
+from distlaunch.transports.ssh.failures import on_the_way
 from tests.unit.samples import bounded, spec_of
 
 PLAIN = Ssh("a")

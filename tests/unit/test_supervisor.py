@@ -55,8 +55,8 @@ from distlaunch.state.nodes import Lost, Route, failure_of, is_over, route_of
 from distlaunch.state.timers import Timer
 from distlaunch.state.workers import Exited
 from distlaunch.supervisor.step import begin, step
-from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.failure import Kind, LinkFailure
+from distlaunch.transports.ssh import Ssh
 from distlaunch.wording import status_words
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import wire
 from distlaunch.agent.wire import CONTROL, HEADER, OUTPUT, FrameDecoder, ProtocolError
-from distlaunch.transport.boot import NUDGE
-from distlaunch.transport.handshake import MAX_NOISE, Handshake
-from distlaunch.transport.streams import OneStream
+from distlaunch.transports.boot import NUDGE
+from distlaunch.transports.handshake import MAX_NOISE, Handshake
+from distlaunch.transports.streams import OneStream
 from tests.unit.samples import bounded
 
 Told = tuple[int, int, int, bytes]

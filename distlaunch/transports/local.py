@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.transport.boot import LOCAL
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
+from distlaunch.transports.boot import LOCAL
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 
 
 class Local(Frozen):
-    """As `distlaunch.transport.kinds` has it; a container's `runtime` may stand in between."""
+    """As `distlaunch.transports.kinds` has it; a container's `runtime` may stand in between."""
 
     runtime: str | None = None
     name: Literal["local"] = "local"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
 from distlaunch.agent.pipes import written
-from distlaunch.links.process import Child
-from distlaunch.transport.failure import LinkFailure
-from distlaunch.transport.kinds import Transport
-from distlaunch.transport.streams import NodeGone, Streams, end_of
+from distlaunch.transports.failure import LinkFailure
+from distlaunch.transports.kinds import Transport
+from distlaunch.transports.process import Child
+from distlaunch.transports.streams import NodeGone, Streams, end_of
 
 if TYPE_CHECKING:
-    from distlaunch.links.peer import Peer
-    from distlaunch.transport.slurm.group import SlurmGroup
+    from distlaunch.transports.peer import Peer
+    from distlaunch.transports.slurm.group import SlurmGroup
 
 READ = 1 << 18
 EXIT_S = 3.0

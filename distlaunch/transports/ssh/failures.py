@@ -2,7 +2,7 @@
 
 import re
 
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transports.failure import Kind, LinkFailure
 
 SSH_FAILED = 255
 """Exit status of ssh's own failures."""

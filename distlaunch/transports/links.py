@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from distlaunch.agent.wire import Frame, ProtocolError
-from distlaunch.links.link import Link
-from distlaunch.transport.failure import LinkFailure
-from distlaunch.transport.streams import NodeGone
+from distlaunch.transports.failure import LinkFailure
+from distlaunch.transports.link import Link
+from distlaunch.transports.streams import NodeGone
 
 
 class Links:

@@ -3,12 +3,12 @@
 import os
 import sys
 
-from distlaunch.links import process
-from distlaunch.transport.boot import LOCAL, boot_text, candidates_text
+from distlaunch.transports import process
+from distlaunch.transports.boot import LOCAL, boot_text, candidates_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the sooner an agent starts the better
-    from distlaunch.links.link import Link
+    from distlaunch.transports.link import Link
 
 
 def open_ahead(shares_stdio: bool) -> "Link | None":
@@ -26,12 +26,12 @@ def open_ahead(shares_stdio: bool) -> "Link | None":
     os.set_blocking(child.stdin, False)
     nonce = os.urandom(16).hex()
     left = _written(child.stdin, candidates_text([sys.executable, "python3"]))
-    from distlaunch.links.bundle import bundle_for  # its interpreter starts meanwhile
+    from distlaunch.transports.bundle import bundle_for  # its interpreter starts meanwhile
 
     left = _written(child.stdin, left + boot_text(bundle_for(same_interpreter=True), nonce, 0))
-    from distlaunch.links.link import Link  # it imports what came
-    from distlaunch.transport.local import Local
-    from distlaunch.transport.streams import OneStream
+    from distlaunch.transports.link import Link  # it imports what came
+    from distlaunch.transports.local import Local
+    from distlaunch.transports.streams import OneStream
 
     link = Link(Local(), child, OneStream([b""], nonce), lambda: left)
     link.flush()

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.transport.boot import NO_PYTHON, SCRIPT
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
+from distlaunch.transports.boot import NO_PYTHON, SCRIPT
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 
 HOST = "{host}"
 """Stands for the node's name in the command's words."""
@@ -13,7 +13,7 @@ _DEAF = ("/bin/sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
 
 
 class Command(Frozen):
-    """As `distlaunch.transport.kinds` has it; `words` are run with another command's behind them.
+    """As `distlaunch.transports.kinds` has it; `words` are run with another command's behind them.
 
     With `shell` that is a single word, for a shell on the node to take apart, as ssh's is. `scheduler` is
     whose preset it is, "" = the job file's own.
@@ -69,7 +69,7 @@ class Command(Frozen):
     def _before(self) -> tuple[str, ...]:
         if not self.scheduler:
             return ()
-        from distlaunch.transport.presets import PRESETS  # only such a job needs it
+        from distlaunch.transports.presets import PRESETS  # only such a job needs it
 
         return _DEAF if PRESETS[self.scheduler].deaf else ()
 
@@ -77,7 +77,7 @@ class Command(Frozen):
         """All of it, in which a scheduler's commands are found."""
         if not self.scheduler:
             return environ
-        from distlaunch.transport.presets import PRESETS  # few jobs have one
+        from distlaunch.transports.presets import PRESETS  # few jobs have one
 
         folder = environ.get(PRESETS[self.scheduler].folder)
         return {**environ, "PATH": f"{environ.get('PATH', '/usr/bin:/bin')}:{folder}"} if folder else environ
@@ -91,7 +91,7 @@ class Command(Frozen):
         process = f"{self.words[0]} on this machine"
         if not self.scheduler:
             return classify(end, process=process)
-        from distlaunch.transport.presets import PRESETS  # few nodes fail
+        from distlaunch.transports.presets import PRESETS  # few nodes fail
 
         preset = PRESETS[self.scheduler]
         return classify(end, preset.failures, preset.failed, process)
@@ -105,7 +105,7 @@ class Command(Frozen):
         if failure.kind is Kind.OLD_PYTHON:
             return "set `python:` to Python 3.8 or later"
         if self.scheduler and failure.kind in (Kind.NO_ALLOCATION, Kind.TASK_REFUSED):
-            from distlaunch.transport.presets import PRESETS
+            from distlaunch.transports.presets import PRESETS
 
             return PRESETS[self.scheduler].advice[failure.kind]
         from shlex import join, quote  # few nodes fail

@@ -6,10 +6,10 @@ from typing import Any
 from distlaunch.agent import messages, wire
 from distlaunch.agent.wire import Frame
 from distlaunch.contract import SENT
-from distlaunch.links.link import Link
-from distlaunch.links.peer import Peer
-from distlaunch.transport.joined import Joined
-from distlaunch.transport.streams import NodeGone, OneStream
+from distlaunch.transports.joined import Joined
+from distlaunch.transports.link import Link
+from distlaunch.transports.peer import Peer
+from distlaunch.transports.streams import NodeGone, OneStream
 
 
 class JoinedLink(Link):

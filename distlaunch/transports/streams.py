@@ -5,9 +5,9 @@ from typing import Protocol
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import Frame
-from distlaunch.transport.boot import NUDGE
-from distlaunch.transport.failure import LinkFailure, ProcessEnd
-from distlaunch.transport.handshake import Handshake
+from distlaunch.transports.boot import NUDGE
+from distlaunch.transports.failure import LinkFailure, ProcessEnd
+from distlaunch.transports.handshake import Handshake
 
 
 class NodeGone(Frozen):

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
-from distlaunch.links import process
-from distlaunch.links.bundle import bundle_for
-from distlaunch.links.link import Link
 from distlaunch.system.here import runs_ranks
-from distlaunch.transport.boot import boot_text, candidates_text
-from distlaunch.transport.container import BY_SRUN, Container
-from distlaunch.transport.kinds import Transport
-from distlaunch.transport.local import Local
-from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.streams import OneStream
+from distlaunch.transports import process
+from distlaunch.transports.boot import boot_text, candidates_text
+from distlaunch.transports.bundle import bundle_for
+from distlaunch.transports.container import BY_SRUN, Container
+from distlaunch.transports.kinds import Transport
+from distlaunch.transports.link import Link
+from distlaunch.transports.local import Local
+from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.streams import OneStream
 
 if TYPE_CHECKING:
-    from distlaunch.transport.slurm.group import SlurmGroup
+    from distlaunch.transports.slurm.group import SlurmGroup
 
 STEP_NODES = 32
 """Nodes of an allocation by one step, where there are more of them."""
@@ -43,7 +43,7 @@ def _open_container(
     spec: JobSpec, container: Container, index: int, pythons: Mapping[int, str | None]
 ) -> Link:
     """A container on the node: by the node's shell, or by srun itself."""
-    from distlaunch.transport.container_entry import entry, in_step  # few jobs have them
+    from distlaunch.transports.container_entry import entry, in_step  # few jobs have them
 
     node = spec.pool[index]
     reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
@@ -142,7 +142,7 @@ def _link(
 
 def _open_step(reaches: "Sequence[Slurm]", pythons: Mapping[int, str | None]) -> Link:
     """One step for several nodes, which have the same interpreter."""
-    from distlaunch.transport.slurm.group import NODE_VARIABLE, LabelledStreams, SlurmGroup
+    from distlaunch.transports.slurm.group import NODE_VARIABLE, LabelledStreams, SlurmGroup
 
     nonce, hosts = os.urandom(16).hex(), tuple(reach.host for reach in reaches)
     named = next(iter(pythons.values()))

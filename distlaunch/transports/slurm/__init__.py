@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.transport.boot import SCRIPT
-from distlaunch.transport.failure import LinkFailure, ProcessEnd, classify
-from distlaunch.transport.slurm.failures import BY_SRUN, SRUN_FAILED, swept, telling
+from distlaunch.transports.boot import SCRIPT
+from distlaunch.transports.failure import LinkFailure, ProcessEnd, classify
+from distlaunch.transports.slurm.failures import BY_SRUN, SRUN_FAILED, swept, telling
 
 _OPTIONS = (
     "--overlap",  # what other steps use is not waited for, nor what this one uses by others
@@ -41,7 +41,7 @@ _OF_THE_STEP = (
 
 
 class Slurm(Frozen):
-    """As `distlaunch.transport.kinds` has it; `job` is the allocation's id, `group` the node's component.
+    """As `distlaunch.transports.kinds` has it; `job` is the allocation's id, `group` the node's component.
 
     `options` are more options of srun, such as a plug-in's; `variables` are NAME=VALUE for the agent.
     """
@@ -112,7 +112,7 @@ class Slurm(Frozen):
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """With commands to paste."""
-        from distlaunch.transport.slurm.advice import advice_for  # few nodes fail
+        from distlaunch.transports.slurm.advice import advice_for  # few nodes fail
 
         return advice_for(failure, self.host, self.job, python or "python3")
 

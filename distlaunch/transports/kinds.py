@@ -22,10 +22,10 @@ To add one: a module with such a type, and its name in `Transport`. A new way fo
 `job/build.py` makes it, and `_check_launcher` in `job/checks.py` knows what it needs.
 """
 
-from distlaunch.transport.command import Command
-from distlaunch.transport.joined import Joined
-from distlaunch.transport.local import Local
-from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.command import Command
+from distlaunch.transports.joined import Joined
+from distlaunch.transports.local import Local
+from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.ssh import Ssh
 
 Transport = Command | Joined | Local | Slurm | Ssh

@@ -7,10 +7,10 @@ node's own shell evaluates the line: it knows what the controller does not, such
 from collections.abc import Iterator
 from shlex import quote
 
-from distlaunch.transport.boot import ENTER, NO_IMAGE, NO_RUNTIME, PULLING, SCRIPT
-from distlaunch.transport.container import Container
-from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.transport.slurm import Slurm
+from distlaunch.transports.boot import ENTER, NO_IMAGE, NO_RUNTIME, PULLING, SCRIPT
+from distlaunch.transports.container import Container
+from distlaunch.transports.failure import Kind, LinkFailure
+from distlaunch.transports.slurm import Slurm
 
 _OF_THE_NODE = (
     *("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT"),

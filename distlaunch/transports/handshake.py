@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from distlaunch.agent import wire
-from distlaunch.transport.boot import PULLING
+from distlaunch.transports.boot import PULLING
 
 MAX_NOISE = 1 << 16
 """Bytes that a login shell may print before the marker, and again before the hello."""

@@ -3,9 +3,9 @@
 import re
 from shlex import join, quote
 
-from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.transport.ssh.failures import on_the_way
-from distlaunch.transport.ssh.sockets import SOCKETS
+from distlaunch.transports.failure import Kind, LinkFailure
+from distlaunch.transports.ssh.failures import on_the_way
+from distlaunch.transports.ssh.sockets import SOCKETS
 
 
 def advice_for(failure: LinkFailure, plain_argv: list[str], config: str | None, python: str) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from distlaunch.transport.failure import Kind, Patterns, ProcessEnd
+from distlaunch.transports.failure import Kind, Patterns, ProcessEnd
 
 SRUN_FAILED = 1
 """srun's own exit status, and a task's that ends so."""

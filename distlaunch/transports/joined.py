@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd, classify
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 
 
 class Joined(Frozen):
-    """As `distlaunch.transport.kinds` has it; `here`: the launcher runs on this machine."""
+    """As `distlaunch.transports.kinds` has it; `here`: the launcher runs on this machine."""
 
     host: str
     here: bool = False

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import SourceFileLoader
 
-from distlaunch.transport.boot import Bundle
+from distlaunch.transports.boot import Bundle
 
 _PACKAGES = frozenset({"distlaunch", "distlaunch.agent", "distlaunch.agent.probes"})
 _TRAVELS = 1

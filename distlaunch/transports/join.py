@@ -101,7 +101,7 @@ class Prover:
         """What a controller demands: secret, munge or nothing."""
         if self._secret:
             return "secret"
-        from distlaunch.links import munge  # its programs are looked for once
+        from distlaunch.transports import munge  # its programs are looked for once
 
         return "munge" if munge.works(self._environ) else ""
 
@@ -118,7 +118,7 @@ class Prover:
 
             return hmac.new(self._secret, _covered(side, said), "sha256").hexdigest()
         if way == "munge":
-            from distlaunch.links import munge
+            from distlaunch.transports import munge
 
             try:
                 return munge.credential(_digest(side, said))
@@ -136,7 +136,7 @@ class Prover:
             good = isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
             return "" if good else f"its {SECRET} is another one"
         if way == "munge":
-            from distlaunch.links import munge
+            from distlaunch.transports import munge
 
             return munge.wrong(str(proof), _digest(side, said))
         return ""

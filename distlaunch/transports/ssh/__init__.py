@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.transport.boot import SCRIPT
-from distlaunch.transport.failure import LinkFailure, ProcessEnd, classify
-from distlaunch.transport.malloc import ssh_environment
-from distlaunch.transport.ssh.failures import BY_SSH, SSH_FAILED
-from distlaunch.transport.ssh.sockets import SOCKETS
+from distlaunch.transports.boot import SCRIPT
+from distlaunch.transports.failure import LinkFailure, ProcessEnd, classify
+from distlaunch.transports.malloc import ssh_environment
+from distlaunch.transports.ssh.failures import BY_SSH, SSH_FAILED
+from distlaunch.transports.ssh.sockets import SOCKETS
 
 # Ours come first and so win over the user's: ssh takes the first value of each option.
 _FIXED = (
@@ -47,7 +47,7 @@ class SshOptions(Frozen):
 
 
 class Ssh(Frozen):
-    """As `distlaunch.transport.kinds` has it; `host` is a name that ssh knows."""
+    """As `distlaunch.transports.kinds` has it; `host` is a name that ssh knows."""
 
     host: str
     user: str | None = None
@@ -127,7 +127,7 @@ class Ssh(Frozen):
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """With commands to paste."""
-        from distlaunch.transport.ssh.advice import advice_for  # few nodes fail
+        from distlaunch.transports.ssh.advice import advice_for  # few nodes fail
 
         return advice_for(failure, self.as_typed, self.options.config, python or "python3")
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
-from distlaunch.transport.boot import NO_IMAGE, NO_PYTHON, NO_RUNTIME, TOO_OLD
+from distlaunch.transports.boot import NO_IMAGE, NO_PYTHON, NO_RUNTIME, TOO_OLD
 from distlaunch.wording import status_words
 
 

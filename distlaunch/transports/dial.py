@@ -1,4 +1,4 @@
-"""A launcher's way into a run whose controller is another launcher: see `distlaunch.links.join`."""
+"""A launcher's way into a run whose controller is another launcher: see `distlaunch.transports.join`."""
 
 import select
 import signal
@@ -9,7 +9,8 @@ from itertools import cycle, islice, product
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.links.join import (
+from distlaunch.plan.gathering import Gathering, ports_for
+from distlaunch.transports.join import (
     MAGIC,
     MAX_LINE,
     TORCHS_PING,
@@ -19,8 +20,7 @@ from distlaunch.links.join import (
     message_of,
     nonce,
 )
-from distlaunch.links.peer import watch_for_silence
-from distlaunch.plan.gathering import Gathering, ports_for
+from distlaunch.transports.peer import watch_for_silence
 
 if TYPE_CHECKING:
     from distlaunch.system.signals import Interrupts
@@ -191,7 +191,7 @@ def _is_run_id(text: object) -> bool:
 
 
 class _Conversation:
-    """A launcher's side of what `distlaunch.links.join` has."""
+    """A launcher's side of what `distlaunch.transports.join` has."""
 
     def __init__(self, connection: socket.socket, host: str, launcher: Launcher, strict: bool) -> None:
         """`strict`: only the controller of this very job listens there; else any other may."""

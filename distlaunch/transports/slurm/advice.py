@@ -2,7 +2,7 @@
 
 from shlex import quote
 
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transports.failure import Kind, LinkFailure
 
 
 def advice_for(failure: LinkFailure, host: str, job: str, python: str) -> str:

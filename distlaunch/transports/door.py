@@ -15,7 +15,8 @@ from typing import Any
 from distlaunch import __version__
 from distlaunch.agent.port import acceptor
 from distlaunch.errors import Exit
-from distlaunch.links.join import (
+from distlaunch.plan.gathering import Arrival, Gathering
+from distlaunch.transports.join import (
     MAGIC,
     MAX_LINE,
     TORCHS_FIRST,
@@ -25,10 +26,9 @@ from distlaunch.links.join import (
     message_of,
     nonce,
 )
-from distlaunch.links.joined_link import JoinedLink
-from distlaunch.links.peer import Peer, watch_for_silence
-from distlaunch.plan.gathering import Arrival, Gathering
-from distlaunch.transport.joined import Joined
+from distlaunch.transports.joined import Joined
+from distlaunch.transports.joined_link import JoinedLink
+from distlaunch.transports.peer import Peer, watch_for_silence
 
 HELLO_S = 5.0
 """Seconds for a connection to say whose it is."""

@@ -7,10 +7,10 @@ from distlaunch.agent import lines, wire
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import Frame
 from distlaunch.allocation.slurm import expand_nodelist
-from distlaunch.transport.failure import LinkFailure, ProcessEnd
-from distlaunch.transport.handshake import Handshake
-from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.streams import MAX_WORDS, NodeGone
+from distlaunch.transports.failure import LinkFailure, ProcessEnd
+from distlaunch.transports.handshake import Handshake
+from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.streams import MAX_WORDS, NodeGone
 
 NODE_VARIABLE = "SLURMD_NODENAME"
 """What tells a task which node it is on; the host's name may be another."""
@@ -50,7 +50,7 @@ class SlurmGroup(Frozen):
 
 
 class LabelledStreams:
-    """As `distlaunch.transport.streams` has it, of the nodes `indices`, in the order of srun's labels."""
+    """As `distlaunch.transports.streams` has it, of the nodes `indices`, in the order of srun's labels."""
 
     def __init__(self, opening: bytes, nonce: str, group: SlurmGroup, indices: Sequence[int]) -> None:
         self._opening, self._group = opening, group
