@@ -66,9 +66,9 @@ def _opened_early(words: Sequence[str]) -> "Link | None":
     elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
     if command not in ("run", "torchrun") or elsewhere:
         return None
-    from distlaunch.transports.ahead import open_ahead
+    from distlaunch.transports.opening import open_early
 
-    return open_ahead(shares_stdio=command == "torchrun")
+    return open_early(shares_stdio=command == "torchrun")
 
 
 def _run_with(words: Sequence[str], early: "Link | None") -> int:

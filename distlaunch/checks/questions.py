@@ -9,7 +9,7 @@ from distlaunch.agent import messages
 from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, ProtocolError
 from distlaunch.job.spec import JobSpec
 from distlaunch.transports.failure import LinkFailure
-from distlaunch.transports.links import Links
+from distlaunch.transports.link import Links
 from distlaunch.transports.opening import open_links
 
 HEARTBEAT_S = 5.0

@@ -14,9 +14,9 @@ from distlaunch.job.pool import REST
 from distlaunch.job.reading import Reading
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.types.hints import nearest, program_keys
-from distlaunch.transports.command import HOST
 from distlaunch.transports.container import BY_SRUN, Container, Runtime
 from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.transport import HOST
 from distlaunch.wording import counted
 
 VOLUME_SOURCES = frozenset({"claim", "config_map", "secret", "host_path"})
@@ -260,8 +260,6 @@ def _check_container(reading: Reading, spec: JobSpec, container: Container) -> N
         reading.problem("container.runtime", "pyxis is a plug-in of srun: the nodes must be Slurm's")
     if container.runtime == BY_SRUN and container.before:
         reading.problem("container.runtime", "pyxis has no options here: use container.options")
-    if any(node.reach.together for node in spec.pool):
-        reading.problem("container", "nodes that share one process can't have containers")
     for i, mount in enumerate(container.mounts):
         if mount.count(":") > 2:
             reading.problem(f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}")

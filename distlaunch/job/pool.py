@@ -9,11 +9,9 @@ from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
 from distlaunch.job.hosts import HostEntry
 from distlaunch.job.reading import Checked, Reading
 from distlaunch.job.spec import NodeSpec, Timeouts
-from distlaunch.transports.command import Command
-from distlaunch.transports.kinds import Transport
-from distlaunch.transports.local import Local
 from distlaunch.transports.slurm import Slurm
 from distlaunch.transports.ssh import Ssh, SshOptions
+from distlaunch.transports.transport import Command, Local, Transport
 
 REST = "rest"
 """As `spares` has it: those of the allocation that `nodes` leaves over."""

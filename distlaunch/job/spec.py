@@ -15,8 +15,7 @@ from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.kubernetes_options import KubernetesOptions
 from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.transports.container import Container
-from distlaunch.transports.kinds import Transport
-from distlaunch.transports.local import Local
+from distlaunch.transports.transport import Local, Transport
 
 Shown = Literal["all", "rank0", "none"]
 Console = Shown | tuple[int, ...]

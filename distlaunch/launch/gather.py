@@ -21,9 +21,8 @@ from distlaunch.system.signals import Interrupts
 from distlaunch.transports.dial import TURN_S, Launcher, Say, Seat, Wait, pause, renumbered
 from distlaunch.transports.door import Door, Visitor
 from distlaunch.transports.join import JoinError, Prover
-from distlaunch.transports.joined import Joined
-from distlaunch.transports.local import Local
 from distlaunch.transports.opening import NO_RANKS_HERE
+from distlaunch.transports.transport import Joined, Local
 from distlaunch.wording import counted, listed, rank_list, spans
 
 NAME_S = 60.0

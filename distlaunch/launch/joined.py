@@ -18,8 +18,8 @@ from distlaunch.agent.lean import signal
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT
-from distlaunch.transports.dial import Seat
-from distlaunch.transports.peer import watch_for_silence
+from distlaunch.transports.dial import NO_SUSPENDING, Seat
+from distlaunch.transports.process import watch_for_silence
 
 if TYPE_CHECKING:
     from distlaunch.agent.scratch import Folder
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 LOST_STATUS = 71
 PATIENCE_S = 5.0
-NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
 _OBEYED = (
     *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.DumpStacks),
     *(messages.WatchUse, messages.GiveNotice, messages.Reap, messages.Close),

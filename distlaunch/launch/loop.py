@@ -16,7 +16,7 @@ from distlaunch.supervisor.step import begin, step
 from distlaunch.system.signals import Interrupts
 from distlaunch.translation import commands
 from distlaunch.translation.reports import event_of, seconds, uses_of
-from distlaunch.transports.links import Links
+from distlaunch.transports.link import Links
 
 WATCH_S = 4.0
 """Between two requests to tell what ranks use, as long as somebody wants to know."""

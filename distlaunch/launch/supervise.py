@@ -18,10 +18,7 @@ from distlaunch.system.signals import Interrupts
 LATE = ("diagnosis.exits", "diagnosis.peer_errors", "plan.unstarted", "observers.progress")
 """Modules that only a failure needs."""
 LATE_OF: Mapping[str, tuple[str, ...]] = {
-    "ssh": ("transports.ssh.advice",),
-    "slurm": ("transports.slurm.advice", "transports.slurm.group"),
     "command": ("transports.presets",),
-    "container": ("transports.container_entry",),
     "allocation": ("launch.scheduler", "launch.again", "batch.slurm"),
     "nccl": ("observers.flight_records",),
 }

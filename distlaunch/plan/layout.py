@@ -12,7 +12,7 @@ from distlaunch.allocation.place import TaskPlace
 from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
 from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program
-from distlaunch.transports.kinds import Transport
+from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
 
 MAX_PROCS = 4096

@@ -15,6 +15,9 @@ from distlaunch.state.actions import Action
 from distlaunch.state.events import Event
 from distlaunch.state.job import State
 from distlaunch.supervisor.step import begin, step
+from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.transport import Command, Joined, Local, Transport
 
 
 class HistoryError(DistlaunchError):
@@ -106,8 +109,12 @@ def happened_in(number: int, line: Mapping[str, Any]) -> Happened:
 _EVENTS: Mapping[Any, type] = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 
+_TRANSPORTS = Command | Joined | Local | Slurm | Ssh
+
+
 def typed(kind: Any, value: Any) -> Any:
     """`value`, as JSON has it, as an object of type `kind`. Raises TypeError or ValueError."""
+    kind = _TRANSPORTS if kind is Transport else kind
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, UnionType):
         return _one_of(inner, value)

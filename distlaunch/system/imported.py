@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _TOP = Path(__file__).parents[1]
-_ROOTS = ("distlaunch.cli.torchrun", "distlaunch.transports.ahead")
+_ROOTS = ("distlaunch.cli.torchrun", "distlaunch.transports.opening")
 _UNUSED = ("distlaunch.view.watching", "distlaunch.launch.again")
 """What its imports name for other commands: `run --view`, and jobs that Slurm starts again."""
 

@@ -12,16 +12,8 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent.wire import READY_MARKER
-from distlaunch.transports.boot import (
-    NO_PYTHON,
-    NUDGE,
-    SHIPPED,
-    TOO_OLD,
-    Bundle,
-    boot_text,
-    candidates_text,
-)
-from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.handshake import NUDGE, SHIPPED, Bundle, boot_text, candidates_text
 from distlaunch.transports.ssh import Ssh, SshOptions
 from tests.harness import PATIENCE_S, ROOT
 

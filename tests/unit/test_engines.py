@@ -22,11 +22,10 @@ from distlaunch.state.actions import GiveNotice
 from distlaunch.state.events import Interrupted, Noticed
 from distlaunch.state.job import Phase
 from distlaunch.system.job_file import load_job
-from distlaunch.transports.command import Command
 from distlaunch.transports.failure import Kind, ProcessEnd
-from distlaunch.transports.local import Local
 from distlaunch.transports.opening import STEP_NODES, _groups
 from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.transport import Command, Local
 from tests.unit.tasks import task_environment
 from tests.unit.test_restarts import Job, gone, text_of
 from tests.unit.test_supervisor import texts

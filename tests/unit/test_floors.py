@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.launch.supervise import LATE, LATE_OF
-from distlaunch.transports.bundle import bundle_for
+from distlaunch.transports.opening import bundle_for
 
 ROOT = Path(__file__).parents[2] / "distlaunch"
 
@@ -51,10 +51,7 @@ FLOORS = {
     "__init__": 0,
 }
 """The floor of each package and module directly below distlaunch."""
-LINKS = {
-    *("ahead", "bundle", "dial", "door", "join", "joined_link", "link", "links", "munge", "opening", "peer"),
-    "process",
-}
+LINKS = {"dial", "door", "join", "link", "opening", "process"}
 """The modules of transports that start processes and carry bytes: the others are pure."""
 
 
@@ -266,10 +263,9 @@ RUNS = (
 )
 """What a run consists of once it has begun."""
 AT_ITS_START = {
-    *("launch.supervise", "launch.start", "system.allocation", "system.limits"),
-    *("transports.bundle", "transports.link", "transports.munge"),
+    *("launch.supervise", "launch.start", "system.allocation"),
     *("observers.folding", "observers.metrics", "observers.notifier", "observers.outlet"),
-    *("plan.torch_run", "transports.local", "transports.streams", "agent.probes.gpus"),
+    *("plan.torch_run", "agent.probes.gpus"),
 }
 """Imported before the first worker starts, where they are needed at all."""
 

@@ -13,10 +13,9 @@ from distlaunch.job.reference import reference
 from distlaunch.job.spec import Binding, EnvValue, Timeouts
 from distlaunch.plan.unstarted import unstarted_advice
 from distlaunch.system.job_file import load_job
-from distlaunch.transports.command import Command
 from distlaunch.transports.container import Container
-from distlaunch.transports.local import Local
 from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.transport import Command, Local
 from tests.unit.samples import Load, Problems, found_at
 
 # Every key: what is written, where it shows, what it becomes ({here} is the file's folder).

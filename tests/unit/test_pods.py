@@ -11,8 +11,8 @@ from distlaunch.job.build import build_spec
 from distlaunch.job.reading import Surroundings
 from distlaunch.job.spec import JobSpec
 from distlaunch.system.yaml_document import parse
-from distlaunch.transports.command import Command
 from distlaunch.transports.failure import Kind, ProcessEnd
+from distlaunch.transports.transport import Command
 
 
 def pod(name: str, address: str, **changes: Any) -> dict[str, Any]:

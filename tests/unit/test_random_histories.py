@@ -75,7 +75,7 @@ from distlaunch.state.timers import Timer
 from distlaunch.supervisor.blame import VERDICT_S
 from distlaunch.supervisor.step import begin, step
 from distlaunch.transports.failure import Kind, LinkFailure
-from distlaunch.transports.joined import Joined
+from distlaunch.transports.transport import Joined
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
 CHANCE = 0.25
