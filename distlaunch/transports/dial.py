@@ -47,21 +47,16 @@ class Wait:
     """How long something has been waited for, and when to tell."""
 
     def __init__(self, limit_s: float) -> None:
-        self.began, self.limit_s, self._tell_s = time.monotonic(), limit_s, TELL_S
-
-    @property
-    def passed_s(self) -> float:
-        """Seconds so far."""
-        return time.monotonic() - self.began
+        self._began, self.limit_s, self._tell_s = time.monotonic(), limit_s, TELL_S
 
     @property
     def over(self) -> bool:
         """Whether the limit is reached."""
-        return self.passed_s > self.limit_s
+        return time.monotonic() - self._began > self.limit_s
 
     def is_worth_telling(self) -> bool:
         """True after TELL_S, and after each doubling."""
-        if self.passed_s < self._tell_s:
+        if time.monotonic() - self._began < self._tell_s:
             return False
         self._tell_s *= 2
         return True

@@ -35,9 +35,9 @@ BACKLOG = 1024
 class JoinedLink(Link):
     """A link to the agent of another launcher, which is sent ranks, addresses and ports, and no program."""
 
-    def __init__(self, transport: Joined, peer: Peer, node: int, nonce: str) -> None:
-        self._peer = peer
-        super().__init__(transport, peer, Streams(Handshake([], nonce)), lambda: b"")
+    def __init__(self, transport: Joined, connection: socket.socket | None, nonce: str) -> None:
+        self._peer = Peer(connection)
+        super().__init__(transport, self._peer, Streams(Handshake([], nonce)), bytes)
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """As of every link, but what its workers run is known there alone."""
@@ -49,18 +49,18 @@ class JoinedLink(Link):
             frames = super().receive()
         except OSError as error:
             self.at_end = True
-            self._streams.listen(f"its launcher: {error.strerror}\n".encode())
+            self.streams.listen(f"its launcher: {error.strerror}\n".encode())
             return []
         kept = []
         for frame in frames:
             if isinstance(frame, wire.Frame) and frame.kind == wire.END:
                 told = frame.message()
                 self._peer.status = told["status"] if isinstance(told.get("status"), int) else None
-                self._streams.listen(str(told.get("words", "")).encode())
+                self.streams.listen(str(told.get("words", "")).encode())
             else:
                 kept.append(frame)
-        if self.at_end and self._peer.status is None and self.booted:
-            self._streams.listen(b"its launcher closed the connection\n")
+        if self.at_end and self._peer.status is None and self.streams.booted:
+            self.streams.listen(b"its launcher closed the connection\n")
         return kept
 
 
@@ -88,7 +88,6 @@ class Visitor:
         self.sock, self.host, self.reached = sock, host, reached
         self.began = time.monotonic()
         self.received = b""
-        self.nonce = ""
         self.line = ""
         self.arrival: Arrival | None = None
         self.joined = False
@@ -239,12 +238,13 @@ class Door:
             )
             return
         arrival, ours = join.arrival_of(message), self._gathering.arrival
-        visitor.arrival, visitor.nonce = arrival, join.nonce()
+        visitor.arrival = arrival
         if arrival.job != ours.job:
             self._refuse(visitor, f"its job is {arrival.job[:80]!r}, not {ours.job[:80]!r}", another=True)
             return
-        visitor.line = f"{message.get('nonce')} {visitor.nonce} {line.decode(errors='replace')}"
-        visitor.send(nonce=visitor.nonce, proves=self._way)
+        nonce = join.nonce()
+        visitor.line = f"{message.get('nonce')} {nonce} {line.decode(errors='replace')}"
+        visitor.send(nonce=nonce, proves=self._way)
 
     def _judge(self, visitor: Visitor, arrival: Arrival, message: Mapping[str, Any]) -> None:
         if "refuses" in message:
@@ -317,7 +317,7 @@ class Door:
         visitor, number = self._seated.pop(node, None), join.nonce()
         if visitor not in self._visitors:
             self._await(node)
-            return JoinedLink(Joined(host), Peer(None), node, number)
+            return JoinedLink(Joined(host), None, number)
         assert visitor is not None
         self._expected.discard(node)
         if not self._expected:
@@ -326,7 +326,7 @@ class Door:
         self._selector.unregister(visitor.sock)
         visitor.send(node=node, run=run_id, nonce=number)
         self._held.append(visitor.sock.dup())
-        return JoinedLink(Joined(visitor.name, visitor.here), Peer(visitor.sock), node, number)
+        return JoinedLink(Joined(visitor.name, visitor.here), visitor.sock, number)
 
     def _await(self, node: int) -> None:
         """Be open for the launcher that takes a missing node's place."""

@@ -157,32 +157,32 @@ class Streams:
     """
 
     def __init__(self, *handshakes: Handshake) -> None:
-        self._handshakes = handshakes
+        self.handshakes = handshakes
         self.words = b""
         """The end of what came on stderr."""
 
     @property
     def booted(self) -> bool:
         """Whether every agent has said hello."""
-        return all(handshake.booted for handshake in self._handshakes)
+        return all(handshake.booted for handshake in self.handshakes)
 
     @property
     def opened(self) -> bool:
         """Whether every node's shell was sent all that it is to get."""
-        return all(handshake.opened for handshake in self._handshakes)
+        return all(handshake.opened for handshake in self.handshakes)
 
     @property
     def pulling(self) -> bool:
         """Whether an image is being fetched."""
-        return any(f"{PULLING}\n".encode() in handshake.noise for handshake in self._handshakes)
+        return any(f"{PULLING}\n".encode() in handshake.noise for handshake in self.handshakes)
 
     def without_marker(self) -> bytes:
         """What to send when no marker need be awaited."""
-        return self._handshakes[0].without_marker()
+        return self.handshakes[0].without_marker()
 
     def receive(self, data: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
         """Take what came on stdout; what to send, and what that meant. Raises `wire.ProtocolError`."""
-        return self._handshakes[0].feed(data)
+        return self.handshakes[0].feed(data)
 
     def listen(self, data: bytes) -> list[NodeGone]:
         """Take what came on stderr."""
@@ -198,12 +198,7 @@ class Streams:
 
     def end(self, status: int | None, timed_out: bool = False, protocol_error: str = "") -> ProcessEnd:
         """The end of the process, or what there is of it so far, with what it has printed."""
-        noise = b"".join(handshake.noise for handshake in self._handshakes)
-        return ProcessEnd(
-            self.words.decode(errors="replace"),
-            booted=self.booted,
-            status=status,
-            noise=noise[-MAX_NOISE_SHOWN:].decode(errors="replace"),
-            timed_out=timed_out,
-            protocol_error=protocol_error,
-        )
+        noise = b"".join(handshake.noise for handshake in self.handshakes)
+        shown = noise[-MAX_NOISE_SHOWN:].decode(errors="replace")
+        words = self.words.decode(errors="replace")
+        return ProcessEnd(words, self.booted, status, shown, timed_out, protocol_error)

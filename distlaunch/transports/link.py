@@ -34,42 +34,24 @@ class Link:
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        process: Child | Peer,
-        streams: Streams,
-        boot: Callable[[], bytes],
+        self, transport: Transport, process: Child | Peer, streams: Streams, boot: Callable[[], bytes]
     ) -> None:
-        self._transport = transport
-        self._process = process
+        self._transport, self._process, self.streams = transport, process, streams
+        self.patience_s = transport.patience_s
+        """Seconds that the process has between being told to end and being killed."""
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         for fd in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(fd, False)
-        self._streams = streams
         self._boot: Callable[[], bytes] | None = boot
-        self._unsent = bytearray()
+        self.unsent = bytearray()
+        """What `flush` has left to write."""
         self._behind_boot = b""
         self._protocol_error = ""
-        self.at_end = False
+        self.at_end = self.pulling = False
         self._idle = True
         self._pidfd: int | None = None
         if transport.direct:
             self._open(streams.without_marker())
-
-    @property
-    def booted(self) -> bool:
-        """Whether the agent has said hello."""
-        return self._streams.booted
-
-    @property
-    def pulling(self) -> bool:
-        """Whether an image is being fetched for the agent's container."""
-        return self._streams.pulling
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether `flush` has something left to write."""
-        return bool(self._unsent)
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """Send a node one of `distlaunch.agent.messages`: at once, or right behind what it boots from.
@@ -81,27 +63,27 @@ class Link:
         if self._boot:
             self._behind_boot += data
             return
-        self._unsent += data
+        self.unsent += data
         self.flush()
 
     def flush(self) -> None:
         """Write what the pipe takes now."""
         try:
-            written(self.stdin, self._unsent)
+            written(self.stdin, self.unsent)
         except OSError:
-            self._unsent.clear()  # the end will be seen on stdout
+            self.unsent.clear()  # the end will be seen on stdout
 
     def nudge(self) -> None:
         """Give a line to each shell that has not answered: its rc file may wait for one."""
-        if not self._unsent and (nudges := self._streams.nudges()):
-            self._unsent += nudges
+        if not self.unsent and (nudges := self.streams.nudges()):
+            self.unsent += nudges
             self.flush()
 
     def receive(self) -> Sequence[wire.Frame | NodeGone]:
         """The frames that have come, and which nodes have ended; sets `at_end` when no more will."""
         try:
             data = os.read(self.stdout, READ)
-            to_send, frames = self._streams.receive(data)
+            to_send, frames = self.streams.receive(data)
         except BlockingIOError:
             return []
         except wire.ProtocolError as error:
@@ -114,10 +96,10 @@ class Link:
         return frames
 
     def _open(self, opening: bytes) -> None:
-        self._unsent += opening
+        self.unsent += opening
         self.flush()  # so that an interpreter starts there meanwhile
-        if self._boot and self._streams.opened:
-            self._unsent += self._boot() + self._behind_boot
+        if self._boot and self.streams.opened:
+            self.unsent += self._boot() + self._behind_boot
             self._boot, self._behind_boot = None, b""
 
     def distrust(self, why: str) -> None:
@@ -132,7 +114,7 @@ class Link:
             data = os.read(self.stderr, READ)
         except BlockingIOError:
             return True, []
-        return bool(data), self._streams.listen(data)
+        return bool(data), self.streams.listen(data)
 
     def exit_descriptor(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
@@ -152,7 +134,7 @@ class Link:
         `overdue` says why we gave a node up.
         """
         self.listen()
-        end = self._streams.end(self._process.poll(), bool(overdue), self._protocol_error)
+        end = self.streams.end(self._process.poll(), bool(overdue), self._protocol_error)
         return self._transport.failure(end).saying(overdue)
 
     def hang_up(self) -> None:
@@ -179,21 +161,15 @@ class Link:
         """Whether the transport's process has."""
         return self._process.poll() is not None
 
-    @property
-    def patience_s(self) -> float:
-        """Seconds that the transport's process has between being told to end and being killed."""
-        return self._transport.patience_s
-
     def end(self) -> None:
         """Tell the transport's process to end, or kill it; an agent notices the end of the pipe."""
         if self.has_ended:
             return
         if not self.patience_s:
             self.kill()
-        elif self.booted:
-            self._process.signal(signal.SIGTERM)
         else:
-            self._process.signal_group(signal.SIGTERM)  # a shell may be waiting for what fetches an image
+            # Until an agent is there, a shell may be waiting for what fetches an image.
+            self._process.signal(signal.SIGTERM, group=not self.streams.booted)
 
     def kill(self) -> None:
         """Kill the transport's process with all that it started: a ProxyCommand may hear of nothing."""
@@ -239,7 +215,6 @@ class Links:
         self._heard: set[int] = set()
         self._gone: dict[int, LinkFailure] = {}
         """How nodes have ended whose link's process has not ended yet: they were the last on it."""
-        self._pulling: set[Link] = set()
         self._told: dict[Link, float] = {}
         """Those whose process was told to end, and until when it may live (monotonic seconds)."""
 
@@ -275,8 +250,7 @@ class Links:
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """Send one of `distlaunch.agent.messages`, if the node has a link; it may precede the agent."""
-        link = self._links.get(node)
-        if link:
+        if link := self._links.get(node):
             link.send(node, command)
             self._watch_writing(link)
 
@@ -302,23 +276,20 @@ class Links:
 
         The agent of a node that shares its link leaves when its lease is over.
         """
-        link = self._forget(node)
-        if link:
+        if link := self._forget(node):
             link.end()
             self._part_with(link)
 
     def give_up(self, node: int, why: str) -> None:
         """Drop a node that is overdue; `on_end` gets what its transport has said so far, and `why`."""
-        link = self._links.get(node)
-        if link:
+        if link := self._links.get(node):
             failure = link.failure(why)
             self.drop(node)
             self._on_end(node, failure)
 
     def hang_up(self, node: int) -> None:
         """Close a link, so that its agent leaves, and wait for its process to follow."""
-        link = self._forget(node)
-        if link:
+        if link := self._forget(node):
             link.hang_up()
             self._part_with(link)
 
@@ -346,7 +317,6 @@ class Links:
         if self._nodes[link]:
             return None
         del self._nodes[link]
-        self._pulling.discard(link)
         for fd in link.descriptors:
             self.unwatch(fd)
         return link
@@ -358,9 +328,9 @@ class Links:
 
     def _watch_writing(self, link: Link) -> None:
         watched = link.stdin in self._selector.get_map()
-        if link.has_unsent and not watched:
+        if link.unsent and not watched:
             self.watch(link.stdin, lambda: self._write(link), selectors.EVENT_WRITE)
-        elif watched and not link.has_unsent:
+        elif watched and not link.unsent:
             self.unwatch(link.stdin)
 
     def _write(self, link: Link) -> None:
@@ -394,10 +364,11 @@ class Links:
 
     def _note_pull(self, link: Link) -> None:
         """Tell once that an image is being fetched, and that it is there."""
-        if link.pulling is not (link in self._pulling):
-            self._pulling ^= {link}
+        pulling = link.streams.pulling
+        if pulling is not link.pulling:
+            link.pulling = pulling
             for node in sorted(self._nodes[link]):
-                self._on_pull(node, not link.pulling)
+                self._on_pull(node, not pulling)
 
     def _take(self, link: Link, frame: wire.Frame) -> None:
         serving = self._links.get(frame.node)

@@ -37,14 +37,11 @@ def open_early(shares_stdio: bool) -> Link | None:
     It boots on another core while YAML and the supervisor are imported. If the job doesn't need it, `discard`
     the link.
     """
-    if not runs_ranks():
-        return None
-    try:
+    with contextlib.suppress(DistlaunchError):  # if the job needs it, opening it again says why
         link = _open(Local(), 0, None, shares_stdio)
-    except DistlaunchError:
-        return None  # if the job needs it, opening it again says why
-    link.flush()
-    return link
+        link.flush()
+        return link
+    return None
 
 
 def open_links(
@@ -162,12 +159,11 @@ def bundle_for(same_interpreter: bool) -> Bundle:
     # The parent package is there only so that the agent's has a home.
     codes = {"distlaunch": marshal.dumps(compile("", "distlaunch", "exec"))}
     codes |= {loader.name: marshal.dumps(loader.get_code(loader.name)) for loader in loaders}
-    code = marshal.dumps(codes)
-    if same_interpreter:
-        return Bundle(importlib.util.MAGIC_NUMBER, zlib.compress(code, 0), b"", _PACKAGES)
-    sources = {"distlaunch": ""} | {loader.name: loader.get_source(loader.name) for loader in loaders}
-    source = zlib.compress(repr(sources).encode(), _TRAVELS)
-    return Bundle(importlib.util.MAGIC_NUMBER, zlib.compress(code, _TRAVELS), source, _PACKAGES)
+    code, source = zlib.compress(marshal.dumps(codes), 0 if same_interpreter else _TRAVELS), b""
+    if not same_interpreter:
+        sources = {"distlaunch": ""} | {loader.name: loader.get_source(loader.name) for loader in loaders}
+        source = zlib.compress(repr(sources).encode(), _TRAVELS)
+    return Bundle(importlib.util.MAGIC_NUMBER, code, source, _PACKAGES)
 
 
 def _modules() -> Iterator[tuple[str, str]]:

@@ -36,19 +36,17 @@ class Child:
         """Wait for its end."""
         self._reap(0)
 
-    def signal(self, signum: int) -> None:
-        """Send it a signal, if it has not ended."""
-        if self.poll() is None:
+    def signal(self, signum: int, group: bool = False) -> None:
+        """Send it a signal, if it has not ended; or its `group`: also what it has started and is left."""
+        if group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signum)
+        elif self.poll() is None:
             os.kill(self.pid, signum)
-
-    def signal_group(self, signum: int) -> None:
-        """Send a signal to it and what it has started, if anything of that is left."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signum)
 
     def kill(self) -> None:
         """Kill it and what it has started; it is still to be waited for."""
-        self.signal_group(signal.SIGKILL)
+        self.signal(signal.SIGKILL, group=True)
 
     def exit_descriptor(self) -> int:
         """A descriptor, to be closed, that becomes readable when it has ended."""
@@ -102,12 +100,8 @@ class Peer:
     def wait(self) -> None:
         """There is no process."""
 
-    def signal(self, signum: int) -> None:
+    def signal(self, signum: int, group: bool = False) -> None:
         """End it, whatever the signal."""
-        self.kill()
-
-    def signal_group(self, signum: int) -> None:
-        """The same."""
         self.kill()
 
     def kill(self) -> None:

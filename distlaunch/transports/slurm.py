@@ -8,7 +8,7 @@ from typing import Literal
 from distlaunch.agent import lines, wire
 from distlaunch.allocation.slurm import expand_nodelist
 from distlaunch.transports.failure import Kind, LinkFailure, Patterns, ProcessEnd, classify
-from distlaunch.transports.handshake import MAX_WORDS, SCRIPT, Handshake, NodeGone, Streams
+from distlaunch.transports.handshake import SCRIPT, Handshake, NodeGone, Streams
 from distlaunch.transports.transport import Transport
 
 _OPTIONS = (
@@ -180,25 +180,25 @@ class LabelledStreams(Streams):
         self._opening, self._step = opening, step
         self._nodes = [_Node(index, nonce) for index in nodes.values()]
         self._on = dict(zip(nodes, self._nodes, strict=True))
-        super().__init__(*(node.handshake for node in self._nodes))
+        super().__init__(*(handshake for node in self._nodes for handshake in node.handshakes))
         self._half = {1: b"", 2: b""}
 
     def without_marker(self) -> bytes:
         """The opening, for all: no shell that prints, or could wait, is in between."""
         return self._opening
 
-    def receive(self, data: bytes) -> tuple[bytes, list[wire.Frame | NodeGone]]:
+    def receive(self, data: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
         """Take what came on stdout. Raises `wire.ProtocolError`."""
         found: list[wire.Frame | NodeGone] = []
         for label, line in self._lines(1, data):
             if label is None or label >= len(self._nodes):
                 raise wire.ProtocolError("a line without srun's label")
             node = self._nodes[label]
-            if line.startswith(lines.GONE) and node.handshake.booted:
-                node.hear(b"task %d: Exited with exit code %b" % (label, line[1:]))  # as srun has it
+            if line.startswith(lines.GONE) and node.booted:
+                node.listen(b"task %d: Exited with exit code %b\n" % (label, line[1:]))  # as srun has it
                 found += self._gone(node, int(line[1:]) if line[1:].isdigit() else None)
             else:
-                found += node.feed(line)
+                found += node.receive(line)[1]
         return b"", found
 
     def listen(self, data: bytes) -> list[NodeGone]:
@@ -206,9 +206,9 @@ class LabelledStreams(Streams):
         found: list[NodeGone] = []
         for label, line in self._lines(2, data):
             if label is not None and label < len(self._nodes):
-                self._nodes[label].hear(line)
+                self._nodes[label].listen(line + b"\n")
                 continue
-            self.words = (self.words + line + b"\n")[-MAX_WORDS:]
+            super().listen(line + b"\n")
             if end := _TASK_END.match(line.decode(errors="replace")):
                 found += self._ended(line, *end.groups())
         return found
@@ -223,7 +223,7 @@ class LabelledStreams(Streams):
         """What srun says of tasks that did not end well."""
         found = []
         for node in (self._on[host] for host in expand_nodelist(hosts) if host in self._on):
-            node.hear(words)
+            node.listen(words + b"\n")
             found += self._gone(node, int(status) if status else None)
         return found
 
@@ -232,28 +232,23 @@ class LabelledStreams(Streams):
         if node.gone:
             return []
         node.gone = True
-        end = ProcessEnd(node.words.decode(errors="replace"), node.handshake.booted, status)
-        return [NodeGone(node.index, self._step.failure(end))]
+        return [NodeGone(node.index, self._step.failure(node.end(status)))]
 
 
-class _Node:
+class _Node(Streams):
     """One node's part of the streams."""
 
     def __init__(self, index: int, nonce: str) -> None:
+        super().__init__(Handshake([b""], nonce))
         self.index = index
-        self.handshake = Handshake([b""], nonce)
-        self.words = self._rest = b""
+        self._rest = b""
         self.gone = False
 
-    def feed(self, line: bytes) -> list[wire.Frame]:
+    def receive(self, line: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
         """The frames that a line completes."""
-        if not self.handshake.booted:
-            return self.handshake.feed(line + b"\n")[1]
+        if not self.booted:
+            return super().receive(line + b"\n")
         if not line.startswith(lines.PIECE):
-            return []  # the empty line before a last word
+            return b"", []  # the empty line before a last word
         data, self._rest = lines.decode(self._rest + line[1:])
-        return self.handshake.feed(data)[1]
-
-    def hear(self, line: bytes) -> None:
-        """Keep a line of its stderr."""
-        self.words = (self.words + line + b"\n")[-MAX_WORDS:]
+        return super().receive(data)

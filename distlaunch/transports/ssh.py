@@ -94,12 +94,6 @@ class Ssh(Transport):
         return ["ssh", "-G", *self._config, *_pairs("-o", self.options.words), *self._target]
 
     @property
-    def as_typed(self) -> list[str]:
-        """ssh to the node as people would type it, with the job's options and none of ours."""
-        words = (word for word in self._target if word != "--")
-        return ["ssh", *self._config, *_pairs("-o", self.options.words), *words]
-
-    @property
     def _config(self) -> list[str]:
         return ["-F", self.options.config] if self.options.config else []
 
@@ -115,7 +109,10 @@ class Ssh(Transport):
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """With commands to paste."""
-        plain, python = join(self.as_typed), python or "python3"
+        # As people would type it, with the job's options and none of ours.
+        target = (word for word in self._target if word != "--")
+        plain = join(["ssh", *self._config, *_pairs("-o", self.options.words), *target])
+        python = python or "python3"
         text = _ADVICE[failure.kind].format(
             ssh=plain,
             direct=plain.replace("ssh", "ssh -o BatchMode=yes", 1),
@@ -146,11 +143,9 @@ _SSH_FAILED = 255
 
 # Under StrictHostKeyChecking=no, ssh warns of a changed key as loudly and goes on: only a refusal counts.
 _STRICT = "and you have requested strict checking"
-_CHANGED = rf"[Hh]ost key for .* has changed {_STRICT}"
 _REVOKED = (
     rf"[Hh]ost key for .* (?:was|is marked as) revoked(?: {_STRICT}|\.\nHost key verif)|revoked by file"
 )
-_HOST_KEY = r"Host key verification failed|No \S+ host key is known"
 _EXCHANGE = r"(?:kex|ssh)_exchange_identification: "
 _NO_PEER = r"\bUNKNOWN port 65535\b"
 """How ssh names the other end of a proxy."""
@@ -167,21 +162,17 @@ _JUMP_UNRESOLVED = (
     r"open failed: connect failed: (?:Temporary failure in name resolution|.*[Nn]ame or service not known"
     r"|.*nodename nor servname|.*No address associated|.*Name does not resolve|.*non-recoverable failure)"
 )
-_FORWARDING = r"open failed: (?:administratively prohibited|unknown channel type)"
-_SESSION = r"^channel \d+: open failed|^(?:exec|shell) request failed on channel"
 _DROPPED = (
     rf"{_EXCHANGE}(?:read: Connection reset|Connection closed)"
     r"|Exceeded MaxStartups|Not allowed at this time|^ssh: connect to host .*: Connection reset by peer"
     r"|(?:Connection closed by|Connection reset by) \S+ port \d+\s*\Z"
 )
-_DROPPED_ON_THE_WAY = r"^Connection (?:closed|reset) by (?!UNKNOWN)\S+ port \d+$"
 _AUTHENTICATION = r"Permission denied \(|Too many authentication failures|No more authentication methods"
 _BAD_OPTION = (
     r"Bad configuration option|bad configuration options|^command-line:? line \d+"
     r"|Can't open user config file|Bad owner or permissions on"
     r"|^bind .*: Cannot assign requested address|no suitable addresses"
 )
-_SHARING = r"^unix_listener: (?:cannot bind to )?path |^ControlPath .*too long"
 _NOT_SSH = (
     r"banner line too long|banner exchange: .*(?:invalid format|could not read protocol)|Bad remote protocol"
 )
@@ -191,24 +182,24 @@ _UNREACHABLE = (
     rf"|open failed: connect failed: .*\n{_FORWARDING_FAILED}"  # some errors have no other words
 )
 _BY_SSH = (
-    (Kind.HOST_KEY_CHANGED, _CHANGED),
+    (Kind.HOST_KEY_CHANGED, rf"[Hh]ost key for .* has changed {_STRICT}"),
     (Kind.HOST_KEY_REVOKED, _REVOKED),
-    (Kind.HOST_KEY, _HOST_KEY),
+    (Kind.HOST_KEY, r"Host key verification failed|No \S+ host key is known"),
     (Kind.AUTHENTICATION, _AUTHENTICATION),
     (Kind.UNRESOLVED, r"Could not resolve hostname"),
     (Kind.BAD_OPTION, _BAD_OPTION),
-    (Kind.SHARING, _SHARING),
+    (Kind.SHARING, r"^unix_listener: (?:cannot bind to )?path |^ControlPath .*too long"),
     (Kind.ALGORITHM, r"Unable to negotiate with"),
     (Kind.NOT_SSH, _NOT_SSH),
     (Kind.JUMP_UNRESOLVED, _JUMP_UNRESOLVED),
-    (Kind.FORWARDING, _FORWARDING),
+    (Kind.FORWARDING, r"open failed: (?:administratively prohibited|unknown channel type)"),
     (Kind.REFUSED, r"Connection refused"),
     (Kind.SILENT, r"timed out during banner exchange|banner exchange: Connection to .* timed out"),
     (Kind.SILENT, r"^Connection to \S+ port \d+ timed out"),  # in the key exchange
     (Kind.UNREACHABLE, _UNREACHABLE),
-    (Kind.SESSION, _SESSION),
+    (Kind.SESSION, r"^channel \d+: open failed|^(?:exec|shell) request failed on channel"),
     (Kind.NO_PROXY, _NO_PROXY),
-    (Kind.DROPPED, _DROPPED_ON_THE_WAY),
+    (Kind.DROPPED, r"^Connection (?:closed|reset) by (?!UNKNOWN)\S+ port \d+$"),
     (Kind.PROXY, _NO_PEER),
     (Kind.DROPPED, _DROPPED),
 )
@@ -230,11 +221,9 @@ def _forgetting(words: str) -> str:
     """The command that removes a changed key from the file in which ssh found it."""
     name = re.search(r"[Hh]ost key for (\S+) has changed", words)
     file = re.search(r"^Offending .*key in (.+):\d+$", words, re.MULTILINE)
-    return join(
-        ["ssh-keygen", *(["-f", file[1]] if file else []), "-R", name[1]]
-        if name
-        else ["ssh-keygen", "-R", "NAME"]
-    )
+    if not name:
+        return "ssh-keygen -R NAME"
+    return join(["ssh-keygen", *(["-f", file[1]] if file else []), "-R", name[1]])
 
 
 _OF_PROXIES = (Kind.PROXY, Kind.NO_PROXY, Kind.DROPPED)
