@@ -3,13 +3,13 @@
     __main__, cli/    read the command line, run or print what the others make; open an agent here meanwhile
     JobSpec           of job.yaml: system/job_file, job/; of torchrun's command line: dropin/
 
-    launch/start      opens a Link to each node (links/, by its kind of transport/), makes the run folder
+    launch/start      opens a Link to each node (transports/), makes the run folder
     launch/gather     if somebody else starts distlaunch per node or rank: one of them is the controller,
-                      the others join it (links/door, links/dial) and become its agents (launch/joined)
+                      the others join it (transports/door, dial) and become its agents (launch/joined)
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
 
-    launch/loop       agent ─Frame─▶ links/ ─report─▶ translation/ ─Event─▶ supervisor/step(State, Event)
-                      agent ◀─Frame─ links/ ◀─command─ translation/ ◀─Action─┘    │
+    launch/loop       agent ─Frame─▶ Links ─report─▶ translation/ ─Event─▶ supervisor/step(State, Event)
+                      agent ◀─Frame─ Links ◀─command─ translation/ ◀─Action─┘    │
                                                                                  └▶ observers/
     supervisor/       pure; once agents are there, plan/ makes a LaunchPlan of JobSpec and their Facts: ranks,
                       and each worker's environment (contract.py); diagnosis/ says why a worker failed

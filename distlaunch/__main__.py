@@ -11,7 +11,7 @@ from types import FrameType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.transports.link import Link
 
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -74,9 +74,9 @@ def _opened_early(words: Sequence[str]) -> "Link | None":
     elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
     if command not in ("run", "torchrun") or elsewhere:
         return None
-    from distlaunch.links.ahead import open_ahead
+    from distlaunch.transports.opening import open_early
 
-    return open_ahead(shares_stdio=command == "torchrun")
+    return open_early(shares_stdio=command == "torchrun")
 
 
 def _run_with(words: Sequence[str], early: "Link | None") -> int:

@@ -1,6 +1,6 @@
 """Imports the agent's modules from what came through the link: the boot runs this one first.
 
-See `distlaunch.transport.boot`.
+See `distlaunch.transports.handshake`.
 """
 
 import gc

@@ -1,6 +1,6 @@
 """The protocol between controller and agent: its bytes. Its messages are in `distlaunch.agent.messages`.
 
-A link is a pair of byte streams. After the boot (see ``distlaunch.transport.boot``) the agent writes
+A link is a pair of byte streams. After the boot (see ``distlaunch.transports.handshake``) the agent writes
 ``HELLO_PREFIX + nonce + b"\\n"``; whatever a login shell printed before that is noise. From there on
 both directions carry frames:
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distlaunch.batch.queue import Queued, Stage, call
 from distlaunch.errors import DistlaunchError
-from distlaunch.transport.slurm import VARIABLES
+from distlaunch.transports.slurm import VARIABLES
 
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")

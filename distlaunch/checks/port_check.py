@@ -16,8 +16,8 @@ from distlaunch.checks.questions import Agents
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.layout import is_loopback
 from distlaunch.system.here import runs_ranks
-from distlaunch.transport.failure import LinkFailure
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.failure import LinkFailure
+from distlaunch.transports.ssh import Ssh
 
 HERE = "here"
 ANSWER_S = 30.0

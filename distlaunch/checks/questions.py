@@ -8,9 +8,9 @@ from typing import Any
 from distlaunch.agent import messages
 from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, ProtocolError
 from distlaunch.job.spec import JobSpec
-from distlaunch.links.links import Links
-from distlaunch.links.opening import open_links
-from distlaunch.transport.failure import LinkFailure
+from distlaunch.transports.failure import LinkFailure
+from distlaunch.transports.link import Links
+from distlaunch.transports.opening import open_links
 
 HEARTBEAT_S = 5.0
 

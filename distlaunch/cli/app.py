@@ -22,7 +22,7 @@ app = typer.Typer(
 _ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.transports.link import Link
 
 
 class PlanFormat(str, Enum):

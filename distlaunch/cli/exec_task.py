@@ -12,9 +12,9 @@ from distlaunch.allocation.slurm_task import slurm_task
 from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.cli.output import say
 from distlaunch.errors import DistlaunchError, UsageError
-from distlaunch.links.dial import Launcher, blocked
-from distlaunch.links.join import Prover
 from distlaunch.plan.gathering import Arrival, Gathering, ports_for
+from distlaunch.transports.dial import Launcher, blocked
+from distlaunch.transports.join import Prover
 
 if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec

@@ -7,7 +7,7 @@ import typer
 from distlaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.transports.link import Link
 
 Job = Annotated[
     str, typer.Argument(metavar="JOB.YAML", help="The job file, or - for standard input.", show_default=False)

@@ -10,7 +10,7 @@ from distlaunch.job.nodes import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.addresses import plan_without_nodes, ssh_address
 from distlaunch.system.job_file import STDIN, load_job
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.ssh import Ssh
 
 
 def reports_on(

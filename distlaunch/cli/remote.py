@@ -18,7 +18,7 @@ from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.system.job_file import job_of, read_job, read_text
 from distlaunch.system.payload import payload, payload_key
-from distlaunch.transport.ssh import Ssh, SshOptions
+from distlaunch.transports.ssh import Ssh, SshOptions
 
 NO_PYTHON = 95
 """Exit status of the first line there where Python is missing or too old."""

@@ -19,16 +19,16 @@ from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.run import run_job
 from distlaunch.launch.start import Start, start_run
-from distlaunch.links.link import Link
 from distlaunch.supervisor.state import State
 from distlaunch.system.signals import Interrupts, Signals
+from distlaunch.transports.link import Link
 
 if TYPE_CHECKING:
-    from distlaunch.links.door import Door
     from distlaunch.observers.observer import Observer
     from distlaunch.observers.terminal import Terminal
     from distlaunch.plan.gathering import Gathering
     from distlaunch.supervisor.summary import Summary
+    from distlaunch.transports.door import Door
 
 
 class RunOptions(Frozen):
@@ -135,7 +135,7 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
     Raises `DistlaunchError`.
     """
     from distlaunch.launch.gather import Gathered, gather
-    from distlaunch.links.dial import blocked
+    from distlaunch.transports.dial import blocked
 
     with Signals(spec.invocation.signals) as signals:
         if early:

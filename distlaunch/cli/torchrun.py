@@ -13,7 +13,7 @@ from distlaunch.dropin.torchrun_job import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.transports.link import Link
 
 NOT_FOUND = 127
 """A shell's status of what can't be started."""

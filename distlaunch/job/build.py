@@ -10,7 +10,7 @@ from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_
 from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS
 from distlaunch.job.nodes import Pool, endpoint_of
 from distlaunch.job.scheduler_fields import CONTAINER
-from distlaunch.transport.container import Container
+from distlaunch.transports.container import Container
 
 
 def build_spec(document: Value, source: str, around: spec.Surroundings) -> spec.JobSpec:

@@ -13,9 +13,9 @@ from distlaunch.job.nodes import REST, endpoint_of, users_and_hosts
 from distlaunch.job.spec import JobSpec, Surroundings
 from distlaunch.job.text import placeholders_in
 from distlaunch.job.types import Checked
-from distlaunch.transport.command import HOST
-from distlaunch.transport.container import BY_SRUN, Runtime
-from distlaunch.transport.slurm import Slurm
+from distlaunch.transports.container import BY_SRUN, Runtime
+from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.transport import HOST
 from distlaunch.wording import counted
 
 Mistakes = Iterator[tuple[str, str]]
@@ -278,8 +278,6 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
         yield "container.runtime", "pyxis is a plug-in of srun: the nodes must be Slurm's"
     if container.runtime == BY_SRUN and container.before:
         yield "container.runtime", "pyxis has no options here: use container.options"
-    if any(node.reach.together for node in spec.pool):
-        yield "container", "nodes that share one process can't have containers"
     for i, mount in enumerate(container.mounts):
         if mount.count(":") > 2:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"

@@ -32,7 +32,7 @@ from distlaunch.job.types import (
     built,
     by_their_names,
 )
-from distlaunch.transport.ssh import SshOptions
+from distlaunch.transports.ssh import SshOptions
 
 
 def _program_error(word: str) -> str | None:

@@ -11,11 +11,9 @@ from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
 from distlaunch.job.spec import HostEntry, NodeSpec, Surroundings, Timeouts
 from distlaunch.job.types import Checked
 from distlaunch.ranges import expand_ranges
-from distlaunch.transport.command import Command
-from distlaunch.transport.kinds import Transport
-from distlaunch.transport.local import Local
-from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.ssh import Ssh, SshOptions
+from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.ssh import Ssh, SshOptions
+from distlaunch.transports.transport import Command, Local, Transport
 
 MAX_SLOTS = 1024
 """`host:N` with more than this, or with ssh's 22, is a port in the wrong place."""
@@ -214,7 +212,7 @@ class Pool:
             return Slurm(node.host, allocation.job, node.group)
         if _short(node.host) in ("localhost", _short(self._around.host)):
             return Local()
-        from distlaunch.transport.presets import PRESETS  # only such a job needs it
+        from distlaunch.transports.presets import PRESETS  # only such a job needs it
 
         preset = PRESETS.get(allocation.scheduler)
         if preset is None:

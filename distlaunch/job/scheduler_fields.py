@@ -24,7 +24,7 @@ from distlaunch.job.types import (
     Word,
     built,
 )
-from distlaunch.transport.container import Container, Runtime
+from distlaunch.transports.container import Container, Runtime
 
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 TIME = Text('a time such as "12h" or "1-12:00:00"', rf"{_CLOCK}|(?:[0-9]+[dhms])+")

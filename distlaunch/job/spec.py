@@ -15,9 +15,8 @@ from distlaunch.job.document import Place
 from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.text import path_in
-from distlaunch.transport.container import Container
-from distlaunch.transport.kinds import Transport
-from distlaunch.transport.local import Local
+from distlaunch.transports.container import Container
+from distlaunch.transports.transport import Local, Transport
 
 Shown = Literal["all", "rank0", "none"]
 Console = Shown | tuple[int, ...]

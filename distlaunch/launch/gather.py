@@ -14,16 +14,15 @@ from collections.abc import Sequence
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.links.dial import TURN_S, Launcher, Say, Seat, Wait, pause, renumbered
-from distlaunch.links.door import Door, Visitor
-from distlaunch.links.join import JoinError, Prover
-from distlaunch.links.opening import NO_RANKS_HERE
 from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.plan.layout import is_loopback
 from distlaunch.system.here import runs_ranks
 from distlaunch.system.signals import Interrupts
-from distlaunch.transport.joined import Joined
-from distlaunch.transport.local import Local
+from distlaunch.transports.dial import TURN_S, Launcher, Say, Seat, Wait, pause, renumbered
+from distlaunch.transports.door import Door, Visitor
+from distlaunch.transports.join import JoinError, Prover
+from distlaunch.transports.opening import NO_RANKS_HERE
+from distlaunch.transports.transport import Joined, Local
 from distlaunch.wording import counted, listed, rank_list, spans
 
 NAME_S = 60.0

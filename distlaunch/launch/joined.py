@@ -1,8 +1,9 @@
 """Runs this node's part of a run whose controller is another launcher: this process becomes an agent of it.
 
-Over the link, which `distlaunch.links.dial` has opened, come ranks, addresses, ports, and when to start and
-to stop. The program, its arguments and its environment are this launcher's own, and so is where the output
-goes. As on every node, a guardian above the agent sweeps what that leaves if it dies: that is this process.
+Over the link, which `distlaunch.transports.dial` has opened, come ranks, addresses, ports, and when to start
+and to stop. The program, its arguments and its environment are this launcher's own, and so is where the
+output goes. As on every node, a guardian above the agent sweeps what that leaves if it dies: that is this
+process.
 """
 
 import os
@@ -17,8 +18,8 @@ from distlaunch.agent.lean import signal
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT
-from distlaunch.links.dial import Seat
-from distlaunch.links.peer import watch_for_silence
+from distlaunch.transports.dial import NO_SUSPENDING, Seat
+from distlaunch.transports.process import watch_for_silence
 
 if TYPE_CHECKING:
     from distlaunch.agent.scratch import Folder
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 LOST_STATUS = 71
 PATIENCE_S = 5.0
-NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
 _OBEYED = (
     *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.DumpStacks),
     *(messages.WatchUse, messages.GiveNotice, messages.Reap, messages.Close),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from distlaunch.agent import messages, wire
 from distlaunch.agent.pipes import keep_memory
 from distlaunch.launch.start import Start
-from distlaunch.links.links import Links
 from distlaunch.observers.generations import Generations
 from distlaunch.observers.observer import Observer, Observers, Printed
 from distlaunch.supervisor import actions, events
@@ -16,6 +15,7 @@ from distlaunch.supervisor.nodes import End
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
 from distlaunch.system.signals import Interrupts
+from distlaunch.transports.link import Links
 
 WATCH_S = 4.0
 """Between two requests to tell what ranks use, as long as somebody wants to know."""

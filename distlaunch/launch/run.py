@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import start_run
-from distlaunch.links.link import Link
 from distlaunch.system.signals import Interrupts
+from distlaunch.transports.link import Link
 
 if TYPE_CHECKING:
     from distlaunch.observers.observer import Observer
@@ -24,7 +24,7 @@ def run_job(
 
     Nothing of the process is touched, no signal and no stream; `interrupts` ends the job early. Several jobs
     may run at once, each in a thread of its own. `observers` are asked for once agents boot, so that a
-    generator may import what they need meanwhile. `early` is what `links.ahead` has opened for it.
+    generator may import what they need meanwhile. `early` is what `open_early` has opened for it.
     """
     with nullcontext(interrupts) if interrupts else Interrupts() as heard:
         start = start_run(spec, early)

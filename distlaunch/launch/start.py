@@ -11,18 +11,18 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
-from distlaunch.links.link import Link
-from distlaunch.links.opening import open_link, open_links
-from distlaunch.links.process import Child
 from distlaunch.observers.run_folder import RunFolder, new_run_id
 from distlaunch.plan.layout import is_loopback
 from distlaunch.runs.index import Ticket, note_begin
 from distlaunch.supervisor.status import Controller, RunState, Status
-from distlaunch.system.here import boot_id
-from distlaunch.transport.joined import Joined
+from distlaunch.system.here import boot_id, make_room_for_links
+from distlaunch.transports.link import Link
+from distlaunch.transports.opening import open_link, open_links
+from distlaunch.transports.process import Child
+from distlaunch.transports.transport import Joined
 
 if TYPE_CHECKING:
-    from distlaunch.links.door import Door
+    from distlaunch.transports.door import Door
 
 NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
 MANY_NODES = 20
@@ -65,7 +65,7 @@ class Start(Frozen):
 
 
 def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = None) -> Start:
-    """Begin a run of `spec`; `early` is what `links.ahead` has opened for it.
+    """Begin a run of `spec`; `early` is what `open_early` has opened for it.
 
     Nodes with launchers of their own have joined, or will, through the `door`.
 
@@ -92,8 +92,6 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
         note_start(spec, run_id)
     note_begin(run_id, folder.path, status.controller.host, _ticket(spec, door))
     if len(spec.pool) > MANY_NODES:
-        from distlaunch.system.limits import make_room_for_links
-
         make_room_for_links(len(spec.pool))
     joined = {i: _joined(spec, i, run_id, door) for i in range(len(spec.pool)) if _has_launcher(spec, i)}
     links = open_links(spec, early, joined)

@@ -18,10 +18,7 @@ from distlaunch.system.signals import Interrupts
 LATE = ("diagnosis.exits", "diagnosis.peer_errors", "plan.unstarted", "observers.progress")
 """Modules that only a failure needs."""
 LATE_OF: Mapping[str, tuple[str, ...]] = {
-    "ssh": ("transport.ssh.advice",),
-    "slurm": ("transport.slurm.advice", "transport.slurm.group"),
-    "command": ("transport.presets",),
-    "container": ("transport.container_entry",),
+    "command": ("transports.presets",),
     "allocation": ("launch.scheduler", "launch.again", "batch.slurm"),
     "nccl": ("observers.flight_records",),
 }

@@ -11,7 +11,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.allocation.place import TaskPlace
 from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program
 from distlaunch.job.text import fill, path_in
-from distlaunch.transport.kinds import Transport
+from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
 
 MAX_PROCS = 4096

@@ -8,7 +8,7 @@ These ranks join one run of the usual kind, at MASTER_ADDR and MASTER_PORT of th
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import FOREVER_S, EnvValue, JobSpec, NodeSpec, Program
 from distlaunch.job.text import fill
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.ssh import Ssh
 
 TEMPORARY = ("PET_LOG_DIR",)
 """Variables for folders that torch's agent makes and never deletes."""

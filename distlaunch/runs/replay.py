@@ -25,6 +25,9 @@ from distlaunch.supervisor.history import BEGAN, NOTICE, VERSION
 from distlaunch.supervisor.nodes import Many
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
+from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.transport import Command, Joined, Local, Transport
 
 WIDTH = 160
 """Characters of a value that are shown."""
@@ -110,8 +113,12 @@ def loaded(text: str) -> Iterator[dict[str, Any]]:
                 raise HistoryError(f"line {number}: not JSON") from None
 
 
+_TRANSPORTS = Command | Joined | Local | Slurm | Ssh
+
+
 def typed(kind: Any, value: Any) -> Any:
     """`value`, as JSON has it, as an object of type `kind`. Raises TypeError or ValueError."""
+    kind = _TRANSPORTS if kind is Transport else kind
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, UnionType):
         return _one_of(inner, value)

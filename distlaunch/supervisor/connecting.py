@@ -43,7 +43,7 @@ from distlaunch.supervisor.nodes import (
     unfit_words,
 )
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed, signal_words
 
 

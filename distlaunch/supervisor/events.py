@@ -6,7 +6,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.layout import Facts
 from distlaunch.supervisor.state import Timer
-from distlaunch.transport.failure import LinkFailure
+from distlaunch.transports.failure import LinkFailure
 
 
 class AgentUp(Frozen):

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.layout import Facts
-from distlaunch.transport.failure import LinkFailure
+from distlaunch.transports.failure import LinkFailure
 
 S = TypeVar("S", bound="Many[Any]")
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from distlaunch.supervisor.findings import (
 )
 from distlaunch.supervisor.nodes import Leaving, Linked, emptied, is_usable, may_be_occupied, unfit_words
 from distlaunch.supervisor.state import Cause, Phase, Restart, State, Timer, Why
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed, span_words
 
 HEALTHY_S = 300.0

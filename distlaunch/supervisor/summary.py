@@ -7,7 +7,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.supervisor.nodes import Exited, Unusable, Worker, WorkerPhase, failure_of, phase_word
 from distlaunch.supervisor.state import Cause, State
-from distlaunch.transport.failure import LinkFailure
+from distlaunch.transports.container import advice_for
 from distlaunch.wording import counted, lost_peer_words, rank_list, status_words
 
 MAX_LINES = 24
@@ -268,19 +268,12 @@ def _unusable_nodes(state: State) -> list[str]:
         if failure := failure_of(state.nodes[index]):
             there = state.spec.pool[index]
             python = there.python or state.spec.python
-            what = _of_the_container(state, failure, python) or there.reach.advice(failure, python)
+            container = state.spec.container
+            inside = advice_for(failure, container, python) if container else ""
+            what = inside or there.reach.advice(failure, python)
             lines.append(f"{state.label(index)}: {failure.kind.value}; {what}")
             lines += [f"  | {line}" for line in failure.words.splitlines()[-MAX_LINES:]]
     return lines
-
-
-def _of_the_container(state: State, failure: LinkFailure, python: str | None) -> str:
-    """What to do about the node's container, if that is what failed."""
-    if state.spec.container is None:
-        return ""
-    from distlaunch.transport.container_entry import advice_for  # few jobs have them
-
-    return advice_for(failure, state.spec.container, python)
 
 
 def _node_document(state: State, index: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _MAIN = "from distlaunch.__main__ import main\nmain()\n"
 """What makes the unpacked folder a program: `python3 FOLDER`."""
 
 _TOP = Path(__file__).parents[1]
-_ROOTS = ("distlaunch.cli.torchrun", "distlaunch.links.ahead")
+_ROOTS = ("distlaunch.cli.torchrun", "distlaunch.transports.opening")
 _UNUSED = (
     *("distlaunch.cli.remote", "distlaunch.launch.again", "distlaunch.system.job_file"),
     "distlaunch.view.watching",

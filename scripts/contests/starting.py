@@ -35,8 +35,8 @@ with Signals() as signals:
         met = gather(job_of(task, ["true"], gathering.arrival), gathering, signals, print)
         links = [met.door.link(rank, "run", "host") for rank in range(1, task.size)]
     else:
-        from distlaunch.links.dial import Launcher
-        from distlaunch.links.join import Prover
+        from distlaunch.transports.dial import Launcher
+        from distlaunch.transports.join import Prover
         Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, print).seated()
 """
 """Tasks that join, as those of `exec` do, and then end."""

@@ -20,7 +20,7 @@ import pytest
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.fields import reference
 from distlaunch.system.job_file import load_job
-from distlaunch.transport.boot import SCRIPT
+from distlaunch.transports.handshake import SCRIPT
 from tests.cluster.hosts import Host, Site, parent_of, why_not
 from tests.cluster.odd_hosts import NODE_LOST, UNREACHABLE
 from tests.faults.agents import LIES, LONG_ADDRESS, REFUSED, python_that_lies

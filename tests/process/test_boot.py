@@ -12,17 +12,9 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent.wire import READY_MARKER
-from distlaunch.transport.boot import (
-    NO_PYTHON,
-    NUDGE,
-    SHIPPED,
-    TOO_OLD,
-    Bundle,
-    boot_text,
-    candidates_text,
-)
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
-from distlaunch.transport.ssh import Ssh, SshOptions
+from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.handshake import NUDGE, SHIPPED, Bundle, boot_text, candidates_text
+from distlaunch.transports.ssh import Ssh, SshOptions
 from tests.harness import PATIENCE_S, ROOT
 
 PLAIN = Ssh("a")

@@ -21,9 +21,9 @@ from distlaunch import __version__
 from distlaunch.agent import messages, wire
 from distlaunch.errors import Exit
 from distlaunch.launch import gather
-from distlaunch.links.join import MAGIC, SECRET, Prover, line_of
 from distlaunch.plan.gathering import Arrival
 from distlaunch.system.signals import Interrupts
+from distlaunch.transports.join import MAGIC, SECRET, Prover, line_of
 from tests.harness import PATIENCE_S, Going, all_ended_well, on_time
 from tests.process.launchers import LOST, SAYS_AND_WAITS, launcher, statuses, told, workers
 from tests.process.torchruns import (
@@ -143,7 +143,7 @@ def test_a_name_is_awaited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(gather, "pause", pause)
-    monkeypatch.setattr("distlaunch.links.dial.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("distlaunch.transports.dial.time", SimpleNamespace(monotonic=lambda: clock[0]))
     with Interrupts() as interrupts:
         gather._await_name("job-0.job", 600, interrupts, said.append)
         assert clock[0] == 1007

@@ -10,10 +10,9 @@ import pytest
 
 from distlaunch.agent import messages
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
-from distlaunch.links.ahead import open_ahead
-from distlaunch.links.link import Link
-from distlaunch.links.opening import open_links
-from distlaunch.transport.command import Command
+from distlaunch.transports.link import Link
+from distlaunch.transports.opening import open_early, open_links
+from distlaunch.transports.transport import Command
 from tests.harness import PATIENCE_S, ROOT
 
 
@@ -23,7 +22,7 @@ def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:
 
 @pytest.fixture
 def early() -> Link:
-    link = open_ahead(shares_stdio=False)
+    link = open_early(shares_stdio=False)
     assert link is not None
     return link
 
@@ -102,12 +101,12 @@ def test_a_start_leaves_nothing_beside_its_sources_but_what_python_compiles(copy
 def test_the_agents_modules_are_not_compiled_each_time(copy: Path) -> None:
     code = (
         "import builtins, sys; sys.path[0:0] = [sys.argv[1]]\n"
-        "from distlaunch.links import bundle\n"
-        "bundle.bundle_for(False)\n"  # now there are .pyc files of all
+        "from distlaunch.transports import opening\n"
+        "opening.bundle_for(False)\n"  # now there are .pyc files of all
         "made, real = [], compile\n"
         "builtins.compile = lambda *words, **more: made.append(words[1]) or real(*words, **more)\n"
-        "bundle.bundle_for.cache_clear()\n"
-        "bundle.bundle_for(False)\n"
+        "opening.bundle_for.cache_clear()\n"
+        "opening.bundle_for(False)\n"
         "print(*made)"
     )
     subprocess.run([sys.executable, "-m", "compileall", "-q", str(copy)], check=True)

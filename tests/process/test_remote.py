@@ -8,7 +8,7 @@ import pytest
 
 from distlaunch.cli.remote import Request, run_there
 from distlaunch.errors import DistlaunchError
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.ssh import Ssh
 from tests.harness import distlaunch
 
 

@@ -7,11 +7,10 @@ import pytest
 from distlaunch.plan.layout import Facts, NodeRank, make_plan, meeting_of, workers
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
-from distlaunch.transport.boot import ENTER, SCRIPT
-from distlaunch.transport.container import Container, Runtime
-from distlaunch.transport.container_entry import advice_for, entry, in_step
-from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.transport.slurm import Slurm
+from distlaunch.transports.container import Container, Runtime, advice_for, entry, in_step
+from distlaunch.transports.failure import Kind, LinkFailure
+from distlaunch.transports.handshake import ENTER, SCRIPT
+from distlaunch.transports.slurm import Slurm
 from tests.unit.samples import Load, Problems
 
 QUOTES = "a 'b' \"c\" $HOME `d` \\ !e"

@@ -18,15 +18,14 @@ from distlaunch.allocation.place import step_nodes, task_number
 from distlaunch.allocation.task import Task, check_devices
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.spec import JobSpec
-from distlaunch.links.opening import STEP_NODES, _groups
 from distlaunch.supervisor.actions import GiveNotice
 from distlaunch.supervisor.events import Interrupted, Noticed
 from distlaunch.supervisor.state import Phase
 from distlaunch.system.job_file import load_job
-from distlaunch.transport.command import Command
-from distlaunch.transport.failure import Kind, ProcessEnd
-from distlaunch.transport.local import Local
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.failure import Kind, ProcessEnd
+from distlaunch.transports.opening import STEP_NODES, _groups
+from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.transport import Command, Local
 from tests.unit.tasks import task_environment
 from tests.unit.test_restarts import Job, gone, text_of
 from tests.unit.test_supervisor import texts

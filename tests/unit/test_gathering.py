@@ -14,9 +14,9 @@ from distlaunch.contract import SENT
 from distlaunch.dropin.joining import gathering_of, joining_notices
 from distlaunch.dropin.torchrun_job import notices
 from distlaunch.errors import UsageError
-from distlaunch.links.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
-from distlaunch.links.joined_link import ranks_alone
 from distlaunch.plan.gathering import LOWEST_PORT, PORT_SPAN, Arrival, Gathering, in_order, ports_for
+from distlaunch.transports.door import ranks_alone
+from distlaunch.transports.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
 from tests.unit.samples import bounded
 from tests.unit.test_messages import START, WORKER
 from tests.unit.test_torchrun_flags import parsed

@@ -4,8 +4,8 @@ import pytest
 
 from distlaunch.checks import port_check
 from distlaunch.errors import DistlaunchError
-from distlaunch.links import opening
 from distlaunch.system.here import cpu_count, runs_ranks
+from distlaunch.transports import opening
 from tests.unit.samples import spec_of
 
 

@@ -13,7 +13,7 @@ from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.text import fill
 from distlaunch.plan.layout import Facts, make_plan
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.ssh import Ssh
 from tests.unit.drafts import comments, keys_of
 from tests.unit.samples import bounded, spec_of
 

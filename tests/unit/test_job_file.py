@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from distlaunch.errors import DistlaunchError, JobError, UsageError
 from distlaunch.job.fields import JOB
 from distlaunch.system.job_file import load_job
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.ssh import Ssh
 from tests.unit.samples import Load, Problems, bounded, job_documents
 
 

@@ -11,10 +11,9 @@ from distlaunch.job.fields import JOB, reference
 from distlaunch.job.spec import Binding, EnvValue, SecretKey, Timeouts, Volume
 from distlaunch.plan.unstarted import unstarted_advice
 from distlaunch.system.job_file import load_job
-from distlaunch.transport.command import Command
-from distlaunch.transport.container import Container
-from distlaunch.transport.local import Local
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.container import Container
+from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.transport import Command, Local
 from tests.unit.samples import Load, Problems, found_at
 
 # Every key: what is written, where it shows, what it becomes ({here} is the file's folder).

@@ -8,7 +8,7 @@ import pytest
 
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.spec import EnvValue, Restarts, Timeouts
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.ssh import Ssh
 from tests.unit.samples import Load, Problems, found_at
 
 

@@ -6,18 +6,17 @@ import pytest
 
 from distlaunch.agent import lines, wire
 from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode_output
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
-from distlaunch.transport.slurm import Slurm
-from distlaunch.transport.slurm.group import LabelledStreams, SlurmGroup
-from distlaunch.transport.streams import NodeGone
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.handshake import NodeGone
+from distlaunch.transports.slurm import LabelledStreams, Slurm
 
 HOSTS, INDICES = ("a1", "a2", "b1"), (4, 5, 7)
-GROUP = SlurmGroup(HOSTS, Slurm("a1", "17"))
+STEP = Slurm("a1", "17")
 HELLO = READY_MARKER + HELLO_PREFIX + b"n0nce\n"
 
 
 def streams() -> LabelledStreams:
-    return LabelledStreams(b"opening", "n0nce", GROUP, INDICES)
+    return LabelledStreams(b"opening", "n0nce", dict(zip(HOSTS, INDICES, strict=True)), STEP)
 
 
 def labelled(label: int, data: bytes) -> bytes:
@@ -56,7 +55,6 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None
 def test_the_opening_is_for_all_and_each_says_hello() -> None:
     made = streams()
     assert made.without_marker() == b"opening"
-    assert not made.reached
     made.receive(labelled(0, HELLO) + labelled(2, HELLO))
     assert not made.booted
     made.receive(labelled(1, HELLO))
@@ -88,7 +86,7 @@ def test_a_last_word_ends_a_node_once_also_after_half_a_line() -> None:
 def test_what_srun_says_of_tasks(words: str, ended: list[tuple[int, int | None]]) -> None:
     gone = booted().listen(words.encode() + b"\n")
     assert gone == [
-        NodeGone(node, GROUP.failure(ProcessEnd(f"{words}\n", booted=True, status=status)))
+        NodeGone(node, STEP.failure(ProcessEnd(f"{words}\n", booted=True, status=status)))
         for node, status in ended
     ]
     assert not any(each.failure.clean for each in gone)
@@ -109,6 +107,6 @@ def test_a_line_without_a_label_breaks_the_protocol() -> None:
 
 
 def test_a_group_is_one_step_on_all_its_hosts() -> None:
-    argv = GROUP.argv()
+    argv = STEP.group_argv(HOSTS)
     assert {"--nodelist=a1,a2,b1", "--nodes=3", "--ntasks=3", "--label", "--no-kill"} <= set(argv)
     assert "--unbuffered" not in argv

@@ -10,8 +10,8 @@ from distlaunch.errors import JobError
 from distlaunch.job.build import build_spec
 from distlaunch.job.spec import JobSpec, Surroundings
 from distlaunch.system.yaml_document import parse
-from distlaunch.transport.command import Command
-from distlaunch.transport.failure import Kind, ProcessEnd
+from distlaunch.transports.failure import Kind, ProcessEnd
+from distlaunch.transports.transport import Command
 
 
 def pod(name: str, address: str, **changes: Any) -> dict[str, Any]:

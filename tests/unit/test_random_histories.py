@@ -70,8 +70,8 @@ from distlaunch.supervisor.nodes import Linked, Lost, Up, may_be_occupied
 from distlaunch.supervisor.state import Phase, State, Timer, Why
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.workers import VERDICT_S
-from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.transport.joined import Joined
+from distlaunch.transports.failure import Kind, LinkFailure
+from distlaunch.transports.transport import Joined
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
 CHANCE = 0.25

@@ -15,7 +15,7 @@ from distlaunch.runs import replay as tool
 from distlaunch.runs.replay import HistoryError, Moment, loaded, replay, typed
 from distlaunch.supervisor.events import AgentUp, Event, LinkEnded, WorkerExited
 from distlaunch.supervisor.history import BEGAN, VERSION, beginning, fields_of, without_secrets
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.samples import spec_of
 
 JOB = """

@@ -48,7 +48,7 @@ from distlaunch.supervisor.nodes import (
     unfit_words,
 )
 from distlaunch.supervisor.state import Phase, Timer, Why
-from distlaunch.transport.failure import Kind, LinkFailure
+from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.test_supervisor import (
     JOB,
     MASTER,

@@ -16,8 +16,8 @@ from distlaunch.plan.gathering import ports_for
 from distlaunch.supervisor.actions import AskScheduler, Close, GiveNotice
 from distlaunch.supervisor.events import AgentLeaving, AllocationTold, Interrupted, Noticed
 from distlaunch.supervisor.state import Phase
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
-from distlaunch.transport.slurm import Slurm
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.slurm import Slurm
 from tests.unit.tasks import task_environment
 from tests.unit.test_restarts import Job, gone, text_of
 from tests.unit.test_supervisor import Actions, exited, texts

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent.wire import READY_MARKER
-from distlaunch.transport.boot import NO_PYTHON, SCRIPT, TOO_OLD, candidates_text
-from distlaunch.transport.failure import Kind, LinkFailure, ProcessEnd
-from distlaunch.transport.kinds import Transport
-from distlaunch.transport.local import Local
-from distlaunch.transport.ssh import Ssh, SshOptions
-from distlaunch.transport.ssh.failures import on_the_way
+from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
+from distlaunch.transports.handshake import SCRIPT, candidates_text
+from distlaunch.transports.ssh import Ssh, SshOptions, on_the_way
+from distlaunch.transports.transport import Local, Transport
 from tests.unit.samples import bounded, spec_of
 
 PLAIN = Ssh("a")

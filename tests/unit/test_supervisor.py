@@ -53,8 +53,8 @@ from distlaunch.supervisor.events import (
 from distlaunch.supervisor.nodes import Exited, Lost, Route, failure_of, is_over, route_of
 from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.supervisor.step import begin, step
-from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.transport.ssh import Ssh
+from distlaunch.transports.failure import Kind, LinkFailure
+from distlaunch.transports.ssh import Ssh
 from distlaunch.wording import status_words
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 

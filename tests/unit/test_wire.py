@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import wire
 from distlaunch.agent.wire import CONTROL, HEADER, OUTPUT, FrameDecoder, ProtocolError
-from distlaunch.transport.boot import NUDGE
-from distlaunch.transport.handshake import MAX_NOISE, Handshake
-from distlaunch.transport.streams import OneStream
+from distlaunch.transports.handshake import MAX_NOISE, NUDGE, Handshake, Streams
 from tests.unit.samples import bounded
 
 Told = tuple[int, int, int, bytes]
@@ -209,9 +207,9 @@ def test_byte_by_byte_nothing_is_sent_before_the_marker_is_whole() -> None:
     handshake = Handshake([b"opening"], "n0nce")
     for byte in wire.READY_MARKER[:-1]:
         assert handshake.feed(bytes([byte])) == (b"", [])
-        assert not handshake.reached
+        assert not handshake.opened
     assert handshake.feed(wire.READY_MARKER[-1:]) == (b"opening", [])
-    assert handshake.reached
+    assert handshake.opened
     assert not handshake.booted
 
 
@@ -237,23 +235,23 @@ def test_frames_that_come_with_the_hello_are_told() -> None:
 )
 def test_a_hello_without_our_nonce_boots_nothing(hello: bytes) -> None:
     _, frames, handshake = shaken([wire.READY_MARKER, hello, REPORT])
-    assert handshake.reached
+    assert handshake.opened
     assert not handshake.booted
     assert frames == []
 
 
 def test_a_hello_without_a_marker_boots_nothing() -> None:
     sent, frames, handshake = shaken([HELLO, REPORT])
-    assert (sent, frames, handshake.reached, handshake.booted) == (b"", [], False, False)
+    assert (sent, frames, handshake.opened, handshake.booted) == (b"", [], False, False)
 
 
 def test_a_shell_is_nudged_until_that_was_sent_what_it_reads() -> None:
-    awaited, direct = OneStream([b"python3\n\n"], "n0nce"), OneStream([b"python3\n\n"], "n0nce")
+    awaited, direct = (Streams(Handshake([b"python3\n\n"], "n0nce")) for _ in range(2))
     assert awaited.nudges() == NUDGE
     awaited.receive(wire.READY_MARKER)
     direct.without_marker()
     assert awaited.nudges() == direct.nudges() == b""
-    inside = OneStream([b">docker run\n", b"python3\n\n"], "n0nce")
+    inside = Streams(Handshake([b">docker run\n", b"python3\n\n"], "n0nce"))
     inside.without_marker()
     assert inside.nudges() == NUDGE  # for the shell in the container
 

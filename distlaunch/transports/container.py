@@ -1,23 +1,43 @@
-"""The command line that makes a container on a node, and what can fail.
+"""A container in which a node's agent runs, and its ranks: the command line that makes it, and what can fail.
 
 The agent's guardian is the first process there, so that its end is the container's, and nothing gets out. The
 node's own shell evaluates the line: it knows what the controller does not, such as who the user is there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from shlex import quote
+from types import MappingProxyType
+from typing import Literal
 
-from distlaunch.transport.boot import ENTER, NO_IMAGE, NO_RUNTIME, PULLING, SCRIPT
-from distlaunch.transport.container import Container
-from distlaunch.transport.failure import Kind, LinkFailure
-from distlaunch.transport.slurm import Slurm
+from distlaunch.agent.frozen import Frozen
+from distlaunch.transports.failure import NO_IMAGE, NO_RUNTIME, Kind, LinkFailure
+from distlaunch.transports.handshake import ENTER, PULLING, SCRIPT
+from distlaunch.transports.slurm import Slurm
 
+Runtime = Literal["docker", "podman", "apptainer", "enroot", "pyxis"]
+BY_SRUN: Runtime = "pyxis"
+"""The one that is a plug-in of srun, which has options for it."""
 _OF_THE_NODE = (
     *("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT"),
     "SLURM_ARRAY_TASK_ID",
 )
 """Variables of the node's that containers get, which have an environment of their own."""
 _GPUS = "[ -e /dev/nvidiactl ]"
+
+
+class Container(Frozen):
+    """What the job file's `container` section says; `options` are the runtime's, each a word.
+
+    `mounts` are `PATH` or `PATH:PATH_INSIDE[:ro]`; `before` are words between the runtime's name and its
+    command. `env` has a value None for what is as on the node.
+    """
+
+    image: str
+    runtime: Runtime = "docker"
+    mounts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    env: Mapping[str, str | None] = MappingProxyType({})
+    before: tuple[str, ...] = ()
 
 
 def entry(container: Container, workdir: str) -> bytes:
@@ -39,39 +59,33 @@ def _steps(container: Container, workdir: str) -> Iterator[str]:
         yield f"echo {PULLING}"  # as it starts; whether it is there already nobody tells
     else:
         yield f"[ -e {image} ] || {failed}"
-    words = {"apptainer": _apptainer, "enroot": _enroot}.get(name, _docker)(container, workdir)
+    before, flag, shell = _options(name)
+    words = [
+        *before,
+        *_env(container),
+        *(f"--{flag}={mount}" for mount in _mounts(container, workdir)),
+        *map(quote, container.options),
+        f"{image} {shell} {quote(SCRIPT)}",
+    ]
     yield f"exec {runtime} {' '.join(words)}"
 
 
-def _docker(container: Container, workdir: str) -> Iterator[str]:
-    """docker's, and podman's, which differ in who the user is and in how they name GPUs."""
-    docker = container.runtime == "docker"
-    yield "run --rm --interactive --pull=never --network=host --ipc=host --workdir=/ --entrypoint=/bin/sh"
-    yield '--user="$(id -u):$(id -g)"' if docker else '$([ "$(id -u)" = 0 ] || echo --userns=keep-id)'
-    yield f"$({_GPUS} && echo {'--gpus=all' if docker else '--device=nvidia.com/gpu=all'})"
-    yield from (f"--env={name}" for name in _OF_THE_NODE)
-    yield from _env(container)
-    yield from (f"--volume={mount}" for mount in _mounts(container, workdir))
-    yield from map(quote, container.options)
-    yield f"{_placed(container.image)} -c {quote(SCRIPT)}"
-
-
-def _apptainer(container: Container, workdir: str) -> Iterator[str]:
-    """It has the user's own uid, home, network and IPC; its processes end with it in a PID namespace."""
-    yield f"exec --pid --pwd=/ $({_GPUS} && echo --nv)"
-    yield from _env(container)
-    yield from (f"--bind={mount}" for mount in _mounts(container, workdir))
-    yield from map(quote, container.options)
-    yield f"{_placed(container.image)} /bin/sh -c {quote(SCRIPT)}"
-
-
-def _enroot(container: Container, workdir: str) -> Iterator[str]:
-    """Its hooks bring in GPUs; network, IPC and processes are the node's."""
-    yield "start --rw"
-    yield from _env(container)
-    yield from (f"--mount={mount}" for mount in _mounts(container, workdir))
-    yield from map(quote, container.options)
-    yield f"{_placed(container.image)} /bin/sh -c {quote(SCRIPT)}"
+def _options(runtime: Runtime) -> tuple[list[str], str, str]:
+    """The runtime's command with its first options, its option for a mount, and what starts a shell."""
+    if runtime == "apptainer":
+        # It has the user's own uid, home, network and IPC; its processes end with it in a PID namespace.
+        return [f"exec --pid --pwd=/ $({_GPUS} && echo --nv)"], "bind", "/bin/sh -c"
+    if runtime == "enroot":
+        # Its hooks bring in GPUs; network, IPC and processes are the node's.
+        return ["start --rw"], "mount", "/bin/sh -c"
+    docker = runtime == "docker"  # podman differs in who the user is and in how it names GPUs
+    options = [
+        "run --rm --interactive --pull=never --network=host --ipc=host --workdir=/ --entrypoint=/bin/sh",
+        '--user="$(id -u):$(id -g)"' if docker else '$([ "$(id -u)" = 0 ] || echo --userns=keep-id)',
+        f"$({_GPUS} && echo {'--gpus=all' if docker else '--device=nvidia.com/gpu=all'})",
+        *(f"--env={name}" for name in _OF_THE_NODE),
+    ]
+    return options, "volume", "-c"
 
 
 def _env(container: Container) -> Iterator[str]:

@@ -13,22 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distlaunch import __version__
+from distlaunch.agent import messages, wire
 from distlaunch.agent.port import acceptor
+from distlaunch.contract import SENT
 from distlaunch.errors import Exit
-from distlaunch.links.join import (
-    MAGIC,
-    MAX_LINE,
-    TORCHS_FIRST,
-    Prover,
-    arrival_of,
-    line_of,
-    message_of,
-    nonce,
-)
-from distlaunch.links.joined_link import JoinedLink
-from distlaunch.links.peer import Peer, watch_for_silence
 from distlaunch.plan.gathering import Arrival, Gathering
-from distlaunch.transport.joined import Joined
+from distlaunch.transports import join
+from distlaunch.transports.handshake import Handshake, NodeGone, Streams
+from distlaunch.transports.link import Link
+from distlaunch.transports.process import Peer, watch_for_silence
+from distlaunch.transports.transport import Joined
 
 HELLO_S = 5.0
 """Seconds for a connection to say whose it is."""
@@ -36,6 +30,54 @@ MOST_STRANGERS = 256
 """Connections that have not said whose they are; the oldest one goes when there are more."""
 MOST_NAMED, MAX_WORDS = 20, 500
 BACKLOG = 1024
+
+
+class JoinedLink(Link):
+    """A link to the agent of another launcher, which is sent ranks, addresses and ports, and no program."""
+
+    def __init__(self, transport: Joined, connection: socket.socket | None, nonce: str) -> None:
+        self._peer = Peer(connection)
+        super().__init__(transport, self._peer, Streams(Handshake([], nonce)), bytes)
+
+    def send(self, node: int, command: tuple[Any, ...]) -> None:
+        """As of every link, but what its workers run is known there alone."""
+        super().send(node, ranks_alone(command) if isinstance(command, messages.StartWorkers) else command)
+
+    def receive(self) -> list[wire.Frame | NodeGone]:
+        """As of every link; the last frame tells how the agent ended."""
+        try:
+            frames = super().receive()
+        except OSError as error:
+            self.at_end = True
+            self.streams.listen(f"its launcher: {error.strerror}\n".encode())
+            return []
+        kept = []
+        for frame in frames:
+            if isinstance(frame, wire.Frame) and frame.kind == wire.END:
+                told = frame.message()
+                self._peer.status = told["status"] if isinstance(told.get("status"), int) else None
+                self.streams.listen(str(told.get("words", "")).encode())
+            else:
+                kept.append(frame)
+        if self.at_end and self._peer.status is None and self.streams.booted:
+            self.streams.listen(b"its launcher closed the connection\n")
+        return kept
+
+
+def ranks_alone(command: messages.StartWorkers) -> messages.StartRanks:
+    """What of a command may travel to a launcher that runs its own command line."""
+
+    def sent(variables: Mapping[str, str]) -> dict[str, str]:
+        return {name: text for name, text in variables.items() if name in SENT}
+
+    return messages.StartRanks(
+        **{name: getattr(command, name) for name in messages.StartRanks.__annotations__ if name != "workers"}
+        | {"env": sent(command.env)},
+        workers=[
+            messages.RankSpec(each.local_rank, sent(each.env), sent(each.defaults))
+            for each in command.workers
+        ],
+    )
 
 
 class Visitor:
@@ -46,7 +88,6 @@ class Visitor:
         self.sock, self.host, self.reached = sock, host, reached
         self.began = time.monotonic()
         self.received = b""
-        self.nonce = ""
         self.line = ""
         self.arrival: Arrival | None = None
         self.joined = False
@@ -64,7 +105,7 @@ class Visitor:
     def send(self, **message: object) -> None:
         """Send a line, which always fits; that it is gone is noticed elsewhere."""
         try:
-            self.sock.send(line_of(message))
+            self.sock.send(join.line_of(message))
         except OSError:
             return
 
@@ -72,7 +113,7 @@ class Visitor:
 class Door:
     """Lets launchers in; `say` gets what there is to tell."""
 
-    def __init__(self, gathering: Gathering, prover: Prover, say: Callable[[str], object]) -> None:
+    def __init__(self, gathering: Gathering, prover: join.Prover, say: Callable[[str], object]) -> None:
         self._gathering, self._prover, self._say = gathering, prover, say
         self._way = prover.way
         self._selector = selectors.DefaultSelector()
@@ -157,7 +198,7 @@ class Door:
 
     def _hear(self, visitor: Visitor) -> None:
         try:
-            data = visitor.sock.recv(MAX_LINE)
+            data = visitor.sock.recv(join.MAX_LINE)
         except BlockingIOError:
             return
         except OSError:
@@ -166,29 +207,29 @@ class Door:
             self._drop(visitor)
             return
         visitor.received += data
-        if visitor.received.startswith(TORCHS_FIRST):
+        if visitor.received.startswith(join.TORCHS_FIRST):
             self._turn_away(
                 visitor, "runs torchrun: run `distlaunch torchrun` on all nodes, or torchrun on all"
             )
-        elif not visitor.received.startswith(MAGIC[: len(visitor.received)]):
+        elif not visitor.received.startswith(join.MAGIC[: len(visitor.received)]):
             self._turn_away(visitor, "sent something that is no launcher's")
-        elif len(visitor.received) > MAX_LINE or visitor.joined:
+        elif len(visitor.received) > join.MAX_LINE or visitor.joined:
             self._turn_away(visitor, "sent more than a launcher does")
         else:
             self._read_lines(visitor)
 
     def _read_lines(self, visitor: Visitor) -> None:
-        lines = visitor.received[len(MAGIC) :].split(b"\n")[:-1]
+        lines = visitor.received[len(join.MAGIC) :].split(b"\n")[:-1]
         try:
             if visitor.arrival is None and lines:
                 self._challenge(visitor, lines[0])
             if visitor.arrival is not None and lines[1:]:
-                self._judge(visitor, visitor.arrival, message_of(lines[1]))
+                self._judge(visitor, visitor.arrival, join.message_of(lines[1]))
         except ValueError as error:
             self._turn_away(visitor, f"sent something that is no launcher's ({error})")
 
     def _challenge(self, visitor: Visitor, line: bytes) -> None:
-        message = message_of(line)
+        message = join.message_of(line)
         theirs = message.get("version")
         if theirs != __version__:
             told = str(theirs)[:40]
@@ -196,13 +237,14 @@ class Door:
                 visitor, f"distlaunch is {told} there and {__version__} here: install the same version"
             )
             return
-        arrival, ours = arrival_of(message), self._gathering.arrival
-        visitor.arrival, visitor.nonce = arrival, nonce()
+        arrival, ours = join.arrival_of(message), self._gathering.arrival
+        visitor.arrival = arrival
         if arrival.job != ours.job:
             self._refuse(visitor, f"its job is {arrival.job[:80]!r}, not {ours.job[:80]!r}", another=True)
             return
-        visitor.line = f"{message.get('nonce')} {visitor.nonce} {line.decode(errors='replace')}"
-        visitor.send(nonce=visitor.nonce, proves=self._way)
+        nonce = join.nonce()
+        visitor.line = f"{message.get('nonce')} {nonce} {line.decode(errors='replace')}"
+        visitor.send(nonce=nonce, proves=self._way)
 
     def _judge(self, visitor: Visitor, arrival: Arrival, message: Mapping[str, Any]) -> None:
         if "refuses" in message:
@@ -272,10 +314,10 @@ class Door:
 
     def link(self, node: int, run_id: str, host: str) -> JoinedLink:
         """The link to a node: to the launcher that has joined for it, else one that has ended already."""
-        visitor, number = self._seated.pop(node, None), nonce()
+        visitor, number = self._seated.pop(node, None), join.nonce()
         if visitor not in self._visitors:
             self._await(node)
-            return JoinedLink(Joined(host), Peer(None), node, number)
+            return JoinedLink(Joined(host), None, number)
         assert visitor is not None
         self._expected.discard(node)
         if not self._expected:
@@ -284,7 +326,7 @@ class Door:
         self._selector.unregister(visitor.sock)
         visitor.send(node=node, run=run_id, nonce=number)
         self._held.append(visitor.sock.dup())
-        return JoinedLink(Joined(visitor.name, visitor.here), Peer(visitor.sock), node, number)
+        return JoinedLink(Joined(visitor.name, visitor.here), visitor.sock, number)
 
     def _await(self, node: int) -> None:
         """Be open for the launcher that takes a missing node's place."""

@@ -6,8 +6,13 @@ from enum import Enum
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
-from distlaunch.transport.boot import NO_IMAGE, NO_PYTHON, NO_RUNTIME, TOO_OLD
 from distlaunch.wording import status_words
+
+TOO_OLD = "distlaunch-agent"
+"""Followed by the version on stderr when the interpreter is older than 3.8; also the name in ps."""
+NO_PYTHON = "distlaunch: no python"
+NO_IMAGE = "distlaunch: no image"
+NO_RUNTIME = "distlaunch: no container runtime"
 
 
 class Kind(Enum):

@@ -15,6 +15,7 @@ addresses and ports alone: a launcher runs nothing but its own command line.
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ MAX_LINE = 1 << 14
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
 _ON_ALL = "set it to the same value on all nodes"
 MAX_NAME = 253
+_MUNGE_S = 5.0
 
 
 class JoinError(DistlaunchError):
@@ -101,9 +103,10 @@ class Prover:
         """What a controller demands: secret, munge or nothing."""
         if self._secret:
             return "secret"
-        from distlaunch.links import munge  # its programs are looked for once
-
-        return "munge" if munge.works(self._environ) else ""
+        try:
+            return "" if self._wrong_credential(self._credential("works"), "works") else "munge"
+        except OSError:
+            return ""  # its programs are missing, or its daemon does not answer
 
     def proof(self, way: str, side: str, said: str) -> str:
         """The proof of what was `said`, by one `side`. Raises `JoinError` where it can't be given."""
@@ -118,10 +121,8 @@ class Prover:
 
             return hmac.new(self._secret, _covered(side, said), "sha256").hexdigest()
         if way == "munge":
-            from distlaunch.links import munge
-
             try:
-                return munge.credential(_digest(side, said))
+                return self._credential(_digest(side, said))
             except OSError as error:
                 text = f"{self._name} has no MUNGE credential: {error}; or set {SECRET} on all nodes"
                 raise JoinError(text, Exit.USAGE) from None
@@ -136,10 +137,46 @@ class Prover:
             good = isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
             return "" if good else f"its {SECRET} is another one"
         if way == "munge":
-            from distlaunch.links import munge
-
-            return munge.wrong(str(proof), _digest(side, said))
+            return self._wrong_credential(str(proof), _digest(side, said))
         return ""
+
+    def _credential(self, payload: str) -> str:
+        """A credential of this process's user: see munge(1). Raises OSError."""
+        status, text = self._munge(["munge", "--string", payload], "")
+        if status:
+            raise OSError(f"munge: {text.strip() or f'exit status {status}'}")
+        return text.strip()
+
+    def _wrong_credential(self, text: str, payload: str) -> str:
+        """Why one is not our own user's for that payload; "" if it is. Each can be read once: unmunge(1)."""
+        try:
+            status, said = self._munge(["unmunge"], text)
+        except OSError as error:
+            return f"its MUNGE credential can't be read here: {error}"
+        found = re.search(r"^UID: .*\((\d+)\)$", said, re.MULTILINE)
+        if status or not found:
+            return "it has no valid MUNGE credential"
+        if int(found[1]) != os.geteuid():
+            return f"it belongs to another user (uid {found[1]})"
+        meant = said.rstrip("\n").endswith("\n\n" + payload)
+        return "" if meant else "its MUNGE credential is for something else"
+
+    def _munge(self, argv: list[str], text: str) -> tuple[int, str]:
+        import subprocess  # few processes need it
+
+        try:
+            done = subprocess.run(
+                argv,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=_MUNGE_S,
+                check=False,
+                env=self._environ,
+            )
+        except subprocess.TimeoutExpired:
+            raise OSError("no answer from munged") from None
+        return done.returncode, done.stdout if argv[0] == "unmunge" or not done.returncode else done.stderr
 
 
 def _covered(side: str, said: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A launcher's way into a run whose controller is another launcher: see `distlaunch.links.join`."""
+"""A launcher's way into a run whose controller is another launcher: see `distlaunch.transports.join`."""
 
 import select
 import signal
@@ -9,18 +9,10 @@ from itertools import cycle, islice, product
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.links.join import (
-    MAGIC,
-    MAX_LINE,
-    TORCHS_PING,
-    JoinError,
-    Prover,
-    line_of,
-    message_of,
-    nonce,
-)
-from distlaunch.links.peer import watch_for_silence
+from distlaunch.errors import Exit
 from distlaunch.plan.gathering import Gathering, ports_for
+from distlaunch.transports import join
+from distlaunch.transports.process import watch_for_silence
 
 if TYPE_CHECKING:
     from distlaunch.system.signals import Interrupts
@@ -31,7 +23,6 @@ RETRY_S, RETRY_MOST_S = 0.01, 0.5
 TELL_S = 5.0
 """Seconds of waiting until that is told, and again each time the wait has doubled."""
 TURN_S = 0.5
-UNREACHABLE, USAGE = 69, 2
 MAX_NODES = 1 << 16
 """The header of a frame has no room for more."""
 MAX_RUN_ID = 200
@@ -56,21 +47,16 @@ class Wait:
     """How long something has been waited for, and when to tell."""
 
     def __init__(self, limit_s: float) -> None:
-        self.began, self.limit_s, self._tell_s = time.monotonic(), limit_s, TELL_S
-
-    @property
-    def passed_s(self) -> float:
-        """Seconds so far."""
-        return time.monotonic() - self.began
+        self._began, self.limit_s, self._tell_s = time.monotonic(), limit_s, TELL_S
 
     @property
     def over(self) -> bool:
         """Whether the limit is reached."""
-        return self.passed_s > self.limit_s
+        return time.monotonic() - self._began > self.limit_s
 
     def is_worth_telling(self) -> bool:
         """True after TELL_S, and after each doubling."""
-        if self.passed_s < self._tell_s:
+        if time.monotonic() - self._began < self._tell_s:
             return False
         self._tell_s *= 2
         return True
@@ -81,7 +67,7 @@ def pause(interrupts: "Interrupts", say: Say, wait_s: float, *fds: int) -> None:
     ready, _, _ = select.select([interrupts.fd, *fds], [], [], wait_s)
     for signum in interrupts.received() if interrupts.fd in ready else b"":
         if signum != signal.SIGTSTP:
-            raise JoinError(f"stopped by {signal.Signals(signum).name}", 128 + signum)
+            raise join.JoinError(f"stopped by {signal.Signals(signum).name}", 128 + signum)
         say(NO_SUSPENDING)
 
 
@@ -99,7 +85,7 @@ def renumbered(number: int, wanted: int | None) -> str:
 class Launcher:
     """Connects to the controller, and waits until all are there."""
 
-    def __init__(self, gathering: Gathering, prover: Prover, interrupts: "Interrupts", say: Say) -> None:
+    def __init__(self, gathering: Gathering, prover: join.Prover, interrupts: "Interrupts", say: Say) -> None:
         self._gathering, self._prover = gathering, prover
         self._interrupts, self._say = interrupts, say
         self._why = ""
@@ -118,7 +104,7 @@ class Launcher:
             if wait.over:
                 hint = f"; {self._gathering.hint}" if self._gathering.hint else ""
                 text = f"can't reach the controller at {place}: {self._why}{hint}"
-                raise JoinError(f"gave up after {wait.limit_s:g} s: {text}", UNREACHABLE)
+                raise join.JoinError(f"gave up after {wait.limit_s:g} s: {text}", Exit.UNREACHABLE)
             if wait.is_worth_telling():
                 who = "node 0" if self._gathering.ordered else "the node that has this address"
                 self._say(f"waiting for {who} at {place}: {self._why}")
@@ -175,8 +161,8 @@ def _is_torchs(host: str, port: int) -> bool:
     """Whether a store of torch's answers there."""
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S) as probe:
-            probe.sendall(TORCHS_PING)
-            return probe.recv(16) == TORCHS_PING[-4:]
+            probe.sendall(join.TORCHS_PING)
+            return probe.recv(16) == join.TORCHS_PING[-4:]
     except OSError:
         return False
 
@@ -191,7 +177,7 @@ def _is_run_id(text: object) -> bool:
 
 
 class _Conversation:
-    """A launcher's side of what `distlaunch.links.join` has."""
+    """A launcher's side of what `distlaunch.transports.join` has."""
 
     def __init__(self, connection: socket.socket, host: str, launcher: Launcher, strict: bool) -> None:
         """`strict`: only the controller of this very job listens there; else any other may."""
@@ -204,22 +190,22 @@ class _Conversation:
 
         OSError, ValueError, TypeError, KeyError: it is no controller.
         """
-        launcher, ours = self._launcher, nonce()
-        line = line_of({**launcher._gathering.arrival._asdict(), "nonce": ours})
+        launcher, ours = self._launcher, join.nonce()
+        line = join.line_of({**launcher._gathering.arrival._asdict(), "nonce": ours})
         self._connection.settimeout(ANSWER_S)
-        self._connection.sendall(MAGIC + line)
+        self._connection.sendall(join.MAGIC + line)
         challenge = self._message(CONNECT_S)
         theirs, way = str(challenge["nonce"]), str(challenge["proves"])
         covered = f"{ours} {theirs} {line[:-1].decode()}"
         try:
             proof = launcher._prover.proof(way, "launcher", covered)
-        except JoinError as error:
-            self._connection.sendall(line_of({"refuses": str(error)}))
+        except join.JoinError as error:
+            self._connection.sendall(join.line_of({"refuses": str(error)}))
             raise
-        self._connection.sendall(line_of({"proof": proof}))
+        self._connection.sendall(join.line_of({"proof": proof}))
         answer = self._message(ANSWER_S)
         if why := launcher._prover.wrong(way, "controller", covered, answer.get("proof")):
-            raise JoinError(f"the controller at {self._host} is not to be trusted: {why}", USAGE)
+            raise join.JoinError(f"the controller at {self._host} is not to be trusted: {why}", Exit.USAGE)
         while True:
             try:
                 message = self._message(None)
@@ -249,14 +235,14 @@ class _Conversation:
             launcher = self._launcher
             pause(launcher._interrupts, launcher._say, left_s, self._connection.fileno())
             if select.select([self._connection], [], [], 0)[0]:
-                data = self._connection.recv(MAX_LINE)
-                if not data or len(self._received) > MAX_LINE:
+                data = self._connection.recv(join.MAX_LINE)
+                if not data or len(self._received) > join.MAX_LINE:
                     raise ValueError("it closed the connection" if not data else "it says too much")
                 self._received += data
         line, _, self._received = self._received.partition(b"\n")
-        message = message_of(line)
+        message = join.message_of(line)
         if "refused" in message:
             if message.get("another") and not self._strict:
                 raise ValueError("it is the controller of another job")
-            raise JoinError(str(message["refused"]), int(message.get("status", USAGE)))
+            raise join.JoinError(str(message["refused"]), int(message.get("status", Exit.USAGE)))
         return message

@@ -1,9 +1,10 @@
-"""Starts the process that reaches a node: sh, ssh, srun, or whatever a transport says."""
+"""What carries a link: the process that reaches a node (sh, ssh, srun, …), or a launcher's connection."""
 
 import contextlib
 import errno
 import os
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 
 from distlaunch.agent import shared
@@ -12,6 +13,8 @@ from distlaunch.system.here import exit_descriptor
 
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores; what it starts must not."""
+SILENT_S = 15
+"""Seconds without an answer after which a connection counts as dead, as over ssh."""
 
 
 class Child:
@@ -33,19 +36,17 @@ class Child:
         """Wait for its end."""
         self._reap(0)
 
-    def signal(self, signum: int) -> None:
-        """Send it a signal, if it has not ended."""
-        if self.poll() is None:
+    def signal(self, signum: int, group: bool = False) -> None:
+        """Send it a signal, if it has not ended; or its `group`: also what it has started and is left."""
+        if group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signum)
+        elif self.poll() is None:
             os.kill(self.pid, signum)
-
-    def signal_group(self, signum: int) -> None:
-        """Send a signal to it and what it has started, if anything of that is left."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signum)
 
     def kill(self) -> None:
         """Kill it and what it has started; it is still to be waited for."""
-        self.signal_group(signal.SIGKILL)
+        self.signal(signal.SIGKILL, group=True)
 
     def exit_descriptor(self) -> int:
         """A descriptor, to be closed, that becomes readable when it has ended."""
@@ -72,6 +73,57 @@ class Child:
             if pid:
                 self._status = os.waitstatus_to_exitcode(status)
         return self._status
+
+
+class Peer:
+    """A connection in the place of a link's process; None = one that never was.
+
+    Its far end tells the `status`.
+    """
+
+    def __init__(self, sock: socket.socket | None) -> None:
+        self.status: int | None = None
+        # Nothing comes here: stderr is at its end.
+        self.stderr, write = os.pipe()
+        os.close(write)
+        if sock is None:
+            self.stdout, self.stdin = os.dup(self.stderr), os.open(os.devnull, os.O_WRONLY)
+            return
+        watch_for_silence(sock)
+        self.stdout = sock.detach()
+        self.stdin = os.dup(self.stdout)  # each is watched by itself
+
+    def poll(self) -> int | None:
+        """The status of its far end's agent, once that has ended."""
+        return self.status
+
+    def wait(self) -> None:
+        """There is no process."""
+
+    def signal(self, signum: int, group: bool = False) -> None:
+        """End it, whatever the signal."""
+        self.kill()
+
+    def kill(self) -> None:
+        """Close the connection both ways: its far end stops what it has, and leaves."""
+        try:
+            with socket.socket(fileno=os.dup(self.stdout)) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it is gone
+
+    def exit_descriptor(self) -> int:
+        """Readable at once: nothing more is told after the end of the connection."""
+        return os.dup(self.stderr)
+
+    def close_stdin(self) -> None:
+        """Close our half of it."""
+        self.kill()
+
+    def close(self) -> None:
+        """Let go of it."""
+        for fd in (self.stdin, self.stdout, self.stderr):
+            os.close(fd)
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int] = ()) -> Child:
@@ -140,3 +192,17 @@ def _inheritable() -> list[int]:
             if 2 < int(name) < limit and os.get_inheritable(int(name)):
                 found.append(int(name))
     return found
+
+
+def watch_for_silence(sock: socket.socket) -> None:
+    """Have the kernel end a connection whose other side is gone, and send what is written at once."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_USER_TIMEOUT", SILENT_S * 1000),
+        ("TCP_KEEPIDLE", SILENT_S // 3),
+        ("TCP_KEEPINTVL", SILENT_S // 3),
+        ("TCP_KEEPCNT", 2),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

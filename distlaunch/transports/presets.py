@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.allocation.pods import exec_words
-from distlaunch.transport.failure import Kind, Patterns
+from distlaunch.transports.failure import Kind, Patterns
 
 
 class Preset(Frozen):

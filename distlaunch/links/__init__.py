@@ -1,1 +1,0 @@
-"""Links to the nodes' agents: opened, served, closed."""

@@ -1,0 +1,204 @@
+"""The first bytes of a link: the constant command that starts an agent, what that is sent, what it answers.
+
+The same command goes to every node, so no value of a job is ever quoted for a remote shell:
+
+1. sh prints READY_MARKER. Nothing of ours is sent before it is seen, so an rc file that reads stdin gets
+   none of it: only, now and then, an empty line (NUDGE), so that its `read` does not wait forever.
+2. The controller sends candidate interpreters, one per line, then an empty line; earlier ones are skipped. Or
+   it sends a line by which sh becomes one in a container, which begins with step 1.
+3. sh becomes the first that exists (~/ is its user's home), which reads blocks of eight digits and as many
+   bytes: a loader, modules.
+4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`). From there on both send frames.
+
+A `Handshake` is the controller's side of this, and `Streams` are all that comes from a node, without I/O.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+from distlaunch.agent import wire
+from distlaunch.agent.frozen import Frozen
+from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, LinkFailure, ProcessEnd
+
+PULLING = "distlaunch-pulling"
+"""Printed, as a line, where an image has to be fetched first."""
+ENTER = ">"
+"""Before a line of shell that becomes another shell, in a container, which begins again with step 1."""
+NUDGE = b"\n"
+"""Sent every few seconds until the marker is seen."""
+
+# No single quote, `!` or newline: the script must survive single quotes in sh, csh and fish.
+# The marker is printed in two halves so that a shell that echoes the command can't fake it.
+_PYTHON = (
+    "import sys,zlib;v=sys.version_info;v<(3,8) and sys.exit(sys.argv[1]+chr(32)+sys.version);"
+    "r=sys.stdin.buffer.read;exec(zlib.decompress(r(int(r(8)))))"
+)
+SCRIPT = (
+    'printf "distlaunch%s\\n" -ready-1; x=; t=; '
+    "while IFS= read -r p; do "
+    '[ -n "$p" ] || { [ -z "$t" ] && continue || break; }; '
+    f'case "$p" in "{ENTER}"*) eval "${{p#?}}"; exit;; "~/"*) p="$HOME${{p#?}}";; esac; t="$t $p"; '
+    '[ -z "$x" ] && command -v "$p" >/dev/null 2>&1 && x=$p; done; '
+    f'[ -n "$x" ] || {{ echo "{NO_PYTHON}:$t" >&2; exit 127; }}; '
+    f'exec "$x" -I -S -c "{_PYTHON}" {TOO_OLD}'
+)
+
+_LOADER = """
+import marshal, zlib
+from _frozen_importlib_external import MAGIC_NUMBER
+def block(): return r(int(r(8)))
+magic, code, source = block(), block(), block()
+same = magic == MAGIC_NUMBER
+codes = marshal.loads(zlib.decompress(code)) if same else eval(zlib.decompress(source))
+exec(marshal.loads(codes[SHIPPED]) if same else codes[SHIPPED])
+install(codes, PACKAGES)
+from distlaunch.agent.guardian import main
+main(NONCE, PLACE)
+"""
+SHIPPED = "distlaunch.agent.shipped"
+"""The module that imports all others."""
+
+
+class Bundle(Frozen):
+    """The agent's modules, ready to be sent.
+
+    `code` is for interpreters with the same `magic` (the .pyc format's number), which spares them the
+    compiling (20 ms); `source` is for all others. Each is a compressed mapping by the names of modules: to
+    the marshalled code of each, and marshalled itself; or the repr of one to the source of each.
+    """
+
+    magic: bytes
+    code: bytes
+    source: bytes
+    packages: frozenset[str]
+
+
+def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]") -> bytes:
+    """What step 3 sends: a loader, then the modules in both forms; `place` as the guardian has it."""
+    names = f"PACKAGES, SHIPPED = {set(bundle.packages)!r}, {SHIPPED!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
+    loader = zlib.compress((names + _LOADER).encode(), 1)
+    blocks = (loader, bundle.magic, bundle.code, bundle.source)
+    return b"".join(b"%08d" % len(block) + block for block in blocks)
+
+
+def candidates_text(interpreters: Sequence[str]) -> bytes:
+    """What step 2 sends."""
+    return "".join(f"{name}\n" for name in interpreters).encode() + b"\n"
+
+
+MAX_NOISE = 1 << 16
+"""Bytes that a login shell may print before the marker, and again before the hello."""
+
+
+class Handshake:
+    """Feed it what the node sent; it says what to send and which frames came.
+
+    Each of `openings` is sent once, when a marker is seen: an earlier one makes of the shell another one,
+    with a marker of its own. The hello must carry `nonce`.
+    """
+
+    def __init__(self, openings: Sequence[bytes], nonce: str) -> None:
+        self._awaited = [(wire.READY_MARKER, then) for then in openings]
+        self._awaited.append((wire.HELLO_PREFIX + nonce.encode() + b"\n", b""))
+        self.noise = b""
+        """What has come that was not awaited, since the last awaited word."""
+        self._decoder = wire.FrameDecoder(wire.REPORTS)
+
+    @property
+    def booted(self) -> bool:
+        """Whether the agent's hello has come."""
+        return not self._awaited
+
+    @property
+    def opened(self) -> bool:
+        """Whether the opening has been sent: what follows is for the interpreter."""
+        return not any(then for _, then in self._awaited)
+
+    def without_marker(self) -> bytes:
+        """What to send when the first marker need not be awaited; it is still expected."""
+        marker, then = self._awaited[0]
+        self._awaited[0] = marker, b""
+        return then
+
+    def feed(self, data: bytes) -> tuple[bytes, list[wire.Frame]]:
+        """Take received bytes; return (bytes to send, frames). Raises `wire.ProtocolError`."""
+        to_send = b""
+        while self._awaited:
+            self.noise += data
+            word, then = self._awaited[0]
+            before, found, data = self.noise.partition(word)
+            if len(before) > MAX_NOISE:
+                raise wire.ProtocolError(f"more than {MAX_NOISE} bytes of output before the agent started")
+            if not found:
+                return to_send, []
+            self.noise = b""
+            to_send += then
+            self._awaited.pop(0)
+        return to_send, self._decoder.feed(data)
+
+
+MAX_NOISE_SHOWN = 1024
+MAX_WORDS = 8192
+"""Bytes of a transport's stderr that are kept, from its end."""
+
+
+class NodeGone(Frozen):
+    """A node of several has ended, and the others go on."""
+
+    node: int
+    failure: LinkFailure
+
+
+class Streams:
+    """What a transport's process prints: here as its agent wrote it, from one node.
+
+    A process that serves several nodes may tell their output apart in a way of its own (see
+    `distlaunch.transports.slurm`).
+    """
+
+    def __init__(self, *handshakes: Handshake) -> None:
+        self.handshakes = handshakes
+        self.words = b""
+        """The end of what came on stderr."""
+
+    @property
+    def booted(self) -> bool:
+        """Whether every agent has said hello."""
+        return all(handshake.booted for handshake in self.handshakes)
+
+    @property
+    def opened(self) -> bool:
+        """Whether every node's shell was sent all that it is to get."""
+        return all(handshake.opened for handshake in self.handshakes)
+
+    @property
+    def pulling(self) -> bool:
+        """Whether an image is being fetched."""
+        return any(f"{PULLING}\n".encode() in handshake.noise for handshake in self.handshakes)
+
+    def without_marker(self) -> bytes:
+        """What to send when no marker need be awaited."""
+        return self.handshakes[0].without_marker()
+
+    def receive(self, data: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
+        """Take what came on stdout; what to send, and what that meant. Raises `wire.ProtocolError`."""
+        return self.handshakes[0].feed(data)
+
+    def listen(self, data: bytes) -> list[NodeGone]:
+        """Take what came on stderr."""
+        self.words = (self.words + data)[-MAX_WORDS:]
+        return []
+
+    def nudges(self) -> bytes:
+        """What to send to a shell that has not answered: its rc file may wait for a line.
+
+        Once it was sent what it reads, a line is the agent's.
+        """
+        return b"" if self.opened else NUDGE
+
+    def end(self, status: int | None, timed_out: bool = False, protocol_error: str = "") -> ProcessEnd:
+        """The end of the process, or what there is of it so far, with what it has printed."""
+        noise = b"".join(handshake.noise for handshake in self.handshakes)
+        shown = noise[-MAX_NOISE_SHOWN:].decode(errors="replace")
+        words = self.words.decode(errors="replace")
+        return ProcessEnd(words, self.booted, status, shown, timed_out, protocol_error)

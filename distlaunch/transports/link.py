@@ -1,0 +1,398 @@
+"""Links to agents, each a process and its three pipes, all served from one place.
+
+What comes is handed on, what waits is written.
+"""
+
+import math
+import os
+import select
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distlaunch.agent import wire
+from distlaunch.agent.messages import as_object
+from distlaunch.agent.pipes import written
+from distlaunch.transports.failure import LinkFailure
+from distlaunch.transports.handshake import NodeGone, Streams
+from distlaunch.transports.process import Child, Peer
+from distlaunch.transports.transport import Transport
+
+READ = 1 << 18
+EXIT_S = 3.0
+"""Seconds that a transport's process may take to follow the end of its pipes."""
+
+
+class Link:
+    """The `process` that reaches one node, or several. Its descriptors never block; the owner waits on them.
+
+    The opening that `streams` have is sent when the node's shell answers, or at once where the transport is
+    direct; `boot` is made while an interpreter starts there. In the latter case that waits for a `flush`, and
+    may go together with the first commands.
+    """
+
+    def __init__(
+        self, transport: Transport, process: Child | Peer, streams: Streams, boot: Callable[[], bytes]
+    ) -> None:
+        self._transport, self._process, self.streams = transport, process, streams
+        self.patience_s = transport.patience_s
+        """Seconds that the process has between being told to end and being killed."""
+        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
+        for fd in (self.stdin, self.stdout, self.stderr):
+            os.set_blocking(fd, False)
+        self._boot: Callable[[], bytes] | None = boot
+        self.unsent = bytearray()
+        """What `flush` has left to write."""
+        self._behind_boot = b""
+        self._protocol_error = ""
+        self.at_end = self.pulling = False
+        self._idle = True
+        self._pidfd: int | None = None
+        if transport.direct:
+            self._open(streams.without_marker())
+
+    def send(self, node: int, command: tuple[Any, ...]) -> None:
+        """Send a node one of `distlaunch.agent.messages`: at once, or right behind what it boots from.
+
+        Where several nodes share the link, each gets the frames of all.
+        """
+        self._idle = False
+        data = wire.encode_command(node, as_object(command))
+        if self._boot:
+            self._behind_boot += data
+            return
+        self.unsent += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the pipe takes now."""
+        try:
+            written(self.stdin, self.unsent)
+        except OSError:
+            self.unsent.clear()  # the end will be seen on stdout
+
+    def nudge(self) -> None:
+        """Give a line to each shell that has not answered: its rc file may wait for one."""
+        if not self.unsent and (nudges := self.streams.nudges()):
+            self.unsent += nudges
+            self.flush()
+
+    def receive(self) -> Sequence[wire.Frame | NodeGone]:
+        """The frames that have come, and which nodes have ended; sets `at_end` when no more will."""
+        try:
+            data = os.read(self.stdout, READ)
+            to_send, frames = self.streams.receive(data)
+        except BlockingIOError:
+            return []
+        except wire.ProtocolError as error:
+            self.distrust(str(error))
+            return []
+        self.at_end = not data
+        if to_send:
+            self._open(to_send)
+            self.flush()
+        return frames
+
+    def _open(self, opening: bytes) -> None:
+        self.unsent += opening
+        self.flush()  # so that an interpreter starts there meanwhile
+        if self._boot and self.streams.opened:
+            self.unsent += self._boot() + self._behind_boot
+            self._boot, self._behind_boot = None, b""
+
+    def distrust(self, why: str) -> None:
+        """End a link whose peer broke the protocol."""
+        self._protocol_error = why
+        self.at_end = True
+        self.end()
+
+    def listen(self) -> tuple[bool, list[NodeGone]]:
+        """Keep what came on the transport's stderr: False at its end, and which nodes have ended, by that."""
+        try:
+            data = os.read(self.stderr, READ)
+        except BlockingIOError:
+            return True, []
+        return bool(data), self.streams.listen(data)
+
+    def exit_descriptor(self) -> int:
+        """A descriptor that becomes readable when the process has ended."""
+        if self._pidfd is None:
+            self._pidfd = self._process.exit_descriptor()
+        return self._pidfd
+
+    @property
+    def descriptors(self) -> list[int]:
+        """All that an owner may wait on."""
+        known = (self._process.stdin, self.stdout, self.stderr, self._pidfd)
+        return [fd for fd in known if fd is not None and fd >= 0]
+
+    def failure(self, overdue: str = "") -> LinkFailure:
+        """What the transport's last words mean, all of them once its process has ended.
+
+        `overdue` says why we gave a node up.
+        """
+        self.listen()
+        end = self.streams.end(self._process.poll(), bool(overdue), self._protocol_error)
+        return self._transport.failure(end).saying(overdue)
+
+    def hang_up(self) -> None:
+        """Close the pipe to the agent, which then leaves, and wait; ends a process that does not follow."""
+        self._process.close_stdin()
+        if not self._ends_within(EXIT_S):
+            self.end()
+
+    def _ends_within(self, seconds: float) -> bool:
+        waiting = select.poll()
+        waiting.register(self.exit_descriptor(), select.POLLIN)
+        return bool(waiting.poll(seconds * 1000))
+
+    def discard(self) -> None:
+        """End an agent at once and without a trace, if it was given nothing to do and is still there."""
+        if not self._idle:
+            return
+        self._process.signal(signal.SIGKILL)
+        self._process.wait()
+        self.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the transport's process has."""
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """Tell the transport's process to end, or kill it; an agent notices the end of the pipe."""
+        if self.has_ended:
+            return
+        if not self.patience_s:
+            self.kill()
+        else:
+            # Until an agent is there, a shell may be waiting for what fetches an image.
+            self._process.signal(signal.SIGTERM, group=not self.streams.booted)
+
+    def kill(self) -> None:
+        """Kill the transport's process with all that it started: a ProxyCommand may hear of nothing."""
+        if not self.has_ended:
+            self._process.kill()
+
+    def close(self) -> None:
+        """Close the pipes and reap the process, if it has been killed or has ended."""
+        self._idle = False
+        self._process.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        if self.patience_s:
+            self._process.poll()  # a guardian that still sweeps is reaped by init after us
+        else:
+            self._process.wait()
+
+    def kill_at(self, deadline: float) -> None:
+        """Wait for a process that was told to end until then (monotonic seconds); kill it if it stays."""
+        if not self._ends_within(max(0.0, deadline - time.monotonic())):
+            self.kill()
+        self._process.wait()
+
+
+class Links:
+    """Links by node, of which several may share one. `on_frame` gets each frame.
+
+    `on_end` gets a node whose link has ended, and the reason; `on_frame` may raise `ProtocolError`: the link
+    then ends.
+    """
+
+    def __init__(
+        self,
+        on_frame: Callable[[wire.Frame], None],
+        on_end: Callable[[int, LinkFailure], None],
+        on_pull: Callable[[int, bool], None] = lambda node, over: None,
+    ) -> None:
+        self._on_frame, self._on_end, self._on_pull = on_frame, on_end, on_pull
+        self._selector = selectors.DefaultSelector()
+        self._links: dict[int, Link] = {}
+        self._nodes: dict[Link, set[int]] = {}
+        self._heard: set[int] = set()
+        self._gone: dict[int, LinkFailure] = {}
+        """How nodes have ended whose link's process has not ended yet: they were the last on it."""
+        self._told: dict[Link, float] = {}
+        """Those whose process was told to end, and until when it may live (monotonic seconds)."""
+
+    @property
+    def present(self) -> list[int]:
+        """The nodes whose links have not ended."""
+        return sorted(self._links)
+
+    @property
+    def answering(self) -> list[int]:
+        """Those of them whose agents have said something."""
+        return sorted(self._links.keys() & self._heard)
+
+    def watch(self, fd: int, handler: Callable[[], None], mask: int = selectors.EVENT_READ) -> None:
+        """Have `turn` call `handler` when `fd` is ready."""
+        self._selector.register(fd, mask, handler)
+
+    def add(self, node: int, link: Link) -> None:
+        """Serve a node by `link` from now on."""
+        self._links[node] = link
+        if link in self._nodes:
+            self._nodes[link].add(node)
+            return
+        self._nodes[link] = {node}
+        self.watch(link.stdout, lambda: self._receive(link))
+        self.watch(link.stderr, lambda: self._listen(link))
+        self._watch_writing(link)
+
+    def nudge(self) -> None:
+        """Nudge the nodes whose shells have not answered yet."""
+        for link in self._nodes:
+            link.nudge()
+
+    def send(self, node: int, command: tuple[Any, ...]) -> None:
+        """Send one of `distlaunch.agent.messages`, if the node has a link; it may precede the agent."""
+        if link := self._links.get(node):
+            link.send(node, command)
+            self._watch_writing(link)
+
+    def turn(self, wait_s: float) -> None:
+        """Wait at most `wait_s` seconds for something to happen, and handle all that did."""
+        for key, _ in self._selector.select(wait_s):
+            # An earlier handler of this round may have closed the descriptor.
+            if self._selector.get_map().get(key.fd) == key:
+                key.data()
+        if self._told:
+            self._see_to_told()
+
+    def _see_to_told(self) -> None:
+        """Reap what has ended as it was told, and kill what stays too long: the run may go on for days."""
+        for link, deadline in list(self._told.items()):
+            if link.has_ended:
+                del self._told[link]
+            elif time.monotonic() >= deadline:
+                link.kill()
+
+    def drop(self, node: int) -> None:
+        """Forget a node, and kill its link's process if that serves no other; `on_end` is not called.
+
+        The agent of a node that shares its link leaves when its lease is over.
+        """
+        if link := self._forget(node):
+            link.end()
+            self._part_with(link)
+
+    def give_up(self, node: int, why: str) -> None:
+        """Drop a node that is overdue; `on_end` gets what its transport has said so far, and `why`."""
+        if link := self._links.get(node):
+            failure = link.failure(why)
+            self.drop(node)
+            self._on_end(node, failure)
+
+    def hang_up(self, node: int) -> None:
+        """Close a link, so that its agent leaves, and wait for its process to follow."""
+        if link := self._forget(node):
+            link.hang_up()
+            self._part_with(link)
+
+    def _part_with(self, link: Link) -> None:
+        """Close a link whose process has ended or was told to; one that may not live on is looked after."""
+        link.close()
+        if 0.0 < link.patience_s < math.inf and not link.has_ended:
+            self._told[link] = time.monotonic() + link.patience_s
+
+    def close(self) -> None:
+        """Drop what is left."""
+        for node in self.present:
+            self.drop(node)
+        for link, deadline in self._told.items():
+            link.kill_at(deadline)
+        self._selector.close()
+
+    def _forget(self, node: int) -> Link | None:
+        """The node's link, if that serves none any more."""
+        link = self._links.pop(node, None)
+        self._heard.discard(node)
+        if link is None:
+            return None
+        self._nodes[link].discard(node)
+        if self._nodes[link]:
+            return None
+        del self._nodes[link]
+        for fd in link.descriptors:
+            self.unwatch(fd)
+        return link
+
+    def unwatch(self, fd: int) -> None:
+        """Don't wait for `fd` any more."""
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def _watch_writing(self, link: Link) -> None:
+        watched = link.stdin in self._selector.get_map()
+        if link.unsent and not watched:
+            self.watch(link.stdin, lambda: self._write(link), selectors.EVENT_WRITE)
+        elif watched and not link.unsent:
+            self.unwatch(link.stdin)
+
+    def _write(self, link: Link) -> None:
+        link.flush()
+        self._watch_writing(link)
+
+    def _listen(self, link: Link) -> None:
+        more, gone = link.listen()
+        if not more:
+            self.unwatch(link.stderr)
+        for each in gone:
+            self._part_with_node(link, each)
+
+    def _receive(self, link: Link) -> None:
+        try:
+            for each in link.receive():
+                if isinstance(each, NodeGone):
+                    self._part_with_node(link, each)
+                else:
+                    self._take(link, each)
+        except wire.ProtocolError as error:
+            link.distrust(str(error))
+        if link not in self._nodes:
+            return  # dropped because of what it said
+        self._watch_writing(link)
+        self._note_pull(link)
+        if link.at_end:
+            # Its last words may still be on the way: they are complete when the process has ended.
+            self.unwatch(link.stdout)
+            self.watch(link.exit_descriptor(), lambda: self._end(link))
+
+    def _note_pull(self, link: Link) -> None:
+        """Tell once that an image is being fetched, and that it is there."""
+        pulling = link.streams.pulling
+        if pulling is not link.pulling:
+            link.pulling = pulling
+            for node in sorted(self._nodes[link]):
+                self._on_pull(node, not pulling)
+
+    def _take(self, link: Link, frame: wire.Frame) -> None:
+        serving = self._links.get(frame.node)
+        if serving is None and len(self._nodes.get(link, ())) != 1:
+            return  # of a node that shared this link, and was dropped
+        if serving is not link:
+            raise wire.ProtocolError(f"a frame for node {frame.node} came on another node's link")
+        self._heard.add(frame.node)
+        self._on_frame(frame)
+
+    def _part_with_node(self, link: Link, gone: NodeGone) -> None:
+        """One of the nodes that share a link has ended; of the last, the end of the link tells."""
+        if self._links.get(gone.node) is not link:
+            return  # dropped before
+        if len(self._nodes[link]) == 1:
+            self._gone[gone.node] = gone.failure
+            return
+        self.drop(gone.node)
+        self._on_end(gone.node, gone.failure)
+
+    def _end(self, link: Link) -> None:
+        nodes = sorted(self._nodes[link])
+        failures = {node: self._gone.pop(node) if node in self._gone else link.failure() for node in nodes}
+        for node in failures:
+            self.drop(node)
+        for node, failure in failures.items():
+            self._on_end(node, failure)

@@ -1,0 +1,176 @@
+"""Opens the links to the nodes of a job: the transport's command line, the interpreters, the agent's text."""
+
+import contextlib
+import importlib.util
+import marshal
+import os
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.machinery import SourceFileLoader
+
+from distlaunch.errors import DistlaunchError, reason
+from distlaunch.system.here import runs_ranks
+from distlaunch.transports import process
+from distlaunch.transports.container import BY_SRUN, Container, entry, in_step
+from distlaunch.transports.handshake import Bundle, Handshake, Streams, boot_text, candidates_text
+from distlaunch.transports.link import Link
+from distlaunch.transports.slurm import NODE_VARIABLE, LabelledStreams, Slurm
+from distlaunch.transports.transport import Local, Transport
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # an early agent starts before the job is read
+    from distlaunch.job.spec import JobSpec
+
+STEP_NODES = 32
+"""Nodes of an allocation by one step, where there are more of them."""
+NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
+_PACKAGES = frozenset({"distlaunch", "distlaunch.agent", "distlaunch.agent.probes"})
+_TRAVELS = 1
+"""zlib's level: each start pays for it. 6 takes 8 ms more, for 184 KiB instead of 210."""
+
+
+def open_early(shares_stdio: bool) -> Link | None:
+    """Start an agent on this machine, for the first node of a job; None if that fails.
+
+    It boots on another core while YAML and the supervisor are imported. If the job doesn't need it, `discard`
+    the link.
+    """
+    with contextlib.suppress(DistlaunchError):  # if the job needs it, opening it again says why
+        link = _open(Local(), 0, None, shares_stdio)
+        link.flush()
+        return link
+    return None
+
+
+def open_links(
+    spec: "JobSpec", early: Link | None = None, joined: Mapping[int, Link] | None = None
+) -> dict[int, Link]:
+    """Start the transports to all nodes; the agent opened `early` serves the first one, or is discarded.
+
+    `joined` are the links to nodes whose launchers have opened them.
+    """
+    links = dict(joined or {})
+    first = spec.nodes[0]
+    ours = (first.python or spec.python) in (None, sys.executable) and not spec.container
+    if early and isinstance(first.reach, Local) and ours:
+        links[0] = early
+    for group in _groups(spec):
+        if group[0] not in links:
+            links |= dict.fromkeys(group, open_link(spec, *group))
+    if early and links[0] is not early:
+        early.discard()
+    return links
+
+
+def open_link(spec: "JobSpec", *indices: int) -> Link:
+    """Start the transport to a node, or a step for several; their agents will say hello."""
+    first = indices[0]
+    reach, named = spec.pool[first].reach, spec.pool[first].python or spec.python
+    if spec.container:
+        return _open_container(spec, spec.container, first, named)
+    steps = {index: step for index in indices if isinstance(step := spec.pool[index].reach, Slurm)}
+    if len(steps) > 1:
+        return _open_step(steps, named)
+    return _open(reach, first, named, spec.invocation.shares_stdio)
+
+
+def _groups(spec: "JobSpec") -> Iterable[list[int]]:
+    """The nodes, by whether they have a step together."""
+    by_steps = spec.allocation and all(isinstance(node.reach, Slurm) for node in spec.pool)
+    if by_steps and len(spec.pool) > STEP_NODES and not spec.container:
+        return _steps(spec)
+    return [[index] for index in range(len(spec.pool))]
+
+
+def _steps(spec: "JobSpec") -> Iterable[list[int]]:
+    """A large allocation's nodes by few steps, of about the same size: more would overwhelm a scheduler."""
+    alike: dict[tuple[int | None, str | None], list[int]] = {}
+    for index, node in enumerate(spec.pool):
+        component = node.reach.group if isinstance(node.reach, Slurm) else None
+        alike.setdefault((component, node.python), []).append(index)
+    for indices in alike.values():
+        size, count = len(indices), -(-len(indices) // STEP_NODES)
+        yield from (indices[size * part // count : size * (part + 1) // count] for part in range(count))
+
+
+def _open_container(spec: "JobSpec", container: Container, index: int, named: str | None) -> Link:
+    """A container on the node: by the node's shell, or by srun itself."""
+    node = spec.pool[index]
+    reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
+    workdir = node.workdir or spec.workdir
+    opening = candidates_text([named] if named else ["python3", "python"])
+    if container.runtime == BY_SRUN and isinstance(reach, Slurm):
+        step = in_step(reach, container, workdir, os.path.expanduser("~"))
+        return _open(step, index, named, inside=(opening,))
+    return _open(reach, index, named, inside=(entry(container, workdir), opening))
+
+
+def _open(
+    reach: Transport, index: int, named: str | None, shares: bool = False, inside: Sequence[bytes] = ()
+) -> Link:
+    """`named` is the node's interpreter, if the job names one.
+
+    `inside` is what the shells on the way into a container are sent, the last of them that in it.
+    """
+    if reach.here and not runs_ranks():
+        raise DistlaunchError(NO_RANKS_HERE)
+    if reach.folder:
+        _make_folder(reach.folder)
+    child = _start(reach, reach.argv(), (0, 1) if shares else ())
+    nonce, same = os.urandom(16).hex(), reach.here and named in (None, sys.executable) and not inside
+    streams = Streams(Handshake(inside or [_opening(named)], nonce))
+    return Link(reach, child, streams, lambda: boot_text(bundle_for(same), nonce, index))
+
+
+def _open_step(steps: Mapping[int, Slurm], named: str | None) -> Link:
+    """One step for several nodes, which have the same interpreter."""
+    first, nonce = next(iter(steps.values())), os.urandom(16).hex()
+    by_host = {step.host: index for index, step in steps.items()}
+    boot = boot_text(bundle_for(same_interpreter=False), nonce, (NODE_VARIABLE, by_host))
+    child = _start(first, first.group_argv(list(by_host)))
+    return Link(first, child, LabelledStreams(_opening(named), nonce, by_host, first), lambda: boot)
+
+
+def _start(reach: Transport, argv: Sequence[str], sharing: Sequence[int] = ()) -> process.Child:
+    try:
+        return process.start(argv, reach.environment(os.environ), sharing)
+    except OSError as error:
+        raise DistlaunchError(f"can't start {argv[0]}: {reason(error)}") from None
+
+
+def _opening(named: str | None) -> bytes:
+    return candidates_text([named] if named else [sys.executable, "python3"])
+
+
+def _make_folder(path: str) -> None:
+    """Make a folder of the user's; the home is that of the user database, as ssh has it."""
+    from pwd import getpwuid  # few transports need one
+
+    with contextlib.suppress(OSError, KeyError):  # the transport says what it lacks
+        os.mkdir(path.replace("~", getpwuid(os.geteuid()).pw_dir, 1), 0o700)
+
+
+@cache
+def bundle_for(same_interpreter: bool) -> Bundle:
+    """Read the agent's modules; for this interpreter on this machine without source, and not compressed."""
+    loaders = [SourceFileLoader(*module) for module in _modules()]
+    # The parent package is there only so that the agent's has a home.
+    codes = {"distlaunch": marshal.dumps(compile("", "distlaunch", "exec"))}
+    codes |= {loader.name: marshal.dumps(loader.get_code(loader.name)) for loader in loaders}
+    code, source = zlib.compress(marshal.dumps(codes), 0 if same_interpreter else _TRAVELS), b""
+    if not same_interpreter:
+        sources = {"distlaunch": ""} | {loader.name: loader.get_source(loader.name) for loader in loaders}
+        source = zlib.compress(repr(sources).encode(), _TRAVELS)
+    return Bundle(importlib.util.MAGIC_NUMBER, code, source, _PACKAGES)
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    """Name and file of each module, a package before what is in it. (pkgutil takes 6 ms to import.)"""
+    for package in sorted(_PACKAGES - {"distlaunch"}):
+        (folder,) = importlib.import_module(package).__path__
+        yield package, os.path.join(folder, "__init__.py")
+        for name in sorted(os.listdir(folder)):
+            if name.endswith(".py") and name != "__init__.py":
+                yield f"{package}.{name[:-3]}", os.path.join(folder, name)
