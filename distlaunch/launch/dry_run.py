@@ -2,7 +2,7 @@
 
 import sys
 
-from distlaunch.agent.probes.gpus import gpu_count
+from distlaunch.agent.gpus import gpu_count
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ssh_addresses
 from distlaunch.plan.layout import Facts, LaunchPlan, make_plan

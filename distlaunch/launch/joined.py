@@ -6,6 +6,7 @@ goes. As on every node, a guardian above the agent sweeps what that leaves if it
 """
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
@@ -13,7 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
-from distlaunch.agent.lean import signal
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distlaunch import __version__
-from distlaunch.agent.port import acceptor
+from distlaunch.agent.network import acceptor
 from distlaunch.errors import Exit
 from distlaunch.links.join import (
     MAGIC,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
-from distlaunch.agent.pipes import written
+from distlaunch.agent.poller import written
 from distlaunch.links.process import Child
 from distlaunch.transport.failure import LinkFailure
 from distlaunch.transport.kinds import Transport

@@ -259,7 +259,7 @@ RUNS = (
 AT_ITS_START = {
     *("launch.supervise", "launch.start", "system.allocation", "system.limits", "links.bundle", "links.link"),
     *("links.munge", "observers.folding", "observers.metrics", "observers.notifier", "observers.outlet"),
-    *("plan.torch_run", "transport.local", "transport.streams", "agent.probes.gpus"),
+    *("plan.torch_run", "transport.local", "transport.streams", "agent.gpus"),
 }
 """Imported before the first worker starts, where they are needed at all."""
 

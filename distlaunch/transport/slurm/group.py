@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from distlaunch.agent import lines, wire
+from distlaunch.agent import wire
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import Frame
 from distlaunch.allocation.slurm import expand_nodelist
@@ -97,7 +97,7 @@ class LabelledStreams:
             if label is None or label >= len(self._nodes):
                 raise wire.ProtocolError("a line without srun's label")
             node = self._nodes[label]
-            if line.startswith(lines.GONE) and node.handshake.booted:
+            if line.startswith(wire.GONE) and node.handshake.booted:
                 node.hear(b"task %d: Exited with exit code %b" % (label, line[1:]))  # as srun has it
                 found += self._gone(node, int(line[1:]) if line[1:].isdigit() else None)
             else:
@@ -155,9 +155,9 @@ class _Node:
         """The frames that a line completes."""
         if not self.handshake.booted:
             return self.handshake.feed(line + b"\n")[1]
-        if not line.startswith(lines.PIECE):
+        if not line.startswith(wire.PIECE):
             return []  # the empty line before a last word
-        data, self._rest = lines.decode(self._rest + line[1:])
+        data, self._rest = wire.from_lines(self._rest + line[1:])
         return self.handshake.feed(data)[1]
 
     def hear(self, line: bytes) -> None:
