@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from distlaunch.agent.messages import Binding, StartWorkers, WorkerSpec
-from distlaunch.agent.procfs import contents
+from distlaunch.agent.procfs import contents, names
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SYSTEM = "sys/devices/system/"
@@ -137,8 +137,8 @@ class Machine:
     def last_cache(self, cpu: int) -> set[int]:
         """The CPUs that share the last level of cache with `cpu`; none where that is not known."""
         folder = "cpu/cpu%d/cache" % cpu
-        names = [name for name in self._names(SYSTEM + folder) if name[:5] == "index"]
-        last = max(("%s/%s" % (folder, name) for name in names), key=self._level, default="")
+        caches = [name for name in self._names(SYSTEM + folder) if name[:5] == "index"]
+        last = max(("%s/%s" % (folder, name) for name in caches), key=self._level, default="")
         return self._cpus(last + "/shared_cpu_list")
 
     def _level(self, cache: str) -> int:
@@ -160,9 +160,9 @@ class Machine:
         there = sorted(self._names("proc/driver/nvidia/gpus"), key=_pci_order)
         if visible is None:
             return there
-        names = {self._uuid(address): address for address in there}
-        names.update((str(number), address) for number, address in enumerate(there))
-        return [_by_name(names, word.strip()) for word in visible.split(",")]
+        known = {self._uuid(address): address for address in there}
+        known.update((str(number), address) for number, address in enumerate(there))
+        return [_by_name(known, word.strip()) for word in visible.split(",")]
 
     def _uuid(self, address: str) -> str:
         lines = self._read("proc/driver/nvidia/gpus/%s/information" % address).splitlines()
@@ -175,10 +175,7 @@ class Machine:
         return contents(os.path.join(self._root, path)).decode().strip()
 
     def _names(self, path: str) -> list[str]:
-        try:
-            return os.listdir(os.path.join(self._root, path))
-        except OSError:
-            return []
+        return names(os.path.join(self._root, path))
 
 
 def _pci_order(address: str) -> list[int]:
@@ -186,10 +183,10 @@ def _pci_order(address: str) -> list[int]:
     return [int(part, 16) for part in address.replace(".", ":").split(":")]
 
 
-def _by_name(names: dict[str, str], word: str) -> str:
+def _by_name(known: dict[str, str], word: str) -> str:
     """The address of a GPU by its number, or by its UUID, of which CUDA takes the beginning as well."""
-    begun = [name for name in names if word.startswith("GPU-") and name.startswith(word)]
-    return names[begun[0]] if begun else names.get(word, "") if word else ""
+    begun = [name for name in known if word.startswith("GPU-") and name.startswith(word)]
+    return known[begun[0]] if begun else known.get(word, "") if word else ""
 
 
 def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]]:

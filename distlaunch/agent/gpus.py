@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from distlaunch.agent.procfs import contents
+from distlaunch.agent.procfs import contents, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,20 +22,15 @@ def gpu_count() -> int:
 
 
 def _nvidia_gpus() -> int:
-    try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
-    except OSError:
-        # Containers may hide /proc/driver; the device nodes stay.
-        return sum(name[:6] == "nvidia" and name[6:].isdigit() for name in os.listdir("/dev"))
+    # Containers may hide /proc/driver; the device nodes stay.
+    devices = (name for name in names("/dev") if name[:6] == "nvidia" and name[6:].isdigit())
+    return len(names("/proc/driver/nvidia/gpus") or list(devices))
 
 
 def _amd_gpus() -> int:
     nodes = "/sys/class/kfd/kfd/topology/nodes"
-    try:
-        names = os.listdir(nodes)
-    except OSError:
-        return 0
-    return sum(contents("%s/%s/gpu_id" % (nodes, name)).strip() not in (b"", b"0") for name in names)
+    ids = [contents("%s/%s/gpu_id" % (nodes, name)).strip() for name in names(nodes)]
+    return sum(each not in (b"", b"0") for each in ids)
 
 
 class Utilization:

@@ -220,19 +220,11 @@ class Listener:
 
 def dial_all(targets: list[tuple[str, int]], timeout_s: float, token: bytes) -> list[list[Message]]:
     """`dial` to each (host, port), all at once."""
-    import threading  # only checks dial
+    from concurrent.futures import ThreadPoolExecutor  # only checks dial
 
-    results: list[list[Message]] = [[] for _ in targets]
-
-    def one(index: int, host: str, port: int) -> None:
-        results[index] = dial(host, port, timeout_s, token)
-
-    threads = [threading.Thread(target=one, args=(i, *target)) for i, target in enumerate(targets)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(max(1, len(targets))) as pool:
+        answers = [pool.submit(dial, host, port, timeout_s, token) for host, port in targets]
+    return [answer.result() for answer in answers]
 
 
 def dial(host: str, port: int, timeout_s: float, token: bytes) -> list[Message]:

@@ -11,12 +11,20 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def contents(path: str) -> bytes:
-    """Read a whole file; empty where there is none, or it may not be read, or its process has ended."""
+    """Read a whole file; empty where there is none, it may not be read, or its process has ended."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read() or b""
     except OSError:
         return b""
+
+
+def names(folder: str) -> list[str]:
+    """List what is in a folder; nothing where there is none, or it may not be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 # Processes
@@ -110,11 +118,8 @@ _CHILDREN = "/proc/%d/task/%d/children"
 
 def _children(pid: int) -> list[int]:
     """Those of each of its threads; all of /proc need not be read for that."""
-    try:
-        threads = os.listdir("/proc/%d/task" % pid)
-    except OSError:
-        return []  # it has ended
-    return [int(child) for thread in threads for child in contents(_CHILDREN % (pid, int(thread))).split()]
+    threads = map(int, names("/proc/%d/task" % pid))
+    return [int(child) for thread in threads for child in contents(_CHILDREN % (pid, thread)).split()]
 
 
 def _all_children() -> dict[int, list[int]]:
@@ -159,8 +164,8 @@ def connections_counted() -> tuple[bytes, ...]:
     rows = [row.split() for row in contents("/proc/net/snmp").splitlines() if row.startswith(b"Tcp:")]
     if len(rows) != 2:
         return ()
-    names, values = rows
-    return tuple([v for n, v in zip(names, values) if n in (b"ActiveOpens", b"PassiveOpens", b"CurrEstab")])
+    wanted = (b"ActiveOpens", b"PassiveOpens", b"CurrEstab")
+    return tuple([value for name, value in zip(*rows) if name in wanted])
 
 
 def socket_inodes(pids: list[int]) -> set[int]:
@@ -183,11 +188,7 @@ def _is_tcp(path: str) -> bool:
 def _sockets_of(pid: int) -> Iterator[tuple[str, int]]:
     """(descriptor's path, inode) of each socket that a process holds; none where we may not look."""
     folder = "/proc/%d/fd" % pid
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return
-    for name in names:
+    for name in names(folder):
         path = "%s/%s" % (folder, name)
         try:
             target = os.readlink(path)

@@ -72,7 +72,7 @@ def _take_link() -> tuple[int, int]:
 
 
 class Agent:
-    """One node's hands; `link_in` and `link_out` are the link's descriptors, `node` the node's index."""
+    """The agent of one node; `link_in` and `link_out` are the link's descriptors, `node` the node's index."""
 
     def __init__(self, link_in: int, link_out: int, node: int, folder: Folder, outbox: Outbox) -> None:
         self._link_in, self._link_out, self._node, self._folder = link_in, link_out, node, folder
@@ -247,13 +247,11 @@ class Agent:
         self._outbox.report(messages.Pong(time.monotonic()))
 
     def _on_hold(self, command: messages.HoldPort) -> None:
-        if self._hold and self._hold.answers(command.port):
-            self._outbox.report(messages.PortHeld(self._hold.port))  # asked again: the same answer
-            return
-        if self._hold:
+        if self._hold and not self._hold.answers(command.port):
             self._hold.close()
+            self._hold = None
         try:
-            self._hold = network.Hold(command.port)
+            self._hold = self._hold or network.Hold(command.port)  # asked again: the same answer
             self._outbox.report(messages.PortHeld(self._hold.port))
         except OSError as error:
             self._report_unheld(command.port, error)

@@ -174,13 +174,6 @@ def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
 # Stalling
 
 
-class _Pulse:
-    """When a worker was last seen to do something."""
-
-    def __init__(self, ticks: int, printed: int, alive_at: float) -> None:
-        self.ticks, self.printed, self.alive_at = ticks, printed, alive_at
-
-
 class StallWatch(Watch):
     """Reports the workers that print nothing and use no CPU and no GPU for `stall_s` seconds."""
 
@@ -192,16 +185,13 @@ class StallWatch(Watch):
         super().__init__(poller, outbox, running)
         self._stall_s = stall_s
         self._interval_s = min(STALL_LOOK_MAX_S, stall_s / STALL_LOOKS)
-        self._pulses: dict[int, _Pulse] = {}
+        self._seen: dict[int, tuple[int, int, float]] = {}
         self._told = RanksStalled([], [])
         self._poller.after(self._interval_s, self.name, self._look)
 
     def _look(self) -> None:
         now = time.monotonic()
-        for worker in self._running():
-            ticks = procfs.cpu_ticks(procfs.family(worker.pid))
-            self._feel(worker, _Pulse(ticks, worker.printed, now))
-        self._tell([w for w in self._running() if now - self._pulses[w.local_rank].alive_at >= self._stall_s])
+        self._tell([w for w in self._running() if now - self._alive_at(w, now) >= self._stall_s])
         self._poller.after(self._interval_s, self.name, self._look)
 
     def _tell(self, stalled: list[Worker]) -> None:
@@ -213,15 +203,16 @@ class StallWatch(Watch):
             self._told = told
             self._outbox.report(told)
 
-    def _feel(self, worker: Worker, pulse: _Pulse) -> None:
-        before = self._pulses.get(worker.local_rank)
-        self._pulses[worker.local_rank] = pulse
-        if before is None:
-            return
+    def _alive_at(self, worker: Worker, now: float) -> float:
+        """When a worker was last seen to do something, which may be now."""
+        ticks, printed = procfs.cpu_ticks(procfs.family(worker.pid)), worker.printed
+        had, had_printed, alive_at = self._seen.get(worker.local_rank, (0, -1, now))
         idle = max(IDLE_TICKS, IDLE_SHARE * self._interval_s * procfs.TICKS_A_SECOND)
-        busy = pulse.ticks - before.ticks > idle or pulse.printed != before.printed
-        if not busy and self._devices().percent(worker.device) < IDLE_GPU_PERCENT:
-            pulse.alive_at = before.alive_at
+        busy = ticks - had > idle or printed != had_printed
+        if busy or self._devices().percent(worker.device) >= IDLE_GPU_PERCENT:
+            alive_at = now
+        self._seen[worker.local_rank] = (ticks, printed, alive_at)
+        return alive_at
 
 
 # What workers use

@@ -33,6 +33,8 @@ import struct
 import zlib
 from collections.abc import Mapping
 
+from distlaunch.agent.frozen import Frozen
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing costs 10 ms on the node
     from typing import Any
@@ -91,17 +93,14 @@ class ProtocolError(Exception):
     """The peer sent what the protocol does not allow; the link can't be used any further."""
 
 
-class Frame:
-    """One frame: ``kind``, ``node``, ``generation``, ``channel`` and ``payload`` (bytes)."""
+class Frame(Frozen):
+    """One frame; its fields are those of its header."""
 
-    __slots__ = ("channel", "generation", "kind", "node", "payload")
-
-    def __init__(self, kind: int, node: int, generation: int, channel: int, payload: bytes) -> None:
-        self.kind = kind
-        self.node = node
-        self.generation = generation
-        self.channel = channel
-        self.payload = payload
+    kind: int
+    node: int
+    generation: int
+    channel: int
+    payload: bytes
 
     def message(self) -> Message:
         """The JSON object of a CONTROL, PACKED or END frame. Raises `ProtocolError` when it is none."""

@@ -85,9 +85,7 @@ def _texts(message: object) -> wire.Message | None:
 
 def environment(spec: WorkerSpec) -> dict[str, str]:
     """Merge the worker's environment: this node's, `defaults` where it has none, then `env`."""
-    merged = dict(spec.defaults)
-    merged.update(os.environ)
-    merged.update(spec.env)
+    merged = {**spec.defaults, **os.environ, **spec.env}
     if spec.one_device and os.environ.get("CUDA_VISIBLE_DEVICES"):
         devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
         merged["CUDA_VISIBLE_DEVICES"] = "".join(devices[spec.local_rank :][:1])

@@ -9,10 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from distlaunch.agent import messages, network, procfs, scratch, sweep, wire
-from distlaunch.agent.messages import (
-    StartWorkers,
-    WorkerSpec,
-)
+from distlaunch.agent.messages import StartWorkers, WorkerSpec
 from distlaunch.agent.outbox import Flow, Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.watches import JoinWatch, StackDump, StallWatch, UsageWatch, py_spy
