@@ -9,14 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple as Frozen
 else:
-    try:
-        from _collections import _tuplegetter as field
-    except ImportError:
-        from operator import itemgetter
-
-        def field(position, doc):
-            """The attribute of that position."""
-            return property(itemgetter(position), doc=doc)
+    from collections import _tuplegetter as field
 
     _LACKS = object()
 

@@ -4,17 +4,15 @@ A sweep ends with its subreaper's life, hence a second one above the agent. The 
 link's output open until it has swept, so that the end of the link means: this node is clean.
 """
 
+from __future__ import annotations
+
 import os
 import select
+import signal
 import time
 
-from distlaunch.agent import lines, scratch, sweep, wire
+from distlaunch.agent import scratch, sweep, wire
 from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.lean import signal
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, Optional, Tuple, Union
 
 SWEEP_S = 5.0
 STOP_S = 600.0
@@ -26,11 +24,11 @@ _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _WATCHED = (signal.SIGCHLD, *_STOPS, *wire.NOTICES)
 
 
-def main(nonce: str, place: "Union[int, Tuple[str, Dict[str, int]]]") -> None:
+def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
     """Fork the agent, wait for its end, sweep, exit. Called by the boot; never returns.
 
     `place` is the node's index; or, where several nodes share one link, the variable that names the node, and
-    their indices: what each writes then has the form of `distlaunch.agent.lines`.
+    their indices: what each writes are then lines, as `distlaunch.agent.wire` has them.
     """
     alone = isinstance(place, int)
     node = place if isinstance(place, int) else place[1][os.environ[place[0]]]
@@ -48,7 +46,7 @@ def main(nonce: str, place: "Union[int, Tuple[str, Dict[str, int]]]") -> None:
     ended = watch(agent)
     status = wire.NOT_CLEAN if ended.unswept else wire.AGENT_DIED if ended.exited is None else ended.exited
     if not alone:
-        lines.say_gone(1, status)
+        wire.say_gone(1, status)
     folder.remove_left()
     os._exit(status)
 
@@ -59,18 +57,18 @@ class Ended(Frozen):
     `unswept`: some of its descendants resisted.
     """
 
-    exited: "Optional[int]"
+    exited: int | None
     unswept: bool
 
 
-def watch(agent: int, link: int = 0, passed_on: "Optional[Dict[int, int]]" = None) -> Ended:
+def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) -> Ended:
     """Wait for the agent's end, and sweep; once told to stop, make sure that it does, even if it is stuck.
 
     `link` is the descriptor of the link's input. Of the signals in `passed_on`, which are blocked, the agent
     gets another each, and knows what to do; without any, those that stop processes are taken as just that.
     """
-    status: "Optional[int]" = None
-    deadline: "Optional[float]" = None
+    status: int | None = None
+    deadline: float | None = None
     watched = (signal.SIGCHLD, *passed_on) if passed_on else _WATCHED
     passed = passed_on or {signum: signum for signum in wire.NOTICES}
     stops = () if passed_on else _STOPS

@@ -449,7 +449,7 @@ def _read(kind: Type[Any], fields: Any, where: str) -> Any:
     if not isinstance(fields, dict):
         raise ProtocolError("%s is not an object" % where)
     values = []
-    for name, form in kind.__annotations__.items():
+    for name, form in getattr(kind, "__annotations__", {}).items():  # Python 3.8: absent without fields
         if name not in fields:
             raise ProtocolError("%s lacks %s" % (where, name))
         value, check = fields[name], _CHECKS.get(form)

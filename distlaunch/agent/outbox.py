@@ -4,21 +4,21 @@ A worker is never slowed by a slow link: output beyond MEMORY bytes goes to unli
 the agent's places that has room for it; beyond DISK bytes it is dropped and counted.
 """
 
+from __future__ import annotations
+
 import os
+from collections import deque
+from collections.abc import Callable
 
 from distlaunch.agent import messages, scratch, wire
-from distlaunch.agent.lean import deque
 from distlaunch.agent.messages import OutputLost
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Union
-
-    from distlaunch.agent.wire import Message
+from distlaunch.agent.poller import Poller
 
 MEMORY = 2 << 20
 DISK = 1 << 30
 SEGMENT = 64 << 20
+HOLD_S = 0.1
+"""A link that takes less than half of the outbox's memory in that time is slow: it must not slow a worker."""
 
 
 class Spool:
@@ -28,12 +28,12 @@ class Spool:
     """
 
     def __init__(
-        self, folder: "scratch.Folder", memory: int = MEMORY, disk: int = DISK, segment: int = SEGMENT
+        self, folder: scratch.Folder, memory: int = MEMORY, disk: int = DISK, segment: int = SEGMENT
     ) -> None:
         self._folder = folder
         self._memory, self._disk, self._segment = memory, disk, segment
-        self._entries: "Deque[bytes]" = deque()
-        self._segments: "Deque[Segment]" = deque()
+        self._entries: deque[bytes] = deque()
+        self._segments: deque[Segment] = deque()
         self._in_memory = self._on_disk = 0
 
     def __bool__(self) -> bool:
@@ -77,7 +77,7 @@ class Spool:
         return False
 
     def pop(self) -> bytes:
-        """The oldest frame."""
+        """Remove and return the oldest frame."""
         if self._entries:
             entry = self._entries.popleft()
             self._in_memory -= len(entry)
@@ -115,7 +115,7 @@ class Segment:
         return True
 
     def pop(self) -> bytes:
-        """The oldest frame."""
+        """Remove and return the oldest frame."""
         header = os.pread(self._fd, wire.HEADER.size, self.read)
         entry = os.pread(self._fd, len(header) + wire.HEADER.unpack(header)[-1], self.read)
         self.read += len(entry)
@@ -136,15 +136,15 @@ class Outbox:
     def __init__(
         self,
         node: int,
-        folder: "scratch.Folder",
-        form: "Optional[Callable[[bytes], bytes]]" = None,
+        folder: scratch.Folder,
+        form: Callable[[bytes], bytes] | None = None,
         hello: bytes = b"",
     ) -> None:
         self._node, self._form, self._hello = node, form, hello
-        self._control: "List[bytes]" = []
+        self._control: list[bytes] = []
         self._spool = Spool(folder)
         self._current = memoryview(b"")
-        self._lost: "Dict[int, int]" = {}
+        self._lost: dict[int, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._current) or bool(self._control) or bool(self._spool)
@@ -164,11 +164,11 @@ class Outbox:
         """Whether output waits to be sent."""
         return bool(self._spool)
 
-    def report(self, report: "Tuple[Any, ...]") -> None:
+    def report(self, report: tuple[object, ...]) -> None:
         """Queue one control frame."""
         self.post(messages.as_object(report))
 
-    def post(self, message: "Message") -> None:
+    def post(self, message: wire.Message) -> None:
         """Queue one control frame of this JSON object."""
         self._control.append(wire.encode_message(self._node, message))
 
@@ -178,7 +178,7 @@ class Outbox:
         self._spool.close()
         self._current = memoryview(b"")
 
-    def output(self, generation: int, channel: int, data: "Union[bytes, memoryview]") -> None:
+    def output(self, generation: int, channel: int, data: bytes | memoryview) -> None:
         """Queue output of a worker, at most MAX_OUTPUT bytes, or count its loss."""
         if not self._spool.append(wire.encode_output(self._node, generation, channel, data)):
             self._lost[channel] = self._lost.get(channel, 0) + len(data)
@@ -187,13 +187,13 @@ class Outbox:
         """Queue a piece of a flight recorder's dump, at most MAX_OUTPUT bytes, where there is room."""
         self._spool.append(wire.encode_flight(self._node, generation, rank, data))
 
-    def losses(self) -> "List[OutputLost]":
-        """What was lost since the last call."""
+    def losses(self) -> list[OutputLost]:
+        """Report what was lost since the last call."""
         lost, self._lost = self._lost, {}
         return [OutputLost(channel // 2, channel % 2, size) for channel, size in sorted(lost.items())]
 
     def write(self, link: int) -> int:
-        """Write until the link would block; the number of bytes. Raises OSError when the link is gone."""
+        """Write until the link would block; return how many bytes. Raises OSError when the link is gone."""
         written = 0
         while self:
             if not self._current:
@@ -216,3 +216,46 @@ class Outbox:
         frames = b"".join(self._control)
         self._control.clear()
         return frames
+
+
+class Flow:
+    """Decides whether a worker's pipe is read now, or when the outbox has room again.
+
+    Nothing is held for longer than HOLD_S, and nothing again before the link has caught up.
+    """
+
+    def __init__(self, poller: Poller, outbox: Outbox) -> None:
+        self._poller, self._outbox = poller, outbox
+        self._held: dict[int, Callable[[], object]] = {}
+        self._is_slow = False
+
+    def holds(self, pipe: int, read: Callable[[], object]) -> bool:
+        """Tell whether a pipe that is ready is not to be read now; `read` is then called later."""
+        if self._is_slow or not self._outbox.is_full:
+            return False
+        if not self._held:
+            self._poller.after(HOLD_S, "flow", self._give_up)
+        self._held[pipe] = read
+        self._poller.forget(pipe)
+        return True
+
+    def forget(self, pipe: int) -> None:
+        """Forget a pipe that was closed."""
+        self._held.pop(pipe, None)
+
+    def sent(self) -> None:
+        """Take note that the link has taken something."""
+        if not self._outbox.has_output:
+            self._is_slow = False
+        if self._held and self._outbox.has_room:
+            self._release()
+
+    def _give_up(self) -> None:
+        self._is_slow = True
+        self._release()
+
+    def _release(self) -> None:
+        self._poller.cancel("flow")
+        held, self._held = self._held, {}
+        for pipe, read in held.items():
+            self._poller.watch(pipe, read)

@@ -1,10 +1,15 @@
-"""The agent's private folder on its node, for the error records of workers, and where such things may be."""
+"""The agent's private folder on its node, for what workers leave to be read, and where such things may be.
+
+Those are error records, as torch's @record writes them, and dumps of torch's flight recorder.
+"""
+
+from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import List, Optional, Set
+from distlaunch.agent.wire import MAX_OUTPUT
 
 SPARE_PLACES = ("/tmp", "/var/tmp")
 """Where to look when TMPDIR can't be written."""
@@ -12,11 +17,16 @@ MEMORY = "/dev/shm"
 """The last place of all: what is there is the workers' memory."""
 
 
+MAX_ERROR_RECORD = 1 << 18
+MAX_FLIGHT = 32 << 20
+"""Bytes that are taken of one worker's error record, and of its flight recorder's dump."""
+
+
 class NoPlaceError(Exception):
     """The folder can't be made anywhere; the text names what was tried."""
 
 
-def places(tmpdir: "Optional[str]" = None) -> "List[str]":
+def places(tmpdir: str | None = None) -> list[str]:
     """The folders to try, best first: the job's TMPDIR, else the node's, else others on a disk."""
     wanted = [tmpdir or os.environ.get("TMPDIR") or SPARE_PLACES[0], *SPARE_PLACES]
     return list(dict.fromkeys(map(os.path.abspath, wanted)))
@@ -33,7 +43,7 @@ class Folder:
         self._name = "distlaunch-%s" % os.urandom(8).hex()
         self._told, self._tell = os.pipe()
         os.set_blocking(self._told, False)
-        self._said: "Set[str]" = set()
+        self._said: set[str] = set()
         self.path = ""
         self.places = places()
 
@@ -42,7 +52,7 @@ class Folder:
         """Where workers may make files and folders that are deleted with the folder."""
         return os.path.join(self.path, "inner")
 
-    def make(self, tmpdir: "Optional[str]" = None) -> None:
+    def make(self, tmpdir: str | None = None) -> None:
         """Have the folder in the first place that can be written. Raises `NoPlaceError`."""
         self.places = places(tmpdir)
         if self.path and os.path.isdir(self.path):
@@ -50,7 +60,9 @@ class Folder:
         refused = []
         for place in (*self.places, MEMORY):
             path = os.path.join(place, self._name)
-            self._say(path)
+            if path not in self._said:  # or the pipe would fill in the end
+                self._said.add(path)
+                os.write(self._tell, os.fsencode(path) + b"\0")
             try:
                 _make(path)
                 self.path = path
@@ -59,11 +71,6 @@ class Folder:
                 remove(path)
                 refused.append("%s: %s" % (place, error.strerror))
         raise NoPlaceError("no room for error records in %s; set TMPDIR in env" % "; ".join(refused))
-
-    def _say(self, path: str) -> None:
-        if path not in self._said:  # or the pipe would fill in the end
-            self._said.add(path)
-            os.write(self._tell, os.fsencode(path) + b"\0")
 
     def write(self, name: str, text: str) -> None:
         """Have a file in the folder with that text, whole from the start; a full disk must not hurt."""
@@ -74,6 +81,20 @@ class Folder:
             os.replace(path + ".new", path)
         except OSError:
             pass
+
+    def flight_prefix(self, generation: int) -> str:
+        """Where the workers of a generation leave their dumps: torch adds the rank."""
+        return os.path.join(self.path, "flight-%d-" % generation)
+
+    def flight_pieces(self, generation: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (rank, bytes) of all dumps of a generation, in order, at most MAX_OUTPUT bytes at once."""
+        prefix = self.flight_prefix(generation)
+        for name in sorted(os.listdir(self.path)):
+            path = os.path.join(self.path, name)
+            rank = path[len(prefix) :]
+            if path.startswith(prefix) and rank.isdigit() and int(rank) <= 0xFFFF:
+                for piece in read_left(path, MAX_FLIGHT):
+                    yield int(rank), piece
 
     def remove(self) -> None:
         """Delete the folder: the agent's part."""
@@ -93,6 +114,22 @@ class Folder:
             return
         for path in filter(None, told.split(b"\0")):
             remove(os.fsdecode(path))
+
+
+def read_left(path: str, most: int) -> Iterator[bytes]:
+    """Yield what a worker has left in a file, `most` bytes of it; nothing where that is no file."""
+    try:
+        # A job may have put anything there: a pipe would block, a link would lead elsewhere.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                for _ in range(most // MAX_OUTPUT):
+                    piece = file.read(MAX_OUTPUT)
+                    if not piece:
+                        return
+                    yield piece
+    except OSError:
+        return
 
 
 def _make(path: str) -> None:

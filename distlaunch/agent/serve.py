@@ -4,28 +4,26 @@ It decides nothing about the job. Its only policy of its own: when the link ends
 or a signal comes, it stops its workers, sweeps and leaves.
 """
 
+from __future__ import annotations
+
 import gc
 import os
 import select
+import signal
 import sys
 import time
+from collections.abc import Callable
 
-from distlaunch.agent import cookies, lines, messages, wire
-from distlaunch.agent.lean import signal, socket
+from distlaunch.agent import gpus, messages, network, sweep, wire
 from distlaunch.agent.outbox import Outbox
-from distlaunch.agent.pipes import keep_memory, read_ahead, widen
-from distlaunch.agent.poller import Poller
-from distlaunch.agent.probes import gpus
+from distlaunch.agent.poller import Poller, keep_memory, widen
+from distlaunch.agent.scratch import Folder
 from distlaunch.agent.worker import close_inherited
 from distlaunch.agent.workers import Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional, Tuple
-
-    from distlaunch.agent.dialling import Listener
-    from distlaunch.agent.port import Hold
-    from distlaunch.agent.scratch import Folder
+    from typing import Any
 
 GRACE_S = 10.0
 REAP_INTERVAL_S = 0.05
@@ -36,7 +34,7 @@ _READ = 1 << 18
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
-def main(nonce: str, node: int, folder: "Folder", alone: bool = True) -> None:
+def main(nonce: str, node: int, folder: Folder, alone: bool = True) -> None:
     """Serve on descriptors 0 and 1 and exit; `folder` is for error records. Never returns.
 
     Where the node is not `alone` on its link, it gets the frames of others, too, and writes lines.
@@ -44,14 +42,15 @@ def main(nonce: str, node: int, folder: "Folder", alone: bool = True) -> None:
     status = wire.AGENT_DIED
     try:
         close_inherited()
-        received = read_ahead()
+        os.set_blocking(0, False)
+        received = sys.stdin.buffer.read() or b""  # some may have been read with what we booted from
         link_in, link_out = _take_link()
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
         widen(link_out)
         keep_memory()
         hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
-        outbox = Outbox(node, folder, None if alone else lines.encode, hello)
+        outbox = Outbox(node, folder, None if alone else wire.as_lines, hello)
         status = Agent(link_in, link_out, node, folder, outbox).run(received)
     except BaseException:
         import traceback  # a bug of ours: the controller shows our stderr
@@ -62,7 +61,7 @@ def main(nonce: str, node: int, folder: "Folder", alone: bool = True) -> None:
         os._exit(status)
 
 
-def _take_link() -> "Tuple[int, int]":
+def _take_link() -> tuple[int, int]:
     """Move the link away from 0 and 1, so that no stray print can corrupt it."""
     link_in, link_out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -73,28 +72,28 @@ def _take_link() -> "Tuple[int, int]":
 
 
 class Agent:
-    """One node's hands; `link_in` and `link_out` are the link's descriptors, `node` the node's index."""
+    """The agent of one node; `link_in` and `link_out` are the link's descriptors, `node` the node's index."""
 
-    def __init__(self, link_in: int, link_out: int, node: int, folder: "Folder", outbox: "Outbox") -> None:
+    def __init__(self, link_in: int, link_out: int, node: int, folder: Folder, outbox: Outbox) -> None:
         self._link_in, self._link_out, self._node, self._folder = link_in, link_out, node, folder
         self._poller = Poller()
         self._outbox = outbox
         self._decoder = wire.FrameDecoder(wire.COMMANDS)
         self._workers = Workers(self._poller, self._outbox, folder, node, self._send_ahead)
-        self._hold: "Optional[Hold]" = None
-        self._claim: "Optional[socket.socket]" = None
-        self._listener: "Optional[Listener]" = None
+        self._hold: network.Hold | None = None
+        self._claim: object | None = None
+        self._listener: network.Listener | None = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
         self._notice: int = signal.SIGTERM
-        self._commands: "Dict[type, Callable[[Any], None]]" = {
+        self._commands: dict[type, Callable[[Any], None]] = {
             messages.Ping: self._on_ping,
             messages.HoldPort: self._on_hold,
             messages.FindRoute: self._on_route,
             messages.StartWorkers: self._on_start,
             messages.StopWorkers: self._on_stop,
-            messages.DumpStacks: self._on_dump,
-            messages.WatchUse: self._on_watch_use,
-            messages.GiveNotice: self._on_notice,
+            messages.DumpStacks: self._workers.dump,
+            messages.WatchUse: self._workers.watch_use,
+            messages.GiveNotice: self._workers.give_notice,
             messages.Reap: self._on_reap,
             messages.Listen: self._on_listen,
             messages.DialAll: self._on_dial,
@@ -105,7 +104,7 @@ class Agent:
         self._link_full = False
         self._leaving = False
         self._status = wire.CLEAN
-        self._signums: "Tuple[int, ...]" = (signal.SIGCHLD, *_SIGNALS, *wire.NOTICES)
+        self._signums: tuple[int, ...] = (signal.SIGCHLD, *_SIGNALS, *wire.NOTICES)
 
     def run(self, received: bytes = b"") -> int:
         """Serve until closed, or until the link, the lease or a signal ends it; the exit status.
@@ -122,7 +121,6 @@ class Agent:
         # Answers travel with the hello: some connections hold a small message behind another back for long.
         self._flush()
         self._report_orphans()
-        self._get_ready()
         gc.enable()  # which the boot has disabled
         while not (self._leaving and self._workers.swept):
             self._flush()
@@ -131,7 +129,7 @@ class Agent:
         self._flush_rest()
         return self._status
 
-    def _hello(self) -> "messages.Hello":
+    def _hello(self) -> messages.Hello:
         return messages.Hello(
             protocol=wire.PROTOCOL,
             python=sys.executable,
@@ -145,16 +143,9 @@ class Agent:
         )
 
     def _report_orphans(self) -> None:
-        killed = cookies.kill_orphans()
+        killed = sweep.kill_orphans()
         if killed:
             self._outbox.report(messages.OrphansKilled(killed))
-
-    def _get_ready(self) -> None:
-        """Import, while the controller decides, what it will most likely want next."""
-        if self._node == 0:
-            from distlaunch.agent import port  # noqa: F401
-        else:
-            from distlaunch.agent.probes import routes  # noqa: F401
 
     # The link
 
@@ -250,80 +241,58 @@ class Agent:
 
     # Commands, one method each
 
-    def _on_ping(self, command: "messages.Ping") -> None:
+    def _on_ping(self, command: messages.Ping) -> None:
         self._renew_lease()
         self._outbox.report(messages.Pong(time.monotonic()))
 
-    def _on_hold(self, command: "messages.HoldPort") -> None:
-        from distlaunch.agent.port import hold  # only one node holds
-
-        if self._hold and self._hold.answers(command.port):
-            self._outbox.report(messages.PortHeld(self._hold.port))  # asked again: the same answer
-            return
-        if self._hold:
+    def _on_hold(self, command: messages.HoldPort) -> None:
+        if self._hold and not self._hold.answers(command.port):
             self._hold.close()
+            self._hold = None
         try:
-            self._hold = hold(command.port)
+            self._hold = self._hold or network.Hold(command.port)  # asked again: the same answer
             self._outbox.report(messages.PortHeld(self._hold.port))
         except OSError as error:
             self._report_unheld(command.port, error)
 
-    def _report_unheld(self, port: "Optional[int]", error: OSError) -> None:
-        from distlaunch.agent.probes.ports import owners
-
-        holders = owners(port) if port else []
+    def _report_unheld(self, port: int | None, error: OSError) -> None:
+        holders = network.owners(port) if port else []
         self._outbox.report(messages.PortRefused(error.strerror or str(error), holders))
 
-    def _on_route(self, command: "messages.FindRoute") -> None:
-        from distlaunch.agent.probes import routes
+    def _on_route(self, command: messages.FindRoute) -> None:
+        self._outbox.report(network.route(command.address))
 
-        self._outbox.report(routes.route(command.address))
-
-    def _on_start(self, command: "messages.StartWorkers") -> None:
+    def _on_start(self, command: messages.StartWorkers) -> None:
         if self._hold:
             self._hold.release()
         self._grace_s, self._lease_s, self._notice = command.grace_s, command.lease_s, command.notice
         self._renew_lease()
-        self._claim = self._claim or cookies.claim(command.run_id, self._node)
+        self._claim = self._claim or sweep.claim(command.run_id, self._node)
         self._workers.start(command)
 
-    def _on_stop(self, command: "messages.StopWorkers") -> None:
+    def _on_stop(self, command: messages.StopWorkers) -> None:
         self._workers.stop(command.grace_s)
 
-    def _on_notice(self, command: "messages.GiveNotice") -> None:
-        self._workers.give_notice(command.signum, command.left_s)
-
-    def _on_dump(self, command: "messages.DumpStacks") -> None:
-        self._workers.dump(command.local_ranks, command.abort)
-
-    def _on_watch_use(self, command: "messages.WatchUse") -> None:
-        self._workers.watch_use(command.for_s)
-
-    def _on_reap(self, command: "messages.Reap", killed: int = 0) -> None:
+    def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
         """Kill what the run has here, until nothing is left and no other agent of it can start anything."""
-        self._claim = self._claim or cookies.claim(command.run_id, self._node)
-        fresh = cookies.kill_run(command.run_id, self._node)
+        self._claim = self._claim or sweep.claim(command.run_id, self._node)
+        fresh = sweep.kill_run(command.run_id, self._node)
         if fresh or not self._claim:
             self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed + fresh))
         else:
             self._outbox.report(messages.Reaped(killed))
 
-    def _on_listen(self, command: "messages.Listen") -> None:
-        from distlaunch.agent.dialling import Listener
-
+    def _on_listen(self, command: messages.Listen) -> None:
         try:
-            self._listener = Listener(command.port, command.token.encode())
+            self._listener = network.Listener(command.port, command.token.encode())
             self._outbox.report(messages.Listening(self._listener.port))
         except OSError as error:
             self._report_unheld(command.port, error)
 
-    def _on_dial(self, command: "messages.DialAll") -> None:
-        from distlaunch.agent.dialling import dial_all
-
-        token = command.token.encode()
-        results = dial_all(command.targets, command.timeout_s, token)
+    def _on_dial(self, command: messages.DialAll) -> None:
+        results = network.dial_all(command.targets, command.timeout_s, command.token.encode())
         self._outbox.report(messages.Dialled(results))
 
-    def _on_close(self, command: "messages.Close") -> None:
+    def _on_close(self, command: messages.Close) -> None:
         self._leaving = True
         self._workers.stop(command.grace_s, command.signum)

@@ -10,8 +10,8 @@ from _frozen_importlib import ModuleSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import ModuleType
-    from typing import Collection, Dict, Optional, Union
 
 
 class Shipped:
@@ -21,16 +21,16 @@ class Shipped:
     `packages` are the names of those that are packages.
     """
 
-    def __init__(self, codes: "Dict[str, Union[str, bytes]]", packages: "Collection[str]") -> None:
+    def __init__(self, codes: "dict[str, str | bytes]", packages: "Collection[str]") -> None:
         self._codes, self._packages = codes, packages
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> "Optional[ModuleSpec]":
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         """Of a module that is there."""
         if name not in self._codes:
             return None
         return ModuleSpec(name, self, is_package=name in self._packages)  # type: ignore[arg-type]
 
-    def create_module(self, spec: "ModuleSpec") -> None:
+    def create_module(self, spec: ModuleSpec) -> None:
         """The usual one will do."""
 
     def exec_module(self, module: "ModuleType") -> None:
@@ -41,7 +41,7 @@ class Shipped:
         exec(made, module.__dict__)  # noqa: S102 (as importers do)
 
 
-def install(codes: "Dict[str, Union[str, bytes]]", packages: "Collection[str]") -> None:
+def install(codes: "dict[str, str | bytes]", packages: "Collection[str]") -> None:
     """Have modules come from there from now on."""
     gc.disable()  # until the agent is ready: what it makes until then stays
     sys.meta_path.insert(0, Shipped(codes, packages))

@@ -1,18 +1,17 @@
-"""Watches running workers from outside: which join the rendezvous, and which stall."""
+"""Watches running workers from outside: which join, which stall, what they use, and their stacks."""
 
+from __future__ import annotations
+
+import os
 import time
+from collections.abc import Callable, Iterable
 
-from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled
-from distlaunch.agent.probes import activity, gpus, joins
+from distlaunch.agent import gpus, procfs
+from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled, Usage
+from distlaunch.agent.outbox import Outbox
+from distlaunch.agent.poller import Poller
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable, Dict, List, Optional, Set, Tuple
-
-    from distlaunch.agent.outbox import Outbox
-    from distlaunch.agent.poller import Poller
-    from distlaunch.agent.worker import Worker
+from distlaunch.agent.worker import Worker
 
 JOIN_INTERVAL_S, JOIN_INTERVAL_MAX_S = 0.02, 1.0
 JOIN_SLOWER = 1.02
@@ -26,33 +25,57 @@ IDLE_SHARE = 0.01
 IDLE_TICKS = 2
 """This few clock ticks between two looks count as idle, too: an idle torch process uses one now and then."""
 IDLE_GPU_PERCENT = 1
+USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
+"""Between two looks; the second comes sooner, since it takes two to tell anything."""
+DUMP_S = 20.0
+MAX_STACK = 1 << 16
+"""Bytes of one worker's stacks."""
 
 
-class JoinWatch:
-    """Reports which workers have connected to the rendezvous `port`, and what the others do.
+class Watch:
+    """What looks at the running workers now and then; `name` is its deadline's."""
 
-    `counted` is as `joins.Arrivals` has it.
-    """
+    name = ""
 
-    def __init__(
-        self,
-        poller: "Poller",
-        outbox: "Outbox",
-        running: "Callable[[], List[Worker]]",
-        port: int,
-        counted: "Optional[Tuple[bytes, ...]]",
-    ) -> None:
-        self._poller, self._outbox, self._running, self._port = poller, outbox, running, port
-        self._arrivals = joins.Arrivals(port, counted)
-        self._told: "Dict[int, str]" = {}
-        self._began = time.monotonic()
-        self._lag_at = self._began + LAG_S
-        self.joined: "Set[int]" = set()
-        self._look(JOIN_INTERVAL_S)
+    def __init__(self, poller: Poller, outbox: Outbox, running: Callable[[], list[Worker]]) -> None:
+        self._poller, self._outbox, self._running = poller, outbox, running
+        self._gpus: gpus.Utilization | None = None
 
     def stop(self) -> None:
         """Watch no more."""
-        self._poller.cancel("joins")
+        self._poller.cancel(self.name)
+
+    def _devices(self) -> gpus.Utilization:
+        self._gpus = self._gpus or gpus.Utilization()  # not before: NVML takes its time
+        return self._gpus
+
+
+# Joining
+
+
+class JoinWatch(Watch):
+    """Reports which workers have connected to the rendezvous `port`, and what the others do.
+
+    `counted` is as `Arrivals` has it.
+    """
+
+    name = "joins"
+
+    def __init__(
+        self,
+        poller: Poller,
+        outbox: Outbox,
+        running: Callable[[], list[Worker]],
+        port: int,
+        counted: tuple[bytes, ...] | None,
+    ) -> None:
+        super().__init__(poller, outbox, running)
+        self._port, self._arrivals = port, Arrivals(port, counted)
+        self._told: dict[int, str] = {}
+        self._began = time.monotonic()
+        self._lag_at = self._began + LAG_S
+        self.joined: set[int] = set()
+        self._look(JOIN_INTERVAL_S)
 
     def _look(self, interval_s: float) -> None:
         missing = {w.local_rank: w.pid for w in self._running() if w.local_rank not in self.joined}
@@ -65,12 +88,12 @@ class JoinWatch:
             if time.monotonic() >= self._lag_at:
                 self._tell_who_lags(left)
             slower = min(interval_s * JOIN_SLOWER, JOIN_INTERVAL_MAX_S)
-            self._poller.after(interval_s, "joins", lambda: self._look(slower))
+            self._poller.after(interval_s, self.name, lambda: self._look(slower))
 
-    def _tell_who_lags(self, left: "Dict[int, int]") -> None:
+    def _tell_who_lags(self, left: dict[int, int]) -> None:
         now = time.monotonic()
         self._lag_at = now + min(max(LAG_S, (now - self._began) / 2), LAG_MAX_S)
-        seen = dict(zip(left, activity.doing(left.values(), self._port)))
+        seen = dict(zip(left, doing(left.values(), self._port)))
         fresh = {rank: words for rank, (_, words) in seen.items() if self._told.get(rank) != words}
         if fresh:
             self._told.update(fresh)
@@ -78,41 +101,101 @@ class JoinWatch:
             self._outbox.report(RanksLag(ranks))
 
 
-class _Pulse:
-    """When a worker was last seen to do something."""
+class Arrivals:
+    """Looks, again and again, for connections to the rendezvous `port`.
 
-    def __init__(self, ticks: int, printed: int, alive_at: float) -> None:
-        self.ticks, self.printed, self.alive_at = ticks, printed, alive_at
+    The table of connections is read only if one was opened or closed since, and a worker has a socket: with
+    its empty rows it takes milliseconds, and on a large machine many. Connections that were `counted` before
+    are not looked for.
+    """
+
+    def __init__(self, port: int, counted: tuple[bytes, ...] | None = None) -> None:
+        self._port, self._seen = port, counted
+        self._connecting = False
+
+    def look(self, workers: dict[int, int]) -> set[int]:
+        """Return the local ranks of those `workers` (local rank → pid) that are seen to have joined."""
+        counted = procfs.connections_counted()
+        if counted and counted == self._seen and not self._connecting:
+            return set()
+        self._seen = counted
+        # The socket may belong to one of a worker's descendants.
+        held = {rank: procfs.socket_inodes(procfs.family(pid)) for rank, pid in workers.items()}
+        if not any(held.values()):
+            self._connecting = False
+            return set()
+        ours = [found for found in procfs.sockets() if found.remote_port == self._port]
+        self._connecting = any(found.state == procfs.SYN_SENT for found in ours)
+        joined = {found.inode for found in ours if found.state == procfs.ESTABLISHED}
+        return {rank for rank, inodes in held.items() if inodes & joined}
 
 
-class StallWatch:
+def doing(pids: Iterable[int], port: int) -> list[tuple[bool, str]]:
+    """Describe each worker: whether it is trying to reach the rendezvous `port`; what it does, in words."""
+    families = [procfs.family(pid) for pid in pids]
+    held = [procfs.socket_inodes(family) for family in families]
+    sockets = list(procfs.sockets()) if any(held) else []  # it takes milliseconds
+    return [_doing(family, inodes, port, sockets) for family, inodes in zip(families, held)]
+
+
+def _doing(pids: list[int], held: set[int], port: int, sockets: list[procfs.Socket]) -> tuple[bool, str]:
+    """What a worker does, the first of `pids`, with those below it, which hold the sockets `held`."""
+    asking = (found for found in sockets if found.remote_port == port and found.state == procfs.SYN_SENT)
+    if any(found.inode in held for found in asking):
+        return True, "no answer from the rendezvous"
+    halted = _stopped(pids)
+    if halted:
+        return False, "stopped by a signal; `kill -CONT %d` resumes it" % halted
+    if procfs.state(pids[0]) == "D":
+        return False, "blocked on a disk or driver"
+    if not any(procfs.has_mapped(each, b"libtorch") for each in pids):
+        return False, "has not imported torch yet"
+    if held and _was_refused(pids, sockets):
+        return True, "the rendezvous refuses its connection"
+    at_work = any(procfs.state(each) == "R" for each in pids)
+    return False, "torch imported, %s" % ("busy" if at_work else "idle")
+
+
+def _stopped(pids: list[int]) -> int:
+    """The first of a process and its descendants that a signal has stopped; 0 where none is."""
+    return next((each for each in pids if procfs.state(each) == "T"), 0)
+
+
+def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
+    """Whether a process holds a TCP socket that is neither connected nor listening.
+
+    A refused connection leaves no trace in /proc/net/tcp, but while the TCPStore's client waits for its next
+    try, ever longer (torch/csrc/distributed/c10d/socket.cpp), it keeps the socket of the last one.
+    """
+    alive = {found.inode for found in sockets}
+    return any(procfs.holds_tcp_beside(pid, alive) for pid in pids)
+
+
+# Stalling
+
+
+class StallWatch(Watch):
     """Reports the workers that print nothing and use no CPU and no GPU for `stall_s` seconds."""
 
-    def __init__(
-        self, poller: "Poller", outbox: "Outbox", running: "Callable[[], List[Worker]]", stall_s: float
-    ) -> None:
-        self._poller, self._outbox, self._running, self._stall_s = poller, outbox, running, stall_s
-        self._interval_s = min(STALL_LOOK_MAX_S, stall_s / STALL_LOOKS)
-        self._pulses: "Dict[int, _Pulse]" = {}
-        self._told = RanksStalled([], [])
-        self._gpus: "Optional[gpus.Utilization]" = None
-        self._poller.after(self._interval_s, "stalls", self._look)
+    name = "stalls"
 
-    def stop(self) -> None:
-        """Watch no more."""
-        self._poller.cancel("stalls")
+    def __init__(
+        self, poller: Poller, outbox: Outbox, running: Callable[[], list[Worker]], stall_s: float
+    ) -> None:
+        super().__init__(poller, outbox, running)
+        self._stall_s = stall_s
+        self._interval_s = min(STALL_LOOK_MAX_S, stall_s / STALL_LOOKS)
+        self._seen: dict[int, tuple[int, int, float]] = {}
+        self._told = RanksStalled([], [])
+        self._poller.after(self._interval_s, self.name, self._look)
 
     def _look(self) -> None:
         now = time.monotonic()
-        self._gpus = self._gpus or gpus.Utilization()  # not before: NVML takes its time
-        for worker in self._running():
-            ticks = activity.cpu_ticks(activity.tree(worker.pid))
-            self._feel(worker, _Pulse(ticks, worker.printed, now), self._gpus)
-        self._tell([w for w in self._running() if now - self._pulses[w.local_rank].alive_at >= self._stall_s])
-        self._poller.after(self._interval_s, "stalls", self._look)
+        self._tell([w for w in self._running() if now - self._alive_at(w, now) >= self._stall_s])
+        self._poller.after(self._interval_s, self.name, self._look)
 
-    def _tell(self, stalled: "List[Worker]") -> None:
-        stopped = [[worker.local_rank, activity.stopped(worker.pid)] for worker in stalled]
+    def _tell(self, stalled: list[Worker]) -> None:
+        stopped = [[worker.local_rank, _stopped(procfs.family(worker.pid))] for worker in stalled]
         told = RanksStalled(
             sorted(w.local_rank for w in stalled), sorted(each for each in stopped if each[1])
         )
@@ -120,12 +203,105 @@ class StallWatch:
             self._told = told
             self._outbox.report(told)
 
-    def _feel(self, worker: "Worker", pulse: "_Pulse", devices: "gpus.Utilization") -> None:
-        before = self._pulses.get(worker.local_rank)
-        self._pulses[worker.local_rank] = pulse
-        if before is None:
+    def _alive_at(self, worker: Worker, now: float) -> float:
+        """When a worker was last seen to do something, which may be now."""
+        ticks, printed = procfs.cpu_ticks(procfs.family(worker.pid)), worker.printed
+        had, had_printed, alive_at = self._seen.get(worker.local_rank, (0, -1, now))
+        idle = max(IDLE_TICKS, IDLE_SHARE * self._interval_s * procfs.TICKS_A_SECOND)
+        busy = ticks - had > idle or printed != had_printed
+        if busy or self._devices().percent(worker.device) >= IDLE_GPU_PERCENT:
+            alive_at = now
+        self._seen[worker.local_rank] = (ticks, printed, alive_at)
+        return alive_at
+
+
+# What workers use
+
+
+class UsageWatch(Watch):
+    """Reports every USAGE_INTERVAL_S, for as long as it was last asked to."""
+
+    name = "usage"
+
+    def __init__(self, poller: Poller, outbox: Outbox, running: Callable[[], list[Worker]]) -> None:
+        super().__init__(poller, outbox, running)
+        self._until = 0.0
+        self._before: dict[int, int] = {}
+        self._looked_at = 0.0
+
+    def go_on(self, for_s: float) -> None:
+        """Report for so many seconds from now on."""
+        now = time.monotonic()
+        asleep = now > self._until
+        self._until = now + for_s
+        if asleep:
+            self._before = {}
+            self._look()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now > self._until:
             return
-        idle = max(IDLE_TICKS, IDLE_SHARE * self._interval_s * activity.TICKS_A_SECOND)
-        busy = pulse.ticks - before.ticks > idle or pulse.printed != before.printed
-        if not busy and devices.percent(worker.device) < IDLE_GPU_PERCENT:
-            pulse.alive_at = before.alive_at
+        before, self._before = self._before, {}
+        rows = [self._row(worker, before, now) for worker in self._running()]
+        self._looked_at = now
+        if before:
+            self._outbox.report(Usage(rows))
+        self._poller.after(USAGE_INTERVAL_S if before else USAGE_FIRST_S, self.name, self._look)
+
+    def _row(self, worker: Worker, before: dict[int, int], now: float) -> list[object]:
+        """local rank, CPU in percent of one, bytes, GPU in percent, bytes there; None = not known."""
+        pids = procfs.family(worker.pid)
+        ticks = procfs.cpu_ticks(pids)
+        self._before[worker.pid] = ticks
+        used = ticks - before.get(worker.pid, ticks)
+        cpu = 100.0 * used / procfs.TICKS_A_SECOND / max(now - self._looked_at, 0.01)
+        memory = procfs.resident_bytes(pids)
+        return [worker.local_rank, round(max(cpu, 0.0), 1), memory, *self._devices().use(worker.device)]
+
+
+# Stacks
+
+
+def py_spy(python: str) -> str | None:
+    """Find py-spy beside the worker's interpreter, or in PATH."""
+    folders = [os.path.dirname(python), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    paths = (os.path.join(folder, "py-spy") for folder in folders if folder)
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
+
+
+class StackDump:
+    """One run of py-spy; `on_end` gets what it printed. Its process is reaped with all others."""
+
+    def __init__(self, poller: Poller, program: str, pid: int, on_end: Callable[[bytes], object]) -> None:
+        self._poller, self._on_end, self._name = poller, on_end, "stacks of %d" % pid
+        self._text = b""
+        self._pipe, write = os.pipe()
+        os.set_blocking(self._pipe, False)
+        if os.fork() == 0:
+            _become_py_spy(program, pid, write)
+        os.close(write)
+        poller.watch(self._pipe, self._read)
+        poller.after(DUMP_S, self._name, self._end)  # the sweep takes a py-spy that hangs
+
+    def _read(self) -> None:
+        data = os.read(self._pipe, 1 << 16)
+        self._text = (self._text + data)[:MAX_STACK]
+        if not data:
+            self._end()
+
+    def _end(self) -> None:
+        self._poller.cancel(self._name)
+        self._poller.forget(self._pipe)
+        os.close(self._pipe)
+        self._on_end(self._text)
+
+
+def _become_py_spy(program: str, pid: int, output: int) -> None:
+    try:
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.execv(program, [program, "dump", "--nonblocking", "--pid", str(pid)])
+    finally:
+        os._exit(127)

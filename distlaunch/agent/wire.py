@@ -1,4 +1,4 @@
-"""The protocol between controller and agent: its bytes. Its messages are in `distlaunch.agent.messages`.
+"""The bytes of the protocol between controller and agent; `distlaunch.agent.messages` has its messages.
 
 A link is a pair of byte streams. After the boot (see ``distlaunch.transports.handshake``) the agent writes
 ``HELLO_PREFIX + nonce + b"\\n"``; whatever a login shell printed before that is noise. From there on
@@ -15,19 +15,31 @@ both directions carry frames:
 A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. PACKED is the same,
 compressed by zlib; only the controller sends it.
 
+Where others write to a link, too, only its whole lines can be kept apart: srun's output with --label. Each
+frame of a node then travels as lines of at most LINE bytes, which begin with PIECE; a node's last line begins
+with GONE and has its guardian's exit status. A newline inside of a frame is ESCAPE and "n", an ESCAPE itself
+ESCAPE and "[".
+
 No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`ProtocolError`).
 """
 
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
 import struct
 import zlib
+from collections.abc import Mapping
 
-from distlaunch.agent.lean import decode, encode, signal
+from distlaunch.agent.frozen import Frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing costs 10 ms on the node
-    from typing import Any, Dict, List, Mapping, Union
+    from typing import Any
 
-    Message = Dict[str, Any]
+    Message = dict[str, Any]
 else:
     Message = dict
 
@@ -44,6 +56,16 @@ PACK_BYTES = 900
 """Longer commands are packed: srun sends what is over 1024 bytes in pieces, each 40 ms after the last."""
 GENERATIONS = 1 << 16
 HEADER = struct.Struct("!BHHHI")
+PIECE, GONE = b"=", b"!"
+ESCAPE = b"\x1b"
+LINE = 960
+"""srun passes on at most 1024 bytes at once, and lines whole only up to that."""
+LAST_WORD_S = 5.0
+SHARED = "DISTLAUNCH_SHARED"
+"""The variable that says which of an agent's descriptors are copies of the command's, `5,6`, for its workers;
+empty for agents elsewhere."""
+SHARED_PMI = "PMI_FD"
+"""The variable that says which is the connection to MPI's process manager: a worker has it, too."""
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """By which somebody announces the end of a job, to an agent or to the command."""
@@ -71,23 +93,20 @@ class ProtocolError(Exception):
     """The peer sent what the protocol does not allow; the link can't be used any further."""
 
 
-class Frame:
-    """One frame: ``kind``, ``node``, ``generation``, ``channel`` and ``payload`` (bytes)."""
+class Frame(Frozen):
+    """One frame; its fields are those of its header."""
 
-    __slots__ = ("channel", "generation", "kind", "node", "payload")
+    kind: int
+    node: int
+    generation: int
+    channel: int
+    payload: bytes
 
-    def __init__(self, kind: int, node: int, generation: int, channel: int, payload: bytes) -> None:
-        self.kind = kind
-        self.node = node
-        self.generation = generation
-        self.channel = channel
-        self.payload = payload
-
-    def message(self) -> "Message":
+    def message(self) -> Message:
         """The JSON object of a CONTROL, PACKED or END frame. Raises `ProtocolError` when it is none."""
         try:
             text = zlib.decompress(self.payload) if self.kind == PACKED else self.payload
-            message = decode(text.decode())
+            message = json.loads(text.decode(), parse_constant=_refuse)
         except (ValueError, RecursionError, zlib.error) as error:
             raise ProtocolError("a control frame is not JSON: %s" % error) from None
         if not isinstance(message, dict) or not isinstance(message.get("op"), str):
@@ -95,7 +114,11 @@ class Frame:
         return message
 
 
-def encode_output(node: int, generation: int, channel: int, payload: "Union[bytes, memoryview]") -> bytes:
+def _refuse(constant: str) -> None:
+    raise ValueError("%s is not JSON" % constant)
+
+
+def encode_output(node: int, generation: int, channel: int, payload: bytes | memoryview) -> bytes:
     """One OUTPUT frame; `payload` is at most MAX_OUTPUT bytes."""
     return HEADER.pack(OUTPUT, node, generation % GENERATIONS, channel, len(payload)) + payload
 
@@ -105,7 +128,7 @@ def encode_flight(node: int, generation: int, rank: int, payload: bytes) -> byte
     return HEADER.pack(FLIGHT, node, generation % GENERATIONS, rank, len(payload)) + payload
 
 
-def encode_message(node: int, message: "Message") -> bytes:
+def encode_message(node: int, message: Message) -> bytes:
     """One CONTROL frame."""
     return _control(CONTROL, node, _json(message))
 
@@ -115,7 +138,7 @@ def encode_end(node: int, status: int, words: str) -> bytes:
     return _control(END, node, _json({"op": "end", "status": status, "words": words}))
 
 
-def encode_command(node: int, message: "Message") -> bytes:
+def encode_command(node: int, message: Message) -> bytes:
     """One frame from the controller: CONTROL, or PACKED where it is long."""
     payload = _json(message)
     if len(payload) <= PACK_BYTES:
@@ -127,8 +150,8 @@ def _control(kind: int, node: int, payload: bytes) -> bytes:
     return HEADER.pack(kind, node, 0, 0, len(payload)) + payload
 
 
-def _json(message: "Message") -> bytes:
-    return encode(message).encode()  # ASCII
+def _json(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()  # ASCII
 
 
 REPORTS = {CONTROL: MAX_REPORT, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT, END: MAX_REPORT}
@@ -139,11 +162,11 @@ COMMANDS = {CONTROL: MAX_COMMAND, PACKED: MAX_COMMAND}
 class FrameDecoder:
     """Turns received bytes into frames of the kinds in `caps`, without IO. It buffers one and a read."""
 
-    def __init__(self, caps: "Mapping[int, int]") -> None:
+    def __init__(self, caps: Mapping[int, int]) -> None:
         self._caps = caps
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> "List[Frame]":
+    def feed(self, data: bytes) -> list[Frame]:
         """Take `data` and return the frames that are complete. Raises `ProtocolError`."""
         self._buffer += data
         frames = []
@@ -166,3 +189,29 @@ class FrameDecoder:
             raise ProtocolError("unknown frame kind %d" % kind)
         if length > self._caps[kind]:
             raise ProtocolError("a frame of %d bytes is over the limit" % length)
+
+
+def as_lines(frame: bytes) -> bytes:
+    """Encode a frame as lines."""
+    plain = frame.replace(ESCAPE, b"\x1b[").replace(b"\n", b"\x1bn")
+    return b"".join([b"=%b\n" % plain[at : at + LINE] for at in range(0, len(plain), LINE)])
+
+
+def from_lines(pieces: bytes) -> tuple[bytes, bytes]:
+    """Decode the pieces of lines, put together; also return what at their end belongs to the next one."""
+    whole, rest = (pieces[:-1], pieces[-1:]) if pieces.endswith(ESCAPE) else (pieces, b"")
+    return whole.replace(b"\x1bn", b"\n").replace(b"\x1b[", ESCAPE), rest
+
+
+def say_gone(fd: int, status: int) -> None:
+    """Write the last line; an agent that was killed may have left half a one. Gives up after some seconds."""
+    left = b"\n!%d\n" % status
+    writable = select.poll()
+    writable.register(fd, select.POLLOUT)
+    while left and writable.poll(LAST_WORD_S * 1000):
+        try:
+            left = left[os.write(fd, left) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return

@@ -5,30 +5,23 @@ from /dev/null and both outputs in pipes, but for what it shares with the comman
 through a pipe that exec closes, so that "no such file" is told from "the program ended with 127".
 """
 
+from __future__ import annotations
+
 import errno
+import json
 import os
 import resource
-import stat
+import signal
+from collections.abc import Callable
 
-from distlaunch.agent import shared, sweep, wire
-from distlaunch.agent.lean import signal
-from distlaunch.agent.messages import WorkerUnstarted
-from distlaunch.agent.pipes import widen
-from distlaunch.agent.probes import gpus
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple, Union
-
-    from distlaunch.agent.messages import WorkerSpec
-    from distlaunch.agent.wire import Message
+from distlaunch.agent import gpus, scratch, sweep, wire
+from distlaunch.agent.messages import WorkerSpec, WorkerUnstarted
+from distlaunch.agent.poller import widen
 
 DESCRIPTORS = 6
 """Open at most per worker, while it is started."""
 MAX_WORDS = 1 << 14
 """Bytes of a worker's stderr that are reported with its exit."""
-MAX_ERROR_RECORD = 1 << 18
-"""Bytes read of a TORCHELASTIC_ERROR_FILE."""
 
 
 class Worker:
@@ -39,23 +32,8 @@ class Worker:
     `words` are the last bytes of its stderr, up to the moment when it is told to end.
     """
 
-    __slots__ = (
-        "device",
-        "error_file",
-        "exec_pipe",
-        "local_rank",
-        "pid",
-        "printed",
-        "python",
-        "running",
-        "started",
-        "stopping",
-        "streams",
-        "words",
-    )
-
     def __init__(
-        self, local_rank: int, pid: int, streams: "List[int]", exec_pipe: int, error_file: str
+        self, local_rank: int, pid: int, streams: list[int], exec_pipe: int, error_file: str
     ) -> None:
         self.local_rank = local_rank
         self.pid = pid
@@ -70,8 +48,8 @@ class Worker:
         self.stopping = False
         self.words = b""
 
-    def said(self, stream: int, data: "Union[bytes, memoryview]") -> None:
-        """Take note of what it printed."""
+    def said(self, stream: int, data: bytes | memoryview) -> None:
+        """Take note of what the worker printed."""
         self.printed += len(data)
         if stream == 1 and not self.stopping:  # what it says about our own signal is not a cause
             self.words = (self.words + data[-MAX_WORDS:])[-MAX_WORDS:]
@@ -86,24 +64,16 @@ class Worker:
             except PermissionError:
                 pass  # another user's now: the sweep follows the grace, and names it
 
-    def error_record(self) -> "Optional[Message]":
-        """The texts of what torch's @record wrote to TORCHELASTIC_ERROR_FILE, or None."""
+    def error_record(self) -> wire.Message | None:
+        """Read {message, callstack} from what torch's @record wrote to TORCHELASTIC_ERROR_FILE."""
         try:
-            # A job may have put anything there: a pipe would block, a link would lead elsewhere.
-            fd = os.open(self.error_file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-            with open(fd, "rb") as record:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    return None
-                import json  # few have one
-
-                return _texts(json.loads(record.read(MAX_ERROR_RECORD)))
-        except (OSError, ValueError, RecursionError):
+            record = json.loads(b"".join(scratch.read_left(self.error_file, scratch.MAX_ERROR_RECORD)))
+        except (ValueError, RecursionError):
             return None
+        return _texts(record.get("message") if isinstance(record, dict) else None)
 
 
-def _texts(record: "Any") -> "Optional[Message]":
-    """{message, callstack} of an error record in torch's form, as far as it has them."""
-    message = record.get("message") if isinstance(record, dict) else None
+def _texts(message: object) -> wire.Message | None:
     if isinstance(message, str):
         return {"message": message, "callstack": ""}
     if not isinstance(message, dict):
@@ -113,18 +83,16 @@ def _texts(record: "Any") -> "Optional[Message]":
     return {"message": str(message.get("message") or ""), "callstack": str(callstack or "")}
 
 
-def environment(spec: "WorkerSpec") -> "Dict[str, str]":
-    """The worker's environment: this node's, `defaults` where it has none, then `env`."""
-    merged = dict(spec.defaults)
-    merged.update(os.environ)
-    merged.update(spec.env)
+def environment(spec: WorkerSpec) -> dict[str, str]:
+    """Merge the worker's environment: this node's, `defaults` where it has none, then `env`."""
+    merged = {**spec.defaults, **os.environ, **spec.env}
     if spec.one_device and os.environ.get("CUDA_VISIBLE_DEVICES"):
         devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
         merged["CUDA_VISIBLE_DEVICES"] = "".join(devices[spec.local_rank :][:1])
     return merged
 
 
-def spawn(spec: "WorkerSpec", error_file: str) -> Worker:
+def spawn(spec: WorkerSpec, error_file: str) -> Worker:
     """Start one worker, whose paths are `at_home`. Raises OSError when pipes or fork are refused.
 
     Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
@@ -153,15 +121,15 @@ def spawn(spec: "WorkerSpec", error_file: str) -> Worker:
     return worker
 
 
-def _wide_pipe() -> "Tuple[int, int]":
+def _wide_pipe() -> tuple[int, int]:
     """A pipe that holds as much as is sent on at once: the worker, and we, wake up less often."""
     ends = os.pipe()
     widen(ends[1], wire.MAX_OUTPUT)
     return ends
 
 
-def forked(become: "Callable[[], None]") -> int:
-    """The PID of a child that runs `become`, which never returns. Raises OSError when fork is refused."""
+def forked(become: Callable[[], None]) -> int:
+    """Fork a child that runs `become`, which never returns; return its PID. Raises OSError if refused."""
     # Until the child has reset its handlers, a signal to it would be swallowed by ours.
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
@@ -173,13 +141,13 @@ def forked(become: "Callable[[], None]") -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def at_home(spec: "WorkerSpec") -> "WorkerSpec":
-    """`spec` with the home of this node's user in place of the ~ that a path may begin with."""
+def at_home(spec: WorkerSpec) -> WorkerSpec:
+    """Put the home of this node's user in place of the ~ that a path of `spec` may begin with."""
     argv = [_expanded(word) if i in spec.paths else word for i, word in enumerate(spec.argv)]
     return spec._replace(argv=argv, cwd=_expanded(spec.cwd))
 
 
-def _script(spec: "WorkerSpec") -> str:
+def _script(spec: WorkerSpec) -> str:
     """The file that the program is given to run, if there is one."""
     last = max(spec.paths, default=0)
     return spec.argv[last] if last else ""
@@ -197,7 +165,7 @@ def _expanded(path: str) -> str:
 
 
 def _become_worker(
-    spec: "WorkerSpec", env: "Dict[str, str]", stdio: "Dict[int, int]", confirm: int, agent: int
+    spec: WorkerSpec, env: dict[str, str], stdio: dict[int, int], confirm: int, agent: int
 ) -> None:
     stage = "setup"
     try:
@@ -222,15 +190,15 @@ def _become_worker(
         os._exit(127)
 
 
-def _bind(spec: "WorkerSpec") -> None:
+def _bind(spec: WorkerSpec) -> None:
     if spec.cpus:
-        from distlaunch.agent.probes import cpus  # there already: it has chosen them
+        from distlaunch.agent import cpus  # there already: it has chosen them
 
         os.sched_setaffinity(0, cpus.cpu_set(spec.cpus))
 
 
 def begin(agent: int) -> None:
-    """What each child does first: a session of its own, that ends with us; plain signals, and no input."""
+    """Give a forked child a session of its own, that ends with us, plain signals and no input."""
     os.setsid()
     sweep.die_with_parent(signal.SIGKILL, agent)
     _reset_signals()
@@ -245,21 +213,21 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def exec_failure(data: bytes, spec: "WorkerSpec") -> "WorkerUnstarted":
-    """The report of what came through ``exec_pipe``."""
+def exec_failure(data: bytes, spec: WorkerSpec) -> WorkerUnstarted:
+    """Make the report of what came through ``exec_pipe``."""
     stage, _, number = data.decode().partition(" ")
     return unstarted(spec, stage, int(number))
 
 
-def unstarted(spec: "WorkerSpec", stage: str, code: int, why: str = "") -> "WorkerUnstarted":
-    """The report of a worker whose fork, chdir or exec failed with errno `code`."""
+def unstarted(spec: WorkerSpec, stage: str, code: int, why: str = "") -> WorkerUnstarted:
+    """Make the report of a worker whose fork, chdir or exec failed with errno `code`."""
     subject = _subject(spec, stage)
     if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
         stage = "interpreter"
     return WorkerUnstarted(spec.local_rank, stage, code, why or "%s: %s" % (subject, _words(code, stage)))
 
 
-def _subject(spec: "WorkerSpec", stage: str) -> str:
+def _subject(spec: WorkerSpec, stage: str) -> str:
     """What a failure is about."""
     subjects = {"workdir": spec.cwd, "script": _script(spec)}
     if spec.cpus:
@@ -280,7 +248,7 @@ def _words(code: int, stage: str) -> str:
 
 
 _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-_shared = dict(enumerate(map(int, filter(None, os.environ.pop(shared.VARIABLE, "").split(",")))))
+_shared = dict(enumerate(map(int, filter(None, os.environ.pop(wire.SHARED, "").split(",")))))
 
 
 def share(*fds: int) -> None:
@@ -288,9 +256,10 @@ def share(*fds: int) -> None:
     _shared.update({fd: os.dup(fd) for fd in fds})
 
 
-def _kept() -> "List[int]":
+def _kept() -> list[int]:
     """What of MPI's a worker has, too, if it shares anything with the command."""
-    return [int(os.environ[shared.KEPT])] if _shared and os.environ.get(shared.KEPT, "").isdigit() else []
+    pmi = os.environ.get(wire.SHARED_PMI, "")
+    return [int(pmi)] if _shared and pmi.isdigit() else []
 
 
 def make_room(workers: int) -> None:

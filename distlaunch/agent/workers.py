@@ -1,25 +1,19 @@
 """The workers of one node: started, pumped, stopped, swept."""
 
+from __future__ import annotations
+
 import errno
 import os
+import signal
 import time
+from collections.abc import Callable
 
-from distlaunch.agent import cookies, flight, scratch, stacks, sweep, wire
-from distlaunch.agent.flow import Flow
-from distlaunch.agent.lean import signal
-from distlaunch.agent.messages import PortUsurped, StackDumped, Stuck, Swept, WorkerExited, WorkerStarted
-from distlaunch.agent.probes import memory, procfs
-from distlaunch.agent.watches import JoinWatch, StallWatch
+from distlaunch.agent import messages, network, procfs, scratch, sweep, wire
+from distlaunch.agent.messages import StartWorkers, WorkerSpec
+from distlaunch.agent.outbox import Flow, Outbox
+from distlaunch.agent.poller import Poller
+from distlaunch.agent.watches import JoinWatch, StackDump, StallWatch, UsageWatch, py_spy
 from distlaunch.agent.worker import Worker, at_home, exec_failure, make_room, spawn, unstarted
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable, Dict, List, Optional, Tuple, Union
-
-    from distlaunch.agent.messages import StartWorkers, WorkerSpec
-    from distlaunch.agent.outbox import Outbox
-    from distlaunch.agent.poller import Poller
-    from distlaunch.agent.usage import UsageWatch
 
 DEADLINE = "deadline"
 """The file that appears when a scheduler has announced the job's end: when that is, in Unix seconds."""
@@ -27,7 +21,7 @@ STUCK_S = 5.0
 """Seconds a sweep may take before the PIDs that resist it are reported."""
 
 
-def _tmpdir(command: "StartWorkers") -> "Optional[str]":
+def _tmpdir(command: StartWorkers) -> str | None:
     """The job's TMPDIR for this node, if it has one; relative to where the workers are."""
     tmpdir = command.env.get("TMPDIR")
     return os.path.join(command.workers[0].cwd, tmpdir) if tmpdir else None
@@ -41,47 +35,44 @@ class Workers:
 
     def __init__(
         self,
-        poller: "Poller",
-        outbox: "Outbox",
-        folder: "scratch.Folder",
+        poller: Poller,
+        outbox: Outbox,
+        folder: scratch.Folder,
         node: int,
-        send: "Callable[[], None]",
+        send: Callable[[], None],
     ) -> None:
         self._poller, self._outbox, self._folder, self._node = poller, outbox, folder, node
         self._send = send
         self._flow = Flow(poller, outbox)
         self._read = memoryview(bytearray(wire.MAX_OUTPUT))
-        self._workers: "List[Worker]" = []
-        self._specs: "Dict[int, WorkerSpec]" = {}
-        self._sweep: "Optional[sweep.Sweep]" = None
-        self._watches: "List[Union[JoinWatch, StallWatch]]" = []
-        self._joins: "Optional[JoinWatch]" = None
-        self._usage: "Optional[UsageWatch]" = None
-        self._store_port: "Optional[int]" = None
+        self._workers: list[Worker] = []
+        self._specs: dict[int, WorkerSpec] = {}
+        self._sweep: sweep.Sweep | None = None
+        self._watches: list[JoinWatch | StallWatch] = []
+        self._joins: JoinWatch | None = None
+        self._usage = UsageWatch(poller, outbox, self._live)
+        self._store_port: int | None = None
         self._oom_kills = 0
-        self._flight: "Optional[flight.Flight]" = None
+        self._has_flight = False
         self._generation = 0
         self._stopping = self._failed = False
         self.swept = True
 
-    def start(self, command: "StartWorkers") -> None:
+    def start(self, command: StartWorkers) -> None:
         """Spawn the workers of a generation; a refusal by the system is reported, not raised."""
         if not self.swept:
             raise wire.ProtocolError("a generation was started before the previous one had ended")
         self._generation = command.generation
         self._workers, self._joins = [], None
         self._store_port = command.watch_port if command.hosts_store else None
-        self._oom_kills = memory.oom_kills()
+        self._oom_kills, self._has_flight = procfs.oom_kills(), command.flight
         self._sweep, self._stopping, self._failed, self.swept = None, False, False, False
-        self._flight = None
         specs = self._prepared(command)
         if not specs:
             return
-        shared = {**command.env, "DISTLAUNCH_AGENT": cookies.agent_cookie(self._node)}
+        shared = {**command.env, "DISTLAUNCH_AGENT": sweep.agent_cookie(self._node)}
         shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._folder.path, DEADLINE)
         shared.update(dict.fromkeys(command.temporary, self._folder.inner))
-        if command.flight:
-            self._flight = flight.Flight(self._folder.path, self._generation)
         make_room(len(specs))
         self._specs = {spec.local_rank: self._complete(spec, shared) for spec in specs}
         counted = procfs.connections_counted()
@@ -89,22 +80,18 @@ class Workers:
             self._spawn(spec)
         self._watch(command, counted)
 
-    def _watch(self, command: "StartWorkers", counted: "Optional[Tuple[bytes, ...]]" = None) -> None:
+    def _watch(self, command: StartWorkers, counted: tuple[bytes, ...] | None = None) -> None:
         """Watch the workers; the connections of the node were `counted` before them."""
         self._joins = JoinWatch(self._poller, self._outbox, self._live, command.watch_port, counted)
         self._watches = [self._joins]
         if command.stall_s:
             self._watches.append(StallWatch(self._poller, self._outbox, self._live, command.stall_s))
 
-    def watch_use(self, for_s: float) -> None:
-        """Report for so many seconds what workers use."""
-        if self._usage is None:
-            from distlaunch.agent.usage import UsageWatch  # few runs are watched
+    def watch_use(self, command: messages.WatchUse) -> None:
+        """Report for some seconds what workers use."""
+        self._usage.go_on(command.for_s)
 
-            self._usage = UsageWatch(self._poller, self._outbox, self._live)
-        self._usage.go_on(for_s)
-
-    def _prepared(self, command: "StartWorkers") -> "List[WorkerSpec]":
+    def _prepared(self, command: StartWorkers) -> list[WorkerSpec]:
         """Make the folder for error records and choose CPUs; no workers, and told, when that can't be."""
         try:
             self._folder.make(_tmpdir(command))
@@ -112,26 +99,27 @@ class Workers:
             return self._refuse(command, "scratch", errno.ENOSPC, str(error))
         if command.binding is None:
             return command.workers
-        from distlaunch.agent.probes import cpus  # few jobs bind
+        from distlaunch.agent import cpus  # few jobs bind
 
         try:
             return cpus.assign(command, command.binding)
         except cpus.BindingError as error:
             return self._refuse(command, "setup", errno.EINVAL, str(error))
 
-    def _refuse(self, command: "StartWorkers", stage: str, code: int, why: str) -> "List[WorkerSpec]":
+    def _refuse(self, command: StartWorkers, stage: str, code: int, why: str) -> list[WorkerSpec]:
         for spec in command.workers:
             self._outbox.report(unstarted(spec, stage, code, why))
         return []
 
-    def _complete(self, spec: "WorkerSpec", shared: "Dict[str, str]") -> "WorkerSpec":
+    def _complete(self, spec: WorkerSpec, shared: dict[str, str]) -> WorkerSpec:
         """What a worker is started with: its paths at home, and what it has in common with the others."""
         spec = at_home(spec)._replace(env={**shared, **spec.env})
-        if not self._flight:
+        if not self._has_flight:
             return spec
-        return spec._replace(defaults={**spec.defaults, "TORCH_FR_DUMP_TEMP_FILE": self._flight.prefix})
+        prefix = self._folder.flight_prefix(self._generation)
+        return spec._replace(defaults={**spec.defaults, "TORCH_FR_DUMP_TEMP_FILE": prefix})
 
-    def _spawn(self, spec: "WorkerSpec") -> None:
+    def _spawn(self, spec: WorkerSpec) -> None:
         error_file = "%s/%d-%d.json" % (self._folder.path, self._generation, spec.local_rank)
         try:
             worker = spawn(spec, error_file)
@@ -144,7 +132,7 @@ class Workers:
             if fd >= 0:
                 self._watch_stream(worker, stream, fd)
 
-    def _watch_stream(self, worker: "Worker", stream: int, fd: int) -> None:
+    def _watch_stream(self, worker: Worker, stream: int, fd: int) -> None:
         def read() -> None:
             if not self._flow.holds(fd, read):
                 self._pump(worker, stream, fd)
@@ -155,7 +143,7 @@ class Workers:
         """Something of what they print was sent."""
         self._flow.sent()
 
-    def _confirm(self, worker: "Worker") -> None:
+    def _confirm(self, worker: Worker) -> None:
         """Read the outcome of exec, once."""
         if worker.exec_pipe < 0:
             return
@@ -171,9 +159,9 @@ class Workers:
         if data:
             self._outbox.report(exec_failure(data, spec))
         else:
-            self._outbox.report(WorkerStarted(worker.local_rank, worker.pid, spec.cpus))
+            self._outbox.report(messages.WorkerStarted(worker.local_rank, worker.pid, spec.cpus))
 
-    def _pump(self, worker: "Worker", stream: int, fd: int) -> bool:
+    def _pump(self, worker: Worker, stream: int, fd: int) -> bool:
         """Forward what a worker printed; False when there is no more for now."""
         try:
             data = self._read[: os.readv(fd, [self._read])]
@@ -186,7 +174,7 @@ class Workers:
             self._close_stream(worker, stream)
         return bool(data)
 
-    def _close_stream(self, worker: "Worker", stream: int) -> None:
+    def _close_stream(self, worker: Worker, stream: int) -> None:
         fd = worker.streams[stream]
         self._poller.forget(fd)
         self._flow.forget(fd)
@@ -200,89 +188,86 @@ class Workers:
             if pid in by_pid:
                 self._ended(by_pid[pid], sweep.exit_status(status))
         if self._sweep:
-            self._go_on_sweeping()
+            if sweep.has_children():
+                self._sweep.strike()
+            else:
+                self._finish()
         elif self._stopping and not self._running():
             self.sweep()
 
-    def _ended(self, worker: "Worker", status: int) -> None:
+    def _ended(self, worker: Worker, status: int) -> None:
         worker.running = False
         self._confirm(worker)
         if not worker.started:
             return  # its failure to start is reported already
         if status != 0:
             self._failed = True
-            self._hear_out(worker)
+            self._hear(worker)
+            self._send()  # before its exit: as a control frame, that would overtake what it said
             self._look_for_usurper(worker)
         self._outbox.report(
-            WorkerExited(
+            messages.WorkerExited(
                 local_rank=worker.local_rank,
                 status=status,
                 t=time.monotonic(),
                 error_record=worker.error_record(),
                 words=worker.words.decode(errors="replace") if status != 0 else "",
-                oom_kills=memory.oom_kills() - self._oom_kills,
-                shm=memory.shared_memory(),
+                oom_kills=procfs.oom_kills() - self._oom_kills,
+                shm=procfs.shared_memory(),
             )
         )
 
-    def _hear(self, worker: "Worker") -> None:
+    def _hear(self, worker: Worker) -> None:
         """Take in what a worker has said: a pipe's worth of each, as a grandchild may print without end."""
         for stream, fd in enumerate(worker.streams):
             if fd >= 0:
                 self._pump(worker, stream, fd)
 
-    def _hear_out(self, worker: "Worker") -> None:
-        """Send on what a worker said before it ended: its exit, as a control frame, would overtake that."""
-        self._hear(worker)
-        self._send()
-
-    def _look_for_usurper(self, worker: "Worker") -> None:
+    def _look_for_usurper(self, worker: Worker) -> None:
         """A rank that failed before it joined may have found its port taken: told before it is blamed."""
         if self._store_port is None or self._joins is None or worker.local_rank in self._joins.joined:
             return
-        from distlaunch.agent.probes import ports  # needs socket (2 ms)
-
-        owners = ports.strangers(self._store_port)
+        owners = network.strangers(self._store_port)
         if owners:
-            self._outbox.report(PortUsurped(owners))
+            self._outbox.report(messages.PortUsurped(owners))
         self._store_port = None
 
-    def _live(self) -> "List[Worker]":
+    def _live(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.running]
 
     def _running(self) -> bool:
         return any(worker.running for worker in self._workers)
 
-    def give_notice(self, signum: int, left_s: "Optional[float]") -> None:
+    def give_notice(self, command: messages.GiveNotice) -> None:
         """Write down when the job will be ended, as far as that is known, and send the workers a signal."""
-        if left_s is not None:
-            self._folder.write(DEADLINE, "%.0f\n" % (time.time() + left_s))
+        if command.left_s is not None:
+            self._folder.write(DEADLINE, "%.0f\n" % (time.time() + command.left_s))
         for worker in self._live():
-            worker.signal(signum)
+            worker.signal(command.signum)
 
     # Looking at workers that are stalled
 
-    def dump(self, local_ranks: "List[int]", abort: bool) -> None:
-        """Report the stacks of these workers; where no py-spy is there, `abort` has Python print them itself.
+    def dump(self, command: messages.DumpStacks) -> None:
+        """Report the stacks of some workers; where there is no py-spy, `abort` has Python print them itself.
 
         That is what SIGABRT does under PYTHONFAULTHANDLER, to the worker's stderr, and it ends the worker.
         """
         for worker in self._live():
-            if worker.local_rank in local_ranks:
-                self._dump(worker, abort)
+            if worker.local_rank in command.local_ranks:
+                self._dump(worker, command.abort)
 
-    def _dump(self, worker: "Worker", abort: bool) -> None:
-        program = stacks.py_spy(worker.python)
+    def _dump(self, worker: Worker, abort: bool) -> None:
+        program = py_spy(worker.python)
         if program:
-            stacks.Dump(self._poller, program, worker.pid, lambda text: self._report_stack(worker, text))
+            StackDump(self._poller, program, worker.pid, lambda text: self._report_stack(worker, text))
         elif abort:
             os.kill(worker.pid, signal.SIGABRT)  # it runs, so it is not reaped, and the PID is ours
         else:
             self._report_stack(worker, b"py-spy is not installed on its node (pip install py-spy)")
 
-    def _report_stack(self, worker: "Worker", text: bytes) -> None:
+    def _report_stack(self, worker: Worker, text: bytes) -> None:
         words = text.decode(errors="replace")
-        self._outbox.report(StackDumped(worker.local_rank, words))
+        self._outbox.report(messages.StackDumped(worker.local_rank, words))
 
     # The rest of a generation: SIGTERM, grace, sweep.
 
@@ -317,25 +302,18 @@ class Workers:
             self._poller.after(STUCK_S, "stuck", self._report_stuck)
         self.children_changed()
 
-    def _go_on_sweeping(self) -> None:
-        assert self._sweep is not None
-        if sweep.has_children():
-            self._sweep.strike()
-        else:
-            self._finish()
-
     def _finish(self) -> None:
         self._poller.cancel("settled")
         self._poller.cancel("stuck")
         for worker in self._workers:
             self._close(worker)
-        for rank, piece in self._flight.pieces() if self._flight else ():
+        for rank, piece in self._folder.flight_pieces(self._generation) if self._has_flight else ():
             self._outbox.flight(self._generation, rank, piece)
         self.swept, self._stopping = True, False
         self._report_swept()
         self._sweep = None
 
-    def _close(self, worker: "Worker") -> None:
+    def _close(self, worker: Worker) -> None:
         """Read what is left in the pipes, whose writers are all dead, and close them."""
         for stream, fd in enumerate(worker.streams):
             while worker.streams[stream] >= 0 and self._pump(worker, stream, fd):
@@ -346,11 +324,11 @@ class Workers:
     def _report_swept(self) -> None:
         worker_pids = {worker.pid for worker in self._workers}
         killed = self._sweep.killed - worker_pids if self._sweep else set()
-        self._outbox.report(Swept(self._generation, len(killed)))
+        self._outbox.report(messages.Swept(self._generation, len(killed)))
         for loss in self._outbox.losses():
             self._outbox.report(loss)
 
     def _report_stuck(self) -> None:
         assert self._sweep is not None
         stuck = [{"pid": pid, "command": procfs.command_name(pid)} for pid in self._sweep.stuck()]
-        self._outbox.report(Stuck(self._generation, stuck[:64]))
+        self._outbox.report(messages.Stuck(self._generation, stuck[:64]))

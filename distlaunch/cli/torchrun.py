@@ -86,7 +86,7 @@ def _check_python(python: str) -> None:
 def here() -> Here:
     """This machine and this process."""
     from distlaunch.agent import scratch
-    from distlaunch.agent.probes.gpus import gpu_count
+    from distlaunch.agent.gpus import gpu_count
     from distlaunch.system.here import cpu_count
 
     return Here(

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from distlaunch.agent.probes.gpus import gpu_count
+from distlaunch.agent.gpus import gpu_count
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.layout import Facts, LaunchPlan, is_loopback, make_plan
 from distlaunch.plan.other_launchers import under_mpirun

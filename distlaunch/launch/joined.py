@@ -7,6 +7,7 @@ process.
 """
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
@@ -14,7 +15,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
-from distlaunch.agent.lean import signal
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT

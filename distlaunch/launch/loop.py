@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from distlaunch.agent import messages, wire
-from distlaunch.agent.pipes import keep_memory
+from distlaunch.agent.poller import keep_memory
 from distlaunch.launch.start import Start
 from distlaunch.observers.generations import Generations
 from distlaunch.observers.observer import Observer, Observers, Printed

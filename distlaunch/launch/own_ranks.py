@@ -71,7 +71,7 @@ class OwnRanks:
 
     def binding(self) -> messages.Binding | None:
         """As the command line has it."""
-        from distlaunch.agent.probes.gpus import gpu_count
+        from distlaunch.agent.gpus import gpu_count
 
         binding = binding_of(self._spec, self._plan.nodes[0])
         return binding and binding._replace(gpus=gpu_count())

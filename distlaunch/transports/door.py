@@ -14,7 +14,7 @@ from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent import messages, wire
-from distlaunch.agent.port import acceptor
+from distlaunch.agent.network import acceptor
 from distlaunch.contract import SENT
 from distlaunch.errors import Exit
 from distlaunch.plan.gathering import Arrival, Gathering

@@ -14,7 +14,7 @@ from typing import Any
 
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
-from distlaunch.agent.pipes import written
+from distlaunch.agent.poller import written
 from distlaunch.transports.failure import LinkFailure
 from distlaunch.transports.handshake import NodeGone, Streams
 from distlaunch.transports.process import Child, Peer

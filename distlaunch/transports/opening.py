@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import SourceFileLoader
 
+import distlaunch.agent
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.system.here import runs_ranks
 from distlaunch.transports import process
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # an early agent starts before the job is read
 STEP_NODES = 32
 """Nodes of an allocation by one step, where there are more of them."""
 NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
-_PACKAGES = frozenset({"distlaunch", "distlaunch.agent", "distlaunch.agent.probes"})
+_PACKAGES = frozenset({"distlaunch", "distlaunch.agent"})
 _TRAVELS = 1
 """zlib's level: each start pays for it. 6 takes 8 ms more, for 184 KiB instead of 210."""
 
@@ -167,10 +168,9 @@ def bundle_for(same_interpreter: bool) -> Bundle:
 
 
 def _modules() -> Iterator[tuple[str, str]]:
-    """Name and file of each module, a package before what is in it. (pkgutil takes 6 ms to import.)"""
-    for package in sorted(_PACKAGES - {"distlaunch"}):
-        (folder,) = importlib.import_module(package).__path__
-        yield package, os.path.join(folder, "__init__.py")
-        for name in sorted(os.listdir(folder)):
-            if name.endswith(".py") and name != "__init__.py":
-                yield f"{package}.{name[:-3]}", os.path.join(folder, name)
+    """Name and file of each module, the package before what is in it. (pkgutil takes 6 ms to import.)"""
+    (folder,) = distlaunch.agent.__path__
+    yield "distlaunch.agent", os.path.join(folder, "__init__.py")
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".py") and name != "__init__.py":
+            yield f"distlaunch.agent.{name[:-3]}", os.path.join(folder, name)

@@ -7,8 +7,8 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 
-from distlaunch.agent import shared
-from distlaunch.agent.pipes import widen
+from distlaunch.agent import wire
+from distlaunch.agent.poller import widen
 from distlaunch.system.here import exit_descriptor
 
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -133,10 +133,10 @@ def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int
     interpret, not for ssh.
     """
     copies = [os.dup(fd) for fd in sharing]
-    environ = {**environ, shared.VARIABLE: ",".join(map(str, copies))}
-    if sharing and environ.get(shared.KEPT, "").isdecimal():
-        copies.append(os.dup(int(environ[shared.KEPT])))
-        environ[shared.KEPT] = str(copies[-1])
+    environ = {**environ, wire.SHARED: ",".join(map(str, copies))}
+    if sharing and environ.get(wire.SHARED_PMI, "").isdecimal():
+        copies.append(os.dup(int(environ[wire.SHARED_PMI])))
+        environ[wire.SHARED_PMI] = str(copies[-1])
     theirs, ours = [], []
     try:
         for to_child in (True, False, False):

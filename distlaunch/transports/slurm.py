@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Literal
 
-from distlaunch.agent import lines, wire
+from distlaunch.agent import wire
 from distlaunch.allocation.slurm import expand_nodelist
 from distlaunch.transports.failure import Kind, LinkFailure, Patterns, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT, Handshake, NodeGone, Streams
@@ -194,7 +194,7 @@ class LabelledStreams(Streams):
             if label is None or label >= len(self._nodes):
                 raise wire.ProtocolError("a line without srun's label")
             node = self._nodes[label]
-            if line.startswith(lines.GONE) and node.booted:
+            if line.startswith(wire.GONE) and node.booted:
                 node.listen(b"task %d: Exited with exit code %b\n" % (label, line[1:]))  # as srun has it
                 found += self._gone(node, int(line[1:]) if line[1:].isdigit() else None)
             else:
@@ -248,7 +248,7 @@ class _Node(Streams):
         """The frames that a line completes."""
         if not self.booted:
             return super().receive(line + b"\n")
-        if not line.startswith(lines.PIECE):
+        if not line.startswith(wire.PIECE):
             return b"", []  # the empty line before a last word
-        data, self._rest = lines.decode(self._rest + line[1:])
+        data, self._rest = wire.from_lines(self._rest + line[1:])
         return super().receive(data)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from distlaunch.agent.probes import procfs
-from distlaunch.agent.probes.joins import Arrivals
+from distlaunch.agent import procfs
+from distlaunch.agent.watches import Arrivals
 from tests.harness import PATIENCE_S
 
 CONNECTS = """

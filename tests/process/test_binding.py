@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent import worker as workers
+from distlaunch.agent.cpus import Machine, cpu_list, cpu_set
 from distlaunch.agent.messages import WorkerSpec
-from distlaunch.agent.probes.cpus import Machine, cpu_list, cpu_set
 from tests.harness import distlaunch, running, write_job
 
 ALLOWED = os.sched_getaffinity(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.agent.probes import procfs
+from distlaunch.agent import procfs
 from tests.harness import distlaunch, running, write_job
 
 ONE_IS_MISSING = """

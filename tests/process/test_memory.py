@@ -10,7 +10,7 @@ from tests.harness import ROOT
 
 READS = """
 import resource, sys
-from distlaunch.agent.pipes import keep_memory
+from distlaunch.agent.poller import keep_memory
 if sys.argv[1] == "kept":
     keep_memory()
 zeros = open("/dev/zero", "rb", buffering=0)
@@ -34,6 +34,6 @@ def test_blocks_that_are_soon_gone_are_not_given_back() -> None:
 
 def test_a_limit_on_address_space_is_no_failure() -> None:
     limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1, 1))\n"
-    text = f"from distlaunch.agent.pipes import keep_memory\n{limited}keep_memory()\nprint('on')"
+    text = f"from distlaunch.agent.poller import keep_memory\n{limited}keep_memory()\nprint('on')"
     argv = [sys.executable, "-c", text]
     assert subprocess.run(argv, capture_output=True, cwd=ROOT, check=True).stdout == b"on\n"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.agent.cpus import BindingError, Machine, assign, cpu_list, cpu_set, shares
 from distlaunch.agent.messages import Binding, StartWorkers, WorkerSpec
-from distlaunch.agent.probes.cpus import BindingError, Machine, assign, cpu_list, cpu_set, shares
 from tests.unit.samples import bounded
 
 
@@ -202,7 +202,7 @@ def test_a_single_workers_only_device_is_no_list_of_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_device: bool, wanted: str
 ) -> None:
     root = str(BIG.write(tmp_path))
-    monkeypatch.setattr("distlaunch.agent.probes.cpus.Machine", lambda allowed: Machine(BIG.cpus, root))
+    monkeypatch.setattr("distlaunch.agent.cpus.Machine", lambda allowed: Machine(BIG.cpus, root))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     worker = WorkerSpec(0, ["/bin/true"], "/", [], {}, {}, one_device, [])
     start = StartWorkers(

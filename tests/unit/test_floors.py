@@ -262,7 +262,7 @@ RUNS = (
 AT_ITS_START = {
     *("launch.supervise", "launch.start", "system.allocation"),
     *("observers.folding", "observers.metrics", "observers.notifier", "observers.outlet"),
-    *("plan.other_launchers", "agent.probes.gpus"),
+    *("plan.other_launchers", "agent.gpus"),
 }
 """Imported before the first worker starts, where they are needed at all."""
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent import outbox, wire
-from distlaunch.agent.flow import Flow
-from distlaunch.agent.outbox import Outbox
+from distlaunch.agent.outbox import Flow, Outbox
 from distlaunch.agent.poller import Poller
 from tests.unit.test_outbox import folder_in
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from distlaunch.agent import lines, wire
+from distlaunch.agent import wire
 from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode_output
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import NodeGone
@@ -39,7 +39,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None
         label = chance.randrange(3)
         data = bytes(chance.choice(b"\x1b[n\n=!0: ") for _ in range(chance.choice([0, 1, 5, 959, 3000])))
         sent[INDICES[label]].append(data)
-        encoded = lines.encode(encode_output(INDICES[label], 0, 0, data))
+        encoded = wire.as_lines(encode_output(INDICES[label], 0, 0, data))
         assert max(map(len, encoded.split(b"\n"))) < 1000
         pieces.append(labelled(label, encoded))
     made, whole, got = booted(), b"".join(pieces), dict[int, list[bytes]]()
@@ -69,7 +69,7 @@ def test_a_last_word_ends_a_node_once_also_after_half_a_line() -> None:
     assert isinstance(gone, NodeGone)
     assert gone == NodeGone(5, LinkFailure(Kind.LOST, clean=True))  # its guardian has swept
     assert made.listen(b"srun: error: a2: task 1: Exited with exit code 70\n") == []
-    (frame,) = made.receive(labelled(2, lines.encode(encode_output(7, 0, 0, b"goes on"))))[1]
+    (frame,) = made.receive(labelled(2, wire.as_lines(encode_output(7, 0, 0, b"goes on"))))[1]
     assert isinstance(frame, Frame)
     assert frame.payload == b"goes on"
 

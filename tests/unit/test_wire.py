@@ -276,6 +276,17 @@ def test_a_frame_that_breaks_the_protocol_ends_the_link() -> None:
         shaken([wire.READY_MARKER + HELLO + b"segfaulted!"])
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"a":', "nul", '"\x01"', "[1,]", "1 2", "NaN", '{"op":Infinity}', "[" * 100_000]
+)
+def test_what_is_not_json_breaks_the_protocol(text: str) -> None:
+    data = text.encode()
+    header = HEADER.pack(CONTROL, 0, 0, 0, len(data))
+    (frame,) = wire.FrameDecoder(wire.REPORTS).feed(header + data)
+    with pytest.raises(wire.ProtocolError, match="not JSON"):
+        frame.message()
+
+
 def test_a_long_command_is_packed_and_only_the_controller_may_do_so() -> None:
     message = {"op": "start", "env": {f"NAME{i}": "value" for i in range(100)}}
     data = wire.encode_command(3, message)

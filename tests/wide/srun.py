@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-from distlaunch.agent import lines, messages, wire
+from distlaunch.agent import messages, wire
 
 
 class Step:
@@ -117,7 +117,7 @@ class Step:
         if not self._labelled:
             self._out.write(frame)
             return
-        for line in lines.encode(frame).split(b"\n")[:-1]:
+        for line in wire.as_lines(frame).split(b"\n")[:-1]:
             self._line(self._labels[node], line)
 
     def _line(self, label: int, line: bytes) -> None:

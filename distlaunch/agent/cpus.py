@@ -5,13 +5,13 @@ a worker whose GPU has no known NUMA node is placed as one without a GPU, a NUMA
 replaced by the nearest that has one, and CPUs without a known cache form one complex.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable, Iterable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable, Dict, Iterable, List, Optional, Set
-
-    from distlaunch.agent.messages import Binding, StartWorkers, WorkerSpec
+from distlaunch.agent.messages import Binding, StartWorkers, WorkerSpec
+from distlaunch.agent.procfs import contents, names
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SYSTEM = "sys/devices/system/"
@@ -23,7 +23,7 @@ class BindingError(Exception):
     """The node can't give what a binding asks for; the text says why."""
 
 
-def assign(command: "StartWorkers", binding: "Binding") -> "List[WorkerSpec]":
+def assign(command: StartWorkers, binding: Binding) -> list[WorkerSpec]:
     """The workers of `command`, each with its CPUs, as "0-3". Raises `BindingError`."""
     # Of all workers: with `one_device` each has its own, and a single worker's travels in `env`.
     one_device = any(spec.one_device for spec in command.workers)
@@ -33,9 +33,7 @@ def assign(command: "StartWorkers", binding: "Binding") -> "List[WorkerSpec]":
     return [spec._replace(cpus=cpu_list(found[spec.local_rank])) for spec in command.workers]
 
 
-def shares(
-    binding: "Binding", workers: int, machine: "Machine", visible: "Optional[str]" = None
-) -> "List[Set[int]]":
+def shares(binding: Binding, workers: int, machine: Machine, visible: str | None = None) -> list[set[int]]:
     """The CPUs of each local rank, as `binding` has it. Raises `BindingError`.
 
     `visible` is the workers' CUDA_VISIBLE_DEVICES.
@@ -53,7 +51,7 @@ def shares(
     return _seated(nodes, lambda node, count: _MODES[how](machine, node, count))[:workers]
 
 
-def _listed(text: str, allowed: "Set[int]") -> "Set[int]":
+def _listed(text: str, allowed: set[int]) -> set[int]:
     wanted = cpu_set(text)
     if not wanted <= allowed:
         lacking, given = cpu_list(wanted - allowed), cpu_list(allowed)
@@ -61,28 +59,28 @@ def _listed(text: str, allowed: "Set[int]") -> "Set[int]":
     return wanted
 
 
-def _seated(nodes: "List[int]", share: "Callable[[int, int], List[Set[int]]]") -> "List[Set[int]]":
+def _seated(nodes: list[int], share: Callable[[int, int], list[set[int]]]) -> list[set[int]]:
     """What each seat gets when every NUMA node is shared among the seats that are on it."""
     left = {node: iter(share(node, nodes.count(node))) for node in set(nodes)}
     return [next(left[node]) for node in nodes]
 
 
-def _node(machine: "Machine", node: int, count: int) -> "List[Set[int]]":
+def _node(machine: Machine, node: int, count: int) -> list[set[int]]:
     return [machine.nodes[node]] * count
 
 
-def _socket(machine: "Machine", node: int, count: int) -> "List[Set[int]]":
+def _socket(machine: Machine, node: int, count: int) -> list[set[int]]:
     socket = machine.socket(node)
     others = [cpus for other, cpus in machine.nodes.items() if machine.socket(other) == socket]
     return [set().union(*others)] * count
 
 
-def _exclusive(machine: "Machine", node: int, count: int) -> "List[Set[int]]":
+def _exclusive(machine: Machine, node: int, count: int) -> list[set[int]]:
     whose = "numa_binding: %d GPUs or workers at NUMA node %d" % (count, node)
     return _deal([core for at, core in machine.cores if at == node], count, whose)
 
 
-def _core_complex(machine: "Machine", node: int, count: int) -> "List[Set[int]]":
+def _core_complex(machine: Machine, node: int, count: int) -> list[set[int]]:
     own = machine.nodes[node]
     complexes = _groups(own, lambda cpu: machine.last_cache(cpu) or own)
     # As in torch: those with most CPUs for us first, and round again when there are too few.
@@ -93,7 +91,7 @@ def _core_complex(machine: "Machine", node: int, count: int) -> "List[Set[int]]"
 _MODES = {"node": _node, "socket": _socket, "exclusive": _exclusive, "core-complex": _core_complex}
 
 
-def _deal(cores: "List[Set[int]]", count: int, whose: str) -> "List[Set[int]]":
+def _deal(cores: list[set[int]], count: int, whose: str) -> list[set[int]]:
     """`cores` in `count` runs of equal length; the first ones are longer by a core where that can't be."""
     each, more = divmod(len(cores), count)
     if not each:
@@ -108,7 +106,7 @@ class Machine:
     Offline CPUs and NUMA nodes without CPUs are not among them. `root` is where proc and sys are.
     """
 
-    def __init__(self, allowed: "Set[int]", root: str = "/") -> None:
+    def __init__(self, allowed: set[int], root: str = "/") -> None:
         self.allowed, self._root = allowed, root
         online = self._cpus("node/online")
         cpus = {node: allowed & self._cpus("node/node%d/cpulist" % node) for node in sorted(online)}
@@ -116,10 +114,10 @@ class Machine:
         self.nodes = {node: own for node, own in cpus.items() if own} or {0: allowed}
         self.cores = [(node, core) for node, own in self.nodes.items() for core in self._cores(own)]
 
-    def _cores(self, cpus: "Set[int]") -> "List[Set[int]]":
+    def _cores(self, cpus: set[int]) -> list[set[int]]:
         return _groups(cpus, lambda cpu: self._cpus("cpu/cpu%d/topology/thread_siblings_list" % cpu))
 
-    def usable_node(self, wanted: "Optional[int]", seat: int, seats: int) -> int:
+    def usable_node(self, wanted: int | None, seat: int, seats: int) -> int:
         """The NUMA node of a seat: the nearest to the one that is `wanted`, else its part of all cores."""
         if wanted is None:
             # By cores and not by nodes: an uneven cpuset still has a core for each.
@@ -127,7 +125,7 @@ class Machine:
         far = self._distances(wanted)
         return min(self.nodes, key=lambda node: (node != wanted, far.get(node, FAR), node))
 
-    def _distances(self, node: int) -> "Dict[int, int]":
+    def _distances(self, node: int) -> dict[int, int]:
         online = sorted(self._cpus("node/online"))
         words = self._read(SYSTEM + "node/node%d/distance" % node).split()
         return dict(zip(online, map(int, words)))
@@ -136,11 +134,11 @@ class Machine:
         """The socket on which a NUMA node's first CPU is."""
         return self._read(SYSTEM + "cpu/cpu%d/topology/physical_package_id" % min(self.nodes[node]))
 
-    def last_cache(self, cpu: int) -> "Set[int]":
+    def last_cache(self, cpu: int) -> set[int]:
         """The CPUs that share the last level of cache with `cpu`; none where that is not known."""
         folder = "cpu/cpu%d/cache" % cpu
-        names = [name for name in self._names(SYSTEM + folder) if name[:5] == "index"]
-        last = max(("%s/%s" % (folder, name) for name in names), key=self._level, default="")
+        caches = [name for name in self._names(SYSTEM + folder) if name[:5] == "index"]
+        last = max(("%s/%s" % (folder, name) for name in caches), key=self._level, default="")
         return self._cpus(last + "/shared_cpu_list")
 
     def _level(self, cache: str) -> int:
@@ -148,7 +146,7 @@ class Machine:
         holds_data = self._read(SYSTEM + cache + "/type") in ("Unified", "Data")
         return int(self._read(SYSTEM + cache + "/level") or 0) if holds_data else 0
 
-    def gpu_nodes(self, gpus: int, visible: "Optional[str]" = None) -> "Dict[int, int]":
+    def gpu_nodes(self, gpus: int, visible: str | None = None) -> dict[int, int]:
         """NUMA node of cuda:0 … cuda:`gpus`-1, those that the kernel tells, in CUDA's PCI order."""
         found = {}
         for device, address in enumerate(self._gpu_addresses(visible)[:gpus]):
@@ -157,50 +155,43 @@ class Machine:
                 found[device] = int(node)
         return found
 
-    def _gpu_addresses(self, visible: "Optional[str]") -> "List[str]":
+    def _gpu_addresses(self, visible: str | None) -> list[str]:
         """PCI addresses of the GPUs that a worker sees, "" for one that we can't find."""
         there = sorted(self._names("proc/driver/nvidia/gpus"), key=_pci_order)
         if visible is None:
             return there
-        names = {self._uuid(address): address for address in there}
-        names.update((str(number), address) for number, address in enumerate(there))
-        return [_by_name(names, word.strip()) for word in visible.split(",")]
+        known = {self._uuid(address): address for address in there}
+        known.update((str(number), address) for number, address in enumerate(there))
+        return [_by_name(known, word.strip()) for word in visible.split(",")]
 
     def _uuid(self, address: str) -> str:
         lines = self._read("proc/driver/nvidia/gpus/%s/information" % address).splitlines()
         return next((line.split()[-1] for line in lines if line.startswith("GPU UUID:")), "")
 
-    def _cpus(self, path: str) -> "Set[int]":
+    def _cpus(self, path: str) -> set[int]:
         return cpu_set(self._read(SYSTEM + path))
 
     def _read(self, path: str) -> str:
-        try:
-            with open(os.path.join(self._root, path)) as file:
-                return file.read().strip()
-        except OSError:
-            return ""
+        return contents(os.path.join(self._root, path)).decode().strip()
 
-    def _names(self, path: str) -> "List[str]":
-        try:
-            return os.listdir(os.path.join(self._root, path))
-        except OSError:
-            return []
+    def _names(self, path: str) -> list[str]:
+        return names(os.path.join(self._root, path))
 
 
-def _pci_order(address: str) -> "List[int]":
+def _pci_order(address: str) -> list[int]:
     # Domains may have more than four digits, so the text's order is not the numbers'.
     return [int(part, 16) for part in address.replace(".", ":").split(":")]
 
 
-def _by_name(names: "Dict[str, str]", word: str) -> str:
+def _by_name(known: dict[str, str], word: str) -> str:
     """The address of a GPU by its number, or by its UUID, of which CUDA takes the beginning as well."""
-    begun = [name for name in names if word.startswith("GPU-") and name.startswith(word)]
-    return names[begun[0]] if begun else names.get(word, "") if word else ""
+    begun = [name for name in known if word.startswith("GPU-") and name.startswith(word)]
+    return known[begun[0]] if begun else known.get(word, "") if word else ""
 
 
-def _groups(cpus: "Set[int]", sharing: "Callable[[int], Set[int]]") -> "List[Set[int]]":
+def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]]:
     """`cpus` by what they share, in the order of the first CPU that does, ours or not."""
-    groups: "Dict[int, Set[int]]" = {}
+    groups: dict[int, set[int]] = {}
     left = set(cpus)
     for cpu in sorted(cpus):
         if cpu in left:  # asked once for each group: every answer takes several files
@@ -210,15 +201,15 @@ def _groups(cpus: "Set[int]", sharing: "Callable[[int], Set[int]]") -> "List[Set
     return [groups[first] for first in sorted(groups)]
 
 
-def cpu_set(text: str) -> "Set[int]":
+def cpu_set(text: str) -> set[int]:
     """The CPUs of a list in the kernel's form, such as "0-3,8"."""
     spans = (span.partition("-") for span in text.strip().split(",") if span)
     return {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)}
 
 
-def cpu_list(cpus: "Iterable[int]") -> str:
+def cpu_list(cpus: Iterable[int]) -> str:
     """The kernel's form of a set of CPUs."""
-    spans: "List[List[int]]" = []
+    spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and spans[-1][-1] == cpu - 1:
             spans[-1][1:] = [cpu]

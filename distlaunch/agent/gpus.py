@@ -1,14 +1,18 @@
-"""What this node has: its GPUs, and how busy they are."""
+"""The GPUs of this node, and how busy they are."""
+
+from __future__ import annotations
 
 import os
 
+from distlaunch.agent.procfs import contents, names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional, Tuple
+    from typing import Any
 
 
 def gpu_count() -> int:
-    """GPUs that a worker would see: CUDA_VISIBLE_DEVICES, else what the drivers list."""
+    """Count the GPUs that a worker would see: CUDA_VISIBLE_DEVICES, else what the drivers list."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         named = [device.strip() for device in visible.split(",")]
@@ -18,26 +22,22 @@ def gpu_count() -> int:
 
 
 def _nvidia_gpus() -> int:
-    try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
-    except OSError:
-        # Containers may hide /proc/driver; the device nodes stay.
-        return sum(name[:6] == "nvidia" and name[6:].isdigit() for name in os.listdir("/dev"))
+    # Containers may hide /proc/driver; the device nodes stay.
+    devices = (name for name in names("/dev") if name[:6] == "nvidia" and name[6:].isdigit())
+    return len(names("/proc/driver/nvidia/gpus") or list(devices))
 
 
 def _amd_gpus() -> int:
     nodes = "/sys/class/kfd/kfd/topology/nodes"
-    try:
-        return sum(_reads_nonzero("%s/%s/gpu_id" % (nodes, name)) for name in os.listdir(nodes))
-    except OSError:
-        return 0
+    ids = [contents("%s/%s/gpu_id" % (nodes, name)).strip() for name in names(nodes)]
+    return sum(each not in (b"", b"0") for each in ids)
 
 
 class Utilization:
     """How busy each GPU is, from NVML (nvml.h), loaded only where there are NVIDIA GPUs."""
 
     def __init__(self) -> None:
-        self._nvml: "Any" = None
+        self._nvml: Any = None
         if _nvidia_gpus():
             import ctypes
 
@@ -49,11 +49,11 @@ class Utilization:
                 self._nvml = None
 
     def percent(self, device: int) -> int:
-        """Percent of the last second in which the GPU had a kernel; 0 where that is not known."""
+        """Give the percent of the last second in which the GPU had a kernel; 0 where that is not known."""
         return self.use(device)[0] or 0
 
-    def use(self, device: int) -> "Tuple[Optional[int], Optional[int]]":
-        """That, and the bytes of its memory that are in use; None where that is not known."""
+    def use(self, device: int) -> tuple[int | None, int | None]:
+        """Give that, and the bytes of its memory that are in use; None where unknown."""
         if self._nvml is None or device < 0:
             return None, None
         import ctypes
@@ -66,18 +66,10 @@ class Utilization:
         return int(rates[0]) if busy else None, int(memory[2]) if sized else None  # total, free, used
 
 
-def device_of(local_rank: int, visible: "Optional[str]") -> int:
-    """The number of the GPU that a worker takes by LOCAL_RANK; -1 where CUDA_VISIBLE_DEVICES gives none."""
+def device_of(local_rank: int, visible: str | None) -> int:
+    """Number the GPU that a worker takes by LOCAL_RANK; -1 where CUDA_VISIBLE_DEVICES gives none."""
     if visible is None:
         return local_rank
     named = [device.strip() for device in visible.split(",")]
     own = named[local_rank] if local_rank < len(named) else ""
     return int(own) if own.isdigit() else -1
-
-
-def _reads_nonzero(path: str) -> bool:
-    try:
-        with open(path) as file:
-            return file.read().strip() not in ("", "0")
-    except OSError:
-        return False

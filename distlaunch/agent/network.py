@@ -1,0 +1,257 @@
+"""This node's network: the rendezvous port, who listens, the way to another node, and whether it answers."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import struct
+
+from distlaunch.agent import procfs
+from distlaunch.agent.messages import RouteFailed, RouteFound
+from distlaunch.agent.wire import Message
+
+LOWEST_PORT = 10000
+TRIES = 64
+BACKLOG = 1024
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+LINK_LOCAL = "20"
+"""The scope of addresses that each interface gives itself, in /proc/net/if_inet6."""
+SIOCGIFADDR = 0x8915
+"""ioctl that gives an interface's first IPv4 address (netdevice(7))."""
+
+
+# The rendezvous port
+
+
+class Hold:
+    """A port bound without listening: nobody else gets it, and rank 0's TCPStore can.
+
+    The TCPStore listens on it once both sides have SO_REUSEADDR, hence `release` just before the
+    workers start; until then another user's explicit bind fails as well.
+    """
+
+    def __init__(self, port: int | None) -> None:
+        """Hold `port`, or a free one. Raises OSError (EADDRINUSE) when that is impossible."""
+        self.socket = _any_bound() if port is None else _bound_again(port)
+        self.port: int = self.socket.getsockname()[1]
+        self._released = False
+
+    def answers(self, port: int | None) -> bool:
+        """Tell whether a request for `port`, or any, can have it: workers must not have got it before."""
+        return not self._released and port in (None, self.port)
+
+    def release(self) -> None:
+        """Let a socket with SO_REUSEADDR listen here; others still can't have the port."""
+        self._released = True
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def close(self) -> None:
+        """Give the port back."""
+        self.socket.close()
+
+
+def acceptor(port: int) -> socket.socket:
+    """Listen on `port`, as rank 0's store may do once that is closed. Raises OSError."""
+    listener = _bound(port, reuse=True)
+    try:
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bound_again(port: int) -> socket.socket:
+    try:
+        return _bound(port)
+    except OSError as error:
+        # Connections of an earlier run in TIME_WAIT block an exclusive bind, but not a TCPStore.
+        if error.errno != errno.EADDRINUSE or _listeners(port):
+            raise
+        return _bound(port, reuse=True)
+
+
+def _any_bound() -> socket.socket:
+    # Below the ephemeral range, or a client's own connect to the port could connect to itself.
+    highest = _ephemeral_start() - 1
+    if highest > LOWEST_PORT:
+        for _ in range(TRIES):
+            chance = int.from_bytes(os.urandom(4), "big")
+            try:
+                return _bound(LOWEST_PORT + chance % (highest + 1 - LOWEST_PORT))
+            except OSError:
+                continue
+    return _bound(0)
+
+
+def _ephemeral_start() -> int:
+    limits = procfs.contents("/proc/sys/net/ipv4/ip_local_port_range").split()
+    return int(limits[0]) if limits else 32768
+
+
+def _bound(port: int, reuse: bool = False) -> socket.socket:
+    """A socket bound to `port` on all addresses of both families, not listening. Raises OSError."""
+    try:
+        sock, address = socket.socket(socket.AF_INET6, socket.SOCK_STREAM), "::"
+    except OSError:  # no IPv6 on this node
+        sock, address = socket.socket(socket.AF_INET, socket.SOCK_STREAM), "0.0.0.0"
+    try:
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if reuse:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+# Who listens
+
+
+def owners(port: int) -> list[Message]:
+    """Name who listens on `port`: {uid, pid, command}; pid is None where we may not look."""
+    wanted = _listeners(port)
+    found: list[Message] = []
+    for pid in procfs.pids() if wanted else ():
+        held = procfs.socket_inodes([pid]) & set(wanted)
+        name = procfs.command_name(pid) if held else ""
+        found += [{"uid": wanted.pop(inode), "pid": pid, "command": name} for inode in held]
+    hidden = [{"uid": uid, "pid": None, "command": None} for uid in wanted.values()]
+    return found + hidden
+
+
+def strangers(port: int) -> list[Message]:
+    """Name who listens on `port` and does not descend from this process, as `owners` does."""
+    ours = procfs.family(os.getpid())
+    return [owner for owner in owners(port) if owner["pid"] not in ours]
+
+
+def _listeners(port: int) -> dict[int, int]:
+    """inode → uid of the sockets that listen on `port`."""
+    listening = [found for found in procfs.sockets() if found.state == procfs.LISTEN]
+    return {found.inode: found.uid for found in listening if found.local_port == port}
+
+
+# Routes and interfaces
+
+
+def route(host: str) -> RouteFound | RouteFailed:
+    """Find the way to `host`."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)  # UDP: looks the route up, sends nothing
+            source = str(sock.getsockname()[0])
+    except UnicodeError:
+        return RouteFailed(host, "not a host name")
+    except OSError as error:
+        return RouteFailed(host, error.strerror or str(error))
+    named = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return RouteFound(host, str(address[0]), source, interface_of(source), interfaces(), named)
+
+
+def interfaces() -> dict[str, bool]:
+    """List every interface, with whether it has an address that other machines could know."""
+    ipv4 = _ipv4_addresses()
+    ipv6 = {row[5] for row in _ipv6_rows() if row[3] != LINK_LOCAL}
+    return {name: name in ipv4 or name in ipv6 for _, name in socket.if_nameindex()}
+
+
+def interface_of(address: str) -> str | None:
+    """Find the interface that carries `address`."""
+    if ":" in address:
+        digits = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        return next((row[5] for row in _ipv6_rows() if row[0] == digits), None)
+    wanted = socket.inet_aton(address)
+    if wanted[0] == 127:
+        return "lo"
+    return next((name for name, address in _ipv4_addresses().items() if address == wanted), None)
+
+
+def _ipv4_addresses() -> dict[str, bytes]:
+    """Interface → its first IPv4 address, where it has one."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # no IPv4 address
+            found[name] = answer[20:24]
+    return found
+
+
+def _ipv6_rows() -> list[list[str]]:
+    return [row.split() for row in procfs.contents("/proc/net/if_inet6").decode().splitlines()]
+
+
+# Which nodes can connect to which
+
+
+class Listener:
+    """A listener for reachability tests: answers each connection with `token` and closes it.
+
+    Served from a thread, since the agent's own `dial` waits for an answer too.
+    """
+
+    def __init__(self, port: int | None, token: bytes) -> None:
+        """Listen on `port`, or on a free one. Raises OSError when that is impossible."""
+        import threading  # only checks listen
+
+        held = Hold(port)
+        held.release()
+        held.socket.listen(BACKLOG)
+        self.port, self._socket, self._token = held.port, held.socket, token
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._socket.accept()
+            with connection:
+                try:
+                    connection.send(self._token)
+                except OSError:
+                    continue  # it did not wait for an answer
+
+
+def dial_all(targets: list[tuple[str, int]], timeout_s: float, token: bytes) -> list[list[Message]]:
+    """`dial` to each (host, port), all at once."""
+    from concurrent.futures import ThreadPoolExecutor  # only checks dial
+
+    with ThreadPoolExecutor(max(1, len(targets))) as pool:
+        answers = [pool.submit(dial, host, port, timeout_s, token) for host, port in targets]
+    return [answer.result() for answer in answers]
+
+
+def dial(host: str, port: int, timeout_s: float, token: bytes) -> list[Message]:
+    """Connect to every address of `host`: [{family, address, ok, error}].
+
+    ``ok`` needs the listener's token, so that a stranger's service is never taken for ours; nothing
+    is ever sent.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # a name may be too long to be one
+        why = error.strerror if isinstance(error, OSError) else "not a host name"
+        return [{"family": "", "address": host, "ok": False, "error": why or str(error)}]
+    return [_dial_one(family, address, timeout_s, token) for family, _, _, _, address in found]
+
+
+def _dial_one(family: int, address: tuple[object, ...], timeout_s: float, token: bytes) -> Message:
+    result: Message = {"family": "IPv6" if family == socket.AF_INET6 else "IPv4", "address": address[0]}
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect(address)
+            with sock.makefile("rb") as answer:
+                ours = answer.read(len(token)) == token
+            result.update(ok=ours, error=None if ours else "another service answered")
+        except socket.timeout:
+            result.update(ok=False, error="no answer within %g s (dropped by a firewall?)" % timeout_s)
+        except OSError as error:
+            result.update(ok=False, error=error.strerror or str(error))
+    return result

@@ -1,0 +1,237 @@
+"""The kernel's figures on processes, TCP sockets and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+ESTABLISHED, SYN_SENT, LISTEN = 0x01, 0x02, 0x0A
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def contents(path: str) -> bytes:
+    """Read a whole file; empty where there is none, it may not be read, or its process has ended."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read() or b""
+    except OSError:
+        return b""
+
+
+def names(folder: str) -> list[str]:
+    """List what is in a folder; nothing where there is none, or it may not be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+# Processes
+
+
+def pids() -> list[int]:
+    """List every process that /proc shows."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the third on (proc(5)); empty when there is no such process."""
+    # The command between the parentheses may itself hold parentheses and spaces.
+    return contents("/proc/%d/stat" % pid).rpartition(b")")[2].split()
+
+
+def start_time(pid: int) -> int:
+    """Tell when a process started, in clock ticks since the boot; 0 if it does not exist or is a zombie."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else 0
+
+
+def state(pid: int) -> str:
+    """Give the kernel's letter for a process: R runs, S sleeps, D can't be interrupted, T is stopped."""
+    fields = _stat(pid)
+    return fields[0].decode() if fields else ""
+
+
+def ignores(pid: int, signum: int) -> bool:
+    """Tell whether a process ignores a signal; False if it does not exist."""
+    masks = [line.split()[1] for line in _lines("/proc/%d/status" % pid) if line.startswith("SigIgn:")]
+    return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)
+
+
+def cpu_ticks(pids: list[int]) -> int:
+    """Sum the CPU time of processes and of the children they have reaped, in clock ticks."""
+    return sum(int(ticks) for pid in pids for ticks in _stat(pid)[11:15])
+
+
+def resident_bytes(pids: list[int]) -> int:
+    """Sum the memory of processes; what they share counts for each."""
+    fields = [contents("/proc/%d/statm" % pid).split() for pid in pids]
+    return sum(int(each[1]) for each in fields if each) * PAGE
+
+
+def has_mapped(pid: int, name: bytes) -> bool:
+    """Tell whether a process has loaded a file whose path contains `name`; False where we may not look."""
+    return name in contents("/proc/%d/maps" % pid)
+
+
+def environment(pid: int) -> bytes:
+    """Read the environment a process was started with, NUL between variables; empty if not allowed."""
+    return contents("/proc/%d/environ" % pid)
+
+
+def command_name(pid: int) -> str:
+    """Give the kernel's short name of a process (15 bytes), or "?"."""
+    return contents("/proc/%d/comm" % pid).decode(errors="replace").strip() or "?"
+
+
+def family(pid: int) -> list[int]:
+    """List a process and its descendants."""
+    return [pid, *descendants(pid)]
+
+
+def descendants(root: int) -> list[int]:
+    """List the processes below `root`, parents before children."""
+    return [pid for children in tree(root).values() for pid in children]
+
+
+def tree(root: int) -> dict[int, list[int]]:
+    """Map `root`, and each process below it that has children, to these; parents before children.
+
+    One that is forked, or ends, meanwhile may be missing, and, where the kernel lists children by itself, a
+    sibling of it, too (proc(5)): whoever must have them all looks again.
+    """
+    of_all = None if os.path.exists(_CHILDREN % (os.getpid(), os.getpid())) else _all_children()
+    found: dict[int, list[int]] = {}
+    left = [root]
+    for pid in left:
+        children = _children(pid) if of_all is None else of_all.get(pid, [])
+        if children and pid not in found:
+            found[pid] = children
+            left += children
+    return found
+
+
+_CHILDREN = "/proc/%d/task/%d/children"
+"""There unless the kernel was built without CONFIG_PROC_CHILDREN."""
+
+
+def _children(pid: int) -> list[int]:
+    """Those of each of its threads; all of /proc need not be read for that."""
+    threads = map(int, names("/proc/%d/task" % pid))
+    return [int(child) for thread in threads for child in contents(_CHILDREN % (pid, thread)).split()]
+
+
+def _all_children() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        fields = _stat(pid)
+        if fields:  # else it ended meanwhile
+            children.setdefault(int(fields[1]), []).append(pid)
+    return children
+
+
+# TCP sockets
+
+
+class Socket:
+    """One row of /proc/net/tcp{,6}: ``local_port``, ``remote_port``, ``state``, ``uid``, ``inode``."""
+
+    __slots__ = ("inode", "local_port", "remote_port", "state", "uid")
+
+    def __init__(self, row: str) -> None:
+        fields = row.split()
+        self.local_port = int(fields[1].rpartition(":")[2], 16)
+        self.remote_port = int(fields[2].rpartition(":")[2], 16)
+        self.state = int(fields[3], 16)
+        self.uid = int(fields[7])
+        self.inode = int(fields[9])
+
+
+def sockets() -> Iterator[Socket]:
+    """Yield every TCP socket of this network namespace, both address families."""
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for row in _lines(path)[1:]:
+            yield Socket(row)
+
+
+def connections_counted() -> tuple[bytes, ...]:
+    """Count the TCP connections of this network namespace: opened, either way, and established.
+
+    These are tcpActiveOpens, tcpPassiveOpens and tcpCurrEstab of RFC 4022; empty where they can't be read. A
+    connection is in the table of `sockets` before it is counted.
+    """
+    rows = [row.split() for row in contents("/proc/net/snmp").splitlines() if row.startswith(b"Tcp:")]
+    if len(rows) != 2:
+        return ()
+    wanted = (b"ActiveOpens", b"PassiveOpens", b"CurrEstab")
+    return tuple([value for name, value in zip(*rows) if name in wanted])
+
+
+def socket_inodes(pids: list[int]) -> set[int]:
+    """Collect the inodes of the sockets that processes hold, except those we may not look at."""
+    return {inode for pid in pids for _, inode in _sockets_of(pid)}
+
+
+def holds_tcp_beside(pid: int, inodes: set[int]) -> bool:
+    """Tell whether a process holds a TCP socket that is not one of these."""
+    return any(inode not in inodes and _is_tcp(path) for path, inode in _sockets_of(pid))
+
+
+def _is_tcp(path: str) -> bool:
+    try:
+        return os.getxattr(path, "system.sockprotoname").startswith(b"TCP")
+    except OSError:
+        return False
+
+
+def _sockets_of(pid: int) -> Iterator[tuple[str, int]]:
+    """(descriptor's path, inode) of each socket that a process holds; none where we may not look."""
+    folder = "/proc/%d/fd" % pid
+    for name in names(folder):
+        path = "%s/%s" % (folder, name)
+        try:
+            target = os.readlink(path)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            yield path, int(target[8:-1])
+
+
+# Memory
+
+
+def oom_kills() -> int:
+    """Count what the OOM killer has ended in this cgroup, else on the node as far as we can read."""
+    for path in _oom_counters():
+        for line in _lines(path):
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.strip().isdigit():
+                return int(value)
+    return 0
+
+
+def _oom_counters() -> Iterator[str]:
+    for line in _lines("/proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0":  # cgroup v2
+            yield "/sys/fs/cgroup%s/memory.events" % path
+        elif "memory" in controllers.split(","):
+            # In a container the path is the host's, and what is mounted is our own.
+            yield "/sys/fs/cgroup/memory%s/memory.oom_control" % path
+            yield "/sys/fs/cgroup/memory/memory.oom_control"
+    yield "/sys/fs/cgroup/memory.events"
+    yield "/proc/vmstat"
+
+
+def shared_memory() -> list[int]:
+    """Give [size, free] of /dev/shm in bytes; empty where there is none."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return []
+    return [found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize]
+
+
+def _lines(path: str) -> list[str]:
+    return os.fsdecode(contents(path)).splitlines()
