@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.cli.stderr import say
-from distlaunch.dropin.flags import FLAGS, Flags, node_range
-from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun_job import Here, job_of, left_to_torch, notices
+from distlaunch.compat.flags import FLAGS, Flags, node_range
+from distlaunch.compat.parsing import parse_flags
+from distlaunch.compat.torchrun_job import Here, job_of, left_to_torch, notices
 from distlaunch.errors import DistlaunchError, Exit
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _run(flags: Flags, early: "Link | None") -> int:
 
     if flags.standalone or node_range(flags.nnodes)[1] == 1:
         return run_shown(spec, early, quiet=True).state.outcome
-    from distlaunch.dropin.joining import gathering_of, joining_notices
+    from distlaunch.compat.joining import gathering_of, joining_notices
 
     _check_python(spec.python or sys.executable)
     gathering = gathering_of(flags, place.hostname, os.environ)

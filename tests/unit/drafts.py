@@ -5,9 +5,9 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from distlaunch.dropin.from_accelerate import accelerate_draft
-from distlaunch.dropin.from_torchrun import command_draft
-from distlaunch.dropin.job_text import Draft, draft_document, draft_text
+from distlaunch.compat.from_accelerate import accelerate_draft
+from distlaunch.compat.from_torchrun import command_draft
+from distlaunch.compat.job_text import Draft, draft_document, draft_text
 from distlaunch.job.fields import JOB
 from distlaunch.job.placeholders import PLACEHOLDERS
 from distlaunch.system.yaml_document import parse

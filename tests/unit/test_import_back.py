@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.flags import Flags
-from distlaunch.dropin.from_torchrun import command_draft
-from distlaunch.dropin.job_text import draft_text
-from distlaunch.dropin.parsing import parse_flags
+from distlaunch.compat.flags import Flags
+from distlaunch.compat.from_torchrun import command_draft
+from distlaunch.compat.job_text import draft_text
+from distlaunch.compat.parsing import parse_flags
 from distlaunch.job.placeholders import PLACEHOLDERS, fill, literal, placeholder_error
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts, make_plan

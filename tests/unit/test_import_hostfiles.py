@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.from_hostfile import hostfile_draft
-from distlaunch.dropin.job_text import draft_text
+from distlaunch.compat.from_hostfile import hostfile_draft
+from distlaunch.compat.job_text import draft_text
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.hosts import parse_hostfile
 from distlaunch.job.placeholders import fill

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.from_sbatch import MAX_CHARACTERS, sbatch_draft
-from distlaunch.dropin.job_text import Draft, draft_text
+from distlaunch.compat.from_sbatch import MAX_CHARACTERS, sbatch_draft
+from distlaunch.compat.job_text import Draft, draft_text
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.fields import JOB
 from tests.unit.drafts import CPUS, comments, keys_of

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from distlaunch.dropin.flags import FLAGS, Flag
-from distlaunch.dropin.from_hostfile import hostfile_draft
-from distlaunch.dropin.from_torchrun import command_draft
-from distlaunch.dropin.job_text import Draft, draft_text, joined
-from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun_job import Here, job_of
+from distlaunch.compat.flags import FLAGS, Flag
+from distlaunch.compat.from_hostfile import hostfile_draft
+from distlaunch.compat.from_torchrun import command_draft
+from distlaunch.compat.job_text import Draft, draft_text, joined
+from distlaunch.compat.parsing import parse_flags
+from distlaunch.compat.torchrun_job import Here, job_of
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.fields import JOB
 from distlaunch.job.hosts import parse_hostfile

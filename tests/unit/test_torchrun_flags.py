@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.flags import FLAGS, Flag, Flags, node_range, parse_std
-from distlaunch.dropin.joining import gathering_of
-from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun_job import (
+from distlaunch.compat.flags import FLAGS, Flag, Flags, node_range, parse_std
+from distlaunch.compat.joining import gathering_of
+from distlaunch.compat.parsing import parse_flags
+from distlaunch.compat.torchrun_job import (
     Here,
     job_of,
     left_to_torch,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from distlaunch.dropin.job_text import (
+from distlaunch.compat.job_text import (
     Data,
     Draft,
     Note,

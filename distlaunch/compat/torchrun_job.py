@@ -5,9 +5,9 @@ import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from distlaunch.dropin.flags import FLAGS, Flags, is_alone, node_range, parse_procs, parse_std, program_kind
-from distlaunch.dropin.joining import endpoint_of, is_c10d, waits_as_told
-from distlaunch.dropin.joining import left_to_torch as left_of_c10d
+from distlaunch.compat.flags import FLAGS, Flags, is_alone, node_range, parse_procs, parse_std, program_kind
+from distlaunch.compat.joining import endpoint_of, is_c10d, waits_as_told
+from distlaunch.compat.joining import left_to_torch as left_of_c10d
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import (
     FOREVER_S,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from distlaunch.allocation.place import step_nodes, task_number
-from distlaunch.dropin.flags import FLAG, Flags, node_range
+from distlaunch.compat.flags import FLAG, Flags, node_range
 from distlaunch.errors import UsageError
 from distlaunch.plan.gathering import Arrival, Gathering
 from distlaunch.plan.layout import is_loopback

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from distlaunch.dropin.job_text import Data, Draft, Note, Offer, checked, gpus_offer, joined, program_draft
+from distlaunch.compat.job_text import Data, Draft, Note, Offer, checked, gpus_offer, joined, program_draft
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.hosts import HostEntry, parse_hostfile
 

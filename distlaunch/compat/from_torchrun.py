@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from distlaunch.contract import RESERVED
-from distlaunch.dropin.flags import (
+from distlaunch.compat.flags import (
     FLAG,
     FLAGS,
     Flags,
@@ -17,7 +16,7 @@ from distlaunch.dropin.flags import (
     parse_std,
     program_kind,
 )
-from distlaunch.dropin.job_text import (
+from distlaunch.compat.job_text import (
     Data,
     Draft,
     Note,
@@ -29,9 +28,10 @@ from distlaunch.dropin.job_text import (
     program_draft,
     visible_gpus,
 )
-from distlaunch.dropin.joining import endpoint_of
-from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun_job import notices, ranks_of
+from distlaunch.compat.joining import endpoint_of
+from distlaunch.compat.parsing import parse_flags
+from distlaunch.compat.torchrun_job import notices, ranks_of
+from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import host_error
 from distlaunch.plan.layout import is_loopback

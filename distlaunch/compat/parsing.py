@@ -6,7 +6,7 @@ What follows the script is the script's: argparse's prefix matching eats some of
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from distlaunch.dropin.flags import FLAGS, Flag, Flags
+from distlaunch.compat.flags import FLAGS, Flag, Flags
 from distlaunch.errors import UsageError
 
 _BY_LETTER = {flag.letter: flag for flag in FLAGS if flag.letter}

@@ -8,10 +8,10 @@ from os.path import basename
 from typing import TYPE_CHECKING
 
 from distlaunch.allocation.slurm import count_gpus
+from distlaunch.compat import from_torchrun as torchrun
+from distlaunch.compat.from_accelerate import launch_draft
+from distlaunch.compat.job_text import Data, Draft, Note, checked, joined, value_of
 from distlaunch.contract import RESERVED
-from distlaunch.dropin import from_torchrun as torchrun
-from distlaunch.dropin.from_accelerate import launch_draft
-from distlaunch.dropin.job_text import Data, Draft, Note, checked, joined, value_of
 from distlaunch.errors import Problem, UsageError
 from distlaunch.job.document import Place
 from distlaunch.job.scheduler_fields import SLURM
