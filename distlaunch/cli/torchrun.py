@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.cli.stderr import say
-from distlaunch.compat.flags import FLAGS, Flags, node_range
-from distlaunch.compat.parsing import parse_flags
-from distlaunch.compat.torchrun_job import Here, job_of, left_to_torch, notices
+from distlaunch.compat.flags import FLAGS, Flags, parse_flags
+from distlaunch.compat.torchrun_job import (
+    Here,
+    gathering_of,
+    job_of,
+    joining_notices,
+    left_to_torch,
+    notices,
+)
 from distlaunch.errors import DistlaunchError, Exit
 
 if TYPE_CHECKING:
@@ -62,10 +68,8 @@ def _run(flags: Flags, early: "Link | None") -> int:
     spec = job_of(flags, place)
     from distlaunch.cli.running import run_gathered, run_shown  # after the command line is understood
 
-    if flags.standalone or node_range(flags.nnodes)[1] == 1:
+    if flags.nodes[1] == 1:
         return run_shown(spec, early, quiet=True).state.outcome
-    from distlaunch.compat.joining import gathering_of, joining_notices
-
     _check_python(spec.python or sys.executable)
     gathering = gathering_of(flags, place.hostname, os.environ)
     for line in joining_notices(flags):

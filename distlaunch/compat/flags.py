@@ -1,12 +1,15 @@
-"""torchrun's flags (torch/distributed/run.py, 2.13): the one table of what each is and what becomes of it."""
+"""torchrun's command line: one table of its flags (torch/distributed/run.py, 2.13), and how they are read.
 
+argparse matches abbreviations in what follows the script, too; here that is always the script's.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from distlaunch.contract import HANDLED_SIGNALS
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import NumaMode
 
-Kind = Literal["text", "whole", "number", "switch"]
 Fate = Literal["used", "no effect", "handed over", "refused", "used, or handed over", "used, or no effect"]
 """What `distlaunch torchrun` makes of a flag: to hand over is to become torch's own agent."""
 
@@ -53,12 +56,18 @@ class Flags(NamedTuple):
     unfilled: tuple[tuple[str, str], ...] = ()
     """(field, value) of flags whose value only a shell knows; field "" = a word that stands for flags."""
 
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """The fewest and the most nodes. Raises `UsageError`."""
+        fewest, most = node_range(self.nnodes)
+        return (1, 1) if self.standalone else (fewest, most)
+
 
 class Flag(NamedTuple):
     """One flag: its `field` in `Flags`, a letter, and whether PET_<FIELD> is its default.
 
-    `here` is what `distlaunch torchrun` makes of it; where that is not to use it, or `only_static`, where
-    --master-addr or a static --rdzv-endpoint says where the ranks meet, `why` says why.
+    `here` is what `distlaunch torchrun` makes of it, and `why` says why where that is not to use it. Some
+    have no effect only where --master-addr or a static --rdzv-endpoint says where the ranks meet.
     `key` is that of a job file for it; `in_file` is what a job file says of one that it has no key for,
     `left_out` why it doesn't need one whose value only a shell knows; "" = it does.
     """
@@ -69,7 +78,6 @@ class Flag(NamedTuple):
     from_environment: bool = True
     here: Fate = "used"
     why: str = ""
-    only_static: bool = False
     key: str = ""
     in_file: str = ""
     left_out: str = ""
@@ -90,14 +98,15 @@ class Flag(NamedTuple):
         return Flags._field_defaults[self.field]
 
     @property
-    def kind(self) -> Kind:
-        """What its value is."""
-        kinds: dict[type, Kind] = {bool: "switch", int: "whole", float: "number"}
-        return kinds.get(type(self.default), "text")
+    def kind(self) -> type:
+        """The type of its value; that of a switch, which takes none, is bool."""
+        return str if self.default is None else type(self.default)
 
 
 _RANKS = "distlaunch assigns the ranks itself"
 _FREE = "the ranks meet on the first node, at a free port"
+_ONE_FILE = "this one file starts all nodes"
+_FORK = "workers are started by fork and exec"
 _FILTER = "filter the log files instead"
 _SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, and workers get SIGTERM"
 FLAGS = (
@@ -106,23 +115,11 @@ FLAGS = (
     Flag("rdzv_backend", here="used, or handed over", key="rendezvous.backend", left_out=_RANKS),
     Flag("rdzv_endpoint", key="rendezvous.endpoint", left_out=_FREE),
     Flag("rdzv_id", key="rendezvous.id", left_out="each run gets its own id"),
-    Flag(
-        "rdzv_conf",
-        here="used, or no effect",
-        why=_RANKS,
-        only_static=True,
-        key="rendezvous.conf",
-        left_out=_RANKS,
-    ),
+    Flag("rdzv_conf", here="used, or no effect", why=_RANKS, key="rendezvous.conf", left_out=_RANKS),
     Flag("standalone"),
     Flag("max_restarts", key="restarts.max"),
     Flag("monitor_interval", here="no effect", why="exits are seen at once"),
-    Flag(
-        "start_method",
-        choices=("spawn", "fork", "forkserver"),
-        here="no effect",
-        why="workers are started by fork and exec",
-    ),
+    Flag("start_method", choices=("spawn", "fork", "forkserver"), here="no effect", why=_FORK),
     Flag("event_log_handler", here="no effect", why="events.jsonl in the log folder has all events"),
     Flag("role", key="role"),
     Flag("module", "m", key="module"),
@@ -135,27 +132,16 @@ FLAGS = (
     Flag("local_ranks_filter", key="logs.console"),
     Flag("duplicate_stdout_filters", here="no effect", why=_FILTER),
     Flag("duplicate_stderr_filters", here="no effect", why=_FILTER),
-    Flag(
-        "node_rank",
-        in_file="is not needed: this one file starts all nodes",
-        left_out="this one file starts all nodes",
-    ),
+    Flag("node_rank", in_file=f"is not needed: {_ONE_FILE}", left_out=_ONE_FILE),
     Flag("master_addr", key="master_addr", left_out=_FREE),
     Flag("master_port", key="master_port", left_out=_FREE),
     Flag(
         "local_addr",
         here="used, or no effect",
         why="workers connect to --master-addr or --rdzv-endpoint",
-        only_static=True,
         in_file="is one node's: set that node's address in nodes",
     ),
-    Flag(
-        "logs_specs",
-        from_environment=False,
-        here="handed over",
-        why="a plug-in of torch's agent",
-        in_file="has no equivalent: it is a plug-in of torch's agent",
-    ),
+    Flag("logs_specs", from_environment=False, here="handed over", why="a plug-in of torch's agent"),
     Flag("numa_binding", choices=get_args(NumaMode), from_environment=False, key="numa_binding"),
     Flag("signals_to_handle", in_file=f"has no equivalent: {_SIGNALS}"),
     Flag("shutdown_timeout", key="timeouts.stop"),
@@ -170,6 +156,125 @@ FLAGS = (
 )
 FLAG = {flag.field: flag for flag in FLAGS}
 """Each flag by its field."""
+_BY_LETTER = {flag.letter: flag for flag in FLAGS if flag.letter}
+
+
+def parse_flags(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    filled: Collection[str] = (),
+    foreign: Collection[str] = (),
+) -> Flags:
+    """Read the command line `words`. Raises `UsageError` as argparse would, in a line.
+
+    Leaves out `foreign` flags, and those whose value is in a word of `filled`, which a shell would replace.
+    """
+    values: dict[str, Any] = {}
+    unfilled: list[tuple[str, str]] = []
+    rest = list(words)
+    while rest and (_is_flag(rest[0]) or _hides_flags(rest, filled, "module" in values)):
+        word = rest.pop(0)
+        if word in foreign:
+            continue
+        if not _is_flag(word):
+            unfilled.append(("", word))
+            continue
+        flag, value = _flag_of(word)
+        if flag.kind is bool and value and not word.startswith("--"):
+            rest.insert(0, f"-{value}")  # -mr3 is -m -r3
+            value = None
+        elif value is None and flag.kind is not bool:
+            value = word = _next_value(flag, rest)
+        if word in filled:
+            unfilled.append((flag.field, str(value)))
+        else:
+            values[flag.field] = _convert(flag, value)
+    values |= _from_environment(environ, values)
+    given = frozenset(values)
+    if rest and rest[0] == "--":
+        rest.pop(0)
+    if not rest and not values.get("help"):
+        raise UsageError("no script given; usage: distlaunch torchrun [flags] SCRIPT [its arguments]")
+    script, args = "".join(rest[:1]), tuple(rest[1:])
+    return Flags(**values, script=script, args=args, given=given, unfilled=tuple(unfilled))
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and word not in ("-", "--")
+
+
+def _hides_flags(rest: Sequence[str], filled: Collection[str], of_module: bool) -> bool:
+    """Whether the first word, as $FLAGS, stands for flags and not for the script: what follows tells.
+
+    Behind -m, it is the module.
+    """
+    if rest[0] not in filled or of_module:
+        return False
+    following = next((word for word in rest if word not in filled), "")
+    name = following.partition("=")[0].lstrip("-").replace("-", "_")
+    known = _is_flag(following) and any(name in (flag.field, flag.letter) for flag in FLAGS)
+    return known or following.endswith(".py")
+
+
+def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that PET_ variables give to flags not on the command line."""
+    found: dict[str, Any] = {}
+    for flag in FLAGS:
+        text = environ.get(flag.variable)
+        if text is None or flag.field in given:
+            continue
+        if flag.kind is bool:
+            found[flag.field] = text.strip().lower() not in ("", "0", "false")
+        else:
+            found[flag.field] = _convert(flag, text, flag.variable)
+    return found
+
+
+def _flag_of(word: str) -> tuple[Flag, str | None]:
+    """The flag that a word begins with, or abbreviates as no other, and the value that it carries."""
+    if not word.startswith("--"):
+        flag = _BY_LETTER.get(word[1])
+        if flag is None:
+            raise UsageError(f"torchrun has no flag {word}")
+        attached = word[2:].removeprefix("=")
+        return flag, attached or None
+    name, equals, value = word[2:].partition("=")
+    wanted = name.replace("-", "_")
+    exact = [FLAG[wanted]] if wanted in FLAG else []
+    found = exact or [flag for flag in FLAGS if flag.field.startswith(wanted)]
+    if len(found) == 1:
+        return found[0], value if equals else None
+    if not found:
+        raise UsageError(f"torchrun has no flag --{name}; a flag of the script goes after the script")
+    names = ", ".join(flag.name for flag in found)
+    raise UsageError(f"--{name} could mean {names}")
+
+
+def _next_value(flag: Flag, rest: list[str]) -> str:
+    negative = bool(rest) and rest[0][1:2].isdigit()
+    if not rest or (rest[0].startswith("-") and not negative):
+        raise UsageError(f"{flag.name} needs a value")
+    return rest.pop(0)
+
+
+def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
+    """The value of a text; `name` is the flag or variable that the user gave it to."""
+    name = name or flag.name
+    if flag.kind is bool:
+        if value is not None:
+            raise UsageError(f"{name} takes no value")
+        return True
+    text = str(value)
+    if flag.choices and text not in flag.choices:
+        expected = " or ".join((", ".join(flag.choices[:-1]), flag.choices[-1]))
+        raise UsageError(f"{name}: expected {expected}, got {text!r}")
+    try:
+        converted = flag.kind(text)
+    except ValueError:
+        raise UsageError(f"{name}: expected a number, got {text!r}") from None
+    if flag.kind is not str and not converted >= 0:
+        raise UsageError(f"{name}: expected a number ≥ 0, got {text!r}")
+    return converted
 
 
 def parse_std(name: str, text: str) -> dict[int, int] | int:
@@ -226,6 +331,19 @@ def program_kind(flags: Flags) -> Literal["script", "module", "command"]:
     return "module" if flags.module else "command"
 
 
-def is_alone(flags: Flags, most: int) -> bool:
+def is_alone(flags: Flags) -> bool:
     """Whether torch would start agents that negotiate with none: one node, whose number never changes."""
-    return flags.standalone or (flags.rdzv_backend == "c10d" and most == 1)
+    return flags.standalone or (flags.rdzv_backend == "c10d" and flags.nodes[1] == 1)
+
+
+def is_c10d(flags: Flags) -> bool:
+    """Whether several launchers come together by c10d, which gives their nodes their numbers."""
+    return flags.rdzv_backend == "c10d" and flags.nodes[1] > 1
+
+
+def ranks_of(text: str) -> frozenset[int]:
+    """The local ranks of `--local-ranks-filter`. Raises `UsageError`."""
+    try:
+        return frozenset(int(rank) for rank in text.split(",") if rank.strip())
+    except ValueError:
+        raise UsageError(f"--local-ranks-filter: expected ranks such as 0,2, got {text!r}") from None

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import messages
 from distlaunch.allocation.place import TaskPlace
-from distlaunch.compat.joining import gathering_of, joining_notices
-from distlaunch.compat.torchrun_job import notices
+from distlaunch.compat.torchrun_job import gathering_of, joining_notices, notices
 from distlaunch.contract import SENT
 from distlaunch.errors import UsageError
 from distlaunch.links.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of

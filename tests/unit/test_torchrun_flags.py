@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.compat.flags import FLAGS, Flag, Flags, node_range, parse_std
-from distlaunch.compat.joining import gathering_of
-from distlaunch.compat.parsing import parse_flags
+from distlaunch.compat.flags import FLAGS, Flag, Flags, parse_flags, parse_std
 from distlaunch.compat.torchrun_job import (
     Here,
+    gathering_of,
     job_of,
     left_to_torch,
     notices,
@@ -31,8 +30,8 @@ VALUES = {
     "redirects": "1",
     "tee": "0:1,12:3",
 }
-VALUED = [flag for flag in FLAGS if flag.kind != "switch"]
-SWITCHES = [flag for flag in FLAGS if flag.kind == "switch"]
+VALUED = [flag for flag in FLAGS if flag.kind is not bool]
+SWITCHES = [flag for flag in FLAGS if flag.kind is bool]
 WITH_VARIABLE = [flag for flag in FLAGS if flag.from_environment]
 WITHOUT_VARIABLE = {"logs_specs", "numa_binding", "print_completion", "help"}
 
@@ -53,8 +52,8 @@ def job(*words: str, gpus: int = 0, **environ: str) -> JobSpec:
 
 def sample(flag: Flag) -> tuple[str, Any]:
     """A good value for a flag, as text and as it is read."""
-    text = VALUES.get(flag.field) or {"text": "word", "whole": "7", "number": "2.5"}[flag.kind]
-    return text, {"text": str, "whole": int, "number": float}[flag.kind](text)
+    text = VALUES.get(flag.field) or {str: "word", int: "7", float: "2.5"}[flag.kind]
+    return text, flag.kind(text)
 
 
 def read(words: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -64,7 +63,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> None:
         notices(flags)
         left_to_torch(flags)
         job_of(flags, here_with(environ=environ))
-        if not flags.standalone and node_range(flags.nnodes)[1] > 1:
+        if flags.nodes[1] > 1:
             gathering_of(flags, "host", environ)
 
 
@@ -174,7 +173,7 @@ def test_a_negative_number_is_a_value() -> None:
 @pytest.mark.parametrize("flag", WITH_VARIABLE, ids=lambda flag: flag.field)
 def test_a_variable_is_the_default(flag: Flag) -> None:
     name = f"PET_{flag.field.upper()}"
-    text, value = ("1", True) if flag.kind == "switch" else sample(flag)
+    text, value = ("1", True) if flag.kind is bool else sample(flag)
     flags = parsed("s.py", **{name: text})
     assert getattr(flags, flag.field) == value
     assert flags.given == {flag.field}
