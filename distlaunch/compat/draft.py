@@ -21,20 +21,11 @@ LISTED_HOSTS = 16
 
 
 class Note(NamedTuple):
-    """A comment, above the key that it is about, or at the top.
-
-    With a `value` it is an offer: the key with that value, to take the # from, in place of what it has, and
-    of the key `instead_of`.
-    """
+    """A comment, above the key that it is about, or at the top; `offer` is a line to take the # from."""
 
     text: str
     key: str = ""
-    value: "Data" = None
-    instead_of: str = ""
-
-    def lines(self) -> list[str]:
-        """The text, and what is offered."""
-        return [self.text] if self.value is None else [self.text, f"{self.key}: {flow_text(self.value)}"]
+    offer: str = ""
 
 
 class Draft:
@@ -95,7 +86,7 @@ class Draft:
     def replace_store(self, said: str, backend: str, endpoint: str, conf: str = "") -> None:
         """Comment on a rendezvous backend, and offer torch's own agents where that was an etcd server."""
         self.note(f"{said}: distlaunch assigns the ranks itself and needs no store", "rendezvous")
-        if not backend.startswith("etcd"):
+        if not backend.startswith("etcd") or re.search(r"\s|:0+$", endpoint):
             return
         if not re.search(r":[0-9]+$", endpoint):
             endpoint = f"{endpoint or 'ETCD_HOST'}:2379"  # its usual port
@@ -105,9 +96,9 @@ class Draft:
             "for torch's own elastic agents instead:", "rendezvous", value | self.keys.get("rendezvous", {})
         )
 
-    def offer(self, text: str, key: str, value: Data, instead_of: str = "") -> None:
+    def offer(self, text: str, key: str, value: Data) -> None:
         """Add a value that a key may have instead, as a comment."""
-        self.notes.append(Note(text, key, value, instead_of))
+        self.notes.append(Note(text, key, f"{key}: {flow_text(value)}"))
 
     def offer_gpus(self) -> None:
         """Offer to say what dry-run does not ask: how many GPUs other machines have."""
@@ -117,32 +108,16 @@ class Draft:
             self.offer(f"{told} (0 = a CPU job; run detects them):", "gpus_per_node", procs)
 
     def checked(self) -> "Draft":
-        """This draft, with those of its offers that a job file may take.
-
-        Raises `JobError` if a job file may not say so, `UsageError` for what is not text.
-        """
-        texts = [self.keys, self.notes]
-        if re.search("[\ud800-\udfff]", json.dumps(texts, ensure_ascii=False)):
+        """This draft. Raises `JobError` if a job file may not say so, `UsageError` for what is not text."""
+        if re.search("[\ud800-\udfff]", json.dumps([self.keys, self.notes], ensure_ascii=False)):
             raise UsageError(f"{self.source}: not UTF-8 text")
-        self._build(self.keys)
-        self.notes = [note for note in self.notes if note.value is None or self._may_take(note)]
+        build_spec(value_of(self.keys, Place(self.source)), self.source, Surroundings("/", "/", {}))
         return self
-
-    def _may_take(self, note: Note) -> bool:
-        rest = {key: value for key, value in self.keys.items() if key != note.instead_of}
-        try:
-            self._build({**rest, note.key: note.value})
-        except JobError:
-            return False
-        return True
-
-    def _build(self, keys: Mapping[str, Data]) -> None:
-        build_spec(value_of(keys, Place(self.source)), self.source, Surroundings("/", "/", {}))
 
     def document(self) -> dict[str, object]:
         """The job file's keys and comments, for machines."""
         keys = {key: self.keys[key] for key in JOB.fields if key in self.keys}
-        return {"job": keys, "comments": [" ".join(note.lines()) for note in self.notes]}
+        return {"job": keys, "comments": [f"{note.text} {note.offer}".rstrip() for note in self.notes]}
 
     def text(self) -> str:
         """The job file: comments, then the keys in the reference's order with theirs above them."""
@@ -153,7 +128,8 @@ class Draft:
         return "\n".join(lines) + "\n"
 
     def _comments(self, key: str) -> list[str]:
-        return [f"# {_escaped(line)}" for note in self.notes if note.key == key for line in note.lines()]
+        notes = [note for note in self.notes if note.key == key]
+        return [f"# {_escaped(line)}" for note in notes for line in (note.text, note.offer) if line]
 
 
 def hostfile_draft(text: str, source: str, program: Sequence[str] = (), piped: bool = False) -> Draft:
@@ -178,8 +154,7 @@ def hostfile_draft(text: str, source: str, program: Sequence[str] = (), piped: b
     if re.search(r"max[-_]slots=", text):
         draft.note("max_slots has no equivalent: distlaunch never oversubscribes", "nodes")
     if not piped:
-        told = "instead of nodes, to read the hostfile at each start:"
-        draft.offer(told, "hostfile", source, instead_of="nodes")
+        draft.offer("instead of nodes, to read the hostfile at each start:", "hostfile", source)
     draft.offer_gpus()
     return draft.checked()
 

@@ -3,6 +3,7 @@
 argparse matches abbreviations in what follows the script, too; here that is always the script's.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -10,12 +11,17 @@ from distlaunch.contract import HANDLED_SIGNALS
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import NumaMode
 
+Counted = Literal["auto", "cpu", "gpu"]
+"""Words of `--nproc-per-node` for what a machine has."""
 Fate = Literal["used", "no effect", "handed over", "refused", "used, or handed over", "used, or no effect"]
 """What `distlaunch torchrun` makes of a flag: to hand over is to become torch's own agent."""
 
+C10D_PORT = 29400
+"""torch's default, of c10d only."""
+
 
 class Flags(NamedTuple):
-    """A command line of torchrun's; defaults as torch has them."""
+    """A command line of torchrun's, with torch's defaults, and what its values mean."""
 
     nnodes: str = "1:1"
     nproc_per_node: str = "1"
@@ -59,8 +65,85 @@ class Flags(NamedTuple):
     @property
     def nodes(self) -> tuple[int, int]:
         """The fewest and the most nodes. Raises `UsageError`."""
-        fewest, most = node_range(self.nnodes)
+        low, _, high = self.nnodes.partition(":")
+        try:
+            fewest, most = int(low), int(high or low)
+        except ValueError:
+            raise UsageError(f"--nnodes: expected N or MIN:MAX, got {self.nnodes!r}") from None
+        if not 1 <= fewest <= most:
+            raise UsageError(f"--nnodes: expected 1 ≤ MIN ≤ MAX, got {self.nnodes!r}")
         return (1, 1) if self.standalone else (fewest, most)
+
+    @property
+    def procs(self) -> int | Counted:
+        """Workers on a node. Raises `UsageError`."""
+        match self.nproc_per_node:
+            case "auto" | "cpu" | "gpu" as counted:
+                return counted
+            case "xpu":
+                raise UsageError("--nproc-per-node xpu: can't count XPUs; pass a number")
+            case text if text.isdecimal() and int(text):
+                return int(text)
+        told = f"expected a number ≥ 1, auto, cpu or gpu, got {self.nproc_per_node!r}"
+        raise UsageError(f"--nproc-per-node: {told}")
+
+    @property
+    def kind(self) -> Literal["script", "module", "command"]:
+        """What the script is. --run-path wins over the others, as torch has it."""
+        if self.run_path or not (self.module or self.no_python):
+            return "script"
+        return "module" if self.module else "command"
+
+    @property
+    def alone(self) -> bool:
+        """Whether torch would start agents that negotiate with none: one node, whose number never changes."""
+        return self.standalone or (self.rdzv_backend == "c10d" and self.nodes[1] == 1)
+
+    @property
+    def c10d(self) -> bool:
+        """Whether several launchers come together by c10d, which gives their nodes their numbers."""
+        return self.rdzv_backend == "c10d" and self.nodes[1] > 1
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Where rank 0's store is. As torch has it, --rdzv-endpoint wins over --master-addr and -port."""
+        if not self.rdzv_endpoint:
+            return self.master_addr, self.master_port
+        host, colon, port = self.rdzv_endpoint.rpartition(":")
+        if colon and port.isdecimal():
+            return host.strip("[]"), int(port)
+        return self.rdzv_endpoint.strip("[]"), C10D_PORT if self.rdzv_backend == "c10d" else self.master_port
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """The settings of `--rdzv-conf`. Raises `UsageError`."""
+        found: dict[str, str] = {}
+        for setting in self.rdzv_conf.split(",") if self.rdzv_conf.strip() else []:
+            key, equals, value = (part.strip() for part in setting.partition("="))
+            if not (key and equals):
+                raise UsageError(f"--rdzv-conf: expected key=value,…, got {self.rdzv_conf!r}")
+            found[key] = value
+        return found
+
+    @property
+    def local_ranks(self) -> frozenset[int]:
+        """Those whose output is shown; none = all. Raises `UsageError`."""
+        text = self.local_ranks_filter
+        try:
+            return frozenset(int(rank) for rank in text.split(",") if rank.strip())
+        except ValueError:
+            raise UsageError(f"--local-ranks-filter: expected ranks such as 0,2, got {text!r}") from None
+
+    def streams(self, field: Literal["redirects", "tee"]) -> dict[int, int] | int:
+        """Which of stdout (1) and stderr (2), for all local ranks or for some. Raises `UsageError`."""
+        text = self.redirects if field == "redirects" else self.tee
+        if re.fullmatch("[0-3]", text):
+            return int(text)
+        if re.fullmatch("[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
+            pairs = (pair.split(":") for pair in text.split(","))
+            return {int(rank): int(std) for rank, std in pairs}
+        told = f"expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…, got {text!r}"
+        raise UsageError(f"--{field}: {told}")
 
 
 class Flag(NamedTuple):
@@ -275,75 +358,3 @@ def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
     if flag.kind is not str and not converted >= 0:
         raise UsageError(f"{name}: expected a number ≥ 0, got {text!r}")
     return converted
-
-
-def parse_std(name: str, text: str) -> dict[int, int] | int:
-    """`0` … `3`, or `0:1,1:3`: which of stdout (1) and stderr (2), for all local ranks or for some."""
-    try:
-        if ":" not in text:
-            return _std(text)
-        pairs = (pair.split(":") for pair in text.split(","))
-        return {int(rank): _std(std) for rank, std in pairs}
-    except ValueError:
-        text = f"expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…, got {text!r}"
-        raise UsageError(f"--{name}: {text}") from None
-
-
-def _std(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 3:
-        raise ValueError(text)
-    return value
-
-
-def node_range(text: str) -> tuple[int, int]:
-    """(fewest, most) of `--nnodes`: `N` or `MIN:MAX`."""
-    try:
-        low, _, high = text.partition(":")
-        fewest, most = int(low), int(high or low)
-    except ValueError:
-        raise UsageError(f"--nnodes: expected N or MIN:MAX, got {text!r}") from None
-    if not 1 <= fewest <= most:
-        raise UsageError(f"--nnodes: expected 1 ≤ MIN ≤ MAX, got {text!r}")
-    return fewest, most
-
-
-Counted = Literal["auto", "cpu", "gpu"]
-"""Words of `--nproc-per-node` for what a machine has."""
-
-
-def parse_procs(text: str) -> int | Counted:
-    """Workers on a node, of `--nproc-per-node`. Raises `UsageError`."""
-    match text:
-        case "auto" | "cpu" | "gpu":
-            return text
-        case "xpu":
-            raise UsageError("--nproc-per-node xpu: can't count XPUs; pass a number")
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got {text!r}")
-    return int(text)
-
-
-def program_kind(flags: Flags) -> Literal["script", "module", "command"]:
-    """What the script is. --run-path wins over the others, as torch has it."""
-    if flags.run_path or not (flags.module or flags.no_python):
-        return "script"
-    return "module" if flags.module else "command"
-
-
-def is_alone(flags: Flags) -> bool:
-    """Whether torch would start agents that negotiate with none: one node, whose number never changes."""
-    return flags.standalone or (flags.rdzv_backend == "c10d" and flags.nodes[1] == 1)
-
-
-def is_c10d(flags: Flags) -> bool:
-    """Whether several launchers come together by c10d, which gives their nodes their numbers."""
-    return flags.rdzv_backend == "c10d" and flags.nodes[1] > 1
-
-
-def ranks_of(text: str) -> frozenset[int]:
-    """The local ranks of `--local-ranks-filter`. Raises `UsageError`."""
-    try:
-        return frozenset(int(rank) for rank in text.split(",") if rank.strip())
-    except ValueError:
-        raise UsageError(f"--local-ranks-filter: expected ranks such as 0,2, got {text!r}") from None

@@ -7,18 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from distlaunch.compat.draft import Data, Draft
-from distlaunch.compat.flags import (
-    FLAG,
-    FLAGS,
-    Flags,
-    is_alone,
-    parse_flags,
-    parse_procs,
-    parse_std,
-    program_kind,
-    ranks_of,
-)
-from distlaunch.compat.torchrun_job import endpoint_of, notices
+from distlaunch.compat.flags import FLAG, FLAGS, Flags, parse_flags
+from distlaunch.compat.torchrun_job import notices
 from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.hosts import host_error
@@ -178,7 +168,7 @@ def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False)
         told = "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank"
         draft.note(told, "args")
     first = ["--local-rank={local_rank}"] if local_rank else []
-    draft.set_program((flags.script, *flags.args), program_kind(flags), first)
+    draft.set_program((flags.script, *flags.args), flags.kind, first)
     if not hosts_known:
         _add_nodes(draft, line, flags)
     _add_procs(draft, flags, cpus)
@@ -253,7 +243,7 @@ def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
         draft.set("rendezvous.id", flags.rdzv_id or None)
     if most > 1:
         draft.set_hosts(host, most)
-    if is_alone(flags):
+    if flags.alone:
         return
     if "timeout" in flags.rdzv_conf and not flags.rdzv_backend.startswith("etcd"):
         draft.note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", "timeouts")
@@ -271,9 +261,9 @@ def note_rendezvous(draft: Draft, lines: Sequence[str], words: Sequence[str]) ->
 
 def _master(flags: Flags) -> tuple[str | None, int | None]:
     """Host and port of rank 0's store, as far as the flags say something that holds elsewhere."""
-    if is_alone(flags) or flags.rdzv_backend.startswith("etcd"):
+    if flags.alone or flags.rdzv_backend.startswith("etcd"):
         return None, None
-    host, port = endpoint_of(flags)
+    host, port = flags.endpoint
     if error := host_error(host):
         raise UsageError(f"the command line: --master-addr or --rdzv-endpoint: {error}")
     named = {"master_port", "rdzv_endpoint"} & flags.given
@@ -283,7 +273,7 @@ def _master(flags: Flags) -> tuple[str | None, int | None]:
 
 
 def _add_procs(draft: Draft, flags: Flags, cpus: int) -> None:
-    match parse_procs(flags.nproc_per_node):
+    match flags.procs:
         case int(number):
             draft.set("procs_per_node", number)
         case "auto":
@@ -311,8 +301,8 @@ def _add_conduct(draft: Draft, flags: Flags) -> None:
 def _add_logs(draft: Draft, flags: Flags) -> None:
     """Add `logs`; the console shows all streams of a rank, or none."""
     draft.set("logs.dir", draft.path(flags.log_dir) if flags.log_dir else None)
-    redirects, tee = parse_std("redirects", flags.redirects), parse_std("tee", flags.tee)
-    local_ranks = ranks_of(flags.local_ranks_filter)
+    redirects, tee = flags.streams("redirects"), flags.streams("tee")
+    local_ranks = flags.local_ranks
     hidden = redirects & ~tee if isinstance(redirects, int) and isinstance(tee, int) else 1
     if hidden == 3:
         draft.set("logs.console", "none")

@@ -7,17 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from distlaunch.allocation.place import step_nodes, task_number
-from distlaunch.compat.flags import (
-    FLAG,
-    FLAGS,
-    Flags,
-    is_alone,
-    is_c10d,
-    parse_procs,
-    parse_std,
-    program_kind,
-    ranks_of,
-)
+from distlaunch.compat.flags import FLAG, FLAGS, Flags
 from distlaunch.errors import UsageError
 from distlaunch.job import spec as job
 from distlaunch.plan.gathering import Arrival, Gathering
@@ -25,8 +15,6 @@ from distlaunch.plan.layout import is_loopback
 
 LEASE_S = 86400.0
 """Agent and command are on one machine and see each other's end; a job that is suspended may go on."""
-C10D_PORT = 29400
-"""torch's default, of c10d only."""
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
@@ -51,14 +39,14 @@ def left_to_torch(flags: Flags) -> str:
     for flag in FLAGS:
         if flag.here == "handed over" and flag.field in flags.given:
             return f"{flag.name} {getattr(flags, flag.field)}"
-    if is_alone(flags):
+    if flags.alone:
         return ""
     if flags.rdzv_backend not in ("static", "c10d"):
         return f"--rdzv-backend {flags.rdzv_backend}"
     if fewest != most and flags.rdzv_backend == "static":
         return f"--nnodes {flags.nnodes}"
-    store = conf_of(flags).get("store_type", "tcp").lower()
-    return f"--rdzv-conf store_type={store}" if is_c10d(flags) and store != "tcp" else ""
+    store = flags.conf.get("store_type", "tcp").lower()
+    return f"--rdzv-conf store_type={store}" if flags.c10d and store != "tcp" else ""
 
 
 def notices(flags: Flags) -> list[str]:
@@ -82,21 +70,21 @@ def notices(flags: Flags) -> list[str]:
 
 def _waits_as_told(flags: Flags) -> bool:
     """Whether --rdzv-conf of a static rendezvous says nothing but how long several nodes are waited for."""
-    return flags.nodes[1] > 1 and {*conf_of(flags)} <= {"timeout", "join_timeout"}
+    return flags.nodes[1] > 1 and {*flags.conf} <= {"timeout", "join_timeout"}
 
 
 def job_of(flags: Flags, here: Here) -> job.JobSpec:
     """The job of one node, which may be one of several that have launchers of their own."""
     fewest, most = flags.nodes
     made_up = _makes_up_the_place(flags)
-    host, port = endpoint_of(flags)
-    procs = procs_of(flags.nproc_per_node, here)
+    host, port = flags.endpoint
+    procs = procs_of(flags, here)
     lease_s = LEASE_S if most == 1 else job.Timeouts().lease_s
     unnamed = made_up and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
     return job.JobSpec(
         name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
         nodes=(job.NodeSpec(here.hostname, procs=procs, path="--nproc-per-node"),),
-        program=job.Program(program_kind(flags), ("-c" if flags.run_path else flags.script,)),
+        program=job.Program(flags.kind, ("-c" if flags.run_path else flags.script,)),
         workdir=here.folder,
         logs=_logs(flags, here),
         master_host=flags.local_addr if made_up else host,
@@ -118,9 +106,9 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
     )
 
 
-def procs_of(text: str, here: Here) -> int:
-    """Workers on this node, of `--nproc-per-node`. Raises `UsageError`."""
-    match parse_procs(text):
+def procs_of(flags: Flags, here: Here) -> int:
+    """Workers on this node. Raises `UsageError`."""
+    match flags.procs:
         case int(number):
             return number
         case "cpu":
@@ -151,12 +139,12 @@ def _signals(flags: Flags) -> dict[str, str]:
 def _logs(flags: Flags, here: Here) -> job.Logs:
     nowhere = flags.log_dir == "/dev/null"  # torch: no files, all is shown
     template = flags.log_line_prefix_template or here.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
-    redirects, tee = parse_std("redirects", flags.redirects), parse_std("tee", flags.tee)
+    redirects, tee = flags.streams("redirects"), flags.streams("tee")
     streams = job.TorchrunLogs(
         redirects=0 if nowhere else redirects,
         tee=0 if nowhere else tee,
         prefix=template or job.TorchrunLogs().prefix,
-        local_ranks=ranks_of(flags.local_ranks_filter),
+        local_ranks=flags.local_ranks,
     )
     wanted = None if nowhere else flags.log_dir
     places = (wanted,) if wanted else here.temporary
@@ -174,39 +162,18 @@ def _makes_up_the_place(flags: Flags) -> bool:
     c10d's endpoint is that of the agents' own store: the ranks of one node never see it.
     """
     named = flags.rdzv_endpoint or "master_port" in flags.given
-    return is_alone(flags) or (flags.nodes[1] == 1 and not named)
-
-
-def endpoint_of(flags: Flags) -> tuple[str, int]:
-    """Where rank 0's store is. As torch has it, --rdzv-endpoint wins over --master-addr and -port."""
-    if not flags.rdzv_endpoint:
-        return flags.master_addr, flags.master_port
-    host, colon, port = flags.rdzv_endpoint.rpartition(":")
-    if colon and port.isdecimal():
-        return host.strip("[]"), int(port)
-    return flags.rdzv_endpoint.strip("[]"), C10D_PORT if flags.rdzv_backend == "c10d" else flags.master_port
-
-
-def conf_of(flags: Flags) -> dict[str, str]:
-    """The settings of `--rdzv-conf`. Raises `UsageError`."""
-    found: dict[str, str] = {}
-    for setting in flags.rdzv_conf.split(",") if flags.rdzv_conf.strip() else []:
-        key, equals, value = (part.strip() for part in setting.partition("="))
-        if not (key and equals):
-            raise UsageError(f"--rdzv-conf: expected key=value,…, got {flags.rdzv_conf!r}")
-        found[key] = value
-    return found
+    return flags.alone or (flags.nodes[1] == 1 and not named)
 
 
 def joining_notices(flags: Flags) -> Iterator[str]:
     """What to say of a command line for several nodes, before it waits for the others."""
-    if is_c10d(flags):
-        if idle := [key for key in conf_of(flags) if key not in _USED]:
+    if flags.c10d:
+        if idle := [key for key in flags.conf if key not in _USED]:
             known = "is_host, join_timeout and last_call_timeout"
             yield f"--rdzv-conf {', '.join(idle)} has no effect: only {known} have one here"
         if "local_addr" in flags.given:
             yield f"--local-addr has no effect: {FLAG['local_addr'].why}"
-    host, _ = endpoint_of(flags)
+    host, _ = flags.endpoint
     if is_loopback(host):
         told = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
         yield f"{_place_flag(flags)} {host} {told}"
@@ -214,9 +181,9 @@ def joining_notices(flags: Flags) -> Iterator[str]:
 
 def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gathering:
     """Where the launcher on the machine `name` meets those of the other nodes. Raises `UsageError`."""
-    host, port = endpoint_of(flags)
+    host, port = flags.endpoint
     fewest, most = flags.nodes
-    c10d = is_c10d(flags)
+    c10d = flags.c10d
     _check_place(flags, host, port, environ)
     if not c10d and flags.node_rank >= most:
         raise UsageError(f"--node-rank {flags.node_rank}: expected 0 to {most - 1}, with --nnodes {most}")
@@ -236,14 +203,14 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
 
 
 def _is_host(flags: Flags) -> bool | None:
-    text = conf_of(flags).get("is_host", "").lower()
+    text = flags.conf.get("is_host", "").lower()
     if text not in ("", *_TRUE, *_FALSE):
         raise UsageError(f"--rdzv-conf is_host: expected 1 or 0, got {text!r}")
     return text in _TRUE if text else None
 
 
 def _seconds(flags: Flags, keys: tuple[str, ...], default_s: float) -> float:
-    conf = conf_of(flags)
+    conf = flags.conf
     for key in keys:
         if key not in conf:
             continue
@@ -265,7 +232,7 @@ def _check_place(flags: Flags, host: str, port: int, environ: Mapping[str, str])
         flag, text = (flag, text) if flags.rdzv_endpoint else ("--master-port", str(port))
         raise UsageError(f"{flag} {text!r}: several nodes need a port from 1 to 65535")
     count = step_nodes(environ)
-    if is_c10d(flags) and count > 1 and is_loopback(host):
+    if flags.c10d and count > 1 and is_loopback(host):
         whose = "Flux job's" if "FLUX_JOB_NNODES" in environ else "Slurm step's"
         told = f"each of this {whose} {count} nodes would wait for the others at its own"
         raise UsageError(f"{flag} {host}: {told}; pass the first node's name")

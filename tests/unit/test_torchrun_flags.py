@@ -4,13 +4,13 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.compat.flags import FLAGS, Flag, Flags, parse_flags, parse_std
+from distlaunch.compat.flags import FLAGS, Flag, Flags, parse_flags
 from distlaunch.compat.torchrun_job import (
     Here,
     gathering_of,
@@ -290,16 +290,16 @@ def test_a_bad_value_is_told_in_a_line(words: str, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["4", "-1", "x", "0:4", "0", "0:1,", "a:1", "0:1:2", ":"])
 @pytest.mark.parametrize("name", ["redirects", "tee"])
-def test_which_streams(name: str, text: str) -> None:
+def test_which_streams(name: Literal["redirects", "tee"], text: str) -> None:
     if text == "0":
-        assert parse_std(name, text) == 0
+        assert parsed(f"--{name}={text}", "s.py").streams(name) == 0
     else:
         assert refusal(f"--{name}={text}", "s.py").startswith(f"--{name}: expected 0 (nothing), 1 (stdout)")
 
 
 def test_streams_of_many_local_ranks() -> None:
-    assert parse_std("tee", "3") == 3
-    assert parse_std("tee", "0:1,9:2,10:3,127:1") == {0: 1, 9: 2, 10: 3, 127: 1}
+    assert parsed("--tee=3", "s.py").streams("tee") == 3
+    assert parsed("--tee=0:1,9:2,10:3,127:1", "s.py").streams("tee") == {0: 1, 9: 2, 10: 3, 127: 1}
 
 
 # The job
@@ -329,7 +329,7 @@ def test_a_bare_script() -> None:
     [("1", 0, 1), ("12", 2, 12), ("cpu", 2, 8), ("auto", 0, 8), ("auto", 2, 2), ("gpu", 3, 3)],
 )
 def test_workers_per_node(words: str, gpus: int, expected: int) -> None:
-    assert procs_of(words, here_with(gpus)) == expected
+    assert procs_of(parsed(f"--nproc-per-node={words}", "s.py"), here_with(gpus)) == expected
     assert job(f"--nproc-per-node={words}", gpus=gpus).nodes[0].procs == expected
 
 
