@@ -218,12 +218,7 @@ FLAGS = (
     Flag("node_rank", in_file=f"is not needed: {_ONE_FILE}", left_out=_ONE_FILE),
     Flag("master_addr", key="master_addr", left_out=_FREE),
     Flag("master_port", key="master_port", left_out=_FREE),
-    Flag(
-        "local_addr",
-        here="used, or no effect",
-        why="workers connect to --master-addr or --rdzv-endpoint",
-        in_file="is one node's: set that node's address in nodes",
-    ),
+    Flag("local_addr", here="used, or no effect", why="workers connect to --master-addr or --rdzv-endpoint"),
     Flag("logs_specs", from_environment=False, here="handed over", why="a plug-in of torch's agent"),
     Flag("numa_binding", choices=get_args(NumaMode), from_environment=False, key="numa_binding"),
     Flag("signals_to_handle", in_file=f"has no equivalent: {_SIGNALS}"),

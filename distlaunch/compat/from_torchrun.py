@@ -209,6 +209,8 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
         if not told:
             raise UsageError(f"{FLAG[field].name} {value}: write the value: {_NO_SHELL}")
         yield f"left out: {FLAG[field].name} {value}: {told}"
+    if typed and flags.kind == "module" and re.search("[$`]", flags.script):
+        raise UsageError(f"--module {flags.script}: write the value: {_NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     kept = [path for path in (line.python, flags.script) if _EXPANDED.search(path.lstrip("~"))]
     kept += [word for word in (*flags.args, *env) if _EXPANDED.search(word)]
@@ -222,6 +224,8 @@ def _remarks(flags: Flags) -> Iterator[str]:
     for flag in FLAGS:
         if flag.in_file and flag.field in flags.given:
             yield f"{flag.name} {flag.in_file}"
+    if "local_addr" in flags.given and flags.rdzv_backend != "static" and flags.nodes[1] > 1:
+        yield "--local-addr is one node's: set that node's address in nodes"
     if flags.logs_specs is not None:
         yield f"--logs-specs {flags.logs_specs} has no equivalent: it is {FLAG['logs_specs'].why}"
     if {"redirects", "tee"} & flags.given:

@@ -116,6 +116,11 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
             "logs": {"console": [0, 4]},
         },
     ),
+    ("srun -N 4 torchrun --nnodes 4 x.py", {"nodes": 4, "procs_per_node": 1, "script": "x.py"}),
+    (
+        "A=1 srun -l torchrun --nnodes=2:4 --rdzv_backend c10d --rdzv_endpoint $H:5 --rdzv_id 7 x.py",
+        {"nodes": 4, "min_nodes": 2, "procs_per_node": 1, "script": "x.py", "env": {"A": "1"}},
+    ),
     ("torchrun ~/x.py", {"procs_per_node": 1, "script": "~/x.py"}),
     (
         "~/v/bin/torchrun --log-dir ~/l ./~/x.py",
@@ -158,6 +163,10 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("torchrun --signals-to-handle SIGUSR1 x.py", "--signals-to-handle has no equivalent"),
         ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank is not needed"),
         ("torchrun --nnodes 2 x.py", "put your host names here"),
+        (
+            "srun torchrun --nnodes 2 --rdzv_endpoint gpu-a:5 x.py",
+            "left out: --nnodes, --rdzv_endpoint: distlaunch finds the hosts and sets up the rendezvous",
+        ),
         (
             "torchrun --nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1 x.py",
             '# rendezvous: {backend: etcd-v2, endpoint: "a:1"}',
@@ -351,6 +360,9 @@ def test_a_binding_is_a_key() -> None:
         ("torchrun --nproc-per-node ${G:-8} x.py", "--nproc-per-node ${G:-8}: write the value"),
         ("torchrun --max-restarts $R x.py", "--max-restarts $R: write the value"),
         ("PET_NNODES=$N torchrun x.py", "--nnodes: expected N or MIN:MAX, got '$N'"),
+        ("srun torchrun --nnodes=$N x.py", "--nnodes $N: write the value"),
+        ("torchrun -m ${M} --role x", "--module ${M}: write the value: job files don't expand"),
+        ("torchrun --nproc-per-node 2 --module $M conf.py", "--module $M: write the value"),
         ("torchrun $FLAGS x.py", "$FLAGS: write the flags in it: job files don't expand"),
         ("torchrun $FLAGS --nproc-per-node 2 -m a.b", "$FLAGS: write the flags in it"),
         ("torchrun --master-port $((1 + 2)) x.py", "only a shell can run what is in parentheses"),
