@@ -176,7 +176,7 @@ def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False)
     _add_logs(draft, flags)
     own = {flag.variable for flag in FLAGS} | RESERVED | {"PYTHON_EXEC"}
     draft.set_env({name: value for name, value in line.env.items() if name not in own})
-    for name in RESERVED & line.env.keys():
+    for name in [name for name in line.env if name in RESERVED]:
         draft.note(f"distlaunch sets {name} for each worker", "env")
 
 
@@ -290,9 +290,9 @@ def _add_procs(draft: Draft, flags: Flags, cpus: int) -> None:
 
 
 def _add_conduct(draft: Draft, flags: Flags) -> None:
-    for flag in map(FLAG.__getitem__, _AS_THEY_ARE):
-        value = getattr(flags, flag.field)
-        draft.set(flag.key, value if value != flag.default else None)
+    for field in _AS_THEY_ARE:
+        value = getattr(flags, field)
+        draft.set(FLAG[field].key, value if value != FLAG[field].default else None)
     if "shutdown_timeout" in flags.given:
         draft.set("timeouts.stop", f"{flags.shutdown_timeout}s")
     if flags.max_restarts:
@@ -304,21 +304,19 @@ def _add_conduct(draft: Draft, flags: Flags) -> None:
 
 def _add_logs(draft: Draft, flags: Flags) -> None:
     """Add `logs`; the console shows all streams of a rank, or none."""
-    draft.set("logs.dir", draft.path(flags.log_dir) if flags.log_dir else None)
+    draft.set("logs.dir", draft.path(flags.log_dir or "") or None)
     redirects, tee = flags.streams("redirects"), flags.streams("tee")
-    local_ranks = flags.local_ranks
     hidden = redirects & ~tee if isinstance(redirects, int) and isinstance(tee, int) else 1
-    if hidden == 3:
-        draft.set("logs.console", "none")
-        return
-    if hidden:
+    draft.set("logs.console", "none" if hidden == 3 else _shown_ranks(flags))
+    if 0 < hidden < 3:
         draft.note("the console shows both streams of every rank in logs.console", "logs")
-    if local_ranks:
-        draft.set("logs.console", _ranks(flags, local_ranks))
 
 
-def _ranks(flags: Flags, local_ranks: frozenset[int]) -> Data:
-    """Ranks of these local ranks on every node, where their number is known; else on the first."""
+def _shown_ranks(flags: Flags) -> Data:
+    """Ranks of the local ranks on every node, where their number is known, else on the first; None = all."""
+    local_ranks = flags.local_ranks
+    if not local_ranks:
+        return None
     known = flags.nproc_per_node.isdecimal()
     procs = int(flags.nproc_per_node) if known else max(local_ranks) + 1
     nodes = range(flags.nodes[1] if known else 1)
