@@ -21,11 +21,15 @@ LISTED_HOSTS = 16
 
 
 class Note(NamedTuple):
-    """A comment, above the key that it is about, or at the top; `offer` is a line to take the # from."""
+    """A comment, above the key that it is about, or at the top, and a value that the key may have instead."""
 
     text: str
     key: str = ""
-    offer: str = ""
+    offer: "Data" = None
+
+    def lines(self) -> list[str]:
+        """The text, and what to take the # from."""
+        return [self.text] if self.offer is None else [self.text, f"{self.key}: {flow_text(self.offer)}"]
 
 
 class Draft:
@@ -79,26 +83,24 @@ class Draft:
         if env:
             self.keys["env"] = {**self.keys.get("env", {}), **env}
         if (gpus := env.get("CUDA_VISIBLE_DEVICES")) is not None:
-            self.set(
-                "gpus_per_node", len([name for name in gpus.split(",") if name.strip() not in ("", "-1")])
-            )
+            names = [name for name in gpus.split(",") if name.strip() not in ("", "-1")]
+            self.set("gpus_per_node", len(names))
 
     def replace_store(self, said: str, backend: str, endpoint: str, conf: str = "") -> None:
         """Comment on a rendezvous backend, and offer torch's own agents where that was an etcd server."""
         self.note(f"{said}: distlaunch assigns the ranks itself and needs no store", "rendezvous")
-        if not backend.startswith("etcd") or re.search(r"\s|:0+$", endpoint):
+        if not backend.startswith("etcd"):
             return
         if not re.search(r":[0-9]+$", endpoint):
             endpoint = f"{endpoint or 'ETCD_HOST'}:2379"  # its usual port
         more = dict(re.findall(r"(?:^|,)\s*([A-Za-z_]\w*)\s*=\s*([^,]+?)\s*(?=,|$)", conf))
-        value = {"backend": "etcd-v2", "endpoint": endpoint, **({"conf": more} if more else {})}
-        self.offer(
-            "for torch's own elastic agents instead:", "rendezvous", value | self.keys.get("rendezvous", {})
-        )
+        value = {"backend": "etcd-v2", "endpoint": endpoint, **self.keys.get("rendezvous", {})}
+        value |= {"conf": more} if more else {}
+        self.offer("for torch's own elastic agents instead:", "rendezvous", value)
 
     def offer(self, text: str, key: str, value: Data) -> None:
         """Add a value that a key may have instead, as a comment."""
-        self.notes.append(Note(text, key, f"{key}: {flow_text(value)}"))
+        self.notes.append(Note(text, key, value))
 
     def offer_gpus(self) -> None:
         """Offer to say what dry-run does not ask: how many GPUs other machines have."""
@@ -108,16 +110,31 @@ class Draft:
             self.offer(f"{told} (0 = a CPU job; run detects them):", "gpus_per_node", procs)
 
     def checked(self) -> "Draft":
-        """This draft. Raises `JobError` if a job file may not say so, `UsageError` for what is not text."""
+        """This draft, with those of its offers that a job file may take.
+
+        Raises `JobError` if a job file may not say so, `UsageError` for what is not text.
+        """
         if re.search("[\ud800-\udfff]", json.dumps([self.keys, self.notes], ensure_ascii=False)):
             raise UsageError(f"{self.source}: not UTF-8 text")
-        build_spec(value_of(self.keys, Place(self.source)), self.source, Surroundings("/", "/", {}))
+        self._build(self.keys)
+        self.notes = [note for note in self.notes if note.offer is None or self._may_take(note)]
         return self
+
+    def _may_take(self, note: Note) -> bool:
+        hosts = "nodes" if note.key == "hostfile" else ""
+        try:
+            self._build({**{key: self.keys[key] for key in self.keys if key != hosts}, note.key: note.offer})
+        except JobError:
+            return False
+        return True
+
+    def _build(self, keys: Mapping[str, Data]) -> None:
+        build_spec(value_of(keys, Place(self.source)), self.source, Surroundings("/", "/", {}))
 
     def document(self) -> dict[str, object]:
         """The job file's keys and comments, for machines."""
         keys = {key: self.keys[key] for key in JOB.fields if key in self.keys}
-        return {"job": keys, "comments": [f"{note.text} {note.offer}".rstrip() for note in self.notes]}
+        return {"job": keys, "comments": [" ".join(note.lines()) for note in self.notes]}
 
     def text(self) -> str:
         """The job file: comments, then the keys in the reference's order with theirs above them."""
@@ -129,7 +146,7 @@ class Draft:
 
     def _comments(self, key: str) -> list[str]:
         notes = [note for note in self.notes if note.key == key]
-        return [f"# {_escaped(line)}" for note in notes for line in (note.text, note.offer) if line]
+        return [f"# {_escaped(line)}" for note in notes for line in note.lines()]
 
 
 def hostfile_draft(text: str, source: str, program: Sequence[str] = (), piped: bool = False) -> Draft:

@@ -65,7 +65,7 @@ _LEFT_OUT = {
         ("deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"),
         "is for DeepSpeed's own launcher",
     ),
-    "fp8_override_linear_precision": "the script must set it itself",
+    "fp8_override_linear_precision": "must be set by the script",
     "deepspeed_hostfile": "",
 }
 """Keys of sections that no variable has, and why; "" = there is nothing to say."""
@@ -195,7 +195,7 @@ def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
         return
     hostfile = config.get("deepspeed_config", {}).get("deepspeed_hostfile")
     if hostfile := hostfile or config.get("mpirun_config", {}).get("mpirun_hostfile"):
-        draft.set("hostfile", hostfile)
+        draft.set("hostfile", str(hostfile))
     else:
         draft.set_hosts(first, machines)
     if "machine_rank" in config:
@@ -240,7 +240,8 @@ def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:
 
 def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
     """Add the variables of a section, if a job of that type has it."""
-    rule, kind, given = _SECTIONS[name], config["distributed_type"], config.get(name, {})
+    rule, kind = _SECTIONS[name], config["distributed_type"]
+    given = {key: value for key, value in config.get(name, {}).items() if value is not None}
     idle = rule.kind not in ("", kind) or (name == "fp8_config" and config.get("mixed_precision") != "fp8")
     if not given and (idle or not rule.kind):
         return
@@ -250,13 +251,12 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
     env = {rule.switch: "true"} if rule.switch else {}
     named = {key if key.startswith(rule.prefix) else rule.prefix + key: value for key, value in given.items()}
     for key, value in {**rule.defaults, **named}.items():
-        text = str(value).lower() if rule.lower and isinstance(value, bool) else str(value)
-        if key not in _LEFT_OUT and value is not None:
-            env[_RENAMED.get(key, rule.variables + key.upper())] = (
-                text.upper() if key == "dynamo_backend" else text
-            )
-        elif told := _LEFT_OUT.get(key):
+        text = str(value).lower() if rule.lower and str(value) in ("True", "False") else str(value)
+        text = text.upper() if key == "dynamo_backend" else text
+        if told := _LEFT_OUT.get(key):
             draft.note(f"{name}: {key}: {text} {told}", "env")
+        elif key not in _LEFT_OUT:
+            env[_RENAMED.get(key, rule.variables + key.upper())] = text
     if kind == rule.kind == "DEEPSPEED":
         # What DeepSpeed's own config file must not contradict.
         fields = [*given, *(["mixed_precision"] if "mixed_precision" in config else [])]

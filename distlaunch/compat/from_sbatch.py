@@ -44,6 +44,7 @@ _RENDEZVOUS = re.compile(
 )
 _OF_COMMAND = re.compile(r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))")
 """How a value begins that is a part of the command, in which flags for the rendezvous may be."""
+_ASSIGNED = {"variable_assignment", "variable_name"}
 _COMMANDS = ("command", "redirected_statement", "pipeline", "list")
 MAX_CHARACTERS = 1 << 15
 """Of a script, where tree-sitter takes long to make sense of nonsense; and of the values filled in."""
@@ -63,7 +64,7 @@ def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
         if script.setup:  # What it activates is first in PATH.
             draft.set("python", "python")
             draft.set("slurm.setup", script.setup)
-        torchrun.note_rendezvous(draft, script.rendezvous_lines(), line.words)
+        torchrun.note_rendezvous(draft, line.words, script.rendezvous.values())
         for note in (*line.notes, *script.left):
             draft.note(note)
         options = script.options | {name: text for name, text in _options(line.before) if name in _COUNTS}
@@ -169,7 +170,10 @@ def _fits(key: str, value: Data) -> bool:
 
 
 class _Script:
-    """A batch script, statement by statement: what it requests, sets and starts, and comments on the rest."""
+    """A batch script, statement by statement: what it requests, sets and starts, and comments on the rest.
+
+    `rendezvous` has the variables that help to find hosts and ports, and their lines.
+    """
 
     def __init__(self, text: str) -> None:
         self.options: dict[str, str] = {}
@@ -177,7 +181,7 @@ class _Script:
         self.left: list[str] = []
         self._known: dict[str, str] = {}
         self._env: dict[str, str] = {}
-        self._rendezvous: dict[str, int] = {}
+        self.rendezvous: dict[str, int] = {}
         self._launches: list[tuple[int, torchrun.Line]] = []
         self._room = MAX_CHARACTERS
         self._source = text
@@ -202,11 +206,6 @@ class _Script:
         close = [text for text in self.left if re.search("srun|torchrun|accelerate|python", text)]
         raise UsageError("; ".join((told, *close[:3])))
 
-    def rendezvous_lines(self) -> list[str]:
-        """The lines that find hosts and ports."""
-        lines = ", ".join(map(str, sorted(set(self._rendezvous.values()))))
-        return [f"lines {lines}"] if lines else []
-
     def _take(self, node: "Node", leads: bool) -> None:
         """Find what a statement does; it `leads` if only comments are before it."""
         text = self._text(node)
@@ -220,11 +219,7 @@ class _Script:
             pass
         elif self._launches:
             self._leave(node, "left out behind the ranks")
-        elif (
-            parts
-            and node.type != "unset_command"
-            and all(part.type.startswith("variable_") for part in parts)
-        ):
+        elif parts and node.type != "unset_command" and {part.type for part in parts} <= _ASSIGNED:
             for part in parts:
                 self._assign(part, text.startswith("export"))
         elif node.type in _COMMANDS[:2] and re.match(_SETUP, text):
@@ -248,9 +243,9 @@ class _Script:
         """Note a variable's value; one that only a shell can tell is for the setup."""
         text = self._filled(node)
         name, equals, value = text.partition("=")
-        wires = _RENDEZVOUS.search(text) or self._rendezvous.keys() & re.findall(r"\w+", text)
+        wires = _RENDEZVOUS.search(text) or self.rendezvous.keys() & re.findall(r"\w+", text)
         if name in RESERVED or (wires and not _OF_COMMAND.match(value)):
-            self._rendezvous[name] = _line(node)
+            self.rendezvous[name] = _line(node)
             return
         if not name.isidentifier() or value.startswith("("):
             self._leave(node)

@@ -3,7 +3,7 @@
 import os.path
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from distlaunch.compat.draft import Data, Draft
@@ -238,7 +238,7 @@ def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
     draft.set("min_nodes", fewest if fewest < most else None)
     if "srun" in line.commands:
         draft.set("nodes", most if most > 1 else None)
-        note_rendezvous(draft, (), line.words)
+        note_rendezvous(draft, line.words)
         return
     host, port = _master(flags)
     draft.set("master_addr", host)
@@ -256,10 +256,11 @@ def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
         draft.replace_store(said, flags.rdzv_backend, flags.rdzv_endpoint, flags.rdzv_conf)
 
 
-def note_rendezvous(draft: Draft, lines: Sequence[str], words: Sequence[str]) -> None:
-    """Comment on the `lines` of a script and the flags among `words` that nobody needs."""
+def note_rendezvous(draft: Draft, words: Sequence[str], lines: Iterable[int] = ()) -> None:
+    """Comment on the flags among `words`, and the `lines` of a script, that are not needed."""
     flags = dict.fromkeys(word.partition("=")[0] for word in words if _RENDEZVOUS_FLAG.match(word))
-    if parts := (*lines, *flags):
+    numbers = ", ".join(map(str, sorted(set(lines))))
+    if parts := ([f"lines {numbers}"] if numbers else []) + [*flags]:
         draft.note(f"left out: {', '.join(parts)}: distlaunch finds the hosts and sets up the rendezvous")
 
 

@@ -125,6 +125,10 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        "{distributed_type: MEGATRON_LM, num_processes: 2}",
+        {"procs_per_node": 2, "env": {"ACCELERATE_USE_MEGATRON_LM": "true"}},
+    ),
+    (
         (
             "{distributed_type: MEGATRON_LM, num_processes: 2, mixed_precision: fp8, "
             "megatron_lm_config: {megatron_lm_tp_degree: 2}, fp8_config: {backend: TE}}"

@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
 from distlaunch.compat.draft import hostfile_draft
 from distlaunch.compat.flags import FLAGS, Flag, parse_flags
@@ -308,7 +307,7 @@ def test_no_comment_but_an_offer_looks_like_a_key(name: str) -> None:
         "hostfile": [hostfile_draft("a max_slots=2", "hosts")],
     }
     for draft in drafts[name]:
-        draft.notes = [note for note in draft.notes if not note.offer]
+        draft.notes = [note for note in draft.notes if note.offer is None]
         like_keys = re.findall(r"(?m)^\s*# ([a-z_]+): ", draft.text())
         assert not set(like_keys) & set(JOB.fields)
 
@@ -426,7 +425,7 @@ KEYED: dict[str, tuple[str, Any]] = {
 def test_a_flag_becomes_the_key_that_the_table_names(flag: Flag) -> None:
     words, value = KEYED[flag.field]
     draft = imported(f"torchrun {words} x")
-    offered: dict[str, Any] = yaml.safe_load("\n".join(note.offer for note in draft.notes)) or {}
+    offered: dict[str, Any] = {note.key: note.offer for note in draft.notes if note.offer is not None}
     section, _, inner = flag.key.rpartition(".")
     found = (offered if section == "rendezvous" and "etcd" in words else draft.keys)[section or inner]
     assert (found[inner] if section else found) == value
