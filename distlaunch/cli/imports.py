@@ -7,7 +7,7 @@ import typer
 from distlaunch.cli.output import print_json, print_text
 
 if TYPE_CHECKING:
-    from distlaunch.dropin.job_text import Draft
+    from distlaunch.compat.draft import Draft
 
 imports = typer.Typer(
     name="import",
@@ -32,7 +32,7 @@ def from_torchrun(
     as_json: Json = False,
 ) -> None:
     """Print a job file for a torchrun command."""
-    from distlaunch.dropin.from_torchrun import command_draft
+    from distlaunch.compat.from_torchrun import command_draft
     from distlaunch.system.here import cpu_count
     from distlaunch.system.job_file import STDIN, read_text
 
@@ -48,7 +48,7 @@ def from_sbatch(
     as_json: Json = False,
 ) -> None:
     """Print a job file for a Slurm batch script."""
-    from distlaunch.dropin.from_sbatch import sbatch_draft
+    from distlaunch.compat.from_sbatch import sbatch_draft
     from distlaunch.system.here import cpu_count
     from distlaunch.system.job_file import read_text, source_of
 
@@ -67,7 +67,7 @@ def from_accelerate(
     as_json: Json = False,
 ) -> None:
     """Print a job file for an accelerate config."""
-    from distlaunch.dropin.from_accelerate import accelerate_draft
+    from distlaunch.compat.from_accelerate import accelerate_draft
     from distlaunch.system.job_file import read_text, source_of
     from distlaunch.system.yaml_document import parse
 
@@ -87,7 +87,7 @@ def from_hostfile(
     as_json: Json = False,
 ) -> None:
     """Print a job file for the hosts of a hostfile."""
-    from distlaunch.dropin.from_hostfile import hostfile_draft
+    from distlaunch.compat.draft import hostfile_draft
     from distlaunch.system.job_file import is_piped, read_text, source_of
 
     draft = hostfile_draft(read_text(hosts), source_of(hosts), program or (), is_piped(hosts))
@@ -95,9 +95,7 @@ def from_hostfile(
 
 
 def _print(draft: "Draft", as_json: bool) -> None:
-    from distlaunch.dropin.job_text import draft_document, draft_text
-
     if as_json:
-        print_json(draft_document(draft))
+        print_json(draft.document())
     else:
-        print_text(draft_text(draft))
+        print_text(draft.text())

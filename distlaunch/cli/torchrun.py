@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.cli.output import say
-from distlaunch.dropin.flags import FLAGS, Flags, node_range
-from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun_job import Here, job_of, left_to_torch, notices
+from distlaunch.compat import torchrun_job
+from distlaunch.compat.flags import FLAGS, Flags, parse_flags
 from distlaunch.errors import DistlaunchError, Exit
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def run_torchrun(words: Sequence[str], early: "Link | None" = None) -> int:
         flags = parse_flags(words, os.environ)
         if flags.help:
             return _help()
-        if why := left_to_torch(flags):
+        if why := torchrun_job.left_to_torch(flags):
             _hand_over(why, words, early)
         return _run(flags, early)
     except DistlaunchError as error:
@@ -56,19 +55,17 @@ def _help() -> int:
 
 
 def _run(flags: Flags, early: "Link | None") -> int:
-    for line in notices(flags):
+    for line in torchrun_job.notices(flags):
         say(line)
     place = here()
-    spec = job_of(flags, place)
+    spec = torchrun_job.job_of(flags, place)
     from distlaunch.cli.run import run_gathered, run_shown  # after the command line is understood
 
-    if flags.standalone or node_range(flags.nnodes)[1] == 1:
+    if flags.nodes[1] == 1:
         return run_shown(spec, early, quiet=True).state.outcome
-    from distlaunch.dropin.joining import gathering_of, joining_notices
-
     _check_python(spec.python or sys.executable)
-    gathering = gathering_of(flags, place.hostname, os.environ)
-    for line in joining_notices(flags):
+    gathering = torchrun_job.gathering_of(flags, place.hostname, os.environ)
+    for line in torchrun_job.joining_notices(flags):
         say(line)
     return run_gathered(spec, gathering, early)
 
@@ -83,13 +80,13 @@ def _check_python(python: str) -> None:
         raise error
 
 
-def here() -> Here:
+def here() -> torchrun_job.Here:
     """This machine and this process."""
     from distlaunch.agent import scratch
     from distlaunch.agent.gpus import gpu_count
     from distlaunch.system.here import cpu_count
 
-    return Here(
+    return torchrun_job.Here(
         folder=_folder(),
         hostname=os.uname().nodename or "localhost",
         python=sys.executable,

@@ -5,9 +5,9 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from distlaunch.dropin.from_accelerate import accelerate_draft
-from distlaunch.dropin.from_torchrun import command_draft
-from distlaunch.dropin.job_text import Draft, draft_document, draft_text
+from distlaunch.compat.draft import Draft
+from distlaunch.compat.from_accelerate import accelerate_draft
+from distlaunch.compat.from_torchrun import command_draft
 from distlaunch.job.fields import JOB
 from distlaunch.job.text import PLACEHOLDERS
 from distlaunch.system.yaml_document import parse
@@ -22,16 +22,16 @@ def imported(command: str) -> Draft:
 
 def keys_of(draft: Draft) -> dict[str, Any]:
     """The keys as the text has them; that a job file may say so is tried."""
-    text = draft_text(draft)
+    text = draft.text()
     spec_of(text)
     loaded: dict[str, Any] = yaml.safe_load(text)
-    assert loaded == draft_document(draft)["job"]
+    assert loaded == draft.document()["job"]
     assert list(loaded) == [key for key in JOB.fields if key in loaded]
     return loaded
 
 
 def comments(draft: Draft) -> str:
-    return "\n".join(line for line in draft_text(draft).splitlines() if line.startswith("#"))
+    return "\n".join(line for line in draft.text().splitlines() if line.startswith("#"))
 
 
 # The way back
@@ -123,6 +123,10 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
                 "zero3_init_flag,deepspeed_hostfile,deepspeed_multinode_launcher,mixed_precision",
             },
         },
+    ),
+    (
+        "{distributed_type: MEGATRON_LM, num_processes: 2}",
+        {"procs_per_node": 2, "env": {"ACCELERATE_USE_MEGATRON_LM": "true"}},
     ),
     (
         (

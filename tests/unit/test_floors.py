@@ -24,7 +24,7 @@ FLOORS = {
     "batch": 2,
     "contract": 1,
     "diagnosis": 1,
-    "dropin": 1,
+    "compat": 1,
     "errors": 1,
     "job": 1,
     "kubernetes": 1,

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import messages
 from distlaunch.allocation.place import TaskPlace
+from distlaunch.compat.torchrun_job import gathering_of, joining_notices, notices
 from distlaunch.contract import SENT
-from distlaunch.dropin.joining import gathering_of, joining_notices
-from distlaunch.dropin.torchrun_job import notices
 from distlaunch.errors import UsageError
 from distlaunch.plan.gathering import LOWEST_PORT, PORT_SPAN, Arrival, Gathering, in_order, ports_for
 from distlaunch.transports.door import ranks_alone

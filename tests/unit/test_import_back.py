@@ -8,10 +8,8 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.flags import Flags
-from distlaunch.dropin.from_torchrun import command_draft
-from distlaunch.dropin.job_text import draft_text
-from distlaunch.dropin.parsing import parse_flags
+from distlaunch.compat.flags import Flags, parse_flags
+from distlaunch.compat.from_torchrun import command_draft
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import PLACEHOLDERS, fill, literal, placeholder_error
 from distlaunch.plan.layout import Facts, make_plan
@@ -73,7 +71,7 @@ def test_a_command_comes_back_from_its_job_file(
     plain = not any(set(word) <= set("();<>|&\n") or word == "#" or "\\\n" in word for word in words if word)
     in_line = quoted and plain and not set("$`~") & set("".join(words[: len(words) - len(args)]))
     given = [shlex.join(words)] if in_line else words
-    spec = spec_of(draft_text(command_draft(given, CPUS)))
+    spec = spec_of(command_draft(given, CPUS).text())
     back = back_to_flags(spec)
     nodes = int(values.get("nnodes", "1"))
     # One node without a port needs no endpoint, and torchrun then has none of its address either.
@@ -93,7 +91,7 @@ def test_a_command_comes_back_from_its_job_file(
 @bounded()
 def test_variables_and_paths_load_as_they_were_meant(env: dict[str, str], folder: str) -> None:
     words = [*(f"{name}={value}" for name, value in env.items()), "torchrun", f"--log-dir={folder}", "x.py"]
-    spec = spec_of(draft_text(command_draft(words, CPUS)))
+    spec = spec_of(command_draft(words, CPUS).text())
     assert {name: value.text for name, value in spec.env.items()} == env
     assert spec.logs.folder == os.path.normpath(os.path.join(FOLDER, folder))
     assert (spec.workdir, spec.program.words) == (FOLDER, ("x.py",))

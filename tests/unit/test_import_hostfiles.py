@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.from_hostfile import hostfile_draft
-from distlaunch.dropin.job_text import draft_text
+from distlaunch.compat.draft import hostfile_draft
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import JobSpec, NodeSpec
@@ -38,14 +37,14 @@ def test_a_hostfile_becomes(text: str, keys: dict[str, Any]) -> None:
 def test_a_program_beside_a_hostfile_has_its_braces_told() -> None:
     draft = hostfile_draft("a\n", "hosts", ["x.py", "{epoch}"])
     assert "{{epoch}}: doubled braces" in comments(draft)
-    assert fill(spec_of(draft_text(draft)).args[0], {}) == "{epoch}"
+    assert fill(spec_of(draft.text()).args[0], {}) == "{epoch}"
 
 
 @pytest.mark.parametrize(
     ("hosts", "gpus"), [("a slots=2\nb slots=2\n", 2), ("a\n", 8), ("a slots=1\nb\n", 8)]
 )
 def test_a_hostfiles_job_says_what_dry_run_needs(hosts: str, gpus: int) -> None:
-    text = draft_text(hostfile_draft(hosts, "hosts"))
+    text = hostfile_draft(hosts, "hosts").text()
     facts = dict.fromkeys(range(hosts.count("\n")), Facts("python", None))
     with pytest.raises(JobError, match="set gpus_per_node"):
         make_plan(spec_of(text), facts)
@@ -64,7 +63,7 @@ def test_a_hostfile_is_refused_with_its_place() -> None:
 @bounded(300)
 def test_a_hostfile_copied_is_the_hostfile_read(text: str) -> None:
     try:
-        copied = spec_of(draft_text(hostfile_draft(text, "hosts")))
+        copied = spec_of(hostfile_draft(text, "hosts").text())
     except JobError:
         with pytest.raises(JobError):
             _read_hosts(text)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.from_sbatch import MAX_CHARACTERS, sbatch_draft
-from distlaunch.dropin.job_text import Draft, draft_text
+from distlaunch.compat.draft import Draft
+from distlaunch.compat.from_sbatch import MAX_CHARACTERS, sbatch_draft
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.fields import JOB
 from tests.unit.drafts import CPUS, comments, keys_of
@@ -339,7 +339,7 @@ def test_what_precedes_srun_in_its_line_is_left_out() -> None:
 
 def test_no_comment_looks_like_a_key() -> None:
     for text, _, _ in SCRIPTS.values():
-        assert not set(re.findall(r"(?m)^\s*# ([a-z_]+): ", draft_text(imported(text)))) & set(JOB.fields)
+        assert not set(re.findall(r"(?m)^\s*# ([a-z_]+): ", imported(text).text())) & set(JOB.fields)
 
 
 def test_a_syntax_error_elsewhere_is_named() -> None:

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from distlaunch.dropin.flags import FLAGS, Flag
-from distlaunch.dropin.from_hostfile import hostfile_draft
-from distlaunch.dropin.from_torchrun import command_draft
-from distlaunch.dropin.job_text import Draft, draft_text, joined
-from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun_job import Here, job_of
+from distlaunch.compat.draft import hostfile_draft
+from distlaunch.compat.flags import FLAGS, Flag, parse_flags
+from distlaunch.compat.from_torchrun import command_draft
+from distlaunch.compat.torchrun_job import Here, job_of
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.fields import JOB
 from distlaunch.job.nodes import parse_hostfile
@@ -117,6 +115,11 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
             "logs": {"console": [0, 4]},
         },
     ),
+    ("srun -N 4 torchrun --nnodes 4 x.py", {"nodes": 4, "procs_per_node": 1, "script": "x.py"}),
+    (
+        "A=1 srun -l torchrun --nnodes=2:4 --rdzv_backend c10d --rdzv_endpoint $H:5 --rdzv_id 7 x.py",
+        {"nodes": 4, "min_nodes": 2, "procs_per_node": 1, "script": "x.py", "env": {"A": "1"}},
+    ),
     ("torchrun ~/x.py", {"procs_per_node": 1, "script": "~/x.py"}),
     (
         "~/v/bin/torchrun --log-dir ~/l ./~/x.py",
@@ -159,6 +162,10 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("torchrun --signals-to-handle SIGUSR1 x.py", "--signals-to-handle has no equivalent"),
         ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank is not needed"),
         ("torchrun --nnodes 2 x.py", "put your host names here"),
+        (
+            "srun torchrun --nnodes 2 --rdzv_endpoint gpu-a:5 x.py",
+            "left out: --nnodes, --rdzv_endpoint: distlaunch finds the hosts and sets up the rendezvous",
+        ),
         (
             "torchrun --nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1 x.py",
             '# rendezvous: {backend: etcd-v2, endpoint: "a:1"}',
@@ -245,7 +252,7 @@ def uncommented(text: str) -> list[str]:
         while end < len(lines) and re.match(r"\s*# [a-z_]+: ", lines[end]):
             end += 1
         taken = [lines[i].replace("# ", "", 1) for i in range(at + 1, end)]
-        gone = ("nodes:", "  - ") if "instead of nodes" in line else ()
+        gone = ("nodes:", "  - ") if "instead of nodes" in line else (f"{taken[0].partition(':')[0]}:",)
         rest = [other for other in (*lines[:at], *lines[end:]) if not other.startswith(gone)]
         found.append("\n".join([*rest[:at], *taken, *rest[at:]]))
     return found
@@ -263,7 +270,7 @@ def test_rendezvous_lines_that_are_offered_load(backend: str, nodes: list[str]) 
         rendezvous = [f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
         words = ["torchrun", "--nnodes", *nodes, *rendezvous, *run_id, "x.py"]
         try:
-            text = draft_text(command_draft(words, CPUS))
+            text = command_draft(words, CPUS).text()
         except UsageError as error:
             assert "x y" in str(error)
             continue
@@ -278,15 +285,16 @@ def test_rendezvous_lines_that_are_offered_load(backend: str, nodes: list[str]) 
 
 
 def test_other_lines_that_are_offered_load() -> None:
-    text = draft_text(hostfile_draft("a slots=1\nb slots=2\n" * 9, "my hosts"))
-    told, taken = sorted(uncommented(text), key=lambda each: "\nhostfile:" in each)
-    assert [(node.procs, node.gpus) for node in spec_of(told).nodes] == [(9, 9), (18, 18)]
+    text = hostfile_draft("a slots=1\nb slots=2\n" * 9, "my hosts").text()
+    told = spec_of(text.replace("# gpus_per_node:", "gpus_per_node:"))
+    assert [(node.procs, node.gpus) for node in told.nodes] == [(9, 8), (18, 8)]
+    (taken,) = uncommented(text)
     assert 'hostfile: "my hosts"' in taken
     assert len(spec_of(taken, hostfile=tuple(parse_hostfile("a\nb\n", "my hosts", []))).nodes) == 2
     for more in ("", ", main_process_ip: a", ", main_process_ip: a, main_process_port: 0"):
         for backend in ("etcd", "etcd-v2"):
             config = f"{{distributed_type: MULTI_GPU, num_machines: 2, rdzv_backend: {backend}{more}}}"
-            (taken,) = uncommented(draft_text(accelerated(config)))
+            (taken,) = uncommented(accelerated(config).text())
             assert spec_of(taken).etcd
 
 
@@ -299,7 +307,8 @@ def test_no_comment_but_an_offer_looks_like_a_key(name: str) -> None:
         "hostfile": [hostfile_draft("a max_slots=2", "hosts")],
     }
     for draft in drafts[name]:
-        like_keys = re.findall(r"(?m)^\s*# ([a-z_]+): ", draft_text(draft._replace(offers=())))
+        draft.notes = [note for note in draft.notes if note.offer is None]
+        like_keys = re.findall(r"(?m)^\s*# ([a-z_]+): ", draft.text())
         assert not set(like_keys) & set(JOB.fields)
 
 
@@ -332,7 +341,7 @@ def test_names_what_is_left_out(command: str, told: str) -> None:
 
 
 def test_a_binding_is_a_key() -> None:
-    assert "numa_binding: node" in draft_text(imported("torchrun --numa-binding node x.py"))
+    assert "numa_binding: node" in imported("torchrun --numa-binding node x.py").text()
 
 
 @pytest.mark.parametrize(
@@ -350,6 +359,9 @@ def test_a_binding_is_a_key() -> None:
         ("torchrun --nproc-per-node ${G:-8} x.py", "--nproc-per-node ${G:-8}: write the value"),
         ("torchrun --max-restarts $R x.py", "--max-restarts $R: write the value"),
         ("PET_NNODES=$N torchrun x.py", "--nnodes: expected N or MIN:MAX, got '$N'"),
+        ("srun torchrun --nnodes=$N x.py", "--nnodes $N: write the value"),
+        ("torchrun -m ${M} --role x", "--module ${M}: write the value: job files don't expand"),
+        ("torchrun --nproc-per-node 2 --module $M conf.py", "--module $M: write the value"),
         ("torchrun $FLAGS x.py", "$FLAGS: write the flags in it: job files don't expand"),
         ("torchrun $FLAGS --nproc-per-node 2 -m a.b", "$FLAGS: write the flags in it"),
         ("torchrun --master-port $((1 + 2)) x.py", "only a shell can run what is in parentheses"),
@@ -413,9 +425,9 @@ KEYED: dict[str, tuple[str, Any]] = {
 def test_a_flag_becomes_the_key_that_the_table_names(flag: Flag) -> None:
     words, value = KEYED[flag.field]
     draft = imported(f"torchrun {words} x")
-    offered = joined([Draft({offer.key: offer.value}) for offer in draft.offers])
+    offered: dict[str, Any] = {note.key: note.offer for note in draft.notes if note.offer is not None}
     section, _, inner = flag.key.rpartition(".")
-    found: Any = (offered if section == "rendezvous" and "etcd" in words else draft).keys[section or inner]
+    found = (offered if section == "rendezvous" and "etcd" in words else draft.keys)[section or inner]
     assert (found[inner] if section else found) == value
 
 
@@ -428,7 +440,7 @@ def test_a_run_path_is_a_script_whatever_else_is_said(others: str) -> None:
     "words", ["--max-restarts=2", "--role=r", "--virtual-local-rank", "--numa-binding=socket", "--rdzv-id=j"]
 )
 def test_a_flag_means_the_same_in_a_job_file_as_in_the_drop_in(words: str) -> None:
-    file = spec_of(draft_text(imported(f"torchrun {words} x.py")))
+    file = spec_of(imported(f"torchrun {words} x.py").text())
     flags = parse_flags([*words.split(), "x.py"], {})
     there = job_of(flags, Here("/", "host", "python3", ("/tmp",), 0, 1, {}))
     for field in ("role", "one_device", "binding", "rendezvous_id"):

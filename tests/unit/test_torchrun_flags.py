@@ -4,17 +4,16 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.dropin.flags import FLAGS, Flag, Flags, node_range, parse_std
-from distlaunch.dropin.joining import gathering_of
-from distlaunch.dropin.parsing import parse_flags
-from distlaunch.dropin.torchrun_job import (
+from distlaunch.compat.flags import FLAGS, Flag, Flags, parse_flags
+from distlaunch.compat.torchrun_job import (
     Here,
+    gathering_of,
     job_of,
     left_to_torch,
     notices,
@@ -31,8 +30,8 @@ VALUES = {
     "redirects": "1",
     "tee": "0:1,12:3",
 }
-VALUED = [flag for flag in FLAGS if flag.kind != "switch"]
-SWITCHES = [flag for flag in FLAGS if flag.kind == "switch"]
+VALUED = [flag for flag in FLAGS if flag.kind is not bool]
+SWITCHES = [flag for flag in FLAGS if flag.kind is bool]
 WITH_VARIABLE = [flag for flag in FLAGS if flag.from_environment]
 WITHOUT_VARIABLE = {"logs_specs", "numa_binding", "print_completion", "help"}
 
@@ -53,8 +52,8 @@ def job(*words: str, gpus: int = 0, **environ: str) -> JobSpec:
 
 def sample(flag: Flag) -> tuple[str, Any]:
     """A good value for a flag, as text and as it is read."""
-    text = VALUES.get(flag.field) or {"text": "word", "whole": "7", "number": "2.5"}[flag.kind]
-    return text, {"text": str, "whole": int, "number": float}[flag.kind](text)
+    text = VALUES.get(flag.field) or {str: "word", int: "7", float: "2.5"}[flag.kind]
+    return text, flag.kind(text)
 
 
 def read(words: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -64,7 +63,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> None:
         notices(flags)
         left_to_torch(flags)
         job_of(flags, here_with(environ=environ))
-        if not flags.standalone and node_range(flags.nnodes)[1] > 1:
+        if flags.nodes[1] > 1:
             gathering_of(flags, "host", environ)
 
 
@@ -174,7 +173,7 @@ def test_a_negative_number_is_a_value() -> None:
 @pytest.mark.parametrize("flag", WITH_VARIABLE, ids=lambda flag: flag.field)
 def test_a_variable_is_the_default(flag: Flag) -> None:
     name = f"PET_{flag.field.upper()}"
-    text, value = ("1", True) if flag.kind == "switch" else sample(flag)
+    text, value = ("1", True) if flag.kind is bool else sample(flag)
     flags = parsed("s.py", **{name: text})
     assert getattr(flags, flag.field) == value
     assert flags.given == {flag.field}
@@ -291,16 +290,16 @@ def test_a_bad_value_is_told_in_a_line(words: str, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["4", "-1", "x", "0:4", "0", "0:1,", "a:1", "0:1:2", ":"])
 @pytest.mark.parametrize("name", ["redirects", "tee"])
-def test_which_streams(name: str, text: str) -> None:
+def test_which_streams(name: Literal["redirects", "tee"], text: str) -> None:
     if text == "0":
-        assert parse_std(name, text) == 0
+        assert parsed(f"--{name}={text}", "s.py").streams(name) == 0
     else:
         assert refusal(f"--{name}={text}", "s.py").startswith(f"--{name}: expected 0 (nothing), 1 (stdout)")
 
 
 def test_streams_of_many_local_ranks() -> None:
-    assert parse_std("tee", "3") == 3
-    assert parse_std("tee", "0:1,9:2,10:3,127:1") == {0: 1, 9: 2, 10: 3, 127: 1}
+    assert parsed("--tee=3", "s.py").streams("tee") == 3
+    assert parsed("--tee=0:1,9:2,10:3,127:1", "s.py").streams("tee") == {0: 1, 9: 2, 10: 3, 127: 1}
 
 
 # The job
@@ -330,7 +329,7 @@ def test_a_bare_script() -> None:
     [("1", 0, 1), ("12", 2, 12), ("cpu", 2, 8), ("auto", 0, 8), ("auto", 2, 2), ("gpu", 3, 3)],
 )
 def test_workers_per_node(words: str, gpus: int, expected: int) -> None:
-    assert procs_of(words, here_with(gpus)) == expected
+    assert procs_of(parsed(f"--nproc-per-node={words}", "s.py"), here_with(gpus)) == expected
     assert job(f"--nproc-per-node={words}", gpus=gpus).nodes[0].procs == expected
 
 

@@ -2,16 +2,16 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from os.path import basename
 from typing import TYPE_CHECKING
 
 from distlaunch.allocation.slurm import count_gpus
+from distlaunch.compat import from_torchrun as torchrun
+from distlaunch.compat.draft import Data, Draft, value_of
+from distlaunch.compat.from_accelerate import add_launch
 from distlaunch.contract import RESERVED
-from distlaunch.dropin import from_torchrun as torchrun
-from distlaunch.dropin.from_accelerate import launch_draft
-from distlaunch.dropin.job_text import Data, Draft, Note, checked, joined, value_of
 from distlaunch.errors import Problem, UsageError
 from distlaunch.job.document import Place
 from distlaunch.job.scheduler_fields import SLURM
@@ -44,10 +44,6 @@ _RENDEZVOUS = re.compile(
 )
 _OF_COMMAND = re.compile(r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))")
 """How a value begins that is a part of the command, in which flags for the rendezvous may be."""
-_RENDEZVOUS_FLAG = re.compile(
-    r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
-)
-_RENDEZVOUS_KEYS = ("nodes", "min_nodes", "hostfile", "master_addr", "master_port", "rendezvous")
 _ASSIGNED = {"variable_assignment", "variable_name"}
 _COMMANDS = ("command", "redirected_statement", "pipeline", "list")
 MAX_CHARACTERS = 1 << 15
@@ -60,37 +56,41 @@ _PLACE = (
 
 def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
     """The job of a batch script; `cpus` are this machine's. Raises `UsageError` or `JobError`."""
+    draft = Draft(source, typed=True)
     try:
         script = _Script(text)
         line = script.launch()
+        draft.note(_PLACE)
+        if script.setup:  # What it activates is first in PATH.
+            draft.set("python", "python")
+            draft.set("slurm.setup", script.setup)
+        torchrun.note_rendezvous(draft, line.words, script.rendezvous.values())
+        for note in (*line.notes, *script.left):
+            draft.note(note)
         options = script.options | {name: text for name, text in _options(line.before) if name in _COUNTS}
-        ranks = _ranks(line, options, source, cpus)
-        own = _requests(options, ranks.keys.get("procs_per_node"))
+        _add_ranks(draft, line, options, cpus)
+        _add_requests(draft, options)
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
-    keys = {key: value for key, value in ranks.keys.items() if key not in _RENDEZVOUS_KEYS}
-    notes = (note for note in ranks.notes if note.key not in _RENDEZVOUS_KEYS)
-    top = map(Note, (_PLACE, *script.comments(line)))
-    # What the setup activates is first in PATH.
-    first: dict[str, Data] = {"python": "python", "slurm": {"setup": script.setup}} if script.setup else {}
-    return checked(joined([Draft(first), Draft(keys, (*top, *notes)), own]), source)
+    return draft.checked()
 
 
-def _ranks(line: torchrun.Line, options: Mapping[str, str], source: str, cpus: int) -> Draft:
-    """The program and its ranks, as torchrun would start them."""
-    words, own = list(line.words), Draft()
-    if not _launches(words):
-        own = Draft({"python": words[0], "procs_per_node": _tasks(options)})
+def _add_ranks(draft: Draft, line: torchrun.Line, options: Mapping[str, str], cpus: int) -> None:
+    """Add the program and its ranks, as torchrun would start them."""
+    words = list(line.words)
+    if torchrun.launched(words, 0):
+        torchrun.add_torchrun(draft, line, cpus, hosts_known=True)
+        return
+    if _launches(words):
+        program = add_launch(draft, words[2:], _count(options, "nodes") or 1)
+        words = ["torchrun", "--nproc-per-node=gpu", *program]
+    else:
+        draft.set("python", words[0])
         program = words[2:] if words[1:2] == ["-u"] else words[1:]
         runs = program[:1] == ["-m"] or not "".join(program[:1]).startswith("-")
-        words = ["torchrun", *(program if runs else ["--no-python", *words])]
-    elif not torchrun.launched(words, 0):
-        own, program = launch_draft(words[2:], _count(options, "nodes") or 1, source)
-        words = ["torchrun", "--nproc-per-node=gpu", *program]
-    call = torchrun.call_of(line._replace(words=words))
-    unfilled = (pair for pair in call.flags.unfilled if not _RENDEZVOUS_FLAG.match(f"--{pair[0]}"))
-    call = call._replace(flags=call.flags._replace(unfilled=tuple(unfilled)))
-    return joined([torchrun.torchrun_draft(call, cpus), own])
+        procs = f"--nproc-per-node={_tasks(options)}"
+        words = ["torchrun", procs, *(program if runs else ["--no-python", *words])]
+    torchrun.add_torchrun(draft, line._replace(words=words), cpus, hosts_known=True)
 
 
 def _launches(words: Sequence[str], at: int = 0) -> bool:
@@ -133,30 +133,33 @@ def _gpus(options: Mapping[str, str]) -> int | None:
     return count_gpus(text) if text.isascii() else None
 
 
-def _requests(options: Mapping[str, str], procs: Data) -> Draft:
-    """What the script asks of Slurm, whose tasks are the job's workers: `procs` of each node, or its GPUs."""
+def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
+    """Add what the script asks of Slurm, whose tasks are the job's workers."""
     gpus = _gpus(options)
-    keys: dict[str, Data] = {"nodes": _count(options, "nodes") or 1, "gpus_per_node": gpus}
-    keys |= {"name": options.get("job-name"), "workdir": options.get("chdir")}
-    section: dict[str, Data] = {}
+    draft.set("nodes", _count(options, "nodes") or 1)
+    draft.set("gpus_per_node", gpus)
+    draft.set("name", options.get("job-name"))
+    draft.set("workdir", options.get("chdir"))
     if cpus := _count(options, "cpus-per-task") * _tasks(options):
-        section["cpus_per_task"] = max(1, cpus // (procs if isinstance(procs, int) else gpus or 1))
+        workers = draft.keys.get("procs_per_node", gpus or 1)
+        draft.set("slurm.cpus_per_task", max(1, cpus // workers))
     if ":" in options.get("gpus-per-node", ""):
-        section["gpus"] = options["gpus-per-node"]
-    extra, notes = [], []
+        draft.set("slurm.gpus", options["gpus-per-node"])
+    extra = []
     for name, value in options.items():
         flag, equals = (f"--{name}", "=") if name[1:] else (f"-{name}", " ")
         given = f"{flag}{equals}{shlex.quote(value)}" if value else flag
+        key = name.replace("-", "_")
         data = f"{value}m" if name == "time" and value.isdecimal() else value or True
         if name in _LEFT_OUT:
-            notes.append(Note(f"left out: {given}: {_LEFT_OUT[name]}", "slurm"))
-        elif name not in (*_VARIABLES.values(), "chdir"):
-            key = name.replace("-", "_")
-            section |= {key: data} if _fits(key, data) else {}
-            extra += [] if _fits(key, data) else [given]
-    section |= {"extra": extra} if extra else {}
-    keys["slurm"] = section or None
-    return Draft({key: value for key, value in keys.items() if value is not None}, tuple(notes))
+            draft.note(f"left out: {given}: {_LEFT_OUT[name]}", "slurm")
+        elif name in (*_VARIABLES.values(), "chdir"):
+            continue
+        elif _fits(key, data):
+            draft.set(f"slurm.{key}", data)
+        else:
+            extra.append(given)
+    draft.set("slurm.extra", extra or None)
 
 
 def _fits(key: str, value: Data) -> bool:
@@ -167,15 +170,18 @@ def _fits(key: str, value: Data) -> bool:
 
 
 class _Script:
-    """A batch script, statement by statement: what it requests, sets and starts, and comments on the rest."""
+    """A batch script, statement by statement: what it requests, sets and starts, and comments on the rest.
+
+    `rendezvous` has the variables that help to find hosts and ports, and their lines.
+    """
 
     def __init__(self, text: str) -> None:
         self.options: dict[str, str] = {}
         self.setup: list[str] = []
+        self.left: list[str] = []
         self._known: dict[str, str] = {}
         self._env: dict[str, str] = {}
-        self._rendezvous: dict[str, int] = {}
-        self._left: list[tuple[int, str]] = []
+        self.rendezvous: dict[str, int] = {}
         self._launches: list[tuple[int, torchrun.Line]] = []
         self._room = MAX_CHARACTERS
         self._source = text
@@ -197,17 +203,8 @@ class _Script:
         if self._launches:
             return self._launches[0][1]
         told = "no srun with Python, torchrun or accelerate, outside of if, for and functions"
-        close = [text for _, text in self._left if re.search("srun|torchrun|accelerate|python", text)]
+        close = [text for text in self.left if re.search("srun|torchrun|accelerate|python", text)]
         raise UsageError("; ".join((told, *close[:3])))
-
-    def comments(self, line: torchrun.Line) -> Iterator[str]:
-        """What a job file does otherwise, and what was not understood."""
-        flags = dict.fromkeys(word.partition("=")[0] for word in line.words if _RENDEZVOUS_FLAG.match(word))
-        lines = ", ".join(map(str, sorted(set(self._rendezvous.values()))))
-        if parts := [*([f"lines {lines}"] if lines else []), *flags]:
-            yield f"left out: {', '.join(parts)}: distlaunch finds the hosts and sets up the rendezvous"
-        yield from line.notes
-        yield from (text for _, text in sorted(self._left))
 
     def _take(self, node: "Node", leads: bool) -> None:
         """Find what a statement does; it `leads` if only comments are before it."""
@@ -246,9 +243,9 @@ class _Script:
         """Note a variable's value; one that only a shell can tell is for the setup."""
         text = self._filled(node)
         name, equals, value = text.partition("=")
-        wires = _RENDEZVOUS.search(text) or self._rendezvous.keys() & re.findall(r"\w+", text)
+        wires = _RENDEZVOUS.search(text) or self.rendezvous.keys() & re.findall(r"\w+", text)
         if name in RESERVED or (wires and not _OF_COMMAND.match(value)):
-            self._rendezvous[name] = _line(node)
+            self.rendezvous[name] = _line(node)
             return
         if not name.isidentifier() or value.startswith("("):
             self._leave(node)
@@ -269,9 +266,10 @@ class _Script:
         words = torchrun.shell_words(self._filled(node))
         starts = (i for i, word in enumerate(words) if torchrun.is_python(word) or _launches(words, i))
         line = torchrun.cut_line(words, next(starts, None))
-        before = [basename(word) for word in line.before if not torchrun.is_variable(word)] if line else []
-        direct = line and not before and _launches(line.words)
-        if line is None or before[:1] == ["echo"] or not ("srun" in before or direct):
+        if line is None:
+            return False
+        direct = not line.commands and _launches(line.words)
+        if line.commands[:1] == ["echo"] or not ("srun" in line.commands or direct):
             return False
         behind = node.next_named_sibling
         gap = self._source[node.end_byte : behind.start_byte] if behind and behind.has_error else "\n"
@@ -286,7 +284,7 @@ class _Script:
         """Comment on a statement; the variables that it names may have other values behind it."""
         text, first = self._text(node), _line(node)
         lines = f"lines {first}-{node.end_point.row + 1}" if "\n" in text else f"line {first}"
-        self._left.append((first, f"{lines}: {why}: `{text.partition(chr(10))[0][:80]}`"))
+        self.left.append(f"{lines}: {why}: `{text.partition(chr(10))[0][:80]}`")
         for name in re.findall(r"(?<![\w${])[A-Za-z_]\w*", text):
             self._known.pop(name, None)
             if node.type == "unset_command":

@@ -1,0 +1,222 @@
+"""A job file in the making: keys, and comments on what it can't say. The simplest is that of a hostfile."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from distlaunch.errors import JobError, Problem, UsageError
+from distlaunch.job.build import build_spec
+from distlaunch.job.document import Entries, Items, Place, Scalar, Value
+from distlaunch.job.fields import JOB
+from distlaunch.job.nodes import parse_hostfile
+from distlaunch.job.spec import Surroundings
+from distlaunch.job.text import escaped_in, literal
+
+Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
+WIDTH = 100
+"""A list or mapping that is longer than this has a line for each item."""
+LISTED_HOSTS = 16
+"""More hosts than this stand as a range."""
+
+
+class Note(NamedTuple):
+    """A comment, above the key that it is about, or at the top, and a value that the key may have instead."""
+
+    text: str
+    key: str = ""
+    offer: "Data" = None
+
+    def lines(self) -> list[str]:
+        """The text, and what to take the # from."""
+        return [self.text] if self.offer is None else [self.text, f"{self.key}: {flow_text(self.offer)}"]
+
+
+class Draft:
+    """A job file in the making, from what is called `source`; `typed` = no shell has expanded it."""
+
+    def __init__(self, source: str, typed: bool = False) -> None:
+        self.source, self.typed = source, typed
+        self.keys: dict[str, Any] = {}
+        self.notes: list[Note] = []
+
+    def set(self, path: str, value: Data) -> None:
+        """Set a key or, as in `logs.dir`, one of a section; None leaves it as it is."""
+        section, _, key = path.rpartition(".")
+        if value is not None:
+            (self.keys.setdefault(section, {}) if section else self.keys)[key] = value
+
+    def note(self, text: str, key: str = "") -> None:
+        """Add a comment."""
+        self.notes.append(Note(text, key))
+
+    def path(self, text: str) -> str:
+        """A path, in which a ~ that a shell has left as it was is part of a name."""
+        return text if self.typed or not text.startswith("~") else f"./{text}"
+
+    def set_program(self, words: Sequence[str], kind: str = "script", first: Sequence[str] = ()) -> None:
+        """Set the program and its arguments, or leave a place for them.
+
+        Arguments in `first` may have placeholders; the others arrive as they are.
+        """
+        if not words:
+            self.set("script", "train.py")
+            self.note("put your script and its args here", "script")
+            return
+        name = self.path(words[0]) if kind == "script" or "/" in words[0] else words[0]
+        self.set(kind, [name] if kind == "command" else name)
+        self.set("args", [*first, *map(literal, words[1:])] or None)
+        if found := escaped_in(words[1:]):
+            names = ", ".join("{{" + word + "}}" for word in found)
+            told = "doubled braces reach the script as single ones; single ones are filled in"
+            self.note(f"{names}: {told}", "args")
+
+    def set_hosts(self, first: str | None, count: int) -> None:
+        """Set nodes to so many names to replace, all but the first where that is known."""
+        others = [f"HOST[1-{count - 1}]"] if count > LISTED_HOSTS else [f"HOST{i}" for i in range(1, count)]
+        self.set("nodes", [first or "HOST0", *others])
+        advice = "rank 0 runs on the first" if first else "the one for rank 0 first"
+        self.note(f"put your host names here, as ssh knows them; {advice}", "nodes")
+
+    def set_env(self, env: Mapping[str, str]) -> None:
+        """Add variables; those that say which GPUs the workers see give gpus_per_node, too."""
+        if env:
+            self.keys["env"] = {**self.keys.get("env", {}), **env}
+        if (gpus := env.get("CUDA_VISIBLE_DEVICES")) is not None:
+            names = [name for name in gpus.split(",") if name.strip() not in ("", "-1")]
+            self.set("gpus_per_node", len(names))
+
+    def replace_store(self, said: str, backend: str, endpoint: str, conf: str = "") -> None:
+        """Comment on a rendezvous backend, and offer torch's own agents where that was an etcd server."""
+        self.note(f"{said}: distlaunch assigns the ranks itself and needs no store", "rendezvous")
+        if not backend.startswith("etcd"):
+            return
+        if not re.search(r":[0-9]+$", endpoint):
+            endpoint = f"{endpoint or 'ETCD_HOST'}:2379"  # its usual port
+        more = dict(re.findall(r"(?:^|,)\s*([A-Za-z_]\w*)\s*=\s*([^,]+?)\s*(?=,|$)", conf))
+        value = {"backend": "etcd-v2", "endpoint": endpoint, **self.keys.get("rendezvous", {})}
+        value |= {"conf": more} if more else {}
+        self.offer("for torch's own elastic agents instead:", "rendezvous", value)
+
+    def offer(self, text: str, key: str, value: Data) -> None:
+        """Add a value that a key may have instead, as a comment."""
+        self.notes.append(Note(text, key, value))
+
+    def offer_gpus(self) -> None:
+        """Offer to say what dry-run does not ask: how many GPUs other machines have."""
+        if {"nodes", "hostfile"} & set(self.keys) and "gpus_per_node" not in self.keys:
+            told = "for dry-run, which contacts no host: the number of GPUs on each host"
+            procs = self.keys.get("procs_per_node", 8)
+            self.offer(f"{told} (0 = a CPU job; run detects them):", "gpus_per_node", procs)
+
+    def checked(self) -> "Draft":
+        """This draft, with those of its offers that a job file may take.
+
+        Raises `JobError` if a job file may not say so, `UsageError` for what is not text.
+        """
+        if re.search("[\ud800-\udfff]", json.dumps([self.keys, self.notes], ensure_ascii=False)):
+            raise UsageError(f"{self.source}: not UTF-8 text")
+        self._build(self.keys)
+        self.notes = [note for note in self.notes if note.offer is None or self._may_take(note)]
+        return self
+
+    def _may_take(self, note: Note) -> bool:
+        hosts = "nodes" if note.key == "hostfile" else ""
+        try:
+            self._build({**{key: self.keys[key] for key in self.keys if key != hosts}, note.key: note.offer})
+        except JobError:
+            return False
+        return True
+
+    def _build(self, keys: Mapping[str, Data]) -> None:
+        build_spec(value_of(keys, Place(self.source)), self.source, Surroundings("/", "/", {}))
+
+    def document(self) -> dict[str, object]:
+        """The job file's keys and comments, for machines."""
+        keys = {key: self.keys[key] for key in JOB.fields if key in self.keys}
+        return {"job": keys, "comments": [" ".join(note.lines()) for note in self.notes]}
+
+    def text(self) -> str:
+        """The job file: comments, then the keys in the reference's order with theirs above them."""
+        lines = [*self._comments(""), ""] if self._comments("") else []
+        for key in JOB.fields:
+            lines += self._comments(key)
+            lines += _entry(key, self.keys[key]) if key in self.keys else []
+        return "\n".join(lines) + "\n"
+
+    def _comments(self, key: str) -> list[str]:
+        notes = [note for note in self.notes if note.key == key]
+        return [f"# {_escaped(line)}" for note in notes for line in note.lines()]
+
+
+def hostfile_draft(text: str, source: str, program: Sequence[str] = (), piped: bool = False) -> Draft:
+    """The job of an Open MPI, DeepSpeed or Horovod hostfile. Raises `JobError` with all problems.
+
+    One that was `piped` can't be read again.
+    """
+    problems: list[Problem] = []
+    entries = parse_hostfile(text, source, problems)
+    if problems:
+        raise JobError(problems)
+    draft = Draft(source)
+    draft.set_program(program)
+    names = [f"{entry.user}@{entry.host}" if entry.user else entry.host for entry in entries]
+    slots = [entry.slots for entry in entries]
+    if len(set(slots)) == 1:
+        draft.set("nodes", names)
+        draft.set("procs_per_node", slots[0])
+    else:
+        each = zip(names, slots, strict=True)
+        draft.set("nodes", [{"host": name, "procs": procs} if procs else name for name, procs in each])
+    if re.search(r"max[-_]slots=", text):
+        draft.note("max_slots has no equivalent: distlaunch never oversubscribes", "nodes")
+    if not piped:
+        draft.offer("instead of nodes, to read the hostfile at each start:", "hostfile", source)
+    draft.offer_gpus()
+    return draft.checked()
+
+
+def value_of(data: Data, place: Place) -> Value:
+    """As if it had been read there."""
+    match data:
+        case Mapping():
+            entries = ((Scalar(key, place, key), value_of(value, place)) for key, value in data.items())
+            return Entries(tuple(entries), place)
+        case Sequence() if not isinstance(data, str):
+            return Items(tuple(value_of(item, place) for item in data), place)
+        case _:
+            return Scalar(data, place, str(data))
+
+
+def _entry(key: str, value: Data) -> list[str]:
+    flow = f"{key}: {flow_text(value)}"
+    if len(flow) <= WIDTH or isinstance(value, str):
+        return [flow]
+    match value:
+        case Mapping():
+            return [f"{key}:", *(f"  {name}: {flow_text(item)}" for name, item in value.items())]
+        case Sequence():
+            return [f"{key}:", *(f"  - {flow_text(item)}" for item in value)]
+    return [flow]
+
+
+# What YAML 1.1 and 1.2 both take for a string without quotes, whatever stands around it.
+_PLAIN = re.compile(
+    r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)"
+    r"(?:(?:--?|\.{0,2}/)?[a-z_][a-z0-9_./@%+=~-]*|[0-9]+(?:s|m|h))",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+def flow_text(data: Data) -> str:
+    """YAML on one line: JSON with fewer quotes."""
+
+    def quoted(found: re.Match[str]) -> str:
+        return found[1] if _PLAIN.fullmatch(found[1]) else _escaped(found[0])
+
+    return re.sub(r'"((?:[^"\\]|\\.)*)"', quoted, json.dumps(data, ensure_ascii=False))
+
+
+def _escaped(text: str) -> str:
+    """`text` on one line, with what can't be seen as YAML's escapes."""
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)

@@ -1,0 +1,355 @@
+"""torchrun's command line: one table of its flags (torch/distributed/run.py, 2.13), and how they are read.
+
+argparse matches abbreviations in what follows the script, too; here that is always the script's.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+from distlaunch.contract import HANDLED_SIGNALS
+from distlaunch.errors import UsageError
+from distlaunch.job.spec import NumaMode
+
+Counted = Literal["auto", "cpu", "gpu"]
+"""Words of `--nproc-per-node` for what a machine has."""
+Fate = Literal["used", "no effect", "handed over", "refused", "used, or handed over", "used, or no effect"]
+"""What `distlaunch torchrun` makes of a flag: to hand over is to become torch's own agent."""
+
+C10D_PORT = 29400
+"""torch's default, of c10d only."""
+
+
+class Flags(NamedTuple):
+    """A command line of torchrun's, with torch's defaults, and what its values mean."""
+
+    nnodes: str = "1:1"
+    nproc_per_node: str = "1"
+    rdzv_backend: str = "static"
+    rdzv_endpoint: str = ""
+    rdzv_id: str = "none"
+    rdzv_conf: str = ""
+    standalone: bool = False
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    event_log_handler: str = "null"
+    role: str = "default"
+    module: bool = False
+    no_python: bool = False
+    run_path: bool = False
+    log_dir: str | None = None
+    redirects: str = "0"
+    tee: str = "0"
+    log_line_prefix_template: str | None = None
+    local_ranks_filter: str = ""
+    duplicate_stdout_filters: str = ""
+    duplicate_stderr_filters: str = ""
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29500
+    local_addr: str | None = None
+    logs_specs: str | None = None
+    numa_binding: NumaMode | None = None
+    signals_to_handle: str = HANDLED_SIGNALS
+    shutdown_timeout: int = 30
+    virtual_local_rank: bool = False
+    print_completion: str | None = None
+    help: bool = False
+    script: str = ""
+    args: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
+    unfilled: tuple[tuple[str, str], ...] = ()
+    """(field, value) of flags whose value only a shell knows; field "" = a word that stands for flags."""
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """The fewest and the most nodes. Raises `UsageError`."""
+        low, _, high = self.nnodes.partition(":")
+        try:
+            fewest, most = int(low), int(high or low)
+        except ValueError:
+            raise UsageError(f"--nnodes: expected N or MIN:MAX, got {self.nnodes!r}") from None
+        if not 1 <= fewest <= most:
+            raise UsageError(f"--nnodes: expected 1 ≤ MIN ≤ MAX, got {self.nnodes!r}")
+        return (1, 1) if self.standalone else (fewest, most)
+
+    @property
+    def procs(self) -> int | Counted:
+        """Workers on a node. Raises `UsageError`."""
+        match self.nproc_per_node:
+            case "auto" | "cpu" | "gpu" as counted:
+                return counted
+            case "xpu":
+                raise UsageError("--nproc-per-node xpu: can't count XPUs; pass a number")
+            case text if text.isdecimal() and int(text):
+                return int(text)
+        told = f"expected a number ≥ 1, auto, cpu or gpu, got {self.nproc_per_node!r}"
+        raise UsageError(f"--nproc-per-node: {told}")
+
+    @property
+    def kind(self) -> Literal["script", "module", "command"]:
+        """What the script is. --run-path wins over the others, as torch has it."""
+        if self.run_path or not (self.module or self.no_python):
+            return "script"
+        return "module" if self.module else "command"
+
+    @property
+    def alone(self) -> bool:
+        """Whether torch would start agents that negotiate with none: one node, whose number never changes."""
+        return self.standalone or (self.rdzv_backend == "c10d" and self.nodes[1] == 1)
+
+    @property
+    def c10d(self) -> bool:
+        """Whether several launchers come together by c10d, which gives their nodes their numbers."""
+        return self.rdzv_backend == "c10d" and self.nodes[1] > 1
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Where rank 0's store is. As torch has it, --rdzv-endpoint wins over --master-addr and -port."""
+        if not self.rdzv_endpoint:
+            return self.master_addr, self.master_port
+        host, colon, port = self.rdzv_endpoint.rpartition(":")
+        if colon and port.isdecimal():
+            return host.strip("[]"), int(port)
+        return self.rdzv_endpoint.strip("[]"), C10D_PORT if self.rdzv_backend == "c10d" else self.master_port
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """The settings of `--rdzv-conf`. Raises `UsageError`."""
+        found: dict[str, str] = {}
+        for setting in self.rdzv_conf.split(",") if self.rdzv_conf.strip() else []:
+            key, equals, value = (part.strip() for part in setting.partition("="))
+            if not (key and equals):
+                raise UsageError(f"--rdzv-conf: expected key=value,…, got {self.rdzv_conf!r}")
+            found[key] = value
+        return found
+
+    @property
+    def local_ranks(self) -> frozenset[int]:
+        """Those whose output is shown; none = all. Raises `UsageError`."""
+        text = self.local_ranks_filter
+        try:
+            return frozenset(int(rank) for rank in text.split(",") if rank.strip())
+        except ValueError:
+            raise UsageError(f"--local-ranks-filter: expected ranks such as 0,2, got {text!r}") from None
+
+    def streams(self, field: Literal["redirects", "tee"]) -> dict[int, int] | int:
+        """Which of stdout (1) and stderr (2), for all local ranks or for some. Raises `UsageError`."""
+        text = self.redirects if field == "redirects" else self.tee
+        if re.fullmatch("[0-3]", text):
+            return int(text)
+        if re.fullmatch("[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
+            pairs = (pair.split(":") for pair in text.split(","))
+            return {int(rank): int(std) for rank, std in pairs}
+        told = f"expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…, got {text!r}"
+        raise UsageError(f"--{field}: {told}")
+
+
+class Flag(NamedTuple):
+    """One flag: its `field` in `Flags`, a letter, and whether PET_<FIELD> is its default.
+
+    `here` is what `distlaunch torchrun` makes of it, and `why` says why where that is not to use it. Some
+    have no effect only where --master-addr or a static --rdzv-endpoint says where the ranks meet.
+    `key` is that of a job file for it; `in_file` is what a job file says of one that it has no key for,
+    `left_out` why it doesn't need one whose value only a shell knows; "" = it does.
+    """
+
+    field: str
+    letter: str = ""
+    choices: tuple[str, ...] = ()
+    from_environment: bool = True
+    here: Fate = "used"
+    why: str = ""
+    key: str = ""
+    in_file: str = ""
+    left_out: str = ""
+
+    @property
+    def name(self) -> str:
+        """As users write it."""
+        return "--" + self.field.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that is its default; "" = none."""
+        return f"PET_{self.field.upper()}" if self.from_environment else ""
+
+    @property
+    def default(self) -> Any:
+        """Torch's."""
+        return Flags._field_defaults[self.field]
+
+    @property
+    def kind(self) -> type:
+        """The type of its value; that of a switch, which takes none, is bool."""
+        return str if self.default is None else type(self.default)
+
+
+_RANKS = "distlaunch assigns the ranks itself"
+_FREE = "the ranks meet on the first node, at a free port"
+_ONE_FILE = "this one file starts all nodes"
+_FORK = "workers are started by fork and exec"
+_FILTER = "filter the log files instead"
+_SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, and workers get SIGTERM"
+FLAGS = (
+    Flag("nnodes", here="used, or handed over", key="nodes"),
+    Flag("nproc_per_node", key="procs_per_node"),
+    Flag("rdzv_backend", here="used, or handed over", key="rendezvous.backend", left_out=_RANKS),
+    Flag("rdzv_endpoint", key="rendezvous.endpoint", left_out=_FREE),
+    Flag("rdzv_id", key="rendezvous.id", left_out="each run gets its own id"),
+    Flag("rdzv_conf", here="used, or no effect", why=_RANKS, key="rendezvous.conf", left_out=_RANKS),
+    Flag("standalone"),
+    Flag("max_restarts", key="restarts.max"),
+    Flag("monitor_interval", here="no effect", why="exits are seen at once"),
+    Flag("start_method", choices=("spawn", "fork", "forkserver"), here="no effect", why=_FORK),
+    Flag("event_log_handler", here="no effect", why="events.jsonl in the log folder has all events"),
+    Flag("role", key="role"),
+    Flag("module", "m", key="module"),
+    Flag("no_python", key="command"),
+    Flag("run_path", key="script", in_file="has no effect: Python runs the script itself"),
+    Flag("log_dir", key="logs.dir"),
+    Flag("redirects", "r", key="logs.console"),
+    Flag("tee", "t"),
+    Flag("log_line_prefix_template", in_file="has no effect: the prefix is [node:rank]"),
+    Flag("local_ranks_filter", key="logs.console"),
+    Flag("duplicate_stdout_filters", here="no effect", why=_FILTER),
+    Flag("duplicate_stderr_filters", here="no effect", why=_FILTER),
+    Flag("node_rank", in_file=f"is not needed: {_ONE_FILE}", left_out=_ONE_FILE),
+    Flag("master_addr", key="master_addr", left_out=_FREE),
+    Flag("master_port", key="master_port", left_out=_FREE),
+    Flag("local_addr", here="used, or no effect", why="workers connect to --master-addr or --rdzv-endpoint"),
+    Flag("logs_specs", from_environment=False, here="handed over", why="a plug-in of torch's agent"),
+    Flag("numa_binding", choices=get_args(NumaMode), from_environment=False, key="numa_binding"),
+    Flag("signals_to_handle", in_file=f"has no equivalent: {_SIGNALS}"),
+    Flag("shutdown_timeout", key="timeouts.stop"),
+    Flag("virtual_local_rank", key="virtual_local_rank"),
+    Flag(
+        "print_completion",
+        from_environment=False,
+        here="refused",
+        why="distlaunch torchrun prints no completion; torchrun does",
+    ),
+    Flag("help", "h", from_environment=False),
+)
+FLAG = {flag.field: flag for flag in FLAGS}
+"""Each flag by its field."""
+_BY_LETTER = {flag.letter: flag for flag in FLAGS if flag.letter}
+
+
+def parse_flags(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    filled: Collection[str] = (),
+    foreign: Collection[str] = (),
+) -> Flags:
+    """Read the command line `words`. Raises `UsageError` as argparse would, in a line.
+
+    Leaves out `foreign` flags, and those whose value is in a word of `filled`, which a shell would replace.
+    """
+    values: dict[str, Any] = {}
+    unfilled: list[tuple[str, str]] = []
+    rest = list(words)
+    while rest and (_is_flag(rest[0]) or _hides_flags(rest, filled, "module" in values)):
+        word = rest.pop(0)
+        if word in foreign:
+            continue
+        if not _is_flag(word):
+            unfilled.append(("", word))
+            continue
+        flag, value = _flag_of(word)
+        if flag.kind is bool and value and not word.startswith("--"):
+            rest.insert(0, f"-{value}")  # -mr3 is -m -r3
+            value = None
+        elif value is None and flag.kind is not bool:
+            value = word = _next_value(flag, rest)
+        if word in filled:
+            unfilled.append((flag.field, str(value)))
+        else:
+            values[flag.field] = _convert(flag, value)
+    values |= _from_environment(environ, values)
+    given = frozenset(values)
+    if rest and rest[0] == "--":
+        rest.pop(0)
+    if not rest and not values.get("help"):
+        raise UsageError("no script given; usage: distlaunch torchrun [flags] SCRIPT [its arguments]")
+    script, args = "".join(rest[:1]), tuple(rest[1:])
+    return Flags(**values, script=script, args=args, given=given, unfilled=tuple(unfilled))
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and word not in ("-", "--")
+
+
+def _hides_flags(rest: Sequence[str], filled: Collection[str], of_module: bool) -> bool:
+    """Whether the first word, as $FLAGS, stands for flags and not for the script: what follows tells.
+
+    Behind -m, it is the module.
+    """
+    if rest[0] not in filled or of_module:
+        return False
+    following = next((word for word in rest if word not in filled), "")
+    name = following.partition("=")[0].lstrip("-").replace("-", "_")
+    known = _is_flag(following) and any(name in (flag.field, flag.letter) for flag in FLAGS)
+    return known or following.endswith(".py")
+
+
+def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that PET_ variables give to flags not on the command line."""
+    found: dict[str, Any] = {}
+    for flag in FLAGS:
+        text = environ.get(flag.variable)
+        if text is None or flag.field in given:
+            continue
+        if flag.kind is bool:
+            found[flag.field] = text.strip().lower() not in ("", "0", "false")
+        else:
+            found[flag.field] = _convert(flag, text, flag.variable)
+    return found
+
+
+def _flag_of(word: str) -> tuple[Flag, str | None]:
+    """The flag that a word begins with, or abbreviates as no other, and the value that it carries."""
+    if not word.startswith("--"):
+        flag = _BY_LETTER.get(word[1])
+        if flag is None:
+            raise UsageError(f"torchrun has no flag {word}")
+        attached = word[2:].removeprefix("=")
+        return flag, attached or None
+    name, equals, value = word[2:].partition("=")
+    wanted = name.replace("-", "_")
+    exact = [FLAG[wanted]] if wanted in FLAG else []
+    found = exact or [flag for flag in FLAGS if flag.field.startswith(wanted)]
+    if len(found) == 1:
+        return found[0], value if equals else None
+    if not found:
+        raise UsageError(f"torchrun has no flag --{name}; a flag of the script goes after the script")
+    names = ", ".join(flag.name for flag in found)
+    raise UsageError(f"--{name} could mean {names}")
+
+
+def _next_value(flag: Flag, rest: list[str]) -> str:
+    negative = bool(rest) and rest[0][1:2].isdigit()
+    if not rest or (rest[0].startswith("-") and not negative):
+        raise UsageError(f"{flag.name} needs a value")
+    return rest.pop(0)
+
+
+def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
+    """The value of a text; `name` is the flag or variable that the user gave it to."""
+    name = name or flag.name
+    if flag.kind is bool:
+        if value is not None:
+            raise UsageError(f"{name} takes no value")
+        return True
+    text = str(value)
+    if flag.choices and text not in flag.choices:
+        expected = " or ".join((", ".join(flag.choices[:-1]), flag.choices[-1]))
+        raise UsageError(f"{name}: expected {expected}, got {text!r}")
+    try:
+        converted = flag.kind(text)
+    except ValueError:
+        raise UsageError(f"{name}: expected a number, got {text!r}") from None
+    if flag.kind is not str and not converted >= 0:
+        raise UsageError(f"{name}: expected a number ≥ 0, got {text!r}")
+    return converted

@@ -1,0 +1,265 @@
+"""A job file that does what `accelerate launch` does with a config of `accelerate config`.
+
+Sets the variables that it makes of the config (accelerate/utils/launch.py, 1.15).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from distlaunch.compat.draft import Draft, value_of
+from distlaunch.errors import JobError, Problem
+from distlaunch.job.document import Entries, Place, Scalar, Value
+from distlaunch.job.nodes import host_error
+from distlaunch.job.types import Choice, Integer, Switch, Tree, Type, Word
+from distlaunch.plan.layout import is_loopback
+
+_FSDP = {
+    "fsdp_version": 1,
+    "fsdp_sharding_strategy": "FULL_SHARD",
+    "fsdp_reshard_after_forward": True,
+    "fsdp_offload_params": False,
+    "fsdp_min_num_params": 100000000,
+    "fsdp_forward_prefetch": False,
+    "fsdp_use_orig_params": True,
+    "fsdp_cpu_ram_efficient_loading": True,
+    "fsdp_sync_module_states": True,
+    "fsdp_activation_checkpointing": False,
+    "fsdp_activation_checkpointing_offload": False,
+}
+"""What accelerate sets with or without a value in the config."""
+
+
+class Section(NamedTuple):
+    """A section of the config: the prefix that its keys have or get, and that of the variables they become.
+
+    A job of type `kind` has it, "" = any, and `switch` is a variable that says so. `lower` = booleans are
+    written in lower case.
+    """
+
+    prefix: str
+    variables: str = ""
+    kind: str = ""
+    switch: str = ""
+    lower: bool = False
+    defaults: Mapping[str, Any] = {}
+
+
+_SECTIONS = {
+    "dynamo_config": Section("dynamo_", "ACCELERATE_"),
+    "fp8_config": Section("fp8_", "ACCELERATE_"),
+    "fsdp_config": Section("fsdp_", "", "FSDP", "ACCELERATE_USE_FSDP", True, _FSDP),
+    "deepspeed_config": Section("deepspeed_", "ACCELERATE_", "DEEPSPEED", "ACCELERATE_USE_DEEPSPEED", True),
+    "megatron_lm_config": Section("megatron_lm_", "", "MEGATRON_LM", "ACCELERATE_USE_MEGATRON_LM"),
+    "parallelism_config": Section("parallelism_config_", switch="ACCELERATE_USE_PARALLELISM_CONFIG"),
+}
+_RENAMED = {
+    "fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
+    "deepspeed_gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "deepspeed_gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
+    "deepspeed_zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
+}
+_LEFT_OUT = {
+    **dict.fromkeys(
+        ("deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"),
+        "is for DeepSpeed's own launcher",
+    ),
+    "fp8_override_linear_precision": "must be set by the script",
+    "deepspeed_hostfile": "",
+}
+"""Keys of sections that no variable has, and why; "" = there is nothing to say."""
+_VISIBLE = {
+    "MULTI_XPU": "ZE_AFFINITY_MASK",
+    "MULTI_MLU": "MLU_VISIBLE_DEVICES",
+    "MULTI_SDAA": "SDAA_VISIBLE_DEVICES",
+    "MULTI_MUSA": "MUSA_VISIBLE_DEVICES",
+    "MULTI_NPU": "ASCEND_RT_VISIBLE_DEVICES",
+    "MULTI_HPU": "HABANA_VISIBLE_MODULES",
+    "MULTI_NEURON": "NEURON_RT_VISIBLE_CORES",
+}
+"""What `gpu_ids` becomes; CUDA_VISIBLE_DEVICES elsewhere. accelerate asks the drivers, we the type."""
+_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", *_VISIBLE, "FSDP", "DEEPSPEED", "MEGATRON_LM")
+_SWITCHES = {
+    "use_cpu": ("ACCELERATE_USE_CPU", "True"),
+    "debug": ("ACCELERATE_DEBUG_MODE", "true"),
+    "enable_cpu_affinity": ("ACCELERATE_CPU_AFFINITY", "1"),
+}
+"""Keys that are true or false, and what is set if they are true."""
+_KEYS: Mapping[str, Type] = {
+    "compute_environment": Choice(("LOCAL_MACHINE",)),
+    "distributed_type": Choice(_TYPES),
+    "num_machines": Integer(1, 4096),
+    "num_processes": Integer(-1),
+    "machine_rank": Integer(0),
+    "main_process_ip": Word(),
+    "main_process_port": Integer(0, 65535),
+    "gpu_ids": Word(),
+    "mixed_precision": Choice(("no", "fp16", "bf16", "fp8")),
+    "rdzv_backend": Word(),
+    "main_training_function": Word(),
+    "same_network": Switch(),
+    "mpirun_config": Tree(),
+    **dict.fromkeys(_SWITCHES, Switch()),
+    **dict.fromkeys(_SECTIONS, Tree()),
+}
+_LAUNCH = {
+    "cpu": ("use_cpu", True),
+    "multi_gpu": ("distributed_type", "MULTI_GPU"),
+    **{f"use_{kind.lower()}": ("distributed_type", kind) for kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM")},
+    **{name: (name, True) for name in (*_SWITCHES, "same_network")},
+}
+"""Flags of accelerate launch without a value, as keys of a config."""
+_OF_DEEPSPEED = ("zero_", "zero3_", "offload_", "gradient_")
+"""How flags begin that are keys of its section."""
+_RENDEZVOUS = ("machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "rdzv_conf")
+
+
+def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) -> Draft:
+    """The job of a config file, which names no script. Raises `JobError` with all problems."""
+    config = _read(document)
+    draft = Draft(source)
+    draft.note("relative paths are relative to this file")
+    draft.set_program(program)
+    _add_nodes(draft, config)
+    _add_config(draft, config)
+    draft.offer_gpus()
+    return draft.checked()
+
+
+def add_launch(draft: Draft, words: Sequence[str], machines: int) -> list[str]:
+    """Add what `accelerate launch` sets with these flags; torchrun's words for its program.
+
+    Flags for the rendezvous have no effect. Raises `JobError` with all problems.
+    """
+    given: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
+    rest, kind = list(words), []
+    while rest and rest[0].startswith("-"):
+        flag, equals, value = rest.pop(0).lstrip("-").partition("=")
+        name = flag.replace("-", "_")
+        if name in ("m", "module", "no_python"):
+            kind = ["--no-python" if name == "no_python" else "--module"]
+            continue
+        if name not in _LAUNCH and not equals and rest and not re.match(r"-|.*\.py$", rest[0]):
+            value = rest.pop(0)
+        name, data = _LAUNCH.get(name, (name, int(value) if value.isdecimal() else value or True))
+        section = next((key for key, each in _SECTIONS.items() if name.startswith(each.prefix)), "")
+        section = "deepspeed_config" if name.startswith(_OF_DEEPSPEED) else section
+        (given.setdefault(section, {}) if section else given)[name] = data
+    if file := given.pop("config_file", ""):
+        draft.note(
+            f"left out: --config_file {file}: `distlaunch import accelerate {file}` prints what it sets"
+        )
+    kept = {name: value for name, value in given.items() if name not in _RENDEZVOUS}
+    _add_config(draft, _read(value_of({**kept, "num_machines": machines}, Place(draft.source))))
+    return [*kind, *rest]
+
+
+def _read(document: Value) -> dict[str, Any]:
+    """The keys that have a value, checked. Raises `JobError` with all problems."""
+    problems: list[Problem] = []
+    given = Tree("an accelerate config (a mapping)").check(document, "", problems) or {}
+    config = {key: value for key, value in given.items() if value is not None}
+    if config and not _KEYS.keys() & config.keys():
+        text = "expected an accelerate config; none of its keys (distributed_type, num_processes, …) is there"
+        problems.append(document.place.problem("", text))
+    for key, _, value in document.walk() if isinstance(document, Entries) else ():
+        if key not in _KEYS or key not in config:
+            continue
+        # YAML reads `mixed_precision: no` as false.
+        no = isinstance(value, Scalar) and value.value is False and value.text.lower() == "no"
+        config[key] = _KEYS[key].check(Scalar("no", value.place, "no") if no else value, key, problems)
+        if key == "main_process_ip" and (error := host_error(str(config[key]))):
+            problems.append(value.place.problem(key, error))
+    if problems:
+        raise JobError(problems)
+    defaults = {"distributed_type": "NO", "num_machines": 1, "rdzv_backend": "static"}
+    return {
+        **defaults,
+        **config,
+        **({"use_cpu": True} if config.get("distributed_type") == "MULTI_CPU" else {}),
+    }
+
+
+def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
+    """Add the hosts, and where their ranks meet: at main_process_ip, unless that is an etcd server's."""
+    machines, backend = config["num_machines"], config["rdzv_backend"]
+    host, port = config.get("main_process_ip", ""), config.get("main_process_port")
+    first = host if host and machines > 1 and not is_loopback(host) else None
+    if not backend.startswith("etcd"):
+        draft.set("master_addr", first)
+        draft.set("master_port", port or None)
+    if backend not in ("static", "c10d") or (backend == "c10d" and machines > 1):
+        draft.replace_store(f"rdzv_backend: {backend}", backend, f"{host}:{port or 29500}" if host else "")
+    if machines == 1:
+        return
+    hostfile = config.get("deepspeed_config", {}).get("deepspeed_hostfile")
+    if hostfile := hostfile or config.get("mpirun_config", {}).get("mpirun_hostfile"):
+        draft.set("hostfile", str(hostfile))
+    else:
+        draft.set_hosts(first, machines)
+    if "machine_rank" in config:
+        draft.note("machine_rank is not needed: this one file starts all machines", "nodes")
+
+
+def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
+    """Add what holds on every node."""
+    _add_procs(draft, config)
+    env = {name: text for key, (name, text) in _SWITCHES.items() if config.get(key)}
+    precision, ids = config.get("mixed_precision", "no"), config.get("gpu_ids", "all")
+    if precision != "no":
+        env["ACCELERATE_MIXED_PRECISION"] = precision
+    if config.get("use_cpu"):
+        draft.set("gpus_per_node", 0)
+    elif ids != "all":
+        env[_VISIBLE.get(config["distributed_type"], "CUDA_VISIBLE_DEVICES")] = ids
+        if config["num_machines"] > 1:
+            draft.note("gpu_ids: the config gives those of one machine; here they apply to all", "env")
+    draft.set_env(env)
+    for name in _SECTIONS:
+        _add_section(draft, name, config)
+    for key, value in config.items():
+        if key not in _KEYS and str(value) not in ("no", "False", "[]", "{}", ""):
+            draft.note(f"{key}: {value} has no equivalent here")
+
+
+def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:
+    """num_processes is the total over all machines, of which each starts its whole share."""
+    total, machines = config.get("num_processes", -1), config["num_machines"]
+    share, rest = divmod(total, machines)
+    if config["distributed_type"] == "NO":
+        draft.set("procs_per_node", 1)
+    elif total < 1:
+        draft.note("num_processes is not set: one worker per GPU", "procs_per_node")
+    else:
+        draft.set("procs_per_node", max(1, share))
+        if rest:
+            text = f"num_processes: {total} over {machines} machines: accelerate starts {share} on each"
+            draft.note(text, "procs_per_node")
+
+
+def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
+    """Add the variables of a section, if a job of that type has it."""
+    rule, kind = _SECTIONS[name], config["distributed_type"]
+    given = {key: value for key, value in config.get(name, {}).items() if value is not None}
+    idle = rule.kind not in ("", kind) or (name == "fp8_config" and config.get("mixed_precision") != "fp8")
+    if not given and (idle or not rule.kind):
+        return
+    if idle:
+        draft.note(f"{name} has no effect in a job of type {kind}", "env")
+        return
+    env = {rule.switch: "true"} if rule.switch else {}
+    named = {key if key.startswith(rule.prefix) else rule.prefix + key: value for key, value in given.items()}
+    for key, value in {**rule.defaults, **named}.items():
+        text = str(value).lower() if rule.lower and str(value) in ("True", "False") else str(value)
+        text = text.upper() if key == "dynamo_backend" else text
+        if told := _LEFT_OUT.get(key):
+            draft.note(f"{name}: {key}: {text} {told}", "env")
+        elif key not in _LEFT_OUT:
+            env[_RENAMED.get(key, rule.variables + key.upper())] = text
+    if kind == rule.kind == "DEEPSPEED":
+        # What DeepSpeed's own config file must not contradict.
+        fields = [*given, *(["mixed_precision"] if "mixed_precision" in config else [])]
+        env["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(fields)
+        told = "accelerate adds the current folder to PYTHONPATH for DeepSpeed: if imports fail, do the same"
+        draft.note(told, "env")
+    draft.set_env(env)

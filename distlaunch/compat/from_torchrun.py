@@ -1,0 +1,325 @@
+"""A job file that does what a torchrun command line does, as a shell would read it."""
+
+import os.path
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from distlaunch.compat.draft import Data, Draft
+from distlaunch.compat.flags import FLAG, FLAGS, Flags, parse_flags
+from distlaunch.compat.torchrun_job import notices
+from distlaunch.contract import RESERVED
+from distlaunch.errors import UsageError
+from distlaunch.job.nodes import host_error
+from distlaunch.plan.layout import is_loopback
+
+_NO_SHELL = "job files don't expand shell variables"
+_PATHS = "relative paths are relative to this file: keep it in the directory where the command was run"
+_STARTS_ALL = "`distlaunch run` starts the ranks of all nodes itself"
+_BEFORE = "run it before `distlaunch run`, if the job needs it"
+_BEHIND = "write it after `distlaunch run` instead"
+_AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
+"""Flags whose values are those of their keys."""
+_MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
+_USE_ENV = ("--use-env", "--use_env")
+"""A flag that torch.distributed.launch has beyond torchrun's."""
+_RENDEZVOUS_FLAG = re.compile(
+    r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
+)
+_SYNTAX = "();<>|&\n"
+_EXPANDED = re.compile(
+    r"[$`*?]|^#|^(?:[A-Za-z_]\w*=(?:.*:)?)?~|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}", re.DOTALL
+)
+
+
+class Line(NamedTuple):
+    """A command of a shell line: the words before the launcher, those from it on, comments on the rest."""
+
+    before: Sequence[str]
+    words: Sequence[str]
+    notes: Sequence[str] = ()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that it sets."""
+        return dict(word.split("=", 1) for word in self.before if is_variable(word))
+
+    @property
+    def python(self) -> str:
+        """The interpreter that it names, or the one beside its torchrun; "" = neither."""
+        beside, name = os.path.split(self.words[0])
+        own = f"{beside}/{name if is_python(name) else 'python'}" if beside and name != "distlaunch" else ""
+        return self.env.get("PYTHON_EXEC") or own
+
+    @property
+    def commands(self) -> list[str]:
+        """The words before the launcher that are no variables, by their base names."""
+        return [os.path.basename(word) for word in self.before if not is_variable(word)]
+
+
+def command_draft(words: Sequence[str], cpus: int) -> Draft:
+    """The job of a command's words, or of a shell line that is the only one; `cpus` are this machine's.
+
+    Raises `UsageError` or `JobError`.
+    """
+    typed = len(words) == 1
+    words = shell_words(words[0]) if typed else words
+    line = cut_line(words, launcher_at(words), typed)
+    if line is None:
+        got = " ".join(words[: 2 if words and is_python(words[0]) else 1])
+        known = "torchrun, python -m torch.distributed.run or .launch, distlaunch torchrun"
+        raise UsageError(f"expected {known}, got {got!r}" if got else f"expected {known}")
+    draft = Draft("the command line", typed)
+    for note in (_PATHS, *line.notes):
+        draft.note(note)
+    add_torchrun(draft, line, cpus)
+    draft.offer_gpus()
+    return draft.checked()
+
+
+def shell_words(text: str) -> list[str]:
+    """The words of a line in a shell's quoting, and its operators, with nothing expanded."""
+    text = text.strip().replace("\\\n", "")
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=_SYNTAX)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    words: list[str] = []
+    try:
+        numbered = {found[0] for word in shlex.split(text) if (found := re.match(r"\d[<>][<>&|]*", word))}
+        for word in lexer:
+            if words and words[-1] + word in numbered:  # 2>&1, which the lexer cuts like 2 >&1
+                words[-1] += word
+            else:
+                words.append(word)
+    except ValueError as error:
+        raise UsageError(f"{str(error).lower()}: {text[:60]}") from None
+    return words
+
+
+def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line | None:
+    """The command whose launcher stands there. Raises `UsageError` for output of commands."""
+    if at is None:
+        return None
+    end = next((i for i in range(at, len(words)) if typed and _is_syntax(words[i])), len(words))
+    if "(" in "".join(words[end : end + 1]):
+        raise UsageError("only a shell can run what is in parentheses: write its output there")
+    hint = _BEFORE if any(map(_is_syntax, words[:at])) else _STARTS_ALL
+    parts = ((words[:at], hint), (words[end:], _BEHIND))
+    notes = [
+        f"left out: `{_joined(part)}`: {told}" for part, told in parts if not all(map(is_variable, part))
+    ]
+    return Line(words[:at], words[at:end], notes)
+
+
+def _joined(words: Sequence[str]) -> str:
+    """Words and operators as a shell would read them."""
+    text = " ".join(word.replace("\n", ";") if _is_syntax(word) else shlex.quote(word) for word in words)
+    return text.replace(">& ", ">&")
+
+
+def _is_syntax(word: str) -> bool:
+    return re.fullmatch(rf"#|\d?[{_SYNTAX}]+", word) is not None
+
+
+def is_variable(word: str) -> bool:
+    """Whether a word before a command sets a variable for it."""
+    return re.match(r"[A-Za-z_]\w*=", word) is not None
+
+
+def is_python(word: str) -> bool:
+    """Whether a word starts Python."""
+    return re.fullmatch(r"python[0-9.]*", os.path.basename(word)) is not None
+
+
+def launcher_at(words: Sequence[str]) -> int | None:
+    """Where torchrun's name stands, behind variables and commands such as srun; None = nowhere."""
+    for i, word in enumerate(words):
+        if launched(words, i):
+            return i
+        if is_python(word):
+            return None  # it runs another program, whose arguments may be anything
+    return None
+
+
+def launched(words: Sequence[str], at: int) -> tuple[str, list[str]] | None:
+    """The launcher that the word there starts, or None, and what it gets: torchrun, or a module."""
+    name, rest = os.path.basename(words[at]), list(words[at + 1 :])
+    if name == "torchrun":
+        return name, rest
+    if is_python(name):
+        while rest and rest[0] != "-m" and rest[0].startswith("-"):
+            rest.pop(0)
+        name, *rest = rest[1:] if rest[:1] == ["-m"] and rest[1:] else [""]
+    if name == "distlaunch" and rest[:1] == ["torchrun"]:
+        return "distlaunch.torchrun", rest[1:]
+    return (name, rest) if name in _MODULES else None
+
+
+def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False) -> None:
+    """Add the job of a line that starts torchrun; `cpus` are this machine's. Raises `UsageError`.
+
+    `hosts_known`: somebody else says which nodes the job has.
+    """
+    flags, local_rank = _flags_of(line, draft.typed)
+    for note in (*_unexpanded(line, flags, draft.typed, hosts_known), *notices(flags), *_remarks(flags)):
+        draft.note(note)
+    draft.set("python", draft.path(line.python) or None)
+    if local_rank:
+        told = "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank"
+        draft.note(told, "args")
+    first = ["--local-rank={local_rank}"] if local_rank else []
+    draft.set_program((flags.script, *flags.args), flags.kind, first)
+    if not hosts_known:
+        _add_nodes(draft, line, flags)
+    _add_procs(draft, flags, cpus)
+    _add_conduct(draft, flags)
+    _add_logs(draft, flags)
+    own = {flag.variable for flag in FLAGS} | RESERVED | {"PYTHON_EXEC"}
+    draft.set_env({name: value for name, value in line.env.items() if name not in own})
+    for name in [name for name in line.env if name in RESERVED]:
+        draft.note(f"distlaunch sets {name} for each worker", "env")
+
+
+def _flags_of(line: Line, typed: bool) -> tuple[Flags, bool]:
+    """The flags, and whether workers get --local-rank=N: torch.distributed.launch without --use-env."""
+    module, words = launched(line.words, 0) or ("", [])
+    legacy = module == "torch.distributed.launch"
+    filled = [word for word in words if typed and re.search(r"[$`]", word)]
+    flags = parse_flags(words, line.env, filled, _USE_ENV if legacy else ())
+    if not flags.script:
+        raise UsageError("no script given")
+    before_script = words[: len(words) - len(flags.args) - 1]
+    local_rank = legacy and not {*_USE_ENV}.intersection(before_script)
+    if local_rank and flags.no_python:
+        raise UsageError("torch.distributed.launch accepts --no-python only with --use-env")
+    return flags, local_rank
+
+
+def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Iterator[str]:
+    """What to do about words that a shell would have replaced. Raises `UsageError` where that matters.
+
+    In paths, a job file expands ~ itself.
+    """
+    for field, value in flags.unfilled:
+        if not field:
+            raise UsageError(f"{value}: write the flags in it: {_NO_SHELL}")
+        told = FLAG[field].left_out
+        if hosts_known and (told or field == "nnodes"):
+            continue
+        if not told:
+            raise UsageError(f"{FLAG[field].name} {value}: write the value: {_NO_SHELL}")
+        yield f"left out: {FLAG[field].name} {value}: {told}"
+    if typed and flags.kind == "module" and re.search("[$`]", flags.script):
+        raise UsageError(f"--module {flags.script}: write the value: {_NO_SHELL}")
+    env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
+    kept = [path for path in (line.python, flags.script) if _EXPANDED.search(path.lstrip("~"))]
+    kept += [word for word in (*flags.args, *env) if _EXPANDED.search(word)]
+    if typed and kept:
+        told = "job files don't expand variables and patterns, and ~ only in paths such as script"
+        yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {told}"
+
+
+def _remarks(flags: Flags) -> Iterator[str]:
+    """What job files have no key for."""
+    for flag in FLAGS:
+        if flag.in_file and flag.field in flags.given:
+            yield f"{flag.name} {flag.in_file}"
+    if "local_addr" in flags.given and flags.rdzv_backend != "static" and flags.nodes[1] > 1:
+        yield "--local-addr is one node's: set that node's address in nodes"
+    if flags.logs_specs is not None:
+        yield f"--logs-specs {flags.logs_specs} has no equivalent: it is {FLAG['logs_specs'].why}"
+    if {"redirects", "tee"} & flags.given:
+        yield "--redirects, --tee: the run directory always keeps each rank's stdout and stderr, separately"
+
+
+def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
+    """Add the hosts and where their ranks meet; those of an srun are its allocation's."""
+    fewest, most = flags.nodes
+    draft.set("min_nodes", fewest if fewest < most else None)
+    if "srun" in line.commands:
+        draft.set("nodes", most if most > 1 else None)
+        note_rendezvous(draft, line.words)
+        return
+    host, port = _master(flags)
+    draft.set("master_addr", host)
+    draft.set("master_port", port)
+    if "rdzv_id" in flags.given and not flags.standalone:
+        draft.set("rendezvous.id", flags.rdzv_id or None)
+    if most > 1:
+        draft.set_hosts(host, most)
+    if flags.alone:
+        return
+    if "timeout" in flags.rdzv_conf and not flags.rdzv_backend.startswith("etcd"):
+        draft.note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", "timeouts")
+    if flags.rdzv_backend != "static":
+        said = f"--rdzv-backend {flags.rdzv_backend}"
+        draft.replace_store(said, flags.rdzv_backend, flags.rdzv_endpoint, flags.rdzv_conf)
+
+
+def note_rendezvous(draft: Draft, words: Sequence[str], lines: Iterable[int] = ()) -> None:
+    """Comment on the flags among `words`, and the `lines` of a script, that are not needed."""
+    flags = dict.fromkeys(word.partition("=")[0] for word in words if _RENDEZVOUS_FLAG.match(word))
+    numbers = ", ".join(map(str, sorted(set(lines))))
+    if parts := ([f"lines {numbers}"] if numbers else []) + [*flags]:
+        draft.note(f"left out: {', '.join(parts)}: distlaunch finds the hosts and sets up the rendezvous")
+
+
+def _master(flags: Flags) -> tuple[str | None, int | None]:
+    """Host and port of rank 0's store, as far as the flags say something that holds elsewhere."""
+    if flags.alone or flags.rdzv_backend.startswith("etcd"):
+        return None, None
+    host, port = flags.endpoint
+    if error := host_error(host):
+        raise UsageError(f"the command line: --master-addr or --rdzv-endpoint: {error}")
+    named = {"master_port", "rdzv_endpoint"} & flags.given
+    # Port 0 asks for a free one; without a port one node needs no endpoint.
+    far = not is_loopback(host) and (named or flags.nodes[1] > 1)
+    return (host if far else None), (port or None if named else None)
+
+
+def _add_procs(draft: Draft, flags: Flags, cpus: int) -> None:
+    match flags.procs:
+        case int(number):
+            draft.set("procs_per_node", number)
+        case "auto":
+            why = "one worker per GPU; on a node without GPUs torchrun starts one per CPU, distlaunch one"
+            draft.note(f"--nproc-per-node auto: {why}", "procs_per_node")
+        case "cpu":
+            draft.set("gpus_per_node", 0)
+            draft.set("procs_per_node", cpus)
+            draft.note("--nproc-per-node cpu: the number of CPUs on this machine", "procs_per_node")
+
+
+def _add_conduct(draft: Draft, flags: Flags) -> None:
+    for field in _AS_THEY_ARE:
+        value = getattr(flags, field)
+        draft.set(FLAG[field].key, value if value != FLAG[field].default else None)
+    if "shutdown_timeout" in flags.given:
+        draft.set("timeouts.stop", f"{flags.shutdown_timeout}s")
+    if flags.max_restarts:
+        told = "--max-restarts counts over the whole run; restarts.max counts in each restarts.window (1h)"
+        draft.note(told, "restarts")
+    elif flags.nodes[0] < flags.nodes[1]:
+        draft.note("losing or regaining a node counts as a restart: at most 3 in an hour", "restarts")
+
+
+def _add_logs(draft: Draft, flags: Flags) -> None:
+    """Add `logs`; the console shows all streams of a rank, or none."""
+    draft.set("logs.dir", draft.path(flags.log_dir or "") or None)
+    redirects, tee = flags.streams("redirects"), flags.streams("tee")
+    hidden = redirects & ~tee if isinstance(redirects, int) and isinstance(tee, int) else 1
+    draft.set("logs.console", "none" if hidden == 3 else _shown_ranks(flags))
+    if 0 < hidden < 3:
+        draft.note("the console shows both streams of every rank in logs.console", "logs")
+
+
+def _shown_ranks(flags: Flags) -> Data:
+    """Ranks of the local ranks on every node, where their number is known, else on the first; None = all."""
+    local_ranks = flags.local_ranks
+    if not local_ranks:
+        return None
+    known = flags.nproc_per_node.isdecimal()
+    procs = int(flags.nproc_per_node) if known else max(local_ranks) + 1
+    nodes = range(flags.nodes[1] if known else 1)
+    shown = [local for local in sorted(local_ranks) if 0 <= local < procs]
+    return [node * procs + local for node in nodes for local in shown]

@@ -1,0 +1,244 @@
+"""A torchrun command line as a job of this node, and where its launcher meets those of the other nodes."""
+
+import os.path
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from distlaunch.allocation.place import step_nodes, task_number
+from distlaunch.compat.flags import FLAG, FLAGS, Flags
+from distlaunch.errors import UsageError
+from distlaunch.job import spec as job
+from distlaunch.plan.gathering import Arrival, Gathering
+from distlaunch.plan.layout import is_loopback
+
+LEASE_S = 86400.0
+"""Agent and command are on one machine and see each other's end; a job that is suspended may go on."""
+_UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
+_RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
+_USED = ("is_host", "join_timeout", "timeout", "last_call_timeout", "store_type")
+
+
+class Here(NamedTuple):
+    """What the command line is read against; `temporary` are directories for temporary ones, best first."""
+
+    folder: str
+    hostname: str
+    python: str
+    temporary: tuple[str, ...]
+    gpus: int
+    cpus: int
+    environ: Mapping[str, str]
+
+
+def left_to_torch(flags: Flags) -> str:
+    """The flag that only torch's own elastic agent can serve; "" if none."""
+    fewest, most = flags.nodes
+    for flag in FLAGS:
+        if flag.here == "handed over" and flag.field in flags.given:
+            return f"{flag.name} {getattr(flags, flag.field)}"
+    if flags.alone:
+        return ""
+    if flags.rdzv_backend not in ("static", "c10d"):
+        return f"--rdzv-backend {flags.rdzv_backend}"
+    if fewest != most and flags.rdzv_backend == "static":
+        return f"--nnodes {flags.nnodes}"
+    store = flags.conf.get("store_type", "tcp").lower()
+    return f"--rdzv-conf store_type={store}" if flags.c10d and store != "tcp" else ""
+
+
+def notices(flags: Flags) -> list[str]:
+    """One line for each flag that was given and has no meaning here. Raises `UsageError` for refused ones."""
+    given = [flag for flag in FLAGS if flag.field in flags.given]
+    for flag in given:
+        if flag.here == "refused":
+            raise UsageError(f"{flag.name}: {flag.why}")
+    if flags.no_python and flags.module and not flags.run_path:
+        raise UsageError("--no-python and --module can't be combined")
+    static = flags.rdzv_backend == "static" and not _makes_up_the_place(flags)
+    unused = [
+        f"{flag.name} has no effect: {flag.why}"
+        for flag in given
+        if flag.here == "no effect" or (flag.here == "used, or no effect" and static)
+        if not (flag.field == "rdzv_conf" and _waits_as_told(flags))
+    ]
+    unknown = [name for name, known in _signals(flags).items() if name and not known]
+    return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]
+
+
+def _waits_as_told(flags: Flags) -> bool:
+    """Whether --rdzv-conf of a static rendezvous says nothing but how long several nodes are waited for."""
+    return flags.nodes[1] > 1 and {*flags.conf} <= {"timeout", "join_timeout"}
+
+
+def job_of(flags: Flags, here: Here) -> job.JobSpec:
+    """The job of one node, which may be one of several that have launchers of their own."""
+    fewest, most = flags.nodes
+    made_up = _makes_up_the_place(flags)
+    host, port = flags.endpoint
+    procs = procs_of(flags, here)
+    lease_s = LEASE_S if most == 1 else job.Timeouts().lease_s
+    unnamed = made_up and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
+    return job.JobSpec(
+        name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
+        nodes=(job.NodeSpec(here.hostname, procs=procs, path="--nproc-per-node"),),
+        program=job.Program(flags.kind, ("-c" if flags.run_path else flags.script,)),
+        workdir=here.folder,
+        logs=_logs(flags, here),
+        master_host=flags.local_addr if made_up else host,
+        master_port=None if made_up else port,
+        # None = the run's own name: torch, too, makes one up, but for c10d only where the id is empty.
+        rendezvous_id=None if flags.standalone or unnamed else flags.rdzv_id or ("" if made_up else "none"),
+        args=(_RUN_PATH, flags.script, *flags.args) if flags.run_path else flags.args,
+        python=here.environ.get("PYTHON_EXEC") or here.python,
+        timeouts=job.Timeouts(stop_s=_stop_s(flags, here), lease_s=lease_s),
+        grow="now" if fewest < most else "restart",
+        restarts=job.Restarts(flags.max_restarts, 0.0, job.FOREVER_S),
+        role=flags.role,
+        one_device=flags.virtual_local_rank,
+        binding=job.Binding(flags.numa_binding) if flags.numa_binding else None,
+        source="the command line",
+        invocation=job.Invocation(
+            placeholders=False, shares_stdio=True, signals=tuple(filter(None, _signals(flags).values()))
+        ),
+    )
+
+
+def procs_of(flags: Flags, here: Here) -> int:
+    """Workers on this node. Raises `UsageError`."""
+    match flags.procs:
+        case int(number):
+            return number
+        case "cpu":
+            return here.cpus
+        case "auto":
+            return here.gpus or here.cpus
+    if not here.gpus:
+        raise UsageError("--nproc-per-node gpu: no GPU found on this machine")
+    return here.gpus
+
+
+def _stop_s(flags: Flags, here: Here) -> float:
+    text = here.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    if text is None or "shutdown_timeout" in flags.given:
+        return float(min(flags.shutdown_timeout, job.FOREVER_S))
+    if not text.isdecimal():
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected a number ≥ 0, got {text!r}")
+    return float(min(int(text), job.FOREVER_S))
+
+
+def _signals(flags: Flags) -> dict[str, str]:
+    """Each name that `--signals-to-handle` gives, and the system's own; "" for what can't be handled."""
+    names = [name.strip() for name in flags.signals_to_handle.split(",")]
+    known = {name: number.name for name, number in signal.Signals.__members__.items()}  # SIGPOLL is SIGIO
+    return {name: known.get(name, "") if name not in _UNHANDLED else "" for name in names}
+
+
+def _logs(flags: Flags, here: Here) -> job.Logs:
+    nowhere = flags.log_dir == "/dev/null"  # torch: no files, all is shown
+    template = flags.log_line_prefix_template or here.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    redirects, tee = flags.streams("redirects"), flags.streams("tee")
+    streams = job.TorchrunLogs(
+        redirects=0 if nowhere else redirects,
+        tee=0 if nowhere else tee,
+        prefix=template or job.TorchrunLogs().prefix,
+        local_ranks=flags.local_ranks,
+    )
+    wanted = None if nowhere else flags.log_dir
+    places = (wanted,) if wanted else here.temporary
+    folder, *spares = (os.path.join(here.folder, place) for place in places)
+    kept = wanted or streams.redirects or streams.tee
+    return job.Logs(folder, temporary=not kept, torchrun=streams, spares=tuple(spares))
+
+
+# Where the ranks meet, and the launchers
+
+
+def _makes_up_the_place(flags: Flags) -> bool:
+    """Whether torch chooses where the ranks meet, as it does on one node without a static endpoint.
+
+    c10d's endpoint is that of the agents' own store: the ranks of one node never see it.
+    """
+    named = flags.rdzv_endpoint or "master_port" in flags.given
+    return flags.alone or (flags.nodes[1] == 1 and not named)
+
+
+def joining_notices(flags: Flags) -> Iterator[str]:
+    """What to say of a command line for several nodes, before it waits for the others."""
+    if flags.c10d:
+        if idle := [key for key in flags.conf if key not in _USED]:
+            known = "is_host, join_timeout and last_call_timeout"
+            yield f"--rdzv-conf {', '.join(idle)} has no effect: only {known} have one here"
+        if "local_addr" in flags.given:
+            yield f"--local-addr has no effect: {FLAG['local_addr'].why}"
+    host, _ = flags.endpoint
+    if is_loopback(host):
+        told = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
+        yield f"{_place_flag(flags)} {host} {told}"
+
+
+def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gathering:
+    """Where the launcher on the machine `name` meets those of the other nodes. Raises `UsageError`."""
+    host, port = flags.endpoint
+    fewest, most = flags.nodes
+    c10d = flags.c10d
+    _check_place(flags, host, port, environ)
+    if not c10d and flags.node_rank >= most:
+        raise UsageError(f"--node-rank {flags.node_rank}: expected 0 to {most - 1}, with --nnodes {most}")
+    number = flags.node_rank if "node_rank" in flags.given or not c10d else None
+    task = task_number(environ) if c10d else None
+    near = f"a node must have the address {host}, or get --rdzv-conf is_host=1"
+    return Gathering(
+        Arrival(f"--rdzv-id {flags.rdzv_id}", name, (fewest, most), number, task),
+        hosts=(host,),
+        ports=(port,),
+        serves=_is_host(flags) if c10d else flags.node_rank == 0,
+        wait_s=_seconds(flags, ("join_timeout", "timeout"), Gathering._field_defaults["wait_s"]),
+        last_call_s=_seconds(flags, ("last_call_timeout",), Gathering._field_defaults["last_call_s"]),
+        ordered=not c10d,
+        hint=near if c10d else "check --node-rank 0 and --master-addr",
+    )
+
+
+def _is_host(flags: Flags) -> bool | None:
+    text = flags.conf.get("is_host", "").lower()
+    if text not in ("", *_TRUE, *_FALSE):
+        raise UsageError(f"--rdzv-conf is_host: expected 1 or 0, got {text!r}")
+    return text in _TRUE if text else None
+
+
+def _seconds(flags: Flags, keys: tuple[str, ...], default_s: float) -> float:
+    conf = flags.conf
+    for key in keys:
+        if key not in conf:
+            continue
+        if not conf[key].isdecimal() or not int(conf[key]):
+            raise UsageError(f"--rdzv-conf {key}: expected a number of seconds ≥ 1, got {conf[key]!r}")
+        return float(int(conf[key]))
+    return default_s
+
+
+def _check_place(flags: Flags, host: str, port: int, environ: Mapping[str, str]) -> None:
+    """Raise `UsageError` if several nodes can't meet there, as where a variable of a script is empty.
+
+    Nor can they at a loopback address where each of several machines would take itself for the endpoint's.
+    """
+    flag, text = _place_flag(flags), flags.rdzv_endpoint or host
+    if not re.fullmatch(r"[^\s/@]+", host):
+        raise UsageError(f"{flag} {text!r}: expected a host name or address; is a variable in it empty?")
+    if not 0 < port < 65536:
+        flag, text = (flag, text) if flags.rdzv_endpoint else ("--master-port", str(port))
+        raise UsageError(f"{flag} {text!r}: several nodes need a port from 1 to 65535")
+    count = step_nodes(environ)
+    if flags.c10d and count > 1 and is_loopback(host):
+        whose = "Flux job's" if "FLUX_JOB_NNODES" in environ else "Slurm step's"
+        told = f"each of this {whose} {count} nodes would wait for the others at its own"
+        raise UsageError(f"{flag} {host}: {told}; pass the first node's name")
+
+
+def _place_flag(flags: Flags) -> str:
+    """The flag that says where the ranks meet, or should."""
+    unsaid = flags.rdzv_backend == "c10d" and "master_addr" not in flags.given
+    return "--rdzv-endpoint" if flags.rdzv_endpoint or unsaid else "--master-addr"

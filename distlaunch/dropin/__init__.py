@@ -1,1 +1,0 @@
-"""What takes the place of other launchers: their flags and files, read into jobs of ours."""
