@@ -5,7 +5,7 @@ import re
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Problem
 from distlaunch.job.document import Place
-from distlaunch.ranges import expand_ranges
+from distlaunch.wording import expand_ranges
 
 MAX_SLOTS = 1024
 """`host:N` with more than this, or with ssh's 22, is a port in the wrong place."""

@@ -11,7 +11,7 @@ from distlaunch.errors import Problem
 from distlaunch.job.document import Entries, Items, Place, Value, is_unset
 from distlaunch.job.hosts import HostEntry, host_error, parse_endpoint, split_user
 from distlaunch.job.paths import path_in
-from distlaunch.ranges import expand_ranges
+from distlaunch.wording import expand_ranges
 
 Checked = Mapping[str, Any]
 
