@@ -4,7 +4,7 @@ import os
 
 from distlaunch.catalog.folder import summary_in
 from distlaunch.diagnosis.summary import STDERR, STDOUT, Summary
-from distlaunch.observers.last_words import STDERR_BYTES, STDOUT_BYTES
+from distlaunch.observers.recording import STDERR_BYTES, STDOUT_BYTES
 from distlaunch.plan.output import destinations
 from distlaunch.state.job import State
 

@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.follow.retelling import Retelling
-from distlaunch.observers.console import MAX_LINE
-from distlaunch.observers.folding import MOMENT_S, Folding, tag_of
+from distlaunch.observers.console import FOLD_S, MAX_LINE, Folding
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.output_index import NAME as OUTPUT_INDEX
-from distlaunch.observers.output_index import Entry
+from distlaunch.observers.run_folder import OUTPUT_INDEX, Entry
 from distlaunch.state.job import State
 
 STDERR = 1
@@ -43,8 +41,7 @@ class Choice(NamedTuple):
 
     def takes(self, entry: Entry) -> bool:
         """Whether a piece of output may have some."""
-        stamp = entry.stamp
-        return self.has(stamp.rank, stamp.stream) and (self.since is None or stamp.time >= self.since)
+        return self.has(entry.rank, entry.stream) and (self.since is None or entry.time >= self.since)
 
     def has(self, rank: int, stream: int) -> bool:
         """Whether lines of that stream are wanted."""
@@ -87,7 +84,6 @@ class LogLines(Observer):
     def __init__(self, choice: Choice, show: Callable[[Line], object], fold: bool = False) -> None:
         self._choice, self.show = choice, show
         self._fold = Folding(self._give_folded) if fold else None
-        self._tags: dict[int, str] = {}
         self._generation = 0
         self._partial: dict[tuple[int, int, int], tuple[str, bytes]] = {}
         self.clock: Callable[[], float] = time.time
@@ -102,9 +98,9 @@ class LogLines(Observer):
         if self._fold is None:
             self._take(output)
             return
-        self._tags[output.rank] = output.goes_to.prefix or ""
-        self._fold.add(output.rank, output.stream, output.data, self.clock())
-        self.wake_at = time.monotonic() + MOMENT_S
+        tag = output.goes_to.prefix or ""
+        self._fold.add(output.rank, output.stream, output.data, tag, self.clock())
+        self.wake_at = time.monotonic() + FOLD_S
 
     def woken(self) -> None:
         """Hand on what was held back."""
@@ -112,9 +108,8 @@ class LogLines(Observer):
             self._fold.flush()
         self.wake_at = None
 
-    def _give_folded(self, ranks: list[int], stream: int, line: bytes) -> None:
-        tag = tag_of(ranks, self._tags)
-        self._give(Line(ranks[0], stream, tag, line.rstrip(b"\n"), self._generation))
+    def _give_folded(self, rank: int, stream: int, line: bytes, tag: str) -> None:
+        self._give(Line(rank, stream, tag, line.rstrip(b"\n"), self._generation))
 
     def _take(self, output: Printed) -> None:
         key = (output.generation, output.rank, output.stream)

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from distlaunch.follow.tails import Entries, Lines
-from distlaunch.observers.generations import Generations
-from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.output_index import Entry
-from distlaunch.observers.run_folder import EVENTS
+from distlaunch.observers.observer import Generations, Observer, Printed
+from distlaunch.observers.run_folder import EVENTS, Entry
 from distlaunch.replay.history import NOTICE
 from distlaunch.replay.lives import HistoryError, beginning_in, happened_in
 from distlaunch.state.actions import Notice
@@ -58,8 +56,8 @@ class Retelling:
         lines, held = [*self._held_lines, *self._lines.fresh()], self._held_entries
         fresh = self._entries.fresh()
         read_until = _time(lines[-1]) if lines else 0.0
-        known = bisect_right(fresh, read_until, key=lambda entry: entry.stamp.time)
-        ready = bisect_right(lines, fresh[-1].stamp.time, key=_time) if fresh else len(lines)
+        known = bisect_right(fresh, read_until, key=lambda entry: entry.time)
+        ready = bisect_right(lines, fresh[-1].time, key=_time) if fresh else len(lines)
         self._held_lines, self._held_entries = lines[ready:], fresh[known:]
         return lines[:ready], held + fresh[:known]
 
@@ -111,11 +109,11 @@ class Retelling:
             self._observer.started(self.state, at)
 
     def _tell_output(self, entry: Entry) -> None:
-        _, rank, generation, stream = entry.stamp
+        rank, generation, stream = entry.rank, entry.generation, entry.stream
         begun = self._generations.of(generation)
         goes_to = begun and begun.destinations.get((rank, stream))
         if goes_to and goes_to.file and self._wanted(entry):
-            self.moment = entry.stamp.time
+            self.moment = entry.time
             data = self._read(goes_to.file, entry.offset, entry.size)
             self._observer.printed(Printed(rank, stream, data, generation, goes_to))
 
@@ -138,7 +136,7 @@ def _merged(lines: list[dict[str, Any]], entries: list[Entry]) -> Iterator[dict[
     """In the order of their times; each list has its own already."""
     at = 0
     for entry in entries:
-        while at < len(lines) and _time(lines[at]) <= entry.stamp.time:
+        while at < len(lines) and _time(lines[at]) <= entry.time:
             yield lines[at]
             at += 1
         yield entry

@@ -4,8 +4,7 @@ import json
 import os
 from typing import Any
 
-from distlaunch.observers import output_index
-from distlaunch.observers.output_index import Entry
+from distlaunch.observers.run_folder import INDEX_RECORD, OUTPUT_INDEX, Entry, index_entries
 from distlaunch.replay.lives import HistoryError
 
 PIECE = 1 << 20
@@ -65,15 +64,15 @@ class Entries:
     """The index of a run's output."""
 
     def __init__(self, folder: str) -> None:
-        self._tail = _Tail(os.path.join(folder, output_index.NAME))
+        self._tail = _Tail(os.path.join(folder, OUTPUT_INDEX))
 
     def fresh(self) -> list[Entry]:
         """Some that have come since, in their order; none if there are none."""
-        record = output_index.RECORD.size
+        record = INDEX_RECORD.size
         data = self._tail.fresh(PIECE // record * record)
         whole = len(data) // record * record
         self._tail.position -= len(data) - whole
-        return output_index.unpacked(data[:whole])
+        return index_entries(data[:whole])
 
     def close(self) -> None:
         """Let the file go."""

@@ -8,8 +8,7 @@ from distlaunch.agent import messages, wire
 from distlaunch.agent.pipes import keep_memory
 from distlaunch.launch.start import Start
 from distlaunch.links.links import Links
-from distlaunch.observers.generations import Generations
-from distlaunch.observers.observer import Observer, Observers, Printed
+from distlaunch.observers.observer import Generations, Observer, Observers, Printed
 from distlaunch.state import actions, events
 from distlaunch.state.job import State
 from distlaunch.state.nodes import End

@@ -20,7 +20,7 @@ from distlaunch.follow import tails
 from distlaunch.follow.retelling import Retelling
 from distlaunch.follow.stopping import interrupt
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.output_index import RECORD
+from distlaunch.observers.run_folder import INDEX_RECORD
 from distlaunch.state.actions import Notice
 from tests.harness import (
     PATIENCE_S,
@@ -373,7 +373,7 @@ def test_pieces_of_the_index_keep_their_place_among_events(
     failed_twice: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = told_of(failed_twice)
-    monkeypatch.setattr(tails, "PIECE", RECORD.size)
+    monkeypatch.setattr(tails, "PIECE", INDEX_RECORD.size)
     assert told_of(failed_twice) == told
     assert len(told) > 4
 

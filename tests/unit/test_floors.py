@@ -30,7 +30,6 @@ FLOORS = {
     "kubernetes": 1,
     "translation": 1,
     "plan": 1,
-    "ranges": 1,
     "state": 1,
     "supervisor": 1,
     "transport": 1,
@@ -258,7 +257,7 @@ RUNS = (
 """What a run consists of once it has begun."""
 AT_ITS_START = {
     *("launch.supervise", "launch.start", "system.allocation", "system.limits", "links.bundle", "links.link"),
-    *("links.munge", "observers.folding", "observers.metrics", "observers.notifier", "observers.outlet"),
+    *("links.munge", "observers.metrics", "observers.notifier", "observers.outlet"),
     *("plan.torch_run", "transport.local", "transport.streams", "agent.probes.gpus"),
 }
 """Imported before the first worker starts, where they are needed at all."""
