@@ -13,7 +13,7 @@ from distlaunch.observers.observer import Observer, Observers
 from distlaunch.observers.recording import LastOutput, Recorder
 from distlaunch.system.signals import Interrupts
 
-LATE = ("diagnosis.exits", "diagnosis.peer_errors", "plan.unstarted")
+LATE = ("plan.unstarted",)
 """Modules that only a failure needs."""
 LATE_OF: Mapping[str, tuple[str, ...]] = {
     "ssh": ("transport.ssh.advice",),

@@ -1,8 +1,9 @@
 """Who is blamed when ranks fail: one that failed by itself before one that lost a peer; else the first."""
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts, words_of
 from distlaunch.state.events import WorkerExited
 from distlaunch.state.findings import GenerationFailed, JobOver, Step, WorkerFailed, WorkerFinished
 from distlaunch.state.job import Cause, Phase, State
@@ -11,9 +12,6 @@ from distlaunch.state.workers import Exited
 from distlaunch.supervisor.stalling import dumping
 from distlaunch.wording import listed, lost_peer_words
 
-if TYPE_CHECKING:
-    from distlaunch.diagnosis.peer_errors import Words
-
 VERDICT_S = 1.0
 """Seconds for the rank at fault to end after another one has lost its connection to it: it may still be in a
 `finally`, or the interpreter's shutdown, and SIGTERM would end it before its traceback is out."""
@@ -21,8 +19,6 @@ VERDICT_S = 1.0
 
 def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
     """A rank has ended with a status other than 0: end the generation, once it is clear who is to blame."""
-    from distlaunch.diagnosis.peer_errors import words_of  # most ranks don't fail
-
     rank, event = found
     words = words_of(event.status, event.words, event.error_record)
     if words.peer_gone or words.timed_out:
@@ -45,10 +41,8 @@ def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
     return state, (JobOver(),) if done and not state.asked else ()
 
 
-def cause_of(state: State, rank: int, event: WorkerExited, words: "Words | None" = None) -> Cause:
+def cause_of(state: State, rank: int, event: WorkerExited, words: Words | None = None) -> Cause:
     """The cause, if this rank is the first that failed."""
-    from distlaunch.diagnosis.exits import Ending, exit_status_of, facts
-
     who = f"{state.named(rank)} failed first"
     peer_gone = words is not None and words.peer_gone
     if words and words.traceback and _was_told_to_end(state, event):
@@ -93,7 +87,7 @@ def _absent_words(state: State) -> str:
     return ""
 
 
-def blamed_instead(state: State, rank: int, event: WorkerExited, words: "Words | None" = None) -> State:
+def blamed_instead(state: State, rank: int, event: WorkerExited, words: Words | None = None) -> State:
     """`state`, which is ending, with the blame on this rank if it came first: not all is heard in order."""
     known = state.cause
     if known is None or known.rank is None:

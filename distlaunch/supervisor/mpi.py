@@ -3,6 +3,7 @@
 import re
 
 from distlaunch.agent.mpi_hosts import host_of
+from distlaunch.diagnosis.exits import exit_status_of
 from distlaunch.errors import Exit
 from distlaunch.state.actions import RunDaemon
 from distlaunch.state.events import DaemonWanted, MpiEnded, MpiPlaceLost
@@ -78,8 +79,6 @@ def _with_mpis_end(lost: Cause, ended: Cause) -> Cause:
 
 
 def _cause(event: MpiEnded, state: State, unstarted: int, now: float) -> Cause:
-    from distlaunch.diagnosis.exits import exit_status_of  # most runs don't fail
-
     before = f" before all ranks had started ({unstarted} had not)" if unstarted else ""
     text = f"{event.program} on {state.label(event.node)} ended{before}: {status_words(event.status)}"
     if event.status > 0 and (said := _said(event.words, state)):

@@ -7,7 +7,7 @@ import pytest
 from distlaunch.agent.messages import StartWorkers as Start
 from distlaunch.cli.tables import print_plan_table
 from distlaunch.contract import RESERVED
-from distlaunch.diagnosis.peer_errors import Words, split_torchrun, words_of
+from distlaunch.diagnosis.exits import Words, split_torchrun, words_of
 from distlaunch.errors import JobError
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, meeting_of, planned_workers, workers
