@@ -53,7 +53,7 @@ def facts(ending: Ending) -> str:
 
 
 # Whose error it is. When a rank fails, those that wait for it in a collective lose their connections and
-# fail, too, often before the first one has ended: it may still be in a `finally`, or the interpreter's shutdown.
+# fail, too, often before the first one has ended: that may be in a `finally`, or the interpreter's shutdown.
 
 _RANK_PREFIX = r"(?m)^\[\w*rank\d+\]:?\s?"
 """torch.distributed's excepthook puts it before each line."""

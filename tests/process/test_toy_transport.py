@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from distlaunch.agent.messages import FindRoute, RouteFound
-from distlaunch.checks.questions import Agents
+from distlaunch.checks.port_check import Agents
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.run import run_job
 from distlaunch.observers.observer import Observer, Printed
@@ -53,7 +53,7 @@ def test_a_toy_transport_reaches_a_node_and_tells_why_it_does_not(tmp_path: Path
     nodes = tuple(NodeSpec(f"room{i}", room) for i, room in enumerate(rooms))
     spec = JobSpec("job", nodes, Program("command", ("true",)), str(tmp_path), Logs(str(tmp_path)))
     with Agents(spec) as agents:
-        answers = agents.ask({0: FindRoute("127.0.0.1")}, (RouteFound,), 30.0)
+        answers = agents.ask({0: FindRoute("127.0.0.1")}, (RouteFound,))
         assert (answers[0].interface, agents.present) == ("lo", [0])
         assert (agents.failures[1].kind, agents.failures[1].words) == (Kind.REFUSED, "no door")
 
