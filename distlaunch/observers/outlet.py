@@ -86,8 +86,7 @@ class Outlet:
     def __init__(
         self, fd: int, on_broken: Callable[[OSError], None], waits: Callable[[], bool] = lambda: False
     ) -> None:
-        self._fd, self._waits = fd, waits
-        self._on_broken = on_broken
+        self._fd, self._on_broken, self._waits = fd, on_broken, waits
         self._backlog = Backlog[bytes](f"outlet-{fd}", self._write_all)
         self._unsent = memoryview(b"")
         self.dropped_lines = 0
@@ -132,16 +131,13 @@ class Outlet:
             except BlockingIOError:
                 select.select([], [self._fd], [])  # whoever shares the terminal made it non-blocking
             except OSError as error:
-                self._break(error)
+                with self._backlog.changed:
+                    self.broken = True
+                    self._backlog.queue.clear()  # what came while that was written
+                    self._sent(self._backlog.waiting)
+                self._on_broken(error)
 
     def _sent(self, size: int) -> None:
         with self._backlog.changed:
             self._unsent = self._unsent[size:]
             self._backlog.written(size)
-
-    def _break(self, error: OSError) -> None:
-        with self._backlog.changed:
-            self.broken = True
-            self._backlog.queue.clear()  # what came while that was written
-            self._sent(self._backlog.waiting)
-        self._on_broken(error)

@@ -115,8 +115,7 @@ class Recorder(Observer):
         self._uses.update(uses)
         if self.wants_use:
             ranks = sorted((rank, *use) for rank, use in self._uses.items())
-            document = {"time": time.time(), "ranks": ranks}
-            self._folder.put(USE, json.dumps(document).encode(), "whole")
+            self._folder.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
 
     def dumped(self, rank: int, data: bytes, generation: int) -> None:
         """Keep it."""
@@ -177,8 +176,7 @@ class LastOutput(Observer):
     def started(self, state: State, at: float) -> None:
         """Forget what an earlier generation has printed."""
         self._generation = state.generation
-        for ends in self._ends.values():
-            ends.clear()
+        self._ends = {STDOUT: {}, STDERR: {}}
         self._lines.clear()
 
     def happened(self, event: Event, state: State, at: float) -> None:

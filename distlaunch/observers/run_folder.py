@@ -149,10 +149,8 @@ class LogWriter:
         pieces = [queue.popleft()]
         name, data, _, where = pieces[0]
         room = AT_ONCE - len(data)
-        while queue and (name, where) == (queue[0].name, "end") and queue[0].where == "end":
+        while queue and room > 0 and queue[0].name == name and queue[0].where == where == "end":
             room -= len(queue[0].data)
-            if room < 0:
-                break
             pieces.append(queue.popleft())
         return pieces
 
