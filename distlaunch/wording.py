@@ -1,5 +1,7 @@
-"""How messages put numbers, times, exits, signals, ports and lists of names."""
+"""How messages put numbers, times, exits, signals, ports and lists of names, and read ranges of hosts."""
 
+import itertools
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,6 +10,8 @@ NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with `
 NO_SUSPENDING_TORCHRUN = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
 MAX_NAMED = 8
 """Ranks or nodes named in one line."""
+MAX_HOSTS = 65_535
+"""More than this from one range is a typing error."""
 INDENTED = 1 << 18
 """Characters of JSON up to which it is indented."""
 
@@ -18,10 +22,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + (plural if number != 1 else "")
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], most: int = MAX_NAMED) -> str:
     """The first of some names, and how many more there are."""
-    shown = ", ".join(names[:MAX_NAMED])
-    return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -97,3 +101,34 @@ def json_text(document: object, indent: int) -> str:
     text = json.dumps(document)
     # To indent what thousands of ranks have takes json, which does it in Python, half a second.
     return (json.dumps(document, indent=indent) if len(text) < INDENTED else text) + "\n"
+
+
+def expand_ranges(text: str) -> list[str]:
+    """Expand a range of host names: `gpu[03-05,9]` → gpu03 gpu04 gpu05 gpu9.
+
+    Several brackets multiply. Raises ValueError.
+    """
+    parts = re.split(r"\[([^\[\]]*)\]", text)
+    if any(mark in part for part in parts[::2] for mark in "[]"):
+        raise ValueError(f'unbalanced brackets in "{text}"')
+    choices: list[list[str]] = []
+    total = 1
+    for i, part in enumerate(parts):
+        choices.append(_bracket(part) if i % 2 else [part])
+        total *= len(choices[-1])
+        if total > MAX_HOSTS:
+            raise ValueError(f'"{text[:60]}" names more than {MAX_HOSTS} hosts')
+    return ["".join(names) for names in itertools.product(*choices)]
+
+
+def _bracket(text: str) -> list[str]:
+    names: list[str] = []
+    for item in text.split(","):
+        found = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)
+        if not found:
+            raise ValueError(f'"[{text}]" is not a range; write [1-4] or [1,3,7]')
+        first, last = found[1], found[2] or found[1]
+        if not 0 <= int(last) - int(first) < MAX_HOSTS:
+            raise ValueError(f'"[{text}]" counts down, or names more than {MAX_HOSTS} hosts')
+        names += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return names

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distlaunch.observers.output_index import unpacked
+from distlaunch.observers.run_folder import index_entries
 from distlaunch.runs.replay import lines_in, replay, retold
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
@@ -35,10 +35,10 @@ def check_replay(folder: Path) -> None:
 def check_index(folder: Path) -> None:
     """The index of the output has each file's pieces, once and without a gap."""
     path = folder / "output.index"
-    entries = unpacked(path.read_bytes()) if path.is_file() else []
+    entries = index_entries(path.read_bytes()) if path.is_file() else []
     ends: dict[tuple[int, int, int], int] = {}
-    for stamp, offset, size in entries:
-        key = (stamp.generation, stamp.rank, stamp.stream)
+    for _, offset, size, rank, generation, stream in entries:
+        key = (generation, rank, stream)
         assert offset == ends.get(key, 0), f"{folder}: {key} goes on at {offset}, not at {ends.get(key, 0)}"
         ends[key] = offset + size
 

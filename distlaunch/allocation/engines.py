@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from distlaunch.allocation.allocation import TITLES, AllocatedNode, Allocation
-from distlaunch.ranges import MAX_HOSTS
+from distlaunch.wording import MAX_HOSTS
 
 Engine = Literal["grid-engine", "pbs", "lsf", "flux"]
 Slots = Iterable[tuple[str, int]]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from distlaunch.allocation.allocation import AllocatedNode, Allocation
-from distlaunch.ranges import expand_ranges
+from distlaunch.wording import expand_ranges
 
 
 def slurm_allocation(environ: Mapping[str, str]) -> Allocation:

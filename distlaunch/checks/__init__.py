@@ -1,1 +1,1 @@
-"""Checks through agents, without running a job."""
+"""Checks through agents, without running a job: `port_check`."""

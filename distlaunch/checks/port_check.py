@@ -3,24 +3,30 @@
 A listener is held on the first node for as long as the test takes. Every node, and this machine,
 connects to it over every address that the name has; only our own listener's token counts as success,
 and nothing is ever sent, so a stranger's service sees a connect and no more. Then the nodes of a job
-connect to each other. Spares are left out: they may be down until they are needed.
+connect to each other, as collectives do. Spares are left out: they may be down until they are needed.
 """
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from distlaunch.agent.messages import Dialled, Listen, Listening, PortRefused
-from distlaunch.checks.pairs import Pairs, dial, try_pairs
-from distlaunch.checks.questions import Agents
+from distlaunch.agent import messages
+from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, ProtocolError
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.layout import is_loopback
 from distlaunch.system.here import runs_ranks
 from distlaunch.transports.failure import LinkFailure
-from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.link import Links
+from distlaunch.transports.opening import open_links
+from distlaunch.wording import listed
 
 HERE = "here"
+EVERY = 16
+"""With up to this many nodes every pair is tried; with more, each node dials one fewer than this."""
+DIAL_S = 5.0
 ANSWER_S = 30.0
+HEARTBEAT_S = 5.0
 
 
 class Dial(NamedTuple):
@@ -39,6 +45,27 @@ class Unasked(NamedTuple):
     node: str
     failure: LinkFailure
     advice: str
+
+
+class Unreached(NamedTuple):
+    """One node that could not connect to another, at that address."""
+
+    source: str
+    target: str
+    address: str
+    error: str
+
+
+class Pairs(NamedTuple):
+    """How many pairs of nodes were tried, of how many, and which failed."""
+
+    tried: int
+    of: int
+    failed: tuple[Unreached, ...] = ()
+
+    def document(self) -> dict[str, object]:
+        """For machines."""
+        return {**self._asdict(), "failed": [each._asdict() for each in self.failed]}
 
 
 class PortReport(NamedTuple):
@@ -69,7 +96,8 @@ class PortReport(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """For machines."""
-        shown = {
+        return {
+            **self._asdict(),
             "ok": self.ok,
             "owners": list(self.owners),
             "dials": [dial._asdict() for dial in self.dials],
@@ -79,7 +107,6 @@ class PortReport(NamedTuple):
             ],
             "pairs": self.pairs and self.pairs.document(),
         }
-        return {**self._asdict(), **shown}
 
 
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
@@ -87,25 +114,17 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     asked = _with_here(spec._replace(spares=()), host)
     token = os.urandom(16).hex()
     with Agents(asked) as agents:
-        first = asked.nodes[0].label
-        answer = agents.ask({0: Listen(port, token)}, (Listening, PortRefused), ANSWER_S).get(0)
-        report = _first_answer(first, host, port, answer)
+        report = _listening(agents, asked.nodes[0].label, host, port, token)
         if report.free and report.port is not None:
-            question = dial([(host, report.port)], token)
-            answers = agents.ask(dict.fromkeys(agents.present, question), (Dialled,), ANSWER_S)
-            report = report._replace(dials=_dials(asked.nodes, answers))
+            question = messages.DialAll([(host, report.port)], DIAL_S, token)
+            answers = agents.ask(dict.fromkeys(agents.present, question), (messages.Dialled,))
+            report = report._replace(dials=tuple(_dials(asked.nodes, answers)))
             if not spec.one_machine and len(spec.nodes) > 1:
                 labels = [node.label for node in spec.nodes]
-                report = report._replace(pairs=try_pairs(agents, labels, host, token))
-        unasked = [_unasked(asked, index, failure) for index, failure in sorted(agents.failures.items())]
-        spares = tuple(node.label for node in spec.spares)
-        return report._replace(failures=tuple(unasked), here_counts=len(spec.nodes) == 1, spares=spares)
-
-
-def _unasked(asked: JobSpec, index: int, failure: LinkFailure) -> Unasked:
-    node = asked.nodes[index]
-    advice = node.reach.advice(failure, node.python or asked.python)
-    return Unasked(node.label, failure, advice)
+                report = report._replace(pairs=_try_pairs(agents, labels, host, token))
+        unasked = tuple(_unasked(asked, index, failure) for index, failure in sorted(agents.failures.items()))
+    spares = tuple(node.label for node in spec.spares)
+    return report._replace(failures=unasked, here_counts=len(spec.nodes) == 1, spares=spares)
 
 
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
@@ -120,40 +139,181 @@ def _with_here(spec: JobSpec, host: str) -> JobSpec:
     return spec._replace(nodes=(*nodes, NodeSpec(HERE)), python=None)
 
 
-def _first_answer(
-    node: str, host: str, port: int | None, answer: Listening | PortRefused | None
-) -> PortReport:
-    match answer:
-        case Listening():
+def _listening(agents: "Agents", node: str, host: str, port: int | None, token: str) -> PortReport:
+    """Have the first node listen on the port; whether it does."""
+    match agents.ask({0: messages.Listen(port, token)}, (messages.Listening, messages.PortRefused)).get(0):
+        case messages.Listening() as answer:
             return PortReport(node, host, answer.port, True)
-        case PortRefused():
+        case messages.PortRefused() as answer:
             return PortReport(node, host, port, False, tuple(answer.owners), answer.error)
     return PortReport(node, host, port, None)
 
 
-def _dials(nodes: Sequence[NodeSpec], answers: dict[int, Dialled]) -> tuple[Dial, ...]:
-    found = [
-        _dial(nodes[index].label, one) for index, answer in sorted(answers.items()) for one in _rows(answer)
+def _unasked(asked: JobSpec, index: int, failure: LinkFailure) -> Unasked:
+    node = asked.nodes[index]
+    return Unasked(node.label, failure, node.reach.advice(failure, node.python or asked.python))
+
+
+def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialled]) -> Iterator[Dial]:
+    """What nodes that were given one target say of each of its addresses."""
+    for index, answer in sorted(answers.items()):
+        for row in _tried(answer)[0] if len(answer.results) == 1 else ():
+            match row:
+                case {"address": str(to), "family": str(kind), "ok": bool(ok), "error": str() | None as why}:
+                    yield Dial(nodes[index].label, to, kind, ok, why)
+
+
+def _tried(answer: messages.Dialled) -> list[list[dict[str, Any]]]:
+    """What a node says of each target: a row for each address that it tried."""
+    results = [tried if isinstance(tried, list) else [] for tried in answer.results]
+    return [[row for row in tried if isinstance(row, dict)] for tried in results]
+
+
+# Pairs: a node is dialled at the address that its route to the master gives it, as gloo and NCCL have it, and
+# on a port from the range that they take theirs from.
+
+
+def partners(count: int) -> dict[int, list[int]]:
+    """Whom each of `count` nodes dials: all others, or some at even distances, the next one among them."""
+    each = min(count, EVERY) - 1
+    steps = [1 + k * (count - 1) // each for k in range(each)]
+    return {node: [(node + step) % count for step in steps] for node in range(count)}
+
+
+def _try_pairs(agents: "Agents", labels: Sequence[str], host: str, token: str) -> Pairs:
+    """Try the nodes with these labels, the first of `agents`; they call the first one `host`."""
+    count = len(labels)
+    ends = _ends(agents, count, host, token)
+    wanted = {
+        source: [target for target in targets if target in ends]
+        for source, targets in partners(count).items()
+        if source in agents.present
+    }
+    questions = {
+        source: messages.DialAll([ends[target] for target in targets], DIAL_S, token)
+        for source, targets in wanted.items()
+    }
+    answers = agents.ask(questions, (messages.Dialled,))
+    failed = [
+        Unreached(labels[source], labels[target], ends[target][0], error)
+        for source, answer in sorted(answers.items())
+        for target, rows in zip(wanted[source], _tried(answer), strict=False)
+        if (error := _error(rows))
     ]
-    return tuple(filter(None, found))
+    return Pairs(sum(len(wanted[source]) for source in answers), count * (count - 1), tuple(failed))
 
 
-def _rows(answer: Dialled) -> list[Any]:
-    """What a node that was given one target says of it."""
-    match answer.results:
-        case [list(rows)]:
-            return rows
-    return []
+def _ends(agents: "Agents", count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
+    """Node → the address and port at which it listens for the others, of those that can."""
+    here = [node for node in agents.present if node < count]
+    expected = (messages.RouteFound, messages.RouteFailed)
+    addresses = _addresses(agents.ask(dict.fromkeys(here, messages.FindRoute(host)), expected))
+    # Port 0: the system's choice, as theirs; a firewall may be open for that range alone.
+    listen = dict.fromkeys(addresses, messages.Listen(0, token))
+    answers = agents.ask(listen, (messages.Listening, messages.PortRefused))
+    ports = {node: answer.port for node, answer in answers.items() if isinstance(answer, messages.Listening)}
+    return {node: (addresses[node], port) for node, port in ports.items()}
 
 
-def _dial(source: str, result: Any) -> Dial | None:
-    match result:
-        case {"address": str(to), "family": str(family), "ok": bool(ok), "error": str() | None as error}:
-            return Dial(source, to, family, ok, error)
-    return None
+def _addresses(routes: Mapping[int, messages.RouteFound | messages.RouteFailed]) -> dict[int, str]:
+    """Each node's own address on its way to the first; the first's is the one that the others dial."""
+    found = {node: route for node, route in routes.items() if isinstance(route, messages.RouteFound)}
+    sources = {node: route.source for node, route in found.items() if node and route.source}
+    dialled = [route.address for node, route in found.items() if node]
+    return {**sources, 0: dialled[0]} if 0 in routes and dialled else sources
 
 
-def node_for(host: str, own_names: Sequence[str]) -> NodeSpec:
-    """The node that a host:port on the command line means: this machine by any of its names, or ssh."""
-    local = is_loopback(host) or host in own_names
-    return NodeSpec(host) if local else NodeSpec(host, Ssh(host))
+def _error(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Why none of a target's addresses accepted the connection; "" if all did."""
+    failed = [str(row.get("error")) for row in rows if row.get("ok") is not True]
+    return (failed or ["" if rows else "no answer"])[0]
+
+
+def folded(failed: Sequence[Unreached]) -> list[str]:
+    """The failures in as few lines as telling them by target, or by source, takes."""
+    left, lines = list(failed), []
+    while left:
+        groups: dict[tuple[bool, str, str], list[Unreached]] = {}
+        for each in left:
+            groups.setdefault((True, each.target, each.error), []).append(each)
+            groups.setdefault((False, each.source, each.error), []).append(each)
+        by_target, name, error = max(groups, key=lambda key: len(groups[key]))
+        group = groups[by_target, name, error]
+        if by_target:
+            sources = listed([each.source for each in group])
+            lines.append(f"{name} ({group[0].address}) can't be reached from {sources}: {error}")
+        else:
+            lines.append(f"{name} can't reach {listed([each.target for each in group])}: {error}")
+        left = [each for each in left if each not in group]
+    return lines
+
+
+class Agents:
+    """Agents on all nodes of `spec` while it is entered, without a job; each is asked one question at a time.
+
+    `failures` maps the index of a node that can't be asked to the reason.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._links = Links(self._take, self._fail)
+        self._answers: dict[int, Any] = {}
+        self._expected: tuple[type, ...] = ()
+        self._next_heartbeat = time.monotonic() + HEARTBEAT_S
+        self.failures: dict[int, LinkFailure] = {}
+
+    def __enter__(self) -> "Agents":
+        links = open_links(self._spec)
+        for node, link in links.items():
+            self._links.add(node, link)
+        self._await(set(links), (messages.Hello,), self._spec.timeouts.connect_s)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for node in self._links.present:
+            self._links.hang_up(node)
+        self._links.close()
+
+    @property
+    def present(self) -> list[int]:
+        """The nodes that can be asked."""
+        return self._links.present
+
+    def ask(self, questions: Mapping[int, tuple[Any, ...]], expected: tuple[type, ...]) -> dict[int, Any]:
+        """Send each node its question; the answers, of the `expected` kinds, that came in time."""
+        asked = set(questions) & set(self.present)
+        for node in asked:
+            self._links.send(node, questions[node])
+        return self._await(asked, expected, ANSWER_S)
+
+    def _await(self, asked: set[int], expected: tuple[type, ...], within_s: float) -> dict[int, Any]:
+        self._answers, self._expected = {}, expected
+        deadline = time.monotonic() + within_s
+        while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
+            self._links.turn(max(0.0, min(self._next_heartbeat, deadline) - time.monotonic()))
+            self._beat()
+        for node in waiting:
+            self._links.give_up(node, f"no answer within {within_s:g} s")
+        return {node: answer for node, answer in self._answers.items() if node in asked}
+
+    def _beat(self) -> None:
+        """Keep the agents of fast nodes there while a slow one boots."""
+        # Not whenever something comes: each ping has an answer, and who is busy would drown in them.
+        if time.monotonic() < self._next_heartbeat:
+            return
+        self._next_heartbeat = time.monotonic() + HEARTBEAT_S
+        self._links.nudge()
+        for node in self._links.answering:
+            self._links.send(node, messages.Ping())
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind != CONTROL:
+            raise ProtocolError("unexpected frame")
+        report = messages.read(messages.REPORTS, frame.message())
+        if isinstance(report, messages.Hello) and report.protocol != PROTOCOL:
+            raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
+        if isinstance(report, self._expected):
+            self._answers[frame.node] = report
+
+    def _fail(self, node: int, failure: LinkFailure) -> None:
+        self.failures[node] = failure

@@ -135,7 +135,7 @@ def dry_run(
     as_json: Json = False,
 ) -> None:
     """Show which rank would run where, or print commands to paste; contacts no host."""
-    from distlaunch.cli.plans import print_plan
+    from distlaunch.cli.tables import print_plan
     from distlaunch.launch.addresses import plan_without_nodes
     from distlaunch.system.job_file import load_job
 

@@ -17,10 +17,17 @@ from distlaunch.cli.output import reader_left, say
 from distlaunch.cli.runs import Which, ago_s, ended_words, follow_each, run_elsewhere
 from distlaunch.errors import UsageError
 from distlaunch.job.types import compiled
-from distlaunch.observers.console import MAX_LINE, RANK_COLOURS, escape, latest, wants_colour
-from distlaunch.observers.folding import MOMENT_S, Folding, tag_of
+from distlaunch.observers.console import (
+    FOLD_S,
+    MAX_LINE,
+    RANK_COLOURS,
+    Folding,
+    escape,
+    latest,
+    wants_colour,
+)
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.output_index import Entry
+from distlaunch.observers.run_folder import Entry
 from distlaunch.runs.folder import Run
 from distlaunch.runs.following import follow
 from distlaunch.runs.queued_following import run_of
@@ -102,11 +109,10 @@ class Choice(NamedTuple):
 
     def takes(self, entry: Entry) -> bool:
         """Whether a piece of output may have some."""
-        stamp = entry.stamp
         return (
-            (self.ranks is None or stamp.rank in self.ranks)
-            and (stamp.stream == STDERR or not self.stderr_only)
-            and (self.since is None or stamp.time >= self.since)
+            (self.ranks is None or entry.rank in self.ranks)
+            and (entry.stream == STDERR or not self.stderr_only)
+            and (self.since is None or entry.time >= self.since)
         )
 
 
@@ -180,7 +186,6 @@ class LogLines(Observer):
     def __init__(self, pattern: re.Pattern[bytes] | None, show: Callable[[Line], object], fold: bool) -> None:
         self._pattern, self.show = pattern, show
         self._fold = Folding(self._give_folded) if fold else None
-        self._tags: dict[int, str] = {}
         self._generation = 0
         self._partial: dict[tuple[int, int, int], tuple[str, bytes]] = {}
         self.clock: Callable[[], float] = time.time
@@ -195,9 +200,9 @@ class LogLines(Observer):
         if self._fold is None:
             self._take(output)
             return
-        self._tags[output.rank] = output.goes_to.prefix or ""
-        self._fold.add(output.rank, output.stream, output.data, self.clock())
-        self.wake_at = time.monotonic() + MOMENT_S
+        tag = output.goes_to.prefix or ""
+        self._fold.add(output.rank, output.stream, output.data, tag, self.clock())
+        self.wake_at = time.monotonic() + FOLD_S
 
     def woken(self) -> None:
         """Hand on what was held back."""
@@ -205,8 +210,8 @@ class LogLines(Observer):
             self._fold.flush()
         self.wake_at = None
 
-    def _give_folded(self, ranks: list[int], stream: int, line: bytes) -> None:
-        self._give(Line(ranks[0], tag_of(ranks, self._tags), line.rstrip(b"\n"), self._generation))
+    def _give_folded(self, rank: int, stream: int, line: bytes, tag: str) -> None:
+        self._give(Line(rank, tag, line.rstrip(b"\n"), self._generation))
 
     def _take(self, output: Printed) -> None:
         key = (output.generation, output.rank, output.stream)

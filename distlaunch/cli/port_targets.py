@@ -4,11 +4,12 @@ import os
 import socket
 from collections.abc import Sequence
 
-from distlaunch.checks.port_check import PortReport, check_port, node_for
+from distlaunch.checks.port_check import PortReport, check_port
 from distlaunch.errors import UsageError
 from distlaunch.job.nodes import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.addresses import plan_without_nodes, ssh_address
+from distlaunch.plan.layout import is_loopback
 from distlaunch.system.job_file import STDIN, load_job
 from distlaunch.transports.ssh import Ssh
 
@@ -56,6 +57,8 @@ def _with_config(node: NodeSpec, config: str) -> NodeSpec:
 
 
 def _lone_node(host: str) -> JobSpec:
+    """A job on the machine of a host:port: this one by any of its names, or one that ssh reaches."""
+    local = is_loopback(host) or host in (socket.gethostname(), socket.getfqdn())
+    node = NodeSpec(host) if local else NodeSpec(host, Ssh(host))
     folder = os.getcwd()
-    own = (socket.gethostname(), socket.getfqdn())
-    return JobSpec(host, (node_for(host, own),), Program("command", ("true",)), folder, Logs(folder))
+    return JobSpec(host, (node,), Program("command", ("true",)), folder, Logs(folder))

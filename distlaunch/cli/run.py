@@ -223,9 +223,8 @@ def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
 
 def _supervised(start: Start, signals: Signals, quiet: bool, ready: int) -> int:
     from distlaunch.launch.supervise import supervise  # while agents boot
-    from distlaunch.observers.departure import Departure, silence
     from distlaunch.observers.run_folder import CONTROLLER_LOG
-    from distlaunch.observers.terminal import Terminal
+    from distlaunch.observers.terminal import Departure, Terminal, silence
 
     def leave(state: State) -> None:
         silence(os.path.join(start.folder.path, CONTROLLER_LOG))

@@ -1,74 +1,61 @@
-"""Tables for people."""
+"""Prints a plan in the form that was asked for, and what was found out about a port."""
 
+import sys
 from collections.abc import Iterator, Sequence
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from distlaunch.checks.pairs import EVERY, folded
-from distlaunch.checks.port_check import PortReport
-from distlaunch.cli.output import print_text
-from distlaunch.observers.console import escape
-from distlaunch.plan.layout import LaunchPlan, NodePlan
+from distlaunch.checks.port_check import EVERY, PortReport, folded
+from distlaunch.cli.output import print_json, print_text
+from distlaunch.observers.console import escape, wants_colour
+from distlaunch.plan.document import plan_document
+from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, planned_workers
+from distlaunch.plan.shell_text import shell_text
+from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.wording import counted, refused_port_words, spans
 
 MANY = 256
-"""A table of more ranks has a row for each node, and one of more rows is not laid out for the terminal."""
-Told = tuple[str, list[str], list[list[str]]]
-"""A heading, the names of columns, and the rows."""
+"""A table of more ranks has a row for each node."""
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def print_plan_table(plan: LaunchPlan) -> None:
-    """One row per worker: node, local rank, rank, device, address."""
-    heading, columns, rows = _ranks(plan)
-    if len(rows) > MANY:
-        print_text(_aligned(escape(heading), [columns, *rows]))
-        return
-    table = _table(*columns)
-    for row in rows:
-        table.add_row(*(Text(escape(cell)) for cell in row))
-    console = Console(highlight=False)
-    with console.capture() as printed:
-        console.print(Text(escape(heading)))
-        console.print(table)
-    print_text(printed.get())
-
-
-def _aligned(heading: str, rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, however wide: a table that fits the terminal takes rich 0.3 ms for each row."""
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; the first of its rows has the names of the columns."""
     cells = [[escape(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return "\n".join([heading, *lines, ""])
+    head, *others = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return [head, "─" * len(head), *others]
 
 
-def _ranks(plan: LaunchPlan) -> Told:
-    """One row per rank, with its CPU binding if the job asks for one; of many ranks one per node."""
+def print_plan(plan: LaunchPlan, style: str) -> None:
+    """`style` is table, shell, torchrun or json."""
+    match style:
+        case "json":
+            print_json(plan_document(plan, planned_workers(plan)))
+        case "shell":
+            print_text(shell_text(plan, planned_workers(plan)))
+        case "torchrun":
+            print_text(torchrun_text(plan, plan.master_port or DEFAULT_PORT))
+        case _:
+            print_text("\n".join([escape(_heading(plan)), *_table(_rows(plan)), ""]))
+
+
+def _heading(plan: LaunchPlan) -> str:
     size = _size(plan)
     inside = plan.spec.container
     where = f", in containers of {inside.image} ({inside.runtime})" if inside else ""
-    heading = f"{plan.spec.name}: {size}, {plan.backend}{where}"
-    wished = [plan.spec.binding.key] if plan.spec.binding else []
+    return f"{plan.spec.name}: {size}, {plan.backend}{where}"
+
+
+def _rows(plan: LaunchPlan) -> list[list[str]]:
+    """One row per rank, with its CPU binding if the job asks for one; of many ranks one per node."""
     if plan.spec.mpirun_hosts:
         from distlaunch.plan.other_launchers import rows as places
 
-        rows = [
-            [host, str(local), str(rank), _meeting(plan, rank)] for host, local, rank in places(plan.spec)
-        ]
-        return heading, ["node", "local rank", "rank", "address"], rows
+        columns = ["node", "local rank", "rank", "address"]
+        return [columns, *([h, str(local), str(r), _meeting(plan, r)] for h, local, r in places(plan.spec))]
     many = plan.world_size > MANY
     numbers = ("local ranks", "ranks") if many else ("local rank", "rank")
+    wished = [plan.spec.binding.key] if plan.spec.binding else []
     rows = [row for node in plan.nodes for row in ([_of_node(plan, node)] if many else _of_ranks(plan, node))]
-    return heading, ["node", *numbers, "device", *wished, "address"], rows
+    return [["node", *numbers, "device", *wished, "address"], *rows]
 
 
 def _size(plan: LaunchPlan) -> str:
@@ -99,22 +86,24 @@ def _meeting(plan: LaunchPlan, rank: int) -> str:
 
 def print_port_report(report: PortReport) -> None:
     """Whether the port is free, then one row per connection that was tried."""
-    console = Console(highlight=False)
     port = f"port {report.port}" if report.port else "port"
-    console.print(Text(f"{port} on {report.node}: {_port_state(report)}"))
+    lines = [escape(f"{port} on {report.node}: {_port_state(report)}")]
     for node, failure, advice in report.failures:
-        # Not wrapped: it has commands to paste.
-        console.print(Text(f"  {node}: {failure.kind.value}; {escape(advice)}"), soft_wrap=True)
-        for line in failure.words.splitlines():
-            console.print(Text(f"    | {escape(line)}"), soft_wrap=True)
+        lines.append(escape(f"  {node}: {failure.kind.value}; {advice}"))
+        lines += [f"    | {escape(line)}" for line in failure.words.splitlines()]
     if report.dials:
-        table = _table("from", "to", "family", "result")
+        rows = [["from", "to", "family", "result"]]
         for dial in report.dials:
-            result = Text("ok", "green") if dial.ok else Text(escape(dial.error or "failed"), "red")
-            table.add_row(Text(dial.source), Text(f"{report.host} ({dial.address})"), dial.family, result)
-        console.print(table)
-    for line in _pair_lines(report):
-        console.print(Text(escape(line)), soft_wrap=True)
+            result = "ok" if dial.ok else dial.error or "failed"
+            rows.append([dial.source, f"{report.host} ({dial.address})", dial.family, result])
+        head, rule, *dialled = _table(rows)
+        lines += [head, rule, *map(_coloured, dialled, (dial.ok for dial in report.dials))]
+    lines += map(escape, _pair_lines(report))
+    print_text("\n".join([*lines, ""]))
+
+
+def _coloured(line: str, good: bool) -> str:
+    return f"\x1b[{32 if good else 31}m{line}\x1b[0m" if wants_colour(sys.stdout.isatty()) else line
 
 
 def _pair_lines(report: PortReport) -> list[str]:
@@ -131,6 +120,4 @@ def _pair_lines(report: PortReport) -> list[str]:
 def _port_state(report: PortReport) -> str:
     if report.free is None:
         return "unknown: the node can't be used"
-    if report.free:
-        return "free"
-    return escape(refused_port_words(str(report.error), report.owners))
+    return "free" if report.free else refused_port_words(str(report.error), report.owners)

@@ -1,1 +1,4 @@
-"""Why a worker, and so a run, ended: what statuses and last words tell, what to do, the summary. Pure."""
+"""Why a worker, and so a run, ended. Pure.
+
+`exits` has what a status and last words tell, and what to do; `summary` the end of a run.
+"""

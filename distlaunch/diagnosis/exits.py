@@ -1,15 +1,20 @@
-"""What an exit means: first the facts, from the kernel and the status; then advice, marked as such."""
+"""What an exit means: the facts, from the kernel and the status; whose error it is; advice, marked as such.
+
+Patterns are compiled where they are used: most ranks don't fail.
+"""
 
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.wording import counted, status_words
 
 LAST_LINES = 40
-"""Lines of a rank's last words that are searched for a known problem."""
+"""Lines of a rank's last words that count: for advice, and without a traceback to tell whose error it is."""
 SMALL_SHM = 1 << 30
+TRACEBACK = "Traceback (most recent call last):"
 
 
 class Ending(Frozen):
@@ -47,6 +52,117 @@ def facts(ending: Ending) -> str:
     return said
 
 
+# Whose error it is. When a rank fails, those that wait for it in a collective lose their connections and
+# fail, too, often before the first one has ended: that may be in a `finally`, or the interpreter's shutdown.
+
+_RANK_PREFIX = r"(?m)^\[\w*rank\d+\]:?\s?"
+"""torch.distributed's excepthook puts it before each line."""
+_CHAINED = (
+    r"(?m)^(?:During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception):$"
+)
+_LOG = r"(?m)^\[[WEIF]\d{4} .*"
+"""What torch's C++ logs: of other threads, and after a traceback of its consequences."""
+_REMARK = r"(?m)^(?:\[\w*rank\d+\]:? ?)?\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*\n?"
+"""What torch logs as information or as a warning: neither ends a rank."""
+_FRAME = r'(?m)^ +File "([^"]+)", line \d+'
+_IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
+_COLLECTIVES = (
+    r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
+    r"|monitoredBarrier"
+)
+_LOST = (
+    r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|failed to recv"
+    r"|failed to connect|remote process exit|ncclRemoteError|network error|pair closure"
+    r"|received errors while waiting"
+)
+_WAITED = r"[Tt]im(?:ed |e)out"
+_TORCHRUN = (
+    r'(?m)^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*/torch/distributed/run\.py", line '
+)
+"""How torchrun's own traceback begins, with which it ends when a rank of its own has failed."""
+_ROOT = (
+    r"Root Cause \(first observed failure\):\n(?:.*\n)*?"
+    r"  rank +: (\d+) \(local_rank: (\d+)\)\n  exitcode +: (-?\d+) \(pid: (\d+)\)"
+)
+
+
+class Words(Frozen):
+    """What a rank's last words tell: whether they hold a `traceback`, and whether a peer was gone.
+
+    `timed_out`: no connection was lost, but waiting for the peer timed out.
+    """
+
+    traceback: bool = False
+    peer_gone: bool = False
+    timed_out: bool = False
+
+
+def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
+    """Judge a rank's exit by its status (as in `WorkerExited`), the end of its stderr, its error record."""
+    if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
+        return Words()  # no Python exception ends so
+    said = re.sub(_RANK_PREFIX, "", split_torchrun(stderr)[0])
+    recorded = record and (record.get("callstack") or record.get("message"))
+    text = root_error(recorded if isinstance(recorded, str) else said)
+    error = _of_a_collective(text)
+    lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
+    return Words(TRACEBACK in said or bool(recorded), lost or timed_out, timed_out and not lost)
+
+
+def root_error(words: str) -> str:
+    """What went wrong first: the oldest exception of the last traceback's chain, or else the last lines."""
+    blocks = words.split(TRACEBACK)
+    if len(blocks) == 1:
+        return "\n".join(without_remarks(words).splitlines()[-LAST_LINES:])
+    first = len(blocks) - 1
+    while first > 1 and re.search(_CHAINED, blocks[first - 1]):
+        first -= 1
+    return blocks[first]
+
+
+def _of_a_collective(error: str) -> str:
+    """What a collective says of its error; nothing of any other, which may use the same words."""
+    frames = list(re.finditer(_FRAME, error))
+    message = re.split(_LOG, error[frames[-1].end() :], maxsplit=1)[0] if frames else error
+    within = bool(frames) and bool(re.search(_IN_TORCH_DISTRIBUTED, frames[-1][1]))
+    return message if within or re.search(_COLLECTIVES, message) else ""
+
+
+def split_torchrun(words: str) -> tuple[str, str]:
+    """The last words of a torchrun: those of its first rank that failed, and in a line how it did.
+
+    Those of any other program are its own, and "".
+    """
+    own = list(re.finditer(_TORCHRUN, words))
+    if not own:
+        return words, ""
+    said, report = words[: own[-1].start()], words[own[-1].start() :]
+    found = re.search(_ROOT, report)
+    if not found:  # torchrun itself has failed: its last line says how
+        return said, report.strip().splitlines()[-1]
+    rank, local_rank, exitcode, pid = found.groups()
+    # Where torch.distributed marks what ranks say, the others, whom it lost, are left out.
+    marked = re.findall(rf"(?m)^\[\w*rank{rank}\]:.*\n", said)
+    how = f"root cause: rank {rank} (local rank {local_rank}, pid {pid}): {status_words(int(exitcode))}"
+    return "".join(marked) or said, how
+
+
+def without_remarks(words: str) -> str:
+    """`words` without the lines that torch logs as information or warnings; "" if nothing else is left."""
+    rest = re.sub(_REMARK, "", words)
+    return rest if rest.strip() else ""
+
+
+def traceback_key(words: str) -> str:
+    """The last traceback in `words`, without what differs from rank to rank; "" where they hold none."""
+    _, found, last = words.rpartition(TRACEBACK)
+    return re.sub(r"\d+", "#", re.sub(_RANK_PREFIX, "", last)).strip() if found else ""
+
+
+# Advice
+
+
 def advice(ending: Ending, words: str) -> str:
     """One line of advice on a known problem; "" if none is known."""
     of_status = _BY_STATUS.get(ending.status)
@@ -61,8 +177,8 @@ def advice(ending: Ending, words: str) -> str:
     last = "\n".join(words.splitlines()[-LAST_LINES:])
     if ending.module and (said := _of_module(ending.module, last)):
         return said
-    found = next((text for pattern, text in _BY_WORDS if re.search(pattern, last)), None)
-    return found(ending) if callable(found) else found or ""
+    found = next((text for pattern, text in _BY_WORDS if re.search(pattern, last)), "")
+    return found(ending) if callable(found) else found
 
 
 def _of_module(module: str, words: str) -> str:
@@ -137,10 +253,7 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
         r"invalid device ordinal",
         "LOCAL_RANK is beyond the visible GPUs: lower procs_per_node, or check CUDA_VISIBLE_DEVICES",
     ),
-    (
-        _TIMED_OUT,
-        _MISSED,
-    ),
+    (_TIMED_OUT, _MISSED),
     (
         r"NCCL (?:error|WARN)|ncclSystemError|ncclUnhandledCudaError|ncclInternalError",
         "set env: {NCCL_DEBUG: INFO} to see more; NCCL_SOCKET_IFNAME must name an interface on every node",

@@ -10,10 +10,10 @@ from distlaunch.job.document import Place
 from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
 from distlaunch.job.spec import HostEntry, NodeSpec, Surroundings, Timeouts
 from distlaunch.job.types import Checked
-from distlaunch.ranges import expand_ranges
 from distlaunch.transports.slurm import Slurm
 from distlaunch.transports.ssh import Ssh, SshOptions
 from distlaunch.transports.transport import Command, Local, Transport
+from distlaunch.wording import expand_ranges
 
 MAX_SLOTS = 1024
 """`host:N` with more than this, or with ssh's 22, is a port in the wrong place."""

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from distlaunch.agent import messages, wire
 from distlaunch.agent.poller import keep_memory
 from distlaunch.launch.start import Start
-from distlaunch.observers.generations import Generations
-from distlaunch.observers.observer import Observer, Observers, Printed
+from distlaunch.observers.observer import Generations, Observer, Observers, Printed
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.codec import command_for, event_of, seconds, uses_of
 from distlaunch.supervisor.nodes import End

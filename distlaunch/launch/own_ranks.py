@@ -94,8 +94,7 @@ class OwnRanks:
 
     def say(self, text: str) -> None:
         """Print distlaunch's own words."""
-        for line in text.splitlines():
-            self._shown().say(f"distlaunch: {line}")
+        self._shown().say(text)
 
     def close(self) -> None:
         """Show and keep the rest."""

@@ -7,20 +7,17 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers
 from distlaunch.launch.loop import Loop
 from distlaunch.launch.start import Start
-from distlaunch.observers.folder import Folder
-from distlaunch.observers.last_words import LastWords, summary_so_far
 from distlaunch.observers.observer import Observer, Observers
-from distlaunch.observers.watched import Watched
+from distlaunch.observers.recording import LastOutput, Recorder
 from distlaunch.runs.index import note_end
 from distlaunch.supervisor.summary import Summary
 from distlaunch.system.signals import Interrupts
 
-LATE = ("diagnosis.exits", "diagnosis.peer_errors", "plan.unstarted", "observers.progress")
+LATE = ("plan.unstarted",)
 """Modules that only a failure needs."""
 LATE_OF: Mapping[str, tuple[str, ...]] = {
     "command": ("transports.presets",),
     "allocation": ("launch.scheduler", "launch.again", "batch.slurm"),
-    "nccl": ("observers.flight_records",),
 }
 """The same, by the name of a transport, or by what a job has."""
 
@@ -28,7 +25,7 @@ LATE_OF: Mapping[str, tuple[str, ...]] = {
 def import_late(spec: JobSpec) -> None:
     """Import what the rest of a run may need: weeks from now another distlaunch may be installed here."""
     kinds = {node.reach.name for node in spec.pool}
-    has = {"container": spec.container, "allocation": spec.allocation, "nccl": spec.backend != "gloo"}
+    has = {"container": spec.container, "allocation": spec.allocation}
     wanted = [name for kind, names in LATE_OF.items() for name in names if kind in kinds or has.get(kind)]
     for name in (*LATE, *wanted):
         import_module(f"distlaunch.{name}")
@@ -36,26 +33,26 @@ def import_late(spec: JobSpec) -> None:
 
 def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer] = ()) -> Summary:
     """Run the supervisor over the links of `start`; its folder and the `observers` see the run."""
-    folder, words = Folder(start.folder, start.status), LastWords()
-    seeing = Observers((words, folder, Watched(start.folder), *_wanted(start, words), *observers))
+    recorder, last_output = Recorder(start.folder, start.status), LastOutput()
+    seeing = Observers((last_output, recorder, *_wanted(start, last_output), *observers))
     loop = Loop(start, seeing, interrupts)
     import_late(start.spec)  # while agents boot
     state = loop.run(find_addresses=lambda: answers(start.asked))
     seeing.tell(Observer.drained, state)
-    summary = summary_so_far(state, start.folder.path, words, start.clock.now())
-    summary = summary._replace(lagging=folder.lagging(state))
+    summary = last_output.summary(state, start.folder.path, start.clock.now())
+    summary = summary._replace(lagging=recorder.lagging(state))
     seeing.tell(Observer.ended, summary)
-    folder.close()
+    recorder.close()
     note_end(start.run_id)
     return summary
 
 
-def _wanted(start: Start, words: LastWords) -> Iterator[Observer]:
+def _wanted(start: Start, last_output: LastOutput) -> Iterator[Observer]:
     """Those that the job itself asks for; few do."""
     if start.spec.notify.command:
         from distlaunch.observers.notifier import Notifier
 
-        yield Notifier(start.spec.notify, start.run_id, start.folder.path, words)
+        yield Notifier(start.spec, start.run_id, start.folder.path, last_output)
     if start.spec.metrics:
         from distlaunch.observers.metrics import Metrics
 

@@ -1,4 +1,4 @@
-"""Shows the ranks' output as whole lines with their origin, and distlaunch's own words."""
+"""Shows the ranks' output as whole lines with their origin, and distlaunch's own messages."""
 
 import errno
 import os
@@ -8,16 +8,22 @@ from collections import deque
 from collections.abc import Callable
 
 from distlaunch.observers.outlet import Outlet
-from distlaunch.wording import counted
+from distlaunch.wording import counted, spans
 
+Stream = tuple[int, int]
+"""A rank, and 0 for its stdout or 1 for its stderr."""
 MAX_LINE = 1 << 16
 """Bytes of a line without its end that are held back; more is shown in pieces."""
-MAX_PIECES = 32
-"""Of a rank's output between that of others, in which its last lines are looked for."""
+MAX_PLACES = 100
+"""Lines of each stream whose places on the terminal are remembered."""
 PROGRESS_S = 1.0
 """A progress bar, which rewrites its line with carriage returns, is shown at most this often."""
+FOLD_S = 0.2
+"""Lines that are to be folded are held back for so long at most."""
+MAX_FOLDED = 1 << 20
+"""Bytes of lines that are held back to be folded."""
+_LEVEL_COLOURS = {"warning": 33, "error": 31}
 RANK_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
-_RESET = b"\x1b[0m"
 # Everything a terminal obeys, but for tab, and colours (SGR), which training scripts use.
 _BIDI = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _CONTROLS = re.compile(f"\x1b\\[[0-9;:]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
@@ -26,6 +32,27 @@ _CONTROLS = re.compile(f"\x1b\\[[0-9;:]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
 def wants_colour(stream_is_terminal: bool) -> bool:
     """Colours only on a terminal that has them, and not where NO_COLOR asks for none."""
     return stream_is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+class Lines:
+    """The beginnings of lines whose ends have yet to come; `held` has them by stream."""
+
+    def __init__(self) -> None:
+        self.held: dict[Stream, bytes] = {}
+
+    def whole(self, stream: Stream, data: bytes) -> bytes | None:
+        """The lines that `data` completes, without the last one's end; None if it completes none."""
+        whole, newline, rest = (self.held.pop(stream, b"") + data).rpartition(b"\n")
+        if len(rest) > MAX_LINE:
+            whole, newline, rest = whole + newline + rest, b"\n", b""
+        if rest:
+            self.held[stream] = rest
+        return whole if newline else None
+
+    def rest(self) -> list[tuple[Stream, bytes]]:
+        """The beginnings themselves, held no longer."""
+        held, self.held = self.held, {}
+        return sorted(held.items())
 
 
 class Console:
@@ -39,32 +66,30 @@ class Console:
     ) -> None:
         """For `waits` see `Outlet`."""
         self._on_reader_left = on_reader_left
-        self._together = _same_file(output_fd, 2)
+        # What goes to one place stands between what goes to the other if they are the same.
+        self._together = os.path.sameopenfile(output_fd, 2)
         errors = Outlet(2, lambda error: self._broken("stderr", 0, error), waits)
         output = errors  # one writer for what goes to one place: two would write in any order
         if not self._together:
             output = Outlet(1, lambda error: self._broken("stdout", 1, error), waits)
         self._outlets = (output, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
-        self._one_terminal = self._together and all(self._terminal)
+        self.has_terminal = self._terminal[1]
+        """Whether our own messages go to a terminal."""
+        self._coloured = tuple(map(wants_colour, self._terminal))
         self._shown_lines = 0
-        self._pieces: dict[tuple[int, int], deque[tuple[int, int]]] = {}
-        self._progress_shown: dict[tuple[int, int], float] = {}
-        self._partial: dict[tuple[int, int], bytes] = {}
-        self._prefixes: dict[tuple[int, int], str] = {}
+        self._places: dict[Stream, deque[int]] = {}
+        self._progress_shown: dict[Stream, float] = {}
+        self._lines = Lines()
+        self._prefixes: dict[Stream, str] = {}
         self.last_said = ""
-        """Our own words, if nothing was shown after them."""
+        """The last line of our own messages, if nothing was shown after it."""
         self._in_line = [False, False]
         self._live = ""
 
-    @property
-    def has_terminal(self) -> bool:
-        """Whether our own words go to a terminal."""
-        return self._terminal[1]
-
     def live(self, text: str) -> None:
         """Show a line that is gone, or is another, as soon as there is something else to show."""
-        width = os.get_terminal_size(2).columns or 80 if self._terminal[1] else 0  # 0 = it does not know
+        width = os.get_terminal_size(2).columns or 80 if self.has_terminal else 0  # 0 = it does not know
         shown = escape(text)[: max(0, width - 1)]
         if shown == self._live:
             return
@@ -74,8 +99,7 @@ class Console:
     def _end_live(self) -> None:
         """Take it away before anything else comes there, be it by the other stream."""
         if self._live:
-            self._live = ""
-            self._outlets[1].write(b"\r\x1b[K", ours=True)
+            self.live("")
             if not self._together:
                 self._outlets[1].settle()
 
@@ -93,61 +117,46 @@ class Console:
             return
         key = (rank, stream)
         self._prefixes[key] = prefix
-        held, end = self._partial.pop(key, b""), data.rfind(b"\n")
-        rest = data[end + 1 :] if end >= 0 else held + data
-        if len(rest) > MAX_LINE:
-            end, rest = len(data), b""
-        if end >= 0:
-            self._lines(rank, stream, b"".join((held, memoryview(data)[:end])))  # in one copy: it may be long
-        if b"\r" in rest:
-            rest = self._progress(rank, stream, rest)
-        if rest:
-            self._partial[key] = rest
+        if (whole := self._lines.whole(key, data)) is not None:
+            self._show(rank, stream, whole)
+        if b"\r" in (rest := self._lines.held.get(key, b"")):
+            self._show_progress(rank, stream, rest)
 
-    def _progress(self, rank: int, stream: int, rest: bytes) -> bytes:
-        """Show where a progress bar stands, now and then; what of it is still to be completed."""
-        now = time.monotonic()
-        stands = latest(rest)
-        if now - self._progress_shown.get((rank, stream), 0.0) < PROGRESS_S:
-            return stands + b"\r" if rest.endswith(b"\r") else stands
-        self._progress_shown[rank, stream] = now
-        self._lines(rank, stream, stands)
-        return b""
+    def _show_progress(self, rank: int, stream: int, rest: bytes) -> None:
+        """Show where a progress bar stands, now and then; or hold that back, and nothing before it."""
+        key, now = (rank, stream), time.monotonic()
+        if now - self._progress_shown.get(key, 0.0) < PROGRESS_S:
+            self._lines.held[key] = latest(rest) + (b"\r" if rest.endswith(b"\r") else b"")
+            return
+        self._progress_shown[key] = now
+        del self._lines.held[key]
+        self._show(rank, stream, latest(rest))
 
-    def lines_since(self, rank: int, stream: int, count: int) -> int | None:
-        """Lines of others after and between the last `count` of a rank.
+    def above(self, rank: int, stream: int, count: int) -> tuple[int, str] | None:
+        """Lines of others after and between the last `count` of a rank, and what marks these.
 
-        None where not all goes to one terminal, or these are in more pieces than are remembered.
+        None where they are not marked, not all goes to one terminal, or they are more than are remembered.
         """
-        whole = not any(outlet.dropped_lines for outlet in self._outlets)
-        own = 0
-        for end, lines in reversed(self._pieces.get((rank, stream), ()) if whole else ()):
-            own += lines
-            if own >= count:
-                return self._shown_lines - (end - lines) - own
-        return None
-
-    def prefix(self, rank: int, stream: int) -> str:
-        """What stands before a rank's lines, if they have been shown with something there."""
-        return self._prefixes.get((rank, stream), "")
+        mark, places = self._prefixes.get((rank, stream), ""), self._places.get((rank, stream), ())
+        if not mark or len(places) < count or any(outlet.dropped_lines for outlet in self._outlets):
+            return None
+        return self._shown_lines - places[-count] - count, mark.strip()
 
     def finish_lines(self) -> None:
         """Show the last lines that lack their end."""
-        for (rank, stream), rest in sorted(self._partial.items()):
-            self._lines(rank, stream, rest)
-        self._partial.clear()
+        for (rank, stream), rest in self._lines.rest():
+            self._show(rank, stream, rest)
 
-    def say(self, text: str, colour: int | None = None) -> None:
-        """Print distlaunch's own words to stderr."""
+    def say(self, text: str, level: str = "info") -> None:
+        """Print a message of distlaunch's own to stderr; the levels are info, warning and error."""
         self._end_live()
-        self.last_said = text
-        if self._terminal[1]:
-            text = escape(text)
-        if colour and wants_colour(self._terminal[1]):
-            text = f"\x1b[{colour}m{text}\x1b[0m"
-        begin = b"\n" if self._in_line[1] else b""  # not in the middle of a worker's line
-        self._in_line[1] = False
-        self._outlets[1].write(begin + text.encode(errors="backslashreplace") + b"\n", ours=True)
+        for self.last_said in text.splitlines():
+            line = f"distlaunch: {escape(self.last_said) if self.has_terminal else self.last_said}"
+            if self._coloured[1] and level in _LEVEL_COLOURS:
+                line = f"\x1b[{_LEVEL_COLOURS[level]}m{line}\x1b[0m"
+            begin = b"\n" if self._in_line[1] else b""  # not in the middle of a worker's line
+            self._in_line[1] = False
+            self._outlets[1].write(begin + line.encode(errors="backslashreplace") + b"\n", ours=True)
 
     def close(self, patient: Callable[[float], bool]) -> None:
         """Write out what is queued, and say what was not shown; for `patient` see `Outlet.close`."""
@@ -157,7 +166,7 @@ class Console:
             output.close(patient)
         dropped = sum(outlet.dropped_lines for outlet in {output, errors} if not outlet.broken)
         if dropped:
-            self.say(f"distlaunch: {counted(dropped, 'line')} not shown: the reader was too slow")
+            self.say(f"{counted(dropped, 'line')} not shown: the reader was too slow")
         errors.close(patient)
 
     def _broken(self, name: str, other: int, error: OSError) -> None:
@@ -172,34 +181,79 @@ class Console:
         if stream == 1 or self._together:
             self.last_said = ""
 
-    def _lines(self, rank: int, stream: int, whole: bytes) -> None:
+    def _show(self, rank: int, stream: int, whole: bytes) -> None:
         self._came_between(stream)
-        prefix = self._coloured_prefix(rank, stream)
+        prefix = self._prefixes[rank, stream].encode()
+        if self._coloured[stream]:
+            prefix = b"\x1b[%dm%s\x1b[0m" % (RANK_COLOURS[rank % len(RANK_COLOURS)], prefix)
         if self._terminal[stream]:
             text = escape(b"\n".join(map(latest, whole.split(b"\n"))).decode(errors="backslashreplace"))
             # A colour that a worker leaves on would run into our own lines.
             whole = (text + "\x1b[0m" if "\x1b[" in text else text).encode(errors="backslashreplace")
-        if self._one_terminal:
-            self._count(rank, stream, whole.count(b"\n") + 1)
+        if self._together and all(self._terminal):
+            self._note_places(rank, stream, whole.count(b"\n") + 1)
         self._outlets[stream].write(b"".join((prefix, whole.replace(b"\n", b"\n" + prefix), b"\n")))
 
-    def _count(self, rank: int, stream: int, lines: int) -> None:
-        pieces = self._pieces.setdefault((rank, stream), deque(maxlen=MAX_PIECES))
-        goes_on = pieces and pieces[-1][0] == self._shown_lines  # nobody else spoke since
-        before = pieces.pop()[1] if goes_on else 0
-        self._shown_lines += lines
-        pieces.append((self._shown_lines, before + lines))
-
-    def _coloured_prefix(self, rank: int, stream: int) -> bytes:
-        text = self._prefixes[rank, stream].encode()
-        if wants_colour(self._terminal[stream]):
-            return b"\x1b[%dm%s%s" % (RANK_COLOURS[rank % len(RANK_COLOURS)], text, _RESET)
-        return text
+    def _note_places(self, rank: int, stream: int, lines: int) -> None:
+        first, self._shown_lines = self._shown_lines, self._shown_lines + lines
+        places = self._places.setdefault((rank, stream), deque(maxlen=MAX_PLACES))
+        places.extend(range(max(first, self._shown_lines - MAX_PLACES), self._shown_lines))
 
 
-def _same_file(one: int, other: int) -> bool:
-    """Whether two descriptors lead to the same place, so that what goes to one stands between the other's."""
-    return os.path.sameopenfile(one, other)
+class Folding:
+    """Lines that several ranks print within a moment, each handed to `show` once.
+
+    That takes the first of these ranks, the stream, the line with its end, and a tag that names all of them.
+    Lines keep the order in which they first came; a rank's equal lines are as many as it printed.
+    """
+
+    def __init__(self, show: Callable[[int, int, bytes, str], object]) -> None:
+        self._show = show
+        self._tags: dict[int, str] = {}
+        self._groups: dict[tuple[int, bytes, int], set[int]] = {}
+        self._lines = Lines()
+        self._bytes = 0
+        self._since: float | None = None
+
+    @property
+    def due(self) -> float | None:
+        """When to show what is held back; None if nothing is."""
+        return None if self._since is None else self._since + FOLD_S
+
+    def add(self, rank: int, stream: int, data: bytes, tag: str, now: float) -> None:
+        """Take what a rank printed at `now` (seconds); `tag` is that of its own lines."""
+        self._tags[rank] = tag
+        if self.due is not None and now >= self.due:
+            self.flush()
+        if (whole := self._lines.whole((rank, stream), data)) is not None:
+            self._hold(rank, stream, whole.split(b"\n"), now)
+
+    def flush(self) -> None:
+        """Show what is held back."""
+        groups, self._groups = self._groups, {}
+        self._bytes, self._since = 0, None
+        for (stream, line, _), ranks in groups.items():
+            first = min(ranks)
+            tag = self._tags[first] if len(ranks) == 1 else f"[{spans(sorted(ranks))}] "
+            self._show(first, stream, line + b"\n", tag)
+
+    def finish(self) -> None:
+        """Show all, including lines that lack their end."""
+        for (rank, stream), rest in self._lines.rest():
+            self._hold(rank, stream, [rest], 0.0)
+        self.flush()
+
+    def _hold(self, rank: int, stream: int, lines: list[bytes], now: float) -> None:
+        if self._since is None:
+            self._since = now
+        for line in lines:
+            time = 0
+            while rank in (ranks := self._groups.setdefault((stream, line, time), set())):
+                time += 1
+            self._bytes += 8 if ranks else 8 + len(line)
+            ranks.add(rank)
+        if self._bytes > MAX_FOLDED:
+            self.flush()
 
 
 def latest(line: bytes) -> bytes:

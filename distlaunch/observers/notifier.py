@@ -1,4 +1,4 @@
-"""Tells somebody what has become of a run: facts as JSON on the stdin of the job's `notify.command`."""
+"""Tells a program what has become of a run: facts as JSON on the stdin of the job's `notify.command`."""
 
 import contextlib
 import errno
@@ -13,9 +13,9 @@ import time
 from typing import Any
 
 from distlaunch.errors import reason
-from distlaunch.job.spec import JobSpec, Notify
-from distlaunch.observers.last_words import LastWords, summary_so_far
+from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer
+from distlaunch.observers.recording import LastOutput
 from distlaunch.supervisor.events import Event, RanksStalled
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.status import RunState, run_state
@@ -23,13 +23,11 @@ from distlaunch.supervisor.summary import Summary
 from distlaunch.wording import exit_words
 
 LIMIT_S = 30.0
-"""A command that takes longer is killed."""
+"""Seconds after which a command is killed."""
 LAST_S = 10.0
-"""At the end of a run its commands are waited for so long."""
+"""Seconds for which the commands are waited for at the end of a run."""
 SETTLE_S = 0.5
-"""The last output of a rank may come so long after its end."""
-MOST = 100
-"""Commands that may wait for their turn; what is more is left out."""
+"""Seconds after the end of a rank in which its last output may come."""
 _NO_MORE = "later failures are not reported"
 
 
@@ -39,37 +37,33 @@ def start_error(program: str) -> str | None:
         return None if shutil.which(program) else f"{program}: not found in PATH"
     if not os.path.exists(program):
         return f"{program}: {os.strerror(errno.ENOENT)}"
-    if os.path.isdir(program) or not os.access(program, os.X_OK):
-        return f"{program}: {'a folder' if os.path.isdir(program) else 'not executable'}"
-    return None
+    if os.path.isdir(program):
+        return f"{program}: a folder"
+    return None if os.access(program, os.X_OK) else f"{program}: not executable"
 
 
 class Notifier(Observer):
     """Starts the command for each wanted occasion, one after another, in a thread: none holds the run up."""
 
-    def __init__(self, wish: Notify, run_id: str, folder: str, words: LastWords) -> None:
-        self._wish, self._run_id, self._folder, self._words = wish, run_id, folder, words
-        self._spec: JobSpec | None = None
+    def __init__(self, spec: JobSpec, run_id: str, folder: str, last_output: LastOutput) -> None:
+        self._job, self._wish = spec.name, spec.notify
+        self._run_id, self._folder, self._last_output = run_id, folder, last_output
         self._restarts = 0
         self._restarted: State | None = None
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST)
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="notifier")
         self._process: subprocess.Popen[bytes] | None = None
         self._failed = ""
         self._said = False
 
-    def began(self, spec: JobSpec, chance: float, at: float) -> None:
-        """Remember the job."""
-        self._spec = spec
-
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Notice restarts and stalls."""
+        """Report restarts and stalls."""
         if len(state.restarts) > self._restarts:
             self._restarts = len(state.restarts)
-            self._tell_restart()
+            self.woken()
             self._restarted, self.wake_at = state, time.monotonic() + SETTLE_S
         if self._restarted and state.phase is not Phase.RESTARTING:
-            self._tell_restart()
+            self.woken()
         if isinstance(event, RanksStalled) and event.local_ranks:
             ranks = [state.rank_of(event.node, local) for local in event.local_ranks]
             node = state.label(event.node)
@@ -77,27 +71,21 @@ class Notifier(Observer):
         self._say_failure()
 
     def woken(self) -> None:
-        """What failed has said its last words."""
-        self._tell_restart()
-
-    def _tell_restart(self) -> None:
-        """Tell of a restart that has waited: last words may come after the end of who said them."""
+        """Report a restart that has waited: the last output of a rank may come after its end."""
         state, self._restarted, self.wake_at = self._restarted, None, None
         if state:
             last = state.restarts[-1]
-            known = summary_so_far(state, self._folder, self._words, last.at)
+            known = self._last_output.summary(state, self._folder, last.at)
             self._tell("restarted", state, {"why": last.why.value, "cause": known.cause_document(last.cause)})
 
     def ended(self, summary: Summary) -> None:
-        """The end; the last commands are waited for, a little."""
-        self._tell_restart()
-        state = summary.state
-        document = summary.document()
+        """Report the end, and wait a little for the last commands."""
+        self.woken()
+        state, document = summary.state, summary.document()
         facts = {name: document[name] for name in ("exit_status", "cause", "hint", "seconds")}
         self._tell("failed" if state.cause else "finished", state, facts)
         if self._thread.ident:
-            with contextlib.suppress(queue.Full):
-                self._waiting.put_nowait(None)
+            self._waiting.put(None)
             self._thread.join(LAST_S)
             self._end()
         self._say_failure()
@@ -105,12 +93,11 @@ class Notifier(Observer):
     def _tell(self, occasion: str, state: State, facts: dict[str, Any]) -> None:
         if occasion not in self._wish.on:
             return
-        shown = RunState.RUNNING if occasion == "stalled" else run_state(state)
         about = {
             "event": occasion,
             "run": self._run_id,
-            "job": self._spec.name if self._spec else "",
-            "state": shown.value,
+            "job": self._job,
+            "state": (RunState.RUNNING if occasion == "stalled" else run_state(state)).value,
             "ranks": len(state.workers),
             "restarts": len(state.restarts),
             "host": os.uname().nodename,
@@ -118,8 +105,7 @@ class Notifier(Observer):
         }
         if not self._thread.ident:
             self._thread.start()
-        with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(json.dumps({**about, **facts}).encode() + b"\n")
+        self._waiting.put(json.dumps({**about, **facts}).encode() + b"\n")
 
     def _say_failure(self) -> None:
         """In the thread that runs the job, once for all."""

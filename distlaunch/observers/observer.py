@@ -1,13 +1,14 @@
-"""What an observer sees of a run, and how all of them are told."""
+"""What observers see of a run: its events, and each rank's output with its destination."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import compress
 from typing import Any, Concatenate, ParamSpec
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.wire import GENERATIONS
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan.output import Destination
+from distlaunch.plan.layout import LaunchPlan
+from distlaunch.plan.output import Destination, destinations
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
@@ -18,7 +19,7 @@ P = ParamSpec("P")
 
 
 class Printed(Frozen):
-    """What a rank has printed on its stdout (0) or stderr (1), and where that goes."""
+    """A piece of a rank's stdout (0) or stderr (1), and its destination."""
 
     rank: int
     stream: int
@@ -28,61 +29,60 @@ class Printed(Frozen):
 
 
 class Observer:
-    """Sees a run: each method is called once that has happened, in order, in the thread that runs the job.
+    """A spectator of a run: each method is called after the fact, in order, in the thread that runs the job.
 
-    Times are seconds since the run began. One that raises sees no more of it, and the job goes on.
-    To add one: a program gives it to `launch.run.run_job`, the command has its own in `cli/run.py`.
+    Times are seconds since the run began. An observer that raises is removed, and the job goes on.
+    To add one: a program passes it to `launch.run.run_job`, the commands have theirs in `cli/run.py`.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)
-    """Tells all observers something; set by `Observers`."""
+    """Sends a remark to all observers; set by `Observers`."""
 
     wake_at: float | None = None
-    """When it wants to be `woken`, in monotonic seconds; None = not at all."""
+    """When to call `woken`, in monotonic seconds; None = never."""
 
     wants_use: bool = False
-    """Whether it wants to be told what ranks use: agents look only while somebody does."""
+    """Whether to call `used`: agents measure what ranks use only while an observer wants it."""
 
     def woken(self) -> None:
-        """It is time, or a little later."""
+        """It is `wake_at`, or a little later."""
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
-        """What a node's ranks use, by rank, every two seconds."""
+        """A node has reported what its ranks use, by rank; every few seconds."""
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
-        """The run has begun; `chance` is what its supervisor was given."""
+        """The run has begun; its supervisor's random choices follow from `chance`."""
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """An event has led to `state`."""
 
     def started(self, state: State, at: float) -> None:
-        """The workers of another generation are on their way."""
+        """The workers of another generation are being started."""
 
     def told(self, notice: Notice, at: float) -> None:
-        """There is something to tell the user."""
+        """The supervisor has a message for the user."""
 
     def printed(self, output: Printed) -> None:
         """A rank has printed something."""
 
     def dumped(self, rank: int, data: bytes, generation: int) -> None:
-        """A piece of what a rank's flight recorder has dumped has come."""
+        """A piece of the dump of a rank's flight recorder has arrived."""
 
     def drained(self, state: State) -> None:
-        """The last output has come; `state` is the last one, too."""
+        """The last output has arrived; `state` is the last one, too."""
 
     def ended(self, summary: Summary) -> None:
-        """All is over."""
+        """The run is over."""
 
     def remarked(self, text: str) -> None:
-        """An observer has a remark for the user."""
+        """An observer has a message for the user."""
 
 
 class Observers:
-    """All that see a run."""
+    """All observers of a run."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = list(observers)
-        self._who_sees: dict[str, list[Observer]] = {}
         for each in self._observers:
             each.remark = lambda text: self.tell(Observer.remarked, text)
 
@@ -97,27 +97,16 @@ class Observers:
         return any(each.wants_use for each in self._observers)
 
     def wake(self) -> None:
-        """Wake those for whom it is time."""
+        """Wake those whose time has come."""
         now = time.monotonic()
         for each in tuple(self._observers):
             if each.wake_at is not None and each.wake_at <= now:
                 self._call(each, "woken")
 
     def tell(self, what: Callable[Concatenate[Any, P], None], *seen: P.args, **named: P.kwargs) -> None:
-        """Call the method `what` of each; who fails is left out from then on."""
-        name = what.__name__
-        for each in self._seeing(name):
-            self._call(each, name, *seen, **named)
-
-    def _seeing(self, name: str) -> list[Observer]:
-        """Those that have a method of their own of that name."""
-        found = self._who_sees.get(name)
-        if found is None:
-            inherited = getattr(Observer, name)
-            methods = [getattr(each, name, None) for each in self._observers]
-            own = [getattr(method, "__func__", None) is not inherited for method in methods]
-            found = self._who_sees[name] = list(compress(self._observers, own))
-        return found
+        """Call the method `what` of each; one that fails is left out from then on."""
+        for each in tuple(self._observers):
+            self._call(each, what.__name__, *seen, **named)
 
     def _call(self, each: Observer, name: str, *seen: Any, **named: Any) -> None:
         try:
@@ -126,7 +115,37 @@ class Observers:
             if each not in self._observers:
                 return  # it failed while others were told that another had
             self._observers.remove(each)
-            self._who_sees = {}
             failed = f"{type(error).__name__}: {error}"
             text = f"observer {type(each).__name__} failed and was removed: {failed}"
             self.tell(Observer.remarked, text)
+
+
+class Begun(Frozen):
+    """A generation that has started, and where each worker's output goes."""
+
+    number: int
+    plan: LaunchPlan
+    destinations: Mapping[tuple[int, int], Destination]
+
+
+class Generations:
+    """The generations of a run that have started; frames have only the last digits of their numbers."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, Begun] = {}
+
+    def note(self, state: State) -> bool:
+        """Note the current one, if it has started; whether it is another one than before."""
+        this = state.current
+        if this is None or this.started_at is None:
+            return False
+        known = self.of(this.number)
+        if known and known.number == this.number:
+            return False
+        begun = Begun(this.number, this.plan, destinations(this.plan, this.number))
+        self._begun[this.number % GENERATIONS] = begun
+        return True
+
+    def of(self, called: int) -> Begun | None:
+        """The generation with these last digits, whose output may come late."""
+        return self._begun.get(called % GENERATIONS)

@@ -1,23 +1,36 @@
-"""The run folder: the plan, every event, every rank's output, private to the user."""
+"""The run folder: the plan, every event, every rank's output and its order, private to the user.
+
+A thread writes it: a full, broken or stalled disk never stops a job, and what it doesn't take is counted.
+"""
 
 import contextlib
 import fcntl
 import json
 import os
 import re
+import struct
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-from distlaunch.observers.log_writer import LogWriter
-from distlaunch.observers.output_index import Stamp
+from distlaunch.agent.frozen import Frozen
+from distlaunch.observers.outlet import CAPACITY, Backlog
 from distlaunch.supervisor.status import Status, document_of
 from distlaunch.wording import json_text
 
 STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"
 CONTROLLER_LOG = "controller.log"
 """What a controller without a terminal writes to stderr, which only a bug makes it do."""
-_in_words = json.JSONEncoder(default=str).encode
+OUTPUT_INDEX = "output.index"
+"""The order and times in which output came; the files beside it have it by rank."""
+INDEX_RECORD = struct.Struct("<dQIIIH")
+MAX_OPEN = 200
+"""Log files kept open at once: two per rank would pass the usual limit of 1024 descriptors."""
+AT_ONCE = 1 << 17
+"""Bytes of pieces for one file that are written together: a disk that is slow is still seen to move."""
+PATIENCE_S = 0.3
+"""Wait this long for room in a full queue; after that, output is lost until the disk takes some again."""
+FLUSH_S = 5.0
 STATUS_BYTES = 4096
 """Its size: it is written over in place, so that a disk that fills up takes the end of a run, too."""
 
@@ -28,27 +41,185 @@ def new_run_id(name: str) -> str:
 
 
 def job_part(name: str) -> str:
-    """What of a job's name is in the ids of its runs; "" if nothing is."""
+    """The part of a job's name that is in the IDs of its runs, which may be ""."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40]
 
 
-class RunFolder:
-    """Writes below `parent`/`run_id`, mode 0700, files 0600; later generations have folders of their own.
+def file_of(generation: int, name: str) -> str:
+    """The path in the run folder of a file of a generation; later ones have folders of their own."""
+    return f"generation{generation}/{name}" if generation else name
 
-    A full, broken or stalled disk never stops a job: the loss is counted in `lost_bytes`.
+
+class Entry(Frozen):
+    """An entry of the index: a piece of a rank's stdout (0) or stderr (1) that came at `time`.
+
+    That is in seconds since the epoch. The piece has `size` bytes, from `offset` on in its file.
     """
+
+    time: float
+    offset: int
+    size: int
+    rank: int
+    generation: int
+    stream: int
+
+
+def index_entries(data: bytes) -> list[Entry]:
+    """The entries of whole records."""
+    return [Entry(*fields) for fields in INDEX_RECORD.iter_unpack(data)]
+
+
+class Piece(Frozen):
+    """Bytes to write to the end of a file, `over` its beginning, or as the `whole` file."""
+
+    name: str
+    data: bytes
+    entry: Entry | None = None
+    where: Literal["end", "over", "whole"] = "end"
+
+
+class LogWriter:
+    """Writes files below `path`, created with mode 0600; folders named in a file's path are made, 0700."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._open: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        """Bytes in each file that we have made: nobody else appends to them."""
+        self._backlog = Backlog[Piece]("log-writer", self._write_all)
+        self._stalled = False
+        self.lost_bytes = 0
+
+    def append(self, name: str, data: bytes, entry: Entry | None = None) -> None:
+        """Have `data` appended to the file; what can't be written is counted in `lost_bytes`.
+
+        `entry` goes to the index of the output, with the place where `data` was written, and its size there.
+        """
+        with self._backlog.changed:
+            if self._has_room(len(data)):
+                self._backlog.add(Piece(name, data, entry), len(data))
+            else:
+                self.lost_bytes += len(data)
+
+    def put(self, name: str, data: bytes, where: Literal["over", "whole"]) -> None:
+        """Have `data`, which is short, written `over` the beginning of a file that is there.
+
+        Or have it be the `whole` file: readers find all of it, or all of what was there before. That is left
+        out where the queue is full.
+        """
+        with self._backlog.changed:
+            if where == "over" or self._backlog.waiting + len(data) <= CAPACITY:
+                self._backlog.add(Piece(name, data, where=where), len(data))
+
+    def _has_room(self, size: int) -> bool:
+        """Whether there is room; waits for a disk that is only slow, which slows the source down, too."""
+        while self._backlog.waiting and self._backlog.waiting + size > CAPACITY:
+            if self._stalled:
+                return False
+            self._stalled = not self._backlog.moves(PATIENCE_S)
+        return True
+
+    def flush(self) -> bool:
+        """Wait until all can be read, for as long as the disk takes something; whether all can."""
+        return self._backlog.drain(FLUSH_S, lambda quiet_s: quiet_s < FLUSH_S)
+
+    def close(self) -> None:
+        """Write out what waits, for as long as the disk takes something, and close the files."""
+        self.flush()
+        if self._backlog.end():
+            while self._open:
+                os.close(self._open.popitem()[1])
+        else:
+            self.lost_bytes += self._backlog.waiting  # the thread, which can't be stopped, keeps the files
+
+    # In the thread
+
+    def _write_all(self) -> None:
+        while self._backlog.queue:
+            pieces = self._next()
+            lost = self._append(pieces) if pieces[0].where == "end" else self._put(pieces[0])
+            with self._backlog.changed:
+                self.lost_bytes += lost
+                self._stalled = False
+                self._backlog.written(sum(len(piece.data) for piece in pieces))
+
+    def _next(self) -> list[Piece]:
+        """The next piece, and what is to follow it in the same file: thousands of events are a few writes."""
+        queue = self._backlog.queue  # no lock: nobody else takes
+        pieces = [queue.popleft()]
+        name, data, _, where = pieces[0]
+        room = AT_ONCE - len(data)
+        while queue and room > 0 and queue[0].name == name and queue[0].where == where == "end":
+            room -= len(queue[0].data)
+            pieces.append(queue.popleft())
+        return pieces
+
+    def _append(self, pieces: Sequence[Piece]) -> int:
+        """Append them to their file; the number of bytes that could not be written."""
+        name, left = pieces[0].name, b"".join([piece.data for piece in pieces])
+        size = len(left)
+        with contextlib.suppress(OSError):
+            fd = self._descriptor(name)
+            while left:
+                left = left[os.write(fd, left) :]
+        at = self._sizes.get(name, 0)
+        end = at + size - len(left)
+        if end > at:
+            self._sizes[name] = end
+        index = bytearray()
+        for _, data, entry, _ in pieces:
+            kept = min(len(data), end - at)
+            if entry and kept:
+                index += INDEX_RECORD.pack(*entry._replace(offset=at, size=kept))
+            at += kept
+        if index:
+            self._write_index(index)
+        return len(left)
+
+    def _write_index(self, index: bytearray) -> None:
+        """Write whole records, or none: the output itself is there."""
+        with contextlib.suppress(OSError):
+            fd = self._descriptor(OUTPUT_INDEX)
+            if torn := os.write(fd, index) % INDEX_RECORD.size:
+                os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR) - torn)
+
+    def _put(self, piece: Piece) -> int:
+        """Nothing is counted as lost: what stood there before is still true of that time."""
+        path = os.path.join(self.path, piece.name)
+        with contextlib.suppress(OSError):
+            if piece.where == "over":
+                _write_file(path, piece.data, 0)
+            elif _write_file(f"{path}.new", piece.data, os.O_CREAT | os.O_TRUNC):
+                os.replace(f"{path}.new", path)
+        return 0
+
+    def _descriptor(self, name: str) -> int:
+        if name not in self._open:
+            if len(self._open) >= MAX_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            path = os.path.join(self.path, name)
+            if os.path.dirname(name):
+                os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            # What is there already, but for our own, was put there by somebody else.
+            fresh = 0 if name in self._sizes else os.O_CREAT | os.O_EXCL
+            self._open[name] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | fresh, 0o600)
+            self._sizes.setdefault(name, 0)
+        return self._open[name]
+
+
+class RunFolder(LogWriter):
+    """The folder `parent`/`run_id`, made with mode 0700."""
 
     def __init__(self, parent: str, run_id: str) -> None:
         """Create the folder. Raises OSError."""
+        super().__init__(os.path.join(parent, run_id))
         _make_folders(parent)
-        self.path = os.path.join(parent, run_id)
         os.mkdir(self.path, 0o700)
         self.run_id = run_id
         self._claim: int | None = None
-        self._writer = LogWriter(self.path)
 
     def claim(self, status: Status) -> None:
-        """Write the first status, and hold it: until we close this or die, others see that we live."""
+        """Write the first status, and lock it: until we close it or die, others see that we live."""
         path = os.path.join(self.path, STATUS)
         self._claim = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with contextlib.suppress(OSError):  # a file system may lack either
@@ -58,34 +229,23 @@ class RunFolder:
 
     def write_status(self, status: Status) -> None:
         """Put it in the place of the last one."""
-        self._writer.put(STATUS, _status_bytes(status))
+        self.put(STATUS, _status_bytes(status), "over")
 
-    @property
-    def lost_bytes(self) -> int:
-        """Bytes that could not be written so far."""
-        return self._writer.lost_bytes
-
-    def write_plan(self, plan: Mapping[str, Any], generation: int = 0) -> None:
-        """Keep the plan that is run."""
-        self._write_json(_inside(generation, "plan.json"), plan)
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Keep how the run ended."""
-        self._write_json(SUMMARY, summary)
+    def write_json(self, name: str, document: Mapping[str, Any]) -> None:
+        """Write a document to a file of its own."""
+        self.append(name, json_text(document, indent=1).encode())
 
     def record(self, at: float, name: str, fields: Mapping[str, Any]) -> None:
         """Append one event: its name and fields, with seconds since the run began and wall time."""
-        times = {"t": at, "time": round(time.time(), 6)}
-        line = _in_words({**times, "event": name, **fields})
-        self._writer.append(EVENTS, line.encode() + b"\n")
+        document = {"t": at, "time": round(time.time(), 6), "event": name, **fields}
+        self.append(EVENTS, json.dumps(document, default=str).encode() + b"\n")
 
-    def replace(self, name: str, data: bytes) -> None:
-        """Have a file hold just `data`: whoever reads it finds all of it, or all of what was there before."""
-        self._writer.replace(name, data)
-
-    def append(self, name: str, data: bytes, stamp: Stamp | None = None) -> None:
-        """Append what a rank printed, byte for byte, to the file of that name."""
-        self._writer.append(name, data, stamp)
+    def close(self) -> None:
+        """Write out what waits, close all files, and give up the claim."""
+        super().close()
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
     def remove(self) -> None:
         """Delete it with all that is in it: files and folders of ours, so that it takes no shutil (4 ms)."""
@@ -94,32 +254,6 @@ class RunFolder:
                 for name in names:
                     os.unlink(os.path.join(folder, name))
                 os.rmdir(folder)
-
-    def write_stack(self, rank: int, text: str, generation: int = 0) -> None:
-        """Keep where a rank was blocked."""
-        self._writer.append(_inside(generation, f"rank{rank}.stack"), text.encode() + b"\n")
-
-    def append_flight(self, rank: int, data: bytes, generation: int = 0) -> None:
-        """Append a piece of a rank's flight recorder's dump."""
-        self._writer.append(_inside(generation, f"rank{rank}.flight"), data)
-
-    def generation_path(self, generation: int) -> str:
-        """The folder with a generation's logs."""
-        return os.path.join(self.path, os.path.dirname(_inside(generation, "x")))
-
-    def flush(self) -> bool:
-        """Wait until what was appended can be read, while the disk takes something; whether all can."""
-        return self._writer.flush()
-
-    def close(self) -> None:
-        """Write out what waits, and close all files."""
-        self._writer.close()
-        if self._claim is not None:
-            os.close(self._claim)
-            self._claim = None
-
-    def _write_json(self, name: str, document: Mapping[str, Any]) -> None:
-        self._writer.append(name, json_text(document, indent=1).encode())
 
 
 def _status_bytes(status: Status) -> bytes:
@@ -136,5 +270,10 @@ def _make_folders(path: str) -> None:
             os.mkdir(path, 0o755)
 
 
-def _inside(generation: int, name: str) -> str:
-    return f"generation{generation}/{name}" if generation else name
+def _write_file(path: str, data: bytes, flags: int) -> bool:
+    """Write from the beginning of a file; whether it has taken all."""
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        return os.write(fd, data) == len(data)
+    finally:
+        os.close(fd)

@@ -1,24 +1,22 @@
-"""Shows a run on the terminal: the ranks' output, notices, and how it ended."""
+"""Shows a run on the terminal: how its start proceeds, the ranks' output, messages, and how it ended."""
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from distlaunch.allocation.allocation import Allocation
 from distlaunch.job.spec import JobSpec
-from distlaunch.observers.console import Console
+from distlaunch.observers.console import Console, Folding
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.state import State
+from distlaunch.supervisor.nodes import Reaping, Up, WorkerPhase
+from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.summary import Above, Summary
 from distlaunch.system.signals import Interrupts
-from distlaunch.wording import counted, listed
-
-if TYPE_CHECKING:
-    from distlaunch.observers.folding import Folding
+from distlaunch.wording import counted, listed, spans
 
 PATIENCE_S = 5.0
 """Seconds for a reader to take something, at the end of a run whose log files have everything."""
@@ -26,7 +24,8 @@ PROGRESS_S = 0.5
 """Between two looks at a start that takes its time."""
 HOLD_S = 0.5
 """An error of a node that connects waits so long to be told: the summary, if that comes first, tells more."""
-_COLOURS = {"info": None, "warning": 33, "error": 31}
+MOST_NAMED = 4
+"""Nodes that are named as missing from a start."""
 
 
 class Terminal(Observer):
@@ -45,17 +44,14 @@ class Terminal(Observer):
         waits: bool = False,
     ) -> None:
         self._interrupts, self._quiet = interrupts, quiet
-        self._fold: Folding | None = None
-        self._tags: dict[int, str] = {}
         self._starting = False
         self._connecting = True
         self._held: list[Notice] = []
         self._state: State | None = None
-        if fold:
-            self._begin_folding()
         self._console = Console(
             lambda: interrupts.send(signal.SIGPIPE), output_fd, lambda: waits and not interrupts.any()
         )
+        self._fold = Folding(self._console.output) if fold else None
 
     def told(self, notice: Notice, at: float) -> None:
         """Say it, or wait a moment; what comes meanwhile waits, too."""
@@ -65,23 +61,19 @@ class Terminal(Observer):
             self._held.append(notice)
             self.wake_at = min(self.wake_at or math.inf, time.monotonic() + HOLD_S)
         else:
-            self._say(notice)
-
-    def _say(self, notice: Notice) -> None:
-        for line in notice.text.splitlines():
-            self._console.say(f"distlaunch: {line}", _COLOURS[notice.level])
+            self._console.say(notice.text, notice.level)
 
     def _release(self, told: Sequence[str] = ()) -> None:
         """Say what was held back, but for what begins one of the lines that are `told` next."""
         held, self._held = self._held, []
         for notice in held:
             if not any(line.startswith(f"{notice.text};") for line in told):
-                self._say(notice)
+                self._console.say(notice.text, notice.level)
 
     def remarked(self, text: str) -> None:
         """Say it."""
         self._release()
-        self._console.say(f"distlaunch: {text}", _COLOURS["warning"])
+        self._console.say(text, "warning")
 
     def printed(self, output: Printed) -> None:
         """Show it, if it is to be shown."""
@@ -94,48 +86,28 @@ class Terminal(Observer):
         if self._fold is None or prefix is None:
             self._console.output(output.rank, output.stream, output.data, prefix)
             return
-        self._tags[output.rank] = prefix
-        self._fold.add(output.rank, output.stream, output.data, time.monotonic())
+        self._fold.add(output.rank, output.stream, output.data, prefix, time.monotonic())
         self.wake_at = self._fold.due
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """Say which hosts a scheduler gave; fold, if the job wants it; look out for a slow start."""
         if spec.allocation and not self._quiet:
-            self._say(Notice("info", _origin(spec, spec.allocation)))
+            self._console.say(_origin(spec, spec.allocation))
         if spec.logs.fold and self._fold is None:
-            self._begin_folding()
+            self._fold = Folding(self._console.output)
         if self._console.has_terminal and not self._quiet:
             self._starting = True
             self.wake_at = time.monotonic() + PROGRESS_S
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Remember how far the start is."""
-        if self._starting:
-            self._state = state
+        self._state = state
 
     def started(self, state: State, at: float) -> None:
         """Show the last lines that lack their end: those who printed them have ended."""
         self._connecting = False
         self._release()
         self.drained(state)
-
-    def _show_progress(self) -> None:
-        from distlaunch.observers.progress import progress_words  # most starts are quick
-
-        if self._state:
-            words = progress_words(self._state)
-            self._console.live(f"distlaunch: {words}" if words else "")
-        self.wake_at = time.monotonic() + PROGRESS_S
-
-    def _begin_folding(self) -> None:
-        from distlaunch.observers.folding import Folding  # few jobs want that
-
-        self._fold = Folding(self._show_folded)
-
-    def _show_folded(self, ranks: list[int], stream: int, line: bytes) -> None:
-        from distlaunch.observers.folding import tag_of
-
-        self._console.output(ranks[0], stream, line, tag_of(ranks, self._tags))
 
     def woken(self) -> None:
         """Show what was held back, or how far the start is."""
@@ -144,7 +116,9 @@ class Terminal(Observer):
         if self._fold:
             self._fold.flush()
         if self._starting:
-            self._show_progress()
+            words = progress_words(self._state) if self._state else ""
+            self._console.live(f"distlaunch: {words}" if words else "")
+            self.wake_at = time.monotonic() + PROGRESS_S
 
     def drained(self, state: State) -> None:
         """Show the last lines that lack their end."""
@@ -157,12 +131,12 @@ class Terminal(Observer):
         shown = summary.state.cause is not None or not self._quiet
         lines = summary.lines(self._above(summary)) if shown else []
         self._release(lines)
-        if lines:
-            first, *others = (f"distlaunch: {line}" for line in lines)
-            told = first == self._console.last_said  # the cause may be right above
-            for line in others if told else (first, *others):
-                self._console.say(line)
-        self._console.close(self._patience(summary))
+        above = lines[:1] == [self._console.last_said]  # the cause may have been told just now
+        for line in lines[1:] if above else lines:
+            self._console.say(line)
+        # There may be no log files, as under torchrun: then a reader is waited for until a signal comes.
+        needed = summary.state.spec.logs.torchrun is not None
+        self._console.close(lambda silent_s: silent_s < PATIENCE_S or (needed and not self._interrupts.any()))
 
     def close(self) -> None:
         """Show nothing more of a run that goes on."""
@@ -174,20 +148,9 @@ class Terminal(Observer):
         rank = summary.state.cause.rank if summary.state.cause else None
         if rank is None:
             return {}
-        found = {}
-        for stream, said in enumerate((summary.last_lines, summary.last_words)):
-            mark = self._console.prefix(rank, stream)
-            since = self._console.lines_since(rank, stream, _length(said.get(rank, ""))) if mark else None
-            found.update({} if since is None else {stream: Above(since, mark.strip())})
-        return found
-
-    def _patience(self, summary: Summary) -> Callable[[float], bool]:
-        """Whether to keep waiting, at the end, for a reader that has taken nothing for a while.
-
-        If there may be no log files, as under torchrun, we wait until a signal comes.
-        """
-        needed = summary.state.spec.logs.torchrun is not None
-        return lambda silent_s: silent_s < PATIENCE_S or (needed and not self._interrupts.any())
+        lengths = (_length(said.get(rank, "")) for said in (summary.last_lines, summary.last_words))
+        found = ((stream, self._console.above(rank, stream, length)) for stream, length in enumerate(lengths))
+        return {stream: Above(*above) for stream, above in found if above}
 
 
 def _origin(spec: JobSpec, allocation: Allocation) -> str:
@@ -201,3 +164,77 @@ def _length(words: str) -> int:
     """Lines of the last traceback in `words`, with what follows it; 1 without one."""
     _, found, last = words.rpartition("Traceback (most recent call last):")
     return 1 + last.rstrip("\n").count("\n") if found else 1
+
+
+def progress_words(state: State) -> str:
+    """How far a start has come, as `connecting: 12 of 16 nodes; waiting for gpu-3`; "" if it is complete."""
+    if state.phase in (Phase.CONNECTING, Phase.PREPARING):
+        return _connecting(state)
+    return _joining(state) if state.phase is Phase.RUNNING else ""
+
+
+def _connecting(state: State) -> str:
+    missing = [index for index, node in enumerate(state.nodes) if not isinstance(node, Up | Reaping)]
+    nodes = counted(len(state.nodes), "node")
+    if not missing:
+        return f"{nodes} connected"
+    names = listed([state.label(node) for node in missing], MOST_NAMED)
+    return f"connecting: {len(state.nodes) - len(missing)} of {nodes}; waiting for {names}"
+
+
+def _joining(state: State) -> str:
+    size, ranks = len(state.workers), state.counted(len(state.workers))
+    if planned := sum(worker.phase is WorkerPhase.PLANNED for worker in state.workers):
+        return f"starting: {size - planned} of {ranks}"
+    missing = [worker.rank for worker in state.workers if worker.running and not worker.meeting.joined]
+    # Ranks that have nothing to do with torch never join: as long as none tries, we don't speak of it.
+    if len(missing) == size and not any(worker.meeting.trying for worker in state.workers):
+        return f"{ranks} started"
+    names = f"{'rank' if len(missing) == 1 else 'ranks'} {spans(missing)}"
+    return f"joining: {size - len(missing)} of {ranks}; waiting for {names}" if missing else ""
+
+
+class Departure(Observer):
+    """Shows what a terminal would, without the ranks' output, until all have started; then calls `leave`."""
+
+    def __init__(self, terminal: Terminal, leave: Callable[[State], None]) -> None:
+        self._terminal: Terminal | None = terminal
+        self._leave = leave
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """Leave as soon as nothing of the start can fail any more."""
+        waits = any(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
+        if self._terminal and state.phase is Phase.RUNNING and not waits:
+            self._terminal.close()
+            self._terminal = None
+            self._leave(state)
+
+    def told(self, notice: Notice, at: float) -> None:
+        """Say it, as long as somebody listens."""
+        if self._terminal:
+            self._terminal.told(notice, at)
+
+    def remarked(self, text: str) -> None:
+        """Say it, as long as somebody listens; then keep it."""
+        if self._terminal:
+            self._terminal.remarked(text)
+        else:
+            os.write(2, f"distlaunch: {text}\n".encode(errors="backslashreplace"))
+
+    def ended(self, summary: Summary) -> None:
+        """Tell how it ended if that was before all ranks had started."""
+        if self._terminal:
+            self._terminal.ended(summary)
+
+
+def silence(log: str) -> None:
+    """Take the standard streams away from the terminal; what still goes to stderr is kept in `log`."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        errors = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        errors = os.dup(null)
+    for fd, target in enumerate((null, null, errors)):
+        os.dup2(target, fd)
+    os.close(null)
+    os.close(errors)

@@ -7,8 +7,7 @@ import os
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.observers.output_index import NAME as OUTPUT_INDEX
-from distlaunch.observers.run_folder import CONTROLLER_LOG, STATUS, SUMMARY
+from distlaunch.observers.run_folder import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY
 from distlaunch.supervisor.status import Controller, RunState, Status, status_of
 from distlaunch.system.here import boot_id
 

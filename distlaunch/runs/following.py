@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 
 from distlaunch.errors import DistlaunchError
-from distlaunch.observers.last_words import STDERR_BYTES, LastWords, summary_so_far
 from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.recording import STDERR_BYTES, LastOutput
 from distlaunch.plan.output import destinations
 from distlaunch.runs.folder import Run, run_in, summary_in
 from distlaunch.runs.retelling import Retelling
@@ -80,16 +80,16 @@ def summary_of(folder: str, state: State) -> Summary | None:
     document = summary_in(folder)
     if document is None:
         return None
-    words = LastWords()
-    words.started(state, 0.0)
+    last_output = LastOutput()
+    last_output.started(state, 0.0)
     cause = state.cause.rank if state.cause else None
     places = destinations(state.plan, state.generation) if state.plan else {}
     for (rank, stream), goes_to in places.items():
         if goes_to.file:
             whole = rank == cause and stream == STDERR  # its lines are counted
             for data in _read(os.path.join(folder, goes_to.file), whole):
-                words.printed(Printed(rank, stream, data, state.generation, goes_to))
-    summary = summary_so_far(state, folder, words, document.get("seconds", 0.0))
+                last_output.printed(Printed(rank, stream, data, state.generation, goes_to))
+    summary = last_output.summary(state, folder, document.get("seconds", 0.0))
     return summary._replace(lagging=document.get("lagging", ()))
 
 

@@ -9,11 +9,8 @@ from heapq import merge
 from io import FileIO
 from typing import Any
 
-from distlaunch.observers import output_index
-from distlaunch.observers.generations import Generations
-from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.output_index import Entry
-from distlaunch.observers.run_folder import EVENTS
+from distlaunch.observers.observer import Generations, Observer, Printed
+from distlaunch.observers.run_folder import EVENTS, INDEX_RECORD, OUTPUT_INDEX, Entry, index_entries
 from distlaunch.runs.replay import HistoryError, Replay
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.state import State
@@ -64,7 +61,7 @@ class Retelling:
     def __init__(self, folder: str, observer: Observer, wanted: Wanted = lambda entry: True) -> None:
         self._folder, self._observer, self._wanted = folder, observer, wanted
         self._lines = _Tail(os.path.join(folder, EVENTS))
-        self._entries = _Tail(os.path.join(folder, output_index.NAME))
+        self._entries = _Tail(os.path.join(folder, OUTPUT_INDEX))
         self._held_lines: list[dict[str, Any]] = []
         self._held_entries: list[Entry] = []
         self._replay = Replay()
@@ -122,10 +119,10 @@ class Retelling:
 
     def _fresh_entries(self) -> list[Entry]:
         data = self._entries.fresh()
-        whole = len(data) // output_index.RECORD.size * output_index.RECORD.size
+        whole = len(data) // INDEX_RECORD.size * INDEX_RECORD.size
         if data:
             self._entries.rest = data[whole:]
-        return output_index.unpacked(data[:whole])
+        return index_entries(data[:whole])
 
     def skip(self) -> None:
         """Learn what has happened up to now without telling it. Raises `HistoryError`."""
@@ -162,11 +159,11 @@ class Retelling:
             self._observer.started(state, at)
 
     def _tell_output(self, entry: Entry) -> None:
-        _, rank, generation, stream = entry.stamp
+        rank, generation, stream = entry.rank, entry.generation, entry.stream
         begun = self._generations.of(generation)
         goes_to = begun and begun.destinations.get((rank, stream))
         if goes_to and goes_to.file and self._wanted(entry):
-            self.moment = entry.stamp.time
+            self.moment = entry.time
             data = self._read(goes_to.file, entry.offset, entry.size)
             self._observer.printed(Printed(rank, stream, data, generation, goes_to))
 
@@ -182,4 +179,4 @@ class Retelling:
 
 
 def _time(piece: _Piece) -> float:
-    return piece.stamp.time if isinstance(piece, Entry) else piece.get("time") or 0.0
+    return piece.time if isinstance(piece, Entry) else piece.get("time") or 0.0

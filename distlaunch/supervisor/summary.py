@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.diagnosis import exits
 from distlaunch.supervisor.nodes import Exited, Unusable, Worker, WorkerPhase, failure_of, phase_word
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.transports.container import advice_for
@@ -78,11 +79,7 @@ class Summary(Frozen):
             "hint": self.advice or None,
             "lagging": list(self.lagging),
             "restarts": [
-                {
-                    "why": restart.why.value,
-                    "cause": restart.cause.text,
-                    "rank": restart.cause.rank,
-                }
+                {"why": restart.why.value, "cause": restart.cause.text, "rank": restart.cause.rank}
                 for restart in self.state.restarts
             ],
             "seconds": round(self.seconds, 3),
@@ -99,8 +96,8 @@ class Summary(Frozen):
         return {
             "text": cause.text,
             "rank": cause.rank,
-            "node": _label(self.state, cause.node),
-            "last_words": self._shown_words(cause.rank) if cause.rank is not None and known else [],
+            "node": None if cause.node is None else self.state.label(cause.node),
+            "last_words": self._shown_words(cause.rank)[0] if cause.rank is not None and known else [],
         }
 
     def _worker(self, worker: Worker) -> dict[str, Any]:
@@ -126,13 +123,11 @@ class Summary(Frozen):
 
     def _words_lines(self, rank: int, shown: Mapping[int, Above]) -> list[str]:
         """A rank's last words, or where to find them where the terminal shows them already."""
-        words, source = self._shown_words(rank), self._origin(rank)
+        words, source = self._shown_words(rank)
         above = shown.get(STDERR if source == RECORD else source)
         if not words or above is None or above.since > FAR or not self._as_printed(rank, source):
             return [f"  | {line}" for line in words]
-        from distlaunch.diagnosis.peer_errors import TRACEBACK
-
-        what = "its traceback is" if TRACEBACK in self._said(rank) else "its last words are"
+        what = "its traceback is" if exits.TRACEBACK in self._said(rank) else "its last words are"
         return [f"  {what} above, marked {above.mark}"] if above.since else []
 
     def _as_printed(self, rank: int, source: int) -> bool:
@@ -141,26 +136,19 @@ class Summary(Frozen):
         words = self.last_words.get(rank, "")
         return recorded in words if source == RECORD else self._said(rank) == words
 
-    def _origin(self, rank: int) -> int:
-        if self._recorded_lines(self.state.worker(rank)):
-            return RECORD
-        return STDERR if self._last_lines(rank) else STDOUT
-
-    def _shown_words(self, rank: int) -> list[str]:
-        """What a rank said last: torch's record of its error, else the end of its stderr, or of stdout."""
+    def _shown_words(self, rank: int) -> tuple[list[str], int]:
+        """A rank's last output: torch's record of its error, else the end of its stderr, or of stdout."""
         if recorded := self._recorded_lines(self.state.worker(rank)):
-            return _end_of(recorded, len(recorded))
-        if lines := self._last_lines(rank):
-            return _end_of(lines, max(len(lines), self.printed.get(rank, 0)))
-        return self.last_lines.get(rank, "").splitlines()[-STDOUT_LINES:]
+            return _end_of(recorded, len(recorded)), RECORD
+        words = self._said(rank)
+        if exits.without_remarks(words):
+            lines = words.splitlines()
+            return _end_of(lines, max(len(lines), self.printed.get(rank, 0))), STDERR
+        return self.last_lines.get(rank, "").splitlines()[-STDOUT_LINES:], STDOUT
 
     def _recorded_lines(self, worker: Worker) -> list[str]:
         words, report = _record_words(worker), self._split(worker.rank)[1]
         return [*words, report] if words and report not in ("", words[-1]) else words
-
-    def _last_lines(self, rank: int) -> list[str]:
-        words = self._said(rank)
-        return words.splitlines() if _without_remarks(words) else []
 
     def _said(self, rank: int) -> str:
         """The end of its stderr; of a torchrun's own report there, one line."""
@@ -168,9 +156,7 @@ class Summary(Frozen):
         return f"{words}{report}\n" if report else words
 
     def _split(self, rank: int) -> tuple[str, str]:
-        from distlaunch.diagnosis.peer_errors import split_torchrun  # most jobs end well
-
-        return split_torchrun(self.last_words.get(rank, ""))
+        return exits.split_torchrun(self.last_words.get(rank, ""))
 
     @property
     def advice(self) -> str:
@@ -181,23 +167,17 @@ class Summary(Frozen):
         worker = self.state.worker(cause.rank)
         if not isinstance(worker.phase, Exited):
             return ""
-        from distlaunch.diagnosis.exits import Ending, advice  # of a failure
-
-        said = _without_remarks(self._said(cause.rank))
+        said = exits.without_remarks(self._said(cause.rank))
         words = "\n".join(_record_words(worker)) + said
         assert self.state.plan is not None
         python = self.state.plan.node_of(cause.rank).python
-        ending = Ending(
-            *(worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python),
-            *(self._module, self.state.spec.invocation.shares_stdio),
-        )
-        return "" if "uneven batches" in cause.text else advice(ending, words)
-
-    @property
-    def _module(self) -> str:
-        """What `module:` names, where a rank's own Python is to find it."""
         program = self.state.spec.program
-        return program.words[0] if program.kind == "module" else ""
+        module = program.words[0] if program.kind == "module" else ""
+        ending = exits.Ending(
+            *(worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python, module),
+            stdin=self.state.spec.invocation.shares_stdio,
+        )
+        return "" if "uneven batches" in cause.text else exits.advice(ending, words)
 
     def _others(self) -> list[str]:
         groups: dict[str, list[int]] = {}
@@ -223,23 +203,15 @@ class Summary(Frozen):
         if end.stopped:
             its_own = end.status > 0  # it may have ended by itself
             return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
-        last = _without_remarks(self._said(rank)).strip().splitlines()[-1:]
+        last = exits.without_remarks(self._said(rank)).strip().splitlines()[-1:]
         return f"also failed, {status_words(end.status)}" + (f": {last[0][:200]}" if last else "")
 
     def _same_traceback(self, rank: int) -> bool:
         cause = self.state.cause
         if cause is None or cause.rank is None:
             return False
-        from distlaunch.diagnosis.peer_errors import traceback_key
-
-        mine, first = (traceback_key(self._split(r)[0]) for r in (rank, cause.rank))
+        mine, first = (exits.traceback_key(self._split(r)[0]) for r in (rank, cause.rank))
         return bool(mine) and mine == first
-
-
-def _without_remarks(words: str) -> str:
-    from distlaunch.diagnosis.peer_errors import without_remarks  # most jobs end well
-
-    return without_remarks(words)
 
 
 def _end_of(lines: list[str], whole: int) -> list[str]:
@@ -259,13 +231,9 @@ def _record_words(worker: Worker) -> list[str]:
 
 
 def _unusable_nodes(state: State) -> list[str]:
-    unusable = [index for index, node in enumerate(state.nodes) if isinstance(node, Unusable)]
-    if not unusable:
-        return []
-
     lines = []
-    for index in unusable:
-        if failure := failure_of(state.nodes[index]):
+    for index, node in enumerate(state.nodes):
+        if isinstance(node, Unusable) and (failure := failure_of(node)):
             there = state.spec.pool[index]
             python = there.python or state.spec.python
             container = state.spec.container
@@ -280,7 +248,3 @@ def _node_document(state: State, index: int) -> dict[str, Any]:
     node, known = state.nodes[index], failure_of(state.nodes[index])
     failure = known and {"kind": known.kind.value, "words": known.words}
     return {"name": state.label(index), "phase": phase_word(node), "failure": failure}
-
-
-def _label(state: State, node: int | None) -> str | None:
-    return None if node is None else state.label(node)

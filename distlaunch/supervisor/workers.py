@@ -2,8 +2,9 @@
 
 import errno
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts, words_of
 from distlaunch.supervisor import stalling
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.events import OutputLost, WorkerExited, WorkerStarted, WorkerUnstarted
@@ -19,9 +20,6 @@ from distlaunch.supervisor.nodes import Exited, WorkerPhase
 from distlaunch.supervisor.stalling import dumping
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, lost_peer_words
-
-if TYPE_CHECKING:
-    from distlaunch.diagnosis.peer_errors import Words
 
 
 def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
@@ -81,8 +79,6 @@ VERDICT_S = 1.0
 
 def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
     """A rank has ended with a status other than 0: end the generation, once it is clear who is to blame."""
-    from distlaunch.diagnosis.peer_errors import words_of  # most ranks don't fail
-
     rank, event = found
     words = words_of(event.status, event.words, event.error_record)
     if words.peer_gone or words.timed_out:
@@ -105,10 +101,8 @@ def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
     return state, (JobOver(),) if done and not state.asked else ()
 
 
-def cause_of(state: State, rank: int, event: WorkerExited, words: "Words | None" = None) -> Cause:
+def cause_of(state: State, rank: int, event: WorkerExited, words: Words | None = None) -> Cause:
     """The cause, if this rank is the first that failed."""
-    from distlaunch.diagnosis.exits import Ending, exit_status_of, facts
-
     who = f"{state.named(rank)} failed first"
     peer_gone = words is not None and words.peer_gone
     if words and words.traceback and _was_told_to_end(state, event):
@@ -153,7 +147,7 @@ def _absent_words(state: State) -> str:
     return ""
 
 
-def blamed_instead(state: State, rank: int, event: WorkerExited, words: "Words | None" = None) -> State:
+def blamed_instead(state: State, rank: int, event: WorkerExited, words: Words | None = None) -> State:
     """`state`, which is ending, with the blame on this rank if it came first: not all is heard in order."""
     known = state.cause
     if known is None or known.rank is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import JobSpec
-from distlaunch.observers.console import MAX_LINE, latest
+from distlaunch.observers.console import Lines, latest
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.events import Event
@@ -34,14 +34,6 @@ class Said(Frozen):
     at: float
     rank: int
     stream: int
-    text: str
-
-
-class Told(Frozen):
-    """A notice, or another generation: seconds since the run began."""
-
-    at: float
-    level: str
     text: str
 
 
@@ -71,16 +63,16 @@ class Picture(Observer):
     def __init__(self, began: float, clock: Callable[[], float] = time.time) -> None:
         self._began, self._clock = began, clock
         self._watch: re.Pattern[str] | None = None
-        self._partial: dict[tuple[int, int], bytes] = {}
+        self._lines = Lines()
         self._last: dict[int, float] = {}
         self._uses: dict[int, Use] = {}
         self.state: State | None = None
-        self.at = 0.0
         self.lines: deque[Said] = deque(maxlen=LINES_KEPT)
         self.of_rank: dict[int, deque[Said]] = {}
         self.values: dict[int, float] = {}
         self.trend: deque[tuple[float, float]] = deque(maxlen=VALUES_KEPT)
-        self.told_all: list[Told] = []
+        self.history: list[tuple[float, Notice]] = []
+        """Messages and generations, with seconds since the run began."""
         self.summary: Summary | None = None
         self.moment: Callable[[], float] = clock
         """When that came which is being told."""
@@ -92,18 +84,18 @@ class Picture(Observer):
         self._watch = re.compile(spec.logs.watch) if spec.logs.watch else None
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """The state is all that counts."""
-        self.state, self.at = state, at
+        """Keep the state: it is all that counts."""
+        self.state = state
 
     def started(self, state: State, at: float) -> None:
         """What ranks of an earlier generation have said and used is history."""
-        for of_ranks in (self._last, self._uses, self.values, self.of_rank, self._partial):
+        for of_ranks in (self._last, self._uses, self.values, self.of_rank, self._lines.held):
             of_ranks.clear()
-        self.told_all.append(Told(at, "info", f"generation {state.generation}: {_shape(state)}"))
+        self.history.append((at, Notice("info", f"generation {state.generation}: {shape(state)}")))
 
     def told(self, notice: Notice, at: float) -> None:
         """Keep it for the history."""
-        self.told_all.append(Told(at, notice.level, notice.text))
+        self.history.append((at, notice))
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
         """Keep the latest."""
@@ -111,13 +103,11 @@ class Picture(Observer):
 
     def printed(self, output: Printed) -> None:
         """Put lines together, and look for the number."""
-        key, now = (output.rank, output.stream), self.moment()
-        whole, newline, rest = (self._partial.pop(key, b"") + output.data).rpartition(b"\n")
+        stream, now = (output.rank, output.stream), self.moment()
         self._last[output.rank] = now
-        if rest:
-            self._partial[key] = rest[-MAX_LINE:]
-        for line in whole.split(b"\n") if newline else ():
-            self._say(Said(now, *key, _shown(line)))
+        if (whole := self._lines.whole(stream, output.data)) is not None:
+            for line in whole.split(b"\n"):
+                self._say(Said(now, *stream, latest(line).decode(errors="replace")))
 
     def ended(self, summary: Summary) -> None:
         """It is over."""
@@ -127,10 +117,8 @@ class Picture(Observer):
         self.lines.append(said)
         self.of_rank.setdefault(said.rank, deque(maxlen=OF_A_RANK)).append(said)
         found = self._watch.search(said.text) if self._watch else None
-        if found:
-            self._note_value(said, found)
-
-    def _note_value(self, said: Said, found: re.Match[str]) -> None:
+        if not found:
+            return
         try:
             value = float(found[1] if found.re.groups else found[0])
         except (TypeError, ValueError):
@@ -157,7 +145,7 @@ class Picture(Observer):
             Row(
                 worker.rank,
                 plan.node_of(worker.rank).label,
-                doing(worker),
+                _doing(worker),
                 self._uses.get(worker.rank),
                 ages.get(worker.rank),
                 self.values.get(worker.rank),
@@ -178,49 +166,40 @@ class Picture(Observer):
 class _Measure:
     """What most ranks do, against which one stands out."""
 
-    def __init__(
-        self, ages: Mapping[int, float], uses: Mapping[int, Use], values: Mapping[int, float]
-    ) -> None:
+    def __init__(self, ages: dict[int, float], uses: dict[int, Use], values: dict[int, float]) -> None:
         self._ages, self._uses, self._values = ages, uses, values
-        self._usual_age = _middle(list(ages.values()))
-        self._usual_gpu = _middle([use.gpu for use in uses.values() if use.gpu is not None])
+        self._silent_age = max(SILENT_S, SILENT_TIMES * _middle(list(ages.values())))
+        usual_gpu = _middle([use.gpu for use in uses.values() if use.gpu is not None])
+        self._slow_gpu = GPU_IDLE_SHARE * usual_gpu if usual_gpu > GPU_BUSY else 0.0
         self._middle = _middle(list(values.values()))
         self._spread = _middle([abs(value - self._middle) for value in values.values()])
 
     def marks(self, worker: Worker) -> tuple[str, ...]:
         """Why this one does."""
-        return tuple(word for word in (self._of_phase(worker), *self._of_numbers(worker)) if word)
-
-    def _of_phase(self, worker: Worker) -> str:
-        if isinstance(worker.phase, Exited) and worker.phase.status:
-            return "stopped" if worker.phase.stopped else "failed"
-        if worker.phase in (WorkerPhase.UNSTARTED, WorkerPhase.VANISHED):
-            return str(worker.phase.value)
-        return "stalled" if worker.stall else ""
-
-    def _of_numbers(self, worker: Worker) -> Sequence[str]:
-        if not worker.running:
-            return ()
         age, use = self._ages.get(worker.rank), self._uses.get(worker.rank)
-        silent = age is not None and age > max(SILENT_S, SILENT_TIMES * self._usual_age)
-        slow = (
-            use is not None
-            and use.gpu is not None
-            and self._usual_gpu > GPU_BUSY
-            and use.gpu < GPU_IDLE_SHARE * self._usual_gpu
-        )
-        return ("silent" if silent else "", "slow" if slow else "", self._different(worker.rank))
+        gpu = use.gpu if use else None
+        phase, failed = worker.phase, isinstance(worker.phase, Exited) and worker.status != 0
+        found = {
+            "failed": failed and not worker.stopped,
+            "stopped": failed and worker.stopped,
+            "not started": phase is WorkerPhase.UNSTARTED,
+            "lost with its node": phase is WorkerPhase.VANISHED,
+            "stalled": worker.running and worker.stall is not None,
+            "silent": worker.running and age is not None and age > self._silent_age,
+            "slow": worker.running and gpu is not None and gpu < self._slow_gpu,
+            "different": worker.running and self._differs(worker.rank),
+        }
+        return tuple(word for word, holds in found.items() if holds)
 
-    def _different(self, rank: int) -> str:
+    def _differs(self, rank: int) -> bool:
         value = self._values.get(rank)
         if value is None or len(self._values) < 3:
-            return ""
+            return False
         near = max(FAR_OFF * self._spread, FAR_SHARE * abs(self._middle))
-        return "" if abs(value - self._middle) <= near else "different"  # as NaN is
+        return not abs(value - self._middle) <= near  # as NaN is
 
 
-def doing(worker: Worker) -> str:
-    """What a rank does, in a word or a few."""
+def _doing(worker: Worker) -> str:
     if isinstance(worker.phase, Exited):
         if worker.phase.stopped:
             return "stopped"
@@ -237,9 +216,6 @@ def _middle(values: Sequence[float]) -> float:
     return statistics.median(known) if known else 0.0
 
 
-def _shape(state: State) -> str:
+def shape(state: State) -> str:
+    """How many ranks a run has, on how many nodes."""
     return f"{state.counted(len(state.workers))} on {counted(len(state.members), 'node')}"
-
-
-def _shown(line: bytes) -> str:
-    return latest(line).decode(errors="replace")

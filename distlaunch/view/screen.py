@@ -1,9 +1,10 @@
-"""A picture of a run as lines of text, as many and as wide as a terminal has."""
+"""A picture of a run as lines of text, as many and as wide as a terminal has, and what keys change there."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.text import Text
 
@@ -11,13 +12,13 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.console import escape
 from distlaunch.runs.listing import age_words
 from distlaunch.supervisor.status import RunState, run_state
-from distlaunch.view.picture import Picture, Row, Said
+from distlaunch.view.picture import Picture, Row, Said, shape
 from distlaunch.wording import counted, spans
 
 Part = TypeVar("Part")
-Node = tuple[str, Sequence[Row]]
 BARS = "▁▂▃▄▅▆▇█"
 HEADER, FOOTER, LEAST_LOG = 2, 1, 3
+PAGE = 10
 GRID_SHARE = 0.6
 """Of the height, at most."""
 _STATES = {
@@ -25,7 +26,6 @@ _STATES = {
     RunState.SUCCEEDED: "bold green",
     RunState.FAILED: "bold red",
     RunState.LOST: "bold red",
-    RunState.CANCELLED: "bold yellow",
 }
 _BAD = ("failed", "stalled", "not started", "lost with its node")
 
@@ -85,9 +85,8 @@ def _header(picture: Picture) -> list[Text]:
     if state is None:
         return [Text("connecting …"), Text("")]
     where = run_state(state)
-    size = f"{state.counted(len(state.workers))} on {counted(len(state.members), 'node')}"
     first = Text.assemble((state.spec.name, "bold"), "  ", (where.value, _STATES.get(where, "bold yellow")))
-    first.append(f"  {age_words(picture.elapsed_s)}  {size}")
+    first.append(f"  {age_words(picture.elapsed_s)}  {shape(state)}")
     if state.restarts:
         first.append(f"  {counted(len(state.restarts), 'restart')}", "yellow")
     return [first, _trend(picture)]
@@ -122,79 +121,56 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def _grid(rows: Sequence[Row], wish: Wish, most: int, valued: bool) -> list[Text]:
     if not rows:
         return []
-    ranks, nodes, hidden = _folded(rows, most)
-    cells = [_heads("RANK", "NODE", valued), *(_rank_cells(row, valued) for row in ranks)]
-    cells += [_node_cells(node, of_node, valued) for node, of_node in nodes]
+    lines_of, hidden = _folded(rows, most)
+    heads = ["RANK", "NODE", "STATE", "CPU", "MEM", "GPU", "GMEM", "LAST", *(["VALUE"] if valued else []), ""]
+    cells = [[Text(head, "dim") for head in heads], *(_cells(ranks, valued) for ranks in lines_of)]
     grid = _columns(cells, wish.cursor)
     if hidden:
-        rest = counted(sum(len(of_node) for _, of_node in hidden), "rank")
+        rest = counted(sum(map(len, hidden)), "rank")
         grid.append(Text(f"and {counted(len(hidden), 'more node')} ({rest})", "dim"))
     return grid
 
 
-def _folded(rows: Sequence[Row], most: int) -> tuple[Sequence[Row], Sequence[Node], Sequence[Node]]:
-    """What has a line: ranks, then nodes; and the nodes without one.
+def _folded(rows: Sequence[Row], most: int) -> tuple[list[list[Row]], list[list[Row]]]:
+    """The ranks of each line, and those of each node that has none.
 
-    If there are too many ranks, only those that stand out have a line of their own.
+    If there are too many ranks, only those that stand out have a line of their own; each node has one, too.
     """
     if len(rows) + 1 <= most:
-        return rows, (), ()
-    marked = [row for row in rows if row.marks][: max(0, (most - 2) // 2)]
-    nodes: dict[str, list[Row]] = {}
+        return [[row] for row in rows], []
+    marked = [[row] for row in rows if row.marks][: max(0, (most - 2) // 2)]
+    by_node: dict[str, list[Row]] = {}
     for row in rows:
-        nodes.setdefault(row.node, []).append(row)
-    room = most - 1 - len(marked)
-    listed = list(nodes.items())
-    shown = len(listed) if len(listed) <= room else max(0, room - 1)
-    return marked, listed[:shown], listed[shown:]
+        by_node.setdefault(row.node, []).append(row)
+    nodes, room = list(by_node.values()), most - 1 - len(marked)
+    shown = len(nodes) if len(nodes) <= room else max(0, room - 1)
+    return [*marked, *nodes[:shown]], nodes[shown:]
 
 
-def _heads(first: str, second: str, valued: bool) -> list[Text]:
-    heads = [first, second, "STATE", "CPU", "MEM", "GPU", "GMEM", "LAST", *(["VALUE"] if valued else []), ""]
-    return [Text(head, "dim") for head in heads]
-
-
-def _rank_cells(row: Row, valued: bool) -> list[Text]:
-    style = "red" if any(mark in _BAD for mark in row.marks) else "yellow" if row.marks else ""
-    use = row.use
+def _cells(ranks: Sequence[Row], valued: bool) -> list[Text]:
+    """A rank's line, or what several ranks of a node have in common."""
+    uses = [row.use for row in ranks if row.use]
+    age_s = max((row.age_s for row in ranks if row.age_s is not None), default=None)
+    doing = _counted_doings(ranks)
+    marks = dict.fromkeys(mark for row in ranks for mark in row.marks)
+    bad = len(ranks) == 1 and not marks.keys().isdisjoint(_BAD)
     cells = [
-        *(str(row.rank), escape(row.node), row.doing),
-        *(_percent(use and use.cpu), _size(use and use.memory)),
-        *(_percent(use and use.gpu), _size(use and use.gpu_memory)),
-        "-" if row.age_s is None else age_words(row.age_s),
-        *([_number(row.value)] if valued else []),
-        ", ".join(mark for mark in row.marks if mark != row.doing),
+        *(spans(sorted(row.rank for row in ranks)), escape(ranks[0].node), doing),
+        *(_percent(_mean(use.cpu for use in uses)), _size(_total(use.memory for use in uses))),
+        *(_percent(_mean(use.gpu for use in uses)), _size(_total(use.gpu_memory for use in uses))),
+        "-" if age_s is None else age_words(age_s),
+        *([_number(_mean(row.value for row in ranks))] if valued else []),
+        ", ".join(mark for mark in marks if mark != doing),
     ]
+    style = "red" if bad else "yellow" if marks else ""
     return [Text(cell, style) for cell in cells]
 
 
-def _node_cells(node: str, rows: Sequence[Row], valued: bool) -> list[Text]:
-    uses = [row.use for row in rows if row.use]
-    ages = [row.age_s for row in rows if row.age_s is not None]
-    values = [row.value for row in rows if row.value is not None]
-    marked = sorted({mark for row in rows for mark in row.marks})
-    cells = [
-        spans(sorted(row.rank for row in rows)),
-        escape(node),
-        _counted_doings(rows),
-        _percent(_mean(use.cpu for use in uses)),
-        _size(sum(use.memory for use in uses) if uses else None),
-        _percent(_mean(use.gpu for use in uses)),
-        _size(_total(use.gpu_memory for use in uses)),
-        age_words(max(ages)) if ages else "-",
-        *([_number(_mean(values))] if valued else []),
-        ", ".join(marked),
-    ]
-    return [Text(cell, "yellow" if marked else "") for cell in cells]
-
-
-def _counted_doings(rows: Sequence[Row]) -> str:
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row.doing] = counts.get(row.doing, 0) + 1
+def _counted_doings(ranks: Sequence[Row]) -> str:
+    counts = Counter(row.doing for row in ranks)
     if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{count} {doing}" for doing, count in sorted(counts.items(), key=lambda each: -each[1]))
+        return ranks[0].doing
+    return ", ".join(f"{count} {doing}" for doing, count in counts.most_common())
 
 
 _RIGHT = range(3, 9)
@@ -203,26 +179,21 @@ MAX_CELL = 28
 
 
 def _columns(cells: Sequence[Sequence[Text]], cursor: int) -> list[Text]:
-    widths = [min(MAX_CELL, max(len(row[column]) for row in cells)) for column in range(len(cells[0]))]
-    made = []
-    for index, row in enumerate(cells):
-        line = Text()
-        for column, (cell, most) in enumerate(zip(row, widths, strict=True)):
-            cell.truncate(most, overflow="ellipsis")
-            pad = " " * (most - len(cell))
-            line.append(pad if column in _RIGHT else "").append_text(cell)
-            line.append(("" if column in _RIGHT else pad) + "  ")
-        if index and index - 1 == min(cursor, len(cells) - 2):
-            line.stylize("reverse")
-        made.append(line)
+    for column, of_column in enumerate(zip(*cells, strict=True)):
+        width = min(MAX_CELL, max(map(len, of_column)))
+        for cell in of_column:
+            cell.truncate(width, overflow="ellipsis")
+            cell.align("right" if column in _RIGHT else "left", width)
+    made = [Text("  ").join(row) for row in cells]
+    made[1 + min(cursor, len(cells) - 2)].stylize("reverse")
     return made
 
 
 def row_at(picture: Picture, wish: Wish, size: Size) -> int | None:
     """The rank on which the cursor stands; of a node, its first."""
-    ranks, nodes, _ = _folded(picture.rows(), _most(size))
-    lines_of = [*(row.rank for row in ranks), *(min(row.rank for row in of_node) for _, of_node in nodes)]
-    return lines_of[min(wish.cursor, len(lines_of) - 1)] if lines_of else None
+    lines_of, _ = _folded(picture.rows(), _most(size))
+    there = lines_of[wish.cursor : wish.cursor + 1] or lines_of[-1:]
+    return min((row.rank for ranks in there for row in ranks), default=None)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -270,9 +241,9 @@ def _rule(wish: Wish, width: int) -> Text:
 def _pane(picture: Picture, wish: Wish, height: int) -> list[Text]:
     if wish.pane is Pane.history:
         told = [
-            Text.assemble((f"{age_words(each.at):>6}  ", "dim"), (escape(text), _LEVELS.get(each.level, "")))
-            for each in picture.told_all
-            for text in each.text.splitlines()
+            Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(notice.level, "")))
+            for at, notice in picture.history
+            for text in notice.text.splitlines()
         ]
         return _window(told, wish.back, height)
     said = picture.lines if wish.rank is None else picture.of_rank.get(wish.rank, ())
@@ -303,3 +274,39 @@ def _footer(wish: Wish, width: int, leaving: str) -> Text:
         return Text(f"/{wish.find}▏  Enter apply  Esc clear", "bold")
     keys = f"{_KEYS}  q {leaving}"
     return Text(keys if len(keys) <= width else f"{_KEYS_IN_SHORT}  q {leaving}", "dim")
+
+
+# Keys
+
+
+def after(wish: Wish, key: str, rank_there: int | None) -> Wish | None:
+    """What the user wants after a key, None = to leave; `rank_there` is where the cursor stands."""
+    if wish.typing:
+        return _typed(wish, key)
+    if key == "q":
+        return None
+    changes: dict[str, dict[str, Any]] = {
+        "enter": {"rank": rank_there, "pane": Pane.log, "back": 0},
+        "a": {"rank": None, "pane": Pane.log, "back": 0, "find": ""},
+        "up": {"cursor": max(0, wish.cursor - 1)},
+        "down": {"cursor": wish.cursor + 1},
+        "h": {"pane": Pane.log if wish.pane is Pane.history else Pane.history, "back": 0},
+        "/": {"typing": True, "find": "", "pane": Pane.log, "back": 0},
+        "page up": {"back": wish.back + PAGE},
+        "page down": {"back": max(0, wish.back - PAGE)},
+    }
+    return wish._replace(**changes.get(_SAME.get(key, key), {}))
+
+
+_SAME = {"k": "up", "j": "down", "escape": "a"}
+
+
+def _typed(wish: Wish, key: str) -> Wish:
+    match key:
+        case "enter":
+            return wish._replace(typing=False)
+        case "escape":
+            return wish._replace(typing=False, find="")
+        case "backspace":
+            return wish._replace(find=wish.find[:-1])
+    return wish._replace(find=wish.find + key) if len(key) == 1 and key.isprintable() else wish

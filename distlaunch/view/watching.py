@@ -1,68 +1,107 @@
-"""A screen for a run: of our own, as one of its observers, or one that goes on elsewhere, by its folder."""
+"""A run on the terminal's other screen: our own, as one of its observers, or one elsewhere, by its folder."""
 
 import contextlib
 import json
 import os
+import select
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from distlaunch.job.spec import JobSpec
-from distlaunch.observers.observer import Observer, Printed
+from rich.console import Console, Group
+from rich.live import Live
+
+from distlaunch.observers.recording import USE, WATCHED
 from distlaunch.observers.terminal import Terminal
-from distlaunch.observers.watched import USE, WATCHED
 from distlaunch.runs.folder import Run
-from distlaunch.runs.following import LOOK_S, over, pause, summary_of
+from distlaunch.runs.following import LOOK_S, follow, summary_of
 from distlaunch.runs.retelling import Retelling
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
-from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
 from distlaunch.system.signals import Interrupts
 from distlaunch.view.picture import Picture
-from distlaunch.view.show import Screen, screen
+from distlaunch.view.screen import Size, Wish, after, lines, row_at
 
 TOUCH_S = 2.0
+"""Between two signs to the controller that somebody watches."""
+DRAW_S = 1.0
+"""Between two drawings if nobody presses a key."""
 
 
 def watch(run: Run, interrupts: Interrupts) -> Run:
     """Show the run until it is over, or the user leaves; the run as it is then. Raises `HistoryError`."""
-    picture = Picture(run.status.began)
-    retelling = Retelling(run.folder, picture)
-    picture.moment = lambda: retelling.moment
-    try:
-        with screen(picture) as shown:
-            run = _watched(run, retelling, picture, shown, interrupts)
-        if not run.alive and retelling.state and (summary := summary_of(run.folder, retelling.state)):
-            Terminal(interrupts).ended(summary)
-        return run
-    finally:
-        retelling.close()
-
-
-def _watched(run: Run, retelling: Retelling, picture: Picture, shown: Screen, interrupts: Interrupts) -> Run:
-    touched_at = 0.0
-    while not interrupts.any() and not shown.left:
-        if time.monotonic() - touched_at > TOUCH_S:
-            touched_at = time.monotonic()
-            _touch(run.folder)
-            picture.used(_uses(run.folder), 0.0)
-        run = over(run)
-        retelling.catch_up()
-        shown.look()
-        if not run.alive:
-            break
-        pause(interrupts, LOOK_S)
+    with contextlib.closing(Watcher(run, interrupts)) as screen:
+        retelling = Retelling(run.folder, screen)
+        screen.moment = lambda: retelling.moment
+        with contextlib.closing(retelling):
+            run = follow(run, retelling, interrupts)
+    if not run.alive and retelling.state and (summary := summary_of(run.folder, retelling.state)):
+        Terminal(interrupts).ended(summary)
     return run
 
 
-def _touch(folder: str) -> None:
-    """Tell the controller that somebody watches; who may not write there sees what there is."""
-    path = os.path.join(folder, WATCHED)
-    with contextlib.suppress(OSError):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-        os.utime(path)
+class Screen(Picture):
+    """A run on the terminal's other screen; `close` brings back what was there before.
+
+    `leaving` is what q does, in words; it sends `signum` to the `interrupts`.
+    """
+
+    def __init__(self, began: float, interrupts: Interrupts, leaving: str, signum: int) -> None:
+        super().__init__(began)
+        self._interrupts, self._leaving, self._signum = interrupts, leaving, signum
+        self._wish, self._drawn_at, self._size = Wish(), 0.0, Size(0, 0)
+        with contextlib.ExitStack() as stack:
+            output = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+            console = Console(file=stack.enter_context(output), highlight=False)
+            live = Live(
+                console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            )
+            stack.enter_context(_rescued(1))
+            self._keys = stack.enter_context(_keyboard())
+            self._live = stack.enter_context(live)
+            self._draw()
+            self.close = stack.pop_all().close
+        self.wake_at = 0.0
+
+    def woken(self) -> None:
+        """Take keys, and draw if there is a reason to."""
+        self.wake_at = time.monotonic() + LOOK_S
+        wish = self._wish
+        for key in _pressed(self._keys):
+            wanted = after(self._wish, key, row_at(self, self._wish, self._size))
+            if wanted is None:
+                self._interrupts.send(self._signum)
+            self._wish = wanted or self._wish
+        late = time.monotonic() - self._drawn_at >= DRAW_S
+        if late or wish != self._wish or Size(*self._live.console.size) != self._size:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn_at, self._size = time.monotonic(), Size(*self._live.console.size)
+        shown = lines(self, self._wish, self._size, self._leaving)
+        self._live.update(Group(*shown), refresh=True)
+
+
+class Watcher(Screen):
+    """A screen for a run that goes on elsewhere; who leaves it leaves the run alone."""
+
+    def __init__(self, run: Run, interrupts: Interrupts) -> None:
+        super().__init__(run.status.began, interrupts, "quit", 0)
+        self._folder, self._touched_at = run.folder, 0.0
+
+    def woken(self) -> None:
+        """Tell the controller that somebody watches, and look what ranks use."""
+        if time.monotonic() - self._touched_at > TOUCH_S:
+            self._touched_at = time.monotonic()
+            path = os.path.join(self._folder, WATCHED)
+            with contextlib.suppress(OSError):  # who may not write there sees what there is
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+                os.utime(path)
+            self.used(_uses(self._folder), 0.0)
+        super().woken()
 
 
 def _uses(folder: str) -> Mapping[int, Use]:
@@ -73,57 +112,92 @@ def _uses(folder: str) -> Mapping[int, Use]:
         return {}
 
 
-class Viewer(Observer):
-    """Shows our own run on a screen; at its end, what `run` would have said then."""
-
-    wants_use = True
+class Viewer(Screen):
+    """A screen for our own run; at its end, what `run` would have said then. Who leaves it stops the run."""
 
     def __init__(self, terminal: Terminal, interrupts: Interrupts, began: float) -> None:
-        self._terminal, self._interrupts = terminal, interrupts
-        self._picture = Picture(began)
-        self._stack = contextlib.ExitStack()
-        self._screen: Screen | None = self._stack.enter_context(screen(self._picture, "stop the run"))
+        super().__init__(began, interrupts, "stop the run", signal.SIGINT)
+        self._terminal = terminal
         self._notices: list[tuple[Notice, float]] = []
-        self.wake_at = 0.0
-
-    def began(self, spec: JobSpec, chance: float, at: float) -> None:
-        """Pass it on."""
-        self._picture.began(spec, chance, at)
-
-    def happened(self, event: Event, state: State, at: float) -> None:
-        """Pass it on."""
-        self._picture.happened(event, state, at)
-
-    def started(self, state: State, at: float) -> None:
-        """Pass it on."""
-        self._picture.started(state, at)
 
     def told(self, notice: Notice, at: float) -> None:
         """Keep it for the end, too."""
-        self._picture.told(notice, at)
+        super().told(notice, at)
         self._notices.append((notice, at))
-
-    def used(self, uses: Mapping[int, Use], at: float) -> None:
-        """Pass it on."""
-        self._picture.used(uses, at)
-
-    def printed(self, output: Printed) -> None:
-        """Pass it on."""
-        self._picture.printed(output)
-
-    def woken(self) -> None:
-        """Look after the screen; who leaves it stops the run, as Ctrl-C does."""
-        self.wake_at = time.monotonic() + LOOK_S
-        if self._screen:
-            self._screen.look()
-            if self._screen.left:
-                self._screen.left = False
-                self._interrupts.send(signal.SIGINT)
 
     def ended(self, summary: Summary) -> None:
         """Close the screen, and say what `run` says."""
-        self.wake_at, self._screen = None, None
-        self._stack.close()
+        self.wake_at = None
+        self.close()
         for notice, at in self._notices:
             self._terminal.told(notice, at)
         self._terminal.ended(summary)
+
+
+# Puts the terminal right even when we are killed. Its stdout is the terminal; the other end of its stdin is
+# ours alone: without a word of ours, its end is our death.
+_RESCUER = (
+    "exec 3>&1; was=$(stty -g <&3) || exit; echo ready >&2; exec 2>/dev/null; "
+    r"""read word || { stty "$was" <&3; printf '\033[?1049l\033[?25h\033[0m'; }"""
+)
+
+
+@contextlib.contextmanager
+def _rescued(terminal: int) -> Iterator[None]:
+    """While the body runs, a shell waits for our death; then the `terminal` is made as it is now."""
+    # In a session of its own, so that what kills us with our terminal's job does not kill it.
+    with subprocess.Popen(
+        ["/bin/sh", "-c", _RESCUER],
+        stdin=subprocess.PIPE,
+        stdout=terminal,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    ) as rescuer:
+        assert rescuer.stdin is not None
+        assert rescuer.stderr is not None
+        rescuer.stderr.read(1)  # it has seen how the terminal is now, or is gone
+        try:
+            yield
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(rescuer.stdin.fileno(), b"left\n")
+
+
+_KEYS = {
+    b"\x1b[A": "up", b"\x1b[B": "down", b"\x1bOA": "up", b"\x1bOB": "down",
+    b"\x1b[5~": "page up", b"\x1b[6~": "page down", b"\r": "enter", b"\n": "enter", b"\x1b": "escape",
+    b"\x7f": "backspace", b"\x08": "backspace",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _keyboard(fd: int = 0) -> Iterator[int | None]:
+    """The terminal that keys come from, each at once and unseen; None where there is none."""
+    if not os.isatty(fd) or sys.platform == "win32":
+        yield None
+        return
+    import termios
+
+    before = termios.tcgetattr(fd)
+    wanted = termios.tcgetattr(fd)
+    wanted[3] &= ~(termios.ICANON | termios.ECHO)  # signals stay: Ctrl-C is one
+    termios.tcsetattr(fd, termios.TCSADRAIN, wanted)
+    try:
+        yield fd
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _pressed(fd: int | None) -> Iterator[str]:
+    """The keys that have been pressed since: names, or the characters themselves."""
+    data = b""
+    if fd is not None and select.select([fd], [], [], 0)[0]:
+        with contextlib.suppress(OSError):
+            data = os.read(fd, 1024)
+    while data:
+        size = next((n for n in (4, 3) if data[:n] in _KEYS), 1)
+        if size == 1 and data[:1] == b"\x1b" and len(data) > 1:  # a sequence that means nothing here
+            return
+        yield _KEYS.get(data[:size]) or data[:1].decode(errors="replace")
+        data = data[size:]

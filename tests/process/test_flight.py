@@ -3,7 +3,7 @@
 import pickle
 from pathlib import Path
 
-from distlaunch.observers.flight_records import lagging_words
+from distlaunch.observers.recording import lagging_words
 from tests.harness import distlaunch, write_job
 
 # Gloo stands for nccl, which can't run here: the same recorder, but only NCCL's watchdog dumps by itself.
@@ -54,4 +54,4 @@ def test_a_dump_that_is_none_tells_nothing_and_runs_nothing(tmp_path: Path) -> N
     (tmp_path / "rank0.flight").write_bytes(pickle.dumps(Evil()))
     (tmp_path / "rank1.flight").write_bytes(b"\x80garbage")
     (tmp_path / "rank2.flight").write_bytes(pickle.dumps({"entries": [1, {"process_group": 3}]}))
-    assert lagging_words(tmp_path, 3) == []
+    assert lagging_words(str(tmp_path), 3) == []

@@ -548,7 +548,7 @@ def test_a_plan_of_many_ranks_has_a_row_for_each_node(tmp_path: Path) -> None:
 def test_the_plan_of_a_thousand_nodes_is_whole_in_each_form(tmp_path: Path) -> None:
     job = write_job(tmp_path, "pass", "nodes: ['node[0001-1000]']\ngpus_per_node: 8\nbackend: nccl\n")
     table = distlaunch("dry-run", str(job)).stdout.splitlines()
-    assert (table[0], len(table)) == ("job: 8000 ranks on 1000 nodes, nccl", 1002)
+    assert (table[0], len(table)) == ("job: 8000 ranks on 1000 nodes, nccl", 1003)
     assert table[-1].split() == ["node1000", "0-7", "7992-7999", "cuda"]
     document = json.loads(distlaunch("dry-run", str(job), "--json").stdout)
     assert document["world_size"] == 8000

@@ -16,7 +16,7 @@ import pytest
 
 from distlaunch.cli.app import run_app
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.output_index import RECORD
+from distlaunch.observers.run_folder import INDEX_RECORD
 from distlaunch.runs import retelling as retellings
 from distlaunch.runs.folder import Run
 from distlaunch.runs.following import interrupt
@@ -373,7 +373,7 @@ def test_pieces_of_the_index_keep_their_place_among_events(
     failed_twice: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = told_of(failed_twice)
-    monkeypatch.setattr(retellings, "PIECE", RECORD.size)
+    monkeypatch.setattr(retellings, "PIECE", INDEX_RECORD.size)
     assert told_of(failed_twice) == told
     assert len(told) > 4
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from distlaunch.agent.messages import FindRoute, RouteFound
-from distlaunch.checks.questions import Agents
+from distlaunch.checks.port_check import Agents
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT
@@ -35,6 +35,6 @@ def test_a_toy_transport_reaches_a_node_and_tells_why_it_does_not(tmp_path: Path
     nodes = tuple(NodeSpec(f"room{i}", room) for i, room in enumerate(rooms))
     spec = JobSpec("job", nodes, Program("command", ("true",)), str(tmp_path), Logs(str(tmp_path)))
     with Agents(spec) as agents:
-        answers = agents.ask({0: FindRoute("127.0.0.1")}, (RouteFound,), 30.0)
+        answers = agents.ask({0: FindRoute("127.0.0.1")}, (RouteFound,))
         assert (answers[0].interface, agents.present) == ("lo", [0])
         assert (agents.failures[1].kind, agents.failures[1].words) == (Kind.REFUSED, "no door")

@@ -29,7 +29,6 @@ FLOORS = {
     "job": 1,
     "kubernetes": 1,
     "plan": 1,
-    "ranges": 1,
     "supervisor": 1,
     "transports": 1,
     "wording": 1,
@@ -261,7 +260,7 @@ RUNS = (
 """What a run consists of once it has begun."""
 AT_ITS_START = {
     *("launch.supervise", "launch.start", "system.allocation"),
-    *("observers.folding", "observers.metrics", "observers.notifier", "observers.outlet"),
+    *("observers.metrics", "observers.notifier", "observers.outlet"),
     *("plan.other_launchers", "agent.gpus"),
 }
 """Imported before the first worker starts, where they are needed at all."""

@@ -5,7 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.observers.folding import MAX_BYTES, MOMENT_S, Folding
+from distlaunch.observers.console import FOLD_S, MAX_FOLDED, Folding
+from distlaunch.wording import expand_ranges
 from tests.unit.samples import bounded
 
 LINES = st.sampled_from([b"epoch 1\n", b"epoch 2\n", b"\n", b"loss 3", b".5\n", b"a\nb\n", b"unfinished"])
@@ -17,7 +18,15 @@ class Shown:
 
     def __init__(self) -> None:
         self.lines: list[tuple[list[int], int, bytes]] = []
-        self.fold = Folding(lambda ranks, stream, line: self.lines.append((ranks, stream, line)))
+        self.fold = Folding(self._take)
+
+    def add(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        self.fold.add(rank, stream, data, f"[{rank}] ", now)
+
+    def _take(self, first: int, stream: int, line: bytes, tag: str) -> None:
+        ranks = [int(rank) for rank in expand_ranges(tag.strip())]
+        assert first == ranks[0]
+        self.lines.append((ranks, stream, line))
 
 
 @bounded()
@@ -26,9 +35,9 @@ def test_every_line_of_every_rank_is_told_once(printed: list[tuple[int, int, byt
     shown, now, whole = Shown(), 0.0, dict[tuple[int, int], bytes]()
     for rank, stream, data, later in printed:
         now += later
-        shown.fold.add(rank, stream, data, now)
+        shown.add(rank, stream, data, now)
         whole[rank, stream] = whole.get((rank, stream), b"") + data
-        assert shown.fold.due is None or shown.fold.due <= now + MOMENT_S
+        assert shown.fold.due is None or shown.fold.due <= now + FOLD_S
     shown.fold.finish()
     told = Counter((rank, stream, line) for ranks, stream, line in shown.lines for rank in ranks)
     said = Counter(
@@ -44,9 +53,9 @@ def test_every_line_of_every_rank_is_told_once(printed: list[tuple[int, int, byt
 def test_a_thousand_ranks_that_say_the_same_are_one_line_and_the_odd_one_another() -> None:
     shown = Shown()
     for rank in range(1000):
-        shown.fold.add(rank, 0, b"epoch 3\n" if rank != 500 else b"epoch 2\n", rank / 10000)
+        shown.add(rank, 0, b"epoch 3\n" if rank != 500 else b"epoch 2\n", rank / 10000)
     assert shown.lines == []
-    shown.fold.add(0, 0, b"epoch 4\n", MOMENT_S)
+    shown.add(0, 0, b"epoch 4\n", FOLD_S)
     everyone = [rank for rank in range(1000) if rank != 500]
     assert shown.lines == [(everyone, 0, b"epoch 3\n"), ([500], 0, b"epoch 2\n")]
 
@@ -54,7 +63,7 @@ def test_a_thousand_ranks_that_say_the_same_are_one_line_and_the_odd_one_another
 def test_the_order_in_which_lines_came_first_stays() -> None:
     shown = Shown()
     for rank in range(3):
-        shown.fold.add(rank, 0, b"one\ntwo\none\n", 0.0)
+        shown.add(rank, 0, b"one\ntwo\none\n", 0.0)
     shown.fold.flush()
     assert [line for _, _, line in shown.lines] == [b"one\n", b"two\n", b"one\n"]
     assert shown.fold.due is None
@@ -63,5 +72,5 @@ def test_the_order_in_which_lines_came_first_stays() -> None:
 def test_what_is_held_back_is_bounded() -> None:
     shown = Shown()
     for number in range(40):
-        shown.fold.add(0, 0, b"%d" % number + b"x" * (MAX_BYTES // 32) + b"\n", 0.0)
+        shown.add(0, 0, b"%d" % number + b"x" * (MAX_FOLDED // 32) + b"\n", 0.0)
     assert len(shown.lines) >= 31

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from distlaunch.errors import Problem
 from distlaunch.job.nodes import host_error, parse_endpoint, parse_hostfile, split_user
-from distlaunch.ranges import expand_ranges
+from distlaunch.wording import expand_ranges
 from tests.unit.samples import bounded
 
 names = st.text("abcXYZ019-_.", min_size=1, max_size=10)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.observers import backlog
 from distlaunch.observers import outlet as module
 from distlaunch.observers.outlet import Outlet
 from tests.unit.samples import PipeEnds, bounded, no_room
@@ -295,7 +294,7 @@ def test_patience_is_told_how_long_the_reader_has_taken_nothing(
     full: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
-    monkeypatch.setattr(backlog, "time", SimpleNamespace(monotonic=ticking()))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=ticking()))
     outlet = Outlet(full.write_end, never)
     outlet.write(b"a" * CHUNK + b"b\n")
     quiet: list[float] = []

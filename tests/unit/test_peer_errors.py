@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from distlaunch.diagnosis.peer_errors import TRACEBACK, Words, root_error, without_remarks, words_of
+from distlaunch.diagnosis.exits import TRACEBACK, Words, root_error, without_remarks, words_of
 
 C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 ELASTIC = "/venv/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py"

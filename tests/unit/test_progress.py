@@ -1,6 +1,6 @@
 """How far a start has come, in a line."""
 
-from distlaunch.observers.progress import progress_words
+from distlaunch.observers.terminal import progress_words
 from distlaunch.plan.layout import Facts
 from distlaunch.supervisor.events import (
     AgentUp,

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from distlaunch.agent.messages import StartWorkers as Start
-from distlaunch.cli.tables import print_plan_table
+from distlaunch.cli.tables import print_plan
 from distlaunch.contract import RESERVED
-from distlaunch.diagnosis.peer_errors import Words, split_torchrun, words_of
+from distlaunch.diagnosis.exits import Words, split_torchrun, words_of
 from distlaunch.errors import JobError
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, meeting_of, planned_workers, workers
@@ -116,7 +116,7 @@ def test_what_dry_run_prints(capfd: pytest.CaptureFixture[str]) -> None:
     assert agent["argv"] == list(planned[plan.nodes[2].node_rank][0].argv)
     assert (agent["rank"], agent["device"]) == (2, "2 ranks of torch's, on cpu")
     assert "MASTER_PORT" not in agent["env"]
-    print_plan_table(plan)
+    print_plan(plan, "table")
     table = capfd.readouterr().out
     assert "job: 3 torch agents on 3 nodes, gloo" in table
     assert "etcd at etcd:2379" in table

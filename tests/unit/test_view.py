@@ -21,9 +21,8 @@ from distlaunch.supervisor.events import (
 )
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
-from distlaunch.view.keys import after
 from distlaunch.view.picture import Picture
-from distlaunch.view.screen import Pane, Size, Wish, lines, row_at, sparkline
+from distlaunch.view.screen import Pane, Size, Wish, after, lines, row_at, sparkline
 from tests.unit.samples import bounded, spec_of
 
 WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"

@@ -1,0 +1,279 @@
+"""Keeps a run: in its folder how it began, every event, all output and its end; in memory its last output."""
+
+import io
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.job.spec import JobSpec
+from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.run_folder import SUMMARY, Entry, RunFolder, file_of
+from distlaunch.plan.document import plan_document
+from distlaunch.plan.output import destinations
+from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.codec import running_workers
+from distlaunch.supervisor.events import Event, StackDumped, WorkerExited
+from distlaunch.supervisor.history import BEGAN, NOTICE, beginning, fields_of
+from distlaunch.supervisor.nodes import Use
+from distlaunch.supervisor.state import Phase, State
+from distlaunch.supervisor.status import Status, status_now
+from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
+from distlaunch.wording import listed
+
+WATCHED, USE = "watched", "use.json"
+"""Whoever watches a run touches the first file now and then; the second has what ranks use meanwhile."""
+LOOK_S, FADES_S = 1.0, 6.0
+"""How often we look for watchers, and how long one counts that has touched the file."""
+STDERR_BYTES, STDOUT_BYTES = 16384, 2048
+"""Bytes of each rank's last output that are kept for the summary."""
+MAX_DUMP = 64 << 20
+"""Bytes of a flight recorder's dump up to which it is read."""
+MAX_NAMED = 16
+"""Ranks that are named as lagging behind in a collective."""
+
+
+class Recorder(Observer):
+    """Writes all of a run into its folder; what ranks use, too, while somebody outside watches the run."""
+
+    def __init__(self, folder: RunFolder, status: Status) -> None:
+        self._folder, self._status = folder, status
+        self._flights: set[int] = set()
+        self._uses: dict[int, Use] = {}
+        self._loss_told = False
+        self._at = 0.0
+        self._open, self._temporary = True, False
+
+    def began(self, spec: JobSpec, chance: float, at: float) -> None:
+        """Record the job."""
+        self._folder.record(at, BEGAN, beginning(spec, chance))
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """Record it, and what people look for in a file of its own there."""
+        self._at = at
+        if isinstance(event, StackDumped):
+            rank = state.rank_of(event.node, event.local_rank)
+            if rank is not None:
+                name = file_of(state.generation, f"rank{rank}.stack")
+                self._folder.append(name, event.text.encode() + b"\n")
+        elif isinstance(event, WorkerExited) and event.error_record and _keeps_output(state, event.node):
+            name = f"attempt_{state.generation}/{event.local_rank}/error.json"
+            self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
+        self._folder.record(at, type(event).__name__, fields_of(event))
+        if state.phase is not Phase.DONE:  # its end is kept when all of it is
+            self._keep_status(state)
+
+    def _keep_status(self, state: State) -> None:
+        status = status_now(self._status, state, time.time())
+        if status != self._status:
+            self._status = status
+            self._folder.write_status(status)
+
+    def started(self, state: State, at: float) -> None:
+        """Keep the plan; from now on there is something to watch."""
+        assert state.plan is not None
+        self._uses.clear()
+        self.wake_at = time.monotonic() + LOOK_S
+        document = plan_document(state.plan, running_workers(state, self._folder.run_id))
+        self._folder.write_json(file_of(state.generation, "plan.json"), document)
+        if state.spec.logs.torchrun:  # as torchrun has it, also for a stream that says nothing
+            for each in destinations(state.plan, state.generation).values():
+                if each.file:
+                    self._folder.append(each.file, b"")
+
+    def told(self, notice: Notice, at: float) -> None:
+        """Record it."""
+        self._folder.record(at, NOTICE, {"level": notice.level, "text": notice.text})
+
+    def remarked(self, text: str) -> None:
+        """Record it as what it is to who reads it; the supervisor has not said it."""
+        self._folder.record(self._at, NOTICE, {"level": "warning", "text": text, "remark": True})
+
+    def printed(self, output: Printed) -> None:
+        """Keep it, byte for byte."""
+        rank, stream, data, generation, goes_to = output
+        if goes_to.file:
+            entry = Entry(time.time(), 0, len(data), rank, generation, stream)
+            self._folder.append(goes_to.file, data, entry)
+        if self._folder.lost_bytes and not self._loss_told:
+            self._loss_told = True
+            self.remark(f"can't write to {self._folder.path}: output is being lost")
+
+    def woken(self) -> None:
+        """Look whether somebody watches."""
+        self.wake_at = time.monotonic() + LOOK_S
+        try:
+            touched = os.stat(os.path.join(self._folder.path, WATCHED)).st_mtime
+        except OSError:
+            touched = 0.0
+        self.wants_use = time.time() - touched < FADES_S
+
+    def used(self, uses: Mapping[int, Use], at: float) -> None:
+        """Keep the latest, whole, for whoever watches."""
+        self._uses.update(uses)
+        if self.wants_use:
+            ranks = sorted((rank, *use) for rank, use in self._uses.items())
+            self._folder.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
+
+    def dumped(self, rank: int, data: bytes, generation: int) -> None:
+        """Keep it."""
+        self._flights.add(generation)
+        self._folder.append(file_of(generation, f"rank{rank}.flight"), data)
+
+    def lagging(self, state: State) -> list[str]:
+        """Which ranks never reached the last collective, if flight recorders tell."""
+        if state.generation not in self._flights:
+            return []
+        self._folder.flush()
+        folder = os.path.join(self._folder.path, file_of(state.generation, ""))
+        return lagging_words(folder, len(state.workers))
+
+    def ended(self, summary: Summary) -> None:
+        """Keep how it ended; others may still remark something."""
+        self._temporary = summary.temporary
+        self._folder.write_json(SUMMARY, summary.document())
+        self._keep_status(summary.state)
+        if not self._folder.flush():
+            self._close_files()  # a disk that takes nothing is not waited for twice
+        if self._folder.lost_bytes:
+            self.remark(f"{self._folder.lost_bytes} bytes could not be written to {self._folder.path}")
+
+    def close(self) -> None:
+        """Let go of the run, and keep nothing where the folder was a temporary one."""
+        self._close_files()
+        if self._temporary:
+            self._folder.remove()
+
+    def _close_files(self) -> None:
+        if self._open:
+            self._open = False
+            self._folder.close()
+
+
+def _keeps_output(state: State, node: int) -> bool:
+    """Whether a node's logs are here, as torchrun has them."""
+    part = state.plan.part_of(node) if state.plan else None
+    return state.spec.logs.torchrun is not None and part is not None and part.logs is None
+
+
+def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An error record in the form that torch's @record writes."""
+    extra = {"py_callstack": record.get("callstack", "")}
+    return {"message": {"message": record.get("message", ""), "extraInfo": extra}}
+
+
+class LastOutput(Observer):
+    """The end of what each rank of the last generation has printed."""
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._ends: dict[int, dict[int, bytes]] = {STDOUT: {}, STDERR: {}}
+        self._lines: dict[int, int] = {}
+        """Of each rank's stderr, so far."""
+
+    def started(self, state: State, at: float) -> None:
+        """Forget what an earlier generation has printed."""
+        self._generation = state.generation
+        self._ends = {STDOUT: {}, STDERR: {}}
+        self._lines.clear()
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """Take the last output of a rank whose output stays on its node from the agent's report."""
+        if isinstance(event, WorkerExited) and event.words:
+            rank = state.rank_of(event.node, event.local_rank)
+            if rank is not None:
+                self._ends[STDERR].setdefault(rank, event.words.encode())
+
+    def printed(self, output: Printed) -> None:
+        """Keep the end of it."""
+        rank, stream, data, generation, _ = output
+        if generation < self._generation:
+            return
+        ends, most = self._ends[stream], STDERR_BYTES if stream else STDOUT_BYTES
+        ends[rank] = (ends.get(rank, b"") + data[-most:])[-most:]
+        if stream:
+            self._lines[rank] = self._lines.get(rank, 0) + data.count(b"\n")
+
+    def summary(self, state: State, folder: str, seconds: float) -> Summary:
+        """The summary of a run after so many seconds; `folder` is the run's."""
+        lines, words = (
+            {rank: data.decode(errors="replace") for rank, data in self._ends[stream].items()}
+            for stream in (STDOUT, STDERR)
+        )
+        return Summary(state, folder, words, seconds, printed=self._lines, last_lines=lines)
+
+
+# Flight recorders: torch's NCCL watchdog dumps them when a collective times out
+# (torch/csrc/distributed/c10d/FlightRecorder). The form is a pickle of plain containers, of version 2.
+
+
+class Collective(Frozen):
+    """A rank's last collective in a process group: its number, its name, and where the script called it."""
+
+    number: int
+    name: str
+    place: str
+
+
+def lagging_words(folder: str, world_size: int) -> list[str]:
+    """One line for each process group with ranks that never reached its last collective."""
+    last: dict[str, dict[int, Collective]] = {}
+    for rank in range(world_size):
+        for group, collective in _last_collectives(os.path.join(folder, f"rank{rank}.flight")):
+            last.setdefault(group, {})[rank] = collective
+    return [line for group, ranks in sorted(last.items()) if (line := _line(group, ranks, world_size))]
+
+
+def _last_collectives(path: str) -> Iterable[tuple[str, Collective]]:
+    """(process group, the last collective that was called in it), as one rank's dump tells."""
+    found: dict[str, Collective] = {}
+    for entry in _entries(path):
+        group, number = entry.get("process_group"), entry.get("collective_seq_id")
+        if entry.get("is_p2p") or not isinstance(number, int) or not isinstance(group, (tuple, list)):
+            continue
+        name = str(group[-1] if group else "")
+        if name not in found or number >= found[name].number:
+            called = str(entry.get("profiling_name", "a collective")).rpartition(":")[2]
+            found[name] = Collective(number, called, _place(entry))
+    return found.items()
+
+
+def _entries(path: str) -> list[Mapping[str, Any]]:
+    import pickle  # 1 ms, and few jobs end so
+
+    class PlainData(pickle.Unpickler):
+        """Containers, strings and numbers only: a dump comes from a node, and pickle can run code."""
+
+        def find_class(self, module: str, name: str) -> Any:
+            raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_DUMP + 1)
+        dump = PlainData(io.BytesIO(data)).load() if len(data) <= MAX_DUMP else None
+    except Exception:  # what pickle raises for bytes that are no pickle is not bounded (its documentation)
+        return []
+    entries = dump.get("entries") if isinstance(dump, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _place(entry: Mapping[str, Any]) -> str:
+    """The innermost frame that is not torch's own."""
+    frames = entry.get("frames")
+    for frame in frames if isinstance(frames, list) else ():
+        file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
+        if file and "/torch/" not in file:
+            return f"{file.rpartition('/')[2]}:{frame.get('line')}"
+    return "?"
+
+
+def _line(group: str, ranks: Mapping[int, Collective], world_size: int) -> str:
+    newest = max(ranks.values(), key=lambda collective: collective.number)
+    behind = {rank: last for rank, last in ranks.items() if last.number < newest.number}
+    silent = sorted(set(range(world_size)) - set(ranks)) if group in ("default_pg", "") else []
+    names = [f"rank {rank} (last in {last.name} at {last.place})" for rank, last in sorted(behind.items())]
+    names += [f"rank {rank} (no record)" for rank in silent]
+    what = f"{newest.name} #{newest.number} of {group}, called at {newest.place}"
+    return f"never reached {what}: {listed(names, MAX_NAMED)}" if names else ""
