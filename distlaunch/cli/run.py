@@ -154,7 +154,11 @@ def run_controller(spec: JobSpec, door: "Door", signals: Signals) -> int:
     """Run a job whose launchers have joined; its exit status. Raises `DistlaunchError`."""
     from distlaunch.launch.supervise import supervise
 
-    start = start_run(spec, door=door)
+    try:
+        start = start_run(spec, door=door)
+    except DistlaunchError as error:
+        door.dismiss(f"the controller can't start the run: {error}", error.exit_status)
+        raise
     return supervise(start, signals, _observers(signals, 1, quiet=True)).state.outcome
 
 

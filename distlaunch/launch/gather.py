@@ -185,8 +185,7 @@ class _Controller:
     def _too_few(self) -> JoinError:
         place, wait_s = self._gathering.label, self._gathering.wait_s
         text = f"gave up after {wait_s:g} s: waited for {self._missing_words()} at {place}"
-        for visitor in self._door.joined:
-            visitor.send(refused=text, status=int(Exit.TIMEOUT))
+        self._door.dismiss(text, Exit.TIMEOUT)
         return JoinError(text, Exit.TIMEOUT)
 
     def _seated(self, port: int) -> Gathered:

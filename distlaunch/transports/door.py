@@ -167,6 +167,11 @@ class Door:
             else:
                 self._drop(visitor)
 
+    def dismiss(self, why: str, status: int) -> None:
+        """Tell those that have joined and have no seat yet that there will be no run."""
+        for visitor in self.joined:
+            visitor.send(refused=why, status=status)
+
     def turn(self, wait_s: float = 0.0) -> None:
         """Wait at most so long for something to happen, and see to it."""
         for key, _ in self._selector.select(wait_s):
