@@ -25,9 +25,10 @@ def check_replay(folder: Path) -> None:
     """Live a run again: it tells the same, and ends as its summary says."""
     lines = lines_in(folder)
     moments = list(replay(lines))
-    difference = retold(lines, moments)
-    assert not difference, f"{folder} is told otherwise when it is lived again:\n{difference}"
-    summary = folder / "summary.json"
+    difference, summary = retold(lines, moments), folder / "summary.json"
+    # A controller that was killed may have written an event, and not what it said of that.
+    cut = difference.startswith("said then: nothing more") and not summary.is_file()
+    assert cut or not difference, f"{folder} is told otherwise when it is lived again:\n{difference}"
     if summary.is_file() and not summary.is_symlink() and summary.stat().st_nlink == 1:  # else it was planted
         assert _end(moments[-1].state) == _of_state(json.loads(summary.read_text()))
 
