@@ -70,7 +70,9 @@ class Folder:
             except OSError as error:
                 remove(path)
                 refused.append("%s: %s" % (place, error.strerror))
-        raise NoPlaceError("no room for error records in %s; set TMPDIR in env" % "; ".join(refused))
+        raise NoPlaceError(
+            "can't create a directory for error records in %s; set TMPDIR in env" % "; ".join(refused)
+        )
 
     def write(self, name: str, text: str) -> None:
         """Have a file in the folder with that text, whole from the start; a full disk must not hurt."""

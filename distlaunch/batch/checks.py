@@ -71,7 +71,7 @@ def _mistakes(spec: JobSpec, target: Target) -> Iterator[tuple[str, str]]:
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
             more = "; slurm.nodelist asks for certain hosts" if target == "slurm" else ""
-            yield path.partition("[")[0], f"{title} chooses the hosts: set nodes to their number{more}"
+            yield path.partition("[")[0], f"{title} chooses the hosts: set nodes to the number of nodes{more}"
     if "spares" in spec.places and not asked.nodes:
         yield "spares", f"set {section}.nodes to the number of all nodes, spares included"
     if target != "slurm" and spec.restarts.requeue:

@@ -142,7 +142,7 @@ def dry_run(
     check_dashes(context.obj, args)
     spec = load_job(job, overrides or (), args or ())
     if spec.hosts_unknown:
-        say("which hosts these nodes are is known only inside an allocation")
+        say("host names are known only inside an allocation")
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 
 

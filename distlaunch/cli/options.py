@@ -26,9 +26,7 @@ Set = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Fold = Annotated[
-    bool, typer.Option("--fold", help="Show a line that several ranks print at the same time only once.")
-]
+Fold = Annotated[bool, typer.Option("--fold", help="Collapse identical lines from several ranks.")]
 SshConfig = Annotated[
     str | None,
     typer.Option(

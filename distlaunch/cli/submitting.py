@@ -168,7 +168,7 @@ def _prepared(
     check_submitted(spec, target)
     plan_without_nodes(with_gpus(spec, target))
     if says_no_gpus(spec, target):
-        say("no GPUs are requested: set gpus_per_node to their number, or to 0 for a CPU job")
+        say("no GPUs are requested: set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job")
     piped = spec.invocation.piped
     settings = [word for setting in overrides for word in ("--set", setting)]
     file = "-" if piped else os.path.realpath(job)

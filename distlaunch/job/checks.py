@@ -184,7 +184,7 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     if launcher == "ssh" and numbered and not (allocation or submitted):
         yield "launcher", "launcher: ssh needs host names, but nodes is a number"
     if launcher == "kubernetes" and not submitted and not numbered:
-        told = "the selector names the pods: set nodes to their number, or use launcher.command"
+        told = "the selector names the pods: set nodes to the number of nodes, or use launcher.command"
         yield ("nodes" if "nodes" in reading.checked else "hostfile"), told
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
         yield "launcher", "launcher: kubernetes needs kubernetes.selector, such as app=train"
@@ -192,7 +192,7 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
         yield from _command(reading, launcher, 0 if numbered and not allocation else len(spec.pool))
     if allocation and given and given > len(allocation.nodes):
         has = counted(len(allocation.nodes), "node")
-        yield "nodes", f"{given} nodes are asked for, but {allocation.name} has {has}"
+        yield "nodes", f"the job requests {given} nodes, but {allocation.name} has {has}"
 
 
 def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
@@ -227,7 +227,7 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
     numbered = isinstance(reading.checked.get("nodes"), int)
     if reading.checked.get("spares") == REST and not numbered:
-        yield "spares", "rest is what a number of nodes leaves over: set nodes to one"
+        yield "spares", "rest requires nodes to be a number"
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
         yield "min_nodes", f"{spec.min_nodes} is too high: the job has {has}"

@@ -80,7 +80,7 @@ NODE = Record(
         workdir="cwd",
     ),
     required=("host",),
-    name="a host or a mapping with host",
+    name="a host or a map with host",
     main="host",
 )
 
@@ -152,7 +152,7 @@ ELASTIC = Record(
     {
         "grow": Field(
             Choice(get_args(spec.Grow)),
-            "When a node that returned rejoins: at the next restart, or now, with a restart of its own.",
+            "When a recovered node rejoins: at the next restart, or now (which restarts the job).",
         )
     },
     makes=spec.JobSpec,

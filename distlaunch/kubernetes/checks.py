@@ -87,7 +87,10 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
             told = "kubernetes.node_selector asks for certain ones"
-            yield path.partition("[")[0], f"Kubernetes chooses the nodes: set nodes to their number; {told}"
+            yield (
+                path.partition("[")[0],
+                f"Kubernetes chooses the nodes: set nodes to the number of nodes; {told}",
+            )
     if "spares" in spec.places:
         yield "spares", "Kubernetes has no spares: remove it; with restarts.requeue it replaces lost pods"
     if spec.fewest < len(spec.nodes):

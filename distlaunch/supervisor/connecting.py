@@ -257,7 +257,9 @@ def let_misfits_go(found: Planned, state: State, now: float) -> Step:
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
     """An agent that was killed together with its guardian had left processes there."""
     killed = counted(event.processes, "process")
-    return state, (Notice("warning", f"{state.label(event.node)}: killed {killed} left by a dead agent"),)
+    return state, (
+        Notice("warning", f"{state.label(event.node)}: killed {killed} left over from a crashed agent"),
+    )
 
 
 def not_connected(state: State, node: int, this: Connecting, failure: LinkFailure, now: float) -> Step:

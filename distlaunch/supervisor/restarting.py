@@ -35,7 +35,7 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
     if most == 0:
         return state, (JobOver(cause), *found.also)
     if state.noticed or recent >= most:
-        why = "the end was announced" if state.noticed else _used_up_words(state.spec.restarts)
+        why = "received a termination warning" if state.noticed else _used_up_words(state.spec.restarts)
         ended = JobOver(cause._replace(text=f"{cause.text}; not restarting: {why}"))
         return state, (ended, *found.also)
     state, done = _restart(state, Why.FAILURE, cause, f"restart {recent + 1} of {most}", now)
@@ -80,7 +80,7 @@ def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
     fence_at = state.due_at(Timer.FENCE, node)
     if fence_at is None or state.spec.restarts.most == 0:
         return ()
-    until = f"until its ranks are certain to have ended (at most {fence_at - now:.0f} s), or until it returns"
+    until = f"up to {fence_at - now:.0f} s for its ranks to exit, or for it to reconnect"
     return (Notice("warning", f"{state.label(node)}: waiting {until}"),)
 
 
@@ -184,12 +184,12 @@ def _next_generation(state: State, found: tuple[int, ...]) -> Step:
 
 
 def _left_words(state: State, found: int) -> str:
-    return f"{found} of {counted(state.spec.fewest, 'required node')} left"
+    return f"only {found} of {counted(state.spec.fewest, 'required node')} available"
 
 
 def _nobody_came(state: State, found: int) -> JobOver:
     cause = state.restarts[-1].cause
-    waited = "" if hope_is_left(state) else ", and none can return"
+    waited = "" if hope_is_left(state) else "; no lost node can return"
     if state.due_at(Timer.REJOIN) is None:
         waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} (timeouts.rejoin)"
     for index, node in enumerate(state.nodes):

@@ -38,7 +38,7 @@ def pods_here(selector: str, namespace: str | None, container: str | None) -> Al
     except ValueError as error:
         raise UsageError(f"can't read what `{' '.join(command)}` prints: {error}") from None
     if not found.nodes:
-        raise UsageError(f"no pod that runs has the labels {selector}: see `{' '.join(command[:-1])}`")
+        raise UsageError(f"no running pod matches {selector}: see `{' '.join(command[:-1])}`")
     return found
 
 

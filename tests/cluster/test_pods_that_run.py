@@ -99,9 +99,9 @@ def test_a_killed_rank_ends_all(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
         (
             "",
             ("--set", "kubernetes.selector=none"),
-            "no pod that runs has the labels none: see `kubectl get pods --selector=none --namespace=ml`",
+            "no running pod matches none: see `kubectl get pods --selector=none --namespace=ml`",
         ),
-        ("", ("--set", "nodes=4"), "4 nodes are asked for, but Kubernetes (app=train) has 3 nodes"),
+        ("", ("--set", "nodes=4"), "the job requests 4 nodes, but Kubernetes (app=train) has 3 nodes"),
         ("", ("--set", "launcher=ssh"), "launcher: ssh needs host names"),
     ],
 )

@@ -90,7 +90,8 @@ def test_more_nodes_than_allocated_are_refused(tmp_path: Path, allocation: str) 
     done = distlaunch("run", str(write_job(tmp_path, SAYS, f"{CPU}nodes: 4\n")))
     assert done.returncode == 2
     assert (
-        f"job.yaml:3:8: nodes: 4 nodes are asked for, but Slurm job {allocation} has 3 nodes" in done.stderr
+        f"job.yaml:3:8: nodes: the job requests 4 nodes, but Slurm job {allocation} has 3 nodes"
+        in done.stderr
     )
 
 

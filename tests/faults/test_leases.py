@@ -27,7 +27,7 @@ from tests.harness import PATIENCE_S, children_of, held, kill, running, wait_gon
 HEARTBEATS = 6
 """In each lease."""
 WITH_DAEMON = f"if RANK == '1': daemon()\n{SLEEPER}"
-LEFT = "killed 1 process left by a dead agent"
+LEFT = "killed 1 process left over from a crashed agent"
 
 
 @pytest.mark.alone  # any other run that starts here kills what was left, and tells it

@@ -88,6 +88,6 @@ def test_no_spare(site: Site, pace: Pace, figures: Figures) -> None:
         figures("gave up", took_s, at_most=limit_s)
         assert took_s >= REJOIN_S
         assert "host2 was lost: its agent exited;" in run.stderr
-        assert "1 of 2 required nodes left after waiting 3 s (timeouts.rejoin)" in run.stderr
+        assert "only 1 of 2 required nodes available after waiting 3 s (timeouts.rejoin)" in run.stderr
         assert run.stdout.count(" of generation ") == 2
         assert run.holders() == []

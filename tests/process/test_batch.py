@@ -47,7 +47,10 @@ def test_a_script_that_can_not_be_kept_is_told_and_a_dry_run_makes_nothing(tmp_p
     done = distlaunch("submit", str(job))
     assert done.returncode == 1
     assert f"can't write the batch script to {job}: File exists; set logs.dir" in done.stderr
-    assert "no GPUs are requested: set gpus_per_node to their number, or to 0 for a CPU job" in done.stderr
+    assert (
+        "no GPUs are requested: set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"
+        in done.stderr
+    )
     job.write_text("command: ['true']\ngpus_per_node: 0\n")
     done = distlaunch("submit", "--dry-run", str(job))
     assert (done.returncode, done.stderr) == (0, "")

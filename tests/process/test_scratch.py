@@ -84,7 +84,7 @@ def test_without_room_anywhere_every_place_is_named(tmp_path: Path) -> None:
     tried = "/missing: No such file or directory; " + "; ".join(
         f"{place}: Read-only file system" for place in spoilt
     )
-    assert f"no room for error records in {tried}; set TMPDIR in env\n" in done.stderr
+    assert f"can't create a directory for error records in {tried}; set TMPDIR in env\n" in done.stderr
     assert "Traceback" not in done.stderr
 
 

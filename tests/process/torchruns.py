@@ -269,7 +269,7 @@ def free_port() -> int:
 def our_lines(run: Done | Going) -> list[str]:
     """What distlaunch itself said, but for what it found that a test beside this one had just killed."""
     lines = [line for line in run.stderr.splitlines() if line.startswith("distlaunch: ")]
-    return [line for line in lines if not line.endswith("left by a dead agent")]
+    return [line for line in lines if not line.endswith("left over from a crashed agent")]
 
 
 def assert_fine(done: Done) -> None:

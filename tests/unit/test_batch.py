@@ -86,7 +86,10 @@ def test_times_as_slurm_has_them(text: str, time: str) -> None:
     ("text", "problem"),
     [
         ("script: none.py", "script: {here}/none.py does not exist"),
-        ("script: train.py\nnodes: [a, b]", "nodes: Slurm chooses the hosts: set nodes to their number; "),
+        (
+            "script: train.py\nnodes: [a, b]",
+            "nodes: Slurm chooses the hosts: set nodes to the number of nodes; ",
+        ),
         ("script: train.py\nworkdir: sub", "workdir: {here}/sub does not exist"),
         ("script: train.py\npython: ./venv/bin/python", "python: {here}/venv/bin/python does not exist"),
         ("script: train.py\nnodes: 2\nspares: rest", "spares: set slurm.nodes to the number of all nodes"),
@@ -387,7 +390,7 @@ def test_a_script_for_an_engine_has_the_trap_the_setup_and_the_command(tmp_path:
     ("target", "keys", "problem"),
     [
         ("grid-engine", "nodes: 2", "grid_engine.pe: name a parallel environment"),
-        ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to their number"),
+        ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to the number of nodes"),
         ("pbs", "nodes: 2\nspares: rest", "spares: set pbs.nodes to the number of all nodes"),
         ("grid-engine", "restarts: {requeue: 2}", "only Slurm can be asked to start a job again, not Grid"),
         ("pbs", "script: none.py", "script: {here}/none.py does not exist"),

@@ -257,7 +257,7 @@ def test_fewer_nodes_and_spares(job: Load) -> None:
         ["x1000"],
         ["x1001"],
     )
-    with pytest.raises(JobError, match=r"3 nodes are asked for, but PBS job 88\.pbs has 2 nodes"):
+    with pytest.raises(JobError, match=r"the job requests 3 nodes, but PBS job 88\.pbs has 2 nodes"):
         job("nodes: 3", PBS, PBS_NODEFILE)
 
 

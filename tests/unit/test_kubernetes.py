@@ -448,7 +448,7 @@ def test_the_same_job_is_exported_alike() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("nodes: [a, b]", "nodes: Kubernetes chooses the nodes: set nodes to their number; "),
+        ("nodes: [a, b]", "nodes: Kubernetes chooses the nodes: set nodes to the number of nodes; "),
         ("nodes: 2\nspares: rest", "spares: Kubernetes has no spares: remove it; "),
         ("nodes: 4\nmin_nodes: 2", "min_nodes: the number of pods is fixed: "),
         ("gpus_per_node: auto", "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job"),

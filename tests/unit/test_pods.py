@@ -92,11 +92,11 @@ def test_a_jobs_nodes_are_pods() -> None:
         ("launcher: kubernetes", "launcher: kubernetes needs kubernetes.selector, such as app=train"),
         (
             "launcher: kubernetes\nkubernetes: {selector: app=t}\nnodes: [a]",
-            "nodes: the selector names the pods: set nodes to their number, or use launcher.command",
+            "nodes: the selector names the pods: set nodes to the number of nodes, or use launcher.command",
         ),
         (
             "launcher: kubernetes\nkubernetes: {selector: app=t}\nnodes: 4",
-            "nodes: 4 nodes are asked for, but Kubernetes (app=t) has 3 nodes",
+            "nodes: the job requests 4 nodes, but Kubernetes (app=t) has 3 nodes",
         ),
     ],
 )

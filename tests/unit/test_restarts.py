@@ -434,7 +434,7 @@ def test_without_a_node_that_fits_the_job_ends() -> None:
     job.started().lose(0, clean=True)
     while job.state.phase is Phase.RESTARTING:
         job.obey(job.tick())
-    left = "0 of 1 required node left after waiting 5 min (timeouts.rejoin)"
+    left = "only 0 of 1 required node available after waiting 5 min (timeouts.rejoin)"
     assert texts(job.actions, "error") == [f"a was lost: Connection reset by peer; {left}; b {NO_GPU}"]
     assert job.state.outcome == Exit.NODE_LOST
 
@@ -478,7 +478,7 @@ def test_a_node_that_returns_and_is_reaped_has_no_fence_any_more() -> None:
     job.silent.add(1)
     assert texts(job.feed(gone(1))) == [
         "b was lost: Connection reset by peer; restart 1 of 3",
-        "b: waiting until its ranks are certain to have ended (at most 45 s), or until it returns",
+        "b: waiting up to 45 s for its ranks to exit, or for it to reconnect",
     ]
     job.feed(Swept(0, 0, 0))
     assert job.tick() == [Connect(1)]
@@ -685,7 +685,7 @@ def test_who_is_waited_for_is_told_once_and_that_it_is_back() -> None:
     while not any("timeouts.rejoin" in text for text in texts(said)):
         said = job.obey(job.tick())
     (words,) = [text for text in texts(said) if "timeouts.rejoin" in text]
-    assert words.startswith("1 of 2 required nodes left; waiting up to ")
+    assert words.startswith("only 1 of 2 required nodes available; waiting up to ")
     assert words.endswith(" s for b to return (timeouts.rejoin)")
     job.come_back(1)
     told = texts(job.actions)
@@ -774,7 +774,7 @@ def test_too_few_nodes_are_waited_for_and_not_for_ever() -> None:
         job.obey(job.tick())
     assert job.now == lost_at + REJOIN_S
     assert job.blamed == (Exit.NODE_LOST, None, 1)
-    left = "1 of 2 required nodes left after waiting 5 min (timeouts.rejoin)"
+    left = "only 1 of 2 required nodes available after waiting 5 min (timeouts.rejoin)"
     assert texts(job.actions, "error") == [f"b was lost: Connection reset by peer; {left}"]
     assert job.state.phase is Phase.DONE
 
