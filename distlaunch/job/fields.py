@@ -80,7 +80,7 @@ NODE = Record(
         workdir="cwd",
     ),
     required=("host",),
-    name="a host or a map with host",
+    name="a host or a mapping with host",
     main="host",
 )
 
