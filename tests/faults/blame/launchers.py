@@ -1,6 +1,7 @@
 """The launchers that are asked: each runs a script that fails, here or over hosts, and has its say."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,22 +81,36 @@ def _exits(folder: Path, procs: int) -> Mapping[int, tuple[float, int]]:
 
 def by_torchrun(case: Case, folder: Path, bed: Bed | None) -> Outcome:
     """torchrun, over hosts as people start it by hand on each of them."""
-    shape = _shape(case, bed)
-    words = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={shape.procs}"]
-    if bed is None:
-        argvs: Sequence[Sequence[str]] = [[*words, "--standalone", str(case.path)]]
-    else:
-        hosts = list(bed.hosts.values())[: shape.nodes]
-        words += [f"--nnodes={shape.nodes}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
-        argvs = [
-            bed.argv("exec", host.name, "--", *words, f"--node-rank={number}", str(case.path))
-            for number, host in enumerate(hosts)
-        ]
-    ended = run_all(argvs, folder, bed)
+    ended = run_all(_torchruns([sys.executable, "-m", "torch.distributed.run"], case, bed), folder, bed)
     return Outcome(of_torchrun(case, ended.texts), ended)
+
+
+def by_joined(case: Case, folder: Path, bed: Bed | None) -> Outcome:
+    """`distlaunch torchrun`, started by hand in the same way: its launchers join one run."""
+    ended = run_all(_torchruns(distlaunch_argv("torchrun"), case, bed), folder, bed)
+    logs = re.search(r"logs: (\S+)", ended.texts[0])
+    if not logs:
+        return Outcome(Opinion(0.0, "nothing", ["no summary"]), ended)
+    document = json.loads(Path(logs[1], "summary.json").read_text())
+    return Outcome(of_distlaunch(case, document, ended.texts[0]), ended)
+
+
+def _torchruns(launcher: Sequence[str], case: Case, bed: Bed | None) -> Sequence[Sequence[str]]:
+    """The command lines of a torchrun, or of one that takes its flags, on each node."""
+    shape = _shape(case, bed)
+    words = [*launcher, f"--nproc-per-node={shape.procs}"]
+    if bed is None:
+        return [[*words, "--standalone", str(case.path)]]
+    hosts = list(bed.hosts.values())[: shape.nodes]
+    words += [f"--nnodes={shape.nodes}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
+    return [
+        bed.argv("exec", host.name, "--", *words, f"--node-rank={number}", str(case.path))
+        for number, host in enumerate(hosts)
+    ]
 
 
 LAUNCHERS: Mapping[str, Callable[[Case, Path, Bed | None], Outcome]] = {
     "distlaunch": by_distlaunch,
+    "distlaunch torchrun": by_joined,
     "torchrun": by_torchrun,
 }

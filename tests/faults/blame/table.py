@@ -11,6 +11,7 @@ Row = Mapping[str, Any]
 COLUMNS = {
     "ours here": ("distlaunch", "here"),
     "ours hosts": ("distlaunch", "hosts"),
+    "ours joined": ("distlaunch torchrun", "hosts"),
     "torchrun here": ("torchrun", "here"),
     "torchrun hosts": ("torchrun", "hosts"),
 }
