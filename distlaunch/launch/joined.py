@@ -12,14 +12,15 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT
-from distlaunch.transports.dial import NO_SUSPENDING, Seat
+from distlaunch.transports.dial import Seat
 from distlaunch.transports.process import watch_for_silence
+from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 if TYPE_CHECKING:
     from distlaunch.agent.scratch import Folder
@@ -38,27 +39,34 @@ STOP_QUIETLY = _FIRST + signal.SIGPIPE
 """What the agent sends itself when nobody reads its output any more."""
 
 
-class Part(Protocol):
-    """What this launcher runs on its node, and what becomes of the output."""
+class Part:
+    """What this launcher runs on its node, and what becomes of the output.
 
-    procs: int
-    scans: bool
-    """Whether to look for what dead agents have left here: of several launchers on a host one does."""
+    `procs` workers. Of several launchers on a host one `scans` for what dead agents have left there.
+    """
+
+    procs = 1
+    scans = True
 
     def logs(self, run_id: str, node: int) -> str:
-        """The folder where this node's logs are kept; "" = nowhere. Made now, if there is one."""
+        """The folder where this node's logs are kept, made now; "" = nowhere."""
+        return ""
 
     def workers(self, ranks: messages.StartRanks) -> list[messages.WorkerSpec]:
         """This launcher's own program, as the ranks that the controller says."""
+        raise NotImplementedError
 
     def binding(self) -> messages.Binding | None:
-        """The CPUs of its workers."""
+        """The CPUs of its workers; None = whatever the launcher has."""
+        return None
 
     def show(self, generation: int, local_rank: int, stream: int, data: bytes) -> None:
         """Take what a worker has printed."""
+        raise NotImplementedError
 
     def say(self, text: str) -> None:
-        """Tell the user something."""
+        """Print lines of distlaunch's own."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Show the rest."""
@@ -178,7 +186,7 @@ class _JoinedAgent(Agent):
     def _interrupted(self, signum: int) -> None:
         """Somebody wants the job to end: the controller decides, unless told three times."""
         if signum == signal.SIGTSTP:
-            self._part.say(NO_SUSPENDING)
+            self._part.say(NO_SUSPENDING_TORCHRUN)
             return
         self._stops += signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
         self._outbox.report(messages.Interrupted(signum))
@@ -238,26 +246,17 @@ class _JoinedAgent(Agent):
         self._on_start(messages.StartWorkers(**shared, temporary=[], binding=binding, workers=workers))
 
 
-class OneRank:
+class OneRank(Part):
     """The part of a scheduler's task: one rank, whose output is the task's as it is."""
-
-    procs = 1
 
     def __init__(self, argv: list[str], scans: bool) -> None:
         self._argv, self.scans = argv, scans
         self._errors: Outlet | None = None
 
-    def logs(self, run_id: str, node: int) -> str:
-        """None."""
-        return ""
-
     def workers(self, ranks: messages.StartRanks) -> list[messages.WorkerSpec]:
         """The task's program; its stderr alone goes through here, for its end explains failures."""
         (rank,) = ranks.workers
         return [messages.WorkerSpec(0, self._argv, os.getcwd(), [], rank.env, rank.defaults, False, [0, 1])]
-
-    def binding(self) -> None:
-        """The scheduler's."""
 
     def show(self, generation: int, local_rank: int, stream: int, data: bytes) -> None:
         """Pass it on."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from distlaunch.agent import messages
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.joined import STOP_QUIETLY
+from distlaunch.launch.joined import STOP_QUIETLY, Part
 from distlaunch.observers.console import Console
 from distlaunch.plan.layout import Facts, LaunchPlan, NodeRank, node_plan, workers
 from distlaunch.plan.output import Destination, destinations
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 5.0
 
 
-class OwnRanks:
+class OwnRanks(Part):
     """This node's ranks, as `distlaunch.launch.joined.Part` has it; `spec` is this node's part of the job."""
-
-    scans = True
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec

@@ -13,6 +13,7 @@ from distlaunch.errors import Exit
 from distlaunch.plan.gathering import Gathering, ports_for
 from distlaunch.transports import join
 from distlaunch.transports.process import watch_for_silence
+from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 if TYPE_CHECKING:
     from distlaunch.system.signals import Interrupts
@@ -26,7 +27,6 @@ TURN_S = 0.5
 MAX_NODES = 1 << 16
 """The header of a frame has no room for more."""
 MAX_RUN_ID = 200
-NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
 
 
 class Seat(Frozen):
@@ -68,7 +68,7 @@ def pause(interrupts: "Interrupts", say: Say, wait_s: float, *fds: int) -> None:
     for signum in interrupts.received() if interrupts.fd in ready else b"":
         if signum != signal.SIGTSTP:
             raise join.JoinError(f"stopped by {signal.Signals(signum).name}", 128 + signum)
-        say(NO_SUSPENDING)
+        say(NO_SUSPENDING_TORCHRUN)
 
 
 def blocked(signums: Iterable[int]) -> None:
