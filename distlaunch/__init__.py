@@ -16,7 +16,8 @@
     observers/        the run folder, the terminal
     launch/supervise  at the end: State ─diagnosis/summary─▶ Summary: the words, the exit status
 
-`state/` has the types of all this. Beside it: `batch/` and `kubernetes/` (a job for a queue, or a cluster),
+`state/` has the types of all this. Beside it: `schedulers/` (hosts from a scheduler, and a job for its queue:
+one module each), `kubernetes/` (a job for a cluster),
 `checks/` (check-port), `replay/` (a run again, from its events), `catalog/` and `follow/` (runs by their
 folders: ps, logs, attach, stop). Each package says in its `__init__` what it holds; what to touch for
 something new is tabled in CONTRIBUTING.md.

@@ -1,12 +1,22 @@
-"""The starts of a job that a scheduler queues: a line for each, beside the run folders."""
+"""The starts of a job that a scheduler queues: a line for each, beside the run folders.
+
+By them a run knows what went before, and how often its job may be started again.
+"""
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.catalog.folder import run_in
+from distlaunch.errors import DistlaunchError
+from distlaunch.job.allocation import Allocation
+from distlaunch.job.spec import Earlier, JobSpec
+from distlaunch.schedulers import load
+from distlaunch.state.job import State
+from distlaunch.supervisor.requeueing import is_to_go_on
 
 
 class Begun(Frozen):
@@ -20,7 +30,7 @@ class Begun(Frozen):
 class Starts:
     """Those of the job `queued`, of that scheduler's queue, whose run folders are in `folder`."""
 
-    def __init__(self, folder: str, queued: str, scheduler: str = "slurm") -> None:
+    def __init__(self, folder: str, queued: str, scheduler: str) -> None:
         self.path = os.path.join(folder, f"{scheduler}-{queued}.jsonl")
 
     def note(self, begun: Begun) -> None:
@@ -64,3 +74,45 @@ class Starts:
                 os.write(fd, json.dumps(line).encode() + b"\n")
             finally:
                 os.close(fd)
+
+
+def continued(spec: JobSpec) -> JobSpec:
+    """`spec` with what went before, if the scheduler has started this very job before."""
+    allocation = spec.allocation
+    if allocation is None or not allocation.starts:
+        return spec
+    starts = _starts(spec, allocation).begun()
+    before = [each for each in starts if each.job == spec.name and each.starts < allocation.starts]
+    if not before:
+        return spec
+    last = run_in(os.path.join(spec.logs.folder, before[-1].run))
+    restarts = last.status.restarts + 1 if last else len(before)
+    return spec._replace(invocation=spec.invocation._replace(earlier=Earlier(before[0].run, restarts)))
+
+
+def note_start(spec: JobSpec, run_id: str) -> None:
+    """Have the next start know of this one."""
+    assert spec.allocation is not None
+    _starts(spec, spec.allocation).note(Begun(run_id, spec.name, spec.allocation.starts))
+
+
+def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
+    """Have the scheduler start the job again, if it is to go on; `tell` gets what comes of it."""
+    allocation, most = state.spec.allocation, state.spec.restarts.requeue
+    if allocation is None or not allocation.requeues or not is_to_go_on(state):
+        return
+    starts = _starts(state.spec, allocation)
+    if (made := starts.requeues) >= most:
+        times = "once" if made == 1 else f"{made} times"
+        tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue)")
+        return
+    tell(f"requeueing {allocation.name}, {made + 1} of {most}")
+    starts.note_requeue()
+    try:
+        load(allocation.scheduler).requeue(allocation.job)  # which may kill us at once
+    except DistlaunchError as error:
+        tell(f"can't requeue {allocation.name}: {error}")
+
+
+def _starts(spec: JobSpec, allocation: Allocation) -> Starts:
+    return Starts(spec.logs.folder, allocation.job, allocation.scheduler)

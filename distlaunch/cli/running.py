@@ -27,8 +27,8 @@ def run_shown(
         observers = _screen(signals) if view else _observers(signals, output_fd, quiet)
         summary = run_job(spec, observers, signals, early)
     if spec.restarts.requeue:
+        from distlaunch.catalog.starts import ask_for_another  # there already; the last act: it may end us
         from distlaunch.cli.stderr import say
-        from distlaunch.launch.again import ask_for_another  # there already; the last act: it may end us
 
         ask_for_another(summary.state, say)
     return summary

@@ -11,6 +11,7 @@ from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.job.fields import JOB
 from distlaunch.job.placeholders import escaped_in, literal
 from distlaunch.job.reading import Surroundings
+from distlaunch.schedulers import sections
 
 Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100
@@ -154,7 +155,8 @@ def _may_take(draft: Draft, offer: Offer, source: str) -> bool:
 
 
 def _build(draft: Draft, source: str) -> None:
-    build_spec(value_of(draft.keys, Place(source)), source, Surroundings("/", "/", {}))
+    around = Surroundings("/", "/", {}, sections=sections(draft.keys.keys() - JOB.fields.keys()))
+    build_spec(value_of(draft.keys, Place(source)), source, around)
 
 
 def value_of(data: Data, place: Place) -> Value:

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from distlaunch.allocation.place import step_nodes, task_number
 from distlaunch.dropin.flags import FLAG, Flags, node_range
 from distlaunch.errors import UsageError
 from distlaunch.plan.gathering import Arrival, Gathering
 from distlaunch.plan.layout import is_loopback
+from distlaunch.schedulers import load, step_nodes, task_number
 
 C10D_PORT = 29400
 """torch's default, of c10d only."""
@@ -121,9 +121,9 @@ def _check_place(flags: Flags, host: str, port: int) -> None:
 
 def _check_reach(flags: Flags, environ: Mapping[str, str], host: str) -> None:
     """Raise `UsageError` if each of several machines would take itself for the endpoint's."""
-    count = step_nodes(environ)
+    name, count = step_nodes(environ)
     if count > 1 and is_loopback(host):
-        whose = "Flux job's" if "FLUX_JOB_NNODES" in environ else "Slurm step's"
+        whose = f"{load(name).title} {load(name).step}'s"
         raise UsageError(
             f"{_place_flag(flags)} {host}: each of this {whose} {count} nodes would wait for the others "
             "at its own; pass the first node's name"

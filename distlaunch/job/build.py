@@ -6,15 +6,13 @@ from typing import Any
 
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.checks import check_keys, check_spec
+from distlaunch.job.container_fields import CONTAINER, KUBERNETES, SECRET, VOLUME
 from distlaunch.job.document import Entries, Place, Scalar, Value, describe
-from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
-from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS
+from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS, with_sections
 from distlaunch.job.kubernetes_options import KubernetesOptions
 from distlaunch.job.paths import path_in
 from distlaunch.job.pool import Pool
 from distlaunch.job.reading import Checked, Reading, Surroundings
-from distlaunch.job.scheduler_fields import CONTAINER, GRID_ENGINE, KUBERNETES, PBS, SECRET, SLURM, VOLUME
-from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
     Binding,
@@ -28,6 +26,7 @@ from distlaunch.job.spec import (
     Restarts,
 )
 from distlaunch.job.types.hints import colon_hint
+from distlaunch.job.types.records import Record
 from distlaunch.transport.container import Container
 
 
@@ -36,7 +35,7 @@ def build_spec(document: Value, source: str, around: Surroundings) -> JobSpec:
     if not isinstance(document, Entries):
         raise JobError([_no_job(document, source)])
     problems: list[Problem] = []
-    checked = JOB.check(document, "", problems)
+    checked = with_sections(around.sections).check(document, "", problems)
     if checked is None:
         raise JobError(problems)
     reading = Reading(checked, document, around, problems)
@@ -69,7 +68,7 @@ class _Builder:
 
     def spec(self, source: str) -> JobSpec:
         """The whole."""
-        checked, section = self.checked, self.reading.section
+        checked = self.checked
         etcd = self._etcd()
         host, port = (None, None) if etcd else self.reading.endpoint()
         pool = Pool(self.reading, self._of_node)
@@ -92,17 +91,19 @@ class _Builder:
             metrics=self._metrics(),
             container=self._container(),
             mpirun=self._mpirun(),
-            slurm=SlurmOptions(setup=self._setup("slurm"), **SLURM.fields_of(section("slurm"))),
-            grid_engine=GridEngineOptions(
-                setup=self._setup("grid_engine"), **GRID_ENGINE.fields_of(section("grid_engine"))
-            ),
-            pbs=PbsOptions(setup=self._setup("pbs"), **PBS.fields_of(section("pbs"))),
+            sections={key: self._section(key) for key in self.around.sections if key in checked},
             kubernetes=self._kubernetes(),
             places=self.reading.places,
             source=source,
             invocation=Invocation(piped=self.around.piped),
-            **JOB.fields_of(checked),
+            **JOB.fields_of({key: value for key, value in checked.items() if key in JOB.fields}),
         )
+
+    def _section(self, key: str) -> Checked:
+        """What is asked of a scheduler, but what it does anyway."""
+        record, given = self.around.sections[key].kind, self.reading.section(key)
+        assert isinstance(record, Record)
+        return {name: value for name, value in given.items() if value != record.default(name)}
 
     def _program(self) -> Program:
         checked = self.checked
@@ -154,10 +155,6 @@ class _Builder:
         if not given and self.checked.get("launcher") == "mpirun":
             return ("mpirun",)
         return (given,) if isinstance(given, str) else tuple(given)
-
-    def _setup(self, key: str) -> tuple[str, ...]:
-        setup = self.reading.section(key).get("setup", ())
-        return tuple(setup.rstrip("\n").split("\n") if isinstance(setup, str) else setup)
 
     def _container(self) -> Container | None:
         section = self.reading.section("container")

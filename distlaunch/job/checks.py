@@ -49,7 +49,7 @@ def check_spec(reading: Reading, spec: JobSpec) -> None:
     _check_launcher(reading, spec)
     _check_mpi(reading, spec)
     _check_rest(reading)
-    _check_batch(reading)
+    _check_allocated(reading)
     _check_volumes(reading)
     if spec.container:
         _check_container(reading, spec, spec.container)
@@ -237,17 +237,12 @@ def _check_rest(reading: Reading) -> None:
         reading.problem("spares", "rest is what a number of nodes leaves over: set nodes to one")
 
 
-def _check_batch(reading: Reading) -> None:
-    """What a batch script decides itself, or its scheduler would not understand."""
+def _check_allocated(reading: Reading) -> None:
+    """A scheduler's section may ask for more nodes than the job has, not for fewer."""
     nodes = reading.checked.get("nodes")
-    for key, taken in _TAKEN_OPTIONS.items():
-        section = reading.section(key)
-        if isinstance(nodes, int) and section.get("nodes", nodes) < nodes:
+    for key in reading.around.sections:
+        if isinstance(nodes, int) and (reading.section(key).get("nodes") or nodes) < nodes:
             reading.problem(f"{key}.nodes", f"the job needs more: nodes is {nodes}")
-        for i, option in enumerate(section.get("extra") or ()):
-            if found := taken.match(option or ""):
-                why = _TAKEN.get(found[1] or found[2], "distlaunch sets it")
-                reading.problem(f"{key}.extra[{i}]", f"{found[0]} can't be used: {why}")
 
 
 def _check_container(reading: Reading, spec: JobSpec, container: Container) -> None:
@@ -267,23 +262,7 @@ def _check_container(reading: Reading, spec: JobSpec, container: Container) -> N
             reading.problem(f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}")
 
 
-_TAKEN_OPTIONS = {
-    "slurm": re.compile(r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)"),
-    "grid_engine": re.compile(r"-(?:(t)|(o|e|j|N|S|r|sync))(?![\w-])"),
-    "pbs": re.compile(r"-(?:(J|t)|(o|e|j|N|r|k))(?![\w-])"),
-}
-
-
 def _check_volumes(reading: Reading) -> None:
     for i, volume in enumerate(reading.section("kubernetes").get("volumes") or ()):
         if volume and len(VOLUME_SOURCES & {key for key, given in volume.items() if given}) != 1:
             reading.problem(f"kubernetes.volumes[{i}]", "set one of claim, config_map, secret and host_path")
-
-
-_TAKEN = {
-    **dict.fromkeys(
-        ("array", "a", "t", "J"), "an array would start the same job many times; submit each by itself"
-    ),
-    **dict.fromkeys(("output", "o", "error", "e"), "the job's output goes to logs.dir"),
-    **dict.fromkeys(("wait", "W"), "use `submit --wait`"),
-}

@@ -1,12 +1,13 @@
 """The job file's keys: the one table from which checks, a job's fields, JSON schema and reference are made.
 
 A plain key is a `Field` here, and in `spec.py` the field that has its value and its default. One that
-`build.py` makes something of is `built`. Sections of schedulers and containers are in `scheduler_fields.py`.
+`build.py` makes something of is `built`. Schedulers' sections come from their modules: `with_sections`.
 """
 
+from collections.abc import Mapping
 from typing import get_args
 
-from distlaunch.job.scheduler_fields import CONTAINER, GRID_ENGINE, KUBERNETES, PBS, SLURM
+from distlaunch.job.container_fields import CONTAINER, KUBERNETES
 from distlaunch.job.spec import (
     ELASTIC_RESTARTS,
     Backend,
@@ -328,7 +329,6 @@ JOB = Record(
         "notify": built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
         "metrics": built(METRICS, "Write the run's metrics to a file in Prometheus' text format."),
         "ssh": built(SSH, "How ssh is called."),
-        "slurm": built(SLURM, "What `submit` asks of Slurm."),
         "container": built(CONTAINER, "Run the ranks in a container on each node, and the agent with them."),
         "mpirun": built(
             Either(text=LINE, items=ListOf(Word(), least=1)),
@@ -336,8 +336,6 @@ JOB = Record(
             "in [mpirun, --mca, btl, self,tcp].",
             "as launcher says",
         ),
-        "grid_engine": built(GRID_ENGINE, "What `submit` and `export grid-engine` ask of Grid Engine."),
-        "pbs": built(PBS, "What `submit` and `export pbs` ask of PBS."),
         "kubernetes": built(KUBERNETES, "What `export kubernetes` asks of a cluster."),
         "launcher": built(
             Either(text=Choice(("auto", "kubernetes", "local", "mpirun", "slurm", "ssh")), entries=LAUNCHER),
@@ -401,3 +399,8 @@ JOB = Record(
     },
     name="a mapping of job keys",
 )
+
+
+def with_sections(sections: Mapping[str, Field]) -> Record:
+    """The keys of a job file that has these sections for schedulers."""
+    return JOB._replace(fields={**JOB.fields, **sections})

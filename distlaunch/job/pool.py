@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent.wire import HEARTBEATS
-from distlaunch.allocation.allocation import AllocatedNode, Allocation
+from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
 from distlaunch.job.hosts import HostEntry
 from distlaunch.job.reading import Checked, Reading
@@ -17,6 +17,8 @@ from distlaunch.transport.ssh import Ssh, SshOptions
 
 REST = "rest"
 """As `spares` has it: those of the allocation that `nodes` leaves over."""
+_STEPS: Mapping[str, type[Slurm]] = {"slurm": Slurm}
+"""Launchers that are a scheduler's own, whose hosts may not be known yet: their transports."""
 
 
 class Pool:
@@ -25,9 +27,10 @@ class Pool:
     def __init__(self, reading: Reading, made: Callable[[Checked], Mapping[str, Any]]) -> None:
         self._reading, self._made, self._checked = reading, made, reading.checked
         launcher = JOB.value(self._checked, "launcher")
-        launcher = "auto" if launcher == "mpirun" else launcher
-        queued = reading.around.submitted and launcher in ("auto", "ssh")
-        self._launcher = "slurm" if queued else launcher
+        self._launcher = "auto" if launcher == "mpirun" else launcher
+        queued = reading.around.submitted and self._launcher in ("auto", "ssh")
+        # Of a job that is to wait in a queue, whichever, no host is known.
+        self._steps = Slurm if queued else _STEPS.get(str(self._launcher))
         self._hostfile = reading.around.hostfile
         self._ssh = _ssh_options(reading)
 
@@ -40,18 +43,19 @@ class Pool:
             return self._listed("nodes", given)
         if allocation := self.allocation:
             wanted = allocation.nodes[: given or len(allocation.nodes)]
-            return self._allocated(allocation, wanted, "nodes")
+            return self._allocated(wanted, "nodes")
         labels = [f"node{i}" for i in range(given or 1)]
-        if self._launcher == "slurm":  # known inside an allocation
-            return tuple(self._node(label, Slurm(label, ""), {}, "nodes") for label in labels)
-        return tuple(self._node(label, Local(), {}, "nodes") for label in labels)
+        unknown = self._steps  # known inside an allocation
+        return tuple(
+            self._node(each, unknown(each, "") if unknown else Local(), {}, "nodes") for each in labels
+        )
 
     def spares(self) -> tuple[NodeSpec, ...]:
         """Those that stand in for a lost node."""
         given = self._checked.get("spares", ())
         if given == REST:
             allocation, used = self.allocation, self._checked.get("nodes")
-            return self._allocated(allocation, allocation.nodes[used:], "spares") if allocation else ()
+            return self._allocated(allocation.nodes[used:], "spares") if allocation else ()
         return self._listed("spares", given)
 
     @property
@@ -66,36 +70,21 @@ class Pool:
     def _listed(self, key: str, given: Sequence[str | Checked]) -> tuple[NodeSpec, ...]:
         return tuple(spec for i, node in enumerate(given) for spec in self._from_list(f"{key}[{i}]", node))
 
-    def _allocated(
-        self, allocation: Allocation, nodes: Sequence[AllocatedNode], path: str
-    ) -> tuple[NodeSpec, ...]:
-        return tuple(self._from_allocation(allocation, node, path) for node in nodes)
+    def _allocated(self, nodes: Sequence[AllocatedNode], path: str) -> tuple[NodeSpec, ...]:
+        return tuple(self._from_allocation(node, path) for node in nodes)
 
-    def _from_allocation(self, allocation: Allocation, node: AllocatedNode, path: str) -> NodeSpec:
-        spec = self._node(node.host, self._within(allocation, node), {}, path)
+    def _from_allocation(self, node: AllocatedNode, path: str) -> NodeSpec:
+        spec = self._node(node.host, self._within(node), {}, path)
         told = JOB.value(self._checked, "gpus_per_node")
         gpus = told if isinstance(told, int) else node.gpus
         return spec._replace(gpus=gpus, cpu_procs=node.procs, address=node.address)
 
-    def _within(self, allocation: Allocation, node: AllocatedNode) -> Transport:
-        """As its scheduler has it: a step of Slurm's, our own process here, or what reaches another host."""
+    def _within(self, node: AllocatedNode) -> Transport:
+        """As its scheduler has it, unless the launcher is another."""
         if self._launcher == "ssh" or isinstance(self._launcher, Mapping):
             return self._reach(node.host, None, None)
-        if allocation.scheduler == "kubernetes":
-            from distlaunch.allocation.pods import exec_words
-
-            namespace = self._reading.section("kubernetes").get("namespace")
-            return Command(node.host, exec_words(namespace, node.container), scheduler="kubernetes")
-        if allocation.scheduler == "slurm":
-            return Slurm(node.host, allocation.job, node.group)
-        if _short(node.host) in ("localhost", _short(self._reading.around.host)):
-            return Local()
-        from distlaunch.transport.presets import PRESETS  # only such a job needs it
-
-        preset = PRESETS.get(allocation.scheduler)
-        if preset is None:
-            return Ssh(node.host, None, None, self._ssh)
-        return Command(node.host, preset.words, preset.shell, allocation.scheduler)
+        reach = self._reading.around.reach
+        return (reach and reach(node)) or Ssh(node.host, None, None, self._ssh)
 
     def _from_hostfile(self, entry: HostEntry) -> NodeSpec:
         reach = self._reach(entry.host, entry.user, entry.port)
@@ -125,22 +114,13 @@ class Pool:
             return Local()
         if isinstance(self._launcher, Mapping):
             return Command(host, self._launcher["command"], bool(self._launcher.get("shell")))
-        if self._launcher == "slurm":
-            return self._step_on(host)
+        if steps := self._steps:
+            allocation = self._reading.around.allocation
+            groups = {node.host: node.group for node in allocation.nodes} if allocation else {}
+            return steps(host, allocation.job if allocation else "", groups.get(host))
         if self._launcher == "auto" and host == "localhost" and not user and not port:
             return Local()
         return Ssh(host, user, port, self._ssh)
-
-    def _step_on(self, host: str) -> Transport:
-        allocation = self._reading.around.allocation
-        known = {node.host: node for node in allocation.nodes} if allocation else {}
-        group = known[host].group if host in known else None
-        return Slurm(host, allocation.job if allocation else "", group)
-
-
-def _short(host: str) -> str:
-    """A host's name without its domain; an address stays whole."""
-    return host if host[:1].isdigit() or ":" in host else host.partition(".")[0].lower()
 
 
 def _ssh_options(reading: Reading) -> SshOptions:

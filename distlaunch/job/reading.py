@@ -2,16 +2,19 @@
 
 import os.path
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.allocation.allocation import Allocation
 from distlaunch.errors import Problem
+from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.document import Entries, Items, Place, Value, is_unset
 from distlaunch.job.hosts import HostEntry, host_error, parse_endpoint, split_user
 from distlaunch.job.paths import path_in
+from distlaunch.job.types.records import Field
 from distlaunch.ranges import expand_ranges
+from distlaunch.transport.kinds import Transport
 
 Checked = Mapping[str, Any]
 
@@ -21,7 +24,7 @@ class Surroundings(Frozen):
 
     `name` is the job's unless it says one itself; None = its file's stem. One that was `piped` has no folder.
     `allocation` is what a scheduler has given the caller; a job that is to be `submitted` has none yet.
-    `host` is this machine's name.
+    `reach` makes what reaches a host of it, None = ssh. `sections` are the keys of schedulers.
     `in_image`: its nodes will be containers, whose files and variables are not the caller's.
     """
 
@@ -32,8 +35,9 @@ class Surroundings(Frozen):
     name: str | None = None
     piped: bool = False
     allocation: Allocation | None = None
+    reach: Callable[[AllocatedNode], Transport | None] | None = None
+    sections: Mapping[str, Field] = MappingProxyType({})
     submitted: bool = False
-    host: str = ""
     in_image: bool = False
 
     def path(self, text: str) -> str:

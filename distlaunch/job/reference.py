@@ -2,22 +2,21 @@
 
 from collections.abc import Sequence
 
-from distlaunch.job.fields import JOB
 from distlaunch.job.types.records import Either, ListOf, MapOf, Record, Short
 from distlaunch.job.types.values import Schema, Type
 
 
-def json_schema() -> Schema:
-    """JSON Schema (draft 2020-12) of a job file, for editors."""
+def json_schema(job: Record) -> Schema:
+    """JSON Schema (draft 2020-12) of a job file whose keys are those of `job`, for editors."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "distlaunch job",
-        **JOB.schema(),
+        **job.schema(),
     }
 
 
 def reference(
-    record: Record = JOB, prefix: str = "", shown: Sequence[Record] = ()
+    record: Record, prefix: str = "", shown: Sequence[Record] = ()
 ) -> list[tuple[str, str, str, str]]:
     """(key, type, explanation, default) of every key, sections before their keys.
 
@@ -33,12 +32,11 @@ def reference(
     return rows
 
 
-def list_at(steps: Sequence[str]) -> tuple[str, int, list[str]]:
+def list_at(record: Record, steps: Sequence[str]) -> tuple[str, int, list[str]]:
     """The key of the list that `steps` lead into, how many of them lead to it, and those inside its item.
 
     ("", 0, []) where they lead into none.
     """
-    record: Record = JOB
     for i, step in enumerate(steps[:-1]):
         kind = record.fields[step].kind if step in record.fields else None
         listed = isinstance(kind, ListOf) or (isinstance(kind, Either) and kind.items is not None)

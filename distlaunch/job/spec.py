@@ -3,17 +3,14 @@
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import LEASE_S
-from distlaunch.allocation.allocation import Allocation
-from distlaunch.allocation.place import TaskPlace
 from distlaunch.errors import JobError
+from distlaunch.job.allocation import Allocation, TaskPlace
 from distlaunch.job.document import Place
-from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
 from distlaunch.job.kubernetes_options import KubernetesOptions
-from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.transport.container import Container
 from distlaunch.transport.kinds import Transport
 from distlaunch.transport.local import Local
@@ -195,7 +192,8 @@ class JobSpec(Frozen):
 
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
-    `allocation` is where the nodes come from, if the scheduler has chosen them.
+    `allocation` is where the nodes come from, if the scheduler has chosen them. `sections` has the job
+    file's sections for schedulers, by their keys.
     With `mpirun`, its command and options of its own, MPI's launcher has places for the ranks. With `etcd`
     each node's worker is an agent of torch's, which starts and numbers the ranks there.
     """
@@ -225,11 +223,9 @@ class JobSpec(Frozen):
     binding: Binding | None = None
     notify: Notify = Notify()
     metrics: str | None = None
-    slurm: SlurmOptions = SlurmOptions()
+    sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     container: Container | None = None
     mpirun: tuple[str, ...] = ()
-    grid_engine: GridEngineOptions = GridEngineOptions()
-    pbs: PbsOptions = PbsOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     allocation: Allocation | None = None

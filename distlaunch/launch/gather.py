@@ -20,6 +20,7 @@ from distlaunch.links.join import JoinError, Prover
 from distlaunch.links.opening import NO_RANKS_HERE
 from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.plan.layout import is_loopback
+from distlaunch.schedulers import allocation_in
 from distlaunch.system.here import runs_ranks
 from distlaunch.system.signals import Interrupts
 from distlaunch.transport.joined import Joined
@@ -233,10 +234,8 @@ def _nodes_words(nodes: tuple[int, int]) -> str:
 
 
 def _scheduled_hosts() -> tuple[str, ...]:
-    from distlaunch.system.allocation import allocation_here  # only where somebody is waited for
-
     try:
-        allocation = allocation_here()
+        allocation = allocation_in(os.environ)
     except DistlaunchError:
         return ()
     return tuple(node.host for node in allocation.nodes) if allocation else ()

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from distlaunch.agent import messages, wire
 from distlaunch.agent.pipes import keep_memory
@@ -10,6 +11,7 @@ from distlaunch.launch.start import Start
 from distlaunch.links.links import Links
 from distlaunch.observers.generations import Generations
 from distlaunch.observers.observer import Observer, Observers, Printed
+from distlaunch.schedulers import load
 from distlaunch.state import actions, events
 from distlaunch.state.job import State
 from distlaunch.state.nodes import End
@@ -128,10 +130,12 @@ class Loop:
                     self._links.send(action.node, command)
 
     def _ask_scheduler(self) -> None:
-        from distlaunch.launch.scheduler import Question  # few jobs have one
+        from distlaunch.schedulers.queue import Question  # few jobs have one
 
-        assert self._spec.allocation is not None
-        question = Question(self._spec.allocation)
+        allocation = self._spec.allocation
+        assert allocation is not None
+        scheduler = load(allocation.scheduler)
+        question = Question(scheduler.fate_argv(allocation.job), partial(scheduler.fate, allocation.starts))
 
         def answered() -> None:
             if (told := question.answer()) is not None:

@@ -16,6 +16,7 @@ from distlaunch.links.opening import open_link, open_links
 from distlaunch.links.process import Child
 from distlaunch.observers.run_folder import RunFolder, new_run_id
 from distlaunch.plan.layout import is_loopback
+from distlaunch.schedulers import allocation_in
 from distlaunch.state.status import Controller, RunState, Status
 from distlaunch.system.here import boot_id
 from distlaunch.transport.joined import Joined
@@ -76,7 +77,7 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
     _check_master(spec)
     clock = Clock(time.monotonic())
     if spec.allocation and spec.allocation.queued:
-        from distlaunch.launch.again import continued, note_start
+        from distlaunch.catalog.starts import continued, note_start
 
         spec = continued(spec)
     run_id = new_run_id(spec.name)
@@ -100,10 +101,8 @@ def _ticket(spec: JobSpec, door: "Door | None") -> Ticket | None:
     """What the scheduler calls the job that the run is, or that its launchers were started in."""
     allocation = spec.allocation
     if door and allocation is None:
-        from distlaunch.system.allocation import allocation_here  # only a scheduler's command may be needed
-
         with suppress(DistlaunchError):
-            allocation = allocation_here()
+            allocation = allocation_in(os.environ)
     known = allocation and (allocation.queued or door) and allocation.job
     return Ticket(allocation.scheduler, allocation.job) if allocation and known else None
 

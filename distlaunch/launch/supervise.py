@@ -20,9 +20,8 @@ LATE = ("diagnosis.exits", "diagnosis.peer_errors", "plan.unstarted", "observers
 LATE_OF: Mapping[str, tuple[str, ...]] = {
     "ssh": ("transport.ssh.advice",),
     "slurm": ("transport.slurm.advice", "transport.slurm.group"),
-    "command": ("transport.presets",),
     "container": ("transport.container_entry",),
-    "allocation": ("launch.scheduler", "launch.again", "batch.slurm"),
+    "allocation": ("schedulers.queue", "catalog.starts"),
     "nccl": ("observers.flight_records",),
 }
 """The same, by the name of a transport, or by what a job has."""

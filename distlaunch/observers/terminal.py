@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from distlaunch.allocation.allocation import Allocation
 from distlaunch.diagnosis.summary import Above, Summary
+from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Console
 from distlaunch.observers.observer import Observer, Printed

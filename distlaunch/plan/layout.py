@@ -8,7 +8,7 @@ from typing import NewType
 
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
-from distlaunch.allocation.place import TaskPlace
+from distlaunch.job.allocation import TaskPlace
 from distlaunch.job.paths import path_in
 from distlaunch.job.placeholders import fill
 from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program

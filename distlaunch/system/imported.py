@@ -6,7 +6,7 @@ from pathlib import Path
 
 _TOP = Path(__file__).parents[1]
 _ROOTS = ("distlaunch.cli.torchrun", "distlaunch.links.ahead")
-_UNUSED = ("distlaunch.view.watching", "distlaunch.launch.again")
+_UNUSED = ("distlaunch.view.watching", "distlaunch.catalog.starts")
 """What its imports name for other commands: `run --view`, and jobs that Slurm starts again."""
 
 

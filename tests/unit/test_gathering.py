@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent import messages
-from distlaunch.allocation.place import TaskPlace
 from distlaunch.contract import SENT
 from distlaunch.dropin.joining import gathering_of, joining_notices
 from distlaunch.dropin.torchrun_job import notices
 from distlaunch.errors import UsageError
+from distlaunch.job.allocation import TaskPlace
 from distlaunch.links.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
 from distlaunch.links.joined_link import ranks_alone
 from distlaunch.plan.gathering import LOWEST_PORT, PORT_SPAN, Arrival, Gathering, in_order, ports_for

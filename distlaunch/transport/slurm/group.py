@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from distlaunch.agent import lines, wire
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import Frame
-from distlaunch.allocation.slurm import expand_nodelist
+from distlaunch.ranges import expand_nodelist
 from distlaunch.transport.failure import LinkFailure, ProcessEnd
 from distlaunch.transport.handshake import Handshake
 from distlaunch.transport.slurm import Slurm
