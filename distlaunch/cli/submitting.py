@@ -100,17 +100,17 @@ def submit(
         say(f"submitted to {scheduler.title}; follow it with `distlaunch attach {queued}`")
 
 
-def _export(scheduler: Scheduler) -> None:
-    """Add `export` of a batch script for that scheduler."""
+def _export(name: str) -> None:
+    """Add `export` of a batch script for that scheduler, which other commands don't load."""
 
-    @exports.command(scheduler.name, help=scheduler.exports)
+    @exports.command(name, help=f"Print a batch script for {name}, to submit yourself.")
     def export(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
         check_dashes(context.obj, args)
-        print_text(_prepared(job, overrides or (), args or (), scheduler.name)[-1])
+        print_text(_prepared(job, overrides or (), args or (), name)[-1])
 
 
 for _name in TABLE:
-    _export(load(_name))
+    _export(_name)
 
 
 @exports.command("kubernetes")

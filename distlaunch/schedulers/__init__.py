@@ -87,8 +87,6 @@ class Scheduler:
     """As `--to` has it; its section of the job file is named like it, with underscores."""
     title = ""
     """As people call it."""
-    exports = ""
-    """The help of `export NAME`."""
     step = "job"
     """What its tasks belong to."""
     answers = False

@@ -28,7 +28,6 @@ class Flux(script.BatchScheduler):
     """Flux, whose commands print IDs in a form of their own, and take the numbers that are used here."""
 
     name, title = "flux", "Flux"
-    exports = "Print a batch script for flux batch."
     tasks = _TASKS
     mark = "#flux:"
     section = Record(

@@ -40,7 +40,6 @@ class GridEngine(script.BatchScheduler):
     """Grid Engine, in all its descendants."""
 
     name, title = "grid-engine", "Grid Engine"
-    exports = "Print a batch script for Grid Engine's qsub."
     mark = "#$"
     warns = False  # only if a script asks for it, as those that we submit do
     section = Record(

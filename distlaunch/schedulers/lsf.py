@@ -48,7 +48,6 @@ class Lsf(script.BatchScheduler):
     """LSF, by its own commands."""
 
     name, title = "lsf", "LSF"
-    exports = "Print a batch script for LSF's bsub."
     tasks = _TASKS
     mark = "#BSUB"
     section = Record(

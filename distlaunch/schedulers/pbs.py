@@ -21,7 +21,6 @@ class Pbs(script.BatchScheduler):
     """PBS, whose IDs have the server's name behind the number."""
 
     name, title = "pbs", "PBS"
-    exports = "Print a batch script for the qsub of PBS Professional and OpenPBS."
     mark = "#PBS"
     section = Record(
         {

@@ -54,7 +54,6 @@ class Slurm(script.BatchScheduler):
     """Slurm, which tells what becomes of a job, and requeues it."""
 
     name, title, step = "slurm", "Slurm", "step"
-    exports = "Print the batch script that `submit` would submit to Slurm."
     mark = "#SBATCH"
     answers = True
     chooses = "set nodes to their number; slurm.nodelist asks for certain hosts"

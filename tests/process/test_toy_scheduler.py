@@ -78,9 +78,10 @@ def test_its_section_is_checked_and_offered(folder: Path) -> None:
     assert "'flux', 'toy'" in " ".join(unknown.stderr.replace("│", " ").split())
 
 
-def test_a_job_outside_of_any_allocation_loads_no_scheduler(folder: Path) -> None:
+@pytest.mark.parametrize("command", ["run", "dry-run"])
+def test_a_job_outside_of_any_allocation_loads_no_scheduler(folder: Path, command: str) -> None:
     env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    done = distlaunch("run", str(write_job(folder, WORKER, "gpus_per_node: 0")), env=env)
+    done = distlaunch(command, str(write_job(folder, WORKER, "gpus_per_node: 0")), env=env)
     assert done.returncode == 0
     assert "distlaunch.schedulers\n" in done.stderr
     assert "distlaunch.schedulers." not in done.stderr

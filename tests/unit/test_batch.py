@@ -185,7 +185,6 @@ def test_a_job_that_is_followed_prints_into_the_folder_of_its_runs(tmp_path: Pat
 def test_every_scheduler_is_whole(name: str) -> None:
     scheduler = load(name)
     assert scheduler.name == name
-    assert scheduler.exports
     for needed in ("allocation", "script", "submit", "look", "cancel"):
         assert getattr(type(scheduler), needed) is not getattr(Scheduler, needed)
     if scheduler.answers:
