@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 from distlaunch.errors import JobError, Problem, UsageError
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
-from distlaunch.job.fields import JOB
+from distlaunch.job.fields import JOB, with_sections
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import Surroundings
 from distlaunch.job.text import escaped_in, literal
+from distlaunch.job.types import Field
+from distlaunch.schedulers import sections
 
 Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100
@@ -129,17 +131,21 @@ class Draft:
         return True
 
     def _build(self, keys: Mapping[str, Data]) -> None:
-        build_spec(value_of(keys, Place(self.source)), self.source, Surroundings("/", "/", {}))
+        around = Surroundings("/", "/", {}, sections=sections(keys.keys() - JOB.fields.keys()))
+        build_spec(value_of(keys, Place(self.source)), self.source, around)
+
+    def _known(self) -> Mapping[str, Field]:
+        return with_sections(sections(self.keys.keys() - JOB.fields.keys())).fields
 
     def document(self) -> dict[str, object]:
         """The job file's keys and comments, for machines."""
-        keys = {key: self.keys[key] for key in JOB.fields if key in self.keys}
+        keys = {key: self.keys[key] for key in self._known() if key in self.keys}
         return {"job": keys, "comments": [" ".join(note.lines()) for note in self.notes]}
 
     def text(self) -> str:
         """The job file: comments, then the keys in the reference's order with theirs above them."""
         lines = [*self._comments(""), ""] if self._comments("") else []
-        for key in JOB.fields:
+        for key in self._known():
             lines += self._comments(key)
             lines += _entry(key, self.keys[key]) if key in self.keys else []
         return "\n".join(lines) + "\n"
