@@ -289,10 +289,12 @@ def _inner() -> list[tuple[str, Entry]]:
 
 
 def sections(keys: Iterable[str] | None = None) -> "dict[str, Field]":
-    """Return the schedulers' sections of a job file with `keys`; all for None, or if a key is of none."""
+    """Return the schedulers' sections of a job file with `keys`; all for None, or if a key is unknown."""
+    from distlaunch.job.fields import JOB
     from distlaunch.job.types import built
 
-    wanted = [key.replace("_", "-") for key in keys] if keys is not None else [""]
+    own = [""] if keys is None else [key for key in keys if key not in JOB.fields]
+    wanted = [key.replace("_", "-") for key in own]
     known = names() if any(name not in TABLE for name in wanted) else wanted
     found = map(load, known)
     return {
@@ -301,11 +303,11 @@ def sections(keys: Iterable[str] | None = None) -> "dict[str, Field]":
     }
 
 
-def whole_job() -> "Record":
-    """Return the keys of a job file, with the sections of all schedulers."""
+def job_keys(keys: Iterable[str] | None = None) -> "Record":
+    """Return what a job file with `keys` may have, schedulers' sections included, as `sections` does."""
     from distlaunch.job.fields import with_sections
 
-    return with_sections(sections())
+    return with_sections(sections(keys))
 
 
 def _short(host: str) -> str:

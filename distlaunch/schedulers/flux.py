@@ -18,7 +18,6 @@ _TASKS = task.Names(
 )
 QUEUED = "DISTLAUNCH_QUEUED"
 """The job's ID in the queue, as a number: a batch script's own instance has no variable for it."""
-_OVER = re.compile(r"inactive|unknown", re.IGNORECASE)
 _WAITING, _GOING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN", "CLEANUP")
 
 
@@ -28,6 +27,9 @@ class Flux(script.BatchScheduler):
     name, title = "flux", "Flux"
     tasks = _TASKS
     mark = "#flux:"
+    ends = ("flux", "cancel")  # sends SIGTERM, and SIGKILL seconds later
+    hurries = ("flux", "job", "kill", "-s", "SIGTERM")
+    over = re.compile(r"inactive|unknown", re.IGNORECASE)
     section = Record(
         {
             "nodes": script.NODES,
@@ -93,16 +95,9 @@ class Flux(script.BatchScheduler):
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by `flux jobs`, which lists jobs that are over, too."""
         asked = ("jobs", "-n", "--color=never", "-o", "{id.dec}|{status}")
-        said = queue.call(self.title, "flux", *asked, *jobs, forgives=_OVER)
+        said = queue.call(self.title, "flux", *asked, *jobs, forgives=self.over)
         rows = (line.strip().split("|", 1) for line in said.splitlines() if "|" in line)
         return {job: queued(state.strip()) for job, state in rows}
-
-    def cancel(self, job: str, at_once: bool = False) -> None:
-        """Cancel by `flux cancel`, which sends SIGTERM, and SIGKILL seconds later."""
-        if at_once:
-            queue.call(self.title, "flux", "job", "kill", "-s", "SIGTERM", job, forgives=queue.ANYTHING)
-            queue.pause_for_another_wish()
-        queue.call(self.title, "flux", "cancel", job, forgives=_OVER)
 
 
 scheduler = Flux()

@@ -14,7 +14,6 @@ from distlaunch.transports.transport import OfScheduler
 # No XML parser: versions differ in what they declare, and names of jobs are not always escaped.
 _JOB = re.compile(r"<JB_job_number>(\d+)</JB_job_number>.*?<state>(\w+)</state>", re.DOTALL)
 _END = "</job_info>"
-_OVER = re.compile("does not exist")
 
 
 class Qrsh(OfScheduler):
@@ -39,6 +38,8 @@ class GridEngine(script.BatchScheduler):
 
     name, title = "grid-engine", "Grid Engine"
     mark = "#$"
+    ends = ("qdel",)  # `qdel -f` is the administrators', and only for hosts that do not answer
+    over = re.compile("does not exist")
     warns = False  # only if a script asks for it, as those that we submit do
     section = Record(
         {
@@ -114,10 +115,6 @@ class GridEngine(script.BatchScheduler):
         if _END not in said:  # an answer that is cut off must not mean that all jobs are over
             raise queue.unexpected("qstat", said)
         return {job: state for job, state in jobs_in(said).items() if job in jobs}
-
-    def cancel(self, job: str, at_once: bool = False) -> None:
-        """Cancel by qdel: `qdel -f` is the administrators', and only for hosts that do not answer."""
-        queue.call(self.title, "qdel", job, forgives=_OVER)
 
 
 scheduler = GridEngine()

@@ -18,7 +18,6 @@ _TASKS = task.Names(
     *("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "LSB_JOBID"),
     local_size="JSM_NAMESPACE_LOCAL_SIZE",
 )
-_OVER = re.compile(r"is not found|already finished|No matching job", re.IGNORECASE)
 _WAITING, _ENDED = ("PEND", "PSUSP", "WAIT"), ("DONE", "EXIT")
 
 
@@ -48,6 +47,9 @@ class Lsf(script.BatchScheduler):
     name, title = "lsf", "LSF"
     tasks = _TASKS
     mark = "#BSUB"
+    ends = ("bkill",)  # sends SIGINT, later SIGTERM and SIGKILL
+    hurries = ("bkill", "-s", "TERM")
+    over = re.compile(r"is not found|already finished|No matching job", re.IGNORECASE)
     section = Record(
         {
             "nodes": script.NODES,
@@ -120,16 +122,9 @@ class Lsf(script.BatchScheduler):
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by bjobs, which lists jobs that are over for an hour."""
         asked = ("-noheader", "-o", "jobid stat exit_reason pend_reason delimiter='|'")
-        said = queue.call(self.title, "bjobs", *asked, *jobs, forgives=_OVER)
+        said = queue.call(self.title, "bjobs", *asked, *jobs, forgives=self.over)
         rows = (line.split("|", 3) for line in said.splitlines() if line.count("|") >= 3)
         return {job: queued(state, ended, reason.strip()) for job, state, ended, reason in rows}
-
-    def cancel(self, job: str, at_once: bool = False) -> None:
-        """Cancel by bkill, which sends SIGINT, later SIGTERM and SIGKILL."""
-        if at_once:
-            queue.call(self.title, "bkill", "-s", "TERM", job, forgives=queue.ANYTHING)
-            queue.pause_for_another_wish()
-        queue.call(self.title, "bkill", job, forgives=_OVER)
 
 
 scheduler = Lsf()

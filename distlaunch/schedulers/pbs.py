@@ -11,7 +11,6 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Field, Integer, Record
 from distlaunch.schedulers import queue, script
 
-_OVER = re.compile("Unknown Job Id|Job has finished|invalid for (state of|finished) job", re.IGNORECASE)
 _WAITING, _GOING = "QHWT", "RESUB"
 
 
@@ -20,6 +19,10 @@ class Pbs(script.BatchScheduler):
 
     name, title = "pbs", "PBS"
     mark = "#PBS"
+    # `qdel -W force` would forget a job while processes of it may go on, and Torque has no such option.
+    ends = ("qdel",)
+    hurries = ("qsig", "-s", "TERM")
+    over = re.compile("Unknown Job Id|Job has finished|invalid for (state of|finished) job", re.IGNORECASE)
     section = Record(
         {
             "nodes": script.NODES,
@@ -95,18 +98,7 @@ class Pbs(script.BatchScheduler):
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by qstat; most servers forget a job that is over."""
         # Not for all of a user: only the table of -u can do that, which cuts ids off. Not -x, Torque's XML.
-        return jobs_in(queue.call(self.title, "qstat", "-f", *jobs, forgives=_OVER))
-
-    def cancel(self, job: str, at_once: bool = False) -> None:
-        """Cancel by qdel.
-
-        `qdel -W force` would forget the job while processes of it may go on, and Torque has no such option.
-        So distlaunch gets two SIGTERMs, of which qdel sends one.
-        """
-        if at_once:
-            queue.call(self.title, "qsig", "-s", "TERM", job, forgives=queue.ANYTHING)  # it may not run
-            queue.pause_for_another_wish()
-        queue.call(self.title, "qdel", job, forgives=_OVER)
+        return jobs_in(queue.call(self.title, "qstat", "-f", *jobs, forgives=self.over))
 
 
 scheduler = Pbs()

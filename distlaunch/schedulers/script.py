@@ -10,7 +10,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import path_in
 from distlaunch.job.types import LINE, Field, Integer, Lines, ListOf, Text, seconds_in
 from distlaunch.schedulers import DEFAULT, Call, Scheduler
-from distlaunch.schedulers.queue import output_path
+from distlaunch.schedulers.queue import ANYTHING, call, output_path, pause_for_another_wish
 
 TRAP = ("", "# The signals that announce an end are distlaunch's to handle.", "trap : INT TERM USR1 USR2")
 MAX_NAME = 200
@@ -111,6 +111,12 @@ class BatchScheduler(Scheduler):
 
     mark = ""
     """What is before an option."""
+    ends: tuple[str, ...] = ()
+    """The command that ends a job."""
+    hurries: tuple[str, ...] = ()
+    """The command that sends a running job a signal, if the scheduler has one for users."""
+    over: "re.Pattern[str] | None" = None
+    """What its commands say of a job that is over."""
 
     def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
         """Write the options in such a script."""
@@ -123,6 +129,13 @@ class BatchScheduler(Scheduler):
     def closing(self, spec: JobSpec) -> Sequence[str]:
         """Write the lines after the call."""
         return ()
+
+    def cancel(self, job: str, at_once: bool = False) -> None:
+        """End a job; `at_once` sends it a signal before, because distlaunch hurries at the second one."""
+        if at_once and self.hurries:
+            call(self.title, *self.hurries, job, forgives=ANYTHING)  # it may not run
+            pause_for_another_wish()
+        call(self.title, *self.ends, job, forgives=self.over)
 
     def script(self, spec: JobSpec, call: Call, followed: bool = False) -> str:
         """Write options, traps, the lines of `setup`, and the call."""

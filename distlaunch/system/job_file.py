@@ -19,12 +19,11 @@ from distlaunch.job.document import (
     setting,
     word_at,
 )
-from distlaunch.job.fields import JOB, with_sections
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.job.text import home_error
 from distlaunch.job.types import Either, Field, ListOf, Record, Type
-from distlaunch.schedulers import allocation_in, load, sections
+from distlaunch.schedulers import allocation_in, job_keys, load, sections
 from distlaunch.system.yaml_document import parse
 
 MAX_BYTES = 1 << 20
@@ -74,7 +73,7 @@ def job_of(
 def _sections(document: Value) -> dict[str, Field]:
     """The schedulers' sections that a document may have; a key that is no other may be one."""
     keys = [key for key, _, _ in document.walk()] if isinstance(document, Entries) else []
-    return sections(set(keys) - JOB.fields.keys())
+    return sections(keys)
 
 
 def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
@@ -191,7 +190,7 @@ def _is_callers(document: Value, steps: list[str]) -> bool:
 
 def _types_along(steps: list[str]) -> list[Type | None]:
     """The types of the document, and of what each of the steps leads to, as far as they are known."""
-    kinds: list[Type | None] = [with_sections(sections(set(steps[:1]) - JOB.fields.keys()))]
+    kinds: list[Type | None] = [job_keys(steps[:1])]
     for step in steps:
         kinds.append(kinds[-1].inner(step) if kinds[-1] else None)
     return kinds

@@ -29,8 +29,8 @@ class Transport(_Frozen):
 
     To add a kind: a subclass with a `name` of its own, a line in `distlaunch.runs.replay`, and, where a new
     way for it to fail needs one, a `Kind` in `failure.py`. A job file asks for it by `launcher`, whose words
-    are in `job/fields.py`; `_reach` in `job/pool.py` makes it, and `_check_launcher` in `job/checks.py` knows
-    what it needs.
+    are in `job/fields.py`; `_reach` in `job/nodes.py` makes it, and `_launcher` in `job/checks.py` knows what
+    it needs.
     """
 
     @property

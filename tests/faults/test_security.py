@@ -19,7 +19,7 @@ import pytest
 
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.fields import reference
-from distlaunch.schedulers import whole_job
+from distlaunch.schedulers import job_keys
 from distlaunch.system.job_file import load_job
 from distlaunch.transports.handshake import SCRIPT
 from tests.cluster.hosts import Host, Site, parent_of, why_not
@@ -215,7 +215,7 @@ def test_shell_code_in_each_key(site: Site, figures: Figures) -> None:
     codes = (text, text.replace("\n", ";"))
     tried = [
         Given(path, kind, code)
-        for (path, kind, _, _), code in itertools.product(reference(whole_job()), codes)
+        for (path, kind, _, _), code in itertools.product(reference(job_keys()), codes)
     ]
     refused = []
     for given in tried:
@@ -248,9 +248,9 @@ def test_shell_code_in_each_key(site: Site, figures: Figures) -> None:
 @pytest.mark.fault(65, "every key of a job file has a NUL", promise="11")
 def test_nul_in_each_key(tmp_path: Path, figures: Figures) -> None:
     keys: dict[str, Any] = {"nodes": [{}]}
-    names = [row[0] for row in reference(whole_job())]
+    names = [row[0] for row in reference(job_keys())]
     outer = {name for name in names if any(other.startswith((f"{name}.", f"{name}[]")) for other in names)}
-    rows = [row for row in reference(whole_job()) if row[0] not in outer]
+    rows = [row for row in reference(job_keys()) if row[0] not in outer]
     for path, kind, _, _ in rows:
         keys = with_text(keys, path, kind, "a\0b")
     (tmp_path / "job.yaml").write_text(json.dumps(keys))

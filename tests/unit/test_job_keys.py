@@ -10,7 +10,7 @@ import pytest
 from distlaunch.job.fields import JOB, reference
 from distlaunch.job.spec import Binding, EnvValue, SecretKey, Timeouts, Volume
 from distlaunch.plan.unstarted import unstarted_advice
-from distlaunch.schedulers import whole_job
+from distlaunch.schedulers import job_keys
 from distlaunch.system.job_file import load_job
 from distlaunch.transports.container import Container
 from distlaunch.transports.ssh import Ssh
@@ -315,7 +315,7 @@ def test_every_key_arrives_in_the_spec(load: Load, tmp_path: Path, key: str) -> 
 
 
 def test_the_table_above_has_every_key() -> None:
-    rows = [key for key, *_ in reference(whole_job())]
+    rows = [key for key, *_ in reference(job_keys())]
     sections = {key for key in rows if any(other.startswith(f"{key}.") for other in rows)}
     assert set(KEYS) == set(rows) - sections | {"restarts", "launcher"}
 
@@ -495,8 +495,8 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
 
 def _documented_defaults() -> list[tuple[str, str]]:
     """Each default that is a word, a number or a duration; not those told in words, or another key's."""
-    rows = [(key, re.split("[:;]", default)[0]) for key, _, _, default in reference(whole_job())]
-    names = {name for name, *_ in reference(whole_job())}
+    rows = [(key, re.split("[:;]", default)[0]) for key, _, _, default in reference(job_keys())]
+    names = {name for name, *_ in reference(job_keys())}
     return [(key, value) for key, value in rows if value and " " not in value and value not in names]
 
 
@@ -599,7 +599,7 @@ def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_foreign_name_leads_to_a_key_that_exists() -> None:
-    known = {key for key, *_ in reference(whole_job())}
+    known = {key for key, *_ in reference(job_keys())}
     assert {name for name in JOB.foreign.values() if name != "run --detach"} <= known
     assert not set(JOB.foreign) & set(JOB.fields)
 
