@@ -16,9 +16,10 @@
     observers/        the run folder, the terminal
     launch/supervise  at the end: State ─supervisor/summary─▶ Summary: the words, the exit status
 
-`state/` has the types of all this. Beside it: `batch/` and `kubernetes/` (a job for a queue, or a cluster),
-`checks/` (check-port), `runs/` (runs by their folders: ps, logs, attach, stop; replayed from their events).
-Each package says in its `__init__` what it holds; CONTRIBUTING.md has a table of what to touch for what.
+Beside it: `schedulers/` (hosts from a scheduler, and a job for its queue: one module each), `kubernetes/` (a
+job for a cluster), `checks/` (check-port), `runs/` (runs by their folders: ps, logs, attach, stop; replayed
+from their events). Each package says in its `__init__` what it holds; CONTRIBUTING.md has a table of what to
+touch for what.
 """
 
 __version__ = "0.1.0"

@@ -121,6 +121,12 @@ def expand_ranges(text: str) -> list[str]:
     return ["".join(names) for names in itertools.product(*choices)]
 
 
+def expand_nodelist(text: str) -> list[str]:
+    """`a[1-2,07]-b[3],c` → a1-b3 a2-b3 a07-b3 c. Raises ValueError."""
+    parts = re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]])+", text)
+    return [host for part in parts for host in expand_ranges(part)]
+
+
 def _bracket(text: str) -> list[str]:
     names: list[str] = []
     for item in text.split(","):

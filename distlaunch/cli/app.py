@@ -190,5 +190,6 @@ def check_port(
 def schema() -> None:
     """Print the JSON schema of job files, for completion and checks in an editor."""
     from distlaunch.job.fields import json_schema
+    from distlaunch.schedulers import job_keys
 
-    print_json(json_schema())
+    print_json(json_schema(job_keys()))

@@ -5,14 +5,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distlaunch.allocation.engine_task import engine_task, task_names
-from distlaunch.allocation.mpi_task import mpi_task
-from distlaunch.allocation.place import TaskPlace
-from distlaunch.allocation.slurm_task import slurm_task
-from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.cli.output import say
 from distlaunch.errors import DistlaunchError, UsageError
+from distlaunch.job.allocation import TaskPlace
 from distlaunch.plan.gathering import Arrival, Gathering, ports_for
+from distlaunch.schedulers import task_in
+from distlaunch.schedulers.task import Task, check_devices, check_master, mpi_task
 from distlaunch.transports.dial import Launcher, blocked
 from distlaunch.transports.join import Prover
 
@@ -131,13 +129,7 @@ def task_of(environ: Mapping[str, str]) -> Task:
         from distlaunch.system.pmi import located  # of MPICH alone
 
         return located(task, task.manager)
-    names = task_names(environ)
-    if names is None:
-        return slurm_task(environ)
-    from distlaunch.system.allocation import allocation_here  # of few schedulers
-
-    allocation = allocation_here()
-    return engine_task(names, environ, [node.host for node in allocation.nodes] if allocation else [])
+    return task_in(environ)
 
 
 def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:

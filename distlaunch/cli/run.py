@@ -123,7 +123,7 @@ def run_shown(
         observers = _screen(signals) if view else _observers(signals, output_fd, quiet)
         summary = run_job(spec, observers, signals, early)
     if spec.restarts.requeue:
-        from distlaunch.launch.again import ask_for_another  # there already; the last act: it may end us
+        from distlaunch.runs.starts import ask_for_another  # there already; the last act: it may end us
 
         ask_for_another(summary.state, say)
     return summary

@@ -14,10 +14,9 @@ import typer
 from distlaunch.cli.options import Args, Job, Set, check_dashes
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
+from distlaunch.schedulers import TABLE, Call, Scheduler, load, names
 
 if TYPE_CHECKING:
-    from distlaunch.batch.checks import Target
-    from distlaunch.batch.script import Call
     from distlaunch.job.spec import JobSpec
 
 queue = typer.Typer()
@@ -28,20 +27,19 @@ exports = typer.Typer(
 )
 
 
-class Scheduler(str, Enum):
-    """Whose queue `submit` submits to."""
-
-    slurm = "slurm"
-    grid_engine = "grid-engine"
-    pbs = "pbs"
-
-
 class Workload(str, Enum):
     """What `export kubernetes` makes of a job."""
 
     job = "job"
     jobset = "jobset"
     trainjob = "trainjob"
+
+
+def _known(name: str | None) -> str | None:
+    """A scheduler's name; those of other packages are looked up only for one that is not in the table."""
+    if name and name not in TABLE and name not in names():
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names()))}.")
+    return name
 
 
 @queue.command("submit")
@@ -51,9 +49,11 @@ def submit(
     args: Args = None,
     overrides: Set = None,
     to: Annotated[
-        Scheduler | None,
+        str | None,
         typer.Option(
             "--to",
+            metavar=f"[{'|'.join(TABLE)}]",
+            callback=_known,
             help="The scheduler; by default the one that the job file has a section for, else Slurm.",
             show_default=False,
         ),
@@ -81,13 +81,13 @@ def submit(
 
         chosen = {"--dry-run": dry, "--wait": waits, "--json": as_json}
         options = [option for option, wanted in chosen.items() if wanted]
-        options += ["--to", to.value] if to else []
+        options += ["--to", to] if to else []
         raise typer.Exit(submit_on(ssh_to(on, ssh_config), job, overrides or (), args or (), options))
-    spec, target, script = _prepared(job, overrides or (), args or (), to.value if to else None, True)
+    spec, scheduler, script = _prepared(job, overrides or (), args or (), to, True)
     if dry:
         print_text(script)
         return
-    queued, kept = _submitted(spec, target, script)
+    queued, kept = _submitted(spec, scheduler, script)
     if as_json:
         print_json({"id": queued, "script": str(kept)})
     else:
@@ -95,30 +95,20 @@ def submit(
     if waits:
         raise typer.Exit(_waited(queued))
     if sys.stderr.isatty():
-        from distlaunch.allocation.allocation import title_of
-
-        say(f"submitted to {title_of(target)}; follow it with `distlaunch attach {queued}`")
+        say(f"submitted to {scheduler.title}; follow it with `distlaunch attach {queued}`")
 
 
-@exports.command("slurm")
-def export_slurm(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
-    """Print the batch script that `submit` would submit to Slurm."""
-    check_dashes(context.obj, args)
-    print_text(_prepared(job, overrides or (), args or (), "slurm")[-1])
+def _export(name: str) -> None:
+    """Add `export` of a batch script for that scheduler, which other commands don't load."""
+
+    @exports.command(name, help=f"Print a batch script for {name}, to submit yourself.")
+    def export(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
+        check_dashes(context.obj, args)
+        print_text(_prepared(job, overrides or (), args or (), name)[-1])
 
 
-@exports.command("grid-engine")
-def export_grid_engine(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
-    """Print a batch script for Grid Engine's qsub."""
-    check_dashes(context.obj, args)
-    print_text(_prepared(job, overrides or (), args or (), "grid-engine")[-1])
-
-
-@exports.command("pbs")
-def export_pbs(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
-    """Print a batch script for the qsub of PBS Professional and OpenPBS."""
-    check_dashes(context.obj, args)
-    print_text(_prepared(job, overrides or (), args or (), "pbs")[-1])
+for _name in TABLE:
+    _export(_name)
 
 
 @exports.command("kubernetes")
@@ -153,70 +143,51 @@ def export_kubernetes(
 
 
 def _prepared(
-    job: str, overrides: Sequence[str], args: Sequence[str], to: "Target | None", followed: bool = False
-) -> "tuple[JobSpec, Target, str]":
+    job: str, overrides: Sequence[str], args: Sequence[str], to: str | None, followed: bool = False
+) -> tuple["JobSpec", Scheduler, str]:
     """The job, its scheduler and its batch script; for `followed` see there. Raises `DistlaunchError`."""
-    from distlaunch.batch.checks import check_submitted, says_no_gpus, target_of, with_gpus
-    from distlaunch.batch.script import Call
     from distlaunch.launch.addresses import plan_without_nodes
+    from distlaunch.schedulers.script import check_submitted, target_of
     from distlaunch.system.here import own_command
     from distlaunch.system.job_file import job_of, read_job
 
     text = read_job(job)
     spec = job_of(text, job, overrides, args, submitted=True)
-    target = to or target_of(spec)
-    check_submitted(spec, target)
-    plan_without_nodes(with_gpus(spec, target))
-    if says_no_gpus(spec, target):
+    scheduler = load(to or target_of(spec))
+    check_submitted(spec, scheduler)
+    plan_without_nodes(scheduler.with_gpus(spec))
+    if spec.nodes[0].gpus is None and scheduler.gpus(spec) is None:
         say("no GPUs are requested: set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job")
     piped = spec.invocation.piped
     settings = [word for setting in overrides for word in ("--set", setting)]
     file = "-" if piped else os.path.realpath(job)
     words = (*own_command(), "run", file, *settings, *(["--", *args] if args else []))
-    return spec, target, _script(spec, Call(words, text if piped else None), target, followed)
+    return spec, scheduler, scheduler.script(spec, Call(words, text if piped else None), followed)
 
 
-def _script(spec: "JobSpec", call: "Call", target: "Target", followed: bool) -> str:
-    from distlaunch.batch import engines, script
-
-    match target:
-        case "slurm":
-            return script.batch_script(spec, call)
-        case "grid-engine":
-            return engines.grid_engine_script(spec, call, followed)
-        case "pbs":
-            return engines.pbs_script(spec, call, followed)
-
-
-def _submitted(spec: "JobSpec", target: "Target", script: str) -> tuple[str, Path]:
-    """Submit it; its id, and where the script is kept. Raises `DistlaunchError`."""
-    from distlaunch.batch.queue import ToolMissingError
-    from distlaunch.batch.queues import queue_of
+def _submitted(spec: "JobSpec", scheduler: Scheduler, script: str) -> tuple[str, Path]:
+    """Submit it; its ID, and where the script is kept. Raises `DistlaunchError`."""
     from distlaunch.runs.submissions import Submission, note
+    from distlaunch.schedulers.queue import ToolMissingError
 
-    written = _written(script, spec.logs.folder, target)
-    try:
-        queued = queue_of(target).submit(str(written))
-    except ToolMissingError as error:
-        written.unlink()
-        raise DistlaunchError(f"{error}, for another scheduler --to") from None
-    except BaseException:
-        written.unlink()
-        raise
-    note(Submission(queued, spec.name, spec.logs.folder, time.time(), scheduler=target))
-    return queued, written.rename(Path(spec.logs.folder, f"{target}-{queued}.sh"))
-
-
-def _written(script: str, folder: str, target: "Target") -> Path:
+    folder = spec.logs.folder
     try:
         os.makedirs(folder, exist_ok=True)
-        fd, name = tempfile.mkstemp(".sh", f"{target}-", folder)
+        fd, path = tempfile.mkstemp(".sh", f"{scheduler.name}-", folder)
         with os.fdopen(fd, "w") as file:
             file.write(script)
     except OSError as error:
         text = f"can't write the batch script to {folder}: {reason(error)}; set logs.dir"
         raise DistlaunchError(text) from None
-    return Path(name)
+    try:
+        queued = scheduler.submit(path)
+    except BaseException as error:
+        os.unlink(path)
+        if isinstance(error, ToolMissingError):
+            raise DistlaunchError(f"{error}, for another scheduler --to") from None
+        raise
+    note(Submission(queued, spec.name, folder, time.time(), scheduler=scheduler.name))
+    return queued, Path(path).rename(Path(folder, f"{scheduler.name}-{queued}.sh"))
 
 
 def _waited(queued: str) -> int:

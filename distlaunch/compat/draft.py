@@ -2,16 +2,16 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distlaunch.errors import JobError, Problem, UsageError
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
-from distlaunch.job.fields import JOB
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import Surroundings
 from distlaunch.job.text import escaped_in, literal
+from distlaunch.schedulers import job_keys, sections
 
 Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100
@@ -129,17 +129,22 @@ class Draft:
         return True
 
     def _build(self, keys: Mapping[str, Data]) -> None:
-        build_spec(value_of(keys, Place(self.source)), self.source, Surroundings("/", "/", {}))
+        around = Surroundings("/", "/", {}, sections=sections(keys))
+        build_spec(value_of(keys, Place(self.source)), self.source, around)
+
+    def _order(self) -> Iterable[str]:
+        """The keys of the reference; a key that comments alone are about may be a scheduler's section."""
+        return job_keys([*self.keys, *(note.key for note in self.notes if note.key)]).fields
 
     def document(self) -> dict[str, object]:
         """The job file's keys and comments, for machines."""
-        keys = {key: self.keys[key] for key in JOB.fields if key in self.keys}
+        keys = {key: self.keys[key] for key in self._order() if key in self.keys}
         return {"job": keys, "comments": [" ".join(note.lines()) for note in self.notes]}
 
     def text(self) -> str:
         """The job file: comments, then the keys in the reference's order with theirs above them."""
         lines = [*self._comments(""), ""] if self._comments("") else []
-        for key in JOB.fields:
+        for key in self._order():
             lines += self._comments(key)
             lines += _entry(key, self.keys[key]) if key in self.keys else []
         return "\n".join(lines) + "\n"

@@ -7,14 +7,13 @@ from math import prod
 from os.path import basename
 from typing import TYPE_CHECKING
 
-from distlaunch.allocation.slurm import count_gpus
 from distlaunch.compat import from_torchrun as torchrun
 from distlaunch.compat.draft import Data, Draft, value_of
 from distlaunch.compat.from_accelerate import add_launch
 from distlaunch.contract import RESERVED
 from distlaunch.errors import Problem, UsageError
 from distlaunch.job.document import Place
-from distlaunch.job.scheduler_fields import SLURM
+from distlaunch.schedulers.slurm import Slurm, count_gpus
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -165,7 +164,7 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
 def _fits(key: str, value: Data) -> bool:
     """Whether a job file's slurm section may say so."""
     problems: list[Problem] = []
-    SLURM.check(value_of({key: value}, Place("")), "", problems)
+    Slurm.section.check(value_of({key: value}, Place("")), "", problems)
     return not problems
 
 

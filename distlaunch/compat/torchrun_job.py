@@ -6,12 +6,12 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from distlaunch.allocation.place import step_nodes, task_number
 from distlaunch.compat.flags import FLAG, FLAGS, Flags
 from distlaunch.errors import UsageError
 from distlaunch.job import spec as job
 from distlaunch.plan.gathering import Arrival, Gathering
 from distlaunch.plan.layout import is_loopback
+from distlaunch.schedulers import load, step_nodes, task_number
 
 LEASE_S = 86400.0
 """Agent and command are on one machine and see each other's end; a job that is suspended may go on."""
@@ -231,9 +231,9 @@ def _check_place(flags: Flags, host: str, port: int, environ: Mapping[str, str])
     if not 0 < port < 65536:
         flag, text = (flag, text) if flags.rdzv_endpoint else ("--master-port", str(port))
         raise UsageError(f"{flag} {text!r}: several nodes need a port from 1 to 65535")
-    count = step_nodes(environ)
+    scheduler, count = step_nodes(environ)
     if flags.c10d and count > 1 and is_loopback(host):
-        whose = "Flux job's" if "FLUX_JOB_NNODES" in environ else "Slurm step's"
+        whose = f"{load(scheduler).title} {load(scheduler).step}'s"
         told = f"each of this {whose} {count} nodes would wait for the others at its own"
         raise UsageError(f"{flag} {host}: {told}; pass the first node's name")
 

@@ -1,5 +1,5 @@
 """The job file: a document (`document.py`) becomes a frozen `JobSpec` (`spec.py`) by `build.py`. Pure.
 
-`fields.py` and `scheduler_fields.py` declare its keys, `types.py` what each may be; `nodes.py` finds the
+`fields.py` and `container_fields.py` declare its keys, `types.py` what each may be; `nodes.py` finds the
 hosts, `checks.py` the mistakes across keys.
 """

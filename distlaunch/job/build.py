@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from distlaunch.errors import JobError, Problem
 from distlaunch.job import spec
 from distlaunch.job.checks import Reading, key_mistakes, spec_mistakes
+from distlaunch.job.container_fields import CONTAINER
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
-from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS
+from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS, with_sections
 from distlaunch.job.nodes import Pool, endpoint_of
-from distlaunch.job.scheduler_fields import CONTAINER
+from distlaunch.job.types import Checked, Record
 from distlaunch.transports.container import Container
 
 
@@ -18,11 +19,12 @@ def build_spec(document: Value, source: str, around: spec.Surroundings) -> spec.
     if not isinstance(document, Entries):
         raise JobError([_no_job(document, source)])
     problems: list[Problem] = []
-    checked = JOB.check(document, "", problems)
+    keys = with_sections(around.sections)
+    checked = keys.check(document, "", problems)
     refused = {problem.path for problem in problems}
     reading = Reading(checked, dict(_places(document, "")), frozenset(refused), around)
     _refuse(problems, key_mistakes(reading), reading)
-    job = _Builder(reading).job(source)
+    job = _Builder(reading, keys).job(source)
     _refuse([], spec_mistakes(reading, job), reading)
     return job
 
@@ -64,8 +66,9 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
 class _Builder:
     """Makes what the declarations in `fields.py` call `built`; no key is refused any more."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, keys: Record) -> None:
         self.reading, self.checked, self.around = reading, reading.checked, reading.around
+        self.keys = keys
 
     def job(self, source: str) -> spec.JobSpec:
         """The whole."""
@@ -92,11 +95,19 @@ class _Builder:
             metrics=around.path(checked["metrics"]["file"]) if checked.get("metrics") else None,
             container=self._container(),
             mpirun=self._mpirun(),
+            sections={key: self._section(key) for key in around.sections if key in checked},
             places=self.reading.places,
             source=source,
             invocation=spec.Invocation(piped=around.piped),
-            **JOB.fields_of(checked),
+            **self.keys.fields_of(checked),
         )
+
+    def _section(self, key: str) -> Checked:
+        """What is asked of a scheduler, but what it does anyway."""
+        record = self.around.sections[key].kind
+        assert isinstance(record, Record)
+        asked = record.fields_of(self.checked[key])
+        return {name: value for name, value in asked.items() if value != record.default(name)}
 
     def _program(self) -> spec.Program:
         checked = self.checked

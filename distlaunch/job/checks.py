@@ -233,30 +233,12 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
         yield "min_nodes", f"{spec.min_nodes} is too high: the job has {has}"
 
 
-def _batch(reading: Reading, _: JobSpec) -> Mistakes:
-    """What a batch script decides itself, or its scheduler would not understand."""
+def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
+    """A scheduler's section may ask for more nodes than the job has, not for fewer."""
     nodes = reading.checked.get("nodes")
-    for key, taken in _TAKEN_OPTIONS.items():
-        section = reading.section(key)
-        if isinstance(nodes, int) and section.get("nodes", nodes) < nodes:
+    for key in reading.around.sections:
+        if isinstance(nodes, int) and reading.section(key).get("nodes", nodes) < nodes:
             yield f"{key}.nodes", f"the job needs more: nodes is {nodes}"
-        for i, option in enumerate(section.get("extra") or ()):
-            if found := re.match(taken, option):
-                why = _TAKEN.get(found[1] or found[2], "distlaunch sets it")
-                yield f"{key}.extra[{i}]", f"{found[0]} can't be used: {why}"
-
-
-_TAKEN_OPTIONS = {
-    "slurm": r"--(array|output|error|wrap|wait|parsable|open-mode)\b|-(a|o|e|W)",
-    "grid_engine": r"-(?:(t)|(o|e|j|N|S|r|sync))(?![\w-])",
-    "pbs": r"-(?:(J|t)|(o|e|j|N|r|k))(?![\w-])",
-}
-_ARRAY = "an array would start the same job many times; submit each by itself"
-_TAKEN = {
-    **dict.fromkeys(("array", "a", "t", "J"), _ARRAY),
-    **dict.fromkeys(("output", "o", "error", "e"), "the job's output goes to logs.dir"),
-    **dict.fromkeys(("wait", "W"), "use `submit --wait`"),
-}
 
 
 def _volumes(reading: Reading, _: JobSpec) -> Mistakes:
@@ -283,4 +265,4 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"
 
 
-_OF_SPEC = (_twice, _master, _launcher, _mpi, _numbers, _batch, _volumes, _container)
+_OF_SPEC = (_twice, _master, _launcher, _mpi, _numbers, _allocated, _volumes, _container)

@@ -1,15 +1,15 @@
 """The job file's keys: the one table from which checks, a job's fields, JSON schema and reference are made.
 
 A plain key is a `Field` here, and in `spec.py` the field that has its value and its default. One that
-`build.py` makes something of is `built`. Sections of schedulers and containers are in `scheduler_fields.py`.
+`build.py` makes something of is `built`. Schedulers' sections come from their modules: `with_sections`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from distlaunch.job import spec
-from distlaunch.job.scheduler_fields import CONTAINER, GRID_ENGINE, KUBERNETES, PBS, SLURM
+from distlaunch.job.container_fields import CONTAINER, KUBERNETES
 from distlaunch.job.text import home_error, placeholder_error
 from distlaunch.job.types import (
     ENV,
@@ -317,7 +317,6 @@ JOB = Record(
         "notify": built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
         "metrics": built(METRICS, "Write the run's metrics to a file in Prometheus' text format."),
         "ssh": built(SSH, "How ssh is called."),
-        "slurm": Field(SLURM, "What `submit` asks of Slurm."),
         "container": built(CONTAINER, "Run the ranks in a container on each node, and the agent with them."),
         "mpirun": built(
             Either(text=LINE, items=ListOf(Word(), least=1)),
@@ -325,8 +324,6 @@ JOB = Record(
             "in [mpirun, --mca, btl, self,tcp].",
             "as launcher says",
         ),
-        "grid_engine": Field(GRID_ENGINE, "What `submit` and `export grid-engine` ask of Grid Engine."),
-        "pbs": Field(PBS, "What `submit` and `export pbs` ask of PBS."),
         "kubernetes": Field(KUBERNETES, "What `export kubernetes` asks of a cluster."),
         "launcher": built(
             Either(text=Choice(("auto", "kubernetes", "local", "mpirun", "slurm", "ssh")), entries=LAUNCHER),
@@ -372,17 +369,22 @@ JOB = Record(
 )
 
 
-def json_schema() -> Schema:
-    """JSON Schema (draft 2020-12) of a job file, for editors."""
+def with_sections(sections: Mapping[str, Field]) -> Record:
+    """Return the keys of a job file that has these sections for schedulers."""
+    return Record({**JOB.fields, **sections}, JOB.makes, foreign=JOB.foreign, name=JOB.name)
+
+
+def json_schema(job: Record) -> Schema:
+    """Return the JSON Schema (draft 2020-12) of a job file whose keys are those of `job`, for editors."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "distlaunch job",
-        **JOB.schema(),
+        **job.schema(),
     }
 
 
 def reference(
-    record: Record = JOB, prefix: str = "", shown: Sequence[Record] = ()
+    record: Record, prefix: str = "", shown: Sequence[Record] = ()
 ) -> list[tuple[str, str, str, str]]:
     """(key, type, explanation, default) of every key, sections before their keys.
 

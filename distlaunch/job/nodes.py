@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from distlaunch.agent.wire import HEARTBEATS
-from distlaunch.allocation.allocation import AllocatedNode, Allocation
 from distlaunch.errors import Problem
+from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.document import Place
 from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
 from distlaunch.job.spec import HostEntry, NodeSpec, Surroundings, Timeouts
@@ -19,6 +19,8 @@ MAX_SLOTS = 1024
 """`host:N` with more than this, or with ssh's 22, is a port in the wrong place."""
 REST = "rest"
 """As `spares` has it: those of the allocation that `nodes` leaves over."""
+_STEPS: Mapping[str, type[Slurm]] = {"slurm": Slurm}
+"""Launchers that are a scheduler's own, whose hosts may not be known yet: their transports."""
 
 
 def host_error(host: str) -> str | None:
@@ -129,9 +131,10 @@ class Pool:
     def __init__(self, checked: Checked, around: Surroundings) -> None:
         self._checked, self._around = checked, around
         launcher = JOB.value(checked, "launcher")
-        launcher = "auto" if launcher == "mpirun" else launcher
-        queued = around.submitted and launcher in ("auto", "ssh")
-        self._launcher = "slurm" if queued else launcher
+        self._launcher = "auto" if launcher == "mpirun" else launcher
+        queued = around.submitted and self._launcher in ("auto", "ssh")
+        # Of a job that is to wait in a queue, whichever, no host is known.
+        self._steps = Slurm if queued else _STEPS.get(str(self._launcher))
         self._ssh = self._ssh_options()
 
     def _ssh_options(self) -> SshOptions:
@@ -153,10 +156,10 @@ class Pool:
         if isinstance(given, tuple):
             return self._listed("nodes", given)
         if allocation := self.allocation:
-            return self._allocated(allocation, allocation.nodes[:given], "nodes")
-        later = self._launcher == "slurm"  # known inside an allocation
+            return self._allocated(allocation.nodes[:given], "nodes")
+        later = self._steps  # known inside an allocation
         labels = (f"node{i}" for i in range(given or 1))
-        reaches = ((label, Slurm(label, "") if later else Local()) for label in labels)
+        reaches = ((label, later(label, "") if later else Local()) for label in labels)
         return tuple(self._node(label, reach, {}, "nodes") for label, reach in reaches)
 
     def spares(self) -> tuple[NodeSpec, ...]:
@@ -164,7 +167,7 @@ class Pool:
         given = self._checked.get("spares", ())
         if given == REST:
             allocation, used = self.allocation, self._checked.get("nodes")
-            return self._allocated(allocation, allocation.nodes[used:], "spares") if allocation else ()
+            return self._allocated(allocation.nodes[used:], "spares") if allocation else ()
         return self._listed("spares", given)
 
     @property
@@ -188,36 +191,21 @@ class Pool:
         slots = {} if entry.slots is None else {"procs": entry.slots}
         return self._node(entry.host, self._reach(entry.host, entry.user, None), slots, "hostfile")
 
-    def _allocated(
-        self, allocation: Allocation, nodes: Sequence[AllocatedNode], path: str
-    ) -> tuple[NodeSpec, ...]:
+    def _allocated(self, nodes: Sequence[AllocatedNode], path: str) -> tuple[NodeSpec, ...]:
         told = JOB.value(self._checked, "gpus_per_node")
         return tuple(
-            self._node(node.host, self._within(allocation, node), {}, path)._replace(
+            self._node(node.host, self._within(node), {}, path)._replace(
                 gpus=told if isinstance(told, int) else node.gpus, cpu_procs=node.procs, address=node.address
             )
             for node in nodes
         )
 
-    def _within(self, allocation: Allocation, node: AllocatedNode) -> Transport:
-        """As its scheduler has it: a step of Slurm's, our own process here, or what reaches another host."""
+    def _within(self, node: AllocatedNode) -> Transport:
+        """As its scheduler has it, unless the launcher is another."""
         if self._launcher == "ssh" or isinstance(self._launcher, Mapping):
             return self._reach(node.host, None, None)
-        if allocation.scheduler == "kubernetes":
-            from distlaunch.allocation.pods import exec_words
-
-            namespace = self._checked.get("kubernetes", {}).get("namespace")
-            return Command(node.host, exec_words(namespace, node.container), scheduler="kubernetes")
-        if allocation.scheduler == "slurm":
-            return Slurm(node.host, allocation.job, node.group)
-        if _short(node.host) in ("localhost", _short(self._around.host)):
-            return Local()
-        from distlaunch.transports.presets import PRESETS  # only such a job needs it
-
-        preset = PRESETS.get(allocation.scheduler)
-        if preset is None:
-            return Ssh(node.host, None, None, self._ssh)
-        return Command(node.host, preset.words, preset.shell, allocation.scheduler)
+        reach = self._around.reach
+        return (reach and reach(node)) or Ssh(node.host, None, None, self._ssh)
 
     def _node(self, host: str, reach: Transport, record: Checked, path: str) -> NodeSpec:
         gpus = record.get("gpus", JOB.value(self._checked, "gpus_per_node"))
@@ -238,15 +226,10 @@ class Pool:
             return Local()
         if isinstance(self._launcher, Mapping):
             return Command(host, self._launcher["command"], bool(self._launcher.get("shell")))
-        if self._launcher == "slurm":
+        if steps := self._steps:
             allocation = self._around.allocation
             groups = {node.host: node.group for node in allocation.nodes} if allocation else {}
-            return Slurm(host, allocation.job if allocation else "", groups.get(host))
+            return steps(host, allocation.job if allocation else "", groups.get(host))
         if self._launcher == "auto" and host == "localhost" and not user and not port:
             return Local()
         return Ssh(host, user, port, self._ssh)
-
-
-def _short(host: str) -> str:
-    """A host's name without its domain; an address stays whole."""
-    return host if host[:1].isdigit() or ":" in host else host.partition(".")[0].lower()

@@ -1,20 +1,18 @@
 """What a job file says, checked and frozen, and what it is read against."""
 
 import os.path
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import LEASE_S
-from distlaunch.allocation.allocation import Allocation
-from distlaunch.allocation.place import TaskPlace
 from distlaunch.errors import JobError
+from distlaunch.job.allocation import AllocatedNode, Allocation, TaskPlace
 from distlaunch.job.document import Place
-from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
-from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.text import path_in
+from distlaunch.job.types import Field
 from distlaunch.transports.container import Container
 from distlaunch.transports.transport import Local, Transport
 
@@ -250,7 +248,8 @@ class JobSpec(Frozen):
 
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
-    `allocation` is where the nodes come from, if the scheduler has chosen them.
+    `allocation` is where the nodes come from, if the scheduler has chosen them. `sections` has the job
+    file's sections for schedulers, by their keys.
     With `mpirun`, a program and its options, MPI's launcher places the ranks: (host, ranks) of `mpirun_hosts`
     once it is planned (`distlaunch.plan.other_launchers`). With `etcd` each node's worker is an agent of
     torch's, which starts and numbers the ranks there.
@@ -281,12 +280,10 @@ class JobSpec(Frozen):
     binding: Binding | None = None
     notify: Notify = Notify()
     metrics: str | None = None
-    slurm: SlurmOptions = SlurmOptions()
+    sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     container: Container | None = None
     mpirun: tuple[str, ...] = ()
     mpirun_hosts: tuple[tuple[str, int], ...] = ()
-    grid_engine: GridEngineOptions = GridEngineOptions()
-    pbs: PbsOptions = PbsOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()
     places: Mapping[str, Place] = MappingProxyType({})
     allocation: Allocation | None = None
@@ -370,7 +367,7 @@ class Surroundings(Frozen):
 
     `name` is the job's unless it says one itself; None = its file's stem. One that was `piped` has no folder.
     `allocation` is what a scheduler has given the caller; a job that is to be `submitted` has none yet.
-    `host` is this machine's name.
+    `reach` makes what reaches a host of it, None = ssh. `sections` are the keys of schedulers.
     `in_image`: its nodes will be containers, whose files and variables are not the caller's.
     """
 
@@ -381,8 +378,9 @@ class Surroundings(Frozen):
     name: str | None = None
     piped: bool = False
     allocation: Allocation | None = None
+    reach: Callable[[AllocatedNode], Transport | None] | None = None
+    sections: Mapping[str, Field] = MappingProxyType({})
     submitted: bool = False
-    host: str = ""
     in_image: bool = False
 
     def path(self, text: str) -> str:

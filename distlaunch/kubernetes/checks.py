@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from distlaunch.allocation.pods import GPU
 from distlaunch.contract import RESERVED
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import placeholders_in
 from distlaunch.kubernetes.names import Kind
+from distlaunch.kubernetes.running import GPU
 
 _OWN = re.compile(r"PET_.*|PYTHON_EXEC|JOB_COMPLETION_INDEX")
 """Variables of a pod by which the launcher there knows its place, or would be told otherwise."""

@@ -16,6 +16,7 @@ from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.plan.layout import is_loopback
+from distlaunch.schedulers import allocation_in
 from distlaunch.system.here import runs_ranks
 from distlaunch.system.signals import Interrupts
 from distlaunch.transports.dial import TURN_S, Launcher, Say, Seat, Wait, pause, renumbered
@@ -231,10 +232,8 @@ def _nodes_words(nodes: tuple[int, int]) -> str:
 
 
 def _scheduled_hosts() -> tuple[str, ...]:
-    from distlaunch.system.allocation import allocation_here  # only where somebody is waited for
-
     try:
-        allocation = allocation_here()
+        allocation = allocation_in(os.environ)
     except DistlaunchError:
         return ()
     return tuple(node.host for node in allocation.nodes) if allocation else ()

@@ -3,11 +3,13 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from distlaunch.agent import messages, wire
 from distlaunch.agent.poller import keep_memory
 from distlaunch.launch.start import Start
 from distlaunch.observers.observer import Generations, Observer, Observers, Printed
+from distlaunch.schedulers import load
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.codec import command_for, event_of, seconds, uses_of
 from distlaunch.supervisor.nodes import End
@@ -126,10 +128,12 @@ class Loop:
                     self._links.send(action.node, command)
 
     def _ask_scheduler(self) -> None:
-        from distlaunch.launch.scheduler import Question  # few jobs have one
+        from distlaunch.schedulers.queue import Question  # few jobs have one
 
-        assert self._spec.allocation is not None
-        question = Question(self._spec.allocation)
+        allocation = self._spec.allocation
+        assert allocation is not None
+        scheduler = load(allocation.scheduler)
+        question = Question(scheduler.fate_argv(allocation.job), partial(scheduler.fate, allocation.starts))
 
         def answered() -> None:
             if (told := question.answer()) is not None:

@@ -14,6 +14,7 @@ from distlaunch.launch.addresses import ask_addresses
 from distlaunch.observers.run_folder import RunFolder, new_run_id
 from distlaunch.plan.layout import is_loopback
 from distlaunch.runs.index import Ticket, note_begin
+from distlaunch.schedulers import allocation_in
 from distlaunch.supervisor.status import Controller, RunState, Status
 from distlaunch.system.here import boot_id, make_room_for_links
 from distlaunch.transports.link import Link
@@ -81,7 +82,7 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
     _check_master(spec)
     clock = Clock(time.monotonic())
     if spec.allocation and spec.allocation.queued:
-        from distlaunch.launch.again import continued, note_start
+        from distlaunch.runs.starts import continued, note_start
 
         spec = continued(spec)
     run_id = new_run_id(spec.name)
@@ -103,10 +104,8 @@ def _ticket(spec: JobSpec, door: "Door | None") -> Ticket | None:
     """What the scheduler calls the job that the run is, or that its launchers were started in."""
     allocation = spec.allocation
     if door and allocation is None:
-        from distlaunch.system.allocation import allocation_here  # only a scheduler's command may be needed
-
         with suppress(DistlaunchError):
-            allocation = allocation_here()
+            allocation = allocation_in(os.environ)
     known = allocation and (allocation.queued or door) and allocation.job
     return Ticket(allocation.scheduler, allocation.job) if allocation and known else None
 

@@ -16,8 +16,7 @@ from distlaunch.system.signals import Interrupts
 LATE = ("plan.unstarted",)
 """Modules that only a failure needs."""
 LATE_OF: Mapping[str, tuple[str, ...]] = {
-    "command": ("transports.presets",),
-    "allocation": ("launch.scheduler", "launch.again", "batch.slurm"),
+    "allocation": ("schedulers.queue", "runs.starts"),
 }
 """The same, by the name of a transport, or by what a job has."""
 

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from distlaunch.allocation.allocation import Allocation
+from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Console, Folding
 from distlaunch.observers.observer import Observer, Printed

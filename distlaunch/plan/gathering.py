@@ -7,7 +7,7 @@ from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent.frozen import Frozen
-from distlaunch.allocation.place import TaskPlace
+from distlaunch.job.allocation import TaskPlace
 
 PORTS, LOWEST_PORT, PORT_SPAN = 8, 10_000, 20_000
 """Below the ports that the system gives to connections."""

@@ -8,7 +8,7 @@ from typing import NewType
 
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
-from distlaunch.allocation.place import TaskPlace
+from distlaunch.job.allocation import TaskPlace
 from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program
 from distlaunch.job.text import fill, path_in
 from distlaunch.transports.transport import Transport

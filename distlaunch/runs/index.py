@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.schedulers import DEFAULT
 
 
 class Ticket(Frozen):
@@ -78,8 +79,8 @@ def listed_submissions() -> dict[Ticket, dict[str, Any]]:
 
 
 def _ticket(line: Mapping[str, Any]) -> Ticket | None:
-    """Of the job that a line is of; before there were others, Slurm had them all."""
-    queued, scheduler = line.get("queued"), line.get("scheduler", "slurm")
+    """Of the job that a line is of; before there were others, the default one had them all."""
+    queued, scheduler = line.get("queued"), line.get("scheduler", DEFAULT)
     return Ticket(scheduler, queued) if isinstance(queued, str) and isinstance(scheduler, str) else None
 
 

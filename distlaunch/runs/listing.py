@@ -39,7 +39,7 @@ def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Ru
     """Those that wait in a queue, or have ended there without a run."""
     if not os.path.exists(index_path()):
         return []
-    from distlaunch.runs.queued_listing import waiting
+    from distlaunch.runs.submissions import waiting
 
     folders = {os.path.abspath(folder) for place in places for folder in (place, os.path.join(place, LOGS))}
     return [run for each, run in waiting(shown, ended) if not places or each.folder in folders]

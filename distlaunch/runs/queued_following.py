@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Iterator
 
-from distlaunch.batch.queue import CANCELLED, GONE, Queued
-from distlaunch.batch.queues import queue_of
 from distlaunch.errors import DistlaunchError
 from distlaunch.runs.find import find
 from distlaunch.runs.folder import Run
 from distlaunch.runs.following import over, pause
 from distlaunch.runs.submissions import Submission, latest_run, note_end, submission, submission_of
+from distlaunch.schedulers import load
+from distlaunch.schedulers.queue import CANCELLED, GONE, Queued
 from distlaunch.system.signals import Interrupts
 
 LOOK_S = 0.25
@@ -63,7 +63,7 @@ def run_of(word: str | None) -> Run:
 
 def state_of(queued: Submission) -> Queued:
     """What its scheduler says of it. Raises `DistlaunchError`."""
-    return queue_of(queued.scheduler).look([queued.id]).get(queued.id, GONE)
+    return load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
 
 
 def _next(
@@ -112,7 +112,7 @@ def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tu
     """
     if state_of(queued).over:
         return latest_run(queued), False
-    queue_of(queued.scheduler).cancel(queued.id, at_once)
+    load(queued.scheduler).cancel(queued.id, at_once)
     patience = Patience()
     while not interrupts.any():
         run = latest_run(queued)

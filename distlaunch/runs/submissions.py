@@ -1,19 +1,18 @@
-"""Jobs in a scheduler's queue: listed beside the runs, which they become."""
+"""Jobs in a scheduler's queue: listed beside the runs, which they become; each queue is asked once."""
 
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.allocation.allocation import title_of
-from distlaunch.batch.checks import TARGETS
-from distlaunch.batch.script import output_path
-from distlaunch.errors import UsageError
+from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.runs.find import JOB_FILES, LOGS
 from distlaunch.runs.folder import Run, run_in
 from distlaunch.runs.index import Starts, Ticket, listed, listed_submissions, note_submission
+from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
+from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
 from distlaunch.supervisor.status import Controller, RunState, Status
 from distlaunch.wording import listed as listed_words
 
@@ -36,7 +35,7 @@ class Submission(Frozen):
     folder: str
     at: float
     end: str = ""
-    scheduler: str = "slurm"
+    scheduler: str = DEFAULT
 
     @property
     def ticket(self) -> Ticket:
@@ -55,11 +54,8 @@ class Submission(Frozen):
 
     @property
     def warned(self) -> bool:
-        """Whether its ranks hear of it before its scheduler ends it.
-
-        Grid Engine's only do if a script asks for it, as those that we submit do.
-        """
-        return self.scheduler != "grid-engine" or bool(self.at)
+        """Whether its ranks are warned before its scheduler ends it; scripts that we submit see to that."""
+        return bool(self.at) or load(self.scheduler).warns
 
 
 def note(submission: Submission) -> None:
@@ -111,7 +107,7 @@ def submission_of(run: Run) -> Submission | None:
 
 
 def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
-    """The latest of that id, or the only one of that number: PBS' ids have the server's name behind it."""
+    """The latest of that id, or the only one of that number: some have the server's name behind it."""
     if found := [each for each in known if each.id == word]:
         return max(found, key=lambda each: (not each.end, each.at))
     numbered = [each for each in known if each.id.partition(".")[0] == word]
@@ -130,7 +126,7 @@ def _is_meant(each: Submission, word: str | None) -> bool:
 
 def _beside_its_runs(job: str) -> Submission | None:
     """One that is not listed, as where a home is not shared: its starts tell of it."""
-    for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TARGETS):
+    for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TABLE):
         if os.path.exists(Starts(folder, job, scheduler).path):
             return Submission(job, "", folder, 0.0, scheduler=scheduler)
     return None
@@ -159,3 +155,40 @@ def as_run(each: Submission, state: RunState, why: str) -> Run:
         why=f"{told}; see {each.output}" if ended else "",
     )
     return Run("", status, alive=False, heard=None)
+
+
+def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run]]:
+    """Jobs in a queue that are no run, or one that is over, each as a run; those that have `ended` if asked.
+
+    `shown` are the runs that are listed anyway. A scheduler is asked only if there may be one of its jobs.
+    """
+    known = [each for each in submissions().values() if each.at]
+    if ended:
+        yield from ((each, _ended(each, each.end)) for each in known if each.end and not latest_run(each))
+    alive = {run.id for run in shown if run.alive}
+    latest = {each: latest_run(each) for each in known if not each.end}
+    open_ = [each for each, run in latest.items() if not (run and run.id in alive)]
+    for scheduler in sorted({each.scheduler for each in open_}):
+        yield from _asked(scheduler, [each for each in open_ if each.scheduler == scheduler], ended)
+
+
+def _asked(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator[tuple[Submission, Run]]:
+    try:
+        told = load(scheduler).look([each.id for each in open_])
+    except DistlaunchError as error:
+        yield from ((each, as_run(each, RunState.PENDING, f"unknown, {error}")) for each in open_)
+        return
+    for each in open_:
+        state = told.get(each.id, GONE)
+        if not state.over:
+            # One that runs, and has no run yet, is being set up.
+            yield each, as_run(each, RunState.PENDING if state.waits else RunState.CONNECTING, state.words)
+            continue
+        note_end(each, state.state)
+        if ended and not latest_run(each):
+            yield each, _ended(each, state.state)
+
+
+def _ended(each: Submission, end: str) -> Run:
+    state = RunState.CANCELLED if end == CANCELLED else RunState.FAILED
+    return as_run(each, state, Queued(end).ending if end == GONE.state else end)

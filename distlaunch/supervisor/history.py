@@ -12,7 +12,7 @@ from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.job.text import is_secret, redacted
 from distlaunch.supervisor.events import Event
 
-VERSION = 3
+VERSION = 4
 """Of events.jsonl: another one as soon as a line can't be read as before."""
 _SCALARS = frozenset({int, float, str, bool, type(None)})
 BEGAN, NOTICE = "Began", "Notice"

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from distlaunch.errors import JobError, Problem, UsageError, reason
@@ -18,12 +19,11 @@ from distlaunch.job.document import (
     setting,
     word_at,
 )
-from distlaunch.job.fields import JOB
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.job.text import home_error
-from distlaunch.job.types import Either, ListOf, Record, Type
-from distlaunch.system.allocation import allocation_here, pods_here
+from distlaunch.job.types import Either, Field, ListOf, Record, Type
+from distlaunch.schedulers import allocation_in, job_keys, load, sections
 from distlaunch.system.yaml_document import parse
 
 MAX_BYTES = 1 << 20
@@ -64,10 +64,30 @@ def job_of(
         document = _overridden(document, setting_text)
     if extra_args:
         document = _with_args(document, extra_args)
-    around = _surroundings(path, submitted, _names_hosts(document))._replace(in_image=in_image)
-    if not submitted and (asked := _pods(document)):
-        around = around._replace(allocation=pods_here(**asked))
+    around = _surroundings(path, submitted)._replace(in_image=in_image, sections=_sections(document))
+    if not submitted:
+        around = _with_hosts(around, document)
     return build_spec(document, source_of(path), around._replace(hostfile=_hostfile(document, around)))
+
+
+def _sections(document: Value) -> dict[str, Field]:
+    """The schedulers' sections that a document may have; a key that is no other may be one."""
+    keys = [key for key, _, _ in document.walk()] if isinstance(document, Entries) else []
+    return sections(keys)
+
+
+def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
+    """With the hosts that a scheduler, or the document's selector of pods, gives the job."""
+    if asked := _pods(document):
+        from distlaunch.kubernetes.running import pods_here, reach_pod  # few jobs run in pods
+
+        allocation = pods_here(**asked)
+        return around._replace(allocation=allocation, reach=partial(reach_pod, asked["namespace"]))
+    given = allocation_in(os.environ, needed=not _names_hosts(document))
+    if given is None:
+        return around
+    reach = partial(load(given.scheduler).reach, given, here=os.uname().nodename)
+    return around._replace(allocation=given, reach=reach)
 
 
 def _names_hosts(document: Value) -> bool:
@@ -85,7 +105,7 @@ def _pods(document: Value) -> dict[str, Any]:
     return given if strings and wanted else {}
 
 
-def _surroundings(path: str, submitted: bool, named: bool) -> Surroundings:
+def _surroundings(path: str, submitted: bool) -> Surroundings:
     piped = is_piped(path)
     folder = _working_directory() if piped else os.path.dirname(os.path.realpath(path))
     return Surroundings(
@@ -94,9 +114,7 @@ def _surroundings(path: str, submitted: bool, named: bool) -> Surroundings:
         os.environ,
         name=PIPED_NAME if piped else None,
         piped=piped,
-        allocation=None if submitted else allocation_here(needed=not named),
         submitted=submitted,
-        host=os.uname().nodename,
     )
 
 
@@ -172,7 +190,7 @@ def _is_callers(document: Value, steps: list[str]) -> bool:
 
 def _types_along(steps: list[str]) -> list[Type | None]:
     """The types of the document, and of what each of the steps leads to, as far as they are known."""
-    kinds: list[Type | None] = [JOB]
+    kinds: list[Type | None] = [job_keys(steps[:1])]
     for step in steps:
         kinds.append(kinds[-1].inner(step) if kinds[-1] else None)
     return kinds

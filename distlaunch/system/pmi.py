@@ -8,8 +8,8 @@ import os
 import re
 import socket
 
-from distlaunch.allocation.task import Task
 from distlaunch.errors import DistlaunchError
+from distlaunch.schedulers.task import Task
 
 KEY = "distlaunch"
 HOST = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"

@@ -19,8 +19,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from distlaunch.allocation.place import TaskPlace
 from distlaunch.errors import DistlaunchError, Exit
+from distlaunch.job.allocation import TaskPlace
 from distlaunch.plan.gathering import Arrival
 
 MAGIC = b"distlaunch join 1\n"

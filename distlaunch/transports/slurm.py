@@ -6,10 +6,10 @@ from shlex import quote
 from typing import Literal
 
 from distlaunch.agent import wire
-from distlaunch.allocation.slurm import expand_nodelist
 from distlaunch.transports.failure import Kind, LinkFailure, Patterns, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT, Handshake, NodeGone, Streams
 from distlaunch.transports.transport import Transport
+from distlaunch.wording import expand_nodelist
 
 _OPTIONS = (
     "--overlap",  # what other steps use is not waited for, nor what this one uses by others

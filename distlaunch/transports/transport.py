@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from shlex import join, quote
-from typing import Literal
+from types import MappingProxyType
+from typing import ClassVar, Literal
 
-from distlaunch.transports.failure import NO_PYTHON, Kind, LinkFailure, ProcessEnd, classify
+from distlaunch.transports.failure import NO_PYTHON, Kind, LinkFailure, Patterns, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT
 
 TYPE_CHECKING = False
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from typing_extensions import Self, dataclass_transform
-
-    from distlaunch.transports.presets import Preset
 
     @dataclass_transform(frozen_default=True)
     class _Frozen:
@@ -30,8 +29,8 @@ class Transport(_Frozen):
 
     To add a kind: a subclass with a `name` of its own, a line in `distlaunch.runs.replay`, and, where a new
     way for it to fail needs one, a `Kind` in `failure.py`. A job file asks for it by `launcher`, whose words
-    are in `job/fields.py`; `_reach` in `job/pool.py` makes it, and `_check_launcher` in `job/checks.py` knows
-    what it needs.
+    are in `job/fields.py`; `_reach` in `job/nodes.py` makes it, and `_launcher` in `job/checks.py` knows what
+    it needs.
     """
 
     @property
@@ -164,8 +163,7 @@ class Command(Transport):
     """A node that a command reaches which carries bytes: kubectl exec, podman exec, nsenter, tsh ssh.
 
     `words` are run with another command's behind them. With `shell` that is a single word, for a shell on the
-    node to take apart, as ssh's is: that may print, and read, before it runs our command. `scheduler` names
-    whose preset it is, "" = the job file's own.
+    node to take apart, as ssh's is: that may print, and read, before it runs our command.
 
     The process may be the node's guardian itself, as behind nsenter, or all that tells the node of our end:
     so it is given time.
@@ -174,11 +172,11 @@ class Command(Transport):
     host: str
     words: tuple[str, ...]
     shell: bool = False
-    scheduler: str = ""
     name: Literal["command"] = "command"
-    patience_s = (
-        15.0  # it may be the guardian itself, as behind nsenter, or all that tells the node of our end
-    )
+    patience_s = 15.0
+
+    def __init_subclass__(cls) -> None:
+        """Have the same fields."""
 
     @property
     def direct(self) -> bool:
@@ -186,34 +184,22 @@ class Command(Transport):
         return not self.shell
 
     @property
-    def _preset(self) -> "Preset | None":
-        if not self.scheduler:
-            return None
-        from distlaunch.transports.presets import PRESETS  # only such a job needs it
-
-        return PRESETS[self.scheduler]
-
-    @property
     def _reaching(self) -> list[str]:
         return [word.replace(HOST, self.host) for word in self.words]
 
     def argv(self) -> list[str]:
         """The command, and behind it nothing of the job."""
-        before = _DEAF if self._preset and self._preset.deaf else ()
-        start = [*before, *self._reaching]
+        start = self._reaching
         return [*start, f"exec /bin/sh -c '{SCRIPT}'"] if self.shell else [*start, "/bin/sh", "-c", SCRIPT]
 
-    def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """All of it, in which a scheduler's commands are found."""
-        folder = environ.get(self._preset.folder) if self._preset else None
-        return {**environ, "PATH": f"{environ.get('PATH', '/usr/bin:/bin')}:{folder}"} if folder else environ
+    @property
+    def process(self) -> str:
+        """What runs here, for messages."""
+        return f"{self.words[0]} on this machine"
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """What it said; of one that is not a scheduler's, no words or status of its own are known."""
-        preset, process = self._preset, f"{self.words[0]} on this machine"
-        if preset is None:
-            return classify(end, process=process)
-        return classify(end, preset.failures, preset.failed, process)
+        """What it said; no words or status of its own are known."""
+        return classify(end, process=self.process)
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """With a command to paste."""
@@ -223,6 +209,37 @@ class Command(Transport):
             return f"{python or 'python3'} was not found: set `python:` to an interpreter that exists there"
         if failure.kind is Kind.OLD_PYTHON:
             return "set `python:` to Python 3.8 or later"
-        if self._preset and failure.kind in (Kind.NO_ALLOCATION, Kind.TASK_REFUSED):
-            return self._preset.advice[failure.kind]
         return f"try `{join(self._reaching)} {quote(python or 'python3')} -V`"
+
+
+class OfScheduler(Command):
+    """A host of a scheduler's job, by the scheduler's command; a subclass says how that fails.
+
+    It ends with `failed` for failures of its own, which say one of `failures`; those that a setting of the
+    scheduler's is behind have something `advised`. Jobs have the directory of the commands in the variable
+    `tools`, where a shell start-up file has set another PATH. One that is `deaf` must not end by the signals
+    that announce a job's end, which its scheduler sends to all of the job's processes.
+    """
+
+    failures: ClassVar[Patterns] = ()
+    failed: ClassVar[int | None] = None
+    advised: ClassVar[Mapping[Kind, str]] = MappingProxyType({})
+    tools: ClassVar[str] = ""
+    deaf: ClassVar[bool] = False
+
+    def argv(self) -> list[str]:
+        """The command, in a shell that takes no notice of such signals if it must not end by them."""
+        return [*(_DEAF if self.deaf else ()), *super().argv()]
+
+    def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """With the directory of the scheduler's commands behind others."""
+        folder = environ.get(self.tools)
+        return {**environ, "PATH": f"{environ.get('PATH', '/usr/bin:/bin')}:{folder}"} if folder else environ
+
+    def failure(self, end: ProcessEnd) -> LinkFailure:
+        """What it said."""
+        return classify(end, self.failures, self.failed, self.process)
+
+    def advice(self, failure: LinkFailure, python: str | None) -> str:
+        """With a command to paste."""
+        return self.advised.get(failure.kind) or super().advice(failure, python)

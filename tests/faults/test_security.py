@@ -19,6 +19,7 @@ import pytest
 
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.fields import reference
+from distlaunch.schedulers import job_keys
 from distlaunch.system.job_file import load_job
 from distlaunch.transports.handshake import SCRIPT
 from tests.cluster.hosts import Host, Site, parent_of, why_not
@@ -212,7 +213,10 @@ def test_shell_code_in_each_key(site: Site, figures: Figures) -> None:
         return ", ".join(each.path for each in given), done.returncode, done.stderr
 
     codes = (text, text.replace("\n", ";"))
-    tried = [Given(path, kind, code) for (path, kind, _, _), code in itertools.product(reference(), codes)]
+    tried = [
+        Given(path, kind, code)
+        for (path, kind, _, _), code in itertools.product(reference(job_keys()), codes)
+    ]
     refused = []
     for given in tried:
         with contextlib.suppress(UsageError):  # of a file that a key names
@@ -244,9 +248,9 @@ def test_shell_code_in_each_key(site: Site, figures: Figures) -> None:
 @pytest.mark.fault(65, "every key of a job file has a NUL", promise="11")
 def test_nul_in_each_key(tmp_path: Path, figures: Figures) -> None:
     keys: dict[str, Any] = {"nodes": [{}]}
-    names = [row[0] for row in reference()]
+    names = [row[0] for row in reference(job_keys())]
     outer = {name for name in names if any(other.startswith((f"{name}.", f"{name}[]")) for other in names)}
-    rows = [row for row in reference() if row[0] not in outer]
+    rows = [row for row in reference(job_keys()) if row[0] not in outer]
     for path, kind, _, _ in rows:
         keys = with_text(keys, path, kind, "a\0b")
     (tmp_path / "job.yaml").write_text(json.dumps(keys))

@@ -1,9 +1,8 @@
-"""A stand-in for the queues of Grid Engine and PBS, neither of which can run in a test; NOT the real ones.
+"""A stand-in for the queues of Grid Engine, PBS, LSF and Flux, which can't run in a test; NOT the real ones.
 
-Started as `qsub`, `qstat`, `qdel` or `qsig`, it takes the options that distlaunch gives, prints what the real
-ones are documented to print, and really runs batch scripts, with the variables that the real ones set. KIND
-says whose it is, QUEUE is the folder of the queue, with a folder per job. While a file `hold` is in it, jobs
-wait.
+Started as one of their commands, it takes the options that distlaunch gives, prints what the real ones are
+documented to print, and really runs batch scripts, with the variables that the real ones set. KIND says whose
+it is, QUEUE is the folder of the queue, with a folder per job. While a file `hold` is in it, jobs wait.
 """
 
 import contextlib
@@ -18,7 +17,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-GRID_ENGINE = os.environ.get("KIND") == "grid-engine"
+KIND = os.environ.get("KIND", "")
+GRID_ENGINE = KIND == "grid-engine"
 QUEUE = Path(os.environ.get("QUEUE", ""))
 FIRST = 88
 SERVER = ".pbs.example"
@@ -34,8 +34,17 @@ def leave(status: int, *, out: str = "", err: str = "") -> NoReturn:
     sys.exit(status)
 
 
+WORDS = {
+    "grid-engine": ("qw", "t", "r", "dr", "", ""),
+    "pbs": ("Q", "R", "R", "E", "", ""),
+    "lsf": ("PEND", "RUN", "RUN", "RUN", "DONE", "EXIT"),
+    "flux": ("SCHED", "RUN", "RUN", "CLEANUP", "COMPLETED", "FAILED"),
+}
+"""What each calls a job that waits, begins, runs, ends, is done, has failed; "" = it is not listed."""
+
+
 def job_id(folder: Path) -> str:
-    return folder.name + ("" if GRID_ENGINE else SERVER)
+    return folder.name + (SERVER if KIND == "pbs" else "")
 
 
 def folder_of(job: str) -> Path:
@@ -50,6 +59,20 @@ def qsub(words: list[str]) -> NoReturn:
     if " none" in text:
         denied = 'job rejected: the requested parallel environment "none" does not exist'
         leave(1, err=f"Unable to run job: {denied}.\nExiting.\n" if GRID_ENGINE else "qsub: Unknown queue\n")
+    leave(0, out=job_id(queued(text)) + "\n")
+
+
+def bsub(words: list[str]) -> NoReturn:
+    """`bsub <SCRIPT`."""
+    assert words == [], words
+    text = sys.stdin.read()
+    if " none" in text:
+        leave(255, err="none: No such queue. Job not submitted.\n")
+    leave(0, out=f"Job <{job_id(queued(text))}> is submitted to default queue <normal>.\n")
+
+
+def queued(text: str) -> Path:
+    """The folder of a new job that has this script."""
     folder = QUEUE / str(FIRST + sum(each.name.isdigit() for each in QUEUE.iterdir()))
     (folder / "spool").mkdir(parents=True)
     (folder / "spool" / "script").write_text(text)
@@ -57,13 +80,102 @@ def qsub(words: list[str]) -> NoReturn:
     (folder / "waits").touch()
     if not (QUEUE / "hold").exists():
         start(folder)
-    leave(0, out=job_id(folder) + "\n")
+    return folder
+
+
+def note_question(words: list[str]) -> None:
+    with (QUEUE / "asked").open("a") as file:
+        file.write(" ".join(words) + "\n")
+
+
+def bjobs(words: list[str]) -> NoReturn:
+    """`bjobs -noheader -o "jobid stat exit_reason pend_reason delimiter='|'" ID…`."""
+    note_question(words)
+    options, jobs = words[:3], words[3:]
+    assert options == ["-noheader", "-o", "jobid stat exit_reason pend_reason delimiter='|'"], options
+    assert jobs
+    for job in jobs:
+        if state := state_of(folder_of(job)):
+            waits = "New job is waiting for scheduling" if state == "PEND" else "-"
+            ended = "TERM_OWNER: job killed by owner" if was_killed(folder_of(job)) else "-"
+            print(job, state, ended, waits, sep="|")
+        else:
+            print(f"Job <{job}> is not found", file=sys.stderr)
+    leave(0 if all(state_of(folder_of(job)) for job in jobs) else 255)
+
+
+def bkill(words: list[str]) -> NoReturn:
+    """`bkill ID`, or `bkill -s TERM ID`."""
+    *options, job = words
+    assert options in ([], ["-s", "TERM"]), options
+    folder = folder_of(job)
+    if not state_of(folder):
+        leave(255, err=f"Job <{job}>: No matching job found\n")
+    if options:
+        send(folder, signal.SIGTERM)
+        leave(0, out=f"Job <{job}> is being signaled\n")
+    if not end_job(folder, signal.SIGINT):
+        leave(255, err=f"Job <{job}>: Job has already finished\n")
+    leave(0, out=f"Job <{job}> is being terminated\n")
+
+
+def flux(words: list[str]) -> NoReturn:
+    """`flux batch SCRIPT`, `flux jobs`, `flux cancel`, and what is about a job."""
+    match words:
+        case ["batch", script]:
+            text = Path(script).read_text()
+            if "=none" in text:
+                leave(1, err="flux-batch: ERROR: [Errno 22] Invalid queue 'none' specified\n")
+            leave(0, out=f"ƒ{job_id(queued(text))}\n")
+        case ["jobs", "-n", "--color=never", "-o", "{id.dec}|{status}", *jobs]:
+            flux_jobs(jobs)
+        case ["cancel", job]:
+            if not end_job(folder_of(job), signal.SIGTERM):
+                leave(1, err=f"flux-cancel: ERROR: {job}: job is inactive\n")
+            leave(0)
+    leave(0, out=flux_job(words))
+
+
+def flux_job(words: list[str]) -> str:
+    """`flux job id`, `flux job kill`, and in a job `flux getattr` and `flux hostlist`."""
+    match words:
+        case ["job", "id", "--to=dec", job]:
+            return job.removeprefix("ƒ") + "\n"
+        case ["job", "kill", "-s", "SIGTERM", job]:
+            send(folder_of(job), signal.SIGTERM)
+            return ""
+        case ["getattr", "jobid"]:
+            return f"ƒ{os.environ['STAND_IN_JOB']}\n"
+        case ["hostlist", "--expand", "local"]:
+            return f"{HOST}\n"
+    raise AssertionError(words)
+
+
+def flux_jobs(jobs: list[str]) -> NoReturn:
+    note_question(jobs)
+    states = {job: state_of(folder_of(job)) for job in jobs}
+    known = "".join(f"{job}|{state}\n" for job, state in states.items() if state)
+    unknown = "".join(
+        f"flux-jobs: ERROR: JobID {job} unknown\n" for job, state in states.items() if not state
+    )
+    leave(1 if unknown else 0, out=known, err=unknown)
+
+
+def end_job(folder: Path, signum: int) -> bool:
+    """Begin the end of a job; whether it was not over."""
+    if (folder / "waits").exists():
+        (folder / "waits").rename(folder / "cancelled")
+        return True
+    if not (folder / "runs").exists() and not (folder / "begins").exists():
+        return False
+    (folder / "deleted").touch()
+    send(folder, signum)
+    return True
 
 
 def qstat(words: list[str]) -> NoReturn:
     """`qstat -u USER -xml`, or PBS' `qstat -f ID…`."""
-    with (QUEUE / "asked").open("a") as file:
-        file.write(" ".join(words) + "\n")
+    note_question(words)
     if GRID_ENGINE:
         assert (words[0], words[2:]) == ("-u", ["-xml"]), words
         rows = [xml_of(each) for each in sorted(QUEUE.iterdir()) if each.is_dir() and state_of(each)]
@@ -89,17 +201,25 @@ def xml_of(folder: Path) -> str:
     )
 
 
+def was_killed(folder: Path) -> bool:
+    """Whether it is over because its user wanted that."""
+    wanted = (folder / "cancelled").exists() or (folder / "deleted").exists()
+    return wanted and not (folder / "runs").exists()
+
+
 def state_of(folder: Path) -> str:
-    """In the letters of the queue; "" = it is over."""
+    """In the words of the queue; "" = it is over, and not listed."""
+    waits, begins, runs, ends, done, failed = WORDS[KIND]
     if (folder / "waits").exists():
-        return "qw" if GRID_ENGINE else "Q"
+        return waits
     if (folder / "begins").exists():
-        return "t" if GRID_ENGINE else "R"
-    if not (folder / "runs").exists():
-        return ""
-    if (folder / "deleted").exists():
-        return "dr" if GRID_ENGINE else "E"
-    return "r" if GRID_ENGINE else "R"
+        return begins
+    if (folder / "runs").exists():
+        return ends if (folder / "deleted").exists() else runs
+    if was_killed(folder):
+        return "CANCELED" if KIND == "flux" else failed
+    status = folder / "status"
+    return (done if status.read_text() == "0" else failed) if status.exists() else ""
 
 
 def qdel(words: list[str]) -> NoReturn:
@@ -162,7 +282,7 @@ def run(folder: Path) -> None:
     with output_of(folder).open("ab") as output:
         script = subprocess.Popen(
             ["bash", str(folder / "spool" / "script")],
-            cwd=submitted_in(folder) if "\n#$ -cwd\n" in text else QUEUE,
+            cwd=submitted_in(folder) if "\n#$ -cwd\n" in text or KIND in ("lsf", "flux") else QUEUE,
             env=environment(folder),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -187,17 +307,24 @@ def submitted_in(folder: Path) -> str:
 
 
 def output_of(folder: Path) -> Path:
-    """As the script's -o has it; PBS' is a folder."""
+    """As the script says; PBS' is a folder."""
     text = (folder / "spool" / "script").read_text()
-    (path,) = re.findall(r"^#(?:\$|PBS) -o '?([^'\n]+)", text, re.MULTILINE)
-    named = path.replace("$JOB_ID", folder.name)
-    return Path(named) if GRID_ENGINE else Path(named, f"{job_id(folder)}.OU")
+    (path,) = re.findall(r"^#(?:\$|PBS|BSUB|flux:) (?:-o |--output=)'?([^'\n]+)", text, re.MULTILINE)
+    for pattern in ("$JOB_ID", "%J", "{{id.dec}}"):
+        path = path.replace(pattern, folder.name)
+    return Path(path, f"{job_id(folder)}.OU") if KIND == "pbs" else Path(path)
 
 
 def environment(folder: Path) -> dict[str, str]:
     """What the real one sets; and where the list of runs is, which is the user's home otherwise."""
     names = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "XDG_STATE_HOME")
     env = {name: os.environ[name] for name in names if name in os.environ}
+    if KIND == "lsf":
+        job = {"LSB_JOBID": folder.name, "LSB_JOBINDEX": "0", "LSB_JOBNAME": "job", "LSB_QUEUE": "normal"}
+        return env | job | {"LSB_MCPU_HOSTS": f"{HOST} 2", "LSB_JOBFILENAME": str(folder / "spool/script")}
+    if KIND == "flux":
+        env |= {name: os.environ[name] for name in ("KIND", "QUEUE")}  # it is called inside of the job, too
+        return env | {"FLUX_URI": "local:///run/flux/local", "STAND_IN_JOB": folder.name}
     hosts = folder / "spool" / "hosts"
     hosts.write_text(f"{HOST} 2 all.q@{HOST} UNDEFINED\n" if GRID_ENGINE else f"{HOST}\n" * 2)
     if GRID_ENGINE:
@@ -229,7 +356,8 @@ def end(words: list[str]) -> NoReturn:
     leave(0)
 
 
-COMMANDS = {"qsub": qsub, "qstat": qstat, "qdel": qdel, "qsig": qsig, "release": release, "end": end}
+COMMANDS = {"qsub": qsub, "qstat": qstat, "qdel": qdel, "qsig": qsig, "bsub": bsub, "bjobs": bjobs}
+COMMANDS |= {"bkill": bkill, "flux": flux, "release": release, "end": end}
 
 if __name__ == "__main__":
     COMMANDS[Path(sys.argv[0]).name](sys.argv[1:])

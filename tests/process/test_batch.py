@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.batch.script import Call, batch_script
 from distlaunch.job.spec import JobSpec
+from distlaunch.schedulers import Call, load
 from distlaunch.system.job_file import job_of
 from tests.harness import PATIENCE_S, distlaunch
 
@@ -21,7 +21,7 @@ def run_script(spec: JobSpec, call: Call, folder: Path, **environ: str) -> "subp
     tool.write_text('#!/bin/sh\necho "scontrol $*"\n')
     tool.chmod(0o755)
     script = folder / "script.sh"
-    script.write_text(batch_script(spec, call))
+    script.write_text(load("slurm").script(spec, call))
     env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
     return subprocess.run(
         ["bash", str(script)], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False

@@ -13,6 +13,7 @@ import pytest
 from distlaunch.contract import HANDLED_SIGNALS, RESERVED
 from distlaunch.errors import Exit
 from distlaunch.job.fields import reference
+from distlaunch.schedulers import job_keys
 from tests.harness import PATIENCE_S, ROOT, distlaunch
 
 PAGES = {
@@ -82,7 +83,7 @@ def test_the_table_of_the_job_file_is_that_of_the_declarations(tmp_path: Path) -
 def test_the_table_of_the_job_file_is_complete() -> None:
     rows = re.findall(r"(?m)^\| `([\w.\[\]]+)` \| (.+) \| (.+) \| (.*) \|$", JOB_FILE)
     assert [(key, what, default.strip()) for key, _, what, default in rows] == [
-        (key, what, default) for key, _, what, default in reference()
+        (key, what, default) for key, _, what, default in reference(job_keys())
     ]
 
 

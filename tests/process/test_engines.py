@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.errors import UsageError
-from distlaunch.system.allocation import allocation_here
+from distlaunch.schedulers import allocation_in
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, running, write_job
 from tests.process.stand_in_shell import WITHOUT_OPTIONS
 
@@ -128,14 +128,14 @@ def test_a_flux_that_does_not_answer_is_told_and_what_to_do_instead(
         ("echo 'flux: no such command' >&2; exit 1", PATIENCE_S, "failed: flux: no such command"),
         ("exit 4", PATIENCE_S, "failed: exit status 4"),
     ):
-        monkeypatch.setattr("distlaunch.system.allocation.ANSWER_S", answer_s)
+        monkeypatch.setattr("distlaunch.schedulers.queue.HOSTS_S", answer_s)
         tool.write_text(f"#!/bin/sh\n{does}\n")
         with pytest.raises(UsageError) as refused:
-            allocation_here()
+            allocation_in(os.environ)
         assert str(refused.value) == f"`flux hostlist --expand local` {told}{instead}"
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="can't read the hosts of this Flux job: flux: No such file or dir"):
-        allocation_here()
+        allocation_in(os.environ)
 
 
 def test_the_tasks_of_flux_run_are_the_ranks(tmp_path: Path) -> None:

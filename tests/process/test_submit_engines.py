@@ -1,4 +1,4 @@
-"""Jobs that are submitted to Grid Engine and PBS, for which stand-ins act: from the queue to their ends."""
+"""Jobs that are submitted to queues for which stand-ins act: from the queue to their ends."""
 
 import json
 import os
@@ -17,7 +17,18 @@ from tests.process import stand_in_queue
 from tests.queued import Printed, check_stop_before_start, rows
 
 HERE = os.uname().nodename
-KINDS = {"grid-engine": ("Grid Engine", "grid_engine: {pe: mpi}"), "pbs": ("PBS", "pbs: {time: 1h}")}
+KINDS = {
+    "grid-engine": ("Grid Engine", "grid_engine: {pe: mpi}", ("qsub", "qstat", "qdel")),
+    "pbs": ("PBS", "pbs: {time: 1h}", ("qsub", "qstat", "qdel", "qsig")),
+    "lsf": ("LSF", "lsf: {time: 1h}", ("bsub", "bjobs", "bkill")),
+    "flux": ("Flux", "flux: {time: 1h}", ("flux",)),
+}
+WAITS = {
+    "grid-engine": "qw",
+    "pbs": "Q (Not Running: Insufficient amount of resource: ngpus)",
+    "lsf": "PEND (New job is waiting for scheduling)",
+    "flux": "SCHED",
+}
 HELLO = 'print("hello from", __import__("os").environ["RANK"])'
 STUBBORN = """
     import signal, time
@@ -38,9 +49,9 @@ class Queue(Printed):
     def __init__(self, kind: str, folder: Path) -> None:
         super().__init__(folder, kind)
         self.kind = kind
-        self.title, self.section = KINDS[kind]
+        self.title, self.section, self.tools = KINDS[kind]
         self.place = folder / "queue"
-        self.id = "88" if kind == "grid-engine" else "88.pbs.example"
+        self.id = "88.pbs.example" if kind == "pbs" else "88"
 
     def job(self, worker: str, keys: str = "") -> Path:
         """A job file for this scheduler, which its section says."""
@@ -84,8 +95,7 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     tools, made = tmp_path / "bin", Queue(request.param, tmp_path)
     tools.mkdir()
     made.place.mkdir()
-    names = [name for name in stand_in_queue.COMMANDS if name != "qsig" or made.kind == "pbs"]
-    for name in names:
+    for name in (*made.tools, "release", "end"):
         text = Path(stand_in_queue.__file__).read_text()
         (tools / name).write_text(f"#!{sys.executable} -I\n{text}")
         (tools / name).chmod(0o755)
@@ -103,7 +113,7 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
     queue.hold()
     job = queue.submit(HELLO)
-    waits = "qw" if queue.kind == "grid-engine" else "Q (Not Running: Insufficient amount of resource: ngpus)"
+    waits = WAITS[queue.kind]
     (row,) = queue.rows()
     assert (row["run"], row["state"], row["where"]) == (job, "PENDING", f"{queue.title}: {waits}")
     logs = distlaunch("logs", job)
@@ -156,7 +166,7 @@ def test_a_job_is_stopped_while_it_runs(queue: Queue, named: str) -> None:
     stopped = distlaunch("stop", named)
     assert stopped.returncode == 0, stopped.stderr
     assert f"{row['run']}: {ENDS[queue.kind]}" in stopped.stderr
-    assert distlaunch("wait", job).returncode == 143
+    assert distlaunch("wait", job).returncode == (130 if queue.kind == "lsf" else 143)
     assert queue.rows() == []
     assert "had already ended" in distlaunch("stop", job).stderr
 
@@ -164,10 +174,12 @@ def test_a_job_is_stopped_while_it_runs(queue: Queue, named: str) -> None:
 ENDS = {
     "grid-engine": "FAILED, exit status 143: Grid Engine job 88 ends soon: sent SIGTERM to all ranks",
     "pbs": "CANCELLED, exit status 143: stopped by SIGTERM",
+    "lsf": "CANCELLED, exit status 130: stopped by SIGINT",
+    "flux": "CANCELLED, exit status 143: stopped by SIGTERM",
 }
 
 
-@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+@pytest.mark.parametrize("queue", ["pbs", "lsf", "flux"], indirect=True)
 def test_ranks_that_do_not_end_are_killed_at_once_if_asked(queue: Queue) -> None:
     queue.submit(STUBBORN, "timeouts: {stop: 10m}")
     queue.wait_for(queue.id, "runs", 2)
@@ -193,13 +205,18 @@ def test_a_run_of_a_script_that_asks_for_no_notice_is_stopped_itself(queue: Queu
 def test_a_script_that_never_comes_to_distlaunch_is_told(queue: Queue) -> None:
     section = queue.section.rstrip("}") + ", setup: exit 4}"
     job = queue.submit(HELLO, section)
-    told = f"{queue.title} job {job} left the queue and started no run; see {queue.file('out')}"
+    ended, why = NO_RUN.get(queue.kind, ("left the queue", "left the queue"))
+    told = f"{queue.title} job {job} {ended} and started no run; see {queue.file('out')}"
     for command in ("wait", "logs", "attach"):
         done = distlaunch(command, job)
         assert (done.returncode, told in done.stderr) == (1, True), done.stderr
     (row,) = queue.rows("--all")
     assert row["state"] == "FAILED"
-    assert row["why"] == f"{queue.title}: left the queue; see {queue.file('out')}"
+    assert row["why"] == f"{queue.title}: {why}; see {queue.file('out')}"
+
+
+NO_RUN = {"lsf": ("ended (EXIT)", "EXIT"), "flux": ("ended (FAILED)", "FAILED")}
+"""How a job ended, where its scheduler still tells."""
 
 
 def test_what_is_refused_is_told_in_its_words_and_nothing_is_left(queue: Queue) -> None:
@@ -207,10 +224,17 @@ def test_what_is_refused_is_told_in_its_words_and_nothing_is_left(queue: Queue) 
         "submit", str(queue.job(HELLO)), "--set", f"{queue.section.partition(':')[0]}.queue=none"
     )
     assert (done.returncode, done.stdout) == (1, "")
-    denied = 'Unable to run job: job rejected: the requested parallel environment "none" does not exist.'
-    told = denied if queue.kind == "grid-engine" else "Unknown queue"
-    assert done.stderr == f"distlaunch: qsub failed: {told}\n"
+    assert done.stderr == f"distlaunch: {queue.tools[0]} failed: {REFUSED[queue.kind]}\n"
     assert list((queue.folder / "runs").iterdir()) == []
+
+
+REFUSED = {
+    "grid-engine": "Unable to run job: job rejected: the requested parallel environment "
+    '"none" does not exist.',
+    "pbs": "Unknown queue",
+    "lsf": "none: No such queue. Job not submitted.",
+    "flux": "flux-batch: ERROR: [Errno 22] Invalid queue 'none' specified",
+}
 
 
 def test_ps_asks_once_for_all_jobs(queue: Queue) -> None:
@@ -229,13 +253,13 @@ def test_ps_asks_once_for_all_jobs(queue: Queue) -> None:
 def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
     queue.hold()
     job = queue.submit(HELLO)
-    tool = queue.folder / "bin" / "qstat"
+    tool = queue.folder / "bin" / queue.tools[:2][-1]
     before = tool.read_text()
     for broken, told in (
         ("#!/bin/sh\nexit 0\n", "qstat: unexpected output: nothing" if queue.kind == "grid-engine" else None),
         (
             "#!/bin/sh\necho 'cannot connect to server' >&2; exit 2\n",
-            "qstat failed: cannot connect to server",
+            f"{tool.name} failed: cannot connect to server",
         ),
     ):
         tool.write_text(broken)
@@ -275,13 +299,14 @@ def test_from_another_host(queue: Queue) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize(("to", "title"), [("pbs", "PBS"), ("grid-engine", "Grid Engine")])
-def test_outside_of_any_cluster(to: str, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("to", KINDS)
+def test_outside_of_any_cluster(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.yaml").write_text("command: ['true']\ngpus_per_node: 0\n")
     monkeypatch.setenv("PATH", os.path.dirname(distlaunch_argv()[0]))
     done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to)
     assert done.returncode == 1
+    title, _, (tool, *_) = KINDS[to]
     told = (
         f"{title}'s commands are on the login nodes; from elsewhere use --on HOST, for another scheduler --to"
     )
-    assert done.stderr == f"distlaunch: qsub not found: {told}\n"
+    assert done.stderr == f"distlaunch: {tool} not found: {told}\n"

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from distlaunch.compat.draft import Draft
 from distlaunch.compat.from_accelerate import accelerate_draft
 from distlaunch.compat.from_torchrun import command_draft
-from distlaunch.job.fields import JOB
+from distlaunch.job.fields import with_sections
 from distlaunch.job.text import PLACEHOLDERS
 from distlaunch.system.yaml_document import parse
-from tests.unit.samples import spec_of
+from tests.unit.samples import SECTIONS, spec_of
 
 CPUS = 6
 
@@ -26,7 +26,7 @@ def keys_of(draft: Draft) -> dict[str, Any]:
     spec_of(text)
     loaded: dict[str, Any] = yaml.safe_load(text)
     assert loaded == draft.document()["job"]
-    assert list(loaded) == [key for key in JOB.fields if key in loaded]
+    assert list(loaded) == [key for key in with_sections(SECTIONS).fields if key in loaded]
     return loaded
 
 

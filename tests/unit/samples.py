@@ -5,7 +5,6 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from operator import attrgetter
 from typing import Any
 
 from hypothesis import settings
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from distlaunch.job.build import build_spec
 from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
+from distlaunch.schedulers import TABLE, load, sections
 from distlaunch.system.yaml_document import parse
 
 Load = Callable[..., JobSpec]
@@ -20,6 +20,7 @@ Load = Callable[..., JobSpec]
 Problems = Callable[..., list[str]]
 """The fixture `problems`: what is wrong with such a job."""
 FOLDER = "/project"
+SECTIONS = sections(load(name).key for name in TABLE)
 PEER_GONE = """Traceback (most recent call last):
   File "/t.py", line 9, in <module>
     dist.all_reduce(t)
@@ -46,7 +47,7 @@ def spec_of(
     text: str, environ: Mapping[str, str] | None = None, hostfile: tuple[HostEntry, ...] | None = None
 ) -> JobSpec:
     """The job that `text` describes, as if it stood in FOLDER/job.yaml."""
-    around = Surroundings(FOLDER, "/home/me", environ or {}, hostfile)
+    around = Surroundings(FOLDER, "/home/me", environ or {}, hostfile, sections=SECTIONS)
     return build_spec(parse(text, "job.yaml"), "job.yaml", around)
 
 
@@ -156,5 +157,8 @@ def found_at(spec: JobSpec, path: str) -> Any:
     """What a spec has at a path of the job file; of nodes, how many."""
     value: Any = spec
     for step in path.split("."):
-        value = value[int(step)] if step.isdigit() else attrgetter(step)(value)
+        if isinstance(value, Mapping):
+            value = value[step]
+        else:
+            value = value[int(step)] if step.isdigit() else getattr(value, step)
     return len(value) if path == "nodes" else value

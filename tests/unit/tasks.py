@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from distlaunch.allocation.task import Task
 from distlaunch.cli import exec_task
 from distlaunch.plan.layout import Facts, make_plan, meeting_of, workers
+from distlaunch.schedulers.task import Task
 
 
 def task_environment(task: Task, environ: Mapping[str, str], endpoint: tuple[str, int]) -> dict[str, str]:

@@ -5,22 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.batch import grid_engine, pbs
-from distlaunch.batch.checks import TARGETS, Target, check_submitted, target_of, with_gpus
-from distlaunch.batch.engines import grid_engine_script, pbs_script
-from distlaunch.batch.queues import queue_of
-from distlaunch.batch.script import Call, batch_script, slurm_time
-from distlaunch.batch.slurm import queued
-from distlaunch.cli.submitting import Scheduler
 from distlaunch.errors import DistlaunchError, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.runs.submissions import Submission, submission
+from distlaunch.schedulers import TABLE, Call, Scheduler, flux, grid_engine, load, lsf, pbs
+from distlaunch.schedulers.queue import CANCELLED
+from distlaunch.schedulers.script import check_submitted, clock, target_of
+from distlaunch.schedulers.slurm import queued
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
 from distlaunch.system.job_file import job_of
 from tests.unit.test_restarts import Job
 
 CALL = Call(("distlaunch", "run", "/work/job.yaml"))
+SLURM = load("slurm")
 
 
 def submitted(text: str, folder: Path) -> JobSpec:
@@ -31,7 +29,7 @@ def submitted(text: str, folder: Path) -> JobSpec:
 
 def options(text: str, folder: Path) -> list[str]:
     """What sbatch is asked for; #SBATCH lines are split as a shell would."""
-    lines = batch_script(submitted(text, folder), CALL).splitlines()
+    lines = SLURM.script(submitted(text, folder), CALL).splitlines()
     return [word for line in lines if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
 
 
@@ -79,7 +77,7 @@ def test_a_percent_sign_in_a_folder_is_no_pattern_of_slurms(tmp_path: Path) -> N
     [("90s", "00:01:30"), ("12h", "12:00:00"), ("1d12h", "1-12:00:00"), ("1-0", "1-0"), ("10:00", "10:00")],
 )
 def test_times_as_slurm_has_them(text: str, time: str) -> None:
-    assert slurm_time(text) == time
+    assert clock(text, days_apart=True) == time
 
 
 @pytest.mark.parametrize(
@@ -98,7 +96,7 @@ def test_times_as_slurm_has_them(text: str, time: str) -> None:
 def test_what_can_not_work_is_refused_before_it_waits(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     with pytest.raises(JobError) as refused:
-        check_submitted(submitted(text, tmp_path))
+        check_submitted(submitted(text, tmp_path), SLURM)
     assert problem.format(here=tmp_path) in str(refused.value)
     assert "job.yaml:" in str(refused.value)
 
@@ -116,12 +114,12 @@ def test_what_can_not_work_is_refused_before_it_waits(text: str, problem: str, t
 def test_a_plan_before_the_queue_takes_the_gpus_that_are_asked_for(
     keys: str, gpus: int, tmp_path: Path
 ) -> None:
-    spec = with_gpus(submitted(f"script: train.py\nnodes: 2\n{keys}\n", tmp_path))
+    spec = SLURM.with_gpus(submitted(f"script: train.py\nnodes: 2\n{keys}\n", tmp_path))
     assert [node.gpus for node in spec.nodes] == [gpus, gpus]
 
 
 def test_a_setup_may_make_the_script(tmp_path: Path) -> None:
-    check_submitted(submitted("script: none.py\nslurm: {setup: 'git clone x'}\n", tmp_path))
+    check_submitted(submitted("script: none.py\nslurm: {setup: 'git clone x'}\n", tmp_path), SLURM)
 
 
 @pytest.mark.parametrize(
@@ -170,31 +168,35 @@ def test_what_a_queues_words_mean(state: str, waits: bool, over: bool) -> None:
         ("pbs: {time: 1h}\ngrid_engine: {time: 1h}", "slurm"),
     ],
 )
-def test_a_job_goes_where_it_has_a_section_for(keys: str, target: Target, tmp_path: Path) -> None:
+def test_a_job_goes_where_it_has_a_section_for(keys: str, target: str, tmp_path: Path) -> None:
     assert target_of(submitted(f"script: train.py\n{keys}\n", tmp_path)) == target
 
 
 def test_a_job_that_is_followed_prints_into_the_folder_of_its_runs(tmp_path: Path) -> None:
     spec = submitted("script: train.py\nlogs: {dir: my runs}\n", tmp_path)
-    script = grid_engine_script(spec, CALL, followed=True)
+    script = load("grid-engine").script(spec, CALL, followed=True)
     assert f"#$ -o '{tmp_path}/my runs/grid-engine-$JOB_ID.out'\n" in script
     assert "#$ -notify\n" in script  # without it, qdel is a SIGKILL
     assert "#$ -cwd\n" in script  # a job from a pipe has no other folder
-    script = pbs_script(spec, CALL, followed=True)
+    script = load("pbs").script(spec, CALL, followed=True)
     assert f"#PBS -o '{tmp_path}/my runs/'\n" in script
     assert f"exec >>'{tmp_path}/my runs'/pbs-\"$PBS_JOBID\".out 2>&1\n" in script
     assert script.index("exec >>") < script.index('cd "$PBS_O_WORKDIR"\n') < script.index("distlaunch run")
 
 
-def test_every_scheduler_has_a_queue_and_is_offered() -> None:
-    assert tuple(each.value for each in Scheduler) == TARGETS
-    assert {queue_of(target).submit.__module__ for target in TARGETS} == {
-        "distlaunch.batch.slurm",
-        "distlaunch.batch.grid_engine",
-        "distlaunch.batch.pbs",
-    }
-    with pytest.raises(DistlaunchError, match="this version of distlaunch can't ask lsf"):
-        queue_of("lsf")
+@pytest.mark.parametrize("name", TABLE)
+def test_every_scheduler_is_whole(name: str) -> None:
+    scheduler = load(name)
+    assert scheduler.name == name
+    for needed in ("allocation", "script", "submit", "look", "cancel"):
+        assert getattr(type(scheduler), needed) is not getattr(Scheduler, needed)
+    if scheduler.answers:
+        assert {"fate_argv", "fate", "requeue"} <= vars(type(scheduler)).keys()
+
+
+def test_a_scheduler_that_another_version_knew_is_told() -> None:
+    with pytest.raises(DistlaunchError, match="this version of distlaunch can't ask oar"):
+        load("oar")
 
 
 def test_what_was_listed_before_there_were_other_schedulers_is_slurms(
@@ -318,12 +320,14 @@ def test_what_pbs_says_of_a_job(state: str, comment: str, stage: str, words: str
     assert (told.stage, told.words) == (stage, words)
 
 
-def script_of(target: Target, keys: str, folder: Path) -> list[str]:
+MARKS = {"grid-engine": "#$ ", "pbs": "#PBS ", "lsf": "#BSUB ", "flux": "#flux: "}
+
+
+def script_of(target: str, keys: str, folder: Path) -> list[str]:
     """The options that a script asks its scheduler for."""
-    spec = submitted(f"script: train.py\n{keys}\n", folder)
-    script = grid_engine_script(spec, CALL) if target == "grid-engine" else pbs_script(spec, CALL)
-    mark = "#$ " if target == "grid-engine" else "#PBS "
-    return [line.removeprefix(mark) for line in script.splitlines() if line.startswith(mark)]
+    script = load(target).script(submitted(f"script: train.py\n{keys}\n", folder), CALL)
+    lines = script.splitlines()
+    return [line.removeprefix(MARKS[target]) for line in lines if line.startswith(MARKS[target])]
 
 
 @pytest.mark.parametrize(
@@ -375,15 +379,88 @@ def test_what_a_job_asks_of_pbs(keys: str, asked: list[str], tmp_path: Path) -> 
     assert ("-l place=scatter" in found) == ("select:" not in keys)
 
 
-def test_a_script_for_an_engine_has_the_trap_the_setup_and_the_command(tmp_path: Path) -> None:
-    for key, make in (("grid_engine", grid_engine_script), ("pbs", pbs_script)):
-        script = make(submitted(f"script: t.py\n{key}: {{setup: [ml cuda]}}\n", tmp_path), CALL)
-        *_, trap, _, setup, _, call = script.splitlines()
-        assert (trap, setup, call) == (
-            "trap : INT TERM USR1 USR2",
-            "ml cuda",
-            "distlaunch run /work/job.yaml",
-        )
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        ("", ["-J job", "-n 1", "-R 'span[ptile=1]'", "-o {here}/job.o%J", "-rn"]),
+        ("nodes: 4\ngpus_per_node: 8", ["-n 32", "-R 'span[ptile=8]'", "-gpu num=8"]),
+        ("nodes: 2\nlsf: {slots: 16, gpus: 4}", ["-n 32", "-R 'span[ptile=16]'", "-gpu num=4"]),
+        ("lsf: {gpus: 'num=2:mode=exclusive_process'}", ["-gpu num=2:mode=exclusive_process"]),
+        ("nodes: 4\nspares: rest\nlsf: {nodes: 5}", ["-n 5"]),
+        ("lsf: {time: 1d12h}", ["-W 36:00"]),
+        ("lsf: {time: 90s}", ["-W 0:02"]),
+        ("lsf: {time: '36:30', queue: gpu, project: p}", ["-W 36:30", "-q gpu", "-P p"]),
+        ("lsf: {extra: [-x]}", ["-x"]),
+    ],
+)
+def test_what_a_job_asks_of_lsf(keys: str, asked: list[str], tmp_path: Path) -> None:
+    found = script_of("lsf", keys, tmp_path)
+    assert [each for each in asked if each.format(here=tmp_path) not in found] == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        ("", ["--job-name=job", "--nodes=1", "--nslots=1", "--cores-per-slot=1"]),
+        ("", ["--output='{here}/job.o{{{{id}}}}'"]),
+        (
+            "nodes: 4\ngpus_per_node: 8",
+            ["--nodes=4", "--nslots=4", "--cores-per-slot=8", "--gpus-per-slot=8"],
+        ),
+        ("flux: {cpus: 64, gpus: 4}", ["--cores-per-slot=64", "--gpus-per-slot=4"]),
+        ("flux: {time: 1d12h, queue: gpu, bank: b}", ["--time-limit=129600s", "--queue=gpu", "--bank=b"]),
+        ("flux: {extra: [--exclusive]}", ["--exclusive"]),
+    ],
+)
+def test_what_a_job_asks_of_flux(keys: str, asked: list[str], tmp_path: Path) -> None:
+    found = script_of("flux", keys, tmp_path)
+    assert [each for each in asked if each.format(here=tmp_path) not in found] == []
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("setup", ["[ml cuda, ml nccl]", '"ml cuda\\nml nccl\\n"'])
+def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, tmp_path: Path) -> None:
+    scheduler = load(name)
+    spec = submitted(f"script: t.py\n{scheduler.key}: {{setup: {setup}}}\n", tmp_path)
+    *_, trap, before, first, second, after, call = scheduler.script(spec, CALL).splitlines()
+    assert (before, after) == ("", "")
+    assert (trap, first, second) == ("trap : INT TERM USR1 USR2", "ml cuda", "ml nccl")
+    assert call == "distlaunch run /work/job.yaml"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "stage", "words"),
+    [
+        ("PEND", "Job dependency condition not satisfied", "waits", None),
+        ("PSUSP", "-", "waits", "PSUSP"),
+        ("RUN", "-", "goes", "RUN"),
+        ("SSUSP", "", "goes", "SSUSP"),
+        ("UNKWN", "-", "goes", "UNKWN"),
+        ("DONE", "-", "over", "DONE"),
+        ("EXIT", "-", "over", "EXIT"),
+    ],
+)
+def test_what_lsf_says_of_a_job(state: str, reason: str, stage: str, words: str | None) -> None:
+    found = lsf.queued(state, "-", reason)
+    assert (found.stage, found.words) == (stage, words or f"{state} ({reason})")
+    assert lsf.queued("EXIT", "TERM_OWNER: job killed by owner").state == CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("status", "stage", "state"),
+    [
+        ("DEPEND", "waits", "DEPEND"),
+        ("SCHED", "waits", "SCHED"),
+        ("RUN", "goes", "RUN"),
+        ("CLEANUP", "goes", "CLEANUP"),
+        ("COMPLETED", "over", "COMPLETED"),
+        ("TIMEOUT", "over", "TIMEOUT"),
+        ("CANCELED", "over", "CANCELLED"),
+    ],
+)
+def test_what_flux_says_of_a_job(status: str, stage: str, state: str) -> None:
+    found = flux.queued(status)
+    assert (found.stage, found.state) == (stage, state)
 
 
 @pytest.mark.parametrize(
@@ -393,14 +470,16 @@ def test_a_script_for_an_engine_has_the_trap_the_setup_and_the_command(tmp_path:
         ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to the number of nodes"),
         ("pbs", "nodes: 2\nspares: rest", "spares: set pbs.nodes to the number of all nodes"),
         ("grid-engine", "restarts: {requeue: 2}", "only Slurm can be asked to start a job again, not Grid"),
+        ("flux", "restarts: {requeue: 2}", "only Slurm can be asked to start a job again, not Flux"),
+        ("lsf", "nodes: [a, b]", "nodes: LSF chooses the hosts: set nodes to the number of nodes"),
         ("pbs", "script: none.py", "script: {here}/none.py does not exist"),
     ],
 )
-def test_what_can_not_work_for_an_engine(target: Target, keys: str, problem: str, tmp_path: Path) -> None:
+def test_what_can_not_work_for_an_engine(target: str, keys: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     text = keys if "script" in keys else f"script: train.py\n{keys}"
     with pytest.raises(JobError) as refused:
-        check_submitted(submitted(text, tmp_path), target)
+        check_submitted(submitted(text, tmp_path), load(target))
     assert problem.format(here=tmp_path) in str(refused.value)
 
 
@@ -413,6 +492,11 @@ def test_what_can_not_work_for_an_engine(target: Target, keys: str, problem: str
         ("nodes: 4\npbs: {nodes: 3}", "pbs.nodes: the job needs more: nodes is 4"),
         ("pbs: {time: 12:00:00}", 'quote it: "12:00:00"'),
         ("pbs: {time: 1-0}", "pbs.time: expected a time"),
+        ("lsf: {extra: [-oo x]}", "lsf.extra[0]: -oo can't be used: the job's output goes to logs.dir"),
+        ("lsf: {extra: [-K]}", "lsf.extra[0]: -K can't be used: use `submit --wait`"),
+        ("lsf: {time: '1:00:00'}", "lsf.time: expected a time"),
+        ("flux: {extra: [--output=x]}", "flux.extra[0]: --output can't be used: the job's output goes to"),
+        ("flux: {account: a}", "flux.account: unknown key; use bank"),
     ],
 )
 def test_mistakes_in_an_engines_section(keys: str, problem: str, tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.allocation.allocation import AllocatedNode, Allocation
-from distlaunch.allocation.engine_task import engine_task, task_names
-from distlaunch.allocation.engines import granted_gpus
-from distlaunch.allocation.find import Listing, find_allocation, listing_for, scheduler_of
-from distlaunch.allocation.place import step_nodes, task_number
-from distlaunch.allocation.task import Task, check_devices
 from distlaunch.errors import JobError, UsageError
+from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.spec import JobSpec
+from distlaunch.schedulers import Scheduler, load, scheduler_in, step_nodes, task_in, task_number
+from distlaunch.schedulers.grid_engine import Qrsh
+from distlaunch.schedulers.lsf import Blaunch
+from distlaunch.schedulers.queue import granted_gpus
+from distlaunch.schedulers.task import Task, check_devices
 from distlaunch.supervisor.actions import GiveNotice
 from distlaunch.supervisor.events import Interrupted, Noticed
 from distlaunch.supervisor.state import Phase
@@ -53,6 +53,17 @@ FLUX = {"FLUX_JOB_ID": "ƒ2Cm", "FLUX_JOB_NNODES": "2", "FLUX_URI": "local:///ru
 # Allocations
 
 
+def found_in(environ: dict[str, str], listed: str = "") -> Allocation:
+    """The allocation of a process with this environment."""
+    found = inside_of(environ).allocation(environ, listed)
+    assert found is not None
+    return found
+
+
+def inside_of(environ: dict[str, str]) -> Scheduler:
+    return load(scheduler_in(environ) or "")
+
+
 @pytest.mark.parametrize(
     ("environ", "listed", "job", "slots"),
     [
@@ -78,8 +89,7 @@ FLUX = {"FLUX_JOB_ID": "ƒ2Cm", "FLUX_JOB_NNODES": "2", "FLUX_URI": "local:///ru
 def test_hosts_and_slots(
     environ: dict[str, str], listed: str, job: str, slots: dict[str, int | None]
 ) -> None:
-    found = find_allocation(environ, listed)
-    assert found is not None
+    found = found_in(environ, listed)
     assert (found.job, {node.host: node.procs for node in found.nodes}) == (job, slots)
     assert (found.answers, found.requeues) == (False, False)
 
@@ -94,11 +104,16 @@ def test_hosts_and_slots(
         (PBS | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}, False),
         (PBS | {"PBS_JOBID": "88[3].pbs"}, False),
         (LSF, False),
+        (LSF | {"LSB_JOBFILENAME": "/home/ann/.lsbatch/1.905"}, True),
+        (LSF | {"LSB_JOBFILENAME": "/home/ann/.lsbatch/1.905", "LSB_JOBINDEX": "7"}, False),
+        (LSF | {"LSB_JOBFILENAME": "/home/ann/.lsbatch/1.905", "LSB_INTERACTIVE": "Y"}, False),
+        (FLUX, False),
+        ({"FLUX_URI": "local:///x", "DISTLAUNCH_QUEUED": "17"}, True),
+        (FLUX | {"DISTLAUNCH_QUEUED": "17"}, False),  # a job inside of that one
     ],
 )
 def test_which_jobs_can_be_found_in_a_queue(environ: dict[str, str], queued: bool) -> None:
-    found = find_allocation(environ, "a\n" if "PBS_JOBID" in environ else "a 1")
-    assert found is not None
+    found = found_in(environ, "a\n" if "PE_HOSTFILE" not in environ else "a 1")
     assert found.queued == queued
 
 
@@ -121,23 +136,22 @@ def test_which_jobs_can_be_found_in_a_queue(environ: dict[str, str], queued: boo
 )
 def test_what_is_no_list_of_hosts(environ: dict[str, str], listed: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        find_allocation(environ, listed)
+        found_in(environ, listed)
 
 
 @pytest.mark.parametrize(
     ("environ", "listing"),
     [
-        (GRID_ENGINE, Listing(GRID_ENGINE["PE_HOSTFILE"])),
-        (PBS, Listing(PBS["PBS_NODEFILE"])),
-        (LSF, Listing()),
-        ({"LSB_JOBID": "9", "LSB_DJOB_HOSTFILE": "/h"}, Listing("/h")),
-        (FLUX, Listing(command=("flux", "hostlist", "--expand", "local"))),
-        ({"SLURM_JOB_ID": "17"}, Listing()),
-        ({}, Listing()),
+        (GRID_ENGINE, GRID_ENGINE["PE_HOSTFILE"]),
+        (PBS, PBS["PBS_NODEFILE"]),
+        (LSF, ""),
+        ({"LSB_JOBID": "9", "LSB_DJOB_HOSTFILE": "/h"}, "/h"),
+        (FLUX, ("flux", "hostlist", "--expand", "local")),
+        ({"SLURM_JOB_ID": "17"}, ""),
     ],
 )
-def test_where_hosts_are_listed(environ: dict[str, str], listing: Listing) -> None:
-    assert listing_for(environ) == listing
+def test_where_hosts_are_listed(environ: dict[str, str], listing: str | tuple[str, ...]) -> None:
+    assert inside_of(environ).listing(environ) == listing
 
 
 @pytest.mark.parametrize(
@@ -152,13 +166,13 @@ def test_where_hosts_are_listed(environ: dict[str, str], listing: Listing) -> No
     ],
 )
 def test_outside_of_a_job(environ: dict[str, str]) -> None:
-    assert scheduler_of(environ) is None
+    assert scheduler_in(environ) is None
 
 
 def test_a_grid_engine_job_without_a_parallel_environment_has_its_own_host() -> None:
     environ = {name: value for name, value in GRID_ENGINE.items() if name != "PE_HOSTFILE"}
-    assert find_allocation(environ) == Allocation(
-        "grid-engine", "4711", (AllocatedNode("node1.cluster", None, 1),)
+    assert found_in(environ) == Allocation(
+        "grid-engine", "Grid Engine", "4711", (AllocatedNode("node1.cluster", None, 1),)
     )
 
 
@@ -179,10 +193,14 @@ def test_gpus_that_were_granted(environ: dict[str, str], gpus: int | None) -> No
 
 
 def test_names() -> None:
-    names = {"grid-engine": "Grid Engine", "pbs": "PBS", "lsf": "LSF", "flux": "Flux"}
-    for scheduler, title in names.items():
-        assert Allocation(scheduler, "3", ()).name == f"{title} job 3"  # type: ignore[arg-type]
-    assert Allocation("flux", "", ()).name == "Flux"
+    named = [
+        (GRID_ENGINE, "a 1", "Grid Engine job 4711"),
+        (PBS, "a", "PBS job 88.pbs"),
+        (LSF, "", "LSF job 905"),
+    ]
+    for environ, listed, name in named:
+        assert found_in(environ, listed).name == name
+    assert found_in({"FLUX_URI": "local:///x"}, "a").name == "Flux"
 
 
 @pytest.mark.parametrize("name", ["FLUX_TASK_RANK", "JSM_NAMESPACE_RANK"])
@@ -191,8 +209,9 @@ def test_task_numbers(name: str) -> None:
 
 
 def test_on_how_many_nodes_a_task_runs() -> None:
-    assert step_nodes({"FLUX_JOB_NNODES": "3"}) == step_nodes({"SLURM_STEP_NUM_NODES": "3"}) == 3
-    assert step_nodes({}) == 1
+    assert step_nodes({"FLUX_JOB_NNODES": "3"}) == ("flux", 3)
+    assert step_nodes({"SLURM_STEP_NUM_NODES": "3"}) == ("slurm", 3)
+    assert step_nodes({}) == ("", 1)
 
 
 # Jobs
@@ -224,7 +243,7 @@ def test_grid_engines_hosts_are_reached_by_qrsh(job: Load) -> None:
     listed = PE_HOSTFILE.replace("node1.cluster", f"{HERE.upper()}.cluster")
     first, second = job("gpus_per_node: 0", GRID_ENGINE, listed).nodes
     assert (first.label, first.reach, first.cpu_procs) == (f"{HERE.upper()}.cluster", Local(), 2)
-    assert second.reach == Command("node2.cluster", QRSH, True, "grid-engine")
+    assert second.reach == Qrsh("node2.cluster", QRSH, True)
     assert second.cpu_procs == 4
     *start, command = second.reach.argv()
     assert start == ["qrsh", "-inherit", "-V", "node2.cluster"]
@@ -346,14 +365,14 @@ def test_a_list_that_can_not_be_read_matters_only_where_it_is_needed(job: Load) 
     ],
 )
 def test_failures(scheduler: str, words: str, status: int, kind: Kind, advice: str) -> None:
-    start = QRSH if scheduler == "grid-engine" else ("blaunch", "{host}")
-    reach = Command("b", start, True, scheduler)
+    reach = inside_of(GRID_ENGINE if scheduler == "grid-engine" else LSF).command("b")
+    assert reach is not None
     failure = reach.failure(ProcessEnd(words, status=status))
     assert (failure.kind, reach.advice(failure, None)) == (kind, advice)
 
 
 def test_an_engines_commands_are_found_where_it_keeps_them() -> None:
-    reach = Command("b", QRSH, True, "grid-engine")
+    reach = Qrsh("b", QRSH, True)
     assert reach.environment({"PATH": "/bin", "SGE_BINARY_PATH": "/opt/sge/bin"}) == {
         "PATH": "/bin:/opt/sge/bin",
         "SGE_BINARY_PATH": "/opt/sge/bin",
@@ -361,7 +380,7 @@ def test_an_engines_commands_are_found_where_it_keeps_them() -> None:
     assert reach.environment({"PATH": "/bin"}) == {"PATH": "/bin"}
     plain = {"PATH": "/bin", "LSF_BINDIR": "/opt/lsf/bin"}
     assert Command("b", ("x",)).environment(plain) is plain
-    assert Command("b", ("x",), True, "lsf").environment(plain)["PATH"] == "/bin:/opt/lsf/bin"
+    assert Blaunch("b", ("x",), True).environment(plain)["PATH"] == "/bin:/opt/lsf/bin"
 
 
 # What a scheduler does to a job that it can't be asked about
@@ -370,7 +389,7 @@ def test_an_engines_commands_are_found_where_it_keeps_them() -> None:
 def inside(*lines: str) -> Job:
     """A running job of two nodes that may restart, inside such an allocation."""
     job = Job(text_of("[a, b]", *lines))
-    allocation = Allocation("grid-engine", "4711", ())
+    allocation = Allocation("grid-engine", "Grid Engine", "4711", ())
     job.state = job.state._replace(spec=job.state.spec._replace(allocation=allocation))
     return job.started()
 
@@ -414,20 +433,26 @@ JSM_TASK = {
 }
 
 
-def place(environ: dict[str, str], hosts: list[str]) -> Task:
-    names = task_names(environ)
-    assert names is not None
-    return engine_task(names, environ, hosts)
+@pytest.fixture(autouse=True)
+def flux_lists(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """What the command prints that lists the hosts of a Flux job."""
+
+    def lists(hosts: str) -> None:
+        monkeypatch.setattr("distlaunch.schedulers.queue.printed", lambda _: hosts)
+
+    lists("flux1 flux2")
+    return lists
 
 
-def test_a_tasks_place() -> None:
-    task = place(FLUX_TASK, ["flux1", "flux2"])
-    assert task == Task("f2Cm.", "f2Cm", 3, 4, 1, 2, 1, 2, ("flux1", "flux2"), ("flux1",), 2, 0, "flux")
+def test_a_tasks_place(flux_lists: Callable[[str], None]) -> None:
+    task = task_in(FLUX_TASK)
+    assert task == Task("f2Cm.", "f2Cm", 3, 4, 1, 2, 1, 2, ("flux1", "flux2"), ("flux1",), 2, 0)
     # The script of such an LSF job runs on a launch node, which comes first.
-    on_lsf = place(JSM_TASK, ["launch", "hostA", "hostB"])
-    assert on_lsf == Task("905.", "905", 3, 4, 1, 2, 1, 2, ("hostA", "hostB"), ("hostA",), None, 0, "lsf")
+    on_lsf = task_in(JSM_TASK | {"LSB_MCPU_HOSTS": "launch 1 hostA 2 hostB 2"})
+    assert on_lsf == Task("905.", "905", 3, 4, 1, 2, 1, 2, ("hostA", "hostB"), ("hostA",), None, 0)
+    flux_lists("flux1")
     with pytest.raises(UsageError, match="flux run runs on 2 nodes, but Flux lists 1"):
-        place(FLUX_TASK, ["flux1"])
+        task_in(FLUX_TASK)
     env = task_environment(task, FLUX_TASK, ("flux1", 12345))
     wanted = {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "flux1"}
     assert {name: env[name] for name in wanted} == wanted
@@ -445,7 +470,7 @@ def test_a_tasks_place() -> None:
 )
 def test_a_task_whose_variables_contradict_each_other_is_told(changes: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        place(FLUX_TASK | changes, ["flux1", "flux2"])
+        task_in(FLUX_TASK | changes)
     assert said in str(caught.value)
 
 
@@ -460,13 +485,15 @@ def test_a_task_whose_variables_contradict_each_other_is_told(changes: dict[str,
 )
 def test_exec_outside_of_a_task_is_told(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        task_names(environ)
+        task_in(environ)
     assert str(caught.value) == said
-    assert task_names({"SLURM_JOB_ID": "17"}) is None is task_names({})
+    for other in ({"SLURM_JOB_ID": "17"}, {}):
+        with pytest.raises(UsageError, match="SLURM_PROCID is not set: use `srun distlaunch exec"):
+            task_in(other)
 
 
 def test_tasks_that_see_one_gpu_each_are_told() -> None:
-    task = place(FLUX_TASK, ["flux1", "flux2"])
+    task = task_in(FLUX_TASK)
     with pytest.raises(UsageError) as caught:
         check_devices(task._replace(devices=1), {"CUDA_VISIBLE_DEVICES": "3"})
     assert str(caught.value) == (

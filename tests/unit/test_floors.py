@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 from distlaunch.launch.supervise import LATE, LATE_OF
+from distlaunch.schedulers import TABLE, load
 from distlaunch.transports.opening import bundle_for
 
 ROOT = Path(__file__).parents[2] / "distlaunch"
 
 FLOORS = {
     "agent": 0,
-    "allocation": 1,
-    "batch": 2,
     "contract": 1,
     "diagnosis": 1,
     "compat": 1,
@@ -29,6 +28,7 @@ FLOORS = {
     "job": 1,
     "kubernetes": 1,
     "plan": 1,
+    "schedulers": 1,
     "supervisor": 1,
     "transports": 1,
     "wording": 1,
@@ -55,7 +55,16 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
 
 
+def part_of(module: str) -> str:
+    """`distlaunch.job.spec` → `job`; `distlaunch` itself is its `__init__`."""
+    part, inner = [*module.split("."), "__init__", ""][1:3]
+    return "links" if part == "transports" and inner in LINKS else part
+
+
 TREES = {name_of(path): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}
+SCHEDULERS = [name for name in TREES if part_of(name) == "schedulers"]
+PURE = [name for name in TREES if FLOORS.get(part_of(name)) == 1 and name not in SCHEDULERS]
+SHIPPED = [name for name in TREES if part_of(name) == "agent"]
 
 
 def imports_of(name: str) -> Iterator[str]:
@@ -69,16 +78,6 @@ def imports_of(name: str) -> Iterator[str]:
             for alias in node.names:
                 full = f"{module}.{alias.name}"
                 yield full if full in TREES else module
-
-
-def part_of(module: str) -> str:
-    """`distlaunch.job.spec` → `job`; `distlaunch` itself is its `__init__`."""
-    part, inner = [*module.split("."), "__init__", ""][1:3]
-    return "links" if part == "transports" and inner in LINKS else part
-
-
-PURE = [name for name in TREES if FLOORS.get(part_of(name)) == 1]
-SHIPPED = [name for name in TREES if part_of(name) == "agent"]
 
 
 def own_imports(name: str) -> list[str]:
@@ -186,6 +185,52 @@ def test_a_pure_module_reads_and_prints_nothing(name: str) -> None:
     assert calls & IMPURE_BUILTINS == set()
 
 
+# A scheduler is one module and one line of a table
+
+QUEUE = "distlaunch.schedulers.queue"
+"""The one among them that runs commands, reads files and our environment."""
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != QUEUE])
+def test_a_scheduler_touches_the_world_only_through_its_queue(name: str) -> None:
+    allowed = {"importlib", "datetime"}  # loads modules; Slurm's local times
+    used = {module.split(".")[0] for module in imports_of(name)}
+    assert used & IMPURE_MODULES <= allowed
+    calls = {dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
+    assert calls & (IMPURE_BUILTINS) == set()
+    attributes = {dotted(node) for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
+    of_paths = ("expanduser", "isdir", "isfile")  # what must exist before a job waits in a queue
+    assert {each for each in attributes if each.startswith("os.")} <= {
+        "os.path",
+        *(f"os.path.{function}" for function in of_paths),
+    }
+
+
+def names_compared(tree: ast.Module) -> Iterator[str]:
+    """Every text that a condition compares something with."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        else:
+            continue
+        inner = [part for each in parts for part in ast.walk(each)]
+        yield from (
+            part.value for part in inner if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        )
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if name not in SCHEDULERS])
+def test_no_condition_names_a_scheduler(name: str) -> None:
+    assert set(names_compared(TREES[name])) & {*TABLE, *(load(each).key for each in TABLE)} == set()
+
+
+def test_a_condition_that_names_a_scheduler_is_found() -> None:
+    code = "if x == 'slurm' or y in ('pbs', 'z'): pass\nmatch z:\n    case 'lsf' | 'flux': pass"
+    assert {*names_compared(ast.parse(code))} == {"slurm", "pbs", "z", "lsf", "flux"}
+
+
 # Tests
 
 
@@ -259,7 +304,7 @@ RUNS = (
 )
 """What a run consists of once it has begun."""
 AT_ITS_START = {
-    *("launch.supervise", "launch.start", "system.allocation"),
+    *("launch.supervise", "launch.start"),
     *("observers.metrics", "observers.notifier", "observers.outlet"),
     *("plan.other_launchers", "agent.gpus"),
 }

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent import messages
-from distlaunch.allocation.place import TaskPlace
 from distlaunch.compat.torchrun_job import gathering_of, joining_notices, notices
 from distlaunch.contract import SENT
 from distlaunch.errors import UsageError
+from distlaunch.job.allocation import TaskPlace
 from distlaunch.plan.gathering import LOWEST_PORT, PORT_SPAN, Arrival, Gathering, in_order, ports_for
 from distlaunch.transports.door import ranks_alone
 from distlaunch.transports.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of

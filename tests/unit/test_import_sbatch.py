@@ -337,6 +337,12 @@ def test_what_precedes_srun_in_its_line_is_left_out() -> None:
     assert "slurm" not in keys_of(draft)
 
 
+def test_an_option_that_is_left_out_is_told_of_where_no_other_is_left() -> None:
+    text = imported("#!/bin/bash\n#SBATCH --array=1-4\nsrun python train.py\n").text()
+    assert "slurm:" not in text
+    assert "# left out: --array=1-4: an array would start" in text
+
+
 def test_no_comment_looks_like_a_key() -> None:
     for text, _, _ in SCRIPTS.values():
         assert not set(re.findall(r"(?m)^\s*# ([a-z_]+): ", imported(text).text())) & set(JOB.fields)

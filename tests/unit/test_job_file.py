@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distlaunch.errors import DistlaunchError, JobError, UsageError
-from distlaunch.job.fields import JOB
+from distlaunch.schedulers import job_keys
 from distlaunch.system.job_file import load_job
 from distlaunch.transports.ssh import Ssh
 from tests.unit.samples import Load, Problems, bounded, job_documents
@@ -146,7 +146,7 @@ def test_a_hostfile_that_is_not_there_is_named(load: Load) -> None:
 # Never a traceback
 
 _TOKENS = [
-    *(f"{key}: " for key in JOB.fields),
+    *(f"{key}: " for key in job_keys().fields),
     *("host: ", "gpus: ", "endpoint: ", "connect: ", "console: ", "persist: ", "config: ", "A: "),
     *("\n", "\n  ", "\n    ", "- ", "\n- ", "\n  - ", ", ", ": ", " ", "\t", "#", "---\n", "...\n"),
     *("[", "]", "{", "}", "'", '"', "|\n  ", ">\n  ", "? ", "&a ", "*a", "<<: ", "%YAML 1.1\n", "@", "`"),

@@ -10,6 +10,7 @@ import pytest
 from distlaunch.job.fields import JOB, reference
 from distlaunch.job.spec import Binding, EnvValue, SecretKey, Timeouts, Volume
 from distlaunch.plan.unstarted import unstarted_advice
+from distlaunch.schedulers import job_keys
 from distlaunch.system.job_file import load_job
 from distlaunch.transports.container import Container
 from distlaunch.transports.ssh import Ssh
@@ -118,52 +119,72 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     ),
     "container.options": ("container: {image: i, options: [-v]}", "container.options", ("-v",)),
     "container.env": ("container: {image: i, env: {A: 1, B: null}}", "container.env", {"A": "1", "B": None}),
-    "grid_engine.nodes": ("nodes: 2\ngrid_engine: {nodes: 3}", "grid_engine.nodes", 3),
-    "grid_engine.queue": ("grid_engine: {queue: gpu}", "grid_engine.queue", "gpu"),
-    "grid_engine.project": ("grid_engine: {project: lab}", "grid_engine.project", "lab"),
-    "grid_engine.time": ("grid_engine: {time: 1d12h}", "grid_engine.time", "1d12h"),
+    "grid_engine.nodes": ("nodes: 2\ngrid_engine: {nodes: 3}", "sections.grid_engine.nodes", 3),
+    "grid_engine.queue": ("grid_engine: {queue: gpu}", "sections.grid_engine.queue", "gpu"),
+    "grid_engine.project": ("grid_engine: {project: lab}", "sections.grid_engine.project", "lab"),
+    "grid_engine.time": ("grid_engine: {time: 1d12h}", "sections.grid_engine.time", "1d12h"),
     "grid_engine.setup": (
         "grid_engine: {setup: [module load cuda]}",
-        "grid_engine.setup",
+        "sections.grid_engine.setup",
         ("module load cuda",),
     ),
-    "grid_engine.extra": ("grid_engine: {extra: [-p -100]}", "grid_engine.extra", ("-p -100",)),
-    "grid_engine.pe": ("grid_engine: {pe: mpi}", "grid_engine.pe", "mpi"),
-    "grid_engine.slots": ("grid_engine: {slots: 8}", "grid_engine.slots", 8),
-    "grid_engine.gpus": ("grid_engine: {gpus: gpu=8}", "grid_engine.gpus", "gpu=8"),
-    "pbs.nodes": ("nodes: 2\npbs: {nodes: 3}", "pbs.nodes", 3),
-    "pbs.queue": ("pbs: {queue: gpu}", "pbs.queue", "gpu"),
-    "pbs.project": ("pbs: {project: lab}", "pbs.project", "lab"),
-    "pbs.time": ("pbs: {time: 1d12h}", "pbs.time", "1d12h"),
-    "pbs.setup": ("pbs: {setup: [module load cuda]}", "pbs.setup", ("module load cuda",)),
-    "pbs.extra": ("pbs: {extra: [-p -100]}", "pbs.extra", ("-p -100",)),
-    "pbs.select": ("pbs: {select: 4:ngpus=8}", "pbs.select", "4:ngpus=8"),
-    "pbs.cpus": ("pbs: {cpus: 64}", "pbs.cpus", 64),
-    "pbs.gpus": ("pbs: {gpus: 8}", "pbs.gpus", 8),
-    "pbs.mem": ("pbs: {mem: 200gb}", "pbs.mem", "200gb"),
-    "pbs.account": ("pbs: {account: acc}", "pbs.account", "acc"),
-    "slurm.nodes": ("nodes: 2\nslurm: {nodes: 3}", "slurm.nodes", 3),
-    "slurm.partition": ("slurm: {partition: gpu}", "slurm.partition", "gpu"),
-    "slurm.account": ("slurm: {account: lab}", "slurm.account", "lab"),
-    "slurm.qos": ("slurm: {qos: high}", "slurm.qos", "high"),
-    "slurm.time": ("slurm: {time: 1d12h}", "slurm.time", "1d12h"),
-    "slurm.constraint": ("slurm: {constraint: a100}", "slurm.constraint", "a100"),
-    "slurm.gpus": ("slurm: {gpus: 'a100:8'}", "slurm.gpus", "a100:8"),
-    "slurm.gres": ("slurm: {gres: 'gpu:8'}", "slurm.gres", "gpu:8"),
-    "slurm.mem": ("slurm: {mem: 0}", "slurm.mem", 0),
-    "slurm.cpus_per_task": ("slurm: {cpus_per_task: 12}", "slurm.cpus_per_task", 12),
-    "slurm.exclusive": ("slurm: {exclusive: true}", "slurm.exclusive", True),
-    "slurm.nodelist": ("slurm: {nodelist: 'n[1-2]'}", "slurm.nodelist", "n[1-2]"),
-    "slurm.exclude": ("slurm: {exclude: n7}", "slurm.exclude", "n7"),
-    "slurm.dependency": ("slurm: {dependency: 'afterok:1'}", "slurm.dependency", "afterok:1"),
-    "slurm.signal": ("slurm: {signal: USR1@120}", "slurm.signal", "USR1@120"),
-    "slurm.comment": ("slurm: {comment: mine}", "slurm.comment", "mine"),
+    "grid_engine.extra": ("grid_engine: {extra: [-p -100]}", "sections.grid_engine.extra", ("-p -100",)),
+    "grid_engine.pe": ("grid_engine: {pe: mpi}", "sections.grid_engine.pe", "mpi"),
+    "grid_engine.slots": ("grid_engine: {slots: 8}", "sections.grid_engine.slots", 8),
+    "grid_engine.gpus": ("grid_engine: {gpus: gpu=8}", "sections.grid_engine.gpus", "gpu=8"),
+    "pbs.nodes": ("nodes: 2\npbs: {nodes: 3}", "sections.pbs.nodes", 3),
+    "pbs.queue": ("pbs: {queue: gpu}", "sections.pbs.queue", "gpu"),
+    "pbs.project": ("pbs: {project: lab}", "sections.pbs.project", "lab"),
+    "pbs.time": ("pbs: {time: 1d12h}", "sections.pbs.time", "1d12h"),
+    "pbs.setup": ("pbs: {setup: [module load cuda]}", "sections.pbs.setup", ("module load cuda",)),
+    "pbs.extra": ("pbs: {extra: [-p -100]}", "sections.pbs.extra", ("-p -100",)),
+    "pbs.select": ("pbs: {select: 4:ngpus=8}", "sections.pbs.select", "4:ngpus=8"),
+    "pbs.cpus": ("pbs: {cpus: 64}", "sections.pbs.cpus", 64),
+    "pbs.gpus": ("pbs: {gpus: 8}", "sections.pbs.gpus", 8),
+    "pbs.mem": ("pbs: {mem: 200gb}", "sections.pbs.mem", "200gb"),
+    "pbs.account": ("pbs: {account: acc}", "sections.pbs.account", "acc"),
+    "lsf.nodes": ("nodes: 2\nlsf: {nodes: 3}", "sections.lsf.nodes", 3),
+    "lsf.slots": ("lsf: {slots: 8}", "sections.lsf.slots", 8),
+    "lsf.gpus": ("lsf: {gpus: 'num=2:mode=shared'}", "sections.lsf.gpus", "num=2:mode=shared"),
+    "lsf.queue": ("lsf: {queue: gpu}", "sections.lsf.queue", "gpu"),
+    "lsf.project": ("lsf: {project: lab}", "sections.lsf.project", "lab"),
+    "lsf.time": ("lsf: {time: '36:00'}", "sections.lsf.time", "36:00"),
+    "lsf.setup": ("lsf: {setup: [module load cuda]}", "sections.lsf.setup", ("module load cuda",)),
+    "lsf.extra": ("lsf: {extra: [-x]}", "sections.lsf.extra", ("-x",)),
+    "flux.nodes": ("nodes: 2\nflux: {nodes: 3}", "sections.flux.nodes", 3),
+    "flux.cpus": ("flux: {cpus: 64}", "sections.flux.cpus", 64),
+    "flux.gpus": ("flux: {gpus: 8}", "sections.flux.gpus", 8),
+    "flux.queue": ("flux: {queue: gpu}", "sections.flux.queue", "gpu"),
+    "flux.bank": ("flux: {bank: lab}", "sections.flux.bank", "lab"),
+    "flux.time": ("flux: {time: 1d12h}", "sections.flux.time", "1d12h"),
+    "flux.setup": ("flux: {setup: [module load cuda]}", "sections.flux.setup", ("module load cuda",)),
+    "flux.extra": ("flux: {extra: [--exclusive]}", "sections.flux.extra", ("--exclusive",)),
+    "slurm.nodes": ("nodes: 2\nslurm: {nodes: 3}", "sections.slurm.nodes", 3),
+    "slurm.partition": ("slurm: {partition: gpu}", "sections.slurm.partition", "gpu"),
+    "slurm.account": ("slurm: {account: lab}", "sections.slurm.account", "lab"),
+    "slurm.qos": ("slurm: {qos: high}", "sections.slurm.qos", "high"),
+    "slurm.time": ("slurm: {time: 1d12h}", "sections.slurm.time", "1d12h"),
+    "slurm.constraint": ("slurm: {constraint: a100}", "sections.slurm.constraint", "a100"),
+    "slurm.gpus": ("slurm: {gpus: 'a100:8'}", "sections.slurm.gpus", "a100:8"),
+    "slurm.gres": ("slurm: {gres: 'gpu:8'}", "sections.slurm.gres", "gpu:8"),
+    "slurm.mem": ("slurm: {mem: 0}", "sections.slurm.mem", 0),
+    "slurm.cpus_per_task": ("slurm: {cpus_per_task: 12}", "sections.slurm.cpus_per_task", 12),
+    "slurm.exclusive": ("slurm: {exclusive: true}", "sections.slurm.exclusive", True),
+    "slurm.nodelist": ("slurm: {nodelist: 'n[1-2]'}", "sections.slurm.nodelist", "n[1-2]"),
+    "slurm.exclude": ("slurm: {exclude: n7}", "sections.slurm.exclude", "n7"),
+    "slurm.dependency": ("slurm: {dependency: 'afterok:1'}", "sections.slurm.dependency", "afterok:1"),
+    "slurm.signal": ("slurm: {signal: USR1@120}", "sections.slurm.signal", "USR1@120"),
+    "slurm.comment": ("slurm: {comment: mine}", "sections.slurm.comment", "mine"),
     "slurm.setup": (
         "slurm: {setup: [module load cuda, conda activate x]}",
-        "slurm.setup",
+        "sections.slurm.setup",
         ("module load cuda", "conda activate x"),
     ),
-    "slurm.extra": ("slurm: {extra: [--reservation=maint]}", "slurm.extra", ("--reservation=maint",)),
+    "slurm.extra": (
+        "slurm: {extra: [--reservation=maint]}",
+        "sections.slurm.extra",
+        ("--reservation=maint",),
+    ),
     "kubernetes.image": ("kubernetes: {image: a/b:1}", "kubernetes.image", "a/b:1"),
     "kubernetes.namespace": ("kubernetes: {image: a, namespace: ml}", "kubernetes.namespace", "ml"),
     "kubernetes.labels": (
@@ -294,7 +315,7 @@ def test_every_key_arrives_in_the_spec(load: Load, tmp_path: Path, key: str) -> 
 
 
 def test_the_table_above_has_every_key() -> None:
-    rows = [key for key, *_ in reference()]
+    rows = [key for key, *_ in reference(job_keys())]
     sections = {key for key in rows if any(other.startswith(f"{key}.") for other in rows)}
     assert set(KEYS) == set(rows) - sections | {"restarts", "launcher"}
 
@@ -474,8 +495,8 @@ def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
 
 def _documented_defaults() -> list[tuple[str, str]]:
     """Each default that is a word, a number or a duration; not those told in words, or another key's."""
-    rows = [(key, re.split("[:;]", default)[0]) for key, _, _, default in reference()]
-    names = {name for name, *_ in reference()}
+    rows = [(key, re.split("[:;]", default)[0]) for key, _, _, default in reference(job_keys())]
+    names = {name for name, *_ in reference(job_keys())}
     return [(key, value) for key, value in rows if value and " " not in value and value not in names]
 
 
@@ -486,8 +507,8 @@ def test_a_documented_default_can_be_written_out(load: Load, key: str, value: st
     needed = "image: x, " if section == "container" else ""
     setting = f"{section}: {{{needed}{inner}: {value}}}" if section else f"{key}: {value}"
     spec = load(f"script: x\n{setting}")
-    given = {"restarts": "restarts: {}", "container": "container: {image: x}"}.get(section, "")
-    plain = load(f"script: x\n{given}")
+    given = {key: f"{key}: {{}}" for key in ("restarts", "slurm")} | {"container": "container: {image: x}"}
+    plain = load(f"script: x\n{given.get(section, '')}")
     assert spec._replace(places={}) == plain._replace(places={})
 
 
@@ -578,7 +599,7 @@ def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_foreign_name_leads_to_a_key_that_exists() -> None:
-    known = {key for key, *_ in reference()}
+    known = {key for key, *_ in reference(job_keys())}
     assert {name for name in JOB.foreign.values() if name != "run --detach"} <= known
     assert not set(JOB.foreign) & set(JOB.fields)
 

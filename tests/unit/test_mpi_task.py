@@ -2,8 +2,8 @@
 
 import pytest
 
-from distlaunch.allocation.mpi_task import mpi_task
 from distlaunch.errors import UsageError
+from distlaunch.schedulers.task import mpi_task
 from distlaunch.system.pmi import node_of
 from tests.unit.tasks import task_environment
 

@@ -1,17 +1,17 @@
 """Pods that run already: what kubectl lists, and what a job makes of it."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
-from distlaunch.allocation.pods import exec_words, pods_argv, pods_listed
 from distlaunch.errors import JobError
 from distlaunch.job.build import build_spec
 from distlaunch.job.spec import JobSpec, Surroundings
+from distlaunch.kubernetes.running import Kubectl, exec_words, pods_argv, pods_listed, reach_pod
 from distlaunch.system.yaml_document import parse
 from distlaunch.transports.failure import Kind, ProcessEnd
-from distlaunch.transports.transport import Command
 
 
 def pod(name: str, address: str, **changes: Any) -> dict[str, Any]:
@@ -36,7 +36,8 @@ THREE = listing(pod("t-10", "10.0.0.3"), ENDING, pod("t-2", "10.0.0.2"), PENDING
 
 def job(text: str, listed: str = THREE) -> JobSpec:
     document = parse(f"script: t.py\n{text}", "job.yaml")
-    around = Surroundings("/p", "/home/me", {}, allocation=pods_listed(listed, "app=t", None))
+    found, reach = pods_listed(listed, "app=t", None), partial(reach_pod, "ml")
+    around = Surroundings("/p", "/home/me", {}, allocation=found, reach=reach)
     return build_spec(document, "job.yaml", around)
 
 
@@ -76,9 +77,7 @@ def test_a_jobs_nodes_are_pods() -> None:
     section = "launcher: kubernetes\nkubernetes: {selector: app=t, namespace: ml}\n"
     spec = job(f"{section}nodes: 2\nspares: rest")
     words = (*("kubectl", "exec", "--stdin", "--namespace=ml", "--container=main"), "{host}", "--")
-    assert [node.reach for node in spec.pool] == [
-        Command(name, words, scheduler="kubernetes") for name in ("t-1", "t-2", "t-10")
-    ]
+    assert [node.reach for node in spec.pool] == [Kubectl(name, words) for name in ("t-1", "t-2", "t-10")]
     assert [(node.address, node.gpus) for node in spec.pool] == [
         (f"10.0.0.{number}", 4) for number in (1, 2, 3)
     ]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.allocation.allocation import Allocation
+from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts
 from distlaunch.runs.replay import loaded, replay
@@ -136,7 +136,9 @@ class World:
         self._quiet = False
         self.finished = 0
         self._fates = itertools.cycle(fates)
-        spec = spec_of(text)._replace(allocation=Allocation("slurm", "17", ()) if fates else None)
+        spec = spec_of(text)._replace(
+            allocation=Allocation("slurm", "Slurm", "17", (), answers=True) if fates else None
+        )
         if launchers:
             spec = _with_launchers(spec)
         self.state, first = begin(spec, self.now, CHANCE)

@@ -11,11 +11,12 @@ from hypothesis import given
 
 from distlaunch.errors import JobError
 from distlaunch.job.fields import json_schema, reference
+from distlaunch.schedulers import job_keys
 from tests.unit.samples import bounded, job_documents, spec_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB_FILES = sorted(path for path in CONFIGS.rglob("*.yaml"))
-SCHEMA = jsonschema.Draft202012Validator(json_schema())
+SCHEMA = jsonschema.Draft202012Validator(json_schema(job_keys()))
 
 
 def errors_of(document: object) -> list[str]:
@@ -23,7 +24,7 @@ def errors_of(document: object) -> list[str]:
 
 
 def test_the_schema_is_a_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(json_schema())
+    jsonschema.Draft202012Validator.check_schema(json_schema(job_keys()))
 
 
 @pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
@@ -107,6 +108,6 @@ def test_plain_mistakes_are_marked(text: str) -> None:
 
 
 def test_every_key_of_the_reference_is_described_in_the_schema() -> None:
-    text = json.dumps(json_schema())
-    for _, _, explanation, _ in reference():
+    text = json.dumps(json_schema(job_keys()))
+    for _, _, explanation, _ in reference(job_keys()):
         assert json.dumps(explanation)[1:-1] in text

@@ -5,19 +5,18 @@ import time
 import pytest
 
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
-from distlaunch.allocation.allocation import AllocatedNode, Allocation
-from distlaunch.allocation.find import find_allocation
-from distlaunch.allocation.slurm import count_gpus, expand_counts, expand_nodelist
-from distlaunch.allocation.slurm_task import slurm_task
-from distlaunch.allocation.task import Task, check_devices, check_master
 from distlaunch.errors import UsageError
-from distlaunch.launch.slurm_fate import Fate, job_fate
+from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.plan.gathering import ports_for
+from distlaunch.schedulers import allocation_in
+from distlaunch.schedulers.slurm import ADVICE, count_gpus, expand_counts, scheduler
+from distlaunch.schedulers.task import Task, check_devices, check_master
 from distlaunch.supervisor.actions import AskScheduler, Close, GiveNotice
 from distlaunch.supervisor.events import AgentLeaving, AllocationTold, Interrupted, Noticed
 from distlaunch.supervisor.state import Phase
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import Slurm
+from distlaunch.wording import expand_nodelist
 from tests.unit.tasks import task_environment
 from tests.unit.test_restarts import Job, gone, text_of
 from tests.unit.test_supervisor import Actions, exited, texts
@@ -80,11 +79,11 @@ HET = {
 
 def test_an_allocation() -> None:
     nodes = tuple(AllocatedNode(f"host{i}", gpus=2) for i in (1, 2, 3))
-    assert find_allocation(PLAIN) == Allocation("slurm", "17", nodes)
-    asked = find_allocation(PLAIN | {"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"})
+    assert allocation_in(PLAIN) == Allocation("slurm", "Slurm", "17", nodes, answers=True)
+    asked = allocation_in(PLAIN | {"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"})
     assert asked is not None
     assert [node.procs for node in asked.nodes] == [2, 2, 1]
-    assert find_allocation({"SLURM_CONF": "/etc/slurm.conf"}) is None
+    assert allocation_in({"SLURM_CONF": "/etc/slurm.conf"}) is None
 
 
 def test_a_heterogeneous_allocation() -> None:
@@ -92,7 +91,7 @@ def test_a_heterogeneous_allocation() -> None:
         AllocatedNode("host1", 1, None, 0),
         *(AllocatedNode(h, None, 2, 1) for h in ("host2", "host3")),
     )
-    assert find_allocation(HET) == Allocation("slurm", "10", (first, *others))
+    assert allocation_in(HET) == Allocation("slurm", "Slurm", "10", (first, *others), answers=True)
 
 
 # Steps
@@ -183,11 +182,15 @@ def local(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
+def job_fate(text: str, starts: int = 0) -> AllocationTold:
+    return scheduler.fate(starts, text, time.time())
+
+
 def test_a_jobs_fate() -> None:
     begin = 1_790_000_000.0
     times = {"StartTime": local(begin), "EndTime": local(begin + 600)}
-    assert job_fate(shown(**times)) == Fate(False, "", begin + 600)
-    assert job_fate(shown(EndTime="Unknown")) == Fate(False)
+    assert scheduler.fate(0, shown(**times), begin) == AllocationTold(False, "", 600)
+    assert job_fate(shown(EndTime="Unknown")) == AllocationTold(False)
     ending = {"JobState": "COMPLETING", **times}
     assert job_fate(shown(**ending)).why == "reached its time limit"
     early = ending | {"EndTime": local(begin + 60)}
@@ -195,7 +198,7 @@ def test_a_jobs_fate() -> None:
     assert job_fate(shown(**early, Reason="NodeDown")).why == "lost a node"
     assert job_fate(shown(**early | {"EndTime": "Unknown"})).why == "was requeued"
     assert job_fate(shown(JobState="TIMEOUT")).why == "reached its time limit"
-    assert job_fate("slurm_load_jobs error: Invalid job id specified") == Fate(None)
+    assert job_fate("slurm_load_jobs error: Invalid job id specified") == AllocationTold(None)
 
 
 def test_what_slurm_says_of_a_later_start_means_that_ours_was_requeued() -> None:
@@ -214,10 +217,13 @@ def test_a_job_goes_on_by_request_only_where_slurm_leaves_that_open() -> None:
 # Supervision inside an allocation
 
 
+SLURM_JOB = Allocation("slurm", "Slurm", "17", (), answers=True)
+
+
 def inside(*lines: str) -> Job:
     """A running job of two nodes that may restart, inside an allocation."""
     job = Job(text_of("[a, b]", *lines))
-    job.state = job.state._replace(spec=job.state.spec._replace(allocation=Allocation("slurm", "17", ())))
+    job.state = job.state._replace(spec=job.state.spec._replace(allocation=SLURM_JOB))
     return job.started()
 
 
@@ -320,8 +326,8 @@ TASK = {
 
 
 def test_a_tasks_place_and_what_it_gets() -> None:
-    task = slurm_task(TASK)
-    assert task == Task("17.2", "17", 4, 5, 0, 1, 2, 3, ("host1", "host2", "host3"), ("host1",), 2, 3)
+    task = scheduler.task(TASK)
+    assert task == Task("17.2", "17", 4, 5, 0, 1, 2, 3, ("host1", "host2", "host3"), ("host1",), 2, 3, ADVICE)
     env = task_environment(task, TASK, ("host1", 12345))
     wanted = {
         "RANK": "4",
@@ -354,12 +360,12 @@ def test_a_tasks_place_and_what_it_gets() -> None:
 )
 def test_variables_that_contradict_each_other_are_told(changes: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        slurm_task(TASK | changes)
+        scheduler.task(TASK | changes)
     assert said in str(caught.value)
 
 
 def test_tasks_that_can_not_have_a_gpu_each_are_told() -> None:
-    task = slurm_task(TASK)
+    task = scheduler.task(TASK)
     check_devices(task._replace(local_size=2), TASK)
     check_devices(task._replace(devices=None, local_size=8), {})
     with pytest.raises(UsageError, match="instead of --gpus-per-task"):
@@ -382,10 +388,10 @@ def test_tasks_that_can_not_have_a_gpu_each_are_told() -> None:
 )
 def test_a_master_of_another_step_is_told(given: dict[str, str], said: str) -> None:
     if not said:
-        check_master(slurm_task(TASK), given)
+        check_master(scheduler.task(TASK), given)
         return
     with pytest.raises(UsageError) as caught:
-        check_master(slurm_task(TASK), given)
+        check_master(scheduler.task(TASK), given)
     assert said in str(caught.value)
 
 

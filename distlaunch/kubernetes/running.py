@@ -1,14 +1,54 @@
-"""Pods that are there already, as `kubectl get pods` lists them."""
+"""Pods that run already, as `kubectl get pods` lists them: hosts for a job, reached by `kubectl exec`."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from distlaunch.allocation.allocation import AllocatedNode, Allocation
+from distlaunch.errors import UsageError, reason
+from distlaunch.job.allocation import AllocatedNode, Allocation
+from distlaunch.schedulers.queue import printed
+from distlaunch.transports.failure import Kind
+from distlaunch.transports.transport import OfScheduler
 
 GPU = re.compile(r".*/(?:gpu|mig-)")
 """Resources that are GPUs, of whatever kind."""
+_NAMED = "or list the pods in nodes, with launcher.command"
+
+
+class Kubectl(OfScheduler):
+    """A pod, by kubectl."""
+
+    failures = (
+        (Kind.UNRESOLVED, r"pods .* not found|\(NotFound\)"),
+        (Kind.TASK_REFUSED, r"\(Forbidden\)|[Cc]annot create resource|\(Unauthorized\)|must be logged in"),
+        (Kind.NODE_DOWN, r"container not found|cannot exec (?:into|in) a|completed pod"),
+        (
+            Kind.UNREACHABLE,
+            r"[Uu]nable to connect|connection (?:refused|timed out)|i/o timeout|error dialing",
+        ),
+    )
+    failed = 1
+    advised: ClassVar = {Kind.TASK_REFUSED: "try `kubectl auth can-i create pods --subresource=exec`"}
+
+
+def pods_here(selector: str, namespace: str | None, container: str | None) -> Allocation:
+    """List the running pods that a selector means, as kubectl sees them. Raises `UsageError`."""
+    command = pods_argv(selector, namespace)
+    try:
+        found = pods_listed(printed(tuple(command), _NAMED), selector, container)
+    except OSError as error:
+        raise UsageError(f"can't list the pods: kubectl: {reason(error)}; {_NAMED}") from None
+    except ValueError as error:
+        raise UsageError(f"can't read what `{' '.join(command)}` prints: {error}") from None
+    if not found.nodes:
+        raise UsageError(f"no running pod matches {selector}: see `{' '.join(command[:-1])}`")
+    return found
+
+
+def reach_pod(namespace: str | None, node: AllocatedNode) -> Kubectl:
+    """Return what reaches a pod."""
+    return Kubectl(node.host, exec_words(namespace, node.container))
 
 
 def pods_argv(selector: str, namespace: str | None) -> list[str]:
@@ -33,7 +73,7 @@ def pods_listed(text: str, selector: str, container: str | None) -> Allocation:
         nodes = tuple(node for pod in pods for node in _node(pod, container))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a list of pods: {type(error).__name__}: {error}") from None
-    return Allocation("kubernetes", selector, nodes)
+    return Allocation("kubernetes", f"Kubernetes ({selector})", "", nodes)
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

@@ -1,13 +1,14 @@
-"""A job that its scheduler starts again: what went before, and how it is asked for."""
+"""A job that its scheduler starts again: what went before, and how another start is asked for."""
 
 import os
 from collections.abc import Callable
 
-from distlaunch.allocation.allocation import Allocation
 from distlaunch.errors import DistlaunchError
+from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import Earlier, JobSpec
 from distlaunch.runs.folder import run_in
 from distlaunch.runs.index import Begun, Starts
+from distlaunch.schedulers import load
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import State
 
@@ -44,10 +45,8 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
         return
     tell(f"requeueing {allocation.name}, {made + 1} of {most}")
     starts.note_requeue()
-    from distlaunch.batch.slurm import requeue
-
     try:
-        requeue(allocation.job)  # which may kill us at once
+        load(allocation.scheduler).requeue(allocation.job)  # which may kill us at once
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")
 

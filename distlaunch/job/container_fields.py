@@ -1,9 +1,7 @@
-"""The keys that schedulers and containers have in a job file: a part of the table in `fields.py`."""
+"""The keys that Kubernetes and containers have in a job file: a part of the table in `fields.py`."""
 
 from typing import get_args
 
-from distlaunch.job.engine_options import GridEngineOptions, PbsOptions
-from distlaunch.job.slurm_options import SlurmOptions
 from distlaunch.job.spec import KubernetesOptions, Resources, SecretKey, Volume
 from distlaunch.job.types import (
     ENV,
@@ -12,8 +10,6 @@ from distlaunch.job.types import (
     Duration,
     Either,
     Field,
-    Integer,
-    Lines,
     ListOf,
     MapOf,
     OrNone,
@@ -25,94 +21,6 @@ from distlaunch.job.types import (
     built,
 )
 from distlaunch.transports.container import Container, Runtime
-
-_CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
-TIME = Text('a time such as "12h" or "1-12:00:00"', rf"{_CLOCK}|(?:[0-9]+[dhms])+")
-
-ALLOCATED = Field(Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes")
-SETUP = Field(Lines(), "Shell commands to run first on the first node, such as module load.")
-
-SLURM = Record(
-    {
-        "nodes": ALLOCATED,
-        "partition": Field(LINE, "Partition, or several, with commas."),
-        "account": Field(LINE, "Account to charge."),
-        "qos": Field(LINE, "Quality of service."),
-        "time": Field(TIME, 'Time limit: "12h", "1d12h" or Slurm\'s "1-12:00:00".', "the partition's"),
-        "constraint": Field(LINE, "Features that the nodes must have."),
-        "gpus": Field(
-            Either(number=Integer(0), text=LINE), "GPUs of each node, a100:8 for a type.", "gpus_per_node"
-        ),
-        "gres": Field(LINE, "Other resources of each node; replaces gpus."),
-        "mem": Field(Either(number=Integer(0), text=LINE), "Memory of each node, e.g. 200G; 0 = all."),
-        "cpus_per_task": Field(Integer(1), "CPUs for each worker."),
-        "exclusive": Field(Switch(), "Share the nodes with no other job."),
-        "nodelist": Field(LINE, "Hosts that must be among the nodes."),
-        "exclude": Field(LINE, "Hosts that must not."),
-        "dependency": Field(LINE, "What to wait for, e.g. afterok:1234."),
-        "signal": Field(
-            Text('a signal such as "USR1@120"', r"(?:R:)?[A-Z][A-Z0-9]*(?:@[0-9]{1,5})?"),
-            "The notice before the time limit: USR1@120 comes two minutes before; see on_notice.",
-        ),
-        "comment": Field(LINE, "A comment on the job."),
-        "setup": SETUP,
-        "extra": Field(
-            ListOf(Text('an option such as "--reservation=maint"', r"--?[A-Za-z][^\0\n]*")),
-            "Any other options of sbatch.",
-        ),
-    },
-    makes=SlurmOptions,
-    foreign={
-        "gpus_per_node": "gpus",
-        "walltime": "time",
-        "memory": "mem",
-        "cpus": "cpus_per_task",
-        "queue": "partition",
-        "time_limit": "time",
-        "feature": "constraint",
-        "options": "extra",
-        "sbatch_options": "extra",
-        "modules": "setup",
-    },
-)
-
-WALLTIME = Text('a time such as "12h" or "36:00:00"', r"[0-9]+:[0-9]{2}:[0-9]{2}|(?:[0-9]+[dhms])+")
-QSUB_OPTIONS = ListOf(Text('an option such as "-p -100"', r"-[A-Za-z][^\0\n]*"))
-_OF_BATCH = {"walltime": "time", "time_limit": "time", "options": "extra", "modules": "setup"}
-
-GRID_ENGINE = Record(
-    {
-        "nodes": ALLOCATED,
-        "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists them."),
-        "slots": Field(Integer(1), "Slots of each node.", "its workers"),
-        "gpus": Field(LINE, "The request for GPUs, as -l takes it, e.g. gpu=8.", "as gpu=gpus_per_node"),
-        "queue": Field(LINE, "Queue."),
-        "project": Field(LINE, "Project to charge."),
-        "time": Field(WALLTIME, 'Time limit (h_rt): "12h" or "36:00:00".', "the queue's"),
-        "setup": SETUP,
-        "extra": Field(QSUB_OPTIONS, "Any other options of qsub."),
-    },
-    makes=GridEngineOptions,
-    foreign={**_OF_BATCH, "parallel_environment": "pe", "h_rt": "time"},
-)
-
-PBS = Record(
-    {
-        "nodes": ALLOCATED,
-        "select": Field(LINE, "What to select, instead of nodes, cpus, gpus and mem: 4:ncpus=64:ngpus=8."),
-        "cpus": Field(Integer(1), "CPUs of each node (ncpus).", "its workers"),
-        "gpus": Field(Integer(0), "GPUs of each node (ngpus).", "gpus_per_node"),
-        "mem": Field(LINE, "Memory of each node, e.g. 200gb."),
-        "queue": Field(LINE, "Queue."),
-        "project": Field(LINE, "Project (-P)."),
-        "account": Field(LINE, "Account to charge (-A)."),
-        "time": Field(WALLTIME, 'Time limit (walltime): "12h" or "36:00:00".', "the queue's"),
-        "setup": SETUP,
-        "extra": Field(QSUB_OPTIONS, "Any other options of qsub."),
-    },
-    makes=PbsOptions,
-    foreign={**_OF_BATCH, "ncpus": "cpus", "ngpus": "gpus", "memory": "mem"},
-)
 
 KUBE_NAME = Text("a name in lower case such as gpu-jobs", r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 KUBE_KEYS = r"(?:[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9](?:[-_.A-Za-z0-9]*[A-Za-z0-9])?"

@@ -1,0 +1,109 @@
+"""Flux: see flux-batch(1), flux-jobs(1), flux-cancel(1) and flux-environment(7).
+
+Written from its manuals: none of it was seen on a live system. Hosts are reached over ssh, because flux exec
+ends what it passes on at the first zero byte.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from distlaunch.job.allocation import Allocation
+from distlaunch.job.spec import JobSpec
+from distlaunch.job.types import LINE, Field, Integer, Record, Text, seconds_in
+from distlaunch.schedulers import queue, script, task
+
+_TASKS = task.Names(
+    *("flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_ID"),
+    nodes="FLUX_JOB_NNODES",
+)
+QUEUED = "DISTLAUNCH_QUEUED"
+"""The job's ID in the queue, as a number: a batch script's own instance has no variable for it."""
+_WAITING, _GOING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN", "CLEANUP")
+
+
+class Flux(script.BatchScheduler):
+    """Flux, whose commands print IDs in a form of their own, and take the numbers that are used here."""
+
+    name, title = "flux", "Flux"
+    tasks = _TASKS
+    mark = "#flux:"
+    ends = ("flux", "cancel")  # sends SIGTERM, and SIGKILL seconds later
+    hurries = ("flux", "job", "kill", "-s", "SIGTERM")
+    over = re.compile(r"inactive|unknown", re.IGNORECASE)
+    section = Record(
+        {
+            "nodes": script.NODES,
+            "cpus": Field(Integer(1), "Cores of each node.", "its workers"),
+            "gpus": Field(Integer(0), "GPUs of each node.", "gpus_per_node"),
+            "queue": script.QUEUE,
+            "bank": Field(LINE, "Bank to charge."),
+            "time": Field(
+                Text('a time such as "12h"', r"(?:[0-9]+[dhms])+"),
+                'Time limit: "12h" or "1d12h".',
+                "the queue's",
+            ),
+            "setup": script.SETUP,
+            "extra": script.other_options(
+                "flux batch",
+                "--exclusive",
+                r"(?P<output>--(?:output|error)\b)|--(?:job-name|wrap)\b",
+                r"--?[A-Za-z][^\0\n]*",
+            ),
+        },
+        foreign={**script.FOREIGN, "account": "bank", "project": "bank", "cores": "cpus"},
+    )
+
+    def listing(self, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the command, as no variable has the hosts."""
+        return ("flux", "hostlist", "--expand", "local")
+
+    def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
+        """Return the hosts without slots, which Flux does not list."""
+        own, queued = environ.get("FLUX_JOB_ID", ""), environ.get(QUEUED, "")
+        found = queue.listed_nodes(self.title, ((host, 1) for host in listed.split()), environ)
+        nodes = tuple(node._replace(procs=None) for node in found)
+        return Allocation(self.name, self.title, own or queued, nodes, bool(queued and not own))
+
+    def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
+        """Request one slot for each node."""
+        asked = self.asked(spec)
+        gpus, name = asked.get("gpus", spec.nodes[0].gpus), script.plain_name(spec.name)
+        yield f"--job-name={name}"
+        yield from (f"{flag}={self.node_count(spec)}" for flag in ("--nodes", "--nslots"))
+        yield f"--cores-per-slot={asked.get('cpus') or script.workers(spec, gpus)}"
+        if gpus:
+            yield f"--gpus-per-slot={gpus}"
+        yield from script.given(asked, {"queue": "--queue", "bank": "--bank"}, "=")
+        if "time" in asked:
+            yield f"--time-limit={seconds_in(asked['time']):.0f}s"
+        own = queue.output_path(spec.logs.folder, "{{id.dec}}", self.name)
+        yield script.option(
+            "--output", own if followed else f"{script.workdir(spec)}/{name}.o{{{{id}}}}", "="
+        )
+        yield from asked.get("extra", ())
+
+    def opening(self, spec: JobSpec) -> Sequence[str]:
+        """Set the variable by which the job knows its ID."""
+        return "", f'export {QUEUED}="$(flux job id --to=dec "$(flux getattr jobid)")"'
+
+    def submit(self, script: str) -> str:
+        """Submit by `flux batch`."""
+        printed = queue.call(self.title, "flux", "batch", script).strip()
+        said = queue.call(self.title, "flux", "job", "id", "--to=dec", printed)
+        return queue.job_id(r"^\d+$", "flux job id", said)
+
+    def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
+        """Look by `flux jobs`, which lists jobs that are over, too."""
+        asked = ("jobs", "-n", "--color=never", "-o", "{id.dec}|{status}")
+        said = queue.call(self.title, "flux", *asked, *jobs, forgives=self.over)
+        rows = (line.strip().split("|", 1) for line in said.splitlines() if "|" in line)
+        return {job: queued(state.strip()) for job, state in rows}
+
+
+scheduler = Flux()
+
+
+def queued(state: str) -> queue.Queued:
+    """Translate the word of `flux jobs` for a job; of one that is over it says how it ended."""
+    stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
+    return queue.Queued(queue.CANCELLED if state == "CANCELED" else state, "", stage)

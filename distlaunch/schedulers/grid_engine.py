@@ -1,0 +1,141 @@
+"""Grid Engine: see sge_pe(5), qsub(1), qstat(1), qdel(1) and sge_submit(1)."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from distlaunch.job.allocation import Allocation
+from distlaunch.job.spec import JobSpec
+from distlaunch.job.types import LINE, Field, Integer, Record
+from distlaunch.schedulers import queue, script
+from distlaunch.transports.failure import Kind
+from distlaunch.transports.transport import OfScheduler
+
+# No XML parser: versions differ in what they declare, and names of jobs are not always escaped.
+_JOB = re.compile(r"<JB_job_number>(\d+)</JB_job_number>.*?<state>(\w+)</state>", re.DOTALL)
+_END = "</job_info>"
+
+
+class Qrsh(OfScheduler):
+    """A host by `qrsh -inherit`, which starts a task of the job there."""
+
+    failures = (
+        (Kind.TASK_REFUSED, r"didn't accept task|not in the parallel environment|no free slots"),
+        (Kind.NO_ALLOCATION, r"JOB_ID|job .* (?:does not exist|is unknown)|unknown job"),
+        (Kind.UNRESOLVED, r"can't resolve host ?name|unknown host"),
+        (Kind.UNREACHABLE, r"can't find connection|failed sending task to execd|timeout|timed out"),
+    )
+    failed = 1
+    advised: ClassVar = {
+        Kind.TASK_REFUSED: "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it",
+        Kind.NO_ALLOCATION: "the job is over: see `qstat -j $JOB_ID`",
+    }
+    tools = "SGE_BINARY_PATH"
+
+
+class GridEngine(script.BatchScheduler):
+    """Grid Engine, in all its descendants."""
+
+    name, title = "grid-engine", "Grid Engine"
+    mark = "#$"
+    ends = ("qdel",)  # `qdel -f` is the administrators', and only for hosts that do not answer
+    over = re.compile("does not exist")
+    warns = False  # only if a script asks for it, as those that we submit do
+    section = Record(
+        {
+            "nodes": script.NODES,
+            "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists them."),
+            "slots": Field(Integer(1), "Slots of each node.", "its workers"),
+            "gpus": Field(LINE, "The request for GPUs, as -l takes it, e.g. gpu=8.", "as gpu=gpus_per_node"),
+            "queue": script.QUEUE,
+            "project": Field(LINE, "Project to charge."),
+            "time": Field(script.WALLTIME, 'Time limit (h_rt): "12h" or "36:00:00".', "the queue's"),
+            "setup": script.SETUP,
+            "extra": script.other_options(
+                "qsub", "-p -100", r"-(?:(?P<array>t)|(?P<output>[oe])|[jNSr]|sync)(?![\w-])"
+            ),
+        },
+        foreign={**script.FOREIGN, "parallel_environment": "pe", "h_rt": "time"},
+    )
+
+    def listing(self, environ: Mapping[str, str]) -> str:
+        """Return PE_HOSTFILE, which a job without a parallel environment lacks."""
+        return environ.get("PE_HOSTFILE", "")
+
+    def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
+        """Return the hosts; a job of an array, which the queue knows by another ID, is not `queued`."""
+        task = environ.get("SGE_TASK_ID", "undefined")
+        job = environ["JOB_ID"] + ("" if task in ("", "undefined") else f".{task}")
+        nodes = queue.listed_nodes(self.title, _slots(environ, listed), environ)
+        # Of an interactive one it is QRSH or QLOGIN. ENVIRONMENT=BATCH, as in submit(1), is not set by 8.1.9.
+        queued = environ.get("JOB_SCRIPT", "").startswith("/") and job.isdecimal()
+        return Allocation(self.name, self.title, job, nodes, queued)
+
+    def command(self, host: str) -> Qrsh:
+        """Start a task of the job there."""
+        return Qrsh(host, ("qrsh", "-inherit", "-V", "{host}"), True)
+
+    def mistakes(self, spec: JobSpec) -> Iterator[tuple[str, str]]:
+        """Miss the parallel environment that several slots need."""
+        asked, node = self.asked(spec), spec.nodes[0]
+        slots = asked.get("slots") or node.procs or node.gpus or 1
+        if not asked.get("pe") and slots * (asked.get("nodes") or len(spec.nodes)) > 1:
+            yield "grid_engine.pe", "name a parallel environment: `qconf -spl` lists them"
+
+    def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
+        """Write options of qsub; a job that is followed begins where it was submitted, as with Slurm."""
+        asked, node = self.asked(spec), spec.nodes[0]
+        yield "-S /bin/bash"
+        yield f"-N {script.plain_name(spec.name)}"
+        if "pe" in asked:
+            slots = (asked.get("slots") or script.workers(spec)) * self.node_count(spec)
+            yield f"{script.option('-pe', asked['pe'])} {slots}"
+        if gpus := asked.get("gpus") or (f"gpu={node.gpus}" if node.gpus else ""):
+            yield script.option("-l", gpus)
+        yield from script.given(asked, {"queue": "-q", "project": "-P"})
+        if "time" in asked:
+            yield f"-l h_rt={script.clock(asked['time'])}"
+        yield "-j y"
+        own = queue.output_path(spec.logs.folder, "$JOB_ID", self.name)
+        yield script.option("-o", own if followed else f"{script.workdir(spec)}/$JOB_NAME.o$JOB_ID")
+        yield "-r n"
+        if followed:
+            yield "-cwd"
+        if followed or "on_notice" in spec.places:
+            yield "-notify"
+        yield from asked.get("extra", ())
+
+    def submit(self, script: str) -> str:
+        """Submit by qsub."""
+        return queue.job_id(r"^\d+$", "qsub", queue.call(self.title, "qsub", "-terse", script))
+
+    def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
+        """Look by qstat, which does not list jobs that are over."""
+        said = queue.call(self.title, "qstat", "-u", queue.user_name(), "-xml")
+        if _END not in said:  # an answer that is cut off must not mean that all jobs are over
+            raise queue.unexpected("qstat", said)
+        return {job: state for job, state in jobs_in(said).items() if job in jobs}
+
+
+scheduler = GridEngine()
+
+
+def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
+    """Read lines of `host slots queue processors`; a host has one for each of its queues."""
+    if not environ.get("PE_HOSTFILE"):
+        yield environ["HOSTNAME"], 1
+    for line in queue.lines_of(listed):
+        host, *rest = line.split()
+        yield host, queue.slots_in(rest[0] if rest else "", line)
+
+
+def jobs_in(said: str) -> dict[str, queue.Queued]:
+    """Read what `qstat -xml` prints; the jobs by their IDs."""
+    return {job: _queued(letters, job) for job, letters in _JOB.findall(said)}
+
+
+def _queued(letters: str, job: str) -> queue.Queued:
+    if "E" in letters:
+        return queue.Queued(letters, f"can't start: `qstat -j {job}` says why", "waits")
+    goes: queue.Stage = "waits" if "w" in letters and "d" not in letters else "goes"
+    return queue.Queued(letters, "", "over" if "z" in letters else goes)

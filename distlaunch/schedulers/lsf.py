@@ -1,0 +1,158 @@
+"""LSF: see bsub(1), bjobs(1), bkill(1), blaunch(1) and "Environment variables set for job execution".
+
+Written from its manuals: none of it was seen on a live system.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from distlaunch.job.allocation import Allocation
+from distlaunch.job.spec import JobSpec
+from distlaunch.job.types import LINE, Either, Field, Integer, Record, Text, seconds_in
+from distlaunch.schedulers import queue, script, task
+from distlaunch.transports.failure import Kind
+from distlaunch.transports.transport import OfScheduler
+
+_TASKS = task.Names(
+    *("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "LSB_JOBID"),
+    local_size="JSM_NAMESPACE_LOCAL_SIZE",
+)
+_WAITING, _ENDED = ("PEND", "PSUSP", "WAIT"), ("DONE", "EXIT")
+
+
+class Blaunch(OfScheduler):
+    """A host by blaunch, which must not end by the signals that announce the job's end.
+
+    LSF sends them to all of the job's processes.
+    """
+
+    failures = (
+        (Kind.TASK_REFUSED, r"not (?:allocated|part of|in) .*(?:job|allocation)|[Ii]nvalid host"),
+        (Kind.NO_ALLOCATION, r"LSB_JOBID|only .* (?:under|within) .*LSF|[Jj]ob .* not found"),
+        (Kind.UNREACHABLE, r"Failed in .*connect|connection (?:refused|timed out)|not responding"),
+    )
+    failed = 255
+    advised: ClassVar = {
+        Kind.TASK_REFUSED: "try `blaunch HOST hostname`; `--set launcher=ssh` does without it",
+        Kind.NO_ALLOCATION: "the job is over: see `bjobs -l $LSB_JOBID`",
+    }
+    tools = "LSF_BINDIR"
+    deaf = True
+
+
+class Lsf(script.BatchScheduler):
+    """LSF, by its own commands."""
+
+    name, title = "lsf", "LSF"
+    tasks = _TASKS
+    mark = "#BSUB"
+    ends = ("bkill",)  # sends SIGINT, later SIGTERM and SIGKILL
+    hurries = ("bkill", "-s", "TERM")
+    over = re.compile(r"is not found|already finished|No matching job", re.IGNORECASE)
+    section = Record(
+        {
+            "nodes": script.NODES,
+            "slots": Field(Integer(1), "Slots of each node (span[ptile]).", "its workers"),
+            "gpus": Field(
+                Either(number=Integer(0), text=LINE),
+                "GPUs of each node, or what -gpu takes.",
+                "gpus_per_node",
+            ),
+            "queue": script.QUEUE,
+            "project": Field(LINE, "Project to charge (-P)."),
+            "time": Field(
+                Text('a time such as "12h" or "36:00"', r"[0-9]+:[0-9]{2}|(?:[0-9]+[dhms])+"),
+                'Time limit (-W): "12h" or "36:00".',
+                "the queue's",
+            ),
+            "setup": script.SETUP,
+            "extra": script.other_options(
+                "bsub", "-x", r"-(?:(?P<output>oo?|eo?)|(?P<wait>K)|J|rn?|I\w*)(?![\w-])"
+            ),
+        },
+        foreign={**script.FOREIGN, "ptile": "slots"},
+    )
+
+    def listing(self, environ: Mapping[str, str]) -> str:
+        """Return the file that long lists are in."""
+        return "" if environ.get("LSB_MCPU_HOSTS") else environ["LSB_DJOB_HOSTFILE"]
+
+    def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
+        """Return the hosts; a job of an array, which the queue knows by another ID, is not `queued`."""
+        index = environ.get("LSB_JOBINDEX", "0")
+        alone = index in ("", "0")
+        job = environ["LSB_JOBID"] + ("" if alone else f"[{index}]")
+        queued = alone and "LSB_JOBFILENAME" in environ and not environ.get("LSB_INTERACTIVE")
+        nodes = queue.listed_nodes(self.title, _slots(environ, listed), environ)
+        return Allocation(self.name, self.title, job, nodes, queued)
+
+    def command(self, host: str) -> Blaunch:
+        """Start a task of the job there."""
+        return Blaunch(host, ("blaunch", "{host}"), True)
+
+    def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
+        """Write options of bsub."""
+        asked = self.asked(spec)
+        gpus, name = asked.get("gpus", spec.nodes[0].gpus), script.plain_name(spec.name)
+        slots = asked.get("slots") or script.workers(spec, gpus if isinstance(gpus, int) else None)
+        yield f"-J {name}"
+        yield f"-n {slots * self.node_count(spec)}"
+        yield script.option("-R", f"span[ptile={slots}]")
+        if gpus:
+            yield script.option("-gpu", gpus if isinstance(gpus, str) else f"num={gpus}")
+        yield from script.given(asked, {"queue": "-q", "project": "-P"})
+        if "time" in asked:
+            yield f"-W {_minutes(asked['time'])}"
+        own = queue.output_path(spec.logs.folder, "%J", self.name)  # LSF appends its report to it
+        yield script.option("-o", own if followed else f"{script.workdir(spec)}/{name}.o%J")
+        yield "-rn"
+        yield from asked.get("extra", ())
+
+    def opening(self, spec: JobSpec) -> Sequence[str]:
+        """Print where output is looked for."""
+        told = "# LSF itself shows what a job prints only when it has ended."
+        return "", told, self.print_into(spec.logs.folder, "LSB_JOBID")
+
+    def submit(self, script: str) -> str:
+        """Submit by bsub, which reads scripts with options from standard input."""
+        said = queue.call(self.title, "bsub", stdin=script)
+        return queue.job_id(r"^Job <(\d+)> is submitted", "bsub", said)
+
+    def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
+        """Look by bjobs, which lists jobs that are over for an hour."""
+        asked = ("-noheader", "-o", "jobid stat exit_reason pend_reason delimiter='|'")
+        said = queue.call(self.title, "bjobs", *asked, *jobs, forgives=self.over)
+        rows = (line.split("|", 3) for line in said.splitlines() if line.count("|") >= 3)
+        return {job: queued(state, ended, reason.strip()) for job, state, ended, reason in rows}
+
+
+scheduler = Lsf()
+
+
+def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
+    """Read `host slots host slots …` in LSB_MCPU_HOSTS, else a line for each slot in the file."""
+    words = environ.get("LSB_MCPU_HOSTS", "").split()
+    if not words:
+        yield from ((line, 1) for line in queue.lines_of(listed))
+    for at in range(0, len(words), 2):
+        pair = words[at : at + 2]
+        yield pair[0], queue.slots_in(pair[-1] if len(pair) == 2 else "", " ".join(pair))
+
+
+def _minutes(text: str) -> str:
+    """Write `1d12h` as `36:00`; what is LSF's already stays."""
+    seconds = seconds_in(text)
+    if seconds is None:
+        return text
+    minutes = -(-int(seconds) // 60)
+    return f"{minutes // 60}:{minutes % 60:02}"
+
+
+def queued(state: str, ended: str = "-", waits: str = "-") -> queue.Queued:
+    """Translate the words of bjobs for a job, with the reasons why it ended, or waits."""
+    if ended.startswith("TERM_OWNER"):
+        return queue.Queued(queue.CANCELLED)
+    # One that it has lost contact with goes on, as far as we know.
+    stage: queue.Stage = "waits" if state in _WAITING else "over" if state in _ENDED else "goes"
+    return queue.Queued(state, waits if stage == "waits" and waits != "-" else "", stage)

@@ -1,0 +1,119 @@
+"""PBS Professional, OpenPBS and Torque: see qsub(1B), qstat(1B), qsig(1B) and qdel(1B).
+
+Hosts are reached over ssh: pbs_tmrsh has no stdin.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from distlaunch.job.allocation import Allocation
+from distlaunch.job.spec import JobSpec
+from distlaunch.job.types import LINE, Field, Integer, Record
+from distlaunch.schedulers import queue, script
+
+_WAITING, _GOING = "QHWT", "RESUB"
+
+
+class Pbs(script.BatchScheduler):
+    """PBS, whose IDs have the server's name behind the number."""
+
+    name, title = "pbs", "PBS"
+    mark = "#PBS"
+    # `qdel -W force` would forget a job while processes of it may go on, and Torque has no such option.
+    ends = ("qdel",)
+    hurries = ("qsig", "-s", "TERM")
+    over = re.compile("Unknown Job Id|Job has finished|invalid for (state of|finished) job", re.IGNORECASE)
+    section = Record(
+        {
+            "nodes": script.NODES,
+            "select": Field(
+                LINE, "What to select, instead of nodes, cpus, gpus and mem: 4:ncpus=64:ngpus=8."
+            ),
+            "cpus": Field(Integer(1), "CPUs of each node (ncpus).", "its workers"),
+            "gpus": Field(Integer(0), "GPUs of each node (ngpus).", "gpus_per_node"),
+            "mem": Field(LINE, "Memory of each node, e.g. 200gb."),
+            "queue": script.QUEUE,
+            "project": Field(LINE, "Project (-P)."),
+            "account": Field(LINE, "Account to charge (-A)."),
+            "time": Field(script.WALLTIME, 'Time limit (walltime): "12h" or "36:00:00".', "the queue's"),
+            "setup": script.SETUP,
+            "extra": script.other_options(
+                "qsub", "-p -100", r"-(?:(?P<array>[Jt])|(?P<output>[oe])|[jNrk])(?![\w-])"
+            ),
+        },
+        foreign={**script.FOREIGN, "ncpus": "cpus", "ngpus": "gpus", "memory": "mem"},
+    )
+
+    def listing(self, environ: Mapping[str, str]) -> str:
+        """Return the file that has a line for each slot."""
+        return environ["PBS_NODEFILE"]
+
+    def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
+        """Return the hosts; a job of an array, which the queue knows by another ID, is not `queued`."""
+        job, slots = environ["PBS_JOBID"], ((line, 1) for line in queue.lines_of(listed))
+        queued = environ.get("PBS_ENVIRONMENT") == "PBS_BATCH" and "[" not in job
+        return Allocation(self.name, self.title, job, queue.listed_nodes(self.title, slots, environ), queued)
+
+    def gpus(self, spec: JobSpec) -> int | None:
+        """Count `pbs.gpus`; what `pbs.select` says is not read."""
+        asked = self.asked(spec)
+        gpus: int | None = asked.get("gpus")
+        return 0 if gpus is None and asked.get("select") else gpus
+
+    def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
+        """Write options of qsub."""
+        asked = self.asked(spec)
+        yield f"-N {script.plain_name(spec.name)}"
+        yield script.option("-l select", asked.get("select") or self._select(spec), "=")
+        if "select" not in asked:
+            yield "-l place=scatter"
+        if "time" in asked:
+            yield f"-l walltime={script.clock(asked['time'])}"
+        yield from script.given(asked, {"queue": "-q", "project": "-P", "account": "-A"})
+        if followed:
+            yield "-S /bin/bash"  # else it may be the login shell, whichever that is
+        yield "-j oe"
+        yield script.option("-o", f"{spec.logs.folder if followed else script.workdir(spec)}/")
+        yield "-r n"
+        yield from asked.get("extra", ())
+
+    def _select(self, spec: JobSpec) -> str:
+        asked = self.asked(spec)
+        gpus = asked.get("gpus", spec.nodes[0].gpus)
+        each = script.workers(spec, gpus)
+        parts = [str(self.node_count(spec)), f"ncpus={asked.get('cpus') or each}", f"mpiprocs={each}"]
+        parts += [f"ngpus={gpus}"] if gpus else []
+        parts += [f"mem={asked['mem']}"] if "mem" in asked else []
+        return ":".join(parts)
+
+    def opening(self, spec: JobSpec) -> Sequence[str]:
+        """Print where output is looked for, and begin where the job was submitted, as with Slurm."""
+        told = "# PBS itself shows what a job prints only when it has ended."
+        return "", told, self.print_into(spec.logs.folder, "PBS_JOBID"), 'cd "$PBS_O_WORKDIR"'
+
+    def submit(self, script: str) -> str:
+        """Submit by qsub."""
+        return queue.job_id(r"^\d+\.[\w.-]+$", "qsub", queue.call(self.title, "qsub", script))
+
+    def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
+        """Look by qstat; most servers forget a job that is over."""
+        # Not for all of a user: only the table of -u can do that, which cuts ids off. Not -x, Torque's XML.
+        return jobs_in(queue.call(self.title, "qstat", "-f", *jobs, forgives=self.over))
+
+
+scheduler = Pbs()
+
+
+def jobs_in(text: str) -> dict[str, queue.Queued]:
+    """Read what `qstat -f` prints; the jobs by their IDs."""
+    whole = text.replace("\n\t", "")  # long values go on in another line
+    return dict(_jobs(whole))
+
+
+def _jobs(whole: str) -> Iterator[tuple[str, queue.Queued]]:
+    for part in re.split(r"^Job Id:\s*", whole, flags=re.MULTILINE)[1:]:
+        told = dict(re.findall(r"^ {4}(job_state|comment) = (.*)$", part, re.MULTILINE))
+        state = told.get("job_state", "").strip()
+        if state:
+            stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
+            yield part.split()[0], queue.Queued(state, told.get("comment", "").strip(), stage)

@@ -1,0 +1,319 @@
+"""Slurm: see sbatch(1), squeue(1), scontrol(1), srun(1).
+
+Its variables are read without its tools, which may be absent in a container. Its hosts are reached by steps,
+the transport `slurm`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+
+from distlaunch.errors import UsageError
+from distlaunch.job.allocation import AllocatedNode, Allocation
+from distlaunch.job.spec import JobSpec
+from distlaunch.job.types import LINE, Either, Field, Integer, Record, Switch, Text
+from distlaunch.schedulers import queue, script, task
+from distlaunch.supervisor.events import AllocationTold
+from distlaunch.transports.slurm import VARIABLES
+from distlaunch.transports.slurm import Slurm as Step
+from distlaunch.wording import expand_nodelist
+
+KILLED = 137
+"""Exit status of a command that SIGKILL has ended, as a shell has it."""
+ADVICE = task.Advice(
+    "SLURM_LOCALID", "--gpus-per-node instead of --gpus-per-task, or ", "--ntasks-per-node={}"
+)
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+_PLAIN = (
+    *("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task"),
+    *("nodelist", "exclude", "dependency", "signal", "comment"),
+)
+"""Keys that are options of sbatch."""
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_HELD = ("RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "SIGNALING", "RESIZING")
+_GOING = (*_HELD, "COMPLETING", "STAGE_OUT")
+_WHYS = {
+    "TIMEOUT": "reached its time limit",
+    "DEADLINE": "reached its deadline",
+    "PREEMPTED": "was preempted",
+    "NODE_FAIL": "lost a node",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "PENDING": "was requeued",
+    "REQUEUED": "was requeued",
+}
+_MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
+"""Slurm leaves it to others whether such a job starts again; it requeues a preempted one itself."""
+_REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
+_DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
+_CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
+
+
+class Slurm(script.BatchScheduler):
+    """Slurm, which tells what becomes of a job, and requeues it."""
+
+    name, title, step = "slurm", "Slurm", "step"
+    mark = "#SBATCH"
+    answers = True
+    chooses = "set nodes to the number of nodes; slurm.nodelist asks for certain hosts"
+    section = Record(
+        {
+            "nodes": script.NODES,
+            "partition": Field(LINE, "Partition, or several, with commas."),
+            "account": Field(LINE, "Account to charge."),
+            "qos": Field(LINE, "Quality of service."),
+            "time": Field(
+                Text('a time such as "12h" or "1-12:00:00"', rf"{_CLOCK}|(?:[0-9]+[dhms])+"),
+                'Time limit: "12h", "1d12h" or Slurm\'s "1-12:00:00".',
+                "the partition's",
+            ),
+            "constraint": Field(LINE, "Features that the nodes must have."),
+            "gpus": Field(
+                Either(number=Integer(0), text=LINE), "GPUs of each node, a100:8 for a type.", "gpus_per_node"
+            ),
+            "gres": Field(LINE, "Other resources of each node; replaces gpus."),
+            "mem": Field(Either(number=Integer(0), text=LINE), "Memory of each node, e.g. 200G; 0 = all."),
+            "cpus_per_task": Field(Integer(1), "CPUs for each worker."),
+            "exclusive": Field(Switch(), "Share the nodes with no other job.", default=False),
+            "nodelist": Field(LINE, "Hosts that must be among the nodes."),
+            "exclude": Field(LINE, "Hosts that must not."),
+            "dependency": Field(LINE, "What to wait for, e.g. afterok:1234."),
+            "signal": Field(
+                Text('a signal such as "USR1@120"', r"(?:R:)?[A-Z][A-Z0-9]*(?:@[0-9]{1,5})?"),
+                "The notice before the time limit: USR1@120 comes two minutes before; see on_notice.",
+            ),
+            "comment": Field(LINE, "A comment on the job."),
+            "setup": script.SETUP,
+            "extra": script.other_options(
+                "sbatch",
+                "--reservation=maint",
+                r"(?P<array>--array\b|-a)|(?P<output>--(?:output|error)\b|-[oe])|(?P<wait>--wait\b|-W)"
+                r"|--(?:wrap|parsable|open-mode)\b",
+                r"--?[A-Za-z][^\0\n]*",
+            ),
+        },
+        foreign={
+            **script.FOREIGN,
+            "gpus_per_node": "gpus",
+            "memory": "mem",
+            "cpus": "cpus_per_task",
+            "queue": "partition",
+            "feature": "constraint",
+            "sbatch_options": "extra",
+        },
+    )
+
+    def allocation(self, environ: Mapping[str, str], listed: str = "") -> Allocation:
+        """Return the allocation of SLURM_JOB_ID, with all components of a heterogeneous job."""
+        components = int(environ.get("SLURM_HET_SIZE") or 0)
+        groups = range(components) if components else [None]
+        nodes = tuple(node for group in groups for node in _component(environ, group))
+        queued, starts = environ.get("ENVIRONMENT") == "BATCH", int(environ.get("SLURM_RESTART_COUNT") or 0)
+        return Allocation(self.name, self.title, environ["SLURM_JOB_ID"], nodes, queued, starts, answers=True)
+
+    def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> Step:
+        """Reach each host by a step, this one, too."""
+        return Step(node.host, allocation.job, node.group)
+
+    def task(self, environ: Mapping[str, str]) -> task.Task:
+        """Locate a task of srun's. Raises `UsageError` for what is missing, or contradicts itself."""
+        rank, size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_NTASKS")
+        node, local = _number(environ, "SLURM_NODEID"), _number(environ, "SLURM_LOCALID")
+        try:
+            nodes = tuple(expand_nodelist(environ.get("SLURM_STEP_NODELIST", "")))
+            counts = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        except ValueError as error:
+            raise UsageError(f"SLURM_STEP_NODELIST or SLURM_STEP_TASKS_PER_NODE: {error}") from None
+        if len(nodes) != len(counts) or sum(counts) != size or not node < len(nodes):
+            told = ("SLURM_NTASKS", "SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
+            seen = ", ".join(f"{name}={environ.get(name, '')}" for name in told)
+            raise UsageError(
+                f"Slurm's variables contradict each other: {seen}; does a script set one of them?"
+            )
+        if not (rank < size and local < counts[node]):
+            raise UsageError(f"SLURM_PROCID={rank} and SLURM_LOCALID={local} are not of {size} tasks")
+        job = environ["SLURM_JOB_ID"]
+        return task.Task(
+            step=f"{job}.{environ.get('SLURM_STEP_ID', '')}",
+            job=job,
+            rank=rank,
+            size=size,
+            local_rank=local,
+            local_size=counts[node],
+            node_rank=node,
+            node_count=len(nodes),
+            nodes=nodes,
+            addresses=nodes[:1],
+            devices=task.visible_devices(environ),
+            restarts=int(environ.get("SLURM_RESTART_COUNT") or 0),
+            advice=ADVICE,
+        )
+
+    def gpus(self, spec: JobSpec) -> int | None:
+        """Count those of gres before those of gpus."""
+        asked = self.asked(spec)
+        if gres := asked.get("gres"):
+            of_gpus = [part for part in gres.split(",") if part.startswith("gpu")]
+            return count_gpus(of_gpus[0].removeprefix("gpu:")) or 0 if of_gpus else 0
+        return None if asked.get("gpus") is None else count_gpus(str(asked["gpus"])) or 0
+
+    def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
+        """Write options of sbatch."""
+        asked, node = self.asked(spec), spec.nodes[0]
+        yield _option("job-name", " ".join(spec.name.split()))  # a directive ends with its line
+        yield _option("nodes", self.node_count(spec))
+        gpus = node.gpus if asked.get("gpus") is None else asked["gpus"]
+        if gpus and not asked.get("gres"):
+            yield _option("gpus-per-node", gpus)
+        if workers := node.procs or count_gpus(str(gpus or "")):
+            yield _option("ntasks-per-node", workers)
+        yield from script.given(asked, {key: f"--{key.replace('_', '-')}" for key in _PLAIN}, "=")
+        if "time" in asked:
+            yield _option("time", script.clock(asked["time"], days_apart=True))
+        if asked.get("exclusive"):
+            yield "--exclusive"
+        # Elsewhere in it a % would begin a pattern of Slurm's, too.
+        yield _option("output", queue.output_path(spec.logs.folder.replace("%", "%%"), "%j", self.name))
+        yield "--open-mode=append"
+        yield "--requeue" if spec.restarts.requeue else "--no-requeue"
+        if spec.elastic or "spares" in spec.places:
+            yield "--no-kill"
+        yield from asked.get("extra", ())
+
+    def closing(self, spec: JobSpec) -> list[str]:
+        """Requeue a job whose distlaunch was killed, which otherwise does so itself."""
+        if not spec.restarts.requeue:
+            return []
+        again = f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {spec.restarts.requeue} ]'
+        return [
+            "status=$?",
+            "# distlaunch requeues the job itself, unless it was killed.",
+            f'[ $status -ne {KILLED} ] || ! {again} || scontrol requeue "$SLURM_JOB_ID"',
+            "exit $status",
+        ]
+
+    def submit(self, script: str) -> str:
+        """Submit by sbatch."""
+        return _call("sbatch", "--parsable", script).strip().splitlines()[-1].partition(";")[0]
+
+    def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
+        """Look by squeue."""
+        # Of several, some may be forgotten, which squeue would take for an error.
+        which = f"--jobs={jobs[0]}" if len(jobs) == 1 else f"--user={queue.user_name()}"
+        asked = ("--noheader", "--states=all", which, "--format=%i|%T|%r")
+        said = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
+        rows = (line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2)
+        return {job.strip(): queued(state, reason) for job, state, reason in rows}
+
+    def cancel(self, job: str, at_once: bool = False) -> None:
+        """Cancel by scancel."""
+        _call("scancel", job)
+        if at_once:
+            _call("scancel", "--signal=KILL", job)
+
+    def requeue(self, job: str) -> None:
+        """Requeue by scontrol; a job that is to start again already stays so."""
+        _call("scontrol", "requeue", job, forgives=re.compile("pending execution"))
+
+    def fate_argv(self, job: str) -> list[str]:
+        """Show the job with scontrol, whose times are local."""
+        return ["scontrol", "show", "job", job, "--oneliner"]
+
+    def fate(self, starts: int, text: str, now: float) -> AllocationTold:
+        """Read what scontrol shows, which may be of a later start."""
+        told = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text))
+        state, end = told.get("JobState"), _time(told.get("EndTime", ""))
+        left_s = None if end is None else round(end - now, 3)
+        if state is None:
+            return AllocationTold(None)
+        if int(told.get("Restarts", "0")) > starts:
+            return AllocationTold(True, _WHYS["REQUEUED"], final=True)
+        if state in _HELD:
+            return AllocationTold(False, "", left_s)
+        why = _WHYS.get(state) or _why_completing(told, end)
+        return AllocationTold(True, why, left_s, final=why not in _MAY_GO_ON)
+
+
+scheduler = Slurm()
+
+
+def _component(environ: Mapping[str, str], group: int | None) -> Iterable[AllocatedNode]:
+    def value(name: str) -> str:
+        suffix = "" if group is None else f"_HET_GROUP_{group}"
+        return environ.get(name + suffix, "")
+
+    hosts = expand_nodelist(value("SLURM_JOB_NODELIST") or value("SLURM_NODELIST"))
+    asked = "SLURM_NTASKS" if group is None else f"SLURM_NTASKS_HET_GROUP_{group}"
+    # Without being asked, Slurm counts a task per node, which says nothing.
+    tasks = expand_counts(value("SLURM_TASKS_PER_NODE")) if asked in environ else []
+    gpus = count_gpus(value("SLURM_GPUS_PER_NODE"))
+    for index, host in enumerate(hosts):
+        yield AllocatedNode(host, gpus, tasks[index] if index < len(tasks) else None, group)
+
+
+def expand_counts(text: str) -> list[int]:
+    """Expand `2(x3),1` to 2 2 2 1. Raises ValueError."""
+    counts: list[int] = []
+    for item in text.split(",") if text else ():
+        found = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,5})\))?", item)
+        if not found:
+            raise ValueError(f'"{text}" is no list of counts per node')
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def count_gpus(text: str) -> int | None:
+    """Count `4`, `a100:4` and `volta:3,kepler:1` as 4 each; None where there is no number."""
+    counts = [item.rpartition(":")[2] for item in text.split(",")]
+    return sum(map(int, counts)) if all(count.isdigit() for count in counts) else None
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    return task.number_of(environ, name, "srun or mpirun", ": use `srun distlaunch exec -- …`")
+
+
+def _option(name: str, value: object) -> str:
+    return script.option(f"--{name}", value, "=")
+
+
+def queued(state: str, reason: str = "") -> queue.Queued:
+    """Translate the words of squeue for a job."""
+    stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
+    return queue.Queued(state, "" if reason == "None" else reason, stage)
+
+
+def _call(*argv: str, forgives: "re.Pattern[str] | None" = None) -> str:
+    return queue.call(scheduler.title, *argv, passes=_passes, forgives=forgives)
+
+
+def _passes(name: str) -> bool:
+    """Keep out what describes an allocation around us: sbatch would take it for options."""
+    return name in _KEPT or not name.startswith(VARIABLES)
+
+
+def _why_completing(told: Mapping[str, str], end: float | None) -> str:
+    """Tell by its times why a job ends that is still being ended, which does not say why."""
+    if (reason := told.get("Reason")) in _REASONS:
+        return _WHYS[_REASONS[reason]]
+    if end is None:  # it has started again
+        return _WHYS["REQUEUED"]
+    begin, limit = _time(told.get("StartTime", "")), _seconds(told.get("TimeLimit", ""))
+    if begin is not None and limit is not None and end - begin >= limit:
+        return _WHYS["TIMEOUT"]
+    if _time(told.get("PreemptTime", "")) is not None:
+        return _WHYS["PREEMPTED"]
+    return "was cancelled"
+
+
+def _time(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None  # Unknown, None
+
+
+def _seconds(text: str) -> float | None:
+    found = re.fullmatch(_DURATION, text)
+    if not found:
+        return None  # UNLIMITED
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

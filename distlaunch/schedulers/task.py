@@ -1,0 +1,231 @@
+"""Tasks for `distlaunch exec`: processes that srun, mpirun, flux run or jsrun starts, each to be a rank."""
+
+import re
+from collections.abc import Callable, Mapping
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.errors import UsageError
+from distlaunch.job.allocation import Allocation
+from distlaunch.wording import counted
+
+
+class Advice(Frozen):
+    """Words for advice on GPUs; `own_gpu` is what to use instead of a GPU for each task."""
+
+    local_rank: str = "local rank"
+    own_gpu: str = ""
+    tasks: str = "{} tasks"
+
+
+class Task(Frozen):
+    """The place of a task: `step` is the same for all that belong together, and for no others.
+
+    `nodes` are the hosts, that of rank 0 first; `node_rank` is this one's number of `node_count`, if that is
+    known, and `addresses` lead to rank 0's. `devices` are the GPUs that it sees, None = any. `restarts` is
+    how often the scheduler has started the job again, or the distlaunch that runs mpirun. `manager` is the
+    descriptor of a process manager that can tell tasks of each other.
+    """
+
+    step: str
+    job: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node_rank: int | None
+    node_count: int | None
+    nodes: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    devices: int | None = None
+    restarts: int = 0
+    advice: Advice = Advice()
+    manager: int | None = None
+
+    @property
+    def on_one_node(self) -> bool:
+        """Tell whether all tasks are on this task's node."""
+        return self.local_size == self.size
+
+
+def visible_devices(environ: Mapping[str, str]) -> int | None:
+    """Count the GPUs that a task sees; None = any."""
+    devices = environ.get("CUDA_VISIBLE_DEVICES")
+    return None if devices is None else len([name for name in devices.split(",") if name])
+
+
+def number_of(environ: Mapping[str, str], name: str, starter: str, advice: str = "") -> int:
+    """Read a variable of a task, which `starter` sets. Raises `UsageError` with what to do instead."""
+    text = environ.get(name, "")
+    if not text.isdecimal():
+        what = f"{name}={text} is not a number" if text else f"{name} is not set"
+        raise UsageError(f"exec runs as a task of {starter}, but {what}{advice}")
+    return int(text)
+
+
+def check_devices(task: Task, environ: Mapping[str, str]) -> None:
+    """Raise `UsageError` if a LOCAL_RANK here is no device: in all tasks, so that none waits for another."""
+    seen = task.devices
+    if not seen or task.local_size <= seen:
+        return
+    told = (
+        f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']}, {task.advice.local_rank}={task.local_rank}"
+    )
+    if seen == 1:
+        raise UsageError(
+            f"each task sees a GPU of its own ({told}), but scripts use cuda:LOCAL_RANK: use "
+            f"{task.advice.own_gpu}`exec --virtual-local-rank`, which makes LOCAL_RANK 0"
+        )
+    tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
+    raise UsageError(f"{tasks} on this node share {seen} GPUs ({told}): use {fitting}")
+
+
+def check_master(task: Task, environ: Mapping[str, str]) -> None:
+    """Raise `UsageError` if MASTER_ADDR or MASTER_PORT can't be those of rank 0."""
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if host and not port:
+        raise UsageError(f"MASTER_ADDR={host} is set, but not MASTER_PORT: set both, or unset it")
+    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise UsageError(f"MASTER_PORT={port} is not a port")
+    known = {name.partition(".")[0] for name in task.nodes}
+    if known and host and not host[0].isdigit() and ":" not in host and host.partition(".")[0] not in known:
+        raise UsageError(
+            f"MASTER_ADDR={host} is not among this step's hosts ({', '.join(task.nodes)}): unset "
+            "MASTER_ADDR and MASTER_PORT, or set them to rank 0's"
+        )
+
+
+# Of schedulers that number tasks node by node
+
+
+class Names(Frozen):
+    """The variables of a task of a kind; `nodes` or `local_size` may be missing, as one tells the other."""
+
+    starter: str
+    rank: str
+    size: str
+    local_rank: str
+    job: str
+    nodes: str = ""
+    local_size: str = ""
+
+
+def numbered_task(
+    names: Names,
+    environ: Mapping[str, str],
+    title: str,
+    allocation_in: Callable[[Mapping[str, str]], Allocation | None],
+) -> Task:
+    """Locate the task of this environment. Raises `UsageError` if it is none, or for a contradiction."""
+    if names.rank not in environ:
+        told = f"this {title} process is not a task of `{names.starter}`"
+        raise UsageError(f"{told}: use `distlaunch run job.yaml`")
+    size = number_of(environ, names.size, names.starter)
+    part = number_of(environ, names.nodes or names.local_size, names.starter) or 1
+    nodes, each = (part, size // part) if names.nodes else (size // part, part)
+    if not size or each * nodes != size:
+        raise UsageError(f"{names.starter} must start equally many tasks on each node, not {size} on {nodes}")
+    rank = number_of(environ, names.rank, names.starter)
+    local = number_of(environ, names.local_rank, names.starter)
+    if rank >= size or rank % each != local:
+        told = f"{names.rank}={rank} and {names.local_rank}={local}"
+        raise UsageError(f"{names.starter} must number the tasks node by node: {told} of {each} on each node")
+    allocation = allocation_in(environ)
+    hosts = tuple(node.host for node in allocation.nodes) if allocation else ()
+    if len(hosts) < nodes:
+        raise UsageError(f"{names.starter} runs on {nodes} nodes, but {title} lists {len(hosts)}")
+    used = hosts[-nodes:]  # a launch node, where no task runs, comes first
+    job = environ.get(names.job, "")
+    return Task(
+        step=f"{job}.{environ.get('PMIX_NAMESPACE', '')}",
+        job=job,
+        rank=rank,
+        size=size,
+        local_rank=local,
+        local_size=each,
+        node_rank=rank // each,
+        node_count=nodes,
+        nodes=used,
+        addresses=used[:1],
+        devices=visible_devices(environ),
+    )
+
+
+# Of mpirun: by the variables of Open MPI, or of Hydra, MPICH's mpirun
+
+_RANK, _HYDRAS_RANK = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
+_OPEN_MPI = (_RANK, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_HYDRA = (_HYDRAS_RANK, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_PMI_PIPE = "PMI_FD"
+_MPIRUN, _DAEMON = "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"
+"""Where mpirun is, and the daemon of this node: the same on mpirun's own."""
+_NODES = "OMPI_MCA_orte_num_nodes"
+_STEPS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
+
+
+def mpi_task(environ: Mapping[str, str]) -> Task | None:
+    """Locate the task of this environment, if mpirun has started it. Raises `UsageError`."""
+    if _RANK in environ:
+        return _of_open_mpi(environ)
+    return _of_hydra(environ) if _HYDRAS_RANK in environ and "MPI_LOCALRANKID" in environ else None
+
+
+def _of_open_mpi(environ: Mapping[str, str]) -> Task:
+    step = next((environ[name] for name in _STEPS if name in environ), "")
+    nodes = environ.get(_NODES, "")
+    task = _task(environ, _OPEN_MPI, f"mpi-{step}", int(nodes) if nodes.isdecimal() else None)
+    if task.on_one_node or environ.get("MASTER_ADDR"):
+        return task
+    if task.rank == 0 and environ.get(_MPIRUN) != environ.get(_DAEMON):
+        raise UsageError(
+            "rank 0 is not on mpirun's host, and Open MPI does not tell where it is: set MASTER_ADDR and "
+            "MASTER_PORT (mpirun -x MASTER_ADDR=… -x MASTER_PORT=…), or list mpirun's host first"
+        )
+    if not (addresses := _addresses(environ.get(_MPIRUN, ""))):
+        raise UsageError(
+            "Open MPI does not tell where rank 0 is: set MASTER_ADDR and MASTER_PORT (mpirun -x)"
+        )
+    return task._replace(addresses=addresses)
+
+
+def _of_hydra(environ: Mapping[str, str]) -> Task:
+    """Locate a task whose process manager tells all others where rank 0 is."""
+    pipe = environ.get(_PMI_PIPE, "")
+    task = _task(environ, _HYDRA, "mpi")
+    return task._replace(manager=int(pipe) if pipe.isdecimal() else None)
+
+
+def _task(environ: Mapping[str, str], names: tuple[str, ...], step: str, nodes: int | None = None) -> Task:
+    texts = [environ.get(name, "") for name in names]
+    if not all(text.isdecimal() for text in texts):
+        seen = ", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))
+        raise UsageError(f"mpirun's variables are not all numbers: {seen}; does a script set one of them?")
+    rank, size, local_rank, local_size = place = [int(text) for text in texts]
+    if not (rank < size and local_rank < local_size <= size):
+        told = dict(zip(("rank", "size", "local_rank", "local_size"), place, strict=True))
+        raise UsageError(f"mpirun's variables contradict each other: {told}")
+    job = environ.get("DISTLAUNCH_JOB_ID", step)
+    task = Task(step, job, rank, size, local_rank, local_size, None, None, devices=visible_devices(environ))
+    node_rank, node_count = _node(task, nodes)
+    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if "DISTLAUNCH_JOB_ID" in environ else "0"
+    # Of the job that started mpirun, if distlaunch did.
+    return task._replace(node_rank=node_rank, node_count=node_count, restarts=int(restarts))
+
+
+def _node(task: Task, nodes: int | None) -> tuple[int | None, int | None]:
+    """Number the node of how many, if all have as many tasks, dealt by slot or in turn."""
+    if task.on_one_node:
+        return 0, 1
+    if nodes is None or nodes * task.local_size != task.size:
+        return None, None
+    if task.rank % task.local_size == task.local_rank:
+        return task.rank // task.local_size, nodes
+    return (task.rank % nodes, nodes) if task.rank // nodes == task.local_rank else (None, None)
+
+
+def _addresses(uri: str) -> tuple[str, ...]:
+    """Those of mpirun's host, of a URI such as ``1.0;tcp://10.0.0.1,10.1.0.1:4000;tcp6://[fd00::2]:4001``."""
+    four = [address for part in re.findall(r"tcp4?://([0-9.,]+):\d+", uri) for address in part.split(",")]
+    six = [
+        address for part in re.findall(r"tcp6://\[([0-9a-f:,]+)\]:\d+", uri) for address in part.split(",")
+    ]
+    return (*four, *six)

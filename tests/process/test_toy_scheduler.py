@@ -1,0 +1,88 @@
+"""A scheduler that another package adds by an entry point: one module, of which distlaunch knows nothing."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from distlaunch.schedulers import NAMED
+from tests.harness import PATIENCE_S, distlaunch, write_job
+from tests.process import toy_scheduler
+from tests.queued import check_stop_before_start, rows
+
+HERE = os.uname().nodename
+WORKER = """
+    import os
+    print(*(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "NODE_RANK", "TOY_HOST")))
+"""
+KEYS = "gpus_per_node: 0\ntoy: {color: red}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to submit from, with the scheduler installed in a place of its own."""
+    site, queue = tmp_path / "site", tmp_path / "queue"
+    info = site / "toy_scheduler-1.0.dist-info"
+    info.mkdir(parents=True)
+    queue.mkdir()
+    (site / "toy_scheduler.py").write_text(Path(toy_scheduler.__file__).read_text())
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-scheduler\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[distlaunch.schedulers]\ntoy = toy_scheduler:scheduler\n")
+    for name, value in {"PYTHONPATH": site, "TOY_QUEUE": queue, "XDG_STATE_HOME": tmp_path / "state"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def inside() -> dict[str, str]:
+    """The environment of its job 1."""
+    return {**os.environ, "TOY_JOB": "1", "TOY_HOSTS": f"{HERE} host2", NAMED: "toy"}
+
+
+def test_a_run_inside_its_allocation_takes_its_hosts(folder: Path) -> None:
+    done = distlaunch("run", str(write_job(folder, WORKER, KEYS)), env=inside())
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) == {f"[{HERE}:0] 0 2 0 None", "[host2:1] 1 2 1 host2"}
+    assert f"2 nodes from Toy job 1: {HERE}, host2 (" in done.stderr
+
+
+def test_a_job_is_submitted_to_it_and_shown_until_its_end(folder: Path) -> None:
+    job = str(write_job(folder, WORKER, KEYS))
+    done = distlaunch("submit", job)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert (folder / "queue" / "1").read_text().startswith("#!/bin/sh\n# color: red\n")
+    (row,) = rows()
+    assert (row["run"], row["state"], row["where"]) == ("1", "PENDING", "Toy: in line")
+    script = (folder / "queue" / "1").rename(folder / "begun.sh")
+    env = {name: value for name, value in inside().items() if name != NAMED}  # as the script has it
+    subprocess.run(["sh", str(script)], env=env, check=True, timeout=PATIENCE_S, capture_output=True)
+    (row,) = rows("--all")
+    assert (row["state"], row["where"]) == ("SUCCEEDED", f"Toy job 1: {HERE}, host2")
+    assert distlaunch("wait", "1").returncode == 0
+
+
+def test_a_job_that_waits_in_its_queue_is_stopped(folder: Path) -> None:
+    assert distlaunch("submit", "--to", "toy", str(write_job(folder, WORKER, KEYS))).returncode == 0
+    check_stop_before_start("Toy job 1", "1")
+
+
+def test_its_section_is_checked_and_offered(folder: Path) -> None:
+    done = distlaunch("submit", str(write_job(folder, WORKER, "toy: {colour: red}")))
+    assert "toy.colour: unknown key; did you mean color?" in done.stderr
+    done = distlaunch("run", str(write_job(folder, WORKER, "toi: {}")))
+    assert "toi: unknown key; did you mean toy?" in done.stderr
+    assert '"toy"' in distlaunch("schema").stdout
+    unknown = distlaunch("submit", "--to", "none", "job.yaml")
+    assert "'flux', 'toy'" in " ".join(unknown.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", ["run", "dry-run"])
+def test_a_job_outside_of_any_allocation_loads_no_scheduler(folder: Path, command: str) -> None:
+    env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    done = distlaunch(command, str(write_job(folder, WORKER, "gpus_per_node: 0")), env=env)
+    assert done.returncode == 0
+    assert "distlaunch.schedulers\n" in done.stderr
+    assert "distlaunch.schedulers." not in done.stderr
+    assert "importlib.metadata" not in done.stderr
