@@ -1,7 +1,7 @@
 """Starts distributed PyTorch jobs: one YAML file, one command, any number of machines.
 
     __main__, cli/    read the command line, run or print what the others make; open an agent here meanwhile
-    JobSpec           of job.yaml: system/job_file, job/; of torchrun's command line: compat/
+    JobSpec           of job.yaml: job/file, job/; of torchrun's command line: compat/
 
     launch/start      opens a Link to each node (transports/), makes the run folder
     launch/gather     if somebody else starts distlaunch per node or rank: one of them is the controller,

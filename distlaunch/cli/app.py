@@ -136,8 +136,8 @@ def dry_run(
 ) -> None:
     """Show which rank would run where, or print commands to paste; contacts no host."""
     from distlaunch.cli.tables import print_plan
+    from distlaunch.job.file import load_job
     from distlaunch.launch.addresses import plan_without_nodes
-    from distlaunch.system.job_file import load_job
 
     check_dashes(context.obj, args)
     spec = load_job(job, overrides or (), args or ())

@@ -1,6 +1,8 @@
 """`distlaunch exec -- PROGRAM ARGS…`: runs the program as the rank that this task is."""
 
 import os
+import re
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +18,8 @@ from distlaunch.transports.join import Prover
 
 if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec
-    from distlaunch.system.signals import Signals
+    from distlaunch.signals import Signals
+
 
 USAGE = "usage: distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
@@ -66,7 +69,7 @@ def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathe
 
 
 def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
-    from distlaunch.system.signals import Signals
+    from distlaunch.signals import Signals
 
     with Signals() as signals:
         if gathering.serves:
@@ -126,8 +129,6 @@ def task_of(environ: Mapping[str, str]) -> Task:
     if task := mpi_task(environ):
         if task.manager is None or environ.get("MASTER_PORT"):
             return task
-        from distlaunch.system.pmi import located  # of MPICH alone
-
         return located(task, task.manager)
     return task_in(environ)
 
@@ -141,3 +142,53 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
     if not task.addresses:
         raise UsageError("MASTER_PORT is set, but not MASTER_ADDR: set both, or unset it")
     return task.addresses
+
+
+# MPICH's process manager (PMI-1), by which tasks learn of each other: lines such as `cmd=get kvsname=kvs_1 key=a`
+# on a socket whose descriptor PMI_FD has. The program that follows talks on it, too: nothing is initialized here,
+# and nothing finalized.
+
+KEY = "distlaunch"
+HOST = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"
+"""The name by which mpirun knows this host, and so do the others."""
+
+
+def located(task: Task, descriptor: int) -> Task:
+    """The task with what its process manager tells: the job's name, its node, and the host of rank 0."""
+    with socket.socket(fileno=os.dup(descriptor)) as manager:
+        job = _ask(manager, "cmd=get_my_kvsname")["kvsname"]
+        if task.rank == 0:
+            host = os.environ.get(HOST) or os.uname().nodename
+            _ask(manager, f"cmd=put kvsname={job} key={KEY} value={host}")
+        _ask(manager, "cmd=barrier_in")
+        host = _ask(manager, f"cmd=get kvsname={job} key={KEY}")["value"]
+        mapping = _ask(manager, f"cmd=get kvsname={job} key=PMI_process_mapping").get("value", "")
+    node, count = node_of(mapping, task.rank) or (None, None)
+    return task._replace(step=job, job=job, node_rank=node, node_count=count, addresses=(host,))
+
+
+def node_of(mapping: str, rank: int) -> tuple[int, int] | None:
+    """A rank's node and how many there are, of a mapping such as ``(vector,(0,2,8),(2,1,4))``.
+
+    Each block is (first node, nodes, ranks on each); the blocks are dealt again and again.
+    """
+    blocks = [tuple(map(int, found)) for found in re.findall(r"\((\d+),(\d+),(\d+)\)", mapping)]
+    dealt = [
+        node for first, nodes, each in blocks for node in range(first, first + nodes) for _ in range(each)
+    ]
+    return (dealt[rank % len(dealt)], len({*dealt})) if dealt else None
+
+
+def _ask(manager: socket.socket, line: str) -> dict[str, str]:
+    manager.sendall(line.encode() + b"\n")
+    said = b""
+    while not said.endswith(b"\n"):
+        piece = manager.recv(1)  # no more than the answer: the rest is the program's
+        if not piece:
+            raise DistlaunchError("mpirun's process manager has exited")
+        said += piece
+    text = said.decode(errors="replace").strip()
+    fields = dict(word.partition("=")[::2] for word in text.split())
+    if fields.get("rc", "0") != "0":
+        raise DistlaunchError(f"mpirun's process manager refused `{line}`: {text}")
+    return fields

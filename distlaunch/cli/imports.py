@@ -33,8 +33,8 @@ def from_torchrun(
 ) -> None:
     """Print a job file for a torchrun command."""
     from distlaunch.compat.from_torchrun import command_draft
-    from distlaunch.system.here import cpu_count
-    from distlaunch.system.job_file import STDIN, read_text
+    from distlaunch.here import cpu_count
+    from distlaunch.job.file import STDIN, read_text
 
     given = [read_text(STDIN)] if words == [STDIN] else words
     _print(command_draft(given, cpu_count()), as_json)
@@ -49,8 +49,8 @@ def from_sbatch(
 ) -> None:
     """Print a job file for a Slurm batch script."""
     from distlaunch.compat.from_sbatch import sbatch_draft
-    from distlaunch.system.here import cpu_count
-    from distlaunch.system.job_file import read_text, source_of
+    from distlaunch.here import cpu_count
+    from distlaunch.job.file import read_text, source_of
 
     _print(sbatch_draft(read_text(script), source_of(script), cpu_count()), as_json)
 
@@ -68,8 +68,8 @@ def from_accelerate(
 ) -> None:
     """Print a job file for an accelerate config."""
     from distlaunch.compat.from_accelerate import accelerate_draft
-    from distlaunch.system.job_file import read_text, source_of
-    from distlaunch.system.yaml_document import parse
+    from distlaunch.job.file import read_text, source_of
+    from distlaunch.job.yaml_document import parse
 
     source = source_of(config)
     _print(accelerate_draft(parse(read_text(config), source), source, program or ()), as_json)
@@ -88,7 +88,7 @@ def from_hostfile(
 ) -> None:
     """Print a job file for the hosts of a hostfile."""
     from distlaunch.compat.draft import hostfile_draft
-    from distlaunch.system.job_file import is_piped, read_text, source_of
+    from distlaunch.job.file import is_piped, read_text, source_of
 
     draft = hostfile_draft(read_text(hosts), source_of(hosts), program or (), is_piped(hosts))
     _print(draft, as_json)

@@ -33,8 +33,8 @@ from distlaunch.runs.following import follow
 from distlaunch.runs.queued_following import run_of
 from distlaunch.runs.replay import lines_in, replay
 from distlaunch.runs.retelling import Retelling
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State
-from distlaunch.system.signals import Interrupts
 from distlaunch.wording import rank_list
 
 STDERR = 1

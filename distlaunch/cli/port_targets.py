@@ -4,13 +4,13 @@ import os
 import socket
 from collections.abc import Sequence
 
-from distlaunch.checks.port_check import PortReport, check_port
 from distlaunch.errors import UsageError
+from distlaunch.job.file import STDIN, load_job
 from distlaunch.job.nodes import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.addresses import plan_without_nodes, ssh_address
+from distlaunch.launch.port_check import PortReport, check_port
 from distlaunch.plan.layout import is_loopback
-from distlaunch.system.job_file import STDIN, load_job
 from distlaunch.transports.ssh import Ssh
 
 

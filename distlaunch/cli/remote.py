@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.cli.output import print_text, reader_left, say
+from distlaunch.cli.payload import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
+from distlaunch.job.file import job_of, read_job, read_text
 from distlaunch.job.spec import JobSpec
-from distlaunch.system.job_file import job_of, read_job, read_text
-from distlaunch.system.payload import payload, payload_key
 from distlaunch.transports.ssh import Ssh, SshOptions
 
 NO_PYTHON = 95

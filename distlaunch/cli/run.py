@@ -19,8 +19,8 @@ from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.run import run_job
 from distlaunch.launch.start import Start, start_run
+from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.state import State
-from distlaunch.system.signals import Interrupts, Signals
 from distlaunch.transports.link import Link
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
 
 def run_with(options: RunOptions, early: Link | None) -> int:
     """Run the job; the exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
-    from distlaunch.system.job_file import load_job  # not for torchrun's launchers: it imports YAML
+    from distlaunch.job.file import load_job  # not for torchrun's launchers: it imports YAML
 
     _check(options)
     settings = [*options.overrides, *(["logs.fold=true"] if options.fold else [])]

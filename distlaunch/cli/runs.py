@@ -18,8 +18,8 @@ from distlaunch.runs.following import attend, interrupt, over
 from distlaunch.runs.following import wait as wait_for
 from distlaunch.runs.queued_following import runs_of, stop_queued
 from distlaunch.runs.submissions import Submission, as_run, submission, submission_of
+from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState
-from distlaunch.system.signals import Interrupts, Signals
 
 runs = typer.Typer()
 

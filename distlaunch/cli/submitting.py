@@ -125,12 +125,12 @@ def export_kubernetes(
     """Print the job's Kubernetes manifests, for `kubectl apply -f -`."""
     from base64 import b64encode
 
+    from distlaunch.cli.payload import torchrun_payload
+    from distlaunch.job.file import job_of, read_job
+    from distlaunch.job.yaml_document import yaml_text
     from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
     from distlaunch.kubernetes.manifests import manifests
     from distlaunch.launch.addresses import plan_without_nodes
-    from distlaunch.system.job_file import job_of, read_job
-    from distlaunch.system.payload import torchrun_payload
-    from distlaunch.system.yaml_document import yaml_text
 
     check_dashes(context.obj, args)
     read = job_of(read_job(job), job, overrides or (), args or (), submitted=True, in_image=True)
@@ -146,10 +146,10 @@ def _prepared(
     job: str, overrides: Sequence[str], args: Sequence[str], to: str | None, followed: bool = False
 ) -> tuple["JobSpec", Scheduler, str]:
     """The job, its scheduler and its batch script; for `followed` see there. Raises `DistlaunchError`."""
+    from distlaunch.here import own_command
+    from distlaunch.job.file import job_of, read_job
     from distlaunch.launch.addresses import plan_without_nodes
     from distlaunch.schedulers.script import check_submitted, target_of
-    from distlaunch.system.here import own_command
-    from distlaunch.system.job_file import job_of, read_job
 
     text = read_job(job)
     spec = job_of(text, job, overrides, args, submitted=True)

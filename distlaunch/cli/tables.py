@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Iterator, Sequence
 
-from distlaunch.checks.port_check import EVERY, PortReport, folded
 from distlaunch.cli.output import print_json, print_text
+from distlaunch.launch.port_check import EVERY, PortReport, folded
 from distlaunch.observers.console import escape, wants_colour
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, planned_workers

@@ -84,7 +84,7 @@ def here() -> torchrun_job.Here:
     """This machine and this process."""
     from distlaunch.agent import scratch
     from distlaunch.agent.gpus import gpu_count
-    from distlaunch.system.here import cpu_count
+    from distlaunch.here import cpu_count
 
     return torchrun_job.Here(
         folder=_folder(),

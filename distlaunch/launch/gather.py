@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
+from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.plan.layout import is_loopback
 from distlaunch.schedulers import allocation_in
-from distlaunch.system.here import runs_ranks
-from distlaunch.system.signals import Interrupts
+from distlaunch.signals import Interrupts
 from distlaunch.transports.dial import TURN_S, Launcher, Say, Seat, Wait, pause, renumbered
 from distlaunch.transports.door import Door, Visitor
 from distlaunch.transports.join import JoinError, Prover

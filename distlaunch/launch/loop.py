@@ -10,12 +10,12 @@ from distlaunch.agent.poller import keep_memory
 from distlaunch.launch.start import Start
 from distlaunch.observers.observer import Generations, Observer, Observers, Printed
 from distlaunch.schedulers import load
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.codec import command_for, event_of, seconds, uses_of
 from distlaunch.supervisor.nodes import End
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
-from distlaunch.system.signals import Interrupts
 from distlaunch.transports.link import Links
 
 WATCH_S = 4.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import start_run
-from distlaunch.system.signals import Interrupts
+from distlaunch.signals import Interrupts
 from distlaunch.transports.link import Link
 
 if TYPE_CHECKING:

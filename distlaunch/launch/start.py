@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError, reason
+from distlaunch.here import boot_id, make_room_for_links
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
 from distlaunch.observers.run_folder import RunFolder, new_run_id
@@ -16,7 +17,6 @@ from distlaunch.plan.layout import is_loopback
 from distlaunch.runs.index import Ticket, note_begin
 from distlaunch.schedulers import allocation_in
 from distlaunch.supervisor.status import Controller, RunState, Status
-from distlaunch.system.here import boot_id, make_room_for_links
 from distlaunch.transports.link import Link
 from distlaunch.transports.opening import open_link, open_links
 from distlaunch.transports.process import Child

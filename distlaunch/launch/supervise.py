@@ -10,8 +10,8 @@ from distlaunch.launch.start import Start
 from distlaunch.observers.observer import Observer, Observers
 from distlaunch.observers.recording import LastOutput, Recorder
 from distlaunch.runs.index import note_end
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor.summary import Summary
-from distlaunch.system.signals import Interrupts
 
 LATE = ("plan.unstarted",)
 """Modules that only a failure needs."""

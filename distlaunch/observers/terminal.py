@@ -10,12 +10,12 @@ from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Console, Folding
 from distlaunch.observers.observer import Observer, Printed
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Reaping, Up, WorkerPhase
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.summary import Above, Summary
-from distlaunch.system.signals import Interrupts
 from distlaunch.wording import counted, listed, spans
 
 PATIENCE_S = 5.0

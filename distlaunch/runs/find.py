@@ -73,7 +73,7 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
         return found
     name = word
     if word.endswith(JOB_FILES) and os.path.isfile(word):
-        from distlaunch.system.job_file import name_in  # few commands need YAML
+        from distlaunch.job.file import name_in  # few commands need YAML
 
         name = name_in(word)
     part = job_part(name)

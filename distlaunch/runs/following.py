@@ -9,16 +9,16 @@ import time
 from collections.abc import Iterator
 
 from distlaunch.errors import DistlaunchError
+from distlaunch.here import send_signal
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
 from distlaunch.plan.output import destinations
 from distlaunch.runs.folder import Run, run_in, summary_in
 from distlaunch.runs.retelling import Retelling
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import STDERR, Summary
-from distlaunch.system.here import send_signal
-from distlaunch.system.signals import Interrupts
 
 _GONE = "its run folder was removed or renamed; the run itself may still be going"
 LOOK_S = 0.1

@@ -10,7 +10,7 @@ from distlaunch.runs.following import over, pause
 from distlaunch.runs.submissions import Submission, latest_run, note_end, submission, submission_of
 from distlaunch.schedulers import load
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued
-from distlaunch.system.signals import Interrupts
+from distlaunch.signals import Interrupts
 
 LOOK_S = 0.25
 """Between two looks at the folder, which cost a scheduler nothing."""

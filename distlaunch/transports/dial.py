@@ -16,7 +16,7 @@ from distlaunch.transports.process import watch_for_silence
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 if TYPE_CHECKING:
-    from distlaunch.system.signals import Interrupts
+    from distlaunch.signals import Interrupts
 
 Say = Callable[[str], object]
 CONNECT_S, ANSWER_S = 3.0, 10.0

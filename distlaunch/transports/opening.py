@@ -12,7 +12,7 @@ from importlib.machinery import SourceFileLoader
 
 import distlaunch.agent
 from distlaunch.errors import DistlaunchError, reason
-from distlaunch.system.here import runs_ranks
+from distlaunch.here import runs_ranks
 from distlaunch.transports import process
 from distlaunch.transports.container import BY_SRUN, Container, entry, in_step
 from distlaunch.transports.handshake import Bundle, Handshake, Streams, boot_text, candidates_text

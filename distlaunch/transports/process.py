@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.agent import wire
 from distlaunch.agent.poller import widen
-from distlaunch.system.here import exit_descriptor
+from distlaunch.here import exit_descriptor
 
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores; what it starts must not."""

@@ -18,10 +18,10 @@ from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.folder import Run
 from distlaunch.runs.following import LOOK_S, follow, summary_of
 from distlaunch.runs.retelling import Retelling
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.summary import Summary
-from distlaunch.system.signals import Interrupts
 from distlaunch.view.picture import Picture
 from distlaunch.view.screen import Size, Wish, after, lines, row_at
 

@@ -28,7 +28,7 @@ import os
 from distlaunch.cli.exec_task import gathering_of, job_of, task_of
 task = task_of(os.environ)
 gathering = gathering_of(task, False, os.environ)
-from distlaunch.system.signals import Signals
+from distlaunch.signals import Signals
 with Signals() as signals:
     if gathering.serves:
         from distlaunch.launch.gather import gather

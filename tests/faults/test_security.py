@@ -19,8 +19,8 @@ import pytest
 
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.fields import reference
+from distlaunch.job.file import load_job
 from distlaunch.schedulers import job_keys
-from distlaunch.system.job_file import load_job
 from distlaunch.transports.handshake import SCRIPT
 from tests.cluster.hosts import Host, Site, parent_of, why_not
 from tests.cluster.odd_hosts import NODE_LOST, UNREACHABLE

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import Call, load
-from distlaunch.system.job_file import job_of
 from tests.harness import PATIENCE_S, distlaunch
 
 

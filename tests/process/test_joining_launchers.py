@@ -22,7 +22,7 @@ from distlaunch.agent import messages, wire
 from distlaunch.errors import Exit
 from distlaunch.launch import gather
 from distlaunch.plan.gathering import Arrival
-from distlaunch.system.signals import Interrupts
+from distlaunch.signals import Interrupts
 from distlaunch.transports.join import MAGIC, SECRET, Prover, line_of
 from tests.harness import PATIENCE_S, Going, all_ended_well, on_time
 from tests.process.launchers import LOST, SAYS_AND_WAITS, launcher, statuses, told, workers

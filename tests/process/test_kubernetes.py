@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.system.yaml_document import yaml_text
+from distlaunch.job.yaml_document import yaml_text
 from tests.harness import all_ended_well, distlaunch
 from tests.pods import cluster, pods
 from tests.process.torchruns import NEEDS_TORCH, free_port

@@ -11,10 +11,10 @@ import pytest
 from distlaunch.job.spec import Invocation, JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.run import run_job
 from distlaunch.observers.observer import Observer, Printed
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor.events import Event, WorkerExited
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
-from distlaunch.system.signals import Interrupts
 
 
 def job(folder: Path, script: str, procs: int = 2) -> JobSpec:

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Literal
 
 from distlaunch.agent.messages import FindRoute, RouteFound
-from distlaunch.checks.port_check import Agents
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
+from distlaunch.launch.port_check import Agents
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT
 from distlaunch.transports.transport import Transport

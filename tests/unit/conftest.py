@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from distlaunch.errors import JobError
+from distlaunch.job.file import load_job
 from distlaunch.job.spec import JobSpec
-from distlaunch.system.job_file import load_job
 from tests.unit.samples import Load, Problems
 
 STARTERS = ("execv", "execve", "fork", "forkpty", "posix_spawn", "posix_spawnp", "system")

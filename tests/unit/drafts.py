@@ -10,7 +10,7 @@ from distlaunch.compat.from_accelerate import accelerate_draft
 from distlaunch.compat.from_torchrun import command_draft
 from distlaunch.job.fields import with_sections
 from distlaunch.job.text import PLACEHOLDERS
-from distlaunch.system.yaml_document import parse
+from distlaunch.job.yaml_document import parse
 from tests.unit.samples import SECTIONS, spec_of
 
 CPUS = 6

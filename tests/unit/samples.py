@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from distlaunch.job.build import build_spec
 from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
+from distlaunch.job.yaml_document import parse
 from distlaunch.schedulers import TABLE, load, sections
-from distlaunch.system.yaml_document import parse
 
 Load = Callable[..., JobSpec]
 """The fixture `load`: a job from text (or bytes), `--set`s and `extra` arguments."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.errors import DistlaunchError, JobError
+from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.runs.submissions import Submission, submission
 from distlaunch.schedulers import TABLE, Call, Scheduler, flux, grid_engine, load, lsf, pbs
@@ -14,7 +15,6 @@ from distlaunch.schedulers.script import check_submitted, clock, target_of
 from distlaunch.schedulers.slurm import queued
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
-from distlaunch.system.job_file import job_of
 from tests.unit.test_restarts import Job
 
 CALL = Call(("distlaunch", "run", "/work/job.yaml"))

@@ -12,6 +12,7 @@ import pytest
 
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
+from distlaunch.job.file import load_job
 from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import Scheduler, load, scheduler_in, step_nodes, task_in, task_number
 from distlaunch.schedulers.grid_engine import Qrsh
@@ -21,7 +22,6 @@ from distlaunch.schedulers.task import Task, check_devices
 from distlaunch.supervisor.actions import GiveNotice
 from distlaunch.supervisor.events import Interrupted, Noticed
 from distlaunch.supervisor.state import Phase
-from distlaunch.system.job_file import load_job
 from distlaunch.transports.failure import Kind, ProcessEnd
 from distlaunch.transports.opening import STEP_NODES, _groups
 from distlaunch.transports.ssh import Ssh

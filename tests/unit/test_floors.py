@@ -33,11 +33,11 @@ FLOORS = {
     "transports": 1,
     "wording": 1,
     "links": 2,
-    "system": 2,
+    "files": 2,
+    "here": 2,
+    "signals": 2,
     "observers": 2,
-    "checks": 3,
     "launch": 3,
-    "task": 2,
     "runs": 3,
     "view": 4,
     "cli": 4,
@@ -48,6 +48,8 @@ FLOORS = {
 """The floor of each package and module directly below distlaunch."""
 LINKS = {"dial", "door", "join", "link", "opening", "process"}
 """The modules of transports that start processes and carry bytes: the others are pure."""
+FILES = {"file", "yaml_document"}
+"""The modules of job that read files, and the environment."""
 
 
 def name_of(path: Path) -> str:
@@ -58,7 +60,7 @@ def name_of(path: Path) -> str:
 def part_of(module: str) -> str:
     """`distlaunch.job.spec` → `job`; `distlaunch` itself is its `__init__`."""
     part, inner = [*module.split("."), "__init__", ""][1:3]
-    return "links" if part == "transports" and inner in LINKS else part
+    return {("transports", True): "links", ("job", True): "files"}.get((part, inner in LINKS | FILES), part)
 
 
 TREES = {name_of(path): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}

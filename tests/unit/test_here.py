@@ -2,9 +2,9 @@
 
 import pytest
 
-from distlaunch.checks import port_check
 from distlaunch.errors import DistlaunchError
-from distlaunch.system.here import cpu_count, runs_ranks
+from distlaunch.here import cpu_count, runs_ranks
+from distlaunch.launch import port_check
 from distlaunch.transports import opening
 from tests.unit.samples import spec_of
 

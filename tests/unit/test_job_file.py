@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distlaunch.errors import DistlaunchError, JobError, UsageError
+from distlaunch.job.file import load_job
 from distlaunch.schedulers import job_keys
-from distlaunch.system.job_file import load_job
 from distlaunch.transports.ssh import Ssh
 from tests.unit.samples import Load, Problems, bounded, job_documents
 

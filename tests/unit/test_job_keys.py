@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from distlaunch.job.fields import JOB, reference
+from distlaunch.job.file import load_job
 from distlaunch.job.spec import Binding, EnvValue, SecretKey, Timeouts, Volume
 from distlaunch.plan.unstarted import unstarted_advice
 from distlaunch.schedulers import job_keys
-from distlaunch.system.job_file import load_job
 from distlaunch.transports.container import Container
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Local

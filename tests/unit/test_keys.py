@@ -23,7 +23,7 @@ from distlaunch.job.types import (
     built,
     duration_text,
 )
-from distlaunch.system.yaml_document import parse
+from distlaunch.job.yaml_document import parse
 
 
 class Oven(NamedTuple):

@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet, TrainerV1alpha1TrainJob
 
+from distlaunch.cli.payload import torchrun_modules, torchrun_payload
 from distlaunch.errors import JobError
+from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
+from distlaunch.job.yaml_document import yaml_text
 from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
 from distlaunch.kubernetes.manifests import manifests, merged, unexpanded
 from distlaunch.kubernetes.names import Kind, first_host, object_name
 from distlaunch.launch.addresses import plan_without_nodes
-from distlaunch.system.job_file import job_of
-from distlaunch.system.payload import torchrun_modules, torchrun_payload
-from distlaunch.system.yaml_document import yaml_text
 from tests.pods import expand
 from tests.unit.samples import bounded
 from tests.unit.test_floors import TREES, imports_of, name_of

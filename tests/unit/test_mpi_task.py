@@ -2,9 +2,9 @@
 
 import pytest
 
+from distlaunch.cli.exec_task import node_of
 from distlaunch.errors import UsageError
 from distlaunch.schedulers.task import mpi_task
-from distlaunch.system.pmi import node_of
 from tests.unit.tasks import task_environment
 
 HOST = "7.0;tcp://10.0.0.1,192.168.0.1:4000;tcp6://[fd00::2]:4001"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distlaunch.checks.port_check import EVERY, Unreached, folded, partners
+from distlaunch.launch.port_check import EVERY, Unreached, folded, partners
 
 
 @pytest.mark.parametrize("count", range(1, EVERY + 1))

@@ -23,8 +23,8 @@ from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.job.text import home_error
 from distlaunch.job.types import Either, Field, ListOf, Record, Type
+from distlaunch.job.yaml_document import parse
 from distlaunch.schedulers import allocation_in, job_keys, load, sections
-from distlaunch.system.yaml_document import parse
 
 MAX_BYTES = 1 << 20
 STDIN = "-"

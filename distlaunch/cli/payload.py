@@ -21,7 +21,7 @@ _MAIN = "from distlaunch.__main__ import main\nmain()\n"
 _TOP = Path(__file__).parents[1]
 _ROOTS = ("distlaunch.cli.torchrun", "distlaunch.transports.opening")
 _UNUSED = (
-    *("distlaunch.cli.remote", "distlaunch.runs.starts", "distlaunch.system.job_file"),
+    *("distlaunch.cli.remote", "distlaunch.runs.starts", "distlaunch.job.file"),
     "distlaunch.view.watching",
 )
 """What its imports name for other commands: `run` with its options, and jobs that Slurm starts again."""

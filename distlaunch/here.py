@@ -18,7 +18,7 @@ def own_command() -> tuple[str, ...]:
     program = os.path.abspath(sys.argv[0])
     if os.path.basename(program) == "distlaunch" and os.access(program, os.X_OK) and os.path.isfile(program):
         return (program,)
-    top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    top = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     taken_along = os.path.join(top, "__main__.py")
     if os.path.exists(taken_along):
         return (sys.executable, "-I", top)

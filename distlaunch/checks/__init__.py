@@ -1,1 +1,0 @@
-"""Checks through agents, without running a job: `port_check`."""
