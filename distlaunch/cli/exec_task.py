@@ -145,8 +145,8 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 # MPICH's process manager (PMI-1), by which tasks learn of each other. They talk in lines such as
-# `cmd=get kvsname=kvs_1 key=a` on a socket whose descriptor PMI_FD has. The program that follows talks on it, too:
-# nothing is initialized here, and nothing finalized.
+# `cmd=get kvsname=kvs_1 key=a` on a socket whose descriptor PMI_FD has. The program that follows uses
+# it, too: nothing is initialized here, and nothing finalized.
 
 KEY = "distlaunch"
 HOST = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"
