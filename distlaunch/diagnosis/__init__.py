@@ -1,4 +1,1 @@
-"""Why a worker, and so a run, ended. Pure.
-
-`exits` has what a status and last words tell, and what to do; `summary` the end of a run.
-"""
+"""Why a worker failed, from its status, its last output and its error record, and what to do about it. Pure."""
