@@ -4,8 +4,8 @@
     JobSpec           from job.yaml: job/file; from torchrun's command line: compat/
 
     launch/start      opens a Link to each node (transports/) and makes the run directory
-    launch/gather     if something else starts distlaunch once per node or rank, one launcher is the controller;
-                      the others join it (transports/door, dial) as its agents (launch/joined)
+    launch/gather     if something else starts distlaunch per node or rank, one launcher controls the run,
+                      and the others join it (transports/door, dial) as its agents (launch/joined)
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
 
     launch/loop       agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)

@@ -1,1 +1,1 @@
-"""Why a worker failed, from its status, its last output and its error record, and what to do about it. Pure."""
+"""Why a worker failed, by its status, last output and error record, and what to do about it. Pure."""
