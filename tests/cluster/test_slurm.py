@@ -293,7 +293,12 @@ def test_tasks_agree_as_torchs_ranks(slurm: Slurm) -> None:
         ("-n1", ("--", "nosuchprogram"), 127, "nosuchprogram: No such file or directory"),
         ("-n1", ("--", "/etc/passwd"), 126, "/etc/passwd: Permission denied"),
         ("-n1", ("true",), 2, "unexpected true; usage: distlaunch exec"),
-        ("-n3", ("--", "sh", "-c", "exit $((RANK * 3))"), 6, ""),
+        (
+            "-n3",
+            ("--", "sh", "-c", "[ $RANK = 2 ] && exit 6; exec sleep 600"),
+            6,
+            "rank 2 (host1) failed first",
+        ),
     ],
 )
 def test_how_tasks_end(slurm: Slurm, srun: str, words: tuple[str, ...], status: int, said: str) -> None:

@@ -115,7 +115,7 @@ LIES = {
     "a clock of the far future": ("exited", "encode(node, {**message, 't': 1e300})"),
     "a signal of a million": (
         "started",
-        "encode(node, {'op': 'leaving', 'signal': 10**6, 'orphaned': False, 'damage': ''})",
+        "encode(node, {'op': 'leaving', 'signum': 10**6, 'orphaned': False, 'damage': ''})",
     ),
     "a long reason": (
         "started",
