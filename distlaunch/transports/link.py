@@ -7,7 +7,6 @@ import math
 import os
 import select
 import selectors
-import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from distlaunch.agent.messages import as_object
 from distlaunch.agent.poller import written
 from distlaunch.transports.failure import LinkFailure
 from distlaunch.transports.handshake import NodeGone, Streams
-from distlaunch.transports.process import Child, Peer
+from distlaunch.transports.process import Child
 from distlaunch.transports.transport import Transport
 
 READ = 1 << 18
@@ -34,7 +33,7 @@ class Link:
     """
 
     def __init__(
-        self, transport: Transport, process: Child | Peer, streams: Streams, boot: Callable[[], bytes]
+        self, transport: Transport, process: Child, streams: Streams, boot: Callable[[], bytes]
     ) -> None:
         self._transport, self._process, self.streams = transport, process, streams
         self.patience_s = transport.patience_s
@@ -152,7 +151,7 @@ class Link:
         """End an agent at once and without a trace, if it was given nothing to do and is still there."""
         if not self._idle:
             return
-        self._process.signal(signal.SIGKILL)
+        self.kill()
         self._process.wait()
         self.close()
 
@@ -169,7 +168,7 @@ class Link:
             self.kill()
         else:
             # Until an agent is there, a shell may be waiting for what fetches an image.
-            self._process.signal(signal.SIGTERM, group=not self.streams.booted)
+            self._process.terminate(group=not self.streams.booted)
 
     def kill(self) -> None:
         """Kill the transport's process with all that it started: a ProxyCommand may hear of nothing."""
