@@ -20,16 +20,14 @@ def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
     """Index in the pool → the command that tells the address, for the nodes whose address the job needs."""
     if spec.one_machine:
         return {}
-    needed = [index for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)]
-    asked = {index: _ask(spec.pool[index]) for index in needed}
-    return {index: child for index, child in asked.items() if child}
+    needed = {index: node for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)}
+    return {index: child for index, node in needed.items() if (child := _ask(node))}
 
 
 def answers(asked: Mapping[int, process.Child]) -> dict[int, str]:
     """Index in the pool → the address by which ssh reaches it, of those `asked`, as far as they say."""
     deadline = time.monotonic() + RESOLVE_S
-    told = {index: _answer(child, deadline) for index, child in asked.items()}
-    return {index: address for index, address in told.items() if address}
+    return {index: told for index, child in asked.items() if (told := _answer(child, deadline))}
 
 
 def ssh_addresses(spec: JobSpec) -> dict[int, str]:
@@ -62,15 +60,14 @@ def _ask(node: NodeSpec) -> process.Child | None:
 
 
 def _answer(child: process.Child, deadline: float) -> str | None:
-    said = _said(child, deadline)
-    lines = said.decode(errors="replace").splitlines() if said is not None else []
+    lines = _said(child, deadline).decode(errors="replace").splitlines()
     found = [line.split()[1] for line in lines if line.startswith("hostname ")]
     # An alias for this very machine says nothing about what the others call it.
     return found[0] if found and not is_loopback(found[0]) else None
 
 
-def _said(child: process.Child, deadline: float) -> bytes | None:
-    """All that it prints, or None if it does not come to its end in time: then it is ended."""
+def _said(child: process.Child, deadline: float) -> bytes:
+    """All that it prints, or nothing if it does not come to its end in time: then it is ended."""
     said, piece = b"", None
     come = select.poll()  # it knows no highest descriptor
     come.register(child.stdout, select.POLLIN)
@@ -78,7 +75,7 @@ def _said(child: process.Child, deadline: float) -> bytes | None:
         while piece != b"":
             if not come.poll(max(0.0, deadline - time.monotonic()) * 1e3):
                 child.kill()  # and what its configuration has it run
-                return None
+                return b""
             piece = os.read(child.stdout, _READ)
             said += piece
         return said

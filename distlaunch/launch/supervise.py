@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.addresses import answers
 from distlaunch.launch.loop import Loop
 from distlaunch.launch.start import Start
 from distlaunch.observers.observer import Observer, Observers
@@ -30,7 +29,7 @@ def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer
     seeing = Observers((last_output, recorder, *_wanted(start, last_output), *observers))
     loop = Loop(start, seeing, interrupts)
     import_late(start.spec)  # while agents boot
-    state = loop.run(find_addresses=lambda: answers(start.asked))
+    state = loop.run()
     seeing.tell(Observer.drained, state)
     summary = last_output.summary(state, start.folder.path, start.clock.now())
     summary = summary._replace(lagging=recorder.lagging(state))

@@ -283,15 +283,15 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
 
 def is_loopback(host: str) -> bool:
     """Whether a name or address means "this machine" wherever it is used."""
-    name = host.lower().rstrip(".")
-    if not name.startswith("127.") and ":" not in name:
-        return name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost")
-    import ipaddress  # a millisecond that few jobs need
+    import ipaddress  # a job on one machine needs none
 
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost"):
+        return True
     try:
         address = ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
-        return name.endswith(".localhost")
+        return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 

@@ -44,13 +44,9 @@ def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
 def _worker_line(worker: WorkerPlan, shared: Mapping[str, str]) -> str:
     own = {name: value for name, value in worker.contract.items() if name not in shared}
     export = f"export {' '.join(_assignments(own))}; " if own else ""
-    # exec takes the program of that name, also where the shell has a word of its own for it.
-    return f'({export}exec {_command(worker)}) & set -- "$@" $!'
-
-
-def _command(worker: WorkerPlan) -> str:
     words = (quoted_path(w) if i in worker.paths else quote(w) for i, w in enumerate(worker.argv))
-    return " ".join(words)
+    # exec takes the program of that name, also where the shell has a word of its own for it.
+    return f'({export}exec {" ".join(words)}) & set -- "$@" $!'
 
 
 def quoted_path(path: str) -> str:
