@@ -88,7 +88,9 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
         spec = continued(spec)
     run_id = new_run_id(spec.name)
     folder = run_folder(spec, run_id)
-    status = _first_status(spec, run_id)
+    controller, now = Controller(os.uname().nodename, os.getpid(), boot_id()), time.time()
+    restarts = spec.restarts_before
+    status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller, restarts=restarts)
     folder.claim(status)
     if spec.allocation and spec.allocation.queued:
         note_start(spec, run_id)
@@ -138,13 +140,6 @@ def _check_master(spec: JobSpec) -> None:
     except (OSError, UnicodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "not a host's name"
         raise spec.error(spec.master_path, f"{host}: {why}") from None
-
-
-def _first_status(spec: JobSpec, run_id: str) -> Status:
-    now = time.time()
-    controller = Controller(os.uname().nodename, os.getpid(), boot_id())
-    restarts = spec.restarts_before
-    return Status(run_id, spec.name, RunState.CONNECTING, now, now, controller, restarts=restarts)
 
 
 def run_folder(spec: JobSpec, run_id: str) -> RunFolder:
