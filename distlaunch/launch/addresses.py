@@ -20,19 +20,17 @@ def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
     """Index in the pool → the command that tells the address, for the nodes whose address the job needs."""
     if spec.one_machine:
         return {}
-    needed = {index: node for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)}
-    return {index: child for index, node in needed.items() if (child := _ask(node))}
+    return {
+        index: child
+        for index, node in enumerate(spec.pool)
+        if _may_be_first(spec, index, node) and (child := _ask(node))
+    }
 
 
 def answers(asked: Mapping[int, process.Child]) -> dict[int, str]:
     """Index in the pool → the address by which ssh reaches it, of those `asked`, as far as they say."""
     deadline = time.monotonic() + RESOLVE_S
     return {index: told for index, child in asked.items() if (told := _answer(child, deadline))}
-
-
-def ssh_addresses(spec: JobSpec) -> dict[int, str]:
-    """Index in the pool → the address by which ssh reaches it, for the nodes whose address the job needs."""
-    return answers(ask_addresses(spec))
 
 
 def ssh_address(spec: JobSpec) -> str | None:
@@ -91,4 +89,4 @@ def plan_without_nodes(spec: JobSpec) -> LaunchPlan:
     facts = {
         index: Facts(sys.executable, here if node.local else None) for index, node in enumerate(spec.nodes)
     }
-    return make_plan(spec, facts, ssh_addresses(spec).get(0))
+    return make_plan(spec, facts, answers(ask_addresses(spec)).get(0))

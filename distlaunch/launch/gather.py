@@ -202,8 +202,10 @@ class _Controller:
         if self._own.node_rank not in (None, number := order.index(0)):
             self._say(renumbered(number, self._own.node_rank))
         spec = self._spec._replace(nodes=tuple(nodes), min_nodes=self._fewest)
-        fixed = self._gathering.fixed
-        host = self._gathering.hosts[0] if fixed or len(self._gathering.hosts) == 1 else _reached(visitors)
+        fixed, host = self._gathering.fixed, self._gathering.hosts[0]
+        if not fixed and len(self._gathering.hosts) > 1:
+            # Our address by which those on other machines came.
+            host = next((each.reached for each in visitors if not each.here), "127.0.0.1")
         return Gathered(spec._replace(master_host=host, master_port=port if fixed else None), self._door)
 
     def _node(self, arrival: Arrival, visitor: Visitor | None) -> NodeSpec:
@@ -211,12 +213,6 @@ class _Controller:
         own = self._spec.nodes[0]
         gpus = own.gpus if arrival.gpus is None else arrival.gpus
         return own._replace(label=arrival.name, reach=reach, gpus=gpus, place=arrival.place)
-
-
-def _reached(visitors: Sequence[Visitor]) -> str:
-    """Our address by which those on other machines came; the first that is no loopback one."""
-    far = [visitor.reached for visitor in visitors if not visitor.here]
-    return far[0] if far else "127.0.0.1"
 
 
 def _nodes_words(nodes: tuple[int, int]) -> str:

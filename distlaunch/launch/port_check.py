@@ -290,16 +290,15 @@ class Agents:
         deadline = time.monotonic() + within_s
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
             self._links.turn(max(0.0, min(self._next_heartbeat, deadline) - time.monotonic()))
-            self._beat()
+            # Not whenever something comes: each ping has an answer, and who is busy would drown in them.
+            if time.monotonic() >= self._next_heartbeat:
+                self._beat()
         for node in waiting:
             self._links.give_up(node, f"no answer within {within_s:g} s")
         return {node: answer for node, answer in self._answers.items() if node in asked}
 
     def _beat(self) -> None:
         """Keep the agents of fast nodes there while a slow one boots."""
-        # Not whenever something comes: each ping has an answer, and who is busy would drown in them.
-        if time.monotonic() < self._next_heartbeat:
-            return
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self._links.nudge()
         for node in self._links.answering:

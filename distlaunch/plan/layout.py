@@ -200,9 +200,8 @@ def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
 
 def _together(spec: JobSpec, nodes: Sequence[NodePlan | NodeSpec]) -> bool:
     """Whether all run on the same machine."""
-    if len(spec.mpirun_hosts) > 1:
-        return False
-    return len(nodes) == 1 or all(node.reach.here for node in nodes)
+    here = len(nodes) == 1 or all(node.reach.here for node in nodes)
+    return here and len(spec.mpirun_hosts) <= 1
 
 
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:

@@ -1,5 +1,6 @@
 """A launcher's way into a run whose controller is another launcher: see `distlaunch.transports.join`."""
 
+import re
 import select
 import signal
 import socket
@@ -229,10 +230,7 @@ def _is_torchs(host: str, port: int) -> bool:
         return False
 
 
-def _is_run_id(text: object) -> bool:
+def _is_run_id(text: str) -> bool:
     """Whether a folder may be named so."""
-    return (
-        isinstance(text, str)
-        and text.replace("-", "").replace("_", "").replace(".", "").isalnum()
-        and len(text) <= MAX_RUN_ID
-    )
+    named = isinstance(text, str) and re.fullmatch(r"[-._]*[^\W_][-.\w]*", text)
+    return bool(named) and len(text) <= MAX_RUN_ID
