@@ -20,21 +20,17 @@ def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
     """Index in the pool → the command that tells the address, for the nodes whose address the job needs."""
     if spec.one_machine:
         return {}
-    needed = [index for index, node in enumerate(spec.pool) if _may_be_first(spec, index, node)]
-    asked = {index: _ask(spec.pool[index]) for index in needed}
-    return {index: child for index, child in asked.items() if child}
+    return {
+        index: child
+        for index, node in enumerate(spec.pool)
+        if _may_be_first(spec, index, node) and (child := _ask(node))
+    }
 
 
 def answers(asked: Mapping[int, process.Child]) -> dict[int, str]:
     """Index in the pool → the address by which ssh reaches it, of those `asked`, as far as they say."""
     deadline = time.monotonic() + RESOLVE_S
-    told = {index: _answer(child, deadline) for index, child in asked.items()}
-    return {index: address for index, address in told.items() if address}
-
-
-def ssh_addresses(spec: JobSpec) -> dict[int, str]:
-    """Index in the pool → the address by which ssh reaches it, for the nodes whose address the job needs."""
-    return answers(ask_addresses(spec))
+    return {index: told for index, child in asked.items() if (told := _answer(child, deadline))}
 
 
 def ssh_address(spec: JobSpec) -> str | None:
@@ -62,15 +58,14 @@ def _ask(node: NodeSpec) -> process.Child | None:
 
 
 def _answer(child: process.Child, deadline: float) -> str | None:
-    said = _said(child, deadline)
-    lines = said.decode(errors="replace").splitlines() if said is not None else []
+    lines = _said(child, deadline).decode(errors="replace").splitlines()
     found = [line.split()[1] for line in lines if line.startswith("hostname ")]
     # An alias for this very machine says nothing about what the others call it.
     return found[0] if found and not is_loopback(found[0]) else None
 
 
-def _said(child: process.Child, deadline: float) -> bytes | None:
-    """All that it prints, or None if it does not come to its end in time: then it is ended."""
+def _said(child: process.Child, deadline: float) -> bytes:
+    """All that it prints, or nothing if it does not come to its end in time: then it is ended."""
     said, piece = b"", None
     come = select.poll()  # it knows no highest descriptor
     come.register(child.stdout, select.POLLIN)
@@ -78,7 +73,7 @@ def _said(child: process.Child, deadline: float) -> bytes | None:
         while piece != b"":
             if not come.poll(max(0.0, deadline - time.monotonic()) * 1e3):
                 child.kill()  # and what its configuration has it run
-                return None
+                return b""
             piece = os.read(child.stdout, _READ)
             said += piece
         return said
@@ -94,4 +89,4 @@ def plan_without_nodes(spec: JobSpec) -> LaunchPlan:
     facts = {
         index: Facts(sys.executable, here if node.local else None) for index, node in enumerate(spec.nodes)
     }
-    return make_plan(spec, facts, ssh_addresses(spec).get(0))
+    return make_plan(spec, facts, answers(ask_addresses(spec)).get(0))

@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
@@ -145,10 +146,7 @@ class _Controller:
             return f"it was started for {theirs} nodes, and the controller for {ours}"
         number = arrival.node_rank
         if self._gathering.ordered:
-            taken = {
-                self._own.node_rank,
-                *(each.arrival.node_rank for each in self._door.joined if each.arrival),
-            }
+            taken = {each.node_rank for each in self._there()}
             if number is None or number >= self._most:
                 return f"its number, {number}, is not below {self._most}"
             if number in taken:
@@ -157,25 +155,22 @@ class _Controller:
             return f"{self._most} of {self._most} nodes have already joined: start one launcher on each node"
         return ""
 
+    def _there(self) -> list[Arrival]:
+        """Who is there by now, this launcher first."""
+        return [self._own, *(each.arrival for each in self._door.joined if each.arrival)]
+
     def _missing_words(self) -> str:
-        joined = [each.arrival for each in self._door.joined if each.arrival]
-        missing = self._most - 1 - len(joined)
+        there = self._there()
+        missing = self._most - len(there)
         if self._gathering.ordered:
-            there = {each.node_rank for each in (self._own, *joined)}
-            numbers = [number for number in range(self._most) if number not in there]
+            numbers = sorted({*range(self._most)} - {each.node_rank for each in there})
             if self._own.place:
                 return rank_list(numbers)
-            return (
-                f"node{'s' if missing > 1 else ''} {spans(numbers).replace(',', ', ')}{self._absent(joined)}"
-            )
-        here = sorted(each.name for each in (self._own, *joined))
-        return f"{missing} of {counted(self._most, 'node')} (joined: {listed(here)}){self._absent(joined)}"
-
-    def _absent(self, joined: Sequence[Arrival]) -> str:
-        """The hosts that a scheduler has given, and from which nobody has come."""
-        came = {each.name.partition(".")[0] for each in (self._own, *joined)}
-        hosts = [host for host in _scheduled_hosts() if host.partition(".")[0] not in came]
-        return f": {listed(hosts)}" if hosts and len(hosts) == self._most - len(came) else ""
+            what = f"node{'s' if missing > 1 else ''} {spans(numbers).replace(',', ', ')}"
+        else:
+            names = sorted(each.name for each in there)
+            what = f"{missing} of {counted(self._most, 'node')} (joined: {listed(names)})"
+        return what + _absent(there, self._most)
 
     def _tell(self) -> None:
         text = f"waiting for {self._missing_words()} at {self._gathering.label}"
@@ -192,7 +187,7 @@ class _Controller:
     def _seated(self, port: int) -> Gathered:
         """The nodes in their order; those that may come later are last."""
         visitors = self._door.joined
-        arrivals = [self._own, *(each.arrival for each in visitors if each.arrival)]
+        arrivals = self._there()
         if self._gathering.ordered:
             order = sorted(range(len(arrivals)), key=lambda i: arrivals[i].node_rank or 0)
         else:
@@ -204,36 +199,31 @@ class _Controller:
         nodes += [self._spec.nodes[0]._replace(label=label, reach=Joined(label, near)) for label in late]
         key = f"{self._gathering.label} {self._own.job}"
         self._door.seat(seats, ports_for(key))
-        self._tell_number(order.index(0))
+        if self._own.node_rank not in (None, number := order.index(0)):
+            self._say(renumbered(number, self._own.node_rank))
         spec = self._spec._replace(nodes=tuple(nodes), min_nodes=self._fewest)
-        fixed = self._gathering.fixed
-        host = self._gathering.hosts[0] if fixed or len(self._gathering.hosts) == 1 else _reached(visitors)
+        fixed, host = self._gathering.fixed, self._gathering.hosts[0]
+        if not fixed and len(self._gathering.hosts) > 1:
+            # Our address by which those on other machines came.
+            host = next((each.reached for each in visitors if not each.here), "127.0.0.1")
         return Gathered(spec._replace(master_host=host, master_port=port if fixed else None), self._door)
 
     def _node(self, arrival: Arrival, visitor: Visitor | None) -> NodeSpec:
         reach = Joined(arrival.name, visitor.here) if visitor else Local()
-        gpus = self._spec.nodes[0].gpus if arrival.gpus is None else arrival.gpus
-        node = self._spec.nodes[0]._replace(label=arrival.name, reach=reach, gpus=gpus)
-        return node._replace(place=arrival.place)
-
-    def _tell_number(self, number: int) -> None:
-        if self._own.node_rank not in (None, number):
-            self._say(renumbered(number, self._own.node_rank))
-
-
-def _reached(visitors: Sequence[Visitor]) -> str:
-    """Our address by which those on other machines came; the first that is no loopback one."""
-    far = [visitor.reached for visitor in visitors if not visitor.here]
-    return far[0] if far else "127.0.0.1"
+        own = self._spec.nodes[0]
+        gpus = own.gpus if arrival.gpus is None else arrival.gpus
+        return own._replace(label=arrival.name, reach=reach, gpus=gpus, place=arrival.place)
 
 
 def _nodes_words(nodes: tuple[int, int]) -> str:
     return str(nodes[0]) if nodes[0] == nodes[1] else "{}:{}".format(*nodes)
 
 
-def _scheduled_hosts() -> tuple[str, ...]:
-    try:
-        allocation = allocation_in(os.environ)
-    except DistlaunchError:
-        return ()
-    return tuple(node.host for node in allocation.nodes) if allocation else ()
+def _absent(there: Sequence[Arrival], most: int) -> str:
+    """The hosts that a scheduler has given, and from which nobody has come."""
+    came = {each.name.partition(".")[0] for each in there}
+    hosts: list[str] = []
+    with suppress(DistlaunchError):
+        if allocation := allocation_in(os.environ):
+            hosts = [node.host for node in allocation.nodes if node.host.partition(".")[0] not in came]
+    return f": {listed(hosts)}" if hosts and len(hosts) == most - len(came) else ""

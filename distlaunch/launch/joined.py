@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,7 @@ def _be_agent(seat: Seat, part: Part, folder: "Folder", above: int, own_first: b
         agent = _JoinedAgent(seat, part, folder)
         agent.run(seat.unread)
         part.close()
-        own = agent.own_status if own_first else 0
+        own = agent.ranks.own_status if own_first else 0
         status = agent.outcome if not own else own if own > 0 else 128 - own
     except BaseException:
         import traceback  # a bug of ours
@@ -133,10 +133,13 @@ class _Outbox(Outbox):
     def __init__(self, part: Part, node: int, folder: "Folder", hello: bytes) -> None:
         super().__init__(node, folder, hello=hello)
         self._part = part
-        self.note: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda report: report
+        self.own_status = 0
+        self.stopping = False
 
     def report(self, report: tuple[Any, ...]) -> None:
-        super().report(self.note(report))
+        if isinstance(report, messages.WorkerExited) and not (self.own_status or self.stopping):
+            self.own_status = report.status
+        super().report(report)
 
     def output(self, generation: int, channel: int, data: bytes | memoryview) -> None:
         self._part.show(generation, channel // 2, channel % 2, bytes(data))
@@ -147,29 +150,22 @@ class _JoinedAgent(Agent):
 
     def __init__(self, seat: Seat, part: Part, folder: "Folder") -> None:
         hello = wire.HELLO_PREFIX + seat.nonce.encode() + b"\n"
-        outbox = _Outbox(part, seat.node, folder, hello)
-        outbox.note = self._noted
+        self.ranks = _Outbox(part, seat.node, folder, hello)
         link = seat.connection.fileno()
         os.set_blocking(link, False)
-        super().__init__(link, os.dup(link), seat.node, folder, outbox)
+        super().__init__(link, os.dup(link), seat.node, folder, self.ranks)
         self._commands = {kind: self._commands[kind] for kind in _OBEYED}
         self._commands[messages.StartRanks] = self._on_ranks
         self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, _LAST + 1))
         self._seat, self._part = seat, part
-        self._stops = 0
-        self._stopping = self._told = False
-        self.own_status = self.outcome = 0
+        self._stops = self.outcome = 0
+        self._told = False
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *wire.NOTICES):
             signal.signal(signum, signal.SIG_IGN)  # they come by way of the guardian
 
-    def _noted(self, report: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Take note of what is reported; a hello tells where the logs are."""
-        if isinstance(report, messages.Hello):
-            logs = self._part.logs(self._seat.run_id, self._seat.node)
-            return report._replace(procs=self._part.procs, logs=logs)
-        if isinstance(report, messages.WorkerExited) and not (self.own_status or self._stopping):
-            self.own_status = report.status
-        return report
+    def _hello(self) -> messages.Hello:
+        logs = self._part.logs(self._seat.run_id, self._seat.node)
+        return super()._hello()._replace(procs=self._part.procs, logs=logs)
 
     def _report_orphans(self) -> None:
         if self._part.scans:
@@ -217,14 +213,14 @@ class _JoinedAgent(Agent):
         super()._on_reap(command, killed)
 
     def _on_stop(self, command: messages.StopWorkers) -> None:
-        self._stopping = True
+        self.ranks.stopping = True
         self._part.say(f"{command.why}; restarting")
         super()._on_stop(command)
 
     def _on_close(self, command: messages.Close) -> None:
         if command.why and not self._told:
             self._part.say(command.why)
-        self._told = self._stopping = True
+        self._told = self.ranks.stopping = True
         self.outcome = command.outcome
         super()._on_close(command)
 
@@ -239,7 +235,7 @@ class _JoinedAgent(Agent):
             raise wire.ProtocolError("the ranks are not those of this node")
         if not all({**ranks.env, **each.env}.get("RANK", "").isdecimal() for each in ranks.workers):
             raise wire.ProtocolError("the ranks have no numbers")
-        self._stopping, self.own_status = False, 0
+        self.ranks.stopping, self.ranks.own_status = False, 0
         shared = {name: getattr(ranks, name) for name in ranks._fields if name != "workers"}
         workers = self._part.workers(ranks)
         binding = self._part.binding()

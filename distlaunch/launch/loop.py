@@ -2,11 +2,11 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
 from functools import partial
 
 from distlaunch.agent import messages, wire
 from distlaunch.agent.poller import keep_memory
+from distlaunch.launch.addresses import answers
 from distlaunch.launch.start import Start
 from distlaunch.observers.observer import Generations, Observer, Observers, Printed
 from distlaunch.schedulers import load
@@ -29,7 +29,7 @@ class Loop:
     def __init__(self, start: Start, observers: Observers, interrupts: Interrupts) -> None:
         self._spec, self._run_id, self._now = start.spec, start.run_id, start.clock.now
         self._observers, self._tell, self._interrupts = observers, observers.tell, interrupts
-        self._open = start.open
+        self._open, self._asked = start.open, start.asked
         self._links = Links(
             self._take,
             lambda node, failure: self._feed(events.LinkEnded(node, failure)),
@@ -48,19 +48,16 @@ class Loop:
         self._finished = False
         self.state: State
 
-    def run(self, find_addresses: Callable[[], Mapping[int, str]]) -> State:
-        """Run the job; the last state tells how it ended.
-
-        `find_addresses` gives the addresses by which ssh reaches the nodes; it is called once the links are
-        under way, which take longer.
-        """
+    def run(self) -> State:
+        """Run the job; the last state tells how it ended."""
         keep_memory()
         chance, now = int.from_bytes(os.urandom(2), "big") / 65536, self._now()
         self.state, first = begin(self._spec, now, chance)
         self._execute(first, now)
         self._tell(Observer.began, self._spec, chance, now)
         if not self._spec.one_machine:
-            self._feed(events.AddressesFound(tuple(find_addresses().items())))
+            # Only now: the links are under way, which take longer.
+            self._feed(events.AddressesFound(tuple(answers(self._asked).items())))
         while not self._finished:
             self._links.turn(self._wait_s())
             self._look_at_clock()
@@ -99,12 +96,8 @@ class Loop:
         self.state, todo = step(self.state, event, now)
         self._tell(Observer.happened, event, self.state, now)
         self._execute(todo, now)
-        if isinstance(event, FIRST_SIGNS_OF_WORKERS):
-            self._note_start(now)
-
-    def _note_start(self, now: float) -> None:
-        """Note a start once the workers are under way, to delay none."""
-        if self._begun.note(self.state):
+        # A start is noted once the workers are under way, to delay none.
+        if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._begun.note(self.state):
             self._next_watch = now
             self._tell(Observer.started, self.state, now)
 
@@ -124,8 +117,7 @@ class Loop:
                 case actions.Finish():
                     self._finished = True
                 case _:
-                    command = command_for(action, self.state, self._run_id)
-                    self._links.send(action.node, command)
+                    self._links.send(action.node, command_for(action, self.state, self._run_id))
 
     def _ask_scheduler(self) -> None:
         from distlaunch.schedulers.queue import Question  # few jobs have one

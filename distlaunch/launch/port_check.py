@@ -63,10 +63,6 @@ class Pairs(NamedTuple):
     of: int
     failed: tuple[Unreached, ...] = ()
 
-    def document(self) -> dict[str, object]:
-        """For machines."""
-        return {**self._asdict(), "failed": [each._asdict() for each in self.failed]}
-
 
 class PortReport(NamedTuple):
     """What was found out about one port. `free` None = the node that should have it can't be asked.
@@ -96,6 +92,8 @@ class PortReport(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """For machines."""
+        pairs = self.pairs
+        failed = [each._asdict() for each in pairs.failed] if pairs else []
         return {
             **self._asdict(),
             "ok": self.ok,
@@ -105,7 +103,7 @@ class PortReport(NamedTuple):
                 {"node": node, "kind": failure.kind.value, "words": failure.words, "advice": advice}
                 for node, failure, advice in self.failures
             ],
-            "pairs": self.pairs and self.pairs.document(),
+            "pairs": pairs and {**pairs._asdict(), "failed": failed},
         }
 
 
@@ -122,9 +120,13 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
             if not spec.one_machine and len(spec.nodes) > 1:
                 labels = [node.label for node in spec.nodes]
                 report = report._replace(pairs=_try_pairs(agents, labels, host, token))
-        unasked = tuple(_unasked(asked, index, failure) for index, failure in sorted(agents.failures.items()))
+    unasked = []
+    for index, failure in sorted(agents.failures.items()):
+        node = asked.nodes[index]
+        advice = node.reach.advice(failure, node.python or asked.python)
+        unasked.append(Unasked(node.label, failure, advice))
     spares = tuple(node.label for node in spec.spares)
-    return report._replace(failures=unasked, here_counts=len(spec.nodes) == 1, spares=spares)
+    return report._replace(failures=tuple(unasked), here_counts=len(spec.nodes) == 1, spares=spares)
 
 
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
@@ -149,11 +151,6 @@ def _listening(agents: "Agents", node: str, host: str, port: int | None, token: 
     return PortReport(node, host, port, None)
 
 
-def _unasked(asked: JobSpec, index: int, failure: LinkFailure) -> Unasked:
-    node = asked.nodes[index]
-    return Unasked(node.label, failure, node.reach.advice(failure, node.python or asked.python))
-
-
 def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialled]) -> Iterator[Dial]:
     """What nodes that were given one target say of each of its addresses."""
     for index, answer in sorted(answers.items()):
@@ -165,8 +162,10 @@ def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialled]) -
 
 def _tried(answer: messages.Dialled) -> list[list[dict[str, Any]]]:
     """What a node says of each target: a row for each address that it tried."""
-    results = [tried if isinstance(tried, list) else [] for tried in answer.results]
-    return [[row for row in tried if isinstance(row, dict)] for tried in results]
+    return [
+        [row for row in tried if isinstance(row, dict)] if isinstance(tried, list) else []
+        for tried in answer.results
+    ]
 
 
 # Pairs: a node is dialled at the address that its route to the master gives it, as gloo and NCCL have it, and
@@ -291,16 +290,15 @@ class Agents:
         deadline = time.monotonic() + within_s
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
             self._links.turn(max(0.0, min(self._next_heartbeat, deadline) - time.monotonic()))
-            self._beat()
+            # Not whenever something comes: each ping has an answer, and who is busy would drown in them.
+            if time.monotonic() >= self._next_heartbeat:
+                self._beat()
         for node in waiting:
             self._links.give_up(node, f"no answer within {within_s:g} s")
         return {node: answer for node, answer in self._answers.items() if node in asked}
 
     def _beat(self) -> None:
         """Keep the agents of fast nodes there while a slow one boots."""
-        # Not whenever something comes: each ping has an answer, and who is busy would drown in them.
-        if time.monotonic() < self._next_heartbeat:
-            return
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self._links.nudge()
         for node in self._links.answering:

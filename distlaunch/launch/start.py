@@ -54,7 +54,8 @@ class Start(Frozen):
 
     def open(self, node: int) -> Link:
         """The link to a node that has none, or none any more. Raises `DistlaunchError`."""
-        return self.links.pop(node, None) or _opened(self.spec, node, self.run_id, self.door)
+        link = self.links.pop(node, None) or _joined(self.spec, node, self.run_id, self.door)
+        return link or open_link(self.spec, node)
 
     def attach(
         self, watch: Callable[[int, Callable[[], None]], None], arrived: Callable[[int], None]
@@ -87,14 +88,16 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
         spec = continued(spec)
     run_id = new_run_id(spec.name)
     folder = run_folder(spec, run_id)
-    status = _first_status(spec, run_id)
+    controller, now = Controller(os.uname().nodename, os.getpid(), boot_id()), time.time()
+    restarts = spec.restarts_before
+    status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller, restarts=restarts)
     folder.claim(status)
     if spec.allocation and spec.allocation.queued:
         note_start(spec, run_id)
     note_begin(run_id, folder.path, status.controller.host, _ticket(spec, door))
     if len(spec.pool) > MANY_NODES:
         make_room_for_links(len(spec.pool))
-    joined = {i: _joined(spec, i, run_id, door) for i in range(len(spec.pool)) if _has_launcher(spec, i)}
+    joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, door))}
     links = open_links(spec, early, joined)
     asked = ask_addresses(spec)  # which takes as long as a host's answer
     return Start(spec, run_id, folder, status, links, asked, clock, door)
@@ -106,21 +109,15 @@ def _ticket(spec: JobSpec, door: "Door | None") -> Ticket | None:
     if door and allocation is None:
         with suppress(DistlaunchError):
             allocation = allocation_in(os.environ)
-    known = allocation and (allocation.queued or door) and allocation.job
-    return Ticket(allocation.scheduler, allocation.job) if allocation and known else None
+    if allocation and allocation.job and (allocation.queued or door):
+        return Ticket(allocation.scheduler, allocation.job)
+    return None
 
 
-def _has_launcher(spec: JobSpec, node: int) -> bool:
-    return isinstance(spec.pool[node].reach, Joined)
-
-
-def _joined(spec: JobSpec, node: int, run_id: str, door: "Door | None") -> Link:
-    assert door is not None
-    return door.link(node, run_id, spec.pool[node].label)
-
-
-def _opened(spec: JobSpec, node: int, run_id: str, door: "Door | None") -> Link:
-    return _joined(spec, node, run_id, door) if _has_launcher(spec, node) else open_link(spec, node)
+def _joined(spec: JobSpec, node: int, run_id: str, door: "Door | None") -> Link | None:
+    """The link to a node's own launcher; None = it has none."""
+    place = spec.pool[node]
+    return door.link(node, run_id, place.label) if door and isinstance(place.reach, Joined) else None
 
 
 def _check_notify(spec: JobSpec) -> None:
@@ -143,13 +140,6 @@ def _check_master(spec: JobSpec) -> None:
     except (OSError, UnicodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "not a host's name"
         raise spec.error(spec.master_path, f"{host}: {why}") from None
-
-
-def _first_status(spec: JobSpec, run_id: str) -> Status:
-    now = time.time()
-    controller = Controller(os.uname().nodename, os.getpid(), boot_id())
-    restarts = spec.restarts_before
-    return Status(run_id, spec.name, RunState.CONNECTING, now, now, controller, restarts=restarts)
 
 
 def run_folder(spec: JobSpec, run_id: str) -> RunFolder:

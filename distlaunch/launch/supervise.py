@@ -1,10 +1,9 @@
 """Takes a run that has begun to its end: the loop, those who see it, the summary."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.addresses import answers
 from distlaunch.launch.loop import Loop
 from distlaunch.launch.start import Start
 from distlaunch.observers.observer import Observer, Observers
@@ -15,18 +14,12 @@ from distlaunch.supervisor.summary import Summary
 
 LATE = ("plan.unstarted",)
 """Modules that only a failure needs."""
-LATE_OF: Mapping[str, tuple[str, ...]] = {
-    "allocation": ("schedulers.queue", "runs.starts"),
-}
-"""The same, by the name of a transport, or by what a job has."""
+LATE_IN_ALLOCATIONS = ("schedulers.queue", "runs.starts")
 
 
 def import_late(spec: JobSpec) -> None:
     """Import what the rest of a run may need: weeks from now another distlaunch may be installed here."""
-    kinds = {node.reach.name for node in spec.pool}
-    has = {"container": spec.container, "allocation": spec.allocation}
-    wanted = [name for kind, names in LATE_OF.items() for name in names if kind in kinds or has.get(kind)]
-    for name in (*LATE, *wanted):
+    for name in (*LATE, *(LATE_IN_ALLOCATIONS if spec.allocation else ())):
         import_module(f"distlaunch.{name}")
 
 
@@ -36,7 +29,7 @@ def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer
     seeing = Observers((last_output, recorder, *_wanted(start, last_output), *observers))
     loop = Loop(start, seeing, interrupts)
     import_late(start.spec)  # while agents boot
-    state = loop.run(find_addresses=lambda: answers(start.asked))
+    state = loop.run()
     seeing.tell(Observer.drained, state)
     summary = last_output.summary(state, start.folder.path, start.clock.now())
     summary = summary._replace(lagging=recorder.lagging(state))

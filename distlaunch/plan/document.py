@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from distlaunch.job.spec import Binding, Env
+from distlaunch.job.spec import Env
 from distlaunch.job.text import is_secret, redacted
 from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan
 
@@ -13,21 +13,19 @@ def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> 
     Values that are inherited, or that are secrets by their names, are null. So is a port that is picked at
     the start.
     """
+    binding = plan.spec.binding
+    wish = {binding.key: list(binding.cpus) or binding.how} if binding else {}  # as the job file has it
     return {
         "name": plan.spec.name,
         "world_size": plan.world_size,
         "backend": plan.backend,
         "master_addr": plan.master_addr,
         "master_port": plan.master_port,
-        **_binding(plan.spec.binding),
+        "numa_binding": None,
+        "cpu_binding": None,
+        **wish,
         "nodes": [_node(plan, node, nodes[node.node_rank]) for node in plan.nodes],
     }
-
-
-def _binding(binding: Binding | None) -> dict[str, Any]:
-    """As the job file has it."""
-    wish = binding and (list(binding.cpus) or binding.how)
-    return {"numa_binding": None, "cpu_binding": None} | ({binding.key: wish} if binding else {})
 
 
 def _node(plan: LaunchPlan, node: NodePlan, workers: list[WorkerPlan]) -> dict[str, Any]:

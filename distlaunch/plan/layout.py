@@ -200,9 +200,8 @@ def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
 
 def _together(spec: JobSpec, nodes: Sequence[NodePlan | NodeSpec]) -> bool:
     """Whether all run on the same machine."""
-    if len(spec.mpirun_hosts) > 1:
-        return False
-    return len(nodes) == 1 or all(node.reach.here for node in nodes)
+    here = len(nodes) == 1 or all(node.reach.here for node in nodes)
+    return here and len(spec.mpirun_hosts) <= 1
 
 
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:
@@ -283,15 +282,15 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
 
 def is_loopback(host: str) -> bool:
     """Whether a name or address means "this machine" wherever it is used."""
-    name = host.lower().rstrip(".")
-    if not name.startswith("127.") and ":" not in name:
-        return name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost")
-    import ipaddress  # a millisecond that few jobs need
+    import ipaddress  # a job on one machine needs none
 
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost"):
+        return True
     try:
         address = ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
-        return name.endswith(".localhost")
+        return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 

@@ -85,12 +85,12 @@ def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
     if not spec.mpirun or spec.mpirun_hosts:
         return spec
     python = spec.python or python
-    first, hosts = spec.nodes[0], tuple((_host(node), _procs(spec, node)) for node in spec.nodes)
+    hosts = tuple(("localhost" if node.local else node.label, _procs(spec, node)) for node in spec.nodes)
     words = [*spec.mpirun[1:], "-n", str(sum(procs for _, procs in hosts))]
     words += ["--host", ",".join(f"{host}:{procs}" for host, procs in hosts)]
     words += [python, "-m", "distlaunch", "exec", "--", *_program(spec, python)]
     return spec._replace(
-        nodes=(first._replace(procs=1),),
+        nodes=(spec.nodes[0]._replace(procs=1),),
         program=Program("command", (spec.mpirun[0],)),
         args=tuple(words),
         env={**_settings(spec), **spec.env},
@@ -104,10 +104,6 @@ def rows(spec: JobSpec) -> list[tuple[str, int, int]]:
     """Host, local rank and rank of each rank, as mpirun places them by slots."""
     places = [(host, local_rank) for host, procs in spec.mpirun_hosts for local_rank in range(procs)]
     return [(*place, rank) for rank, place in enumerate(places)]
-
-
-def _host(node: NodeSpec) -> str:
-    return "localhost" if node.local else node.label
 
 
 def _procs(spec: JobSpec, node: NodeSpec) -> int:

@@ -1,5 +1,7 @@
 """Where each rank's output goes: the console, with or without a prefix, and a file."""
 
+from itertools import product
+
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import Std, TorchrunLogs
 from distlaunch.plan.layout import LaunchPlan, NodePlan
@@ -26,25 +28,15 @@ def destinations(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Des
     Not of nodes whose own launchers show and keep it.
     """
     logs = plan.spec.logs
-    if logs.torchrun:
-        return {
-            (node.first_rank + local, stream): _torchrun_destination(
-                logs.torchrun, plan, node, local, stream, generation
-            )
-            for node in plan.nodes
-            for local in range(node.procs)
-            for stream in range(2)
-            if node.logs is None
-        }
-    shown = shown_ranks(plan)
-    return {
-        (rank, stream): Destination(
-            rank in shown, f"[{node.label}:{rank}] ", log_file(generation, rank, stream)
-        )
-        for node in plan.nodes
-        for rank in node.ranks
-        for stream in range(2)
-    }
+    shown, found = shown_ranks(plan), {}
+    for node in plan.nodes:
+        for rank, stream in product(node.ranks, range(2)):
+            if not logs.torchrun:
+                file = log_file(generation, rank, stream)
+                found[rank, stream] = Destination(rank in shown, f"[{node.label}:{rank}] ", file)
+            elif node.logs is None:
+                found[rank, stream] = _by_torchrun(logs.torchrun, plan, node, rank, stream, generation)
+    return found
 
 
 def shown_ranks(plan: LaunchPlan) -> range | tuple[int, ...]:
@@ -61,14 +53,15 @@ def log_file(generation: int, rank: int, stream: int) -> str:
     return f"generation{generation}/{name}" if generation else name
 
 
-def _torchrun_destination(
-    logs: TorchrunLogs, plan: LaunchPlan, node: NodePlan, local_rank: int, stream: int, generation: int
+def _by_torchrun(
+    logs: TorchrunLogs, plan: LaunchPlan, node: NodePlan, rank: int, stream: int, generation: int
 ) -> Destination:
     """As torchrun has it: redirected = only to the file; tee = to both, with a prefix; else the console."""
+    local_rank = rank - node.first_rank
     tee, redirected = (_has(std, local_rank, stream) for std in (logs.tee, logs.redirects))
     wanted = not logs.local_ranks or local_rank in logs.local_ranks
     file = f"attempt_{generation}/{local_rank}/{STREAMS[stream]}.log" if tee or redirected else None
-    prefix = _prefix(logs.prefix, plan.spec.role, local_rank, node.first_rank + local_rank) if tee else None
+    prefix = _prefix(logs.prefix, plan.spec.role, local_rank, rank) if tee else None
     return Destination(wanted and (tee or not redirected), prefix, file)
 
 

@@ -16,14 +16,9 @@ def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str
     Workers differ only by the variables of their own line. Values are exported by the shell, since
     everyone on the node can read the arguments of a program such as env.
     """
-    blocks = [_node_block(node, nodes[node.node_rank]) for node in plan.nodes]
-    return "\n".join([*_remarks(plan), *blocks])
-
-
-def _remarks(plan: LaunchPlan) -> list[str]:
-    binding = plan.spec.binding
+    blocks, binding = [_node_block(node, nodes[node.node_rank]) for node in plan.nodes], plan.spec.binding
     bound = [f"# {binding.key} is left out: distlaunch's agent does it on the node"] if binding else []
-    return [*remarks_on(plan.spec), *bound]
+    return "\n".join([*remarks_on(plan.spec), *bound, *blocks])
 
 
 def remarks_on(spec: JobSpec) -> list[str]:
@@ -44,13 +39,9 @@ def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
 def _worker_line(worker: WorkerPlan, shared: Mapping[str, str]) -> str:
     own = {name: value for name, value in worker.contract.items() if name not in shared}
     export = f"export {' '.join(_assignments(own))}; " if own else ""
-    # exec takes the program of that name, also where the shell has a word of its own for it.
-    return f'({export}exec {_command(worker)}) & set -- "$@" $!'
-
-
-def _command(worker: WorkerPlan) -> str:
     words = (quoted_path(w) if i in worker.paths else quote(w) for i, w in enumerate(worker.argv))
-    return " ".join(words)
+    # exec takes the program of that name, also where the shell has a word of its own for it.
+    return f'({export}exec {" ".join(words)}) & set -- "$@" $!'
 
 
 def quoted_path(path: str) -> str:

@@ -39,7 +39,9 @@ def _line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
     export = f"export {' '.join(exports)} && " if exports else ""
     program = program_word(spec, node)
     program = quoted_path(program) if spec.program.placed else quote(program)
-    words = " ".join([*_torchrun(plan, node), *map(quote, flags), program, *map(quote, arguments(spec))])
+    named = spec.pool[node.node].python or spec.python  # else the one in PATH
+    torchrun = [quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]
+    words = " ".join([*torchrun, *map(quote, flags), program, *map(quote, arguments(spec))])
     return f"(cd {quoted_path(node.workdir)} && {export}exec {words})"
 
 
@@ -68,9 +70,3 @@ def job_flags(spec: JobSpec) -> list[str]:
         *([f"--numa-binding={binding.how}"] if binding and binding.key == "numa_binding" else []),
         *program_flag(spec),
     ]
-
-
-def _torchrun(plan: LaunchPlan, node: NodePlan) -> list[str]:
-    """torchrun of the interpreter that the job names, else the one in PATH."""
-    named = plan.spec.pool[node.node].python or plan.spec.python
-    return [quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]

@@ -14,14 +14,10 @@ def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
         return ""
     if stage == "workdir":
         return f" ({_workdir_key(spec, node)})"
-    absent = code == errno.ENOENT and (
-        stage == "script" or (stage == "exec" and spec.program.kind == "command")
-    )
-    return _program_advice(spec, node) if absent and spec.program.placed else ""
-
-
-def _program_advice(spec: JobSpec, node: int) -> str:
     kind, word = spec.program.kind, spec.program.words[0]
+    looked_for = stage == "script" or (stage == "exec" and kind == "command")
+    if code != errno.ENOENT or not looked_for or not spec.program.placed:
+        return ""
     if word.startswith(("/", "~")):
         return f" (set by {kind})"
     return f"; a relative {kind} is looked for in the node's workdir ({_workdir_key(spec, node)})"

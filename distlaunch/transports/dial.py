@@ -1,10 +1,12 @@
 """A launcher's way into a run whose controller is another launcher: see `distlaunch.transports.join`."""
 
+import re
 import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import cycle, islice, product
 from typing import TYPE_CHECKING, Any
 
@@ -132,19 +134,80 @@ class Launcher:
             if first:
                 self._why = getattr(error, "strerror", None) or str(error)
             return None
-        kept = False
         watch_for_silence(connection)
+        seat = None
         try:
-            seat = _Conversation(connection, host, self, strict=first and self._gathering.fixed).seat()
-            kept = seat is not None
-            return seat
+            seat = self._asked(connection, host, strict=first and self._gathering.fixed)
         except (OSError, ValueError, TypeError, KeyError) as error:
             if first:
                 self._why = self._what_listens(host, port, error)
-            return None
         finally:
-            if not kept:
+            if not seat:
                 connection.close()
+        return seat
+
+    def _asked(self, connection: socket.socket, host: str, strict: bool) -> Seat | None:
+        """The seat; None where the controller has exited. See `distlaunch.transports.join`.
+
+        `strict`: only the controller of this very job listens there; else any other may.
+        OSError, ValueError, TypeError, KeyError: it is no controller.
+        """
+        arrival, ours, received = self._gathering.arrival, join.nonce(), bytearray()
+        heard = partial(self._message, connection, received, strict)
+        line = join.line_of({**arrival._asdict(), "nonce": ours})
+        connection.settimeout(ANSWER_S)
+        connection.sendall(join.MAGIC + line)
+        challenge = heard(CONNECT_S)
+        theirs, way = str(challenge["nonce"]), str(challenge["proves"])
+        covered = f"{ours} {theirs} {line[:-1].decode()}"
+        try:
+            proof = self._prover.proof(way, "launcher", covered)
+        except join.JoinError as error:
+            connection.sendall(join.line_of({"refuses": str(error)}))
+            raise
+        connection.sendall(join.line_of({"proof": proof}))
+        answer = heard(ANSWER_S)
+        if why := self._prover.wrong(way, "controller", covered, answer.get("proof")):
+            raise join.JoinError(f"the controller at {host} is not to be trusted: {why}", Exit.USAGE)
+        message: dict[str, Any] = {}
+        while "node" not in message:
+            try:
+                message = heard(None)
+            except (OSError, ValueError):
+                self._why = "the controller has exited"
+                return None
+            if "waiting" in message and arrival.place is None:  # else one of many tasks
+                self._say(str(message["waiting"]))
+        node, run_id = message["node"], message["run"]
+        if not isinstance(node, int) or not 0 <= node < MAX_NODES or not _is_run_id(run_id):
+            raise ValueError("no such node or run can be")
+        if arrival.node_rank not in (None, node):
+            self._say(renumbered(node, arrival.node_rank))
+        return Seat(connection, node, run_id, str(message["nonce"]), host, bytes(received))
+
+    def _message(
+        self, connection: socket.socket, received: bytearray, strict: bool, wait_s: float | None
+    ) -> dict[str, Any]:
+        """The next line. Raises `JoinError` for a refusal; OSError, ValueError: it is no controller."""
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        while b"\n" not in received:
+            left_s = TURN_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("no answer")
+            pause(self._interrupts, self._say, left_s, connection.fileno())
+            if select.select([connection], [], [], 0)[0]:
+                data = connection.recv(join.MAX_LINE)
+                if not data or len(received) > join.MAX_LINE:
+                    raise ValueError("it closed the connection" if not data else "it says too much")
+                received += data
+        line, _, rest = received.partition(b"\n")
+        received[:] = rest
+        message = join.message_of(bytes(line))
+        if "refused" in message:
+            if message.get("another") and not strict:
+                raise ValueError("it is the controller of another job")
+            raise join.JoinError(str(message["refused"]), int(message.get("status", Exit.USAGE)))
+        return message
 
     def _what_listens(self, host: str, port: int, error: Exception) -> str:
         if _is_torchs(host, port):
@@ -167,82 +230,7 @@ def _is_torchs(host: str, port: int) -> bool:
         return False
 
 
-def _is_run_id(text: object) -> bool:
+def _is_run_id(text: str) -> bool:
     """Whether a folder may be named so."""
-    return (
-        isinstance(text, str)
-        and text.replace("-", "").replace("_", "").replace(".", "").isalnum()
-        and len(text) <= MAX_RUN_ID
-    )
-
-
-class _Conversation:
-    """A launcher's side of what `distlaunch.transports.join` has."""
-
-    def __init__(self, connection: socket.socket, host: str, launcher: Launcher, strict: bool) -> None:
-        """`strict`: only the controller of this very job listens there; else any other may."""
-        self._connection, self._host = connection, host
-        self._launcher, self._strict = launcher, strict
-        self._received = b""
-
-    def seat(self) -> Seat | None:
-        """The seat; None where the controller has exited.
-
-        OSError, ValueError, TypeError, KeyError: it is no controller.
-        """
-        launcher, ours = self._launcher, join.nonce()
-        line = join.line_of({**launcher._gathering.arrival._asdict(), "nonce": ours})
-        self._connection.settimeout(ANSWER_S)
-        self._connection.sendall(join.MAGIC + line)
-        challenge = self._message(CONNECT_S)
-        theirs, way = str(challenge["nonce"]), str(challenge["proves"])
-        covered = f"{ours} {theirs} {line[:-1].decode()}"
-        try:
-            proof = launcher._prover.proof(way, "launcher", covered)
-        except join.JoinError as error:
-            self._connection.sendall(join.line_of({"refuses": str(error)}))
-            raise
-        self._connection.sendall(join.line_of({"proof": proof}))
-        answer = self._message(ANSWER_S)
-        if why := launcher._prover.wrong(way, "controller", covered, answer.get("proof")):
-            raise join.JoinError(f"the controller at {self._host} is not to be trusted: {why}", Exit.USAGE)
-        while True:
-            try:
-                message = self._message(None)
-            except (OSError, ValueError):
-                launcher._why = "the controller has exited"
-                return None
-            if "node" in message:
-                return self._seat(message["node"], message["run"], str(message["nonce"]))
-            if launcher._gathering.arrival.place is None:  # else one of many tasks
-                launcher._say(str(message.get("waiting", "")))
-
-    def _seat(self, node: object, run_id: str, nonce: str) -> Seat:
-        if not isinstance(node, int) or not 0 <= node < MAX_NODES or not _is_run_id(run_id):
-            raise ValueError("no such node or run can be")
-        wanted = self._launcher._gathering.arrival.node_rank
-        if wanted not in (None, node):
-            self._launcher._say(renumbered(node, wanted))
-        return Seat(self._connection, node, run_id, nonce, self._host, self._received)
-
-    def _message(self, wait_s: float | None) -> dict[str, Any]:
-        """The next line. Raises `JoinError` for a refusal; OSError, ValueError: it is no controller."""
-        deadline = None if wait_s is None else time.monotonic() + wait_s
-        while b"\n" not in self._received:
-            left_s = TURN_S if deadline is None else deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError("no answer")
-            launcher = self._launcher
-            pause(launcher._interrupts, launcher._say, left_s, self._connection.fileno())
-            if select.select([self._connection], [], [], 0)[0]:
-                data = self._connection.recv(join.MAX_LINE)
-                if not data or len(self._received) > join.MAX_LINE:
-                    raise ValueError("it closed the connection" if not data else "it says too much")
-                self._received += data
-        line, _, self._received = self._received.partition(b"\n")
-        message = join.message_of(line)
-        if "refused" in message:
-            if message.get("another") and not self._strict:
-                raise ValueError("it is the controller of another job")
-            raise join.JoinError(str(message["refused"]), int(message.get("status", Exit.USAGE)))
-        return message
+    named = isinstance(text, str) and re.fullmatch(r"[-._]*[^\W_][-.\w]*", text)
+    return bool(named) and len(text) <= MAX_RUN_ID

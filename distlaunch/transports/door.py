@@ -36,8 +36,7 @@ class JoinedLink(Link):
     """A link to the agent of another launcher, which is sent ranks, addresses and ports, and no program."""
 
     def __init__(self, transport: Joined, connection: socket.socket | None, nonce: str) -> None:
-        self._peer = Peer(connection)
-        super().__init__(transport, self._peer, Streams(Handshake([], nonce)), bytes)
+        super().__init__(transport, Peer(connection), Streams(Handshake([], nonce)), bytes)
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """As of every link, but what its workers run is known there alone."""
@@ -55,11 +54,11 @@ class JoinedLink(Link):
         for frame in frames:
             if isinstance(frame, wire.Frame) and frame.kind == wire.END:
                 told = frame.message()
-                self._peer.status = told["status"] if isinstance(told.get("status"), int) else None
+                self._process.status = told["status"] if isinstance(told.get("status"), int) else None
                 self.streams.listen(str(told.get("words", "")).encode())
             else:
                 kept.append(frame)
-        if self.at_end and self._peer.status is None and self.streams.booted:
+        if self.at_end and self._process.status is None and self.streams.booted:
             self.streams.listen(b"its launcher closed the connection\n")
         return kept
 
@@ -320,10 +319,9 @@ class Door:
     def link(self, node: int, run_id: str, host: str) -> JoinedLink:
         """The link to a node: to the launcher that has joined for it, else one that has ended already."""
         visitor, number = self._seated.pop(node, None), join.nonce()
-        if visitor not in self._visitors:
+        if visitor is None or visitor not in self._visitors:
             self._await(node)
             return JoinedLink(Joined(host), None, number)
-        assert visitor is not None
         self._expected.discard(node)
         if not self._expected:
             self.close()

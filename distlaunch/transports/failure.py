@@ -122,24 +122,24 @@ def classify(
     `own` are the words of the transport itself, which ends with `own_status` for failures of its own; any
     other status is the node's, passed on. `process` is what people call it when somebody kills it.
     """
-    words = _lines(end.stderr)
+    words = "\n".join(_lines(end.stderr))
     for kind, pattern in () if end.booted else _patterns(end.status, own, own_status):
-        if re.search(pattern, "\n".join(words), re.MULTILINE):
-            return LinkFailure(kind, "\n".join(words))
+        if re.search(pattern, words, re.MULTILINE):
+            return LinkFailure(kind, words)
+    failure = LinkFailure(Kind.LOST, words)
     if not end.booted:
-        words += _lines(end.noise)[-MAX_NOISE_LINES:]
+        failure = failure.saying("\n".join(_lines(end.noise)[-MAX_NOISE_LINES:]))
     if end.timed_out:
-        return LinkFailure(Kind.SILENT, "\n".join(words))
+        return failure._replace(kind=Kind.SILENT)
     if end.protocol_error:
         kind = Kind.PROTOCOL if end.booted else Kind.NOISE
-        return LinkFailure(kind, "\n".join([*words, end.protocol_error]))
+        return failure._replace(kind=kind).saying(end.protocol_error)
     if end.status is not None and end.status < 0:
-        return LinkFailure(Kind.LOST, "\n".join([*words, f"{process} was {status_words(end.status)}"]))
+        return failure.saying(f"{process} was {status_words(end.status)}")
     if end.booted or end.status in (None, own_status):
-        return LinkFailure(Kind.LOST, "\n".join(words), clean=end.booted and end.status in CLEAN_STATUSES)
-    return LinkFailure(
-        Kind.UNSTARTED, "\n".join([*words, f"exited with status {end.status} before the agent started"])
-    )
+        return failure._replace(clean=end.booted and end.status in CLEAN_STATUSES)
+    why = f"exited with status {end.status} before the agent started"
+    return failure._replace(kind=Kind.UNSTARTED).saying(why)
 
 
 def _patterns(status: int | None, own: Patterns, own_status: int | None) -> Patterns:

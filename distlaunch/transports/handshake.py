@@ -57,6 +57,8 @@ main(NONCE, PLACE)
 """
 SHIPPED = "distlaunch.agent.shipped"
 """The module that imports all others."""
+PACKAGES = ["distlaunch", "distlaunch.agent"]
+"""Those of the modules that are packages."""
 
 
 class Bundle(Frozen):
@@ -70,12 +72,11 @@ class Bundle(Frozen):
     magic: bytes
     code: bytes
     source: bytes
-    packages: frozenset[str]
 
 
 def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]") -> bytes:
     """What step 3 sends: a loader, then the modules in both forms; `place` as the guardian has it."""
-    names = f"PACKAGES, SHIPPED = {set(bundle.packages)!r}, {SHIPPED!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
+    names = f"PACKAGES, SHIPPED = {PACKAGES!r}, {SHIPPED!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
     loader = zlib.compress((names + _LOADER).encode(), 1)
     blocks = (loader, bundle.magic, bundle.code, bundle.source)
     return b"".join(b"%08d" % len(block) + block for block in blocks)

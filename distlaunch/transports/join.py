@@ -31,7 +31,6 @@ TORCHS_PING = TORCHS_FIRST + b"\x0d" + b"ping"
 MAX_LINE = 1 << 14
 """Bytes of a line: a stranger must not fill the controller."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
-_ON_ALL = "set it to the same value on all nodes"
 MAX_NAME = 253
 _MUNGE_S = 5.0
 
@@ -110,12 +109,11 @@ class Prover:
 
     def proof(self, way: str, side: str, said: str) -> str:
         """The proof of what was `said`, by one `side`. Raises `JoinError` where it can't be given."""
-        if self._secret and way != "secret":
-            text = f"{SECRET} is set on {self._name}, but the controller has none"
-            raise JoinError(f"{text}: {_ON_ALL}", Exit.USAGE)
-        if way == "secret" and not self._secret:
-            text = f"the controller demands {SECRET}, which is not set on {self._name}"
-            raise JoinError(f"{text}: {_ON_ALL}", Exit.USAGE)
+        if bool(self._secret) != (way == "secret"):
+            ours = f"{SECRET} is set on {self._name}, but the controller has none"
+            theirs = f"the controller demands {SECRET}, which is not set on {self._name}"
+            text = f"{ours if self._secret else theirs}: set it to the same value on all nodes"
+            raise JoinError(text, Exit.USAGE)
         if way == "secret":
             import hmac  # few jobs have one
 

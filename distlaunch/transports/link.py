@@ -7,7 +7,6 @@ import math
 import os
 import select
 import selectors
-import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from distlaunch.agent.messages import as_object
 from distlaunch.agent.poller import written
 from distlaunch.transports.failure import LinkFailure
 from distlaunch.transports.handshake import NodeGone, Streams
-from distlaunch.transports.process import Child, Peer
+from distlaunch.transports.process import Child
 from distlaunch.transports.transport import Transport
 
 READ = 1 << 18
@@ -34,7 +33,7 @@ class Link:
     """
 
     def __init__(
-        self, transport: Transport, process: Child | Peer, streams: Streams, boot: Callable[[], bytes]
+        self, transport: Transport, process: Child, streams: Streams, boot: Callable[[], bytes]
     ) -> None:
         self._transport, self._process, self.streams = transport, process, streams
         self.patience_s = transport.patience_s
@@ -49,7 +48,7 @@ class Link:
         self._protocol_error = ""
         self.at_end = self.pulling = False
         self._idle = True
-        self._pidfd: int | None = None
+        self._pidfd = -1
         if transport.direct:
             self._open(streams.without_marker())
 
@@ -118,15 +117,14 @@ class Link:
 
     def exit_descriptor(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
-        if self._pidfd is None:
+        if self._pidfd < 0:
             self._pidfd = self._process.exit_descriptor()
         return self._pidfd
 
     @property
     def descriptors(self) -> list[int]:
         """All that an owner may wait on."""
-        known = (self._process.stdin, self.stdout, self.stderr, self._pidfd)
-        return [fd for fd in known if fd is not None and fd >= 0]
+        return [fd for fd in (self._process.stdin, self.stdout, self.stderr, self._pidfd) if fd >= 0]
 
     def failure(self, overdue: str = "") -> LinkFailure:
         """What the transport's last words mean, all of them once its process has ended.
@@ -152,7 +150,7 @@ class Link:
         """End an agent at once and without a trace, if it was given nothing to do and is still there."""
         if not self._idle:
             return
-        self._process.signal(signal.SIGKILL)
+        self.kill()
         self._process.wait()
         self.close()
 
@@ -163,13 +161,11 @@ class Link:
 
     def end(self) -> None:
         """Tell the transport's process to end, or kill it; an agent notices the end of the pipe."""
-        if self.has_ended:
-            return
         if not self.patience_s:
             self.kill()
-        else:
+        elif not self.has_ended:
             # Until an agent is there, a shell may be waiting for what fetches an image.
-            self._process.signal(signal.SIGTERM, group=not self.streams.booted)
+            self._process.terminate(group=not self.streams.booted)
 
     def kill(self) -> None:
         """Kill the transport's process with all that it started: a ProxyCommand may hear of nothing."""
@@ -180,9 +176,9 @@ class Link:
         """Close the pipes and reap the process, if it has been killed or has ended."""
         self._idle = False
         self._process.close()
-        if self._pidfd is not None:
+        if self._pidfd >= 0:
             os.close(self._pidfd)
-            self._pidfd = None
+            self._pidfd = -1
         if self.patience_s:
             self._process.poll()  # a guardian that still sweeps is reaped by init after us
         else:
@@ -213,8 +209,6 @@ class Links:
         self._links: dict[int, Link] = {}
         self._nodes: dict[Link, set[int]] = {}
         self._heard: set[int] = set()
-        self._gone: dict[int, LinkFailure] = {}
-        """How nodes have ended whose link's process has not ended yet: they were the last on it."""
         self._told: dict[Link, float] = {}
         """Those whose process was told to end, and until when it may live (monotonic seconds)."""
 
@@ -276,9 +270,7 @@ class Links:
 
         The agent of a node that shares its link leaves when its lease is over.
         """
-        if link := self._forget(node):
-            link.end()
-            self._part_with(link)
+        self._leave(node, Link.end)
 
     def give_up(self, node: int, why: str) -> None:
         """Drop a node that is overdue; `on_end` gets what its transport has said so far, and `why`."""
@@ -289,15 +281,7 @@ class Links:
 
     def hang_up(self, node: int) -> None:
         """Close a link, so that its agent leaves, and wait for its process to follow."""
-        if link := self._forget(node):
-            link.hang_up()
-            self._part_with(link)
-
-    def _part_with(self, link: Link) -> None:
-        """Close a link whose process has ended or was told to; one that may not live on is looked after."""
-        link.close()
-        if 0.0 < link.patience_s < math.inf and not link.has_ended:
-            self._told[link] = time.monotonic() + link.patience_s
+        self._leave(node, Link.hang_up)
 
     def close(self) -> None:
         """Drop what is left."""
@@ -307,19 +291,22 @@ class Links:
             link.kill_at(deadline)
         self._selector.close()
 
-    def _forget(self, node: int) -> Link | None:
-        """The node's link, if that serves none any more."""
+    def _leave(self, node: int, way: Callable[[Link], None]) -> None:
+        """Forget a node, and leave its link that `way`, if it serves no other."""
         link = self._links.pop(node, None)
         self._heard.discard(node)
         if link is None:
-            return None
+            return
         self._nodes[link].discard(node)
         if self._nodes[link]:
-            return None
+            return
         del self._nodes[link]
         for fd in link.descriptors:
             self.unwatch(fd)
-        return link
+        way(link)
+        link.close()
+        if 0.0 < link.patience_s < math.inf and not link.has_ended:  # it may not live on
+            self._told[link] = time.monotonic() + link.patience_s
 
     def unwatch(self, fd: int) -> None:
         """Don't wait for `fd` any more."""
@@ -341,14 +328,13 @@ class Links:
         more, gone = link.listen()
         if not more:
             self.unwatch(link.stderr)
-        for each in gone:
-            self._part_with_node(link, each)
+        self._part_with(link, gone)
 
     def _receive(self, link: Link) -> None:
         try:
             for each in link.receive():
                 if isinstance(each, NodeGone):
-                    self._part_with_node(link, each)
+                    self._part_with(link, [each])
                 else:
                     self._take(link, each)
         except wire.ProtocolError as error:
@@ -379,20 +365,14 @@ class Links:
         self._heard.add(frame.node)
         self._on_frame(frame)
 
-    def _part_with_node(self, link: Link, gone: NodeGone) -> None:
-        """One of the nodes that share a link has ended; of the last, the end of the link tells."""
-        if self._links.get(gone.node) is not link:
-            return  # dropped before
-        if len(self._nodes[link]) == 1:
-            self._gone[gone.node] = gone.failure
-            return
-        self.drop(gone.node)
-        self._on_end(gone.node, gone.failure)
-
     def _end(self, link: Link) -> None:
-        nodes = sorted(self._nodes[link])
-        failures = {node: self._gone.pop(node) if node in self._gone else link.failure() for node in nodes}
-        for node in failures:
-            self.drop(node)
-        for node, failure in failures.items():
-            self._on_end(node, failure)
+        failure = link.failure()
+        self._part_with(link, [NodeGone(node, failure) for node in sorted(self._nodes[link])])
+
+    def _part_with(self, link: Link, gone: Sequence[NodeGone]) -> None:
+        """Drop nodes of a link that have ended, if they have not been dropped before."""
+        gone = [each for each in gone if self._links.get(each.node) is link]
+        for each in gone:
+            self.drop(each.node)
+        for each in gone:
+            self._on_end(each.node, each.failure)

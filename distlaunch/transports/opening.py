@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # an early agent starts before the job is read
 STEP_NODES = 32
 """Nodes of an allocation by one step, where there are more of them."""
 NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
-_PACKAGES = frozenset({"distlaunch", "distlaunch.agent"})
 _TRAVELS = 1
 """zlib's level: each start pays for it. 6 takes 8 ms more, for 184 KiB instead of 210."""
 
@@ -79,14 +78,11 @@ def open_link(spec: "JobSpec", *indices: int) -> Link:
 
 def _groups(spec: "JobSpec") -> Iterable[list[int]]:
     """The nodes, by whether they have a step together."""
-    by_steps = spec.allocation and all(isinstance(node.reach, Slurm) for node in spec.pool)
-    if by_steps and len(spec.pool) > STEP_NODES and not spec.container:
-        return _steps(spec)
-    return [[index] for index in range(len(spec.pool))]
-
-
-def _steps(spec: "JobSpec") -> Iterable[list[int]]:
-    """A large allocation's nodes by few steps, of about the same size: more would overwhelm a scheduler."""
+    large = spec.allocation and len(spec.pool) > STEP_NODES and not spec.container
+    if not large or not all(isinstance(node.reach, Slurm) for node in spec.pool):
+        yield from ([index] for index in range(len(spec.pool)))
+        return
+    # By few steps, of about the same size: more would overwhelm a scheduler.
     alike: dict[tuple[int | None, str | None], list[int]] = {}
     for index, node in enumerate(spec.pool):
         component = node.reach.group if isinstance(node.reach, Slurm) else None
@@ -164,7 +160,7 @@ def bundle_for(same_interpreter: bool) -> Bundle:
     if not same_interpreter:
         sources = {"distlaunch": ""} | {loader.name: loader.get_source(loader.name) for loader in loaders}
         source = zlib.compress(repr(sources).encode(), _TRAVELS)
-    return Bundle(importlib.util.MAGIC_NUMBER, code, source, _PACKAGES)
+    return Bundle(importlib.util.MAGIC_NUMBER, code, source)
 
 
 def _modules() -> Iterator[tuple[str, str]]:

@@ -26,7 +26,7 @@ class Child:
     def __init__(self, pid: int, pipes: Sequence[int]) -> None:
         self.pid = pid
         self.stdin, self.stdout, self.stderr = pipes
-        self._status: int | None = None
+        self.status: int | None = None
 
     def poll(self) -> int | None:
         """Its exit code, or the negative signal, once it has ended: then it is reaped."""
@@ -36,17 +36,16 @@ class Child:
         """Wait for its end."""
         self._reap(0)
 
-    def signal(self, signum: int, group: bool = False) -> None:
-        """Send it a signal, if it has not ended; or its `group`: also what it has started and is left."""
+    def terminate(self, group: bool) -> None:
+        """Ask it to end; or its `group`: also what it has started and is left."""
         if group:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signum)
+            self._signal_group(signal.SIGTERM)
         elif self.poll() is None:
-            os.kill(self.pid, signum)
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill it and what it has started; it is still to be waited for."""
-        self.signal(signal.SIGKILL, group=True)
+        self._signal_group(signal.SIGKILL)
 
     def exit_descriptor(self) -> int:
         """A descriptor, to be closed, that becomes readable when it has ended."""
@@ -60,57 +59,42 @@ class Child:
 
     def close(self) -> None:
         """Close all pipes; once."""
-        self.close_stdin()
-        for fd in (self.stdout, self.stderr):
-            os.close(fd)
+        for fd in (self.stdin, self.stdout, self.stderr):
+            if fd >= 0:
+                os.close(fd)
+
+    def _signal_group(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signum)
 
     def _reap(self, options: int) -> int | None:
-        if self._status is None:
+        if self.status is None:
             try:
                 pid, status = os.waitpid(self.pid, options)
             except ChildProcessError:
                 pid, status = self.pid, 0  # the kernel reaps, as where SIGCHLD is ignored: nobody knows
             if pid:
-                self._status = os.waitstatus_to_exitcode(status)
-        return self._status
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status
 
 
-class Peer:
+class Peer(Child):
     """A connection in the place of a link's process; None = one that never was.
 
     Its far end tells the `status`.
     """
 
     def __init__(self, sock: socket.socket | None) -> None:
-        self.status: int | None = None
         # Nothing comes here: stderr is at its end.
-        self.stderr, write = os.pipe()
+        stderr, write = os.pipe()
         os.close(write)
-        if sock is None:
-            self.stdout, self.stdin = os.dup(self.stderr), os.open(os.devnull, os.O_WRONLY)
-            return
-        watch_for_silence(sock)
-        self.stdout = sock.detach()
-        self.stdin = os.dup(self.stdout)  # each is watched by itself
-
-    def poll(self) -> int | None:
-        """The status of its far end's agent, once that has ended."""
-        return self.status
-
-    def wait(self) -> None:
-        """There is no process."""
-
-    def signal(self, signum: int, group: bool = False) -> None:
-        """End it, whatever the signal."""
-        self.kill()
-
-    def kill(self) -> None:
-        """Close the connection both ways: its far end stops what it has, and leaves."""
-        try:
-            with socket.socket(fileno=os.dup(self.stdout)) as sock:
-                sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it is gone
+        if sock:
+            watch_for_silence(sock)
+            stdout = sock.detach()
+            stdin = os.dup(stdout)  # each is watched by itself
+        else:
+            stdout, stdin = os.dup(stderr), os.open(os.devnull, os.O_WRONLY)
+        super().__init__(0, (stdin, stdout, stderr))
 
     def exit_descriptor(self) -> int:
         """Readable at once: nothing more is told after the end of the connection."""
@@ -120,10 +104,17 @@ class Peer:
         """Close our half of it."""
         self.kill()
 
-    def close(self) -> None:
-        """Let go of it."""
-        for fd in (self.stdin, self.stdout, self.stderr):
-            os.close(fd)
+    def terminate(self, group: bool) -> None:
+        """Close the connection."""
+        self.kill()
+
+    def kill(self) -> None:
+        """Close the connection both ways: its far end stops what it has, and leaves."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.stdout)) as sock:
+            sock.shutdown(socket.SHUT_RDWR)
+
+    def _reap(self, options: int) -> int | None:
+        return self.status
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int] = ()) -> Child:

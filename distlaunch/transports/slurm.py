@@ -113,9 +113,7 @@ class Slurm(Transport):
 
 
 def _passes(name: str) -> bool:
-    if name.startswith(_OF_THE_JOB) or name in _KEPT:
-        return True
-    return not name.startswith(VARIABLES)
+    return name.startswith(_OF_THE_JOB) or name in _KEPT or not name.startswith(VARIABLES)
 
 
 _SRUN_FAILED = 1

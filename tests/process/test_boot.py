@@ -13,7 +13,7 @@ import pytest
 
 from distlaunch.agent.wire import READY_MARKER
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
-from distlaunch.transports.handshake import NUDGE, SHIPPED, Bundle, boot_text, candidates_text
+from distlaunch.transports.handshake import NUDGE, PACKAGES, SHIPPED, Bundle, boot_text, candidates_text
 from distlaunch.transports.ssh import Ssh, SshOptions
 from tests.harness import PATIENCE_S, ROOT, distlaunch, write_job
 
@@ -23,13 +23,12 @@ LOGIN_SHELLS = [shell for shell in ("dash", "bash", "zsh", "csh", "fish") if shu
 
 def bundle_of(source: str, compiled: str, magic: bytes = importlib.util.MAGIC_NUMBER) -> Bundle:
     """An agent whose guardian is `source`, or `compiled` for interpreters of the version `magic`."""
-    packages = frozenset({"distlaunch", "distlaunch.agent"})
     shipped = (ROOT / "distlaunch/agent/shipped.py").read_text()
-    texts = {**dict.fromkeys(packages, ""), SHIPPED: shipped, "distlaunch.agent.guardian": source}
+    texts = {**dict.fromkeys(PACKAGES, ""), SHIPPED: shipped, "distlaunch.agent.guardian": source}
     codes = {name: compile(text, name, "exec") for name, text in texts.items()}
     codes["distlaunch.agent.guardian"] = compile(compiled, "guardian", "exec")
     marshalled = marshal.dumps({name: marshal.dumps(code) for name, code in codes.items()})
-    return Bundle(magic, zlib.compress(marshalled), zlib.compress(repr(texts).encode()), packages)
+    return Bundle(magic, zlib.compress(marshalled), zlib.compress(repr(texts).encode()))
 
 
 def start(

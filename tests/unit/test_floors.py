@@ -8,13 +8,13 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from distlaunch.launch.supervise import LATE, LATE_OF
+from distlaunch.launch.supervise import LATE, LATE_IN_ALLOCATIONS
 from distlaunch.schedulers import TABLE, load
+from distlaunch.transports.handshake import PACKAGES
 from distlaunch.transports.opening import bundle_for
 
 ROOT = Path(__file__).parents[2] / "distlaunch"
@@ -120,7 +120,7 @@ def test_every_module_of_the_agent_is_shipped_as_code_and_as_source() -> None:
         ast.literal_eval(zlib.decompress(bundle.source).decode()),
     )
     assert set(code) == set(source) == {"distlaunch", *SHIPPED}
-    assert bundle.packages == {name for name in code if any(each.startswith(f"{name}.") for each in code)}
+    assert {*PACKAGES} == {name for name in code if any(each.startswith(f"{name}.") for each in code)}
 
 
 def test_nothing_imports_torch() -> None:
@@ -327,4 +327,4 @@ def test_a_run_that_is_left_imports_nothing_later() -> None:
     """Weeks later another distlaunch may be installed in the place of the one that began."""
     late = {each for name in TREES if part_of(name) in RUNS for each in late_imports(name)}
     ours = {each.removeprefix("distlaunch.") for each in late if each.startswith("distlaunch.")}
-    assert ours - AT_ITS_START == {*LATE, *chain.from_iterable(LATE_OF.values())}
+    assert ours - AT_ITS_START == {*LATE, *LATE_IN_ALLOCATIONS}
