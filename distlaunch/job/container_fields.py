@@ -2,7 +2,6 @@
 
 from typing import get_args
 
-from distlaunch.job.spec import KubernetesOptions, Resources, SecretKey, Volume
 from distlaunch.job.types import (
     ENV,
     LINE,
@@ -32,7 +31,6 @@ RESOURCES = Record(
         "limits": Field(KUBE_MAP, "What each pod may use at most, e.g. {memory: 64Gi}.", "GPUs alone"),
         "requests": Field(KUBE_MAP, "What is reserved for each pod.", "its limits"),
     },
-    makes=Resources,
     foreign=dict.fromkeys(("cpu", "memory", "nvidia.com/gpu", "amd.com/gpu"), "limits"),
 )
 
@@ -46,7 +44,6 @@ VOLUME = Record(
         "sub_path": Field(LINE, "Only this folder of it."),
         "read_only": Field(Switch(), "Pods can't write to it."),
     },
-    makes=Volume,
     foreign={
         "mount_path": "mount",
         "mountPath": "mount",
@@ -66,7 +63,6 @@ SECRET = Record(
         "secret": Field(KUBE_NAME, "The Secret that has the variable's value."),
         "key": Field(Text("a key of the Secret", r"[-._A-Za-z0-9]{1,253}"), "Its key there."),
     },
-    makes=SecretKey,
     required=("secret", "key"),
 )
 
@@ -94,16 +90,18 @@ KUBERNETES = Record(
         "image_pull_secrets": Field(ListOf(KUBE_NAME), "Secrets to pull the image with."),
         "priority_class": Field(KUBE_NAME, "PriorityClass of the pods."),
         "ttl": Field(
-            OrNone(Duration()), "The finished Job is deleted after this time; none = never.", field="ttl_s"
+            OrNone(Duration()),
+            "The finished Job is deleted after this time; none = never.",
+            field="ttl",
+            default=604800.0,
         ),
-        "runtime": Field(KUBE_NAME, "The ClusterTrainingRuntime of a TrainJob."),
+        "runtime": Field(KUBE_NAME, "The ClusterTrainingRuntime of a TrainJob.", default="torch-distributed"),
         "extra": Field(
             Tree("a mapping"),
             "Merged into the Job: mappings key by key, lists of mappings with name item by item; the rest is "
             "replaced.",
         ),
     },
-    makes=KubernetesOptions,
     foreign={
         "nodeSelector": "node_selector",
         "serviceAccount": "service_account",

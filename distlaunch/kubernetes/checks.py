@@ -47,7 +47,8 @@ _OF_TRAINJOB = {
 def with_gpus(spec: JobSpec) -> JobSpec:
     """The job with the GPUs that its pods' limits name, where it does not say how many it uses."""
     spec = spec._replace(mpirun=())  # each pod starts its own ranks
-    counts = [count for name, count in spec.kubernetes.resources.limits.items() if GPU.match(name)]
+    limits = spec.kubernetes.get("resources", {}).get("limits", {})
+    counts = [count for name, count in limits.items() if GPU.match(name)]
     if not counts or not counts[0].isdecimal():
         return spec
     return spec.with_gpus(int(counts[0]))
@@ -60,7 +61,7 @@ def names_gpus(limits: Mapping[str, str]) -> bool:
 
 def check_exported(spec: JobSpec) -> None:
     """Raise `JobError` for what can't work in a cluster."""
-    if not spec.kubernetes.image:
+    if "image" not in spec.kubernetes:
         raise spec.error("kubernetes.image", "set it to an image with Python and torch")
     spec.refuse((*_nodes(spec), *_paths(spec), *_rendezvous(spec), *_words(spec), *_env(spec)))
 
@@ -129,7 +130,7 @@ def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    secrets = spec.kubernetes.secrets
+    secrets = spec.kubernetes.get("secrets", {})
     for name, value in spec.env.items():
         if value.inherited and name not in secrets:
             told = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.spec import FOREVER_S, JobSpec, Volume
+from distlaunch.job.container_fields import KUBERNETES
+from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.job.text import fill
 from distlaunch.kubernetes.checks import names_gpus
 from distlaunch.kubernetes.names import GROUP, Kind, first_host, object_name
@@ -62,11 +63,11 @@ def pod_template(pods: Pods) -> Manifest:
     """The pods of a Job."""
     asked = pods.spec.kubernetes
     told = {
-        "nodeSelector": dict(asked.node_selector),
-        "tolerations": list(asked.tolerations),
-        "serviceAccountName": asked.service_account,
-        "imagePullSecrets": [{"name": name} for name in asked.image_pull_secrets],
-        "priorityClassName": asked.priority_class,
+        "nodeSelector": asked.get("node_selector"),
+        "tolerations": list(asked.get("tolerations", ())),
+        "serviceAccountName": asked.get("service_account"),
+        "imagePullSecrets": [{"name": name} for name in asked.get("image_pull_secrets", ())],
+        "priorityClassName": asked.get("priority_class"),
     }
     pod = {
         "restartPolicy": "Never",
@@ -77,14 +78,14 @@ def pod_template(pods: Pods) -> Manifest:
         "containers": [_container(pods)],
         "volumes": volumes(pods),
     }
-    meta = given({"labels": labels(pods), "annotations": dict(asked.annotations)})
+    meta = given({"labels": labels(pods), "annotations": asked.get("annotations")})
     return {"metadata": meta, "spec": pod}
 
 
 def labels(pods: Pods) -> dict[str, str]:
     """Of all objects of the job."""
     known = {"app.kubernetes.io/name": pods.name, "app.kubernetes.io/managed-by": "distlaunch"}
-    return {**known, **pods.spec.kubernetes.labels}
+    return {**known, **pods.spec.kubernetes.get("labels", {})}
 
 
 def given(fields: Mapping[str, Any]) -> Manifest:
@@ -105,7 +106,7 @@ def _container(pods: Pods) -> Manifest:
     spec = pods.spec
     return {
         "name": "main",
-        "image": spec.kubernetes.image,
+        "image": spec.kubernetes["image"],
         **given({"workingDir": workdir(pods)}),
         "command": command(pods),
         "args": args(pods),
@@ -167,12 +168,10 @@ def unexpanded(text: str) -> str:
 
 def env(pods: Pods) -> list[Manifest]:
     """The job's variables; those of Secrets by reference."""
-    secrets = pods.spec.kubernetes.secrets
+    secrets = pods.spec.kubernetes.get("secrets", {})
     plain = {name: value.text for name, value in pods.spec.env.items() if name not in secrets}
     values = [{"name": name, "value": unexpanded(text)} for name, text in plain.items()]
-    keys: dict[str, Manifest] = {
-        name: {"name": each.secret, "key": each.key} for name, each in secrets.items()
-    }
+    keys: Manifest = {name: {"name": each["secret"], "key": each["key"]} for name, each in secrets.items()}
     if pods.number > 1 and SECRET not in {*plain, *keys}:
         keys[SECRET] = {"name": f"{pods.name}-launchers", "key": "secret", "optional": True}
     return [*values, *({"name": name, "valueFrom": {"secretKeyRef": ref}} for name, ref in keys.items())]
@@ -180,11 +179,11 @@ def env(pods: Pods) -> list[Manifest]:
 
 def resources(pods: Pods) -> Manifest:
     """Of each pod."""
-    asked, gpus = pods.spec.kubernetes.resources, pods.spec.nodes[0].gpus
-    limits = dict(asked.limits)
+    asked, gpus = pods.spec.kubernetes.get("resources", {}), pods.spec.nodes[0].gpus
+    limits = dict(asked.get("limits", {}))
     if gpus and not names_gpus(limits):
         limits["nvidia.com/gpu"] = str(gpus)
-    return given({"limits": limits, "requests": dict(asked.requests)})
+    return given({"limits": limits, "requests": asked.get("requests")})
 
 
 def volumes(pods: Pods) -> list[Manifest]:
@@ -194,18 +193,19 @@ def volumes(pods: Pods) -> list[Manifest]:
         {"name": "unpacked", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},  # DataLoaders and NCCL need more than 64 MiB
     ]
-    asked = enumerate(pods.spec.kubernetes.volumes)
+    asked = enumerate(pods.spec.kubernetes.get("volumes", ()))
     return [*ours, *({"name": f"volume{i}", **_source(volume)} for i, volume in asked)]
 
 
-def _source(volume: Volume) -> Manifest:
-    if volume.claim:
-        return {"persistentVolumeClaim": given({"claimName": volume.claim, "readOnly": volume.read_only})}
-    if volume.config_map:
-        return {"configMap": {"name": volume.config_map}}
-    if volume.secret:
-        return {"secret": {"secretName": volume.secret}}
-    return {"hostPath": {"path": volume.host_path}}
+def _source(volume: Mapping[str, Any]) -> Manifest:
+    match volume:
+        case {"claim": name}:
+            return {"persistentVolumeClaim": given({"claimName": name, "readOnly": volume.get("read_only")})}
+        case {"config_map": name}:
+            return {"configMap": {"name": name}}
+        case {"secret": name}:
+            return {"secret": {"secretName": name}}
+    return {"hostPath": {"path": volume["host_path"]}}
 
 
 def mounts(pods: Pods) -> list[Manifest]:
@@ -215,13 +215,13 @@ def mounts(pods: Pods) -> list[Manifest]:
         {"name": "unpacked", "mountPath": UNPACKED},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 — the container's own
     ]
-    asked = enumerate(pods.spec.kubernetes.volumes)
+    asked = enumerate(pods.spec.kubernetes.get("volumes", ()))
     return [*ours, *({"name": f"volume{i}", **_mount(volume)} for i, volume in asked)]
 
 
-def _mount(volume: Volume) -> Manifest:
-    told = {"mountPath": volume.mount, "subPath": volume.sub_path, "readOnly": volume.read_only}
-    return given(told)
+def _mount(volume: Mapping[str, Any]) -> Manifest:
+    names = {"mount": "mountPath", "sub_path": "subPath", "read_only": "readOnly"}
+    return {ours: volume[key] for key, ours in names.items() if key in volume}
 
 
 MISTAKES = [2, 126, 127]
@@ -234,7 +234,7 @@ def manifests(spec: JobSpec, kind: Kind, procs: int, archive: str) -> list[Manif
     pods = Pods(spec, object_name(spec.name, kind, len(spec.nodes)), kind, procs)
     bundle = {"metadata": _metadata(pods, pods.bundle), "binaryData": {ARCHIVE: archive}}
     service = [_service(pods)] if kind == "job" and pods.number > 1 else []
-    workload = merged(_KINDS[kind](pods), spec.kubernetes.extra)
+    workload = merged(_KINDS[kind](pods), spec.kubernetes.get("extra", {}))
     return [{"apiVersion": "v1", "kind": "ConfigMap", **bundle}, *service, workload]
 
 
@@ -259,14 +259,14 @@ def _is_named(value: Any) -> bool:
 
 
 def _metadata(pods: Pods, name: str) -> Manifest:
-    return given({"name": name, "namespace": pods.spec.kubernetes.namespace, "labels": labels(pods)})
+    return given({"name": name, "namespace": pods.spec.kubernetes.get("namespace"), "labels": labels(pods)})
 
 
 def _workload(pods: Pods, version: str, kind: str, spec: Manifest) -> Manifest:
     asked, meta = pods.spec.kubernetes, _metadata(pods, pods.name)
-    if asked.queue:
-        meta["labels"][_QUEUE] = asked.queue
-    meta.update(given({"annotations": dict(asked.annotations)}))
+    if "queue" in asked:
+        meta["labels"][_QUEUE] = asked["queue"]
+    meta.update(given({"annotations": asked.get("annotations")}))
     return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
 
 
@@ -288,7 +288,7 @@ def _job(pods: Pods) -> Manifest:
 
 
 def _ttl(pods: Pods) -> Manifest:
-    ttl_s = pods.spec.kubernetes.ttl_s
+    ttl_s = KUBERNETES.value(pods.spec.kubernetes, "ttl")
     return {} if ttl_s is None else {"ttlSecondsAfterFinished": math.ceil(ttl_s)}
 
 
@@ -329,7 +329,7 @@ def _jobset(pods: Pods) -> Manifest:
 
 def _trainjob(pods: Pods) -> Manifest:
     trainer = {
-        "image": pods.spec.kubernetes.image,
+        "image": pods.spec.kubernetes["image"],
         "command": command(pods),
         "args": args(pods),
         "numNodes": pods.number,
@@ -337,7 +337,7 @@ def _trainjob(pods: Pods) -> Manifest:
         **given({"env": env(pods), "resourcesPerNode": resources(pods)}),
     }
     patch = {"manager": "distlaunch", "trainingRuntimeSpec": {"template": {"spec": _patch(pods)}}}
-    reference = {"name": pods.spec.kubernetes.runtime}
+    reference = {"name": KUBERNETES.value(pods.spec.kubernetes, "runtime")}
     spec = {"runtimeRef": reference, **_deadline(pods), "trainer": trainer, "runtimePatches": [patch]}
     return _workload(pods, "trainer.kubeflow.org/v1alpha1", "TrainJob", spec)
 

@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.job.fields import JOB, reference
 from distlaunch.job.file import load_job
-from distlaunch.job.spec import Binding, EnvValue, SecretKey, Timeouts, Volume
+from distlaunch.job.spec import Binding, EnvValue, Timeouts
 from distlaunch.plan.unstarted import unstarted_advice
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.container import Container
@@ -221,7 +221,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "kubernetes.volumes": (
         "kubernetes: {image: a, volumes: [{mount: /d, claim: c}]}",
         "kubernetes.volumes",
-        (Volume("/d", claim="c"),),
+        ({"mount": "/d", "claim": "c"},),
     ),
     "kubernetes.volumes[].mount": (
         "kubernetes: {image: a, volumes: [{mount: /d, claim: c}]}",
@@ -261,12 +261,12 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "kubernetes.secrets.NAME.secret": (
         "kubernetes: {image: a, secrets: {A: {secret: s, key: k}}}",
         "kubernetes.secrets",
-        {"A": SecretKey("s", "k")},
+        {"A": {"secret": "s", "key": "k"}},
     ),
     "kubernetes.secrets.NAME.key": (
         "kubernetes: {image: a, secrets: {A: {secret: s, key: k}}}",
         "kubernetes.secrets",
-        {"A": SecretKey("s", "k")},
+        {"A": {"secret": "s", "key": "k"}},
     ),
     "kubernetes.service_account": (
         "kubernetes: {image: a, service_account: me}",
@@ -283,7 +283,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         "kubernetes.priority_class",
         "high",
     ),
-    "kubernetes.ttl": ("kubernetes: {image: a, ttl: 1h}", "kubernetes.ttl_s", 3600.0),
+    "kubernetes.ttl": ("kubernetes: {image: a, ttl: 1h}", "kubernetes.ttl", 3600.0),
     "kubernetes.runtime": (
         "kubernetes: {image: a, runtime: torch-nightly}",
         "kubernetes.runtime",
