@@ -18,6 +18,7 @@ from distlaunch.job.types import (
     Tree,
     Word,
     built,
+    by_their_names,
 )
 from distlaunch.transports.container import Container, Runtime
 
@@ -44,17 +45,14 @@ VOLUME = Record(
         "sub_path": Field(LINE, "Only this folder of it."),
         "read_only": Field(Switch(), "Pods can't write to it."),
     },
-    foreign={
-        "mount_path": "mount",
-        "mountPath": "mount",
-        "path": "mount",
-        "persistent_volume_claim": "claim",
-        "pvc": "claim",
-        "configmap": "config_map",
-        "hostPath": "host_path",
-        "readOnly": "read_only",
-        "subPath": "sub_path",
-    },
+    foreign=by_their_names(
+        mount="mount_path mountPath path",
+        claim="persistent_volume_claim pvc",
+        config_map="configmap",
+        host_path="hostPath",
+        read_only="readOnly",
+        sub_path="subPath",
+    ),
     required=("mount",),
 )
 
@@ -102,17 +100,15 @@ KUBERNETES = Record(
             "replaced.",
         ),
     },
-    foreign={
-        "nodeSelector": "node_selector",
-        "serviceAccount": "service_account",
-        "serviceAccountName": "service_account",
-        "imagePullSecrets": "image_pull_secrets",
-        "priorityClassName": "priority_class",
-        "ttlSecondsAfterFinished": "ttl",
-        "mounts": "volumes",
-        "kueue": "queue",
-        "pull_secrets": "image_pull_secrets",
-    },
+    foreign=by_their_names(
+        node_selector="nodeSelector",
+        service_account="serviceAccount serviceAccountName",
+        image_pull_secrets="imagePullSecrets pull_secrets",
+        priority_class="priorityClassName",
+        ttl="ttlSecondsAfterFinished",
+        volumes="mounts",
+        queue="kueue",
+    ),
 )
 
 CONTAINER = Record(

@@ -49,9 +49,7 @@ def with_gpus(spec: JobSpec) -> JobSpec:
     spec = spec._replace(mpirun=())  # each pod starts its own ranks
     limits = spec.kubernetes.get("resources", {}).get("limits", {})
     counts = [count for name, count in limits.items() if GPU.match(name)]
-    if not counts or not counts[0].isdecimal():
-        return spec
-    return spec.with_gpus(int(counts[0]))
+    return spec.with_gpus(int(counts[0])) if counts and counts[0].isdecimal() else spec
 
 
 def names_gpus(limits: Mapping[str, str]) -> bool:
@@ -87,11 +85,8 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """(path in the job file, what is wrong) of each."""
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
-            told = "kubernetes.node_selector asks for certain ones"
-            yield (
-                path.partition("[")[0],
-                f"Kubernetes chooses the nodes: set nodes to the number of nodes; {told}",
-            )
+            told = "set nodes to the number of nodes; kubernetes.node_selector asks for certain ones"
+            yield path.partition("[")[0], f"Kubernetes chooses the nodes: {told}"
     if "spares" in spec.places:
         yield "spares", "Kubernetes has no spares: remove it; with restarts.requeue it replaces lost pods"
     if spec.fewest < len(spec.nodes):
@@ -123,10 +118,8 @@ def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for key, words in (("command", spec.program.words), ("args", spec.args)):
         for i, word in enumerate(words):
             for name in placeholders_in([word]):
-                yield (
-                    f"{key}[{i}]",
-                    f"{{{name}}} can't be filled in on Kubernetes: have the script read {name.upper()}",
-                )
+                told = f"have the script read {name.upper()}"
+                yield f"{key}[{i}]", f"{{{name}}} can't be filled in on Kubernetes: {told}"
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:

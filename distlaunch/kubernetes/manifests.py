@@ -58,6 +58,11 @@ class Pods(Frozen):
         """The name of the ConfigMap."""
         return f"{self.name}-distlaunch"
 
+    @property
+    def stop_s(self) -> int:
+        """How long the ranks have to end."""
+        return max(1, math.ceil(self.spec.timeouts.stop_s))
+
 
 def pod_template(pods: Pods) -> Manifest:
     """The pods of a Job."""
@@ -71,7 +76,7 @@ def pod_template(pods: Pods) -> Manifest:
     }
     pod = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": grace_s(pods),
+        "terminationGracePeriodSeconds": pods.stop_s + MORE_S,
         "enableServiceLinks": False,  # a Service called master would give each pod a MASTER_PORT
         **({"subdomain": pods.name} if pods.kind == "job" and pods.number > 1 else {}),
         **given(told),
@@ -93,31 +98,17 @@ def given(fields: Mapping[str, Any]) -> Manifest:
     return {key: value for key, value in fields.items() if value not in (None, [], {}, "")}
 
 
-def grace_s(pods: Pods) -> int:
-    """Seconds from SIGTERM to SIGKILL."""
-    return _stop_s(pods) + MORE_S
-
-
-def _stop_s(pods: Pods) -> int:
-    return max(1, math.ceil(pods.spec.timeouts.stop_s))
-
-
 def _container(pods: Pods) -> Manifest:
     spec = pods.spec
     return {
         "name": "main",
         "image": spec.kubernetes["image"],
-        **given({"workingDir": workdir(pods)}),
+        **given({"workingDir": "" if spec.workdir == "." else spec.workdir}),
         "command": command(pods),
         "args": args(pods),
         **given({"env": env(pods), "resources": resources(pods)}),
         "volumeMounts": mounts(pods),
     }
-
-
-def workdir(pods: Pods) -> str | None:
-    """None = the image's."""
-    return None if pods.spec.workdir == "." else pods.spec.workdir
 
 
 def command(pods: Pods) -> list[str]:
@@ -129,7 +120,7 @@ def args(pods: Pods) -> list[str]:
     """The launcher's command line, the same in each pod."""
     spec = pods.spec
     program = [spec.program.words[0], *(fill(word, {}) for word in (*spec.program.words[1:], *spec.args))]
-    own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={_stop_s(pods)}", *_logs(spec))
+    own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={pods.stop_s}", *_logs(spec))
     flags = (*own, *map(unexpanded, job_flags(spec)))
     return ["torchrun", *flags, *map(unexpanded, program)]
 
@@ -193,8 +184,12 @@ def volumes(pods: Pods) -> list[Manifest]:
         {"name": "unpacked", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},  # DataLoaders and NCCL need more than 64 MiB
     ]
-    asked = enumerate(pods.spec.kubernetes.get("volumes", ()))
-    return [*ours, *({"name": f"volume{i}", **_source(volume)} for i, volume in asked)]
+    return ours + _each_volume(pods, _source)
+
+
+def _each_volume(pods: Pods, told: Callable[[Mapping[str, Any]], Manifest]) -> list[Manifest]:
+    asked = pods.spec.kubernetes.get("volumes", ())
+    return [{"name": f"volume{i}", **told(volume)} for i, volume in enumerate(asked)]
 
 
 def _source(volume: Mapping[str, Any]) -> Manifest:
@@ -215,8 +210,7 @@ def mounts(pods: Pods) -> list[Manifest]:
         {"name": "unpacked", "mountPath": UNPACKED},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 — the container's own
     ]
-    asked = enumerate(pods.spec.kubernetes.get("volumes", ()))
-    return [*ours, *({"name": f"volume{i}", **_mount(volume)} for i, volume in asked)]
+    return ours + _each_volume(pods, _mount)
 
 
 def _mount(volume: Mapping[str, Any]) -> Manifest:
@@ -266,7 +260,7 @@ def _workload(pods: Pods, version: str, kind: str, spec: Manifest) -> Manifest:
     asked, meta = pods.spec.kubernetes, _metadata(pods, pods.name)
     if "queue" in asked:
         meta["labels"][_QUEUE] = asked["queue"]
-    meta.update(given({"annotations": asked.get("annotations")}))
+    meta |= given({"annotations": asked.get("annotations")})
     return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
 
 
@@ -288,8 +282,11 @@ def _job(pods: Pods) -> Manifest:
 
 
 def _ttl(pods: Pods) -> Manifest:
-    ttl_s = KUBERNETES.value(pods.spec.kubernetes, "ttl")
-    return {} if ttl_s is None else {"ttlSecondsAfterFinished": math.ceil(ttl_s)}
+    return _limit("ttlSecondsAfterFinished", KUBERNETES.value(pods.spec.kubernetes, "ttl"))
+
+
+def _limit(name: str, seconds: float | None) -> Manifest:
+    return {} if seconds is None else {name: math.ceil(seconds)}
 
 
 def _job_spec(pods: Pods, backoff: int) -> Manifest:
@@ -299,28 +296,23 @@ def _job_spec(pods: Pods, backoff: int) -> Manifest:
         "parallelism": pods.number,
         "backoffLimit": backoff,
         "podFailurePolicy": {"rules": _rules(backoff)},
-        **_deadline(pods),
+        **_limit("activeDeadlineSeconds", pods.spec.timeouts.job_s),
         "template": pod_template(pods),
     }
 
 
 def _rules(backoff: int) -> list[Manifest]:
     codes = {"containerName": "main", "operator": "In", "values": MISTAKES}
-    mistakes: list[Manifest] = [{"action": "FailJob", "onExitCodes": codes}]
+    mistakes: Manifest = {"action": "FailJob", "onExitCodes": codes}
     evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    return [*mistakes, *([evicted] if backoff else [])]
-
-
-def _deadline(pods: Pods) -> Manifest:
-    limit_s = pods.spec.timeouts.job_s
-    return {} if limit_s is None else {"activeDeadlineSeconds": math.ceil(limit_s)}
+    return [mistakes, evicted] if backoff else [mistakes]
 
 
 def _jobset(pods: Pods) -> Manifest:
     requeue = pods.spec.restarts.requeue
-    rule = {"name": "mistakes", "action": "FailJobSet"}
-    rule_of = {**rule, "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"]}
-    policy = {"failurePolicy": {"maxRestarts": requeue, "rules": [rule_of]}} if requeue else {}
+    reasons = ["PodFailurePolicy", "DeadlineExceeded"]
+    rule = {"name": "mistakes", "action": "FailJobSet", "onJobFailureReasons": reasons}
+    policy = {"failurePolicy": {"maxRestarts": requeue, "rules": [rule]}} if requeue else {}
     group = {"name": GROUP, "replicas": 1, "template": {"spec": _job_spec(pods, 0)}}
     network = {"enableDNSHostnames": True, "subdomain": pods.name, "publishNotReadyAddresses": True}
     spec = {"network": network, **policy, **_ttl(pods), "replicatedJobs": [group]}
@@ -337,8 +329,9 @@ def _trainjob(pods: Pods) -> Manifest:
         **given({"env": env(pods), "resourcesPerNode": resources(pods)}),
     }
     patch = {"manager": "distlaunch", "trainingRuntimeSpec": {"template": {"spec": _patch(pods)}}}
+    limit = _limit("activeDeadlineSeconds", pods.spec.timeouts.job_s)
     reference = {"name": KUBERNETES.value(pods.spec.kubernetes, "runtime")}
-    spec = {"runtimeRef": reference, **_deadline(pods), "trainer": trainer, "runtimePatches": [patch]}
+    spec = {"runtimeRef": reference, **limit, "trainer": trainer, "runtimePatches": [patch]}
     return _workload(pods, "trainer.kubeflow.org/v1alpha1", "TrainJob", spec)
 
 
