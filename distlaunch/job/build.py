@@ -10,7 +10,7 @@ from distlaunch.job.container_fields import CONTAINER
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
 from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS, with_sections
 from distlaunch.job.nodes import Pool, endpoint_of
-from distlaunch.job.types import Checked, Record
+from distlaunch.job.types import Record
 from distlaunch.transports.container import Container
 
 
@@ -95,19 +95,14 @@ class _Builder:
             metrics=around.path(checked["metrics"]["file"]) if checked.get("metrics") else None,
             container=self._container(),
             mpirun=self._mpirun(),
-            sections={key: self._section(key) for key in around.sections if key in checked},
+            sections={
+                key: each.kind.made(checked[key]) for key, each in around.sections.items() if key in checked
+            },
             places=self.reading.places,
             source=source,
             invocation=spec.Invocation(piped=around.piped),
             **self.keys.fields_of(checked),
         )
-
-    def _section(self, key: str) -> Checked:
-        """What is asked of a scheduler, but what it does anyway."""
-        record = self.around.sections[key].kind
-        assert isinstance(record, Record)
-        asked = record.fields_of(self.checked[key])
-        return {name: value for name, value in asked.items() if value != record.default(name)}
 
     def _program(self) -> spec.Program:
         checked = self.checked

@@ -2,7 +2,6 @@
 
 from typing import get_args
 
-from distlaunch.job.spec import KubernetesOptions, Resources, SecretKey, Volume
 from distlaunch.job.types import (
     ENV,
     LINE,
@@ -19,6 +18,7 @@ from distlaunch.job.types import (
     Tree,
     Word,
     built,
+    by_their_names,
 )
 from distlaunch.transports.container import Container, Runtime
 
@@ -32,7 +32,6 @@ RESOURCES = Record(
         "limits": Field(KUBE_MAP, "What each pod may use at most, e.g. {memory: 64Gi}.", "GPUs alone"),
         "requests": Field(KUBE_MAP, "What is reserved for each pod.", "its limits"),
     },
-    makes=Resources,
     foreign=dict.fromkeys(("cpu", "memory", "nvidia.com/gpu", "amd.com/gpu"), "limits"),
 )
 
@@ -46,18 +45,14 @@ VOLUME = Record(
         "sub_path": Field(LINE, "Only this folder of it."),
         "read_only": Field(Switch(), "Pods can't write to it."),
     },
-    makes=Volume,
-    foreign={
-        "mount_path": "mount",
-        "mountPath": "mount",
-        "path": "mount",
-        "persistent_volume_claim": "claim",
-        "pvc": "claim",
-        "configmap": "config_map",
-        "hostPath": "host_path",
-        "readOnly": "read_only",
-        "subPath": "sub_path",
-    },
+    foreign=by_their_names(
+        mount="mount_path mountPath path",
+        claim="persistent_volume_claim pvc",
+        config_map="configmap",
+        host_path="hostPath",
+        read_only="readOnly",
+        sub_path="subPath",
+    ),
     required=("mount",),
 )
 
@@ -66,7 +61,6 @@ SECRET = Record(
         "secret": Field(KUBE_NAME, "The Secret that has the variable's value."),
         "key": Field(Text("a key of the Secret", r"[-._A-Za-z0-9]{1,253}"), "Its key there."),
     },
-    makes=SecretKey,
     required=("secret", "key"),
 )
 
@@ -94,27 +88,27 @@ KUBERNETES = Record(
         "image_pull_secrets": Field(ListOf(KUBE_NAME), "Secrets to pull the image with."),
         "priority_class": Field(KUBE_NAME, "PriorityClass of the pods."),
         "ttl": Field(
-            OrNone(Duration()), "The finished Job is deleted after this time; none = never.", field="ttl_s"
+            OrNone(Duration()),
+            "The finished Job is deleted after this time; none = never.",
+            field="ttl",
+            default=604800.0,
         ),
-        "runtime": Field(KUBE_NAME, "The ClusterTrainingRuntime of a TrainJob."),
+        "runtime": Field(KUBE_NAME, "The ClusterTrainingRuntime of a TrainJob.", default="torch-distributed"),
         "extra": Field(
             Tree("a mapping"),
             "Merged into the Job: mappings key by key, lists of mappings with name item by item; the rest is "
             "replaced.",
         ),
     },
-    makes=KubernetesOptions,
-    foreign={
-        "nodeSelector": "node_selector",
-        "serviceAccount": "service_account",
-        "serviceAccountName": "service_account",
-        "imagePullSecrets": "image_pull_secrets",
-        "priorityClassName": "priority_class",
-        "ttlSecondsAfterFinished": "ttl",
-        "mounts": "volumes",
-        "kueue": "queue",
-        "pull_secrets": "image_pull_secrets",
-    },
+    foreign=by_their_names(
+        node_selector="nodeSelector",
+        service_account="serviceAccount serviceAccountName",
+        image_pull_secrets="imagePullSecrets pull_secrets",
+        priority_class="priorityClassName",
+        ttl="ttlSecondsAfterFinished",
+        volumes="mounts",
+        queue="kueue",
+    ),
 )
 
 CONTAINER = Record(

@@ -172,9 +172,8 @@ def _overridden(document: Value, text: str) -> Value:
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]
     if len(steps) > MAX_DEPTH:
         raise UsageError(f"{source[:60]}…: deeper than {MAX_DEPTH} levels")
-    if refused := _itemless(document, steps, value):
+    if refused := _itemless(document, steps):
         raise UsageError(f"--set {text}: {refused}")
-    new = _moved(new, Place(source, typed=value))
     if isinstance(new, Scalar) and new.value is None and not _is_callers(document, steps):
         new = new._replace(unset=True)
     try:
@@ -196,19 +195,15 @@ def _types_along(steps: list[str]) -> list[Type | None]:
     return kinds
 
 
-def _itemless(document: Value, steps: list[str], value: str) -> str | None:
-    """What to write if `steps` lead to an item of a list that the file does not have."""
+def _itemless(document: Value, steps: list[str]) -> str | None:
+    """What is wrong if `steps` lead to an item of a list that the file does not have."""
     kinds = _types_along(steps)
     lists = (i for i, kind in enumerate(kinds[:-1]) if isinstance(kind, ListOf | Either))
     depth = next((i for i in lists if steps[i].isdecimal() and kinds[i + 1]), 0)
     if not depth or isinstance(at(document, *steps[:depth]), Items | Entries):
         return None
-    key, inner, kind, item = ".".join(steps[:depth]), steps[depth + 1 :], kinds[depth + 1], value
-    for step in reversed(inner):
-        item = f"{{{step}: {item}}}"
-    if isinstance(kind, Record) and kind.main and inner and inner != [kind.main]:
-        item = f"{{{kind.main}: …, {item[1:]}"
-    whole = setting(key, f"[{item}]")
+    key = ".".join(steps[:depth])
+    whole = setting(key, "[…]")
     return f"{key} is not a list in the job file, so its items can't be set; set the whole list: {whole}"
 
 
@@ -232,17 +227,6 @@ def _as_text(argument: str) -> str:
         except UnicodeError:
             raise UsageError(f"--set {argument}: not UTF-8 text") from None
     return argument
-
-
-def _moved(value: Value, place: Place) -> Value:
-    """`value` standing at `place`: a command line has no lines and columns."""
-    match value:
-        case Scalar():
-            return Scalar(value.value, place, value.text)
-        case Items():
-            return Items(tuple(_moved(item, place) for item in value.items), place)
-        case Entries():
-            return Entries(tuple((Scalar(k.value, place), _moved(v, place)) for k, v in value.entries), place)
 
 
 def _with_args(document: Value, extra_args: Sequence[str]) -> Value:

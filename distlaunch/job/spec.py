@@ -186,61 +186,6 @@ class Etcd(Frozen):
     conf: Mapping[str, str] = MappingProxyType({})
 
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
-
-
-class Resources(Frozen):
-    """Of each pod, by name: what it may use, and what it is sure to get, in Kubernetes' quantities."""
-
-    limits: Mapping[str, str] = _NONE
-    requests: Mapping[str, str] = _NONE
-
-
-class Volume(Frozen):
-    """What is mounted in each pod: one of `claim`, `config_map`, `secret` and `host_path`."""
-
-    mount: str = ""
-    claim: str | None = None
-    config_map: str | None = None
-    secret: str | None = None
-    host_path: str | None = None
-    sub_path: str | None = None
-    read_only: bool | None = None
-
-
-class SecretKey(Frozen):
-    """One value of a Secret."""
-
-    secret: str = ""
-    key: str = ""
-
-
-class KubernetesOptions(Frozen):
-    """None = the cluster's own default. `secrets` are by variable; `extra` is merged into the Job.
-
-    `ttl_s` after its end the Job is deleted, None = never; `runtime` is a TrainJob's.
-    """
-
-    image: str = ""
-    namespace: str | None = None
-    selector: str | None = None
-    container: str | None = None
-    labels: Mapping[str, str] = _NONE
-    annotations: Mapping[str, str] = _NONE
-    node_selector: Mapping[str, str] = _NONE
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    queue: str | None = None
-    resources: Resources = Resources()
-    volumes: tuple[Volume, ...] = ()
-    secrets: Mapping[str, SecretKey] = _NONE
-    service_account: str | None = None
-    image_pull_secrets: tuple[str, ...] = ()
-    priority_class: str | None = None
-    ttl_s: float | None = 604800.0
-    runtime: str = "torch-distributed"
-    extra: Mapping[str, Any] = _NONE
-
-
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; those on a node may begin with the ~ of its user instead.
 
@@ -249,7 +194,7 @@ class JobSpec(Frozen):
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
     `allocation` is where the nodes come from, if the scheduler has chosen them. `sections` has the job
-    file's sections for schedulers, by their keys.
+    file's sections for schedulers, by their keys, and `kubernetes` its section for that.
     With `mpirun`, a program and its options, MPI's launcher places the ranks: (host, ranks) of `mpirun_hosts`
     once it is planned (`distlaunch.plan.other_launchers`). With `etcd` each node's worker is an agent of
     torch's, which starts and numbers the ranks there.
@@ -284,7 +229,7 @@ class JobSpec(Frozen):
     container: Container | None = None
     mpirun: tuple[str, ...] = ()
     mpirun_hosts: tuple[tuple[str, int], ...] = ()
-    kubernetes: KubernetesOptions = KubernetesOptions()
+    kubernetes: Mapping[str, Any] = MappingProxyType({})
     places: Mapping[str, Place] = MappingProxyType({})
     allocation: Allocation | None = None
     source: str = "job"

@@ -534,7 +534,8 @@ def by_their_names(**ours: str) -> dict[str, str]:
 class Record(Type):
     """A mapping with known keys; becomes a dict of those that were given.
 
-    `makes` is the frozen type whose fields they are: that of the record around it, for some of its fields.
+    `makes` is the frozen type whose fields they are: that of the record around it, for some of its fields;
+    None = a mapping of those that are not as by default.
     `foreign` maps names that other tools use to ours. The value of the `main` key may stand for the whole.
     """
 
@@ -625,7 +626,7 @@ class Record(Type):
         made: dict[str, Any] = {}
         for key, value in checked.items():
             kind = self.fields[key].kind
-            if isinstance(kind, Record) and kind.makes is self.makes:
+            if isinstance(kind, Record) and kind.makes and kind.makes is self.makes:
                 made |= kind.fields_of(value)
             elif field := self.field_of(key):
                 made[field] = kind.made(value)
@@ -633,7 +634,10 @@ class Record(Type):
 
     def made(self, checked: Any) -> Any:
         """What is made of the keys that were given; no key may be a `built` one."""
-        return self.makes(**self.fields_of(checked))
+        fields = self.fields_of(checked)
+        if self.makes:
+            return self.makes(**fields)
+        return {name: value for name, value in fields.items() if value != self.default(name)}
 
     def value(self, checked: Mapping[str, Any], key: str) -> Any:
         """What was given for a key, or its default."""

@@ -45,9 +45,15 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
     lines = tuple(re.split(_LINE_END, text))
     told = explained(Mistake(said, within, (mark.line, mark.column), (since.line, since.column), lines))
     if not told:
-        return Place(source, mark.line + 1, mark.column + 1).problem("", f"not YAML: {said or within}")
-    place = Place(source, told.at[0] + 1, told.at[1] + 1, text if source.startswith(OVERRIDE) else "")
+        return _place(source, text, mark.line, mark.column).problem("", f"not YAML: {said or within}")
+    place = _place(source, text, *told.at)
     return place.problem("", told.words + (place.instead(told.wrong, told.right) if told.wrong else ""))
+
+
+def _place(source: str, text: str, line: int, column: int) -> Place:
+    """Make the place of what stands there in `text`; a command line has no lines and columns."""
+    on_line = source.startswith(OVERRIDE)
+    return Place(source, typed=text) if on_line else Place(source, line + 1, column + 1)
 
 
 def _refused_feature(event: yaml.Event) -> tuple[str, str] | None:
@@ -84,7 +90,7 @@ class _Reader:
         for event in yaml.parse(self.text, Loader=_Loader):
             if refused := _refused_feature(event):
                 feature, word = refused
-                place = self._place(event, self.text if self.source.startswith(OVERRIDE) else "")
+                place = self._place(event)
                 told = f"{feature} are not allowed in a job file; if it is plain text, quote it: "
                 self.problems.append(place.problem("", told + place.instead(word, in_quotes(word))))
                 return
@@ -97,9 +103,9 @@ class _Reader:
                 self.problems.append(self._place(event).problem("", told))
                 return
 
-    def _place(self, marked: yaml.Event | yaml.Node, typed: str = "") -> Place:
+    def _place(self, marked: yaml.Event | yaml.Node) -> Place:
         mark = marked.start_mark
-        return Place(self.source, mark.line + 1, mark.column + 1, typed) if mark else Place(self.source)
+        return _place(self.source, self.text, mark.line, mark.column) if mark else Place(self.source)
 
     def _value(self, node: yaml.Node) -> Value:
         if isinstance(node, yaml.SequenceNode):
@@ -117,7 +123,7 @@ class _Reader:
 
     def _mapping(self, node: yaml.MappingNode) -> Entries:
         entries: list[tuple[Scalar, Value]] = []
-        seen: dict[str, Place] = {}
+        lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             place = self._place(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
@@ -126,10 +132,10 @@ class _Reader:
                 self.problems.append(place.problem("", f"a key must be a word{hint}"))
                 continue
             key = key_node.value
-            if key in seen:
-                told = f"duplicate key; the first is on line {seen[key].line}"
+            if key in lines:
+                told = f"duplicate key; the first is on line {lines[key]}"
                 self.problems.append(place.problem(key, told))
-            seen.setdefault(key, place)
+            lines.setdefault(key, key_node.start_mark.line + 1)
             entries.append((Scalar(key, place), self._value(value_node)))
         return Entries(tuple(entries), self._place(node))
 

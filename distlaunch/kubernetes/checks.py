@@ -47,10 +47,9 @@ _OF_TRAINJOB = {
 def with_gpus(spec: JobSpec) -> JobSpec:
     """The job with the GPUs that its pods' limits name, where it does not say how many it uses."""
     spec = spec._replace(mpirun=())  # each pod starts its own ranks
-    counts = [count for name, count in spec.kubernetes.resources.limits.items() if GPU.match(name)]
-    if not counts or not counts[0].isdecimal():
-        return spec
-    return spec.with_gpus(int(counts[0]))
+    limits = spec.kubernetes.get("resources", {}).get("limits", {})
+    counts = [count for name, count in limits.items() if GPU.match(name)]
+    return spec.with_gpus(int(counts[0])) if counts and counts[0].isdecimal() else spec
 
 
 def names_gpus(limits: Mapping[str, str]) -> bool:
@@ -60,7 +59,7 @@ def names_gpus(limits: Mapping[str, str]) -> bool:
 
 def check_exported(spec: JobSpec) -> None:
     """Raise `JobError` for what can't work in a cluster."""
-    if not spec.kubernetes.image:
+    if "image" not in spec.kubernetes:
         raise spec.error("kubernetes.image", "set it to an image with Python and torch")
     spec.refuse((*_nodes(spec), *_paths(spec), *_rendezvous(spec), *_words(spec), *_env(spec)))
 
@@ -86,11 +85,8 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """(path in the job file, what is wrong) of each."""
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
-            told = "kubernetes.node_selector asks for certain ones"
-            yield (
-                path.partition("[")[0],
-                f"Kubernetes chooses the nodes: set nodes to the number of nodes; {told}",
-            )
+            told = "set nodes to the number of nodes; kubernetes.node_selector asks for certain ones"
+            yield path.partition("[")[0], f"Kubernetes chooses the nodes: {told}"
     if "spares" in spec.places:
         yield "spares", "Kubernetes has no spares: remove it; with restarts.requeue it replaces lost pods"
     if spec.fewest < len(spec.nodes):
@@ -122,14 +118,12 @@ def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for key, words in (("command", spec.program.words), ("args", spec.args)):
         for i, word in enumerate(words):
             for name in placeholders_in([word]):
-                yield (
-                    f"{key}[{i}]",
-                    f"{{{name}}} can't be filled in on Kubernetes: have the script read {name.upper()}",
-                )
+                told = f"have the script read {name.upper()}"
+                yield f"{key}[{i}]", f"{{{name}}} can't be filled in on Kubernetes: {told}"
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    secrets = spec.kubernetes.secrets
+    secrets = spec.kubernetes.get("secrets", {})
     for name, value in spec.env.items():
         if value.inherited and name not in secrets:
             told = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.spec import FOREVER_S, JobSpec, Volume
+from distlaunch.job.container_fields import KUBERNETES
+from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.job.text import fill
 from distlaunch.kubernetes.checks import names_gpus
 from distlaunch.kubernetes.names import GROUP, Kind, first_host, object_name
@@ -57,34 +58,39 @@ class Pods(Frozen):
         """The name of the ConfigMap."""
         return f"{self.name}-distlaunch"
 
+    @property
+    def stop_s(self) -> int:
+        """How long the ranks have to end."""
+        return max(1, math.ceil(self.spec.timeouts.stop_s))
+
 
 def pod_template(pods: Pods) -> Manifest:
     """The pods of a Job."""
     asked = pods.spec.kubernetes
     told = {
-        "nodeSelector": dict(asked.node_selector),
-        "tolerations": list(asked.tolerations),
-        "serviceAccountName": asked.service_account,
-        "imagePullSecrets": [{"name": name} for name in asked.image_pull_secrets],
-        "priorityClassName": asked.priority_class,
+        "nodeSelector": asked.get("node_selector"),
+        "tolerations": list(asked.get("tolerations", ())),
+        "serviceAccountName": asked.get("service_account"),
+        "imagePullSecrets": [{"name": name} for name in asked.get("image_pull_secrets", ())],
+        "priorityClassName": asked.get("priority_class"),
     }
     pod = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": grace_s(pods),
+        "terminationGracePeriodSeconds": pods.stop_s + MORE_S,
         "enableServiceLinks": False,  # a Service called master would give each pod a MASTER_PORT
         **({"subdomain": pods.name} if pods.kind == "job" and pods.number > 1 else {}),
         **given(told),
         "containers": [_container(pods)],
         "volumes": volumes(pods),
     }
-    meta = given({"labels": labels(pods), "annotations": dict(asked.annotations)})
+    meta = given({"labels": labels(pods), "annotations": asked.get("annotations")})
     return {"metadata": meta, "spec": pod}
 
 
 def labels(pods: Pods) -> dict[str, str]:
     """Of all objects of the job."""
     known = {"app.kubernetes.io/name": pods.name, "app.kubernetes.io/managed-by": "distlaunch"}
-    return {**known, **pods.spec.kubernetes.labels}
+    return {**known, **pods.spec.kubernetes.get("labels", {})}
 
 
 def given(fields: Mapping[str, Any]) -> Manifest:
@@ -92,31 +98,17 @@ def given(fields: Mapping[str, Any]) -> Manifest:
     return {key: value for key, value in fields.items() if value not in (None, [], {}, "")}
 
 
-def grace_s(pods: Pods) -> int:
-    """Seconds from SIGTERM to SIGKILL."""
-    return _stop_s(pods) + MORE_S
-
-
-def _stop_s(pods: Pods) -> int:
-    return max(1, math.ceil(pods.spec.timeouts.stop_s))
-
-
 def _container(pods: Pods) -> Manifest:
     spec = pods.spec
     return {
         "name": "main",
-        "image": spec.kubernetes.image,
-        **given({"workingDir": workdir(pods)}),
+        "image": spec.kubernetes["image"],
+        **given({"workingDir": "" if spec.workdir == "." else spec.workdir}),
         "command": command(pods),
         "args": args(pods),
         **given({"env": env(pods), "resources": resources(pods)}),
         "volumeMounts": mounts(pods),
     }
-
-
-def workdir(pods: Pods) -> str | None:
-    """None = the image's."""
-    return None if pods.spec.workdir == "." else pods.spec.workdir
 
 
 def command(pods: Pods) -> list[str]:
@@ -128,7 +120,7 @@ def args(pods: Pods) -> list[str]:
     """The launcher's command line, the same in each pod."""
     spec = pods.spec
     program = [spec.program.words[0], *(fill(word, {}) for word in (*spec.program.words[1:], *spec.args))]
-    own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={_stop_s(pods)}", *_logs(spec))
+    own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={pods.stop_s}", *_logs(spec))
     flags = (*own, *map(unexpanded, job_flags(spec)))
     return ["torchrun", *flags, *map(unexpanded, program)]
 
@@ -167,12 +159,10 @@ def unexpanded(text: str) -> str:
 
 def env(pods: Pods) -> list[Manifest]:
     """The job's variables; those of Secrets by reference."""
-    secrets = pods.spec.kubernetes.secrets
+    secrets = pods.spec.kubernetes.get("secrets", {})
     plain = {name: value.text for name, value in pods.spec.env.items() if name not in secrets}
     values = [{"name": name, "value": unexpanded(text)} for name, text in plain.items()]
-    keys: dict[str, Manifest] = {
-        name: {"name": each.secret, "key": each.key} for name, each in secrets.items()
-    }
+    keys: Manifest = {name: {"name": each["secret"], "key": each["key"]} for name, each in secrets.items()}
     if pods.number > 1 and SECRET not in {*plain, *keys}:
         keys[SECRET] = {"name": f"{pods.name}-launchers", "key": "secret", "optional": True}
     return [*values, *({"name": name, "valueFrom": {"secretKeyRef": ref}} for name, ref in keys.items())]
@@ -180,11 +170,11 @@ def env(pods: Pods) -> list[Manifest]:
 
 def resources(pods: Pods) -> Manifest:
     """Of each pod."""
-    asked, gpus = pods.spec.kubernetes.resources, pods.spec.nodes[0].gpus
-    limits = dict(asked.limits)
+    asked, gpus = pods.spec.kubernetes.get("resources", {}), pods.spec.nodes[0].gpus
+    limits = dict(asked.get("limits", {}))
     if gpus and not names_gpus(limits):
         limits["nvidia.com/gpu"] = str(gpus)
-    return given({"limits": limits, "requests": dict(asked.requests)})
+    return given({"limits": limits, "requests": asked.get("requests")})
 
 
 def volumes(pods: Pods) -> list[Manifest]:
@@ -194,18 +184,23 @@ def volumes(pods: Pods) -> list[Manifest]:
         {"name": "unpacked", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},  # DataLoaders and NCCL need more than 64 MiB
     ]
-    asked = enumerate(pods.spec.kubernetes.volumes)
-    return [*ours, *({"name": f"volume{i}", **_source(volume)} for i, volume in asked)]
+    return ours + _each_volume(pods, _source)
 
 
-def _source(volume: Volume) -> Manifest:
-    if volume.claim:
-        return {"persistentVolumeClaim": given({"claimName": volume.claim, "readOnly": volume.read_only})}
-    if volume.config_map:
-        return {"configMap": {"name": volume.config_map}}
-    if volume.secret:
-        return {"secret": {"secretName": volume.secret}}
-    return {"hostPath": {"path": volume.host_path}}
+def _each_volume(pods: Pods, told: Callable[[Mapping[str, Any]], Manifest]) -> list[Manifest]:
+    asked = pods.spec.kubernetes.get("volumes", ())
+    return [{"name": f"volume{i}", **told(volume)} for i, volume in enumerate(asked)]
+
+
+def _source(volume: Mapping[str, Any]) -> Manifest:
+    match volume:
+        case {"claim": name}:
+            return {"persistentVolumeClaim": given({"claimName": name, "readOnly": volume.get("read_only")})}
+        case {"config_map": name}:
+            return {"configMap": {"name": name}}
+        case {"secret": name}:
+            return {"secret": {"secretName": name}}
+    return {"hostPath": {"path": volume["host_path"]}}
 
 
 def mounts(pods: Pods) -> list[Manifest]:
@@ -215,13 +210,12 @@ def mounts(pods: Pods) -> list[Manifest]:
         {"name": "unpacked", "mountPath": UNPACKED},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 — the container's own
     ]
-    asked = enumerate(pods.spec.kubernetes.volumes)
-    return [*ours, *({"name": f"volume{i}", **_mount(volume)} for i, volume in asked)]
+    return ours + _each_volume(pods, _mount)
 
 
-def _mount(volume: Volume) -> Manifest:
-    told = {"mountPath": volume.mount, "subPath": volume.sub_path, "readOnly": volume.read_only}
-    return given(told)
+def _mount(volume: Mapping[str, Any]) -> Manifest:
+    names = {"mount": "mountPath", "sub_path": "subPath", "read_only": "readOnly"}
+    return {ours: volume[key] for key, ours in names.items() if key in volume}
 
 
 MISTAKES = [2, 126, 127]
@@ -234,7 +228,7 @@ def manifests(spec: JobSpec, kind: Kind, procs: int, archive: str) -> list[Manif
     pods = Pods(spec, object_name(spec.name, kind, len(spec.nodes)), kind, procs)
     bundle = {"metadata": _metadata(pods, pods.bundle), "binaryData": {ARCHIVE: archive}}
     service = [_service(pods)] if kind == "job" and pods.number > 1 else []
-    workload = merged(_KINDS[kind](pods), spec.kubernetes.extra)
+    workload = merged(_KINDS[kind](pods), spec.kubernetes.get("extra", {}))
     return [{"apiVersion": "v1", "kind": "ConfigMap", **bundle}, *service, workload]
 
 
@@ -259,14 +253,14 @@ def _is_named(value: Any) -> bool:
 
 
 def _metadata(pods: Pods, name: str) -> Manifest:
-    return given({"name": name, "namespace": pods.spec.kubernetes.namespace, "labels": labels(pods)})
+    return given({"name": name, "namespace": pods.spec.kubernetes.get("namespace"), "labels": labels(pods)})
 
 
 def _workload(pods: Pods, version: str, kind: str, spec: Manifest) -> Manifest:
     asked, meta = pods.spec.kubernetes, _metadata(pods, pods.name)
-    if asked.queue:
-        meta["labels"][_QUEUE] = asked.queue
-    meta.update(given({"annotations": dict(asked.annotations)}))
+    if "queue" in asked:
+        meta["labels"][_QUEUE] = asked["queue"]
+    meta |= given({"annotations": asked.get("annotations")})
     return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
 
 
@@ -288,8 +282,11 @@ def _job(pods: Pods) -> Manifest:
 
 
 def _ttl(pods: Pods) -> Manifest:
-    ttl_s = pods.spec.kubernetes.ttl_s
-    return {} if ttl_s is None else {"ttlSecondsAfterFinished": math.ceil(ttl_s)}
+    return _limit("ttlSecondsAfterFinished", KUBERNETES.value(pods.spec.kubernetes, "ttl"))
+
+
+def _limit(name: str, seconds: float | None) -> Manifest:
+    return {} if seconds is None else {name: math.ceil(seconds)}
 
 
 def _job_spec(pods: Pods, backoff: int) -> Manifest:
@@ -299,28 +296,23 @@ def _job_spec(pods: Pods, backoff: int) -> Manifest:
         "parallelism": pods.number,
         "backoffLimit": backoff,
         "podFailurePolicy": {"rules": _rules(backoff)},
-        **_deadline(pods),
+        **_limit("activeDeadlineSeconds", pods.spec.timeouts.job_s),
         "template": pod_template(pods),
     }
 
 
 def _rules(backoff: int) -> list[Manifest]:
     codes = {"containerName": "main", "operator": "In", "values": MISTAKES}
-    mistakes: list[Manifest] = [{"action": "FailJob", "onExitCodes": codes}]
+    mistakes: Manifest = {"action": "FailJob", "onExitCodes": codes}
     evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    return [*mistakes, *([evicted] if backoff else [])]
-
-
-def _deadline(pods: Pods) -> Manifest:
-    limit_s = pods.spec.timeouts.job_s
-    return {} if limit_s is None else {"activeDeadlineSeconds": math.ceil(limit_s)}
+    return [mistakes, evicted] if backoff else [mistakes]
 
 
 def _jobset(pods: Pods) -> Manifest:
     requeue = pods.spec.restarts.requeue
-    rule = {"name": "mistakes", "action": "FailJobSet"}
-    rule_of = {**rule, "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"]}
-    policy = {"failurePolicy": {"maxRestarts": requeue, "rules": [rule_of]}} if requeue else {}
+    reasons = ["PodFailurePolicy", "DeadlineExceeded"]
+    rule = {"name": "mistakes", "action": "FailJobSet", "onJobFailureReasons": reasons}
+    policy = {"failurePolicy": {"maxRestarts": requeue, "rules": [rule]}} if requeue else {}
     group = {"name": GROUP, "replicas": 1, "template": {"spec": _job_spec(pods, 0)}}
     network = {"enableDNSHostnames": True, "subdomain": pods.name, "publishNotReadyAddresses": True}
     spec = {"network": network, **policy, **_ttl(pods), "replicatedJobs": [group]}
@@ -329,7 +321,7 @@ def _jobset(pods: Pods) -> Manifest:
 
 def _trainjob(pods: Pods) -> Manifest:
     trainer = {
-        "image": pods.spec.kubernetes.image,
+        "image": pods.spec.kubernetes["image"],
         "command": command(pods),
         "args": args(pods),
         "numNodes": pods.number,
@@ -337,8 +329,9 @@ def _trainjob(pods: Pods) -> Manifest:
         **given({"env": env(pods), "resourcesPerNode": resources(pods)}),
     }
     patch = {"manager": "distlaunch", "trainingRuntimeSpec": {"template": {"spec": _patch(pods)}}}
-    reference = {"name": pods.spec.kubernetes.runtime}
-    spec = {"runtimeRef": reference, **_deadline(pods), "trainer": trainer, "runtimePatches": [patch]}
+    limit = _limit("activeDeadlineSeconds", pods.spec.timeouts.job_s)
+    reference = {"name": KUBERNETES.value(pods.spec.kubernetes, "runtime")}
+    spec = {"runtimeRef": reference, **limit, "trainer": trainer, "runtimePatches": [patch]}
     return _workload(pods, "trainer.kubeflow.org/v1alpha1", "TrainJob", spec)
 
 

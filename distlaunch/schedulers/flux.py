@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
-from distlaunch.job.types import LINE, Field, Integer, Record, Text, seconds_in
+from distlaunch.job.types import LINE, Field, Integer, by_their_names
 from distlaunch.schedulers import queue, script, task
 
 _TASKS = task.Names(
@@ -30,27 +30,23 @@ class Flux(script.BatchScheduler):
     ends = ("flux", "cancel")  # sends SIGTERM, and SIGKILL seconds later
     hurries = ("flux", "job", "kill", "-s", "SIGTERM")
     over = re.compile(r"inactive|unknown", re.IGNORECASE)
-    section = Record(
+    section = script.section(
         {
-            "nodes": script.NODES,
             "cpus": Field(Integer(1), "Cores of each node.", "its workers"),
             "gpus": Field(Integer(0), "GPUs of each node.", "gpus_per_node"),
             "queue": script.QUEUE,
             "bank": Field(LINE, "Bank to charge."),
             "time": Field(
-                Text('a time such as "12h"', r"(?:[0-9]+[dhms])+"),
-                'Time limit: "12h" or "1d12h".',
-                "the queue's",
-            ),
-            "setup": script.SETUP,
-            "extra": script.other_options(
-                "flux batch",
-                "--exclusive",
-                r"(?P<output>--(?:output|error)\b)|--(?:job-name|wrap)\b",
-                r"--?[A-Za-z][^\0\n]*",
+                script.TimeLimit('"12h"', "", "{}s".format), 'Time limit: "12h" or "1d12h".', "the queue's"
             ),
         },
-        foreign={**script.FOREIGN, "account": "bank", "project": "bank", "cores": "cpus"},
+        script.other_options(
+            "flux batch",
+            "--exclusive",
+            r"(?P<output>--(?:output|error)\b)|--(?:job-name|wrap)\b",
+            r"--?[A-Za-z][^\0\n]*",
+        ),
+        **by_their_names(bank="account project", cpus="cores"),
     )
 
     def listing(self, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -73,14 +69,9 @@ class Flux(script.BatchScheduler):
         yield f"--cores-per-slot={asked.get('cpus') or script.workers(spec, gpus)}"
         if gpus:
             yield f"--gpus-per-slot={gpus}"
-        yield from script.given(asked, {"queue": "--queue", "bank": "--bank"}, "=")
-        if "time" in asked:
-            yield f"--time-limit={seconds_in(asked['time']):.0f}s"
+        yield from script.given(asked, {"queue": "--queue=", "bank": "--bank=", "time": "--time-limit="})
         own = queue.output_path(spec.logs.folder, "{{id.dec}}", self.name)
-        yield script.option(
-            "--output", own if followed else f"{script.workdir(spec)}/{name}.o{{{{id}}}}", "="
-        )
-        yield from asked.get("extra", ())
+        yield script.option("--output=", own if followed else f"{script.workdir(spec)}/{name}.o{{{{id}}}}")
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
         """Set the variable by which the job knows its ID."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
-from distlaunch.job.types import LINE, Field, Integer, Record
+from distlaunch.job.types import LINE, Field, Integer
 from distlaunch.schedulers import queue, script
 from distlaunch.transports.failure import Kind
 from distlaunch.transports.transport import OfScheduler
@@ -41,21 +41,18 @@ class GridEngine(script.BatchScheduler):
     ends = ("qdel",)  # `qdel -f` is the administrators', and only for hosts that do not answer
     over = re.compile("does not exist")
     warns = False  # only if a script asks for it, as those that we submit do
-    section = Record(
+    section = script.section(
         {
-            "nodes": script.NODES,
             "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists them."),
             "slots": Field(Integer(1), "Slots of each node.", "its workers"),
             "gpus": Field(LINE, "The request for GPUs, as -l takes it, e.g. gpu=8.", "as gpu=gpus_per_node"),
             "queue": script.QUEUE,
             "project": Field(LINE, "Project to charge."),
             "time": Field(script.WALLTIME, 'Time limit (h_rt): "12h" or "36:00:00".', "the queue's"),
-            "setup": script.SETUP,
-            "extra": script.other_options(
-                "qsub", "-p -100", r"-(?:(?P<array>t)|(?P<output>[oe])|[jNSr]|sync)(?![\w-])"
-            ),
         },
-        foreign={**script.FOREIGN, "parallel_environment": "pe", "h_rt": "time"},
+        script.other_options("qsub", "-p -100", r"-(?:(?P<array>t)|(?P<output>[oe])|[jNSr]|sync)(?![\w-])"),
+        parallel_environment="pe",
+        h_rt="time",
     )
 
     def listing(self, environ: Mapping[str, str]) -> str:
@@ -77,33 +74,30 @@ class GridEngine(script.BatchScheduler):
 
     def mistakes(self, spec: JobSpec) -> Iterator[tuple[str, str]]:
         """Miss the parallel environment that several slots need."""
-        asked, node = self.asked(spec), spec.nodes[0]
-        slots = asked.get("slots") or node.procs or node.gpus or 1
-        if not asked.get("pe") and slots * (asked.get("nodes") or len(spec.nodes)) > 1:
+        if "pe" not in self.asked(spec) and self._slots(spec) > 1:
             yield "grid_engine.pe", "name a parallel environment: `qconf -spl` lists them"
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Write options of qsub; a job that is followed begins where it was submitted, as with Slurm."""
-        asked, node = self.asked(spec), spec.nodes[0]
+        asked, gpus = self.asked(spec), spec.nodes[0].gpus
         yield "-S /bin/bash"
         yield f"-N {script.plain_name(spec.name)}"
         if "pe" in asked:
-            slots = (asked.get("slots") or script.workers(spec)) * self.node_count(spec)
-            yield f"{script.option('-pe', asked['pe'])} {slots}"
-        if gpus := asked.get("gpus") or (f"gpu={node.gpus}" if node.gpus else ""):
-            yield script.option("-l", gpus)
-        yield from script.given(asked, {"queue": "-q", "project": "-P"})
-        if "time" in asked:
-            yield f"-l h_rt={script.clock(asked['time'])}"
+            yield f"{script.option('-pe ', asked['pe'])} {self._slots(spec)}"
+        if wanted := asked.get("gpus") or (f"gpu={gpus}" if gpus else ""):
+            yield script.option("-l ", wanted)
+        yield from script.given(asked, {"queue": "-q ", "project": "-P ", "time": "-l h_rt="})
         yield "-j y"
         own = queue.output_path(spec.logs.folder, "$JOB_ID", self.name)
-        yield script.option("-o", own if followed else f"{script.workdir(spec)}/$JOB_NAME.o$JOB_ID")
+        yield script.option("-o ", own if followed else f"{script.workdir(spec)}/$JOB_NAME.o$JOB_ID")
         yield "-r n"
         if followed:
             yield "-cwd"
         if followed or "on_notice" in spec.places:
             yield "-notify"
-        yield from asked.get("extra", ())
+
+    def _slots(self, spec: JobSpec) -> int:
+        return (self.asked(spec).get("slots") or script.workers(spec)) * self.node_count(spec)
 
     def submit(self, script: str) -> str:
         """Submit by qsub."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
-from distlaunch.job.types import LINE, Either, Field, Integer, Record, Text, seconds_in
+from distlaunch.job.types import LINE, Either, Field, Integer
 from distlaunch.schedulers import queue, script, task
 from distlaunch.transports.failure import Kind
 from distlaunch.transports.transport import OfScheduler
@@ -19,6 +19,12 @@ _TASKS = task.Names(
     local_size="JSM_NAMESPACE_LOCAL_SIZE",
 )
 _WAITING, _ENDED = ("PEND", "PSUSP", "WAIT"), ("DONE", "EXIT")
+
+
+def _minutes(seconds: int) -> str:
+    """Write a day and a half as `36:00`."""
+    minutes = -(-seconds // 60)
+    return f"{minutes // 60}:{minutes % 60:02}"
 
 
 class Blaunch(OfScheduler):
@@ -50,9 +56,8 @@ class Lsf(script.BatchScheduler):
     ends = ("bkill",)  # sends SIGINT, later SIGTERM and SIGKILL
     hurries = ("bkill", "-s", "TERM")
     over = re.compile(r"is not found|already finished|No matching job", re.IGNORECASE)
-    section = Record(
+    section = script.section(
         {
-            "nodes": script.NODES,
             "slots": Field(Integer(1), "Slots of each node (span[ptile]).", "its workers"),
             "gpus": Field(
                 Either(number=Integer(0), text=LINE),
@@ -62,16 +67,13 @@ class Lsf(script.BatchScheduler):
             "queue": script.QUEUE,
             "project": Field(LINE, "Project to charge (-P)."),
             "time": Field(
-                Text('a time such as "12h" or "36:00"', r"[0-9]+:[0-9]{2}|(?:[0-9]+[dhms])+"),
+                script.TimeLimit('"12h" or "36:00"', r"[0-9]+:[0-9]{2}|", _minutes),
                 'Time limit (-W): "12h" or "36:00".',
                 "the queue's",
             ),
-            "setup": script.SETUP,
-            "extra": script.other_options(
-                "bsub", "-x", r"-(?:(?P<output>oo?|eo?)|(?P<wait>K)|J|rn?|I\w*)(?![\w-])"
-            ),
         },
-        foreign={**script.FOREIGN, "ptile": "slots"},
+        script.other_options("bsub", "-x", r"-(?:(?P<output>oo?|eo?)|(?P<wait>K)|J|rn?|I\w*)(?![\w-])"),
+        ptile="slots",
     )
 
     def listing(self, environ: Mapping[str, str]) -> str:
@@ -95,19 +97,16 @@ class Lsf(script.BatchScheduler):
         """Write options of bsub."""
         asked = self.asked(spec)
         gpus, name = asked.get("gpus", spec.nodes[0].gpus), script.plain_name(spec.name)
-        slots = asked.get("slots") or script.workers(spec, gpus if isinstance(gpus, int) else None)
+        slots = asked.get("slots") or script.workers(spec, gpus)
         yield f"-J {name}"
         yield f"-n {slots * self.node_count(spec)}"
-        yield script.option("-R", f"span[ptile={slots}]")
+        yield script.option("-R ", f"span[ptile={slots}]")
         if gpus:
-            yield script.option("-gpu", gpus if isinstance(gpus, str) else f"num={gpus}")
-        yield from script.given(asked, {"queue": "-q", "project": "-P"})
-        if "time" in asked:
-            yield f"-W {_minutes(asked['time'])}"
+            yield script.option("-gpu ", gpus if isinstance(gpus, str) else f"num={gpus}")
+        yield from script.given(asked, {"queue": "-q ", "project": "-P ", "time": "-W "})
         own = queue.output_path(spec.logs.folder, "%J", self.name)  # LSF appends its report to it
-        yield script.option("-o", own if followed else f"{script.workdir(spec)}/{name}.o%J")
+        yield script.option("-o ", own if followed else f"{script.workdir(spec)}/{name}.o%J")
         yield "-rn"
-        yield from asked.get("extra", ())
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
         """Print where output is looked for."""
@@ -138,15 +137,6 @@ def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
     for at in range(0, len(words), 2):
         pair = words[at : at + 2]
         yield pair[0], queue.slots_in(pair[-1] if len(pair) == 2 else "", " ".join(pair))
-
-
-def _minutes(text: str) -> str:
-    """Write `1d12h` as `36:00`; what is LSF's already stays."""
-    seconds = seconds_in(text)
-    if seconds is None:
-        return text
-    minutes = -(-int(seconds) // 60)
-    return f"{minutes // 60}:{minutes % 60:02}"
 
 
 def queued(state: str, ended: str = "-", waits: str = "-") -> queue.Queued:

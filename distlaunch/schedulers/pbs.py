@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
-from distlaunch.job.types import LINE, Field, Integer, Record
+from distlaunch.job.types import LINE, Field, Integer, by_their_names
 from distlaunch.schedulers import queue, script
 
 _WAITING, _GOING = "QHWT", "RESUB"
@@ -23,9 +23,8 @@ class Pbs(script.BatchScheduler):
     ends = ("qdel",)
     hurries = ("qsig", "-s", "TERM")
     over = re.compile("Unknown Job Id|Job has finished|invalid for (state of|finished) job", re.IGNORECASE)
-    section = Record(
+    section = script.section(
         {
-            "nodes": script.NODES,
             "select": Field(
                 LINE, "What to select, instead of nodes, cpus, gpus and mem: 4:ncpus=64:ngpus=8."
             ),
@@ -36,12 +35,9 @@ class Pbs(script.BatchScheduler):
             "project": Field(LINE, "Project (-P)."),
             "account": Field(LINE, "Account to charge (-A)."),
             "time": Field(script.WALLTIME, 'Time limit (walltime): "12h" or "36:00:00".', "the queue's"),
-            "setup": script.SETUP,
-            "extra": script.other_options(
-                "qsub", "-p -100", r"-(?:(?P<array>[Jt])|(?P<output>[oe])|[jNrk])(?![\w-])"
-            ),
         },
-        foreign={**script.FOREIGN, "ncpus": "cpus", "ngpus": "gpus", "memory": "mem"},
+        script.other_options("qsub", "-p -100", r"-(?:(?P<array>[Jt])|(?P<output>[oe])|[jNrk])(?![\w-])"),
+        **by_their_names(cpus="ncpus", gpus="ngpus", mem="memory"),
     )
 
     def listing(self, environ: Mapping[str, str]) -> str:
@@ -56,26 +52,23 @@ class Pbs(script.BatchScheduler):
 
     def gpus(self, spec: JobSpec) -> int | None:
         """Count `pbs.gpus`; what `pbs.select` says is not read."""
-        asked = self.asked(spec)
-        gpus: int | None = asked.get("gpus")
-        return 0 if gpus is None and asked.get("select") else gpus
+        gpus = super().gpus(spec)
+        return 0 if gpus is None and "select" in self.asked(spec) else gpus
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Write options of qsub."""
         asked = self.asked(spec)
         yield f"-N {script.plain_name(spec.name)}"
-        yield script.option("-l select", asked.get("select") or self._select(spec), "=")
+        yield script.option("-l select=", asked.get("select") or self._select(spec))
         if "select" not in asked:
             yield "-l place=scatter"
-        if "time" in asked:
-            yield f"-l walltime={script.clock(asked['time'])}"
-        yield from script.given(asked, {"queue": "-q", "project": "-P", "account": "-A"})
+        flags = {"time": "-l walltime=", "queue": "-q ", "project": "-P ", "account": "-A "}
+        yield from script.given(asked, flags)
         if followed:
             yield "-S /bin/bash"  # else it may be the login shell, whichever that is
         yield "-j oe"
-        yield script.option("-o", f"{spec.logs.folder if followed else script.workdir(spec)}/")
+        yield script.option("-o ", f"{spec.logs.folder if followed else script.workdir(spec)}/")
         yield "-r n"
-        yield from asked.get("extra", ())
 
     def _select(self, spec: JobSpec) -> str:
         asked = self.asked(spec)

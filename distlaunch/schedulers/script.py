@@ -3,12 +3,12 @@
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import path_in
-from distlaunch.job.types import LINE, Field, Integer, Lines, ListOf, Text, seconds_in
+from distlaunch.job.types import LINE, Field, Integer, Lines, ListOf, Record, Text, seconds_in
 from distlaunch.schedulers import DEFAULT, Call, Scheduler
 from distlaunch.schedulers.queue import ANYTHING, call, output_path, pause_for_another_wish
 
@@ -20,10 +20,22 @@ MAX_NAME = 200
 NODES = Field(Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes")
 QUEUE = Field(LINE, "Queue.")
 SETUP = Field(Lines(), "Shell commands to run first on the first node, such as module load.")
-WALLTIME = Text('a time such as "12h" or "36:00:00"', r"[0-9]+:[0-9]{2}:[0-9]{2}|(?:[0-9]+[dhms])+")
 FOREIGN = {"walltime": "time", "time_limit": "time", "options": "extra", "modules": "setup"}
 _ARRAY = "an array would start the same job many times; submit each by itself"
 _WHY = {"array": _ARRAY, "output": "the job's output goes to logs.dir", "wait": "use `submit --wait`"}
+
+
+class TimeLimit(Text):
+    """A time such as 12h, which becomes what a scheduler has for so many seconds, or its `own` pattern."""
+
+    def __init__(self, examples: str, own: str, written: Callable[[int], str]) -> None:
+        super().__init__(f"a time such as {examples}", rf"{own}(?:[0-9]+[dhms])+")
+        self.written = written
+
+    def made(self, checked: Any) -> Any:
+        """The time for the scheduler's command."""
+        seconds = seconds_in(checked)
+        return checked if seconds is None else self.written(int(seconds))
 
 
 class _OtherOption(Text):
@@ -41,6 +53,12 @@ class _OtherOption(Text):
 def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Za-z][^\0\n]*") -> Field:
     """Return the key for other options of a scheduler's command."""
     return Field(ListOf(_OtherOption(example, pattern, taken)), f"Any other options of {command}.")
+
+
+def section(keys: Mapping[str, Field], extra: Field, **foreign: str) -> Record:
+    """Return a section of the job file with these keys, and those that each has."""
+    every = {"nodes": NODES, **keys, "setup": SETUP, "extra": extra}
+    return Record(every, foreign={**FOREIGN, **foreign})
 
 
 # A job
@@ -119,7 +137,7 @@ class BatchScheduler(Scheduler):
     """What its commands say of a job that is over."""
 
     def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
-        """Write the options in such a script."""
+        """Write the options in such a script, but those of `extra`."""
         raise NotImplementedError
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
@@ -139,8 +157,9 @@ class BatchScheduler(Scheduler):
 
     def script(self, spec: JobSpec, call: Call, followed: bool = False) -> str:
         """Write options, traps, the lines of `setup`, and the call."""
-        lines = self.asked(spec).get("setup") or ()
-        head = ["#!/bin/bash", *(f"{self.mark} {option}" for option in self.options(spec, followed))]
+        lines, extra = self.asked(spec).get("setup") or (), self.asked(spec).get("extra", ())
+        options = (*self.options(spec, followed), *extra)
+        head = ["#!/bin/bash", *(f"{self.mark} {option}" for option in options)]
         head += [*(self.opening(spec) if followed else ()), *TRAP, *(["", *lines] if lines else [])]
         return "\n".join([*head, "", *_run_lines(call), *self.closing(spec), ""])
 
@@ -164,26 +183,21 @@ def _run_lines(call: Call) -> list[str]:
     return [f"{line} <<'{end}'", call.stdin.rstrip("\n"), end]
 
 
-def given(asked: Mapping[str, Any], flags: Mapping[str, str], join: str = " ") -> Iterator[str]:
+def given(asked: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[str]:
     """Write the option of each key of `flags` that was given."""
     for key, flag in flags.items():
         if asked.get(key) is not None:
-            yield option(flag, asked[key], join)
+            yield option(flag, asked[key])
 
 
-def option(flag: str, value: object, join: str = " ") -> str:
+def option(flag: str, value: object) -> str:
     """Write an option as lines of a script have it: quoted as in a shell."""
-    return f"{flag}{join}{shlex.quote(str(value))}"
+    return f"{flag}{shlex.quote(str(value))}"
 
 
-def clock(text: str, days_apart: bool = False) -> str:
-    """Write `1d12h` as `36:00:00`, or `1-12:00:00` with days; what is a clock already stays."""
-    seconds = seconds_in(text)
-    if seconds is None:
-        return text
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    if not days_apart:
-        return f"{hours}:{minute:02}:{second:02}"
-    days, hour = divmod(hours, 24)
-    return f"{f'{days}-' if days else ''}{hour:02}:{minute:02}:{second:02}"
+def clock(seconds: int) -> str:
+    """Write a day and a half as `36:00:00`."""
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+WALLTIME = TimeLimit('"12h" or "36:00:00"', r"[0-9]+:[0-9]{2}:[0-9]{2}|", clock)

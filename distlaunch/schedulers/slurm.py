@@ -11,7 +11,7 @@ from datetime import datetime
 from distlaunch.errors import UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.spec import JobSpec
-from distlaunch.job.types import LINE, Either, Field, Integer, Record, Switch, Text
+from distlaunch.job.types import LINE, Either, Field, Integer, Switch, Text, by_their_names
 from distlaunch.schedulers import queue, script, task
 from distlaunch.supervisor.events import AllocationTold
 from distlaunch.transports.slurm import VARIABLES
@@ -26,7 +26,7 @@ ADVICE = task.Advice(
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _PLAIN = (
     *("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task"),
-    *("nodelist", "exclude", "dependency", "signal", "comment"),
+    *("nodelist", "exclude", "dependency", "signal", "comment", "time"),
 )
 """Keys that are options of sbatch."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -48,6 +48,13 @@ _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 
 
+def _days(seconds: int) -> str:
+    """Write a day and a half as `1-12:00:00`."""
+    days, rest = divmod(seconds, 86400)
+    clock = script.clock(rest).zfill(8)
+    return f"{days}-{clock}" if days else clock
+
+
 class Slurm(script.BatchScheduler):
     """Slurm, which tells what becomes of a job, and requeues it."""
 
@@ -55,14 +62,13 @@ class Slurm(script.BatchScheduler):
     mark = "#SBATCH"
     answers = True
     chooses = "set nodes to the number of nodes; slurm.nodelist asks for certain hosts"
-    section = Record(
+    section = script.section(
         {
-            "nodes": script.NODES,
             "partition": Field(LINE, "Partition, or several, with commas."),
             "account": Field(LINE, "Account to charge."),
             "qos": Field(LINE, "Quality of service."),
             "time": Field(
-                Text('a time such as "12h" or "1-12:00:00"', rf"{_CLOCK}|(?:[0-9]+[dhms])+"),
+                script.TimeLimit('"12h" or "1-12:00:00"', rf"{_CLOCK}|", _days),
                 'Time limit: "12h", "1d12h" or Slurm\'s "1-12:00:00".',
                 "the partition's",
             ),
@@ -82,24 +88,22 @@ class Slurm(script.BatchScheduler):
                 "The notice before the time limit: USR1@120 comes two minutes before; see on_notice.",
             ),
             "comment": Field(LINE, "A comment on the job."),
-            "setup": script.SETUP,
-            "extra": script.other_options(
-                "sbatch",
-                "--reservation=maint",
-                r"(?P<array>--array\b|-a)|(?P<output>--(?:output|error)\b|-[oe])|(?P<wait>--wait\b|-W)"
-                r"|--(?:wrap|parsable|open-mode)\b",
-                r"--?[A-Za-z][^\0\n]*",
-            ),
         },
-        foreign={
-            **script.FOREIGN,
-            "gpus_per_node": "gpus",
-            "memory": "mem",
-            "cpus": "cpus_per_task",
-            "queue": "partition",
-            "feature": "constraint",
-            "sbatch_options": "extra",
-        },
+        script.other_options(
+            "sbatch",
+            "--reservation=maint",
+            r"(?P<array>--array\b|-a)|(?P<output>--(?:output|error)\b|-[oe])|(?P<wait>--wait\b|-W)"
+            r"|--(?:wrap|parsable|open-mode)\b",
+            r"--?[A-Za-z][^\0\n]*",
+        ),
+        **by_their_names(
+            gpus="gpus_per_node",
+            mem="memory",
+            cpus_per_task="cpus",
+            partition="queue",
+            constraint="feature",
+            extra="sbatch_options",
+        ),
     )
 
     def allocation(self, environ: Mapping[str, str], listed: str = "") -> Allocation:
@@ -159,25 +163,24 @@ class Slurm(script.BatchScheduler):
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Write options of sbatch."""
         asked, node = self.asked(spec), spec.nodes[0]
-        yield _option("job-name", " ".join(spec.name.split()))  # a directive ends with its line
-        yield _option("nodes", self.node_count(spec))
+        yield script.option("--job-name=", " ".join(spec.name.split()))  # a directive ends with its line
+        yield script.option("--nodes=", self.node_count(spec))
         gpus = node.gpus if asked.get("gpus") is None else asked["gpus"]
         if gpus and not asked.get("gres"):
-            yield _option("gpus-per-node", gpus)
+            yield script.option("--gpus-per-node=", gpus)
         if workers := node.procs or count_gpus(str(gpus or "")):
-            yield _option("ntasks-per-node", workers)
-        yield from script.given(asked, {key: f"--{key.replace('_', '-')}" for key in _PLAIN}, "=")
-        if "time" in asked:
-            yield _option("time", script.clock(asked["time"], days_apart=True))
+            yield script.option("--ntasks-per-node=", workers)
+        yield from script.given(asked, {key: f"--{key.replace('_', '-')}=" for key in _PLAIN})
         if asked.get("exclusive"):
             yield "--exclusive"
         # Elsewhere in it a % would begin a pattern of Slurm's, too.
-        yield _option("output", queue.output_path(spec.logs.folder.replace("%", "%%"), "%j", self.name))
+        yield script.option(
+            "--output=", queue.output_path(spec.logs.folder.replace("%", "%%"), "%j", self.name)
+        )
         yield "--open-mode=append"
         yield "--requeue" if spec.restarts.requeue else "--no-requeue"
         if spec.elastic or "spares" in spec.places:
             yield "--no-kill"
-        yield from asked.get("extra", ())
 
     def closing(self, spec: JobSpec) -> list[str]:
         """Requeue a job whose distlaunch was killed, which otherwise does so itself."""
@@ -269,10 +272,6 @@ def count_gpus(text: str) -> int | None:
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     return task.number_of(environ, name, "srun or mpirun", ": use `srun distlaunch exec -- …`")
-
-
-def _option(name: str, value: object) -> str:
-    return script.option(f"--{name}", value, "=")
 
 
 def queued(state: str, reason: str = "") -> queue.Queued:

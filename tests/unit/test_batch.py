@@ -11,7 +11,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.runs.submissions import Submission, submission
 from distlaunch.schedulers import TABLE, Call, Scheduler, flux, grid_engine, load, lsf, pbs
 from distlaunch.schedulers.queue import CANCELLED
-from distlaunch.schedulers.script import check_submitted, clock, target_of
+from distlaunch.schedulers.script import check_submitted, target_of
 from distlaunch.schedulers.slurm import queued
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
@@ -76,8 +76,8 @@ def test_a_percent_sign_in_a_folder_is_no_pattern_of_slurms(tmp_path: Path) -> N
     ("text", "time"),
     [("90s", "00:01:30"), ("12h", "12:00:00"), ("1d12h", "1-12:00:00"), ("1-0", "1-0"), ("10:00", "10:00")],
 )
-def test_times_as_slurm_has_them(text: str, time: str) -> None:
-    assert clock(text, days_apart=True) == time
+def test_times_as_slurm_has_them(text: str, time: str, tmp_path: Path) -> None:
+    assert f"--time={time}" in options(f"script: train.py\nslurm: {{time: '{text}'}}\n", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.job.fields import JOB, reference
 from distlaunch.job.file import load_job
-from distlaunch.job.spec import Binding, EnvValue, SecretKey, Timeouts, Volume
+from distlaunch.job.spec import Binding, EnvValue, Timeouts
 from distlaunch.plan.unstarted import unstarted_advice
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.container import Container
@@ -122,7 +122,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "grid_engine.nodes": ("nodes: 2\ngrid_engine: {nodes: 3}", "sections.grid_engine.nodes", 3),
     "grid_engine.queue": ("grid_engine: {queue: gpu}", "sections.grid_engine.queue", "gpu"),
     "grid_engine.project": ("grid_engine: {project: lab}", "sections.grid_engine.project", "lab"),
-    "grid_engine.time": ("grid_engine: {time: 1d12h}", "sections.grid_engine.time", "1d12h"),
+    "grid_engine.time": ("grid_engine: {time: 1d12h}", "sections.grid_engine.time", "36:00:00"),
     "grid_engine.setup": (
         "grid_engine: {setup: [module load cuda]}",
         "sections.grid_engine.setup",
@@ -135,7 +135,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "pbs.nodes": ("nodes: 2\npbs: {nodes: 3}", "sections.pbs.nodes", 3),
     "pbs.queue": ("pbs: {queue: gpu}", "sections.pbs.queue", "gpu"),
     "pbs.project": ("pbs: {project: lab}", "sections.pbs.project", "lab"),
-    "pbs.time": ("pbs: {time: 1d12h}", "sections.pbs.time", "1d12h"),
+    "pbs.time": ("pbs: {time: 1d12h}", "sections.pbs.time", "36:00:00"),
     "pbs.setup": ("pbs: {setup: [module load cuda]}", "sections.pbs.setup", ("module load cuda",)),
     "pbs.extra": ("pbs: {extra: [-p -100]}", "sections.pbs.extra", ("-p -100",)),
     "pbs.select": ("pbs: {select: 4:ngpus=8}", "sections.pbs.select", "4:ngpus=8"),
@@ -156,14 +156,14 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "flux.gpus": ("flux: {gpus: 8}", "sections.flux.gpus", 8),
     "flux.queue": ("flux: {queue: gpu}", "sections.flux.queue", "gpu"),
     "flux.bank": ("flux: {bank: lab}", "sections.flux.bank", "lab"),
-    "flux.time": ("flux: {time: 1d12h}", "sections.flux.time", "1d12h"),
+    "flux.time": ("flux: {time: 1d12h}", "sections.flux.time", "129600s"),
     "flux.setup": ("flux: {setup: [module load cuda]}", "sections.flux.setup", ("module load cuda",)),
     "flux.extra": ("flux: {extra: [--exclusive]}", "sections.flux.extra", ("--exclusive",)),
     "slurm.nodes": ("nodes: 2\nslurm: {nodes: 3}", "sections.slurm.nodes", 3),
     "slurm.partition": ("slurm: {partition: gpu}", "sections.slurm.partition", "gpu"),
     "slurm.account": ("slurm: {account: lab}", "sections.slurm.account", "lab"),
     "slurm.qos": ("slurm: {qos: high}", "sections.slurm.qos", "high"),
-    "slurm.time": ("slurm: {time: 1d12h}", "sections.slurm.time", "1d12h"),
+    "slurm.time": ("slurm: {time: 1d12h}", "sections.slurm.time", "1-12:00:00"),
     "slurm.constraint": ("slurm: {constraint: a100}", "sections.slurm.constraint", "a100"),
     "slurm.gpus": ("slurm: {gpus: 'a100:8'}", "sections.slurm.gpus", "a100:8"),
     "slurm.gres": ("slurm: {gres: 'gpu:8'}", "sections.slurm.gres", "gpu:8"),
@@ -221,7 +221,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "kubernetes.volumes": (
         "kubernetes: {image: a, volumes: [{mount: /d, claim: c}]}",
         "kubernetes.volumes",
-        (Volume("/d", claim="c"),),
+        ({"mount": "/d", "claim": "c"},),
     ),
     "kubernetes.volumes[].mount": (
         "kubernetes: {image: a, volumes: [{mount: /d, claim: c}]}",
@@ -261,12 +261,12 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "kubernetes.secrets.NAME.secret": (
         "kubernetes: {image: a, secrets: {A: {secret: s, key: k}}}",
         "kubernetes.secrets",
-        {"A": SecretKey("s", "k")},
+        {"A": {"secret": "s", "key": "k"}},
     ),
     "kubernetes.secrets.NAME.key": (
         "kubernetes: {image: a, secrets: {A: {secret: s, key: k}}}",
         "kubernetes.secrets",
-        {"A": SecretKey("s", "k")},
+        {"A": {"secret": "s", "key": "k"}},
     ),
     "kubernetes.service_account": (
         "kubernetes: {image: a, service_account: me}",
@@ -283,7 +283,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         "kubernetes.priority_class",
         "high",
     ),
-    "kubernetes.ttl": ("kubernetes: {image: a, ttl: 1h}", "kubernetes.ttl_s", 3600.0),
+    "kubernetes.ttl": ("kubernetes: {image: a, ttl: 1h}", "kubernetes.ttl", 3600.0),
     "kubernetes.runtime": (
         "kubernetes: {image: a, runtime: torch-nightly}",
         "kubernetes.runtime",
