@@ -74,7 +74,6 @@ def command_draft(words: Sequence[str], cpus: int) -> Draft:
     for note in (_PATHS, *line.notes):
         draft.note(note)
     add_torchrun(draft, line, cpus)
-    draft.offer_gpus()
     return draft.checked()
 
 
@@ -253,7 +252,7 @@ def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
         draft.note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", "timeouts")
     if flags.rdzv_backend != "static":
         said = f"--rdzv-backend {flags.rdzv_backend}"
-        draft.replace_store(said, flags.rdzv_backend, flags.rdzv_endpoint, flags.rdzv_conf)
+        draft.note_store(said, flags.rdzv_backend, flags.rdzv_endpoint)
 
 
 def note_rendezvous(draft: Draft, words: Sequence[str], lines: Iterable[int] = ()) -> None:
