@@ -19,8 +19,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-
 if TYPE_CHECKING:
     from distlaunch.transports.link import Link
 
@@ -146,20 +144,17 @@ def dry_run(
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 
 
-@app.command("torchrun", context_settings=_ANY_WORDS)
-def torchrun(context: typer.Context) -> None:
+# `__main__` runs these two before Typer is imported; here they are for the help.
+
+
+@app.command("torchrun")
+def torchrun() -> None:
     """Run a torchrun command line with distlaunch."""
-    from distlaunch.cli.torchrun import run_torchrun
-
-    raise typer.Exit(run_torchrun(context.args))
 
 
-@app.command("exec", context_settings=_ANY_WORDS)
-def exec_task(context: typer.Context) -> None:
+@app.command("exec")
+def exec_task() -> None:
     """Run a program as one rank, inside a task of srun or mpirun."""
-    from distlaunch.cli.exec_task import run_exec
-
-    raise typer.Exit(run_exec(context.args))
 
 
 @app.command("check-port")

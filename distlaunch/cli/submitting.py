@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distlaunch.cli.options import Args, Job, Set, check_dashes
+from distlaunch.cli.options import Args, Job, Json, Set, SshConfig, check_dashes
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.schedulers import TABLE, Call, Scheduler, load, names
@@ -66,13 +66,8 @@ def submit(
         str | None,
         typer.Option("--on", metavar="HOST", help="Submit on HOST, such as a login node, reached over ssh."),
     ] = None,
-    ssh_config: Annotated[
-        str | None,
-        typer.Option(
-            "--ssh-config", metavar="FILE", help="The ssh_config file to reach HOST with, as with ssh -F."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the id and the script as JSON.")] = False,
+    ssh_config: SshConfig = None,
+    as_json: Json = False,
 ) -> None:
     """Submit a job to a scheduler and print its id; ps, logs, attach, wait, stop and view take it."""
     check_dashes(context.obj, args)
@@ -93,7 +88,9 @@ def submit(
     else:
         print_text(f"{queued}\n")
     if waits:
-        raise typer.Exit(_waited(queued))
+        from distlaunch.cli.runs import wait_and_leave
+
+        wait_and_leave(queued)
     if sys.stderr.isatty():
         say(f"submitted to {scheduler.title}; follow it with `distlaunch attach {queued}`")
 
@@ -188,15 +185,3 @@ def _submitted(spec: "JobSpec", scheduler: Scheduler, script: str) -> tuple[str,
         raise
     note(Submission(queued, spec.name, folder, time.time(), scheduler=scheduler.name))
     return queued, Path(path).rename(Path(folder, f"{scheduler.name}-{queued}.sh"))
-
-
-def _waited(queued: str) -> int:
-    from distlaunch.cli.runs import ended_words, follow_each, status_of
-    from distlaunch.runs.following import wait
-
-    run, signum = follow_each(queued, wait)
-    if run.alive:
-        return 128 + signum
-    if status := status_of(run):
-        say(ended_words(run))
-    return status

@@ -160,13 +160,10 @@ def value_of(data: Data, place: Place) -> Value:
 
 def _entry(key: str, value: Data) -> list[str]:
     flow = f"{key}: {flow_text(value)}"
-    if len(flow) <= WIDTH or isinstance(value, str):
-        return [flow]
-    match value:
-        case Mapping():
-            return [f"{key}:", *(f"  {name}: {flow_text(item)}" for name, item in value.items())]
-        case Sequence():
-            return [f"{key}:", *(f"  - {flow_text(item)}" for item in value)]
+    if len(flow) > WIDTH and isinstance(value, Mapping):
+        return [f"{key}:", *(f"  {name}: {flow_text(item)}" for name, item in value.items())]
+    if len(flow) > WIDTH and isinstance(value, (list, tuple)):
+        return [f"{key}:", *(f"  - {flow_text(item)}" for item in value)]
     return [flow]
 
 
