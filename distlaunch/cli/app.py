@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distlaunch import __version__
-from distlaunch.cli.options import Args, Call, Fold, Job, Json, Set, SshConfig, check_dashes
+from distlaunch.cli.options import Args, Call, Fold, Job, Json, Set, SshConfig
 from distlaunch.cli.output import print_json, say
 from distlaunch.errors import Exit
 
@@ -114,7 +114,6 @@ def run(
     """Run a job; the exit status is that of the first worker that failed."""
     from distlaunch.cli.run import RunOptions, run_with
 
-    check_dashes(context.obj, args)
     options = RunOptions(
         job, tuple(args or ()), tuple(overrides or ()), quiet, as_json, detach, fold, view, on
     )
@@ -123,7 +122,6 @@ def run(
 
 @app.command("dry-run")
 def dry_run(
-    context: typer.Context,
     job: Job,
     args: Args = None,
     style: Annotated[
@@ -137,7 +135,6 @@ def dry_run(
     from distlaunch.job.file import load_job
     from distlaunch.launch.addresses import plan_without_nodes
 
-    check_dashes(context.obj, args)
     spec = load_job(job, overrides or (), args or ())
     if spec.hosts_unknown:
         say("host names are known only inside an allocation")

@@ -172,12 +172,12 @@ def _status(ssh: Ssh, status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def split(word: str | None) -> tuple[str, str] | None:
+def split(word: str) -> tuple[str, str] | None:
     """The host and the rest of `HOST:RUN`; None where the word is no such thing."""
-    if not word or os.sep in word.partition(":")[0] or ":" not in word or os.path.exists(word):
+    host, colon, rest = word.partition(":")
+    if not (host and colon) or os.sep in host or os.path.exists(word):
         return None
-    host, _, rest = word.partition(":")
-    return (host, rest) if host else None
+    return host, rest
 
 
 def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:

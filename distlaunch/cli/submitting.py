@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distlaunch.cli.options import Args, Job, Json, Set, SshConfig, check_dashes
+from distlaunch.cli.options import Args, Job, Json, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.schedulers import TABLE, Call, Scheduler, load, names
@@ -44,7 +44,6 @@ def _known(name: str | None) -> str | None:
 
 @queue.command("submit")
 def submit(
-    context: typer.Context,
     job: Job,
     args: Args = None,
     overrides: Set = None,
@@ -70,7 +69,6 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a job to a scheduler and print its id; ps, logs, attach, wait, stop and view take it."""
-    check_dashes(context.obj, args)
     if on is not None:
         from distlaunch.cli.remote import ssh_to, submit_on
 
@@ -99,8 +97,7 @@ def _export(name: str) -> None:
     """Add `export` of a batch script for that scheduler, which other commands don't load."""
 
     @exports.command(name, help=f"Print a batch script for {name}, to submit yourself.")
-    def export(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
-        check_dashes(context.obj, args)
+    def export(job: Job, args: Args = None, overrides: Set = None) -> None:
         print_text(_prepared(job, overrides or (), args or (), name)[-1])
 
 
@@ -110,7 +107,6 @@ for _name in TABLE:
 
 @exports.command("kubernetes")
 def export_kubernetes(
-    context: typer.Context,
     job: Job,
     args: Args = None,
     kind: Annotated[
@@ -129,7 +125,6 @@ def export_kubernetes(
     from distlaunch.kubernetes.manifests import manifests
     from distlaunch.launch.addresses import plan_without_nodes
 
-    check_dashes(context.obj, args)
     read = job_of(read_job(job), job, overrides or (), args or (), submitted=True, in_image=True)
     spec = with_gpus(read)
     check_exported(spec)

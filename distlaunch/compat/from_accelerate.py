@@ -59,14 +59,13 @@ _RENAMED = {
     "deepspeed_zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
 }
 _LEFT_OUT = {
-    **dict.fromkeys(
-        ("deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"),
-        "is for DeepSpeed's own launcher",
-    ),
+    "deepspeed_multinode_launcher": "is for DeepSpeed's own launcher",
+    "deepspeed_exclusion_filter": "is for DeepSpeed's own launcher",
+    "deepspeed_inclusion_filter": "is for DeepSpeed's own launcher",
     "fp8_override_linear_precision": "must be set by the script",
-    "deepspeed_hostfile": "",
+    "deepspeed_hostfile": "becomes the key hostfile, where there are several machines",
 }
-"""Keys of sections that no variable has, and why; "" = there is nothing to say."""
+"""Keys of sections that no variable has, and why."""
 _TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 """Types of jobs for CPUs and for the GPUs that CUDA_VISIBLE_DEVICES names."""
 _SWITCHES = {
@@ -101,6 +100,7 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
     draft.note("relative paths are relative to this file")
     draft.set_program(program)
     _add_nodes(draft, config)
+    _add_procs(draft, config)
     _add_config(draft, config)
     return draft.checked()
 
@@ -123,12 +123,9 @@ def _read(document: Value) -> dict[str, Any]:
             problems.append(value.place.problem(key, error))
     if problems:
         raise JobError(problems)
-    defaults = {"distributed_type": "NO", "num_machines": 1, "rdzv_backend": "static"}
-    return {
-        **defaults,
-        **config,
-        **({"use_cpu": True} if config.get("distributed_type") == "MULTI_CPU" else {}),
-    }
+    if config.get("distributed_type") == "MULTI_CPU":
+        config["use_cpu"] = True
+    return {"distributed_type": "NO", "num_machines": 1, "rdzv_backend": "static", **config}
 
 
 def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
@@ -154,7 +151,6 @@ def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
 
 def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
     """Add what holds on every node."""
-    _add_procs(draft, config)
     env = {name: text for key, (name, text) in _SWITCHES.items() if config.get(key)}
     precision, ids = config.get("mixed_precision", "no"), config.get("gpu_ids", "all")
     if precision != "no":
@@ -204,9 +200,9 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
     for key, value in {**rule.defaults, **named}.items():
         text = str(value).lower() if rule.lower and str(value) in ("True", "False") else str(value)
         text = text.upper() if key == "dynamo_backend" else text
-        if told := _LEFT_OUT.get(key):
-            draft.note(f"{name}: {key}: {text} {told}", "env")
-        elif key not in _LEFT_OUT:
+        if key in _LEFT_OUT:
+            draft.note(f"{name}: {key}: {text} {_LEFT_OUT[key]}", "env")
+        else:
             env[_RENAMED.get(key, rule.variables + key.upper())] = text
     if kind == rule.kind == "DEEPSPEED":
         # What DeepSpeed's own config file must not contradict.
