@@ -40,13 +40,9 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
         number = target.strip(":")
         hint = f"; write localhost:{number} for a port on this machine" if number.isdecimal() else ""
         raise UsageError(f"{target}: neither a job file nor host:port{hint}")
-    lone = _lone_node(host, config)
-    return check_port(lone, ssh_address(lone) or host, port)
-
-
-def _lone_node(host: str, config: str | None) -> JobSpec:
-    """A job on the machine of a host:port: this one by any of its names, or one that ssh reaches."""
+    # This machine by any of its names, or one that ssh reaches.
     local = is_loopback(host) or host in (socket.gethostname(), socket.getfqdn())
     node = NodeSpec(host) if local else NodeSpec(host, Ssh(host, options=SshOptions(config=config)))
     folder = os.getcwd()
-    return JobSpec(host, (node,), Program("command", ("true",)), folder, Logs(folder))
+    lone = JobSpec(host, (node,), Program("command", ("true",)), folder, Logs(folder))
+    return check_port(lone, ssh_address(lone) or host, port)
