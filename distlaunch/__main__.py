@@ -55,9 +55,10 @@ def _run_command(words: Sequence[str]) -> int:
     """Run it. Only our own errors are caught: a bug shows its traceback."""
     from distlaunch.errors import DistlaunchError
 
-    early = _opened_early(words)
+    command = words[0] if words else ""
+    early = _opened_early(command, words)
     try:
-        return _run_with(words, early)
+        return _run_with(command, words, early)
     except DistlaunchError as error:
         from distlaunch.cli.output import say
 
@@ -68,9 +69,8 @@ def _run_command(words: Sequence[str]) -> int:
             early.discard()
 
 
-def _opened_early(words: Sequence[str]) -> "Link | None":
+def _opened_early(command: str, words: Sequence[str]) -> "Link | None":
     """An agent on this machine, if the command starts a job now that may run here."""
-    command = words[0] if words else ""
     elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
     if command not in ("run", "torchrun") or elsewhere:
         return None
@@ -79,8 +79,7 @@ def _opened_early(words: Sequence[str]) -> "Link | None":
     return open_early(shares_stdio=command == "torchrun")
 
 
-def _run_with(words: Sequence[str], early: "Link | None") -> int:
-    command = words[0] if words else ""
+def _run_with(command: str, words: Sequence[str], early: "Link | None") -> int:
     if command == "exec":  # each of many tasks waits for it
         from distlaunch.cli.exec_task import run_exec
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distlaunch import __version__
-from distlaunch.cli.options import Args, Call, Fold, Job, Json, Set, SshConfig, check_dashes
+from distlaunch.cli.options import Args, Call, Fold, Job, Json, Set, SshConfig
 from distlaunch.cli.output import print_json, say
 from distlaunch.errors import Exit
 
@@ -18,8 +18,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-
-_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 if TYPE_CHECKING:
     from distlaunch.transports.link import Link
@@ -116,7 +114,6 @@ def run(
     """Run a job; the exit status is that of the first worker that failed."""
     from distlaunch.cli.run import RunOptions, run_with
 
-    check_dashes(context.obj, args)
     options = RunOptions(
         job, tuple(args or ()), tuple(overrides or ()), quiet, as_json, detach, fold, view, on
     )
@@ -125,7 +122,6 @@ def run(
 
 @app.command("dry-run")
 def dry_run(
-    context: typer.Context,
     job: Job,
     args: Args = None,
     style: Annotated[
@@ -139,27 +135,23 @@ def dry_run(
     from distlaunch.job.file import load_job
     from distlaunch.launch.addresses import plan_without_nodes
 
-    check_dashes(context.obj, args)
     spec = load_job(job, overrides or (), args or ())
     if spec.hosts_unknown:
         say("host names are known only inside an allocation")
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 
 
-@app.command("torchrun", context_settings=_ANY_WORDS)
-def torchrun(context: typer.Context) -> None:
+# `__main__` runs these two before Typer is imported; here they are for the help.
+
+
+@app.command("torchrun")
+def torchrun() -> None:
     """Run a torchrun command line with distlaunch."""
-    from distlaunch.cli.torchrun import run_torchrun
-
-    raise typer.Exit(run_torchrun(context.args))
 
 
-@app.command("exec", context_settings=_ANY_WORDS)
-def exec_task(context: typer.Context) -> None:
+@app.command("exec")
+def exec_task() -> None:
     """Run a program as one rank, inside a task of srun or mpirun."""
-    from distlaunch.cli.exec_task import run_exec
-
-    raise typer.Exit(run_exec(context.args))
 
 
 @app.command("check-port")

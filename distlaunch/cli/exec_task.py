@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distlaunch.cli.output import say
-from distlaunch.errors import DistlaunchError, UsageError
+from distlaunch.cli.output import print_text, say
+from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.allocation import TaskPlace
 from distlaunch.plan.gathering import Arrival, Gathering, ports_for
 from distlaunch.schedulers import task_in
@@ -18,7 +18,6 @@ from distlaunch.transports.join import Prover
 
 if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec
-    from distlaunch.signals import Signals
 
 
 USAGE = "usage: distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
@@ -34,20 +33,16 @@ The task of rank 0 controls all: when a rank fails, the others are stopped, and 
 
 
 def run_exec(words: Sequence[str]) -> int:
-    """Run the program as this task's rank; the exit status."""
-    try:
-        virtual, argv = _parsed(words)
-        if not argv:
-            print(HELP, end="")
-            return 0
-        task = task_of(os.environ)
-        if not virtual:
-            check_devices(task, os.environ)
-        check_master(task, os.environ)
-        return _run(task, argv, gathering_of(task, virtual, os.environ))
-    except DistlaunchError as error:
-        say(str(error))
-        return error.exit_status
+    """Run the program as this task's rank; the exit status. Raises `DistlaunchError`."""
+    virtual, argv = _parsed(words)
+    if not argv:
+        print_text(HELP)
+        return Exit.OK
+    task = task_of(os.environ)
+    if not virtual:
+        check_devices(task, os.environ)
+    check_master(task, os.environ)
+    return _run(task, argv, gathering_of(task, virtual, os.environ))
 
 
 def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
@@ -73,22 +68,17 @@ def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
 
     with Signals() as signals:
         if gathering.serves:
-            return _control(job_of(task, argv, gathering.arrival), gathering, signals)
+            from distlaunch.cli.run import run_controller
+            from distlaunch.launch.gather import Gathered, gather
+
+            met = gather(job_of(task, argv, gathering.arrival), gathering, signals, say)
+            assert isinstance(met, Gathered)
+            return run_controller(met.spec, met.door, signals)
         seat = Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, say).seated()
         blocked(signals.watched)
     from distlaunch.launch.joined import OneRank, serve  # the sooner the tasks have met the better
 
     return serve(seat, OneRank(argv, scans=task.local_rank == 0), signals.watched, own_first=True)
-
-
-def _control(spec: "JobSpec", gathering: Gathering, signals: "Signals") -> int:
-    """Rank 0's task is the controller of all."""
-    from distlaunch.cli.run import run_controller
-    from distlaunch.launch.gather import Gathered, gather
-
-    met = gather(spec, gathering, signals, say)
-    assert isinstance(met, Gathered)
-    return run_controller(met.spec, met.door, signals)
 
 
 def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":

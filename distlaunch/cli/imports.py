@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ imports = typer.Typer(
     help="Print a job file for another launcher's command or file. Each command takes --json.",
     no_args_is_help=True,
 )
-Json = Annotated[bool, typer.Option("--json", help="Print the keys and comments as JSON.")]
 Program = Annotated[
     list[str] | None, typer.Argument(metavar="[-- SCRIPT ARGS…]", help="The script and its arguments.")
 ]
@@ -88,10 +88,9 @@ def from_hostfile(
 ) -> None:
     """Print a job file for the hosts of a hostfile."""
     from distlaunch.compat.draft import hostfile_draft
-    from distlaunch.job.file import is_piped, read_text, source_of
+    from distlaunch.job.file import read_text, source_of
 
-    draft = hostfile_draft(read_text(hosts), source_of(hosts), program or (), is_piped(hosts))
-    _print(draft, as_json)
+    _print(hostfile_draft(read_text(hosts), source_of(hosts), program or ()), as_json)
 
 
 def _print(draft: "Draft", as_json: bool) -> None:

@@ -80,9 +80,7 @@ def logs(
     if not goes_on:
         print_logs(run_of(which), choice, most, fold)
         return
-    run, signum = follow_each(which, lambda run, interrupts: print_logs(run, choice, most, fold, interrupts))
-    if run.alive:
-        raise typer.Exit(128 + signum)
+    run = follow_each(which, lambda run, interrupts: print_logs(run, choice, most, fold, interrupts))
     if run.status.exit_status or run.status.why:
         say(ended_words(run))
 

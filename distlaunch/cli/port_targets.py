@@ -1,5 +1,6 @@
 """What `check-port` was asked about: job files and host:port, told apart by what they look like."""
 
+import json
 import os
 import socket
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.addresses import plan_without_nodes, ssh_address
 from distlaunch.launch.port_check import PortReport, check_port
 from distlaunch.plan.layout import is_loopback
-from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.ssh import Ssh, SshOptions
 
 
 def reports_on(
@@ -25,7 +26,7 @@ def reports_on(
 def _report_on(target: str, overrides: Sequence[str], config: str | None) -> PortReport:
     if target == STDIN or os.path.exists(target) or target.endswith((".yaml", ".yml")):
         # Ports do not depend on GPUs: don't ask for their number where the file leaves it open.
-        spec = _reached_with(load_job(target, overrides), config)
+        spec = load_job(target, [*overrides, *([f"ssh.config={json.dumps(config)}"] if config else [])])
         known = spec._replace(
             nodes=tuple(n._replace(gpus=n.gpus or 0, procs=n.procs or 1) for n in spec.nodes)
         )
@@ -39,26 +40,9 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
         number = target.strip(":")
         hint = f"; write localhost:{number} for a port on this machine" if number.isdecimal() else ""
         raise UsageError(f"{target}: neither a job file nor host:port{hint}")
-    lone = _reached_with(_lone_node(host), config)
-    return check_port(lone, ssh_address(lone) or host, port)
-
-
-def _reached_with(spec: JobSpec, config: str | None) -> JobSpec:
-    if not config:
-        return spec
-    nodes, spares = (tuple(_with_config(node, config) for node in part) for part in (spec.nodes, spec.spares))
-    return spec._replace(nodes=nodes, spares=spares)
-
-
-def _with_config(node: NodeSpec, config: str) -> NodeSpec:
-    if not isinstance(node.reach, Ssh):
-        return node
-    return node._replace(reach=node.reach._replace(options=node.reach.options._replace(config=config)))
-
-
-def _lone_node(host: str) -> JobSpec:
-    """A job on the machine of a host:port: this one by any of its names, or one that ssh reaches."""
+    # This machine by any of its names, or one that ssh reaches.
     local = is_loopback(host) or host in (socket.gethostname(), socket.getfqdn())
-    node = NodeSpec(host) if local else NodeSpec(host, Ssh(host))
+    node = NodeSpec(host) if local else NodeSpec(host, Ssh(host, options=SshOptions(config=config)))
     folder = os.getcwd()
-    return JobSpec(host, (node,), Program("command", ("true",)), folder, Logs(folder))
+    lone = JobSpec(host, (node,), Program("command", ("true",)), folder, Logs(folder))
+    return check_port(lone, ssh_address(lone) or host, port)

@@ -19,8 +19,6 @@ from distlaunch.runs.index import forget, listed
 from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
 
 def prune(
     places: Annotated[
@@ -58,7 +56,9 @@ def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
         check_folder(place)
     for folder in (dict(scanned(places)) if places else folders()).values():
         run = run_in(folder)
-        if run and _is_over(run) and _last_change(run) < before and os.stat(folder).st_uid == os.getuid():
+        if run is None or not _is_over(run) or os.stat(folder).st_uid != os.getuid():
+            continue
+        if max(run.status.since, heard(folder) or 0.0) < before:
             yield run
 
 
@@ -66,10 +66,6 @@ def _is_over(run: Run) -> bool:
     """Whether that is certain: a lock that another machine holds may not be seen here."""
     told = run.status.state.over and run.status.state is not RunState.LOST
     return told or not (run.alive or run.host)
-
-
-def _last_change(run: Run) -> float:
-    return max(run.status.since, heard(run.folder) or 0.0)
 
 
 def _pruned(run: Run, dry: bool) -> dict[str, Any]:
@@ -109,9 +105,5 @@ def _tell(done: Sequence[dict[str, Any]], dry: bool) -> None:
     say(f"{'would delete' if dry else 'deleted'} {counted(len(gone), 'run')}, {_size_words(sum(gone))}")
 
 
-def _size_words(size: float) -> str:
-    for unit in _UNITS[:-1]:
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.0f} {_UNITS[-1]}"
+def _size_words(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

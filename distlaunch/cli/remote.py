@@ -172,12 +172,12 @@ def _status(ssh: Ssh, status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def split(word: str | None) -> tuple[str, str] | None:
+def split(word: str) -> tuple[str, str] | None:
     """The host and the rest of `HOST:RUN`; None where the word is no such thing."""
-    if not word or os.sep in word.partition(":")[0] or ":" not in word or os.path.exists(word):
+    host, colon, rest = word.partition(":")
+    if not (host and colon) or os.sep in host or os.path.exists(word):
         return None
-    host, _, rest = word.partition(":")
-    return (host, rest) if host else None
+    return host, rest
 
 
 def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:
@@ -195,10 +195,9 @@ def run_on(
 
     `spec` is what it is taken for here. Raises `DistlaunchError`.
     """
-    request = _request(("run", "-", "--detach"), job, spec, overrides, args)
-    ssh, said = _way_to(host, spec), bytearray()
-    status = run_there(ssh, request, said.extend)
-    run = said.decode(errors="replace").strip()
+    ssh = _way_to(host, spec)
+    status, text = _told_by(ssh, ("run", "-", "--detach"), job, spec, overrides, args)
+    run = text.strip()
     if status or not run:
         return status
     if detach:
@@ -218,9 +217,7 @@ def submit_on(
 ) -> int:
     """Submit the job there, with `options` of submit's; the exit status. Raises `DistlaunchError`."""
     spec = job_of(read_job(job), job, overrides, args, submitted=True)
-    request, said = _request(("submit", "-", *options), job, spec, overrides, args), bytearray()
-    status = run_there(ssh, request, said.extend)
-    text = said.decode(errors="replace")
+    status, text = _told_by(ssh, ("submit", "-", *options), job, spec, overrides, args)
     print_text(text)
     if status == Exit.OK and len(text.split()) == 1 and sys.stderr.isatty():
         say(f"submitted on {ssh.host}; follow it with `distlaunch attach {ssh.host}:{text.strip()}`")
@@ -230,19 +227,21 @@ def submit_on(
 def _way_to(host: str, spec: JobSpec) -> Ssh:
     """As the job reaches that node, if it is one of its nodes; else with the same options."""
     reached = [node.reach for node in spec.pool if isinstance(node.reach, Ssh)]
-    for reach in reached:
-        if reach.host == host:
-            return reach
+    if same := [reach for reach in reached if reach.host == host]:
+        return same[0]
     return ssh_to(host, reached[0].options.config if reached else None)
 
 
-def _request(
-    command: Sequence[str], job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]
-) -> Request:
+def _told_by(
+    ssh: Ssh, command: Sequence[str], job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]
+) -> tuple[int, str]:
+    """The exit status of a command for the job there, and what it prints."""
     if spec.invocation.piped:
         raise UsageError("--on can't take the job from a pipe or standard input; save it to a file")
     named = [f"name={json.dumps(spec.name)}", *overrides]
     words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]
     envs = [spec.env, *(node.env for node in spec.pool)]  # what it takes from here has other values there
     inherited = {name: value.text for env in envs for name, value in env.items() if value.inherited}
-    return Request(tuple(words), os.path.dirname(os.path.realpath(job)), read_text(job), inherited)
+    folder, said = os.path.dirname(os.path.realpath(job)), bytearray()
+    status = run_there(ssh, Request(tuple(words), folder, read_text(job), inherited), said.extend)
+    return status, said.decode(errors="replace")

@@ -18,7 +18,7 @@ from distlaunch.cli.output import print_json, say  # now: a run ends with the co
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.run import run_job
-from distlaunch.launch.start import Start, start_run
+from distlaunch.launch.start import start_run
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.state import State
 from distlaunch.transports.link import Link
@@ -214,7 +214,18 @@ def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup, so that it stays ignored
         with Signals(spec.invocation.signals) as signals:
-            return _supervised(start_run(spec), signals, quiet, ready)
+            start = start_run(spec)
+            from distlaunch.launch.supervise import supervise  # while agents boot
+            from distlaunch.observers.run_folder import CONTROLLER_LOG
+            from distlaunch.observers.terminal import Departure, Terminal, silence
+
+            def leave(state: State) -> None:
+                silence(os.path.join(start.folder.path, CONTROLLER_LOG))
+                with os.fdopen(ready, "w") as pipe:
+                    pipe.write(start.run_id)
+
+            departure = Departure(Terminal(signals, 2, quiet), leave)
+            return supervise(start, signals, [departure]).state.outcome
     except DistlaunchError as error:
         say(str(error))
         return error.exit_status
@@ -223,17 +234,3 @@ def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
         return Exit.INTERNAL
     finally:
         sys.stderr.flush()
-
-
-def _supervised(start: Start, signals: Signals, quiet: bool, ready: int) -> int:
-    from distlaunch.launch.supervise import supervise  # while agents boot
-    from distlaunch.observers.run_folder import CONTROLLER_LOG
-    from distlaunch.observers.terminal import Departure, Terminal, silence
-
-    def leave(state: State) -> None:
-        silence(os.path.join(start.folder.path, CONTROLLER_LOG))
-        with os.fdopen(ready, "w") as pipe:
-            pipe.write(start.run_id)
-
-    departure = Departure(Terminal(signals, 2, quiet), leave)
-    return supervise(start, signals, [departure]).state.outcome

@@ -3,7 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -104,9 +104,12 @@ def wait(
 ) -> None:
     """Wait until a run ends, and exit with its exit status."""
     run_elsewhere(context, which, ssh_config)
-    run, signum = follow_each(which, wait_for)
-    if run.alive:
-        raise typer.Exit(128 + signum)
+    wait_and_leave(which, as_json)
+
+
+def wait_and_leave(which: str | None, as_json: bool = False) -> NoReturn:
+    """Wait until a run ends, tell of it, and leave with its exit status."""
+    run = follow_each(which, wait_for)
     if as_json:
         print_json(listing.document(run))
     elif run.status.exit_status:  # of one that is lost it is said anyway
@@ -186,11 +189,11 @@ def run_elsewhere(
         raise typer.Exit(show_there(ssh, words) if terminal else run_there(ssh, Request(words)))
 
 
-def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run]) -> tuple[Run, int]:
-    """Have `seen` follow each run that `which` means, one after another.
+def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:
+    """Have `seen` follow each run that `which` means, one after another; the last one, which is over.
 
-    The last one, and the signal on which it was left alone, if it is still alive. Leaves with that signal's
-    status where the job waits in a queue. Raises `DistlaunchError`.
+    Leaves with a signal's status where it came while the run went on, or the job waited in a queue; says so
+    if that `detaches`. Raises `DistlaunchError`.
     """
     last: Run | None = None
     with Signals() as signals:
@@ -198,9 +201,11 @@ def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run]) -> tu
             last = seen(run, signals)
             if last.alive:
                 break
-    if last is None:
-        raise typer.Exit(128 + signals.received_last)
-    return last, signals.received_last
+    if last and not last.alive:
+        return last
+    if last and detaches:
+        say(f"detached from {last.id}, which is still running; `distlaunch stop {last.id}` stops it")
+    raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)
 
 
 def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everything: bool = False) -> None:
@@ -213,24 +218,15 @@ def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everyt
             say(ended_words(run))
         return run
 
-    run, signum = follow_each(which, seen)
-    if run.alive:
-        say(f"detached from {run.id}, which is still running; `distlaunch stop {run.id}` stops it")
-        raise typer.Exit(128 + signum if signum else Exit.OK)
-    _leave_with(run)
+    _leave_with(follow_each(which, seen, detaches=True))
 
 
-def _leave_with(run: Run) -> None:
+def _leave_with(run: Run) -> NoReturn:
     """With the run's own status. Of one that is lost nobody has told the end yet."""
-    if run.status.state is RunState.LOST:
+    lost = run.status.state is RunState.LOST
+    if lost:
         say(ended_words(run))
-    sys.stdout.flush()
-    raise typer.Exit(status_of(run))
-
-
-def status_of(run: Run) -> int:
-    """The exit status of a run that is over."""
-    return Exit.NODE_LOST if run.status.state is RunState.LOST else run.status.exit_status or Exit.OK
+    raise typer.Exit(Exit.NODE_LOST if lost else run.status.exit_status or Exit.OK)
 
 
 def ended_words(run: Run, lead: str = ":") -> str:

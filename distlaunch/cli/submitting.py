@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distlaunch.cli.options import Args, Job, Set, check_dashes
+from distlaunch.cli.options import Args, Job, Json, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.schedulers import TABLE, Call, Scheduler, load, names
@@ -44,7 +44,6 @@ def _known(name: str | None) -> str | None:
 
 @queue.command("submit")
 def submit(
-    context: typer.Context,
     job: Job,
     args: Args = None,
     overrides: Set = None,
@@ -66,16 +65,10 @@ def submit(
         str | None,
         typer.Option("--on", metavar="HOST", help="Submit on HOST, such as a login node, reached over ssh."),
     ] = None,
-    ssh_config: Annotated[
-        str | None,
-        typer.Option(
-            "--ssh-config", metavar="FILE", help="The ssh_config file to reach HOST with, as with ssh -F."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the id and the script as JSON.")] = False,
+    ssh_config: SshConfig = None,
+    as_json: Json = False,
 ) -> None:
     """Submit a job to a scheduler and print its id; ps, logs, attach, wait, stop and view take it."""
-    check_dashes(context.obj, args)
     if on is not None:
         from distlaunch.cli.remote import ssh_to, submit_on
 
@@ -93,7 +86,9 @@ def submit(
     else:
         print_text(f"{queued}\n")
     if waits:
-        raise typer.Exit(_waited(queued))
+        from distlaunch.cli.runs import wait_and_leave
+
+        wait_and_leave(queued)
     if sys.stderr.isatty():
         say(f"submitted to {scheduler.title}; follow it with `distlaunch attach {queued}`")
 
@@ -102,8 +97,7 @@ def _export(name: str) -> None:
     """Add `export` of a batch script for that scheduler, which other commands don't load."""
 
     @exports.command(name, help=f"Print a batch script for {name}, to submit yourself.")
-    def export(context: typer.Context, job: Job, args: Args = None, overrides: Set = None) -> None:
-        check_dashes(context.obj, args)
+    def export(job: Job, args: Args = None, overrides: Set = None) -> None:
         print_text(_prepared(job, overrides or (), args or (), name)[-1])
 
 
@@ -113,7 +107,6 @@ for _name in TABLE:
 
 @exports.command("kubernetes")
 def export_kubernetes(
-    context: typer.Context,
     job: Job,
     args: Args = None,
     kind: Annotated[
@@ -132,7 +125,6 @@ def export_kubernetes(
     from distlaunch.kubernetes.manifests import manifests
     from distlaunch.launch.addresses import plan_without_nodes
 
-    check_dashes(context.obj, args)
     read = job_of(read_job(job), job, overrides or (), args or (), submitted=True, in_image=True)
     spec = with_gpus(read)
     check_exported(spec)
@@ -188,15 +180,3 @@ def _submitted(spec: "JobSpec", scheduler: Scheduler, script: str) -> tuple[str,
         raise
     note(Submission(queued, spec.name, folder, time.time(), scheduler=scheduler.name))
     return queued, Path(path).rename(Path(folder, f"{scheduler.name}-{queued}.sh"))
-
-
-def _waited(queued: str) -> int:
-    from distlaunch.cli.runs import ended_words, follow_each, status_of
-    from distlaunch.runs.following import wait
-
-    run, signum = follow_each(queued, wait)
-    if run.alive:
-        return 128 + signum
-    if status := status_of(run):
-        say(ended_words(run))
-    return status

@@ -1,7 +1,7 @@
 """Prints a plan in the form that was asked for, and what was found out about a port."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.launch.port_check import EVERY, PortReport, folded
@@ -38,7 +38,10 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
 
 
 def _heading(plan: LaunchPlan) -> str:
-    size = _size(plan)
+    size = f"{counted(plan.world_size, plan.unit)} on {counted(len(plan.nodes), 'node')}"
+    if hosts := plan.spec.mpirun_hosts:
+        ranks = counted(sum(procs for _, procs in hosts), "rank")
+        size = f"{ranks} on {counted(len(hosts), 'node')}, started by {plan.spec.mpirun[0]}"
     inside = plan.spec.container
     where = f", in containers of {inside.image} ({inside.runtime})" if inside else ""
     return f"{plan.spec.name}: {size}, {plan.backend}{where}"
@@ -54,30 +57,21 @@ def _rows(plan: LaunchPlan) -> list[list[str]]:
     many = plan.world_size > MANY
     numbers = ("local ranks", "ranks") if many else ("local rank", "rank")
     wished = [plan.spec.binding.key] if plan.spec.binding else []
-    rows = [row for node in plan.nodes for row in ([_of_node(plan, node)] if many else _of_ranks(plan, node))]
-    return [["node", *numbers, "device", *wished, "address"], *rows]
+    rows = [["node", *numbers, "device", *wished, "address"]]
+    for node in plan.nodes:
+        each = [range(node.procs)] if many else [[local_rank] for local_rank in range(node.procs)]
+        rows += [_row(plan, node, local_ranks) for local_ranks in each]
+    return rows
 
 
-def _size(plan: LaunchPlan) -> str:
-    if hosts := plan.spec.mpirun_hosts:
-        ranks = counted(sum(procs for _, procs in hosts), "rank")
-        return f"{ranks} on {counted(len(hosts), 'node')}, started by {plan.spec.mpirun[0]}"
-    return f"{counted(plan.world_size, plan.unit)} on {counted(len(plan.nodes), 'node')}"
-
-
-def _of_ranks(plan: LaunchPlan, node: NodePlan) -> Iterator[list[str]]:
-    binding = plan.spec.binding
-    for local_rank, rank in enumerate(node.ranks):
-        wish = [binding.wish(local_rank)] if binding else []
-        yield [node.label, str(local_rank), str(rank), node.device(local_rank), *wish, _meeting(plan, rank)]
-
-
-def _of_node(plan: LaunchPlan, node: NodePlan) -> list[str]:
-    binding = plan.spec.binding
-    devices = dict.fromkeys(node.device(local_rank).partition(":")[0] for local_rank in range(node.procs))
-    wish = [", ".join(dict.fromkeys(map(binding.wish, range(node.procs))))] if binding else []
-    local, ranks = spans(range(node.procs)), spans(node.ranks)
-    return [node.label, local, ranks, ", ".join(devices), *wish, _meeting(plan, node.first_rank)]
+def _row(plan: LaunchPlan, node: NodePlan, local_ranks: Sequence[int]) -> list[str]:
+    """What one rank has, or all of a node's have."""
+    many, binding = len(local_ranks) > 1, plan.spec.binding
+    devices = [node.device(local_rank) for local_rank in local_ranks]
+    kinds = dict.fromkeys(device.partition(":")[0] for device in devices) if many else devices
+    wish = [", ".join(dict.fromkeys(map(binding.wish, local_ranks)))] if binding else []
+    ranks = [node.ranks[local_rank] for local_rank in local_ranks]
+    return [node.label, spans(local_ranks), spans(ranks), ", ".join(kinds), *wish, _meeting(plan, ranks[0])]
 
 
 def _meeting(plan: LaunchPlan, rank: int) -> str:
@@ -87,7 +81,10 @@ def _meeting(plan: LaunchPlan, rank: int) -> str:
 def print_port_report(report: PortReport) -> None:
     """Whether the port is free, then one row per connection that was tried."""
     port = f"port {report.port}" if report.port else "port"
-    lines = [escape(f"{port} on {report.node}: {_port_state(report)}")]
+    state = "free" if report.free else refused_port_words(str(report.error), report.owners)
+    if report.free is None:
+        state = "unknown: the node can't be used"
+    lines = [escape(f"{port} on {report.node}: {state}")]
     for node, failure, advice in report.failures:
         lines.append(escape(f"  {node}: {failure.kind.value}; {advice}"))
         lines += [f"    | {escape(line)}" for line in failure.words.splitlines()]
@@ -115,9 +112,3 @@ def _pair_lines(report: PortReport) -> list[str]:
     sample = f" (a sample of {of})" if of > EVERY * (EVERY - 1) else ""
     failures = [f"  {line}" for line in folded(failed)]
     return [f"pairs of nodes that can connect: {tried - len(failed)} of {tried}{sample}", *failures, *lines]
-
-
-def _port_state(report: PortReport) -> str:
-    if report.free is None:
-        return "unknown: the node can't be used"
-    return "free" if report.free else refused_port_words(str(report.error), report.owners)

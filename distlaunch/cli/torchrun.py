@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distlaunch.cli.output import say
+from distlaunch.cli.output import print_text, say
 from distlaunch.compat import torchrun_job
-from distlaunch.compat.flags import FLAGS, Flags, parse_flags
+from distlaunch.compat.flags import FLAGS, parse_flags
 from distlaunch.errors import DistlaunchError, Exit
 
 if TYPE_CHECKING:
@@ -26,35 +26,24 @@ flag's default. etcd and --logs-specs are handed over to torch's own elastic age
 flags:
 {flags}
 
-docs/torchrun.md describes what each flag does here."""
+docs/torchrun.md describes what each flag does here.
+"""
 
 
 def run_torchrun(words: Sequence[str], early: "Link | None" = None) -> int:
-    """Run a torchrun command line; the exit status. `early` is an agent opened ahead."""
-    try:
-        flags = parse_flags(words, os.environ)
-        if flags.help:
-            return _help()
-        if why := torchrun_job.left_to_torch(flags):
-            _hand_over(why, words, early)
-        return _run(flags, early)
-    except DistlaunchError as error:
-        say(str(error))
-        return error.exit_status
+    """Run a torchrun command line; the exit status. `early` is an agent opened ahead.
 
+    Raises `DistlaunchError`.
+    """
+    flags = parse_flags(words, os.environ)
+    if flags.help:
+        from textwrap import indent, wrap  # only help needs it
 
-def _help() -> int:
-    from textwrap import indent, wrap  # only help needs it
-
-    names = "\n".join(wrap(", ".join(flag.name for flag in FLAGS), 100, break_on_hyphens=False))
-    try:
-        print(USAGE.format(flags=indent(names, "  ")))
-    except BrokenPipeError:
-        return Exit.BROKEN_PIPE
-    return Exit.OK
-
-
-def _run(flags: Flags, early: "Link | None") -> int:
+        names = "\n".join(wrap(", ".join(flag.name for flag in FLAGS), 100, break_on_hyphens=False))
+        print_text(USAGE.format(flags=indent(names, "  ")))
+        return Exit.OK
+    if why := torchrun_job.left_to_torch(flags):
+        _hand_over(why, words, early)
     for line in torchrun_job.notices(flags):
         say(line)
     place = here()

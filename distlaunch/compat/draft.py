@@ -21,15 +21,10 @@ LISTED_HOSTS = 16
 
 
 class Note(NamedTuple):
-    """A comment, above the key that it is about, or at the top, and a value that the key may have instead."""
+    """A comment, above the key that it is about, or at the top."""
 
     text: str
-    key: str = ""
-    offer: "Data" = None
-
-    def lines(self) -> list[str]:
-        """The text, and what to take the # from."""
-        return [self.text] if self.offer is None else [self.text, f"{self.key}: {flow_text(self.offer)}"]
+    key: str
 
 
 class Draft:
@@ -86,51 +81,27 @@ class Draft:
             names = [name for name in gpus.split(",") if name.strip() not in ("", "-1")]
             self.set("gpus_per_node", len(names))
 
-    def replace_store(self, said: str, backend: str, endpoint: str, conf: str = "") -> None:
-        """Comment on a rendezvous backend, and offer torch's own agents where that was an etcd server."""
+    def note_store(self, said: str, backend: str, endpoint: str) -> None:
+        """Comment on a rendezvous backend, and on torch's own agents where that was an etcd server."""
         self.note(f"{said}: distlaunch assigns the ranks itself and needs no store", "rendezvous")
-        if not backend.startswith("etcd"):
-            return
-        if not re.search(r":[0-9]+$", endpoint):
-            endpoint = f"{endpoint or 'ETCD_HOST'}:2379"  # its usual port
-        more = dict(re.findall(r"(?:^|,)\s*([A-Za-z_]\w*)\s*=\s*([^,]+?)\s*(?=,|$)", conf))
-        value = {"backend": "etcd-v2", "endpoint": endpoint, **self.keys.get("rendezvous", {})}
-        value |= {"conf": more} if more else {}
-        self.offer("for torch's own elastic agents instead:", "rendezvous", value)
-
-    def offer(self, text: str, key: str, value: Data) -> None:
-        """Add a value that a key may have instead, as a comment."""
-        self.notes.append(Note(text, key, value))
-
-    def offer_gpus(self) -> None:
-        """Offer to say what dry-run does not ask: how many GPUs other machines have."""
-        if {"nodes", "hostfile"} & set(self.keys) and "gpus_per_node" not in self.keys:
-            told = "for dry-run, which contacts no host: the number of GPUs on each host"
-            procs = self.keys.get("procs_per_node", 8)
-            self.offer(f"{told} (0 = a CPU job; run detects them):", "gpus_per_node", procs)
+        if backend.startswith("etcd"):
+            place = f"rendezvous.endpoint to {endpoint or 'ETCD_HOST:2379'}"
+            told = f"set rendezvous.backend to etcd-v2 and {place}"
+            self.note(f"for torch's own elastic agents instead, {told}", "rendezvous")
 
     def checked(self) -> "Draft":
-        """This draft, with those of its offers that a job file may take.
+        """This draft, with a comment on GPUs if dry-run couldn't know their number.
 
         Raises `JobError` if a job file may not say so, `UsageError` for what is not text.
         """
         if re.search("[\ud800-\udfff]", json.dumps([self.keys, self.notes], ensure_ascii=False)):
             raise UsageError(f"{self.source}: not UTF-8 text")
-        self._build(self.keys)
-        self.notes = [note for note in self.notes if note.offer is None or self._may_take(note)]
+        around = Surroundings("/", "/", {}, sections=sections(self.keys))
+        build_spec(value_of(self.keys, Place(self.source)), self.source, around)
+        if {"nodes", "hostfile"} & self.keys.keys() and "gpus_per_node" not in self.keys:
+            told = "set gpus_per_node to the number of GPUs on each host (0 = a CPU job; run detects them)"
+            self.note(f"dry-run contacts no host: for it, {told}", "gpus_per_node")
         return self
-
-    def _may_take(self, note: Note) -> bool:
-        hosts = "nodes" if note.key == "hostfile" else ""
-        try:
-            self._build({**{key: self.keys[key] for key in self.keys if key != hosts}, note.key: note.offer})
-        except JobError:
-            return False
-        return True
-
-    def _build(self, keys: Mapping[str, Data]) -> None:
-        around = Surroundings("/", "/", {}, sections=sections(keys))
-        build_spec(value_of(keys, Place(self.source)), self.source, around)
 
     def _order(self) -> Iterable[str]:
         """The keys of the reference; a key that comments alone are about may be a scheduler's section."""
@@ -139,7 +110,7 @@ class Draft:
     def document(self) -> dict[str, object]:
         """The job file's keys and comments, for machines."""
         keys = {key: self.keys[key] for key in self._order() if key in self.keys}
-        return {"job": keys, "comments": [" ".join(note.lines()) for note in self.notes]}
+        return {"job": keys, "comments": [note.text for note in self.notes]}
 
     def text(self) -> str:
         """The job file: comments, then the keys in the reference's order with theirs above them."""
@@ -150,15 +121,11 @@ class Draft:
         return "\n".join(lines) + "\n"
 
     def _comments(self, key: str) -> list[str]:
-        notes = [note for note in self.notes if note.key == key]
-        return [f"# {_escaped(line)}" for note in notes for line in note.lines()]
+        return [f"# {_escaped(note.text)}" for note in self.notes if note.key == key]
 
 
-def hostfile_draft(text: str, source: str, program: Sequence[str] = (), piped: bool = False) -> Draft:
-    """The job of an Open MPI, DeepSpeed or Horovod hostfile. Raises `JobError` with all problems.
-
-    One that was `piped` can't be read again.
-    """
+def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft:
+    """The job of an Open MPI, DeepSpeed or Horovod hostfile. Raises `JobError` with all problems."""
     problems: list[Problem] = []
     entries = parse_hostfile(text, source, problems)
     if problems:
@@ -175,9 +142,7 @@ def hostfile_draft(text: str, source: str, program: Sequence[str] = (), piped: b
         draft.set("nodes", [{"host": name, "procs": procs} if procs else name for name, procs in each])
     if re.search(r"max[-_]slots=", text):
         draft.note("max_slots has no equivalent: distlaunch never oversubscribes", "nodes")
-    if not piped:
-        draft.offer("instead of nodes, to read the hostfile at each start:", "hostfile", source)
-    draft.offer_gpus()
+    draft.note("set hostfile to its path, instead of nodes, to read it at each start", "nodes")
     return draft.checked()
 
 
@@ -195,13 +160,10 @@ def value_of(data: Data, place: Place) -> Value:
 
 def _entry(key: str, value: Data) -> list[str]:
     flow = f"{key}: {flow_text(value)}"
-    if len(flow) <= WIDTH or isinstance(value, str):
-        return [flow]
-    match value:
-        case Mapping():
-            return [f"{key}:", *(f"  {name}: {flow_text(item)}" for name, item in value.items())]
-        case Sequence():
-            return [f"{key}:", *(f"  - {flow_text(item)}" for item in value)]
+    if len(flow) > WIDTH and isinstance(value, Mapping):
+        return [f"{key}:", *(f"  {name}: {flow_text(item)}" for name, item in value.items())]
+    if len(flow) > WIDTH and isinstance(value, (list, tuple)):
+        return [f"{key}:", *(f"  - {flow_text(item)}" for item in value)]
     return [flow]
 
 

@@ -60,7 +60,7 @@ class Flags(NamedTuple):
     args: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
     unfilled: tuple[tuple[str, str], ...] = ()
-    """(field, value) of flags whose value only a shell knows; field "" = a word that stands for flags."""
+    """(field, value) of flags whose value only a shell knows."""
 
     @property
     def nodes(self) -> tuple[int, int]:
@@ -250,12 +250,9 @@ def parse_flags(
     values: dict[str, Any] = {}
     unfilled: list[tuple[str, str]] = []
     rest = list(words)
-    while rest and (_is_flag(rest[0]) or _hides_flags(rest, filled, "module" in values)):
+    while rest and _is_flag(rest[0]):
         word = rest.pop(0)
         if word in foreign:
-            continue
-        if not _is_flag(word):
-            unfilled.append(("", word))
             continue
         flag, value = _flag_of(word)
         if flag.kind is bool and value and not word.startswith("--"):
@@ -279,19 +276,6 @@ def parse_flags(
 
 def _is_flag(word: str) -> bool:
     return word.startswith("-") and word not in ("-", "--")
-
-
-def _hides_flags(rest: Sequence[str], filled: Collection[str], of_module: bool) -> bool:
-    """Whether the first word, as $FLAGS, stands for flags and not for the script: what follows tells.
-
-    Behind -m, it is the module.
-    """
-    if rest[0] not in filled or of_module:
-        return False
-    following = next((word for word in rest if word not in filled), "")
-    name = following.partition("=")[0].lstrip("-").replace("-", "_")
-    known = _is_flag(following) and any(name in (flag.field, flag.letter) for flag in FLAGS)
-    return known or following.endswith(".py")
 
 
 def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 Sets the variables that it makes of the config (accelerate/utils/launch.py, 1.15).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from distlaunch.compat.draft import Draft, value_of
+from distlaunch.compat.draft import Draft
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.document import Entries, Place, Scalar, Value
+from distlaunch.job.document import Entries, Scalar, Value
 from distlaunch.job.nodes import host_error
 from distlaunch.job.types import Choice, Integer, Switch, Tree, Type, Word
 from distlaunch.plan.layout import is_loopback
@@ -60,25 +59,15 @@ _RENAMED = {
     "deepspeed_zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
 }
 _LEFT_OUT = {
-    **dict.fromkeys(
-        ("deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"),
-        "is for DeepSpeed's own launcher",
-    ),
+    "deepspeed_multinode_launcher": "is for DeepSpeed's own launcher",
+    "deepspeed_exclusion_filter": "is for DeepSpeed's own launcher",
+    "deepspeed_inclusion_filter": "is for DeepSpeed's own launcher",
     "fp8_override_linear_precision": "must be set by the script",
-    "deepspeed_hostfile": "",
+    "deepspeed_hostfile": "becomes the key hostfile, where there are several machines",
 }
-"""Keys of sections that no variable has, and why; "" = there is nothing to say."""
-_VISIBLE = {
-    "MULTI_XPU": "ZE_AFFINITY_MASK",
-    "MULTI_MLU": "MLU_VISIBLE_DEVICES",
-    "MULTI_SDAA": "SDAA_VISIBLE_DEVICES",
-    "MULTI_MUSA": "MUSA_VISIBLE_DEVICES",
-    "MULTI_NPU": "ASCEND_RT_VISIBLE_DEVICES",
-    "MULTI_HPU": "HABANA_VISIBLE_MODULES",
-    "MULTI_NEURON": "NEURON_RT_VISIBLE_CORES",
-}
-"""What `gpu_ids` becomes; CUDA_VISIBLE_DEVICES elsewhere. accelerate asks the drivers, we the type."""
-_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", *_VISIBLE, "FSDP", "DEEPSPEED", "MEGATRON_LM")
+"""Keys of sections that no variable has, and why."""
+_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
+"""Types of jobs for CPUs and for the GPUs that CUDA_VISIBLE_DEVICES names."""
 _SWITCHES = {
     "use_cpu": ("ACCELERATE_USE_CPU", "True"),
     "debug": ("ACCELERATE_DEBUG_MODE", "true"),
@@ -87,7 +76,7 @@ _SWITCHES = {
 """Keys that are true or false, and what is set if they are true."""
 _KEYS: Mapping[str, Type] = {
     "compute_environment": Choice(("LOCAL_MACHINE",)),
-    "distributed_type": Choice(_TYPES),
+    "distributed_type": Word(),
     "num_machines": Integer(1, 4096),
     "num_processes": Integer(-1),
     "machine_rank": Integer(0),
@@ -102,16 +91,6 @@ _KEYS: Mapping[str, Type] = {
     **dict.fromkeys(_SWITCHES, Switch()),
     **dict.fromkeys(_SECTIONS, Tree()),
 }
-_LAUNCH = {
-    "cpu": ("use_cpu", True),
-    "multi_gpu": ("distributed_type", "MULTI_GPU"),
-    **{f"use_{kind.lower()}": ("distributed_type", kind) for kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM")},
-    **{name: (name, True) for name in (*_SWITCHES, "same_network")},
-}
-"""Flags of accelerate launch without a value, as keys of a config."""
-_OF_DEEPSPEED = ("zero_", "zero3_", "offload_", "gradient_")
-"""How flags begin that are keys of its section."""
-_RENDEZVOUS = ("machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "rdzv_conf")
 
 
 def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) -> Draft:
@@ -121,37 +100,9 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
     draft.note("relative paths are relative to this file")
     draft.set_program(program)
     _add_nodes(draft, config)
+    _add_procs(draft, config)
     _add_config(draft, config)
-    draft.offer_gpus()
     return draft.checked()
-
-
-def add_launch(draft: Draft, words: Sequence[str], machines: int) -> list[str]:
-    """Add what `accelerate launch` sets with these flags; torchrun's words for its program.
-
-    Flags for the rendezvous have no effect. Raises `JobError` with all problems.
-    """
-    given: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
-    rest, kind = list(words), []
-    while rest and rest[0].startswith("-"):
-        flag, equals, value = rest.pop(0).lstrip("-").partition("=")
-        name = flag.replace("-", "_")
-        if name in ("m", "module", "no_python"):
-            kind = ["--no-python" if name == "no_python" else "--module"]
-            continue
-        if name not in _LAUNCH and not equals and rest and not re.match(r"-|.*\.py$", rest[0]):
-            value = rest.pop(0)
-        name, data = _LAUNCH.get(name, (name, int(value) if value.isdecimal() else value or True))
-        section = next((key for key, each in _SECTIONS.items() if name.startswith(each.prefix)), "")
-        section = "deepspeed_config" if name.startswith(_OF_DEEPSPEED) else section
-        (given.setdefault(section, {}) if section else given)[name] = data
-    if file := given.pop("config_file", ""):
-        draft.note(
-            f"left out: --config_file {file}: `distlaunch import accelerate {file}` prints what it sets"
-        )
-    kept = {name: value for name, value in given.items() if name not in _RENDEZVOUS}
-    _add_config(draft, _read(value_of({**kept, "num_machines": machines}, Place(draft.source))))
-    return [*kind, *rest]
 
 
 def _read(document: Value) -> dict[str, Any]:
@@ -172,12 +123,9 @@ def _read(document: Value) -> dict[str, Any]:
             problems.append(value.place.problem(key, error))
     if problems:
         raise JobError(problems)
-    defaults = {"distributed_type": "NO", "num_machines": 1, "rdzv_backend": "static"}
-    return {
-        **defaults,
-        **config,
-        **({"use_cpu": True} if config.get("distributed_type") == "MULTI_CPU" else {}),
-    }
+    if config.get("distributed_type") == "MULTI_CPU":
+        config["use_cpu"] = True
+    return {"distributed_type": "NO", "num_machines": 1, "rdzv_backend": "static", **config}
 
 
 def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
@@ -189,7 +137,7 @@ def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
         draft.set("master_addr", first)
         draft.set("master_port", port or None)
     if backend not in ("static", "c10d") or (backend == "c10d" and machines > 1):
-        draft.replace_store(f"rdzv_backend: {backend}", backend, f"{host}:{port or 29500}" if host else "")
+        draft.note_store(f"rdzv_backend: {backend}", backend, f"{host}:{port or 29500}" if host else "")
     if machines == 1:
         return
     hostfile = config.get("deepspeed_config", {}).get("deepspeed_hostfile")
@@ -203,22 +151,22 @@ def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
 
 def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
     """Add what holds on every node."""
-    _add_procs(draft, config)
     env = {name: text for key, (name, text) in _SWITCHES.items() if config.get(key)}
     precision, ids = config.get("mixed_precision", "no"), config.get("gpu_ids", "all")
     if precision != "no":
         env["ACCELERATE_MIXED_PRECISION"] = precision
     if config.get("use_cpu"):
         draft.set("gpus_per_node", 0)
-    elif ids != "all":
-        env[_VISIBLE.get(config["distributed_type"], "CUDA_VISIBLE_DEVICES")] = ids
+    elif ids != "all" and config["distributed_type"] in _TYPES:
+        env["CUDA_VISIBLE_DEVICES"] = ids
         if config["num_machines"] > 1:
             draft.note("gpu_ids: the config gives those of one machine; here they apply to all", "env")
     draft.set_env(env)
     for name in _SECTIONS:
         _add_section(draft, name, config)
+    foreign = set() if config["distributed_type"] in _TYPES else {"distributed_type", "gpu_ids"}
     for key, value in config.items():
-        if key not in _KEYS and str(value) not in ("no", "False", "[]", "{}", ""):
+        if key not in _KEYS.keys() - foreign and str(value) not in ("no", "False", "[]", "{}", ""):
             draft.note(f"{key}: {value} has no equivalent here")
 
 
@@ -252,9 +200,9 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
     for key, value in {**rule.defaults, **named}.items():
         text = str(value).lower() if rule.lower and str(value) in ("True", "False") else str(value)
         text = text.upper() if key == "dynamo_backend" else text
-        if told := _LEFT_OUT.get(key):
-            draft.note(f"{name}: {key}: {text} {told}", "env")
-        elif key not in _LEFT_OUT:
+        if key in _LEFT_OUT:
+            draft.note(f"{name}: {key}: {text} {_LEFT_OUT[key]}", "env")
+        else:
             env[_RENAMED.get(key, rule.variables + key.upper())] = text
     if kind == rule.kind == "DEEPSPEED":
         # What DeepSpeed's own config file must not contradict.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from distlaunch.compat import from_torchrun as torchrun
 from distlaunch.compat.draft import Data, Draft, value_of
-from distlaunch.compat.from_accelerate import add_launch
 from distlaunch.contract import RESERVED
 from distlaunch.errors import Problem, UsageError
 from distlaunch.job.document import Place
@@ -81,7 +80,9 @@ def _add_ranks(draft: Draft, line: torchrun.Line, options: Mapping[str, str], cp
         torchrun.add_torchrun(draft, line, cpus, hosts_known=True)
         return
     if _launches(words):
-        program = add_launch(draft, words[2:], _count(options, "nodes") or 1)
+        flags, program = _accelerated(words[2:])
+        if flags:
+            draft.note(f"not understood: `accelerate launch {shlex.join(flags)}`: set procs_per_node and env")
         words = ["torchrun", "--nproc-per-node=gpu", *program]
     else:
         draft.set("python", words[0])
@@ -96,6 +97,20 @@ def _launches(words: Sequence[str], at: int = 0) -> bool:
     """Whether the word there starts torchrun or `accelerate launch`."""
     accelerate = basename(words[at]) == "accelerate" and list(words[at + 1 : at + 2]) == ["launch"]
     return accelerate or torchrun.launched(words, at) is not None
+
+
+def _accelerated(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What follows `accelerate launch`: its flags with their values, and torchrun's words for the program."""
+    rest, flags, kind = list(words), list[str](), list[str]()
+    while rest and rest[0].startswith("-"):
+        flag = rest.pop(0)
+        if flag in ("-m", "--module", "--no_python"):
+            kind = ["--no-python" if flag == "--no_python" else "--module"]
+            continue
+        flags.append(flag)
+        if "=" not in flag and rest and not re.match(r"-|.*\.py$", rest[0]):
+            flags.append(rest.pop(0))
+    return flags, [*kind, *rest]
 
 
 def _options(words: Iterable[str]) -> list[tuple[str, str]]:

@@ -74,7 +74,6 @@ def command_draft(words: Sequence[str], cpus: int) -> Draft:
     for note in (_PATHS, *line.notes):
         draft.note(note)
     add_torchrun(draft, line, cpus)
-    draft.offer_gpus()
     return draft.checked()
 
 
@@ -201,16 +200,16 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
     In paths, a job file expands ~ itself.
     """
     for field, value in flags.unfilled:
-        if not field:
-            raise UsageError(f"{value}: write the flags in it: {_NO_SHELL}")
         told = FLAG[field].left_out
         if hosts_known and (told or field == "nnodes"):
             continue
         if not told:
             raise UsageError(f"{FLAG[field].name} {value}: write the value: {_NO_SHELL}")
         yield f"left out: {FLAG[field].name} {value}: {told}"
-    if typed and flags.kind == "module" and re.search("[$`]", flags.script):
-        raise UsageError(f"--module {flags.script}: write the value: {_NO_SHELL}")
+    if typed and "/" not in flags.script and re.search("[$`]", flags.script):
+        module = f"--module {flags.script}: write the value"
+        told = module if flags.kind == "module" else f"{flags.script}: write the flags in it, or the script"
+        raise UsageError(f"{told}: {_NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     kept = [path for path in (line.python, flags.script) if _EXPANDED.search(path.lstrip("~"))]
     kept += [word for word in (*flags.args, *env) if _EXPANDED.search(word)]
@@ -253,7 +252,7 @@ def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
         draft.note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", "timeouts")
     if flags.rdzv_backend != "static":
         said = f"--rdzv-backend {flags.rdzv_backend}"
-        draft.replace_store(said, flags.rdzv_backend, flags.rdzv_endpoint, flags.rdzv_conf)
+        draft.note_store(said, flags.rdzv_backend, flags.rdzv_endpoint)
 
 
 def note_rendezvous(draft: Draft, words: Sequence[str], lines: Iterable[int] = ()) -> None:

@@ -83,10 +83,6 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
-        "{distributed_type: MULTI_NPU, num_processes: 2, gpu_ids: '0,1'}",
-        {"procs_per_node": 2, "env": {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}},
-    ),
-    (
         "{distributed_type: MULTI_CPU, num_processes: 4, use_cpu: true}",
         {"gpus_per_node": 0, "procs_per_node": 4, "env": {"ACCELERATE_USE_CPU": "True"}},
     ),

@@ -52,7 +52,7 @@ def test_fsdp_gets_what_accelerate_sets_by_itself_too() -> None:
         ("tpu_use_sudo: true", "tpu_use_sudo: True has no equivalent"),
         (
             "num_machines: 2, rdzv_backend: etcd, main_process_ip: a",
-            '# rendezvous: {backend: etcd-v2, endpoint: "a:29500"}',
+            "set rendezvous.backend to etcd-v2 and rendezvous.endpoint to a:29500",
         ),
         ("num_machines: 2, machine_rank: 0", "machine_rank is not needed"),
         ("num_machines: 2", "put your host names here"),
@@ -67,12 +67,20 @@ def test_what_accelerate_alone_can_do_is_a_comment(more: str, words: str) -> Non
     assert "put your script and its args here" in told
 
 
+@pytest.mark.parametrize("kind", ["MULTI_NPU", "XLA"])
+def test_other_accelerators_are_a_comment(kind: str) -> None:
+    draft = accelerated(f"{{distributed_type: {kind}, num_processes: 2, gpu_ids: '0,1'}}", "x.py")
+    assert keys_of(draft) == {"script": "x.py", "procs_per_node": 2}
+    assert f"distributed_type: {kind} has no equivalent here" in comments(draft)
+    assert "gpu_ids: 0,1 has no equivalent here" in comments(draft)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("a", "c.yaml:1:1: expected an accelerate config"),
         ("num_machines: x", "c.yaml:1:15: num_machines: expected an integer"),
-        ("distributed_type: XLA", "c.yaml:1:19: distributed_type: expected"),
+        ("distributed_type: [XLA]", "c.yaml:1:19: distributed_type: expected"),
         ("compute_environment: AMAZON_SAGEMAKER", "c.yaml:1:22: compute_environment: expected"),
         ("fsdp_config: 3", "c.yaml:1:14: fsdp_config: expected a mapping"),
         ("main_process_ip: -x", "c.yaml:1:18: main_process_ip: a host name can't begin"),

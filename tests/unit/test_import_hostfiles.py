@@ -44,11 +44,13 @@ def test_a_program_beside_a_hostfile_has_its_braces_told() -> None:
     ("hosts", "gpus"), [("a slots=2\nb slots=2\n", 2), ("a\n", 8), ("a slots=1\nb\n", 8)]
 )
 def test_a_hostfiles_job_says_what_dry_run_needs(hosts: str, gpus: int) -> None:
-    text = hostfile_draft(hosts, "hosts").text()
+    draft = hostfile_draft(hosts, "hosts")
+    assert "set gpus_per_node to the number of GPUs on each host" in comments(draft)
+    text = draft.text()
     facts = dict.fromkeys(range(hosts.count("\n")), Facts("python", None))
     with pytest.raises(JobError, match="set gpus_per_node"):
         make_plan(spec_of(text), facts)
-    taken = spec_of(text.replace(f"# gpus_per_node: {gpus}", f"gpus_per_node: {gpus}"))
+    taken = spec_of(f"{text}gpus_per_node: {gpus}\n")
     assert [node.gpus for node in taken.nodes] == [gpus] * len(facts)
     assert make_plan(taken, facts)
 

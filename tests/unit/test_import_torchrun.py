@@ -1,6 +1,5 @@
 """Command lines of torchrun as job files: what each becomes, that it loads, and what is left to say."""
 
-import itertools
 import re
 from typing import Any
 
@@ -10,9 +9,8 @@ from distlaunch.compat.draft import hostfile_draft
 from distlaunch.compat.flags import FLAGS, Flag, parse_flags
 from distlaunch.compat.from_torchrun import command_draft
 from distlaunch.compat.torchrun_job import Here, job_of
-from distlaunch.errors import DistlaunchError, UsageError
+from distlaunch.errors import DistlaunchError
 from distlaunch.job.fields import JOB
-from distlaunch.job.nodes import parse_hostfile
 from tests.unit.drafts import CONFIGS, CPUS, accelerated, comments, imported, keys_of
 from tests.unit.samples import spec_of
 
@@ -168,7 +166,7 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ),
         (
             "torchrun --nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1 x.py",
-            '# rendezvous: {backend: etcd-v2, endpoint: "a:1"}',
+            "set rendezvous.backend to etcd-v2 and rendezvous.endpoint to a:1",
         ),
         (
             "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-conf join_timeout=9 x.py",
@@ -183,7 +181,10 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("RANK=1 torchrun x.py", "distlaunch sets RANK"),
         ("torchrun x.py {rank}", "{{rank}}: doubled braces"),
         ("torchrun x.py --name {epoch}-{step}", "{{epoch}}, {{step}}: doubled braces"),
-        ("torchrun --nnodes 2 --nproc-per-node 4 x.py", "# gpus_per_node: 4"),
+        (
+            "torchrun --nnodes 2 --nproc-per-node 4 x.py",
+            "set gpus_per_node to the number of GPUs",
+        ),
         ("torchrun --nproc-per-node auto x.py", "one worker per GPU"),
         ("torchrun --run-path x.py", "--run-path has no effect"),
         ("python -m torch.distributed.launch x.py", "expect --local_rank"),
@@ -241,73 +242,23 @@ def test_a_common_line_of_one_node_needs_no_remark() -> None:
     assert "rdzv" not in comments(draft)
 
 
-def uncommented(text: str) -> list[str]:
-    """The text with each thing that it offers taken, one after the other, as its comment says."""
-    found = []
-    lines = text.splitlines()
-    for at, line in enumerate(lines):
-        if not re.fullmatch(r"\s*# .*instead.*:", line):
-            continue
-        end = at + 1
-        while end < len(lines) and re.match(r"\s*# [a-z_]+: ", lines[end]):
-            end += 1
-        taken = [lines[i].replace("# ", "", 1) for i in range(at + 1, end)]
-        gone = ("nodes:", "  - ") if "instead of nodes" in line else (f"{taken[0].partition(':')[0]}:",)
-        rest = [other for other in (*lines[:at], *lines[end:]) if not other.startswith(gone)]
-        found.append("\n".join([*rest[:at], *taken, *rest[at:]]))
-    return found
-
-
-ENDPOINTS = ["", "a", "a:1", "localhost:0", "localhost:2379", "[fe80::1]:5", "x y"]
-CONFS = ["", "is_host=true", "join_timeout=60,is_host=0, a-b=c,read_timeout=5,x"]
-
-
-@pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2", "zeus"])
-@pytest.mark.parametrize("nodes", [["1"], ["2"], ["1:2"], ["2", "--local-ranks-filter", "0"]])
-def test_rendezvous_lines_that_are_offered_load(backend: str, nodes: list[str]) -> None:
-    can = backend.startswith("etcd")
-    for endpoint, conf, run_id in itertools.product(ENDPOINTS, CONFS, ([], ["--rdzv-id", "j"])):
-        rendezvous = [f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
-        words = ["torchrun", "--nnodes", *nodes, *rendezvous, *run_id, "x.py"]
-        try:
-            text = command_draft(words, CPUS).text()
-        except UsageError as error:
-            assert "x y" in str(error)
-            continue
-        offered = uncommented(text)
-        nonsense = endpoint in ("x y", "localhost:0")
-        assert len(offered) == (can and not nonsense), (words, text)
-        for taken in map(spec_of, offered):
-            assert taken.etcd
-            assert taken.rendezvous_id == ("j" if run_id else None)
-            known = {"join_timeout", "is_host", "read_timeout"} if "=60" in conf else {"is_host"}
-            assert set(taken.etcd.conf) == (known if conf else set())
-
-
-def test_other_lines_that_are_offered_load() -> None:
-    text = hostfile_draft("a slots=1\nb slots=2\n" * 9, "my hosts").text()
-    told = spec_of(text.replace("# gpus_per_node:", "gpus_per_node:"))
-    assert [(node.procs, node.gpus) for node in told.nodes] == [(9, 8), (18, 8)]
-    (taken,) = uncommented(text)
-    assert 'hostfile: "my hosts"' in taken
-    assert len(spec_of(taken, hostfile=tuple(parse_hostfile("a\nb\n", "my hosts", []))).nodes) == 2
-    for more in ("", ", main_process_ip: a", ", main_process_ip: a, main_process_port: 0"):
-        for backend in ("etcd", "etcd-v2"):
-            config = f"{{distributed_type: MULTI_GPU, num_machines: 2, rdzv_backend: {backend}{more}}}"
-            (taken,) = uncommented(accelerated(config).text())
-            assert spec_of(taken).etcd
+@pytest.mark.parametrize("endpoint", ["", "a", "a:1", "localhost:0", "[fe80::1]:5"])
+def test_an_etcd_server_is_named_beside_the_keys_for_it(endpoint: str) -> None:
+    flags = ["--nnodes=2", "--rdzv-backend=etcd", f"--rdzv-endpoint={endpoint}"]
+    draft = command_draft(["torchrun", *flags, "x.py"], CPUS)
+    told = f"set rendezvous.backend to etcd-v2 and rendezvous.endpoint to {endpoint or 'ETCD_HOST:2379'}"
+    assert told in comments(draft)
+    assert keys_of(draft).keys() == {"nodes", "procs_per_node", "script"}
 
 
 @pytest.mark.parametrize("name", ["torchrun", "accelerate", "hostfile"])
-def test_no_comment_but_an_offer_looks_like_a_key(name: str) -> None:
-    """So that whoever takes the # from a line that looks like YAML has a job file."""
+def test_no_comment_looks_like_a_key(name: str) -> None:
     drafts = {
         "torchrun": [imported(command) for command, _ in COMMANDS],
         "accelerate": [accelerated(text) for text, _ in CONFIGS],
         "hostfile": [hostfile_draft("a max_slots=2", "hosts")],
     }
     for draft in drafts[name]:
-        draft.notes = [note for note in draft.notes if note.offer is None]
         like_keys = re.findall(r"(?m)^\s*# ([a-z_]+): ", draft.text())
         assert not set(like_keys) & set(JOB.fields)
 
@@ -362,7 +313,8 @@ def test_a_binding_is_a_key() -> None:
         ("srun torchrun --nnodes=$N x.py", "--nnodes $N: write the value"),
         ("torchrun -m ${M} --role x", "--module ${M}: write the value: job files don't expand"),
         ("torchrun --nproc-per-node 2 --module $M conf.py", "--module $M: write the value"),
-        ("torchrun $FLAGS x.py", "$FLAGS: write the flags in it: job files don't expand"),
+        ("torchrun $FLAGS x.py", "$FLAGS: write the flags in it, or the script: job files don't expand"),
+        ("torchrun $SCRIPT", "$SCRIPT: write the flags in it, or the script"),
         ("torchrun $FLAGS --nproc-per-node 2 -m a.b", "$FLAGS: write the flags in it"),
         ("torchrun --master-port $((1 + 2)) x.py", "only a shell can run what is in parentheses"),
         ("torchrun x.py --name $(date)", "only a shell can run what is in parentheses"),
@@ -396,13 +348,9 @@ def test_a_comment_can_not_break_out_of_its_line() -> None:
     assert keys_of(draft)["script"] == "x.py"
 
 
-_ETCD = "--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h:1 --rdzv-conf=timeout=5"
 KEYED: dict[str, tuple[str, Any]] = {
     "nnodes": ("--nnodes=2", ["HOST0", "HOST1"]),
     "nproc_per_node": ("--nproc-per-node=3", 3),
-    "rdzv_backend": (_ETCD, "etcd-v2"),
-    "rdzv_endpoint": (_ETCD, "h:1"),
-    "rdzv_conf": (_ETCD, {"timeout": "5"}),
     "rdzv_id": ("--rdzv-id=j", "j"),
     "max_restarts": ("--max-restarts=2", 2),
     "role": ("--role=r", "r"),
@@ -421,13 +369,16 @@ KEYED: dict[str, tuple[str, Any]] = {
 """Flag with a job key → a command that has it, and what stands at that key then."""
 
 
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.key], ids=lambda flag: flag.field)
+_OF_ETCD = {"rdzv_backend", "rdzv_endpoint", "rdzv_conf"}
+
+
+@pytest.mark.parametrize(
+    "flag", [flag for flag in FLAGS if flag.key and flag.field not in _OF_ETCD], ids=lambda flag: flag.field
+)
 def test_a_flag_becomes_the_key_that_the_table_names(flag: Flag) -> None:
     words, value = KEYED[flag.field]
-    draft = imported(f"torchrun {words} x")
-    offered: dict[str, Any] = {note.key: note.offer for note in draft.notes if note.offer is not None}
     section, _, inner = flag.key.rpartition(".")
-    found = (offered if section == "rendezvous" and "etcd" in words else draft.keys)[section or inner]
+    found = imported(f"torchrun {words} x").keys[section or inner]
     assert (found[inner] if section else found) == value
 
 
