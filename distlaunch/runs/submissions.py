@@ -76,8 +76,8 @@ def submissions() -> dict[Ticket, Submission]:
             scheduler, job = run.queued
             found[run.queued] = Submission(job, "", os.path.dirname(run.folder), 0.0, scheduler=scheduler)
     fields = Submission._fields
-    for queued, line in listed_submissions().items():
-        if line.keys() >= {"id", "job", "folder", "at"}:
+    for queued, line in listed_submissions():
+        if line.keys() >= {"id", "job", "folder", "at"}:  # an id may come again: a scheduler set up anew
             found[queued] = Submission(**{name: line[name] for name in fields if name in line})
         elif queued in found:
             found[queued] = found[queued]._replace(end=str(line.get("end", "")))

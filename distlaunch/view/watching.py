@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console, Group
+from rich.console import ConsoleDimensions as Size
 from rich.live import Live
 
 from distlaunch.observers.recording import USE, WATCHED
@@ -23,7 +24,7 @@ from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.summary import Summary
 from distlaunch.view.picture import Picture
-from distlaunch.view.screen import Size, Wish, after, lines, row_at
+from distlaunch.view.screen import Wish, after, lines, row_at
 
 TOUCH_S = 2.0
 """Between two signs to the controller that somebody watches."""
@@ -76,11 +77,11 @@ class Screen(Picture):
                 self._interrupts.send(self._signum)
             self._wish = wanted or self._wish
         late = time.monotonic() - self._drawn_at >= DRAW_S
-        if late or wish != self._wish or Size(*self._live.console.size) != self._size:
+        if late or wish != self._wish or self._live.console.size != self._size:
             self._draw()
 
     def _draw(self) -> None:
-        self._drawn_at, self._size = time.monotonic(), Size(*self._live.console.size)
+        self._drawn_at, self._size = time.monotonic(), self._live.console.size
         shown = lines(self, self._wish, self._size, self._leaving)
         self._live.update(Group(*shown), refresh=True)
 
