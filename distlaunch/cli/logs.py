@@ -149,7 +149,6 @@ def print_logs(
     printer, last = Printer(), deque[Line](maxlen=most)
     lines = LogLines(choice.pattern, printer if most is None else last.append, fold)
     with closing(Retelling(run.folder, lines, choice.takes)) as retelling:
-        lines.clock = lambda: retelling.moment
         try:
             retelling.catch_up()
             if not (interrupts and run.alive):
@@ -172,7 +171,7 @@ def print_logs(
 class LogLines(Observer):
     """Hands lines that match on to `show`, each when its end has come.
 
-    With `fold`, equal lines of a moment are one. `clock` tells when that was which is being told.
+    With `fold`, equal lines of a moment are one.
     """
 
     def __init__(self, pattern: re.Pattern[bytes] | None, show: Callable[[Line], object], fold: bool) -> None:
@@ -181,7 +180,6 @@ class LogLines(Observer):
         self._generation = 0
         self._lines = Lines()
         self._tags: dict[tuple[int, int], str] = {}
-        self.clock: Callable[[], float] = time.time
 
     def started(self, state: State, at: float) -> None:
         """What lacks its end has none: those who printed it have ended."""
@@ -193,7 +191,7 @@ class LogLines(Observer):
         rank, stream, data, generation, goes_to = output
         tag = goes_to.prefix or ""
         if self._fold:
-            self._fold.add(rank, stream, data, tag, self.clock())
+            self._fold.add(rank, stream, data, tag, self.moment())
             self.wake_at = time.monotonic() + FOLD_S
             return
         self._tags[generation, rank] = tag

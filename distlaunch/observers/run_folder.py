@@ -248,12 +248,10 @@ class RunFolder(LogWriter):
             self._claim = None
 
     def remove(self) -> None:
-        """Delete it with all that is in it: files and folders of ours, so that it takes no shutil (4 ms)."""
-        for folder, _, names in os.walk(self.path, topdown=False):
-            with contextlib.suppress(OSError):
-                for name in names:
-                    os.unlink(os.path.join(folder, name))
-                os.rmdir(folder)
+        """Delete it with all that is in it."""
+        import shutil  # few folders are temporary
+
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _status_bytes(status: Status) -> bytes:
