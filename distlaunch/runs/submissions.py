@@ -143,17 +143,8 @@ def as_run(each: Submission, state: RunState, why: str) -> Run:
     """A submission without a run, for a list of runs."""
     at = each.at or time.time()
     told = f"{title_of(each.scheduler)}: {why}"
-    ended = state.over
-    status = Status(
-        each.id,
-        each.job,
-        state,
-        at,
-        at,
-        Controller("", 0),
-        where="" if ended else told,
-        why=f"{told}; see {each.output}" if ended else "",
-    )
+    where, ending = ("", f"{told}; see {each.output}") if state.over else (told, "")
+    status = Status(each.id, each.job, state, at, at, Controller("", 0), where=where, why=ending)
     return Run("", status, alive=False, heard=None)
 
 
