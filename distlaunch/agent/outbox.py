@@ -197,7 +197,9 @@ class Outbox:
         written = 0
         while self:
             if not self._current:
-                self._current = memoryview(self._formed(self._next()))
+                frame = self._next()
+                self._current = memoryview(self._hello + (self._form(frame) if self._form else frame))
+                self._hello = b""
             try:
                 sent = os.write(link, self._current)
             except BlockingIOError:
@@ -205,10 +207,6 @@ class Outbox:
             written += sent
             self._current = self._current[sent:]
         return written
-
-    def _formed(self, frame: bytes) -> bytes:
-        hello, self._hello = self._hello, b""
-        return hello + (self._form(frame) if self._form else frame)
 
     def _next(self) -> bytes:
         if not self._control:

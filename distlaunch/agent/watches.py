@@ -54,22 +54,12 @@ class Watch:
 
 
 class JoinWatch(Watch):
-    """Reports which workers have connected to the rendezvous `port`, and what the others do.
-
-    `counted` is as `Arrivals` has it.
-    """
+    """Reports which workers have connected to the rendezvous, and what the others do."""
 
     name = "joins"
 
-    def __init__(
-        self,
-        poller: Poller,
-        outbox: Outbox,
-        running: Callable[[], list[Worker]],
-        port: int,
-        counted: tuple[bytes, ...] | None,
-    ) -> None:
-        super().__init__(poller, outbox, running)
+    def begin(self, port: int, counted: tuple[bytes, ...]) -> None:
+        """Watch the workers that have just been started; `counted` is as `Arrivals` has it."""
         self._port, self._arrivals = port, Arrivals(port, counted)
         self._told: dict[int, str] = {}
         self._began = time.monotonic()
@@ -175,14 +165,12 @@ def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
 
 
 class StallWatch(Watch):
-    """Reports the workers that print nothing and use no CPU and no GPU for `stall_s` seconds."""
+    """Reports the workers that print nothing and use no CPU and no GPU for some time."""
 
     name = "stalls"
 
-    def __init__(
-        self, poller: Poller, outbox: Outbox, running: Callable[[], list[Worker]], stall_s: float
-    ) -> None:
-        super().__init__(poller, outbox, running)
+    def begin(self, stall_s: float) -> None:
+        """Watch the workers that have just been started; they stall after `stall_s` seconds."""
         self._stall_s = stall_s
         self._interval_s = min(STALL_LOOK_MAX_S, stall_s / STALL_LOOKS)
         self._seen: dict[int, tuple[int, int, float]] = {}
@@ -191,17 +179,13 @@ class StallWatch(Watch):
 
     def _look(self) -> None:
         now = time.monotonic()
-        self._tell([w for w in self._running() if now - self._alive_at(w, now) >= self._stall_s])
-        self._poller.after(self._interval_s, self.name, self._look)
-
-    def _tell(self, stalled: list[Worker]) -> None:
-        stopped = [[worker.local_rank, _stopped(procfs.family(worker.pid))] for worker in stalled]
-        told = RanksStalled(
-            sorted(w.local_rank for w in stalled), sorted(each for each in stopped if each[1])
-        )
+        stalled = [w for w in self._running() if now - self._alive_at(w, now) >= self._stall_s]
+        stopped = [[w.local_rank, _stopped(procfs.family(w.pid))] for w in stalled]
+        told = RanksStalled([w.local_rank for w in stalled], [each for each in stopped if each[1]])
         if told != self._told:
             self._told = told
             self._outbox.report(told)
+        self._poller.after(self._interval_s, self.name, self._look)
 
     def _alive_at(self, worker: Worker, now: float) -> float:
         """When a worker was last seen to do something, which may be now."""

@@ -48,8 +48,8 @@ class Workers:
         self._workers: list[Worker] = []
         self._specs: dict[int, WorkerSpec] = {}
         self._sweep: sweep.Sweep | None = None
-        self._watches: list[JoinWatch | StallWatch] = []
-        self._joins: JoinWatch | None = None
+        self._joins = JoinWatch(poller, outbox, self._live)
+        self._stalls = StallWatch(poller, outbox, self._live)
         self._usage = UsageWatch(poller, outbox, self._live)
         self._store_port: int | None = None
         self._oom_kills = 0
@@ -63,7 +63,7 @@ class Workers:
         if not self.swept:
             raise wire.ProtocolError("a generation was started before the previous one had ended")
         self._generation = command.generation
-        self._workers, self._joins = [], None
+        self._workers = []
         self._store_port = command.watch_port if command.hosts_store else None
         self._oom_kills, self._has_flight = procfs.oom_kills(), command.flight
         self._sweep, self._stopping, self._failed, self.swept = None, False, False, False
@@ -78,14 +78,9 @@ class Workers:
         counted = procfs.connections_counted()
         for spec in self._specs.values():
             self._spawn(spec)
-        self._watch(command, counted)
-
-    def _watch(self, command: StartWorkers, counted: tuple[bytes, ...] | None = None) -> None:
-        """Watch the workers; the connections of the node were `counted` before them."""
-        self._joins = JoinWatch(self._poller, self._outbox, self._live, command.watch_port, counted)
-        self._watches = [self._joins]
+        self._joins.begin(command.watch_port, counted)
         if command.stall_s:
-            self._watches.append(StallWatch(self._poller, self._outbox, self._live, command.stall_s))
+            self._stalls.begin(command.stall_s)
 
     def watch_use(self, command: messages.WatchUse) -> None:
         """Report for some seconds what workers use."""
@@ -156,10 +151,8 @@ class Workers:
         worker.exec_pipe = -1
         worker.started = not data
         spec = self._specs[worker.local_rank]
-        if data:
-            self._outbox.report(exec_failure(data, spec))
-        else:
-            self._outbox.report(messages.WorkerStarted(worker.local_rank, worker.pid, spec.cpus))
+        started = messages.WorkerStarted(worker.local_rank, worker.pid, spec.cpus)
+        self._outbox.report(exec_failure(data, spec) if data else started)
 
     def _pump(self, worker: Worker, stream: int, fd: int) -> bool:
         """Forward what a worker printed; False when there is no more for now."""
@@ -192,7 +185,7 @@ class Workers:
                 self._sweep.strike()
             else:
                 self._finish()
-        elif self._stopping and not self._running():
+        elif self._stopping and not self._live():
             self.sweep()
 
     def _ended(self, worker: Worker, status: int) -> None:
@@ -225,7 +218,7 @@ class Workers:
 
     def _look_for_usurper(self, worker: Worker) -> None:
         """A rank that failed before it joined may have found its port taken: told before it is blamed."""
-        if self._store_port is None or self._joins is None or worker.local_rank in self._joins.joined:
+        if self._store_port is None or worker.local_rank in self._joins.joined:
             return
         owners = network.strangers(self._store_port)
         if owners:
@@ -234,9 +227,6 @@ class Workers:
 
     def _live(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.running]
-
-    def _running(self) -> bool:
-        return any(worker.running for worker in self._workers)
 
     def give_notice(self, command: messages.GiveNotice) -> None:
         """Write down when the job will be ended, as far as that is known, and send the workers a signal."""
@@ -275,28 +265,25 @@ class Workers:
         """End the generation: `signum`, SIGKILL after `grace_s`, then sweep. Again: sooner, never later."""
         if self.swept:
             self._report_swept()
-        elif grace_s <= 0 or not self._running():
+        elif grace_s <= 0 or not self._live():
             self.sweep()
         else:
             self._poller.within(grace_s, "grace", self.sweep)
             if not self._stopping:
                 self._stopping = True
-                self._terminate(signum)
-
-    def _terminate(self, signum: int) -> None:
-        for worker in self._workers:
-            self._hear(worker)
-            worker.stopping = True
-            worker.signal(signum)
-            worker.signal(signal.SIGCONT)  # to a stopped process all but SIGKILL stays pending
+                for worker in self._workers:
+                    self._hear(worker)
+                    worker.stopping = True
+                    worker.signal(signum)
+                    worker.signal(signal.SIGCONT)  # to a stopped process all but SIGKILL stays pending
 
     def sweep(self) -> None:
         """End every descendant now, and report when none is left."""
         self._poller.cancel("grace")
-        for watch in self._watches:
-            watch.stop()
+        self._joins.stop()
+        self._stalls.stop()
         if not self._sweep:
-            gentle = not self._failed and not self._running()  # nobody is in a hurry
+            gentle = not self._failed and not self._live()  # nobody is in a hurry
             self._sweep = sweep.Sweep([worker.pid for worker in self._workers], gentle)
             self._poller.after(self._sweep.settling_s, "settled", self.children_changed)
             self._poller.after(STUCK_S, "stuck", self._report_stuck)

@@ -17,15 +17,7 @@ from distlaunch.cli.output import reader_left, say
 from distlaunch.cli.runs import Which, ago_s, ended_words, follow_each, run_elsewhere
 from distlaunch.errors import UsageError
 from distlaunch.job.types import compiled
-from distlaunch.observers.console import (
-    FOLD_S,
-    MAX_LINE,
-    RANK_COLOURS,
-    Folding,
-    escape,
-    latest,
-    wants_colour,
-)
+from distlaunch.observers.console import FOLD_S, Folding, Lines, coloured, harmless, wants_colour
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_folder import Entry
 from distlaunch.runs.folder import Run
@@ -155,7 +147,6 @@ def print_logs(
     printer, last = Printer(), deque[Line](maxlen=most)
     lines = LogLines(choice.pattern, printer if most is None else last.append, fold)
     with closing(Retelling(run.folder, lines, choice.takes)) as retelling:
-        lines.clock = lambda: retelling.moment
         try:
             retelling.catch_up()
             if not (interrupts and run.alive):
@@ -178,15 +169,15 @@ def print_logs(
 class LogLines(Observer):
     """Hands lines that match on to `show`, each when its end has come.
 
-    With `fold`, equal lines of a moment are one. `clock` tells when that was which is being told.
+    With `fold`, equal lines of a moment are one.
     """
 
     def __init__(self, pattern: re.Pattern[bytes] | None, show: Callable[[Line], object], fold: bool) -> None:
         self._pattern, self.show = pattern, show
         self._fold = Folding(self._give_folded) if fold else None
         self._generation = 0
-        self._partial: dict[tuple[int, int, int], tuple[str, bytes]] = {}
-        self.clock: Callable[[], float] = time.time
+        self._lines = Lines()
+        self._tags: dict[tuple[int, int], str] = {}
 
     def started(self, state: State, at: float) -> None:
         """What lacks its end has none: those who printed it have ended."""
@@ -195,12 +186,16 @@ class LogLines(Observer):
 
     def printed(self, output: Printed) -> None:
         """Put lines together."""
-        if self._fold is None:
-            self._take(output)
+        rank, stream, data, generation, goes_to = output
+        tag = goes_to.prefix or ""
+        if self._fold:
+            self._fold.add(rank, stream, data, tag, self.moment())
+            self.wake_at = time.monotonic() + FOLD_S
             return
-        tag = output.goes_to.prefix or ""
-        self._fold.add(output.rank, output.stream, output.data, tag, self.clock())
-        self.wake_at = time.monotonic() + FOLD_S
+        self._tags[generation, rank] = tag
+        if (whole := self._lines.whole((generation, rank, stream), data)) is not None:
+            for text in whole.split(b"\n"):
+                self._give(Line(rank, tag, text, generation))
 
     def woken(self) -> None:
         """Hand on what was held back."""
@@ -211,25 +206,12 @@ class LogLines(Observer):
     def _give_folded(self, rank: int, stream: int, line: bytes, tag: str) -> None:
         self._give(Line(rank, tag, line.rstrip(b"\n"), self._generation))
 
-    def _take(self, output: Printed) -> None:
-        key = (output.generation, output.rank, output.stream)
-        tag = output.goes_to.prefix or ""
-        data = self._partial.pop(key, ("", b""))[1] + output.data
-        whole, newline, rest = data.rpartition(b"\n")
-        if len(rest) > MAX_LINE:
-            whole, newline, rest = data, b"\n", b""
-        for text in whole.split(b"\n") if newline else ():
-            self._give(Line(output.rank, tag, text, output.generation))
-        if rest:
-            self._partial[key] = (tag, rest)
-
     def drained(self, state: State | None = None) -> None:
         """Hand on the lines that lack their end."""
         if self._fold:
             self._fold.finish()
-        for (generation, rank, _), (tag, rest) in sorted(self._partial.items()):
-            self._give(Line(rank, tag, rest, generation))
-        self._partial.clear()
+        for (generation, rank, _), rest in self._lines.rest():
+            self._give(Line(rank, self._tags[generation, rank], rest, generation))
 
     def _give(self, line: Line) -> None:
         if self._pattern is None or self._pattern.search(line.text):
@@ -252,21 +234,12 @@ class Printer:
                 self.flush()  # where both go to one place, it is said in its place
                 say(f"restart {line.generation}")
             self._generation = line.generation
-        sys.stdout.buffer.write(self._tag(line) + self._text(line.text) + b"\n")
+        tag = coloured(line.tag.encode(), line.rank) if self._colours else line.tag.encode()
+        text = harmless(line.text) if self._terminal else line.text
+        sys.stdout.buffer.write(tag + text + b"\n")
         if self.live:
             self.flush()
 
     def flush(self) -> None:
         """Have all of it seen."""
         sys.stdout.buffer.flush()
-
-    def _tag(self, line: Line) -> bytes:
-        if not self._colours:
-            return line.tag.encode()
-        return b"\x1b[%dm%s\x1b[0m" % (RANK_COLOURS[line.rank % len(RANK_COLOURS)], line.tag.encode())
-
-    def _text(self, text: bytes) -> bytes:
-        if not self._terminal:
-            return text
-        shown = escape(latest(text).decode(errors="backslashreplace"))
-        return (shown + "\x1b[0m" if "\x1b[" in shown else shown).encode(errors="backslashreplace")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from distlaunch.observers.outlet import Outlet
 from distlaunch.wording import counted, spans
 
-Stream = tuple[int, int]
-"""A rank, and 0 for its stdout or 1 for its stderr."""
+Stream = tuple[int, ...]
+"""A rank, and 0 for its stdout or 1 for its stderr; the generation before these, where it matters."""
 MAX_LINE = 1 << 16
 """Bytes of a line without its end that are held back; more is shown in pieces."""
 MAX_PLACES = 100
@@ -185,11 +185,9 @@ class Console:
         self._came_between(stream)
         prefix = self._prefixes[rank, stream].encode()
         if self._coloured[stream]:
-            prefix = b"\x1b[%dm%s\x1b[0m" % (RANK_COLOURS[rank % len(RANK_COLOURS)], prefix)
+            prefix = coloured(prefix, rank)
         if self._terminal[stream]:
-            text = escape(b"\n".join(map(latest, whole.split(b"\n"))).decode(errors="backslashreplace"))
-            # A colour that a worker leaves on would run into our own lines.
-            whole = (text + "\x1b[0m" if "\x1b[" in text else text).encode(errors="backslashreplace")
+            whole = harmless(whole)
         if self._together and all(self._terminal):
             self._note_places(rank, stream, whole.count(b"\n") + 1)
         self._outlets[stream].write(b"".join((prefix, whole.replace(b"\n", b"\n" + prefix), b"\n")))
@@ -254,6 +252,18 @@ class Folding:
             ranks.add(rank)
         if self._bytes > MAX_FOLDED:
             self.flush()
+
+
+def coloured(tag: bytes, rank: int) -> bytes:
+    """The tag of a rank's lines in the rank's colour."""
+    return b"\x1b[%dm%s\x1b[0m" % (RANK_COLOURS[rank % len(RANK_COLOURS)], tag)
+
+
+def harmless(lines: bytes) -> bytes:
+    """Lines of a rank as a terminal may have them."""
+    text = escape(b"\n".join(map(latest, lines.split(b"\n"))).decode(errors="backslashreplace"))
+    # A colour that a worker leaves on would run into our own lines.
+    return (text + "\x1b[0m" if "\x1b[" in text else text).encode(errors="backslashreplace")
 
 
 def latest(line: bytes) -> bytes:

@@ -51,7 +51,7 @@ class Metrics(Observer):
         status = status_now(self._status, state, time.time())
         if status != self._status and state.phase is not Phase.DONE:
             self._status = status
-            self._write()
+            self.woken()
 
     def started(self, state: State, at: float) -> None:
         """Forget the output and use of an earlier generation's ranks."""
@@ -76,14 +76,6 @@ class Metrics(Observer):
     def woken(self) -> None:
         """Write the file."""
         self.wake_at = None
-        self._write()
-
-    def ended(self, summary: Summary) -> None:
-        """Write how it ended; the file stays, for the next scrape."""
-        self._status = status_now(self._status, summary.state, time.time())
-        self.woken()
-
-    def _write(self) -> None:
         fresh = f"{self._path}.{os.getpid()}"
         try:
             _check_replaceable(self._path)
@@ -98,6 +90,11 @@ class Metrics(Observer):
             self._failed = True
         else:
             self._failed = False
+
+    def ended(self, summary: Summary) -> None:
+        """Write how it ended; the file stays, for the next scrape."""
+        self._status = status_now(self._status, summary.state, time.time())
+        self.woken()
 
     def _lines(self) -> Iterator[str]:
         labels = f'job="{_quoted(self._status.job)}",run="{_quoted(self._status.run)}"'

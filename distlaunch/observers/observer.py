@@ -38,6 +38,9 @@ class Observer:
     remark: Callable[[str], None] = staticmethod(lambda text: None)
     """Sends a remark to all observers; set by `Observers`."""
 
+    moment: Callable[[], float] = staticmethod(time.time)
+    """When the output that is being told came, in seconds since the epoch; set by a `Retelling`."""
+
     wake_at: float | None = None
     """When to call `woken`, in monotonic seconds; None = never."""
 

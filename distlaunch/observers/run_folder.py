@@ -137,7 +137,11 @@ class LogWriter:
     def _write_all(self) -> None:
         while self._backlog.queue:
             pieces = self._next()
-            lost = self._append(pieces) if pieces[0].where == "end" else self._put(pieces[0])
+            lost = 0  # of what is put, nothing: what stood there before is still true of that time
+            if pieces[0].where == "end":
+                lost = self._append(pieces)
+            else:
+                self._put(pieces[0])
             with self._backlog.changed:
                 self.lost_bytes += lost
                 self._stalled = False
@@ -183,15 +187,15 @@ class LogWriter:
             if torn := os.write(fd, index) % INDEX_RECORD.size:
                 os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR) - torn)
 
-    def _put(self, piece: Piece) -> int:
-        """Nothing is counted as lost: what stood there before is still true of that time."""
+    def _put(self, piece: Piece) -> None:
         path = os.path.join(self.path, piece.name)
+        place, flags = (path, 0) if piece.where == "over" else (f"{path}.new", os.O_CREAT | os.O_TRUNC)
         with contextlib.suppress(OSError):
-            if piece.where == "over":
-                _write_file(path, piece.data, 0)
-            elif _write_file(f"{path}.new", piece.data, os.O_CREAT | os.O_TRUNC):
-                os.replace(f"{path}.new", path)
-        return 0
+            fd = os.open(place, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o600)
+            with open(fd, "wb", buffering=0) as file:
+                is_whole = file.write(piece.data) == len(piece.data)
+            if is_whole and place != path:
+                os.replace(place, path)
 
     def _descriptor(self, name: str) -> int:
         if name not in self._open:
@@ -248,12 +252,10 @@ class RunFolder(LogWriter):
             self._claim = None
 
     def remove(self) -> None:
-        """Delete it with all that is in it: files and folders of ours, so that it takes no shutil (4 ms)."""
-        for folder, _, names in os.walk(self.path, topdown=False):
-            with contextlib.suppress(OSError):
-                for name in names:
-                    os.unlink(os.path.join(folder, name))
-                os.rmdir(folder)
+        """Delete it with all that is in it."""
+        import shutil  # few folders are temporary
+
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _status_bytes(status: Status) -> bytes:
@@ -268,12 +270,3 @@ def _make_folders(path: str) -> None:
         _make_folders(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o755)
-
-
-def _write_file(path: str, data: bytes, flags: int) -> bool:
-    """Write from the beginning of a file; whether it has taken all."""
-    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o600)
-    try:
-        return os.write(fd, data) == len(data)
-    finally:
-        os.close(fd)

@@ -49,11 +49,9 @@ def run_in(folder: str) -> Run | None:
 
 def summary_in(folder: str) -> dict[str, Any] | None:
     """What its summary.json says; None as long as there is none."""
-    try:
-        with open(os.path.join(folder, SUMMARY), "rb") as file:
-            return _parsed(file.read()) or None
-    except OSError:
-        return None
+    with contextlib.suppress(OSError), open(os.path.join(folder, SUMMARY), "rb") as file:
+        return _parsed(file.read()) or None
+    return None
 
 
 def _claimed(path: str) -> tuple[dict[str, Any], bool]:
@@ -90,15 +88,11 @@ def _why_lost(folder: str, controller: Controller) -> str:
     if known and controller.boot != boot_id():
         return f"{who} ended when the machine restarted"
     down = "" if known else ", or its machine went down"
-    log = f"; see {CONTROLLER_LOG} in the run folder" if _has_log(folder) else ""
+    log = ""
+    with contextlib.suppress(OSError):
+        if os.path.getsize(os.path.join(folder, CONTROLLER_LOG)) > 0:
+            log = f"; see {CONTROLLER_LOG} in the run folder"
     return f"{who} ended without reporting a result (it crashed or was killed{down}){log}"
-
-
-def _has_log(folder: str) -> bool:
-    try:
-        return os.path.getsize(os.path.join(folder, CONTROLLER_LOG)) > 0
-    except OSError:
-        return False
 
 
 def heard(folder: str) -> float | None:

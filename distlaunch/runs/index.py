@@ -68,14 +68,11 @@ def note_submission(queued: Ticket, more: Mapping[str, Any]) -> None:
     _append(index_path(), {"queued": queued.id, "scheduler": queued.scheduler, **more})
 
 
-def listed_submissions() -> dict[Ticket, dict[str, Any]]:
-    """What was noted of each job in a queue; what was noted later wins."""
-    found: dict[Ticket, dict[str, Any]] = {}
+def listed_submissions() -> Iterator[tuple[Ticket, dict[str, Any]]]:
+    """What was noted of jobs in a queue, the oldest first."""
     for line in _lines(index_path()):
         if "run" not in line and (queued := _ticket(line)):
-            new = "folder" in line  # an id may come again, when a scheduler has been set up anew
-            found[queued] = line if new else {**found.get(queued, {}), **line}
-    return found
+            yield queued, line
 
 
 def _ticket(line: Mapping[str, Any]) -> Ticket | None:

@@ -56,22 +56,25 @@ def run_of(word: str | None) -> Run:
         return find(word)
     if run := latest_run(queued):
         return run
-    state = Queued(queued.end) if queued.end else state_of(queued)
+    state = state_of(queued)
     told = f"{queued.name} has not started: {state.words}"
     raise DistlaunchError(_without_run(queued, state) if state.over else told)
 
 
 def state_of(queued: Submission) -> Queued:
-    """What its scheduler says of it. Raises `DistlaunchError`."""
+    """What its scheduler says of it, or has said at its end. Raises `DistlaunchError`."""
+    if queued.end:
+        return Queued(queued.end)
     return load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
 
 
 def _next(
     queued: Submission, before: Run | None, interrupts: Interrupts, tell: Callable[[str], None]
 ) -> Run | None:
-    """The run after `before`, once it has begun; None when there will be none."""
-    if queued.end:  # its scheduler may know nothing of it any more
-        return _newer(queued, before) or _none(queued, before, Queued(queued.end))
+    """The run after `before`, once it has begun; None when there will be none.
+
+    Raises `DistlaunchError` where none was.
+    """
     patience, told = Patience(), ""
     while not interrupts.any():
         if run := _newer(queued, before):
@@ -79,7 +82,12 @@ def _next(
         if patience.due():
             state = state_of(queued)
             if state.over:
-                return _newer(queued, before) or _none(queued, before, state)
+                run = _newer(queued, before)
+                if not (run or queued.end):
+                    note_end(queued, state.state)
+                if not (run or before):
+                    raise DistlaunchError(_without_run(queued, state))
+                return run
             if state.waits and state.words != told:
                 told = state.words
                 tell(f"{queued.name} is {told}")
@@ -90,15 +98,6 @@ def _next(
 def _newer(queued: Submission, before: Run | None) -> Run | None:
     run = latest_run(queued)
     return run if run and (before is None or run.id != before.id) else None
-
-
-def _none(queued: Submission, before: Run | None, state: Queued) -> Run | None:
-    """No run follows, it is over. Raises `DistlaunchError` where none was."""
-    if not queued.end:
-        note_end(queued, state.state)
-    if before is None:
-        raise DistlaunchError(_without_run(queued, state))
-    return None
 
 
 def _without_run(queued: Submission, state: Queued) -> str:

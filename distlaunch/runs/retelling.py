@@ -67,8 +67,8 @@ class Retelling:
         self._replay = Replay()
         self._generations = Generations()
         self._open: dict[str, int] = {}
-        self.moment = 0.0
-        """When the output that is being told came, in seconds since the epoch."""
+        self._moment = 0.0
+        observer.moment = lambda: self._moment
 
     @property
     def state(self) -> State | None:
@@ -163,7 +163,7 @@ class Retelling:
         begun = self._generations.of(generation)
         goes_to = begun and begun.destinations.get((rank, stream))
         if goes_to and goes_to.file and self._wanted(entry):
-            self.moment = entry.time
+            self._moment = entry.time
             data = self._read(goes_to.file, entry.offset, entry.size)
             self._observer.printed(Printed(rank, stream, data, generation, goes_to))
 

@@ -76,8 +76,8 @@ def submissions() -> dict[Ticket, Submission]:
             scheduler, job = run.queued
             found[run.queued] = Submission(job, "", os.path.dirname(run.folder), 0.0, scheduler=scheduler)
     fields = Submission._fields
-    for queued, line in listed_submissions().items():
-        if line.keys() >= {"id", "job", "folder", "at"}:
+    for queued, line in listed_submissions():
+        if line.keys() >= {"id", "job", "folder", "at"}:  # an id may come again: a scheduler set up anew
             found[queued] = Submission(**{name: line[name] for name in fields if name in line})
         elif queued in found:
             found[queued] = found[queued]._replace(end=str(line.get("end", "")))
@@ -143,17 +143,8 @@ def as_run(each: Submission, state: RunState, why: str) -> Run:
     """A submission without a run, for a list of runs."""
     at = each.at or time.time()
     told = f"{title_of(each.scheduler)}: {why}"
-    ended = state.over
-    status = Status(
-        each.id,
-        each.job,
-        state,
-        at,
-        at,
-        Controller("", 0),
-        where="" if ended else told,
-        why=f"{told}; see {each.output}" if ended else "",
-    )
+    where, ending = ("", f"{told}; see {each.output}") if state.over else (told, "")
+    status = Status(each.id, each.job, state, at, at, Controller("", 0), where=where, why=ending)
     return Run("", status, alive=False, heard=None)
 
 

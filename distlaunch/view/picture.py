@@ -74,8 +74,7 @@ class Picture(Observer):
         self.history: list[tuple[float, Notice]] = []
         """Messages and generations, with seconds since the run began."""
         self.summary: Summary | None = None
-        self.moment: Callable[[], float] = clock
-        """When that came which is being told."""
+        self.moment = clock
 
     # What an observer sees
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
+from rich.console import ConsoleDimensions as Size
 from rich.text import Text
 
 from distlaunch.agent.frozen import Frozen
@@ -46,13 +47,6 @@ class Wish(Frozen):
     back: int = 0
     find: str = ""
     typing: bool = False
-
-
-class Size(Frozen):
-    """Of a terminal."""
-
-    width: int
-    height: int
 
 
 def lines(picture: Picture, wish: Wish, size: Size, leaving: str = "quit") -> list[Text]:
@@ -156,10 +150,10 @@ def _cells(ranks: Sequence[Row], valued: bool) -> list[Text]:
     bad = len(ranks) == 1 and not marks.keys().isdisjoint(_BAD)
     cells = [
         *(spans(sorted(row.rank for row in ranks)), escape(ranks[0].node), doing),
-        *(_percent(_mean(use.cpu for use in uses)), _size(_total(use.memory for use in uses))),
-        *(_percent(_mean(use.gpu for use in uses)), _size(_total(use.gpu_memory for use in uses))),
+        *(_mean((use.cpu for use in uses), "{:.0f}%"), _total_size(use.memory for use in uses)),
+        *(_mean((use.gpu for use in uses), "{:.0f}%"), _total_size(use.gpu_memory for use in uses)),
         "-" if age_s is None else age_words(age_s),
-        *([_number(_mean(row.value for row in ranks))] if valued else []),
+        *([_mean((row.value for row in ranks), "{:.5g}")] if valued else []),
         ", ".join(mark for mark in marks if mark != doing),
     ]
     style = "red" if bad else "yellow" if marks else ""
@@ -196,28 +190,17 @@ def row_at(picture: Picture, wish: Wish, size: Size) -> int | None:
     return min((row.rank for ranks in there for row in ranks), default=None)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _mean(values: Iterable[float | None], form: str) -> str:
+    """The mean of those that are known, in that form; "-" if none is."""
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return form.format(sum(known) / len(known)) if known else "-"
 
 
-def _total(values: Iterable[int | None]) -> int | None:
+def _total_size(values: Iterable[int | None]) -> str:
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}%"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5g}"
-
-
-def _size(value: int | None) -> str:
-    if value is None:
+    if not known:
         return "-"
-    size = float(value)
+    size = float(sum(known))
     for unit in "BKMG":
         if size < 1000:
             return f"{size:.3g}{unit}"

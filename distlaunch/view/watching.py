@@ -11,19 +11,19 @@ import time
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console, Group
+from rich.console import ConsoleDimensions as Size
 from rich.live import Live
 
 from distlaunch.observers.recording import USE, WATCHED
 from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.folder import Run
-from distlaunch.runs.following import LOOK_S, follow, summary_of
-from distlaunch.runs.retelling import Retelling
+from distlaunch.runs.following import LOOK_S, attend
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.summary import Summary
 from distlaunch.view.picture import Picture
-from distlaunch.view.screen import Size, Wish, after, lines, row_at
+from distlaunch.view.screen import Wish, after, lines, row_at
 
 TOUCH_S = 2.0
 """Between two signs to the controller that somebody watches."""
@@ -34,23 +34,21 @@ DRAW_S = 1.0
 def watch(run: Run, interrupts: Interrupts) -> Run:
     """Show the run until it is over, or the user leaves; the run as it is then. Raises `HistoryError`."""
     with contextlib.closing(Watcher(run, interrupts)) as screen:
-        retelling = Retelling(run.folder, screen)
-        screen.moment = lambda: retelling.moment
-        with contextlib.closing(retelling):
-            run = follow(run, retelling, interrupts)
-    if not run.alive and retelling.state and (summary := summary_of(run.folder, retelling.state)):
-        Terminal(interrupts).ended(summary)
-    return run
+        return attend(run, screen, interrupts, everything=True)
 
 
 class Screen(Picture):
     """A run on the terminal's other screen; `close` brings back what was there before.
 
-    `leaving` is what q does, in words; it sends `signum` to the `interrupts`.
+    `leaving` is what q does, in words; it sends `signum` to the `interrupts`. How the run ended is said on
+    the `terminal`.
     """
 
-    def __init__(self, began: float, interrupts: Interrupts, leaving: str, signum: int) -> None:
+    def __init__(
+        self, began: float, interrupts: Interrupts, leaving: str, signum: int, terminal: Terminal
+    ) -> None:
         super().__init__(began)
+        self._terminal = terminal
         self._interrupts, self._leaving, self._signum = interrupts, leaving, signum
         self._wish, self._drawn_at, self._size = Wish(), 0.0, Size(0, 0)
         with contextlib.ExitStack() as stack:
@@ -76,11 +74,17 @@ class Screen(Picture):
                 self._interrupts.send(self._signum)
             self._wish = wanted or self._wish
         late = time.monotonic() - self._drawn_at >= DRAW_S
-        if late or wish != self._wish or Size(*self._live.console.size) != self._size:
+        if late or wish != self._wish or self._live.console.size != self._size:
             self._draw()
 
+    def ended(self, summary: Summary) -> None:
+        """Close the screen, and say what `run` says."""
+        self.wake_at = None
+        self.close()
+        self._terminal.ended(summary)
+
     def _draw(self) -> None:
-        self._drawn_at, self._size = time.monotonic(), Size(*self._live.console.size)
+        self._drawn_at, self._size = time.monotonic(), self._live.console.size
         shown = lines(self, self._wish, self._size, self._leaving)
         self._live.update(Group(*shown), refresh=True)
 
@@ -89,7 +93,7 @@ class Watcher(Screen):
     """A screen for a run that goes on elsewhere; who leaves it leaves the run alone."""
 
     def __init__(self, run: Run, interrupts: Interrupts) -> None:
-        super().__init__(run.status.began, interrupts, "quit", 0)
+        super().__init__(run.status.began, interrupts, "quit", 0, Terminal(interrupts))
         self._folder, self._touched_at = run.folder, 0.0
 
     def woken(self) -> None:
@@ -116,8 +120,7 @@ class Viewer(Screen):
     """A screen for our own run; at its end, what `run` would have said then. Who leaves it stops the run."""
 
     def __init__(self, terminal: Terminal, interrupts: Interrupts, began: float) -> None:
-        super().__init__(began, interrupts, "stop the run", signal.SIGINT)
-        self._terminal = terminal
+        super().__init__(began, interrupts, "stop the run", signal.SIGINT, terminal)
         self._notices: list[tuple[Notice, float]] = []
 
     def told(self, notice: Notice, at: float) -> None:
@@ -126,12 +129,11 @@ class Viewer(Screen):
         self._notices.append((notice, at))
 
     def ended(self, summary: Summary) -> None:
-        """Close the screen, and say what `run` says."""
-        self.wake_at = None
+        """Close the screen, and say what `run` has said and says."""
         self.close()
         for notice, at in self._notices:
             self._terminal.told(notice, at)
-        self._terminal.ended(summary)
+        super().ended(summary)
 
 
 # Puts the terminal right even when we are killed. Its stdout is the terminal; the other end of its stdin is

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rich.console import ConsoleDimensions as Size
 
 from distlaunch.observers.observer import Printed
 from distlaunch.plan.layout import Facts
@@ -22,7 +23,7 @@ from distlaunch.supervisor.events import (
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
 from distlaunch.view.picture import Picture
-from distlaunch.view.screen import Pane, Size, Wish, after, lines, row_at, sparkline
+from distlaunch.view.screen import Pane, Wish, after, lines, row_at, sparkline
 from tests.unit.samples import bounded, spec_of
 
 WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"
