@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from distlaunch.errors import JobError, Problem
 from distlaunch.job import spec
-from distlaunch.job.checks import Reading, key_mistakes, spec_mistakes
+from distlaunch.job.checks import OF_KEYS, OF_SPEC, Reading
 from distlaunch.job.container_fields import CONTAINER
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
 from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS, with_sections
@@ -23,9 +23,9 @@ def build_spec(document: Value, source: str, around: spec.Surroundings) -> spec.
     checked = keys.check(document, "", problems)
     refused = {problem.path for problem in problems}
     reading = Reading(checked, dict(_places(document, "")), frozenset(refused), around)
-    _refuse(problems, key_mistakes(reading), reading)
+    _refuse(problems, (mistake for look in OF_KEYS for mistake in look(reading)), reading)
     job = _Builder(reading, keys).job(source)
-    _refuse([], spec_mistakes(reading, job), reading)
+    _refuse([], (mistake for look in OF_SPEC for mistake in look(reading, job)), reading)
     return job
 
 

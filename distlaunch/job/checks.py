@@ -1,8 +1,8 @@
 """Mistakes that show only across a job file's keys, or in the job that they make: (path, what is wrong)."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, starmap
+from collections.abc import Iterator, Mapping
+from itertools import starmap
 from typing import get_args
 
 from distlaunch.agent.frozen import Frozen
@@ -44,16 +44,6 @@ class Reading(Frozen):
             for i, node in enumerate(given if isinstance(given, tuple) else ()):
                 if node is not None:
                     yield f"{key}[{i}]", node
-
-
-def key_mistakes(reading: Reading) -> Iterable[tuple[str, str]]:
-    """What several keys have wrong together."""
-    return chain.from_iterable(look(reading) for look in _OF_KEYS)
-
-
-def spec_mistakes(reading: Reading, spec: JobSpec) -> Iterable[tuple[str, str]]:
-    """What shows only once hosts and endpoint are known."""
-    return chain.from_iterable(look(reading, spec) for look in _OF_SPEC)
 
 
 # Of keys
@@ -150,7 +140,8 @@ def _variables(reading: Reading) -> Mistakes:
                 yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment{hint}"
 
 
-_OF_KEYS = (_program, _script, _twofold, _rendezvous, _stall, _hosts, _variables)
+OF_KEYS = (_program, _script, _twofold, _rendezvous, _stall, _hosts, _variables)
+"""What several keys have wrong together."""
 
 
 # Of the job
@@ -265,4 +256,5 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"
 
 
-_OF_SPEC = (_twice, _master, _launcher, _mpi, _numbers, _allocated, _volumes, _container)
+OF_SPEC = (_twice, _master, _launcher, _mpi, _numbers, _allocated, _volumes, _container)
+"""What shows only once hosts and endpoint are known."""

@@ -1,7 +1,8 @@
 """The job file's keys: the one table from which checks, a job's fields, JSON schema and reference are made.
 
 A plain key is a `Field` here, and in `spec.py` the field that has its value and its default. One that
-`build.py` makes something of is `built`. Schedulers' sections come from their modules: `with_sections`.
+`build.py` makes something of is `built`. Schedulers' sections come from their modules: `with_sections`. In a
+job, those and that of Kubernetes are mappings of the keys that were given; their defaults are here.
 """
 
 import re

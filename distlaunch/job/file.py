@@ -22,7 +22,7 @@ from distlaunch.job.document import (
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.job.text import home_error
-from distlaunch.job.types import Either, Field, ListOf, Record, Type
+from distlaunch.job.types import Either, ListOf, Record, Type
 from distlaunch.job.yaml_document import parse
 from distlaunch.schedulers import allocation_in, job_keys, load, sections
 
@@ -64,16 +64,12 @@ def job_of(
         document = _overridden(document, setting_text)
     if extra_args:
         document = _with_args(document, extra_args)
-    around = _surroundings(path, submitted)._replace(in_image=in_image, sections=_sections(document))
+    # A key that is no other may be a scheduler's section.
+    keys = [key for key, _, _ in document.walk()] if isinstance(document, Entries) else []
+    around = _surroundings(path, submitted)._replace(in_image=in_image, sections=sections(keys))
     if not submitted:
         around = _with_hosts(around, document)
     return build_spec(document, source_of(path), around._replace(hostfile=_hostfile(document, around)))
-
-
-def _sections(document: Value) -> dict[str, Field]:
-    """The schedulers' sections that a document may have; a key that is no other may be one."""
-    keys = [key for key, _, _ in document.walk()] if isinstance(document, Entries) else []
-    return sections(keys)
 
 
 def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
@@ -165,26 +161,22 @@ def _overridden(document: Value, text: str) -> Value:
         raise UsageError(f"--set {text}: expected key=value, for example --set timeouts.job=1h")
     source = f"--set {path}"
     new = parse(value, source)
-    if (
-        isinstance(new, Scalar) and new.value is None and not new.text
-    ):  # nothing, or what YAML takes for a comment
+    # Nothing, or what YAML takes for a comment.
+    if isinstance(new, Scalar) and new.value is None and not new.text:
         new = Scalar(value, new.place, value)
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]
     if len(steps) > MAX_DEPTH:
         raise UsageError(f"{source[:60]}…: deeper than {MAX_DEPTH} levels")
     if refused := _itemless(document, steps):
         raise UsageError(f"--set {text}: {refused}")
-    if isinstance(new, Scalar) and new.value is None and not _is_callers(document, steps):
+    # For a variable that the file does not set, null means the caller's value.
+    callers = steps[-2:-1] == ["env"] and at(document, *steps) is None
+    if isinstance(new, Scalar) and new.value is None and not callers:
         new = new._replace(unset=True)
     try:
         return override(_spelled_out(document, steps), steps, new)
     except KeyError as error:
         raise UsageError(f"--set {text}: {error.args[0]}") from None
-
-
-def _is_callers(document: Value, steps: list[str]) -> bool:
-    """Whether null means the caller's value: for a variable that the file does not set."""
-    return steps[-2:-1] == ["env"] and at(document, *steps) is None
 
 
 def _types_along(steps: list[str]) -> list[Type | None]:
@@ -220,13 +212,9 @@ def _spelled_out(document: Value, steps: list[str]) -> Value:
 def _as_text(argument: str) -> str:
     """An argument whose bytes are UTF-8, whatever the locale takes them for. Raises `UsageError`."""
     try:
-        argument.encode()
-    except UnicodeEncodeError:  # Python keeps bytes that the locale does not know as lone surrogates
-        try:
-            return os.fsencode(argument).decode()
-        except UnicodeError:
-            raise UsageError(f"--set {argument}: not UTF-8 text") from None
-    return argument
+        return os.fsencode(argument).decode()
+    except UnicodeError:
+        raise UsageError(f"--set {argument}: not UTF-8 text") from None
 
 
 def _with_args(document: Value, extra_args: Sequence[str]) -> Value:

@@ -81,7 +81,10 @@ def placeholder_error(argument: str) -> str | None:
     """Why the first unknown {word} in `argument` can't be filled in, or None."""
     for name in _single_words(argument):
         if name not in PLACEHOLDERS:
-            return _unknown(name)
+            close = nearest(name.lower().replace("-", "_"), PLACEHOLDERS)
+            known = ", ".join("{" + known + "}" for known in PLACEHOLDERS)
+            hint = f"did you mean {{{close}}}?" if close else f"known: {known};"
+            return f"unknown placeholder {{{name}}}; {hint} {{{{{name}}}}} passes {{{name}}} to the script"
     return None
 
 
@@ -92,13 +95,6 @@ def _single_words(argument: str) -> list[str]:
         if not (found[1] and found[3])
         and (found[2] in PLACEHOLDERS or argument[: found.start(2) - 1][-1:] != "$")
     ]
-
-
-def _unknown(name: str) -> str:
-    close = nearest(name.lower().replace("-", "_"), PLACEHOLDERS)
-    known = ", ".join("{" + known + "}" for known in PLACEHOLDERS)
-    hint = f"did you mean {{{close}}}?" if close else f"known: {known};"
-    return f"unknown placeholder {{{name}}}; {hint} {{{{{name}}}}} passes {{{name}}} to the script"
 
 
 # Values that neither dry-run nor a run directory shows

@@ -46,6 +46,8 @@ class Type:
     mistake: Mistake | None = None
     unit = ""
     """Ends the name of the field that has the value."""
+    inside: "tuple[Type, str] | None" = None
+    """The type of each item, or entry, and how the reference names it."""
 
     def read(self, value: Value) -> Any:
         """The value, converted, if it is a scalar of this type, else REFUSED."""
@@ -84,11 +86,11 @@ class Type:
 
     def inner(self, step: str) -> "Type | None":
         """The type of what a key, or the index of an item, leads to."""
-        return None
+        return self.inside[0] if self.inside else None
 
     def sections(self, path: str) -> "list[tuple[Record, str]]":
         """The records inside, with how the reference begins their keys."""
-        return []
+        return self.inside[0].sections(path + self.inside[1]) if self.inside else []
 
 
 # Single values
@@ -314,6 +316,7 @@ class ListOf(Type):
 
     def __init__(self, item: Type, least: int = 0, first: Type | None = None) -> None:
         self.item, self.least, self.first = item, least, first or item
+        self.inside = item, "[]"
         self.name = "a non-empty list" if least else "a list"
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
@@ -346,20 +349,13 @@ class ListOf(Type):
         """A tuple of what is made of the items."""
         return tuple(map(self.item.made, checked))
 
-    def inner(self, step: str) -> Type | None:
-        """The items'."""
-        return self.item if step.isdecimal() else None
-
-    def sections(self, path: str) -> "list[tuple[Record, str]]":
-        """Those of an item."""
-        return self.item.sections(f"{path}[]")
-
 
 class MapOf(Type):
     """A mapping from names that match `pattern` to one type; null stays None where it has a meaning."""
 
     def __init__(self, item: Type, pattern: str, key_name: str, nulls: bool = True) -> None:
         self.item, self.pattern, self.key_name, self.nulls = item, pattern, key_name, nulls
+        self.inside = item, ".NAME"
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
         """The entries."""
@@ -391,14 +387,6 @@ class MapOf(Type):
     def made(self, checked: Any) -> Any:
         """What is made of the entries."""
         return {key: None if value is None else self.item.made(value) for key, value in checked.items()}
-
-    def inner(self, step: str) -> Type | None:
-        """The entries'."""
-        return self.item
-
-    def sections(self, path: str) -> "list[tuple[Record, str]]":
-        """Those of an entry."""
-        return self.item.sections(f"{path}.NAME")
 
 
 class Either(Type):

@@ -54,7 +54,10 @@ class Told(NamedTuple):
 
 def explained(mistake: Mistake) -> Told | None:
     """The mistake in the user's terms, where it is one of those that people make."""
-    return next(filter(None, (look(mistake) for look in _LOOKS)), None)
+    for said, within, look in _LOOKS:
+        if re.search(said, mistake.said) and re.search(within, mistake.within) and (told := look(mistake)):
+            return told
+    return None
 
 
 def _quoted(words: str, at: Mark, wrong: str) -> Told:
@@ -67,24 +70,18 @@ def _tab(mistake: Mistake) -> Told | None:
     return None
 
 
-def _second_document(mistake: Mistake) -> Told | None:
-    if "another document" not in mistake.said:
-        return None
+def _second_document(mistake: Mistake) -> Told:
     words = "a second document starts here, but a job file holds one job: put the other in its own file"
     return Told(words, mistake.at)
 
 
-def _unclosed_quote(mistake: Mistake) -> Told | None:
-    if "quoted scalar" not in mistake.within or "end of stream" not in mistake.said:
-        return None
+def _unclosed(mistake: Mistake) -> Told:
     return Told(f"this {mistake.begun[mistake.since[1]]} is not closed", mistake.since)
 
 
 def _colon(mistake: Mistake) -> Told | None:
-    """A key without its colon, or without the space after it, which YAML finds out a line later."""
-    if "mapping values" in mistake.said:
-        return _no_space(mistake, mistake.at[0]) or _no_space(mistake, mistake.at[0] - 1)
-    return _no_colon(mistake) if "expected ':'" in mistake.said else None
+    """A key without the space after its colon, which YAML may find out a line later."""
+    return _no_space(mistake, mistake.at[0]) or _no_space(mistake, mistake.at[0] - 1)
 
 
 def _no_space(mistake: Mistake, number: int) -> Told | None:
@@ -110,10 +107,7 @@ def _no_colon(mistake: Mistake) -> Told:
 
 def _bad_start(mistake: Mistake) -> Told | None:
     """A plain value that begins with what means something else in YAML."""
-    special = "alphabetic or numeric" in mistake.said or re.search("scanning a (tag|block)", mistake.within)
-    at = mistake.since if special else mistake.at
-    if not special and "cannot start any token" not in mistake.said:
-        return None
+    at = mistake.at if "cannot start any token" in mistake.said else mistake.since
     line = mistake.lines[at[0]]
     word = _word(line, at[1])
     return _quoted(f"an unquoted value can't start with {word[0]}", at, word) if word.strip() else None
@@ -128,8 +122,6 @@ def _word(line: str, column: int) -> str:
 
 def _nested_bracket(mistake: Mistake) -> Told | None:
     """[ or { inside a plain value of a list, where it begins a list or mapping of its own."""
-    if not mistake.within.startswith("while parsing a flow"):
-        return None
     if found := re.search(r"[^\s,\[\"']+\[[0-9, -]+\]", mistake.line):
         return Told("quote a range inside a list: ", mistake.at, found[0], in_quotes(found[0]))
     start = re.search(r"[^\s,\[\]{}\"']+$", mistake.before)
@@ -139,12 +131,10 @@ def _nested_bracket(mistake: Mistake) -> Told | None:
     return _quoted(f"an unquoted value in a list can't contain {rest[0][0]}", mistake.at, start[0] + rest[0])
 
 
-def _unclosed_bracket(mistake: Mistake) -> Told | None:
-    if "',' or" not in mistake.said and "<stream end>" not in mistake.said:
-        return None
+def _unclosed_bracket(mistake: Mistake) -> Told:
     after = mistake.rest
     if mistake.at[0] > mistake.since[0] or not after:
-        return Told(f"this {mistake.begun[mistake.since[1]]} is not closed", mistake.since)
+        return _unclosed(mistake)
     if after.startswith(":"):
         item = re.split(r"[,\[{]\s*", mistake.before)[-1] + re.split(r"\s*[,\]}]", after)[0]
         value = item.partition(": ")[2] if "mapping" in mistake.within else item
@@ -154,15 +144,14 @@ def _unclosed_bracket(mistake: Mistake) -> Told | None:
 
 def _colon_in_value(mistake: Mistake) -> Told | None:
     found = re.match(r"\s*(?:- )?[\w.-]+: +(\S.*)", mistake.line)
-    if "mapping values" not in mistake.said or not found or found.start(1) > mistake.at[1]:
+    if not found or found.start(1) > mistake.at[1]:
         return None
     return _quoted('an unquoted value can\'t contain ": "', mistake.at, found[1].rstrip())
 
 
 def _indentation(mistake: Mistake) -> Told | None:
-    misplaced = re.search("mapping values|expected key|expected '-'|<block end>", mistake.said)
     begins = re.match(r"\s*(?:- )?[\w.-]+$|\s*$", mistake.before)
-    if not misplaced or not begins or not mistake.line.strip():
+    if not begins or not mistake.line.strip():
         return None
     words = (
         "this line's indentation doesn't match the lines above it: the keys of a mapping must line up, and "
@@ -170,10 +159,8 @@ def _indentation(mistake: Mistake) -> Told | None:
     return Told(f"{words}so must the items of a list", mistake.at)
 
 
-def _after_value(mistake: Mistake) -> Told | None:
+def _after_value(mistake: Mistake) -> Told:
     """Text behind a value that ended with its quote or bracket."""
-    if not re.search("expected key|expected '-'|<block end>|<document start>", mistake.said):
-        return None
     found = re.match(r"\s*(?:- )?(?:[\w.-]+: +)?(?:- )?([\"'{\[].*)", mistake.line)
     if not found or found.start(1) >= mistake.at[1] - 1:
         return Told("the quote before this was opened on an earlier line; close it there", mistake.at)
@@ -185,9 +172,7 @@ def _after_value(mistake: Mistake) -> Told | None:
     return Told(f"{words}; quote the whole: ", mistake.at, wrong, in_quotes(whole))
 
 
-def _list_on_the_line(mistake: Mistake) -> Told | None:
-    if "sequence entries" not in mistake.said:
-        return None
+def _list_on_the_line(mistake: Mistake) -> Told:
     value = mistake.rest
     if value == "-":
         return _quoted("an unquoted value can't be just a dash", mistake.at, value)
@@ -197,27 +182,20 @@ def _list_on_the_line(mistake: Mistake) -> Told | None:
 
 def _escape(mistake: Mistake) -> Told | None:
     found = re.match(r'"((?:\\.|[^"\\])*)"', mistake.begun[mistake.since[1] :])
-    if "escape character" not in mistake.said or not found:
+    if not found:
         return None
-    right = "'" + found[1].replace("'", "''") + "'"
-    return Told(
-        "in double quotes a backslash starts an escape; to keep it, use single quotes: ",
-        mistake.at,
-        found[0],
-        right,
-    )
+    words = "in double quotes a backslash starts an escape; to keep it, use single quotes: "
+    return Told(words, mistake.at, found[0], "'" + found[1].replace("'", "''") + "'")
 
 
 def _question_mark(mistake: Mistake) -> Told | None:
     found = re.search(r"(?:[\[,:] *)(\?) *(?:[,\]]|$)", mistake.begun)
-    if not found or not re.search("mapping keys|',' or", mistake.said):
+    if not found:
         return None
     return _quoted("an unquoted value can't be just a question mark", (mistake.since[0], found.start(1)), "?")
 
 
-def _missing_value(mistake: Mistake) -> Told | None:
-    if not re.search("expected (the )?node content", mistake.said):
-        return None
+def _missing_value(mistake: Mistake) -> Told:
     after = mistake.rest
     if "block node" in mistake.within and after:
         return _quoted(f"an unquoted value can't start with {after[0]}", mistake.at, after)
@@ -226,8 +204,22 @@ def _missing_value(mistake: Mistake) -> Told | None:
     return Told(f"a value is missing before {after[0]}" if after else "a bracket is not closed", mistake.at)
 
 
-_LOOKS: tuple[Callable[[Mistake], Told | None], ...] = (
-    *(_tab, _second_document, _unclosed_quote, _colon, _bad_start, _question_mark, _nested_bracket),
-    *(_unclosed_bracket, _colon_in_value, _indentation, _after_value, _list_on_the_line, _escape),
-    _missing_value,
+_LOOKS: tuple[tuple[str, str, Callable[[Mistake], Told | None]], ...] = (
+    ("", "", _tab),
+    ("another document", "", _second_document),
+    ("end of stream", "quoted scalar", _unclosed),
+    ("mapping values", "", _colon),
+    ("expected ':'", "", _no_colon),
+    ("alphabetic or numeric|cannot start any token", "", _bad_start),
+    ("", "scanning a (tag|block)", _bad_start),
+    ("mapping keys|',' or", "", _question_mark),
+    ("", "^while parsing a flow", _nested_bracket),
+    ("',' or|<stream end>", "", _unclosed_bracket),
+    ("mapping values", "", _colon_in_value),
+    ("mapping values|expected key|expected '-'|<block end>", "", _indentation),
+    ("expected key|expected '-'|<block end>|<document start>", "", _after_value),
+    ("sequence entries", "", _list_on_the_line),
+    ("escape character", "", _escape),
+    ("expected (the )?node content", "", _missing_value),
 )
+"""Patterns of what the parser says, and within what; and who may know what that means: the first is right."""

@@ -76,10 +76,9 @@ def pods_listed(text: str, selector: str, container: str | None) -> Allocation:
     return Allocation("kubernetes", f"Kubernetes ({selector})", "", nodes)
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
+def _natural(name: str) -> list[int | str]:
     """trainer-2 comes before trainer-10."""
-    parts = re.split(r"(\d+)", name)
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _node(pod: Mapping[str, Any], container: str | None) -> Iterator[AllocatedNode]:

@@ -99,14 +99,11 @@ scheduler = Pbs()
 
 def jobs_in(text: str) -> dict[str, queue.Queued]:
     """Read what `qstat -f` prints; the jobs by their IDs."""
+    found = {}
     whole = text.replace("\n\t", "")  # long values go on in another line
-    return dict(_jobs(whole))
-
-
-def _jobs(whole: str) -> Iterator[tuple[str, queue.Queued]]:
     for part in re.split(r"^Job Id:\s*", whole, flags=re.MULTILINE)[1:]:
         told = dict(re.findall(r"^ {4}(job_state|comment) = (.*)$", part, re.MULTILINE))
-        state = told.get("job_state", "").strip()
-        if state:
+        if state := told.get("job_state", "").strip():
             stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
-            yield part.split()[0], queue.Queued(state, told.get("comment", "").strip(), stage)
+            found[part.split()[0]] = queue.Queued(state, told.get("comment", "").strip(), stage)
+    return found

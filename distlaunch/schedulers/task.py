@@ -224,8 +224,5 @@ def _node(task: Task, nodes: int | None) -> tuple[int | None, int | None]:
 
 def _addresses(uri: str) -> tuple[str, ...]:
     """Those of mpirun's host, of a URI such as ``1.0;tcp://10.0.0.1,10.1.0.1:4000;tcp6://[fd00::2]:4001``."""
-    four = [address for part in re.findall(r"tcp4?://([0-9.,]+):\d+", uri) for address in part.split(",")]
-    six = [
-        address for part in re.findall(r"tcp6://\[([0-9a-f:,]+)\]:\d+", uri) for address in part.split(",")
-    ]
-    return (*four, *six)
+    hosts = re.findall(r"tcp4?://([0-9.,]+):\d+", uri) + re.findall(r"tcp6://\[([0-9a-f:,]+)\]:\d+", uri)
+    return tuple(",".join(hosts).split(",")) if hosts else ()
