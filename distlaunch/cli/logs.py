@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
@@ -19,9 +19,9 @@ from distlaunch.errors import UsageError
 from distlaunch.job.types import compiled
 from distlaunch.observers.console import (
     FOLD_S,
-    MAX_LINE,
     RANK_COLOURS,
     Folding,
+    Lines,
     escape,
     latest,
     wants_colour,
@@ -185,7 +185,8 @@ class LogLines(Observer):
         self._pattern, self.show = pattern, show
         self._fold = Folding(self._give_folded) if fold else None
         self._generation = 0
-        self._partial: dict[tuple[int, int, int], tuple[str, bytes]] = {}
+        self._lines: defaultdict[int, Lines] = defaultdict(Lines)
+        self._tags: dict[tuple[int, int], str] = {}
         self.clock: Callable[[], float] = time.time
 
     def started(self, state: State, at: float) -> None:
@@ -195,12 +196,15 @@ class LogLines(Observer):
 
     def printed(self, output: Printed) -> None:
         """Put lines together."""
-        if self._fold is None:
-            self._take(output)
-            return
         tag = output.goes_to.prefix or ""
-        self._fold.add(output.rank, output.stream, output.data, tag, self.clock())
-        self.wake_at = time.monotonic() + FOLD_S
+        if self._fold:
+            self._fold.add(output.rank, output.stream, output.data, tag, self.clock())
+            self.wake_at = time.monotonic() + FOLD_S
+            return
+        self._tags[output.generation, output.rank] = tag
+        whole = self._lines[output.generation].whole((output.rank, output.stream), output.data)
+        for text in whole.split(b"\n") if whole is not None else ():
+            self._give(Line(output.rank, tag, text, output.generation))
 
     def woken(self) -> None:
         """Hand on what was held back."""
@@ -211,25 +215,14 @@ class LogLines(Observer):
     def _give_folded(self, rank: int, stream: int, line: bytes, tag: str) -> None:
         self._give(Line(rank, tag, line.rstrip(b"\n"), self._generation))
 
-    def _take(self, output: Printed) -> None:
-        key = (output.generation, output.rank, output.stream)
-        tag = output.goes_to.prefix or ""
-        data = self._partial.pop(key, ("", b""))[1] + output.data
-        whole, newline, rest = data.rpartition(b"\n")
-        if len(rest) > MAX_LINE:
-            whole, newline, rest = data, b"\n", b""
-        for text in whole.split(b"\n") if newline else ():
-            self._give(Line(output.rank, tag, text, output.generation))
-        if rest:
-            self._partial[key] = (tag, rest)
-
     def drained(self, state: State | None = None) -> None:
         """Hand on the lines that lack their end."""
         if self._fold:
             self._fold.finish()
-        for (generation, rank, _), (tag, rest) in sorted(self._partial.items()):
-            self._give(Line(rank, tag, rest, generation))
-        self._partial.clear()
+        for generation, lines in sorted(self._lines.items()):
+            for (rank, _), rest in lines.rest():
+                self._give(Line(rank, self._tags[generation, rank], rest, generation))
+        self._lines.clear()
 
     def _give(self, line: Line) -> None:
         if self._pattern is None or self._pattern.search(line.text):
