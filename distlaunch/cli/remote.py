@@ -172,14 +172,6 @@ def _status(ssh: Ssh, status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def split(word: str) -> tuple[str, str] | None:
-    """The host and the rest of `HOST:RUN`; None where the word is no such thing."""
-    host, colon, rest = word.partition(":")
-    if not (host and colon) or os.sep in host or os.path.exists(word):
-        return None
-    return host, rest
-
-
 def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:
     """`words` with `rest` in the place of `word`, or behind them where that is not there."""
     if word not in words:

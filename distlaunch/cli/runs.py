@@ -1,5 +1,6 @@
 """Commands for runs that were started before: ps, attach, view, wait, stop; what `logs` shares with them."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -178,12 +179,11 @@ def run_elsewhere(
 
     The command line has `typed` in its place, if that is given.
     """
-    if word is None or ":" not in word:
-        return
-    from distlaunch.cli.remote import Request, run_there, show_there, split, ssh_to, with_rest
+    word = word or ""
+    host, colon, rest = word.partition(":")
+    if host and colon and os.sep not in host and not os.path.exists(word):
+        from distlaunch.cli.remote import Request, run_there, show_there, ssh_to, with_rest
 
-    if there := split(word):
-        host, rest = there
         words = with_rest(context.obj.words, typed or word, rest)
         ssh = ssh_to(host, ssh_config)
         raise typer.Exit(show_there(ssh, words) if terminal else run_there(ssh, Request(words)))
