@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
