@@ -209,6 +209,8 @@ class Links:
         self._links: dict[int, Link] = {}
         self._nodes: dict[Link, set[int]] = {}
         self._heard: set[int] = set()
+        self._gone: dict[int, LinkFailure] = {}
+        """How nodes have ended that were the last on their links, whose output may still be on its way."""
         self._told: dict[Link, float] = {}
         """Those whose process was told to end, and until when it may live (monotonic seconds)."""
 
@@ -295,6 +297,7 @@ class Links:
         """Forget a node, and leave its link that `way`, if it serves no other."""
         link = self._links.pop(node, None)
         self._heard.discard(node)
+        self._gone.pop(node, None)
         if link is None:
             return
         self._nodes[link].discard(node)
@@ -365,14 +368,21 @@ class Links:
         self._heard.add(frame.node)
         self._on_frame(frame)
 
+    def _part_with(self, link: Link, gone: Sequence[NodeGone]) -> None:
+        """Drop nodes that have ended, if they have not been dropped before; of the last, the link's end tells."""
+        for each in gone:
+            if self._links.get(each.node) is not link:
+                continue
+            if len(self._nodes[link]) == 1:
+                self._gone[each.node] = each.failure
+            else:
+                self.drop(each.node)
+                self._on_end(each.node, each.failure)
+
     def _end(self, link: Link) -> None:
         failure = link.failure()
-        self._part_with(link, [NodeGone(node, failure) for node in sorted(self._nodes[link])])
-
-    def _part_with(self, link: Link, gone: Sequence[NodeGone]) -> None:
-        """Drop nodes of a link that have ended, if they have not been dropped before."""
-        gone = [each for each in gone if self._links.get(each.node) is link]
-        for each in gone:
-            self.drop(each.node)
-        for each in gone:
-            self._on_end(each.node, each.failure)
+        failures = {node: self._gone.get(node, failure) for node in sorted(self._nodes[link])}
+        for node in failures:
+            self.drop(node)
+        for node, failure in failures.items():
+            self._on_end(node, failure)
