@@ -369,7 +369,7 @@ class Links:
         self._on_frame(frame)
 
     def _part_with(self, link: Link, gone: Sequence[NodeGone]) -> None:
-        """Drop nodes that have ended, if they have not been dropped before; of the last, the link's end tells."""
+        """Drop nodes that have ended, unless they were dropped before; the link's end tells of the last."""
         for each in gone:
             if self._links.get(each.node) is not link:
                 continue
