@@ -1,4 +1,4 @@
-"""The program's entry: `distlaunch`, `python -m distlaunch`."""
+"""The entry of `distlaunch` and `python -m distlaunch`; `distlaunch/__init__.py` has a picture of it all."""
 
 import errno
 import gc

@@ -38,7 +38,7 @@ class Room:
     def entered(self, item: pytest.Item, mark: str) -> Iterator[None]:
         """Be in there, as soon as the others allow; one with the mark is alone.
 
-        It leaves the room to the next one that is alone: a long test could get in between.
+        Keep the lock for the next exclusive test: a long test could get in between.
         """
         alone, after = _marked(item, mark), item.stash[NEXT]
         if not self._kept:

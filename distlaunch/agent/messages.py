@@ -95,7 +95,7 @@ class RankSpec(Frozen):
 
 
 class StartRanks(Frozen):
-    """`StartWorkers` for a launcher that joined: it knows its own program, arguments and environment."""
+    """`StartWorkers` for a joined launcher, which already has its program, arguments and environment."""
 
     generation: int
     run_id: str

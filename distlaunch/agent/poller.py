@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 F_SETPIPE_SZ = 1031
-"""Of Linux; fcntl has its name since Python 3.10."""
+"""Linux's number for this fcntl command; Python's fcntl module names it only since 3.10."""
 SIZE = 1 << 20
 """Bytes that the pipes of a link hold, where it has some."""
 KEPT = 8 << 20

@@ -135,7 +135,7 @@ def read_left(path: str, most: int) -> Iterator[bytes]:
 
 
 def _make(path: str) -> None:
-    """A folder in which there is room for a file."""
+    """A folder that was checked to have room for a file."""
     if not os.path.isdir(path):
         os.mkdir(path, 0o700)
     probe = os.path.join(path, "probe")

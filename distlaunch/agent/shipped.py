@@ -42,6 +42,6 @@ class Shipped:
 
 
 def install(codes: "dict[str, str | bytes]", packages: "Collection[str]") -> None:
-    """Have modules come from there from now on."""
+    """Import modules from there from now on."""
     gc.disable()  # until the agent is ready: what it makes until then stays
     sys.meta_path.insert(0, Shipped(codes, packages))

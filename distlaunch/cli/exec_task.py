@@ -158,7 +158,7 @@ def located(task: Task, descriptor: int) -> Task:
 
 
 def node_of(mapping: str, rank: int) -> tuple[int, int] | None:
-    """A rank's node and how many there are, of a mapping such as ``(vector,(0,2,8),(2,1,4))``.
+    """The rank's node and the number of nodes, from a mapping such as ``(vector,(0,2,8),(2,1,4))``.
 
     Each block is (first node, nodes, ranks on each); the blocks are dealt again and again.
     """

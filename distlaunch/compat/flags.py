@@ -101,7 +101,7 @@ class Flags(NamedTuple):
 
     @property
     def c10d(self) -> bool:
-        """Whether several launchers come together by c10d, which gives their nodes their numbers."""
+        """Whether several launchers join through c10d, which assigns the node numbers."""
         return self.rdzv_backend == "c10d" and self.nodes[1] > 1
 
     @property
@@ -228,7 +228,7 @@ FLAGS = (
         "print_completion",
         from_environment=False,
         here="refused",
-        why="distlaunch torchrun prints no completion; torchrun does",
+        why="distlaunch torchrun prints no completion script; torchrun does",
     ),
     Flag("help", "h", from_environment=False),
 )

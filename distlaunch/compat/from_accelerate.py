@@ -111,7 +111,7 @@ def _read(document: Value) -> dict[str, Any]:
     given = Tree("an accelerate config (a mapping)").check(document, "", problems) or {}
     config = {key: value for key, value in given.items() if value is not None}
     if config and not _KEYS.keys() & config.keys():
-        text = "expected an accelerate config; none of its keys (distributed_type, num_processes, …) is there"
+        text = "not an accelerate config: it has none of its keys (distributed_type, num_processes, …)"
         problems.append(document.place.problem("", text))
     for key, _, value in document.walk() if isinstance(document, Entries) else ():
         if key not in _KEYS or key not in config:

@@ -157,7 +157,7 @@ def launched(words: Sequence[str], at: int) -> tuple[str, list[str]] | None:
 def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False) -> None:
     """Add the job of a line that starts torchrun; `cpus` are this machine's. Raises `UsageError`.
 
-    `hosts_known`: somebody else says which nodes the job has.
+    `hosts_known`: the job's nodes are determined elsewhere.
     """
     flags, local_rank = _flags_of(line, draft.typed)
     for note in (*_unexpanded(line, flags, draft.typed, hosts_known), *notices(flags), *_remarks(flags)):

@@ -12,7 +12,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.wording import counted, status_words
 
 LAST_LINES = 40
-"""Lines of a rank's last words that count: for advice, and without a traceback to tell whose error it is."""
+"""Lines of a rank's last output that count: for advice, and without a traceback to tell whose error it is."""
 SMALL_SHM = 1 << 30
 TRACEBACK = "Traceback (most recent call last):"
 
@@ -88,7 +88,7 @@ _ROOT = (
 
 
 class Words(Frozen):
-    """What a rank's last words tell: whether they hold a `traceback`, and whether a peer was gone.
+    """What a rank's last output tells: whether it holds a `traceback`, and whether a peer was gone.
 
     `timed_out`: no connection was lost, but waiting for the peer timed out.
     """
@@ -130,7 +130,7 @@ def _of_a_collective(error: str) -> str:
 
 
 def split_torchrun(words: str) -> tuple[str, str]:
-    """The last words of a torchrun: those of its first rank that failed, and in a line how it did.
+    """The last output of a torchrun: that of its first rank that failed, and in a line how it did.
 
     Those of any other program are its own, and "".
     """

@@ -189,7 +189,7 @@ class Etcd(Frozen):
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; those on a node may begin with the ~ of its user instead.
 
-    `places` maps a path in the file to where it stands.
+    `places` maps a key's path to its position in the file.
 
     With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
     `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
@@ -310,7 +310,7 @@ class HostEntry(Frozen):
 class Surroundings(Frozen):
     """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries.
 
-    `name` is the job's unless it says one itself; None = its file's stem. One that was `piped` has no folder.
+    `name` is the job's if the file has none; None means the file's stem. One that was `piped` has no folder.
     `allocation` is what a scheduler has given the caller; a job that is to be `submitted` has none yet.
     `reach` makes what reaches a host of it, None = ssh. `sections` are the keys of schedulers.
     `in_image`: its nodes will be containers, whose files and variables are not the caller's.

@@ -427,7 +427,7 @@ class Either(Type):
         return chosen.check(value, path, problems)
 
     def hint(self, value: Value, path: str) -> str:
-        """How to write what is likeliest to be meant."""
+        """How to write the value that was probably meant."""
         listed = isinstance(self.items, ListOf)
         if self.text and not (listed and isinstance(value, Entries)):
             return Type.hint(self.text, value, path)

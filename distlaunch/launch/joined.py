@@ -250,7 +250,7 @@ class OneRank(Part):
         self._errors: Outlet | None = None
 
     def workers(self, ranks: messages.StartRanks) -> list[messages.WorkerSpec]:
-        """The task's program; its stderr alone goes through here, for its end explains failures."""
+        """The task's program. Only its stderr is captured, because its last output explains failures."""
         (rank,) = ranks.workers
         return [messages.WorkerSpec(0, self._argv, os.getcwd(), [], rank.env, rank.defaults, False, [0, 1])]
 

@@ -75,7 +75,7 @@ class Console:
         self._outlets = (output, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
         self.has_terminal = self._terminal[1]
-        """Whether our own messages go to a terminal."""
+        """Whether distlaunch's messages go to a terminal."""
         self._coloured = tuple(map(wants_colour, self._terminal))
         self._shown_lines = 0
         self._places: dict[Stream, deque[int]] = {}
@@ -199,7 +199,7 @@ class Console:
 
 
 class Folding:
-    """Lines that several ranks print within a moment, each handed to `show` once.
+    """Passes a line to `show` once when several ranks print it at about the same time.
 
     That takes the first of these ranks, the stream, the line with its end, and a tag that names all of them.
     Lines keep the order in which they first came; a rank's equal lines are as many as it printed.

@@ -144,7 +144,7 @@ class Terminal(Observer):
         self._console.close(lambda silent_s: silent_s < PATIENCE_S)
 
     def _above(self, summary: Summary) -> dict[int, Above]:
-        """By stream, what the terminal shows already of the rank to blame, if it marks its lines."""
+        """By stream, the blamed rank's output that the terminal already shows, if lines are prefixed."""
         rank = summary.state.cause.rank if summary.state.cause else None
         if rank is None:
             return {}

@@ -62,7 +62,7 @@ class NodePlan(Frozen):
 
     @property
     def gpu_flaw(self) -> str:
-        """What of GPUs it lacks; "" where each of its ranks has one."""
+        """The GPUs that the node lacks, in words; "" if every rank has one."""
         ranks = self.torch_ranks or self.procs
         return f"{counted(self.gpus, 'GPU')} for {counted(ranks, 'worker')}" if self.gpus < ranks else ""
 

@@ -31,12 +31,12 @@ from distlaunch.transports.transport import Command, Joined, Local, Transport
 
 WIDTH = 160
 """Characters of a value that are shown."""
-_NO_START = f"line 1: not the start of a version {VERSION} history"
+_NO_START = f"line 1: not the start of a history of version {VERSION}"
 _KINDS: Mapping[Any, type] = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 
 class HistoryError(DistlaunchError):
-    """What was read is not the history of a run, or of a version that is not known here."""
+    """The input is not a run's history, or has an unsupported version."""
 
 
 class Moment(NamedTuple):

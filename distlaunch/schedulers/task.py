@@ -123,7 +123,8 @@ def numbered_task(
     part = number_of(environ, names.nodes or names.local_size, names.starter) or 1
     nodes, each = (part, size // part) if names.nodes else (size // part, part)
     if not size or each * nodes != size:
-        raise UsageError(f"{names.starter} must start equally many tasks on each node, not {size} on {nodes}")
+        what = "the same number of tasks on each node"
+        raise UsageError(f"{names.starter} must start {what}, not {size} on {nodes}")
     rank = number_of(environ, names.rank, names.starter)
     local = number_of(environ, names.local_rank, names.starter)
     if rank >= size or rank % each != local:

@@ -61,7 +61,7 @@ class WorkerFailed(Frozen):
 
 
 class DumpCame(Frozen):
-    """A stalled worker has died of the SIGABRT that had it print its stacks; they are in its last words."""
+    """A stalled worker has died of the SIGABRT that had it print its stacks; they are in its last output."""
 
     rank: int
     words: str

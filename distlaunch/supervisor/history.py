@@ -1,6 +1,6 @@
 """A run as lines of JSON: how it began and every event, with all that `step` needs to live it again.
 
-`distlaunch.runs.lives` reads them.
+`distlaunch.runs.replay` reads them.
 """
 
 from collections.abc import Callable, Mapping

@@ -207,7 +207,7 @@ def clearing_overdue(state: State, now: float) -> Step:
         if isinstance(node, Linked) and occupied and state.due_at(Timer.FENCE, i) is None:
             actions += [
                 Drop(i),
-                Notice("warning", f"{state.label(i)} did not confirm its cleanup; fencing it"),
+                Notice("warning", f"{state.label(i)} did not confirm its cleanup; treating the node as lost"),
             ]
             state = lost(state, i, node, LinkFailure(Kind.SILENT), now)
     return state, tuple(actions)

@@ -39,7 +39,7 @@ class Controller(Frozen):
 
 
 class Status(Frozen):
-    """What status.json says of a run. Times are seconds since the epoch.
+    """The contents of status.json. Times are seconds since the epoch.
 
     `where` are its nodes, in words; `why` is the cause of a bad end.
     """

@@ -1,4 +1,4 @@
-"""The end of a run: the first cause, its last words, how the others ended, where the logs are."""
+"""The end of a run: the first cause, its last output, how the others ended, where the logs are."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -12,11 +12,11 @@ from distlaunch.transports.container import advice_for
 from distlaunch.wording import counted, lost_peer_words, rank_list, status_words
 
 MAX_LINES = 24
-"""Lines of last words that are shown."""
+"""Lines of last output that are shown."""
 STDOUT_LINES = 5
 """Of a rank that said nothing on stderr."""
 RECORD, STDERR, STDOUT = 2, 1, 0
-"""Where a rank's last words are from."""
+"""Where a rank's last output is from."""
 FAR = 100
 """Lines after which what was shown counts as scrolled away."""
 
@@ -122,16 +122,16 @@ class Summary(Frozen):
         return [cause.text, *self._words_lines(cause.rank, above), *([f"hint: {hint}"] if hint else [])]
 
     def _words_lines(self, rank: int, shown: Mapping[int, Above]) -> list[str]:
-        """A rank's last words, or where to find them where the terminal shows them already."""
+        """A rank's last output, or where to find it where the terminal already shows it."""
         words, source = self._shown_words(rank)
         above = shown.get(STDERR if source == RECORD else source)
         if not words or above is None or above.since > FAR or not self._as_printed(rank, source):
             return [f"  | {line}" for line in words]
-        what = "its traceback is" if exits.TRACEBACK in self._said(rank) else "its last words are"
+        what = "its traceback is" if exits.TRACEBACK in self._said(rank) else "its last output is"
         return [f"  {what} above, marked {above.mark}"] if above.since else []
 
     def _as_printed(self, rank: int, source: int) -> bool:
-        """Whether its output contains its last words just as they are."""
+        """Whether its output contains its last output just as it is."""
         recorded = "\n".join(self._recorded_lines(self.state.worker(rank)))
         words = self.last_words.get(rank, "")
         return recorded in words if source == RECORD else self._said(rank) == words

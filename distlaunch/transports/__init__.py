@@ -1,7 +1,7 @@
 """How a node is reached: the transport, the link to the node's agent that it carries, what failures mean.
 
-Pure, and importable by all: `transport` (what every kind has; this machine, a launcher that joined, any
-command), `ssh`, `slurm`, `container`; `handshake` (the first bytes of a link) and `failure`.
+Pure modules, importable from anywhere: `transport` (what every kind has; this machine, a launcher that
+joined, any command), `ssh`, `slurm`, `container`; `handshake` (the first bytes of a link) and `failure`.
 
 With I/O, for those who run something: `opening` starts transports, and makes a `Link` (`link`) of each
 `process`; `Links` serves them all. Where somebody else starts the launchers, `join` has what they say to each

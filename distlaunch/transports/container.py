@@ -26,7 +26,7 @@ _GPUS = "[ -e /dev/nvidiactl ]"
 
 
 class Container(Frozen):
-    """What the job file's `container` section says; `options` are the runtime's, each a word.
+    """The job file's `container` section; `options` are arguments for the runtime, one per item.
 
     `mounts` are `PATH` or `PATH:PATH_INSIDE[:ro]`; `before` are words between the runtime's name and its
     command. `env` has a value None for what is as on the node.

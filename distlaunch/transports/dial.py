@@ -34,7 +34,7 @@ MAX_RUN_ID = 200
 class Seat(Frozen):
     """A launcher's place in a run of another one: its node's number, and the connection to the controller.
 
-    `unread` came on it behind the line that told the rest.
+    `unread` is what the connection brought after the line with the other fields.
     """
 
     connection: socket.socket

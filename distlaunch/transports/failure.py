@@ -52,7 +52,7 @@ class Kind(Enum):
 
 
 class LinkFailure(Frozen):
-    """A failed link: its kind, the last words received, and whether the node said that it is `clean`.
+    """A failed link: its kind, the last output received, and whether the node said that it is `clean`.
 
     What to do about it is said by the transport's `advice`.
     """

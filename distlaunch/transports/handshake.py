@@ -182,7 +182,7 @@ class Streams:
         return self.handshakes[0].without_marker()
 
     def receive(self, data: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
-        """Take what came on stdout; what to send, and what that meant. Raises `wire.ProtocolError`."""
+        """Process stdout's data: the bytes to send, and what was decoded. Raises `wire.ProtocolError`."""
         return self.handshakes[0].feed(data)
 
     def listen(self, data: bytes) -> list[NodeGone]:

@@ -55,7 +55,7 @@ class Link:
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """Send a node one of `distlaunch.agent.messages`: at once, or right behind what it boots from.
 
-        Where several nodes share the link, each gets the frames of all.
+        If several nodes share the link, each receives every node's frames.
         """
         self._idle = False
         data = wire.encode_command(node, as_object(command))
@@ -127,7 +127,7 @@ class Link:
         return [fd for fd in (self._process.stdin, self.stdout, self.stderr, self._pidfd) if fd >= 0]
 
     def failure(self, overdue: str = "") -> LinkFailure:
-        """What the transport's last words mean, all of them once its process has ended.
+        """What the transport's last output means, all of it once its process has ended.
 
         `overdue` says why we gave a node up.
         """
@@ -347,7 +347,7 @@ class Links:
         self._watch_writing(link)
         self._note_pull(link)
         if link.at_end:
-            # Its last words may still be on the way: they are complete when the process has ended.
+            # Its last output may still be on the way: it is complete when the process has ended.
             self.unwatch(link.stdout)
             self.watch(link.exit_descriptor(), lambda: self._end(link))
 

@@ -101,7 +101,7 @@ class Picture(Observer):
         self._uses.update(uses)
 
     def printed(self, output: Printed) -> None:
-        """Put lines together, and look for the number."""
+        """Assemble lines, and look for the watched number."""
         stream, now = (output.rank, output.stream), self.moment()
         self._last[output.rank] = now
         if (whole := self._lines.whole(stream, output.data)) is not None:

@@ -436,8 +436,8 @@ SPEAKS_LATER = """
     ("fails", "last", "pointer"),
     [
         ("raise RuntimeError('boom')", "RuntimeError: boom", "its traceback is above, marked [node0:1]"),
-        ("sys.exit('boom')", "boom", "its last words are above, marked [node0:1]"),
-        ("print('boom'); sys.exit(1)", "boom", "its last words are above, marked [node0:1]"),
+        ("sys.exit('boom')", "boom", "its last output is above, marked [node0:1]"),
+        ("print('boom'); sys.exit(1)", "boom", "its last output is above, marked [node0:1]"),
     ],
 )
 def test_where_others_spoke_since_the_summary_points_at_the_last_words(

@@ -292,7 +292,7 @@ def test_an_interrupt_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("launcher", "terminals"), [(TORCHRUN, "111"), (OURS, "110")])
 def test_workers_see_the_terminal(launcher: list[str], terminals: str, tmp_path: Path) -> None:
-    """But for stderr, whose last words are the cause of a failure."""
+    """But for stderr, whose last lines are the cause of a failure."""
     script(tmp_path, "import os; print(*map(os.isatty, range(3)))")
     ours_end, launchers_end = pty.openpty()
     process = subprocess.Popen(

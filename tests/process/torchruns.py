@@ -1,4 +1,4 @@
-"""`distlaunch torchrun` and torchrun, run in the same way: what the tests of both share."""
+"""Helpers that run `distlaunch torchrun` and torchrun in the same way."""
 
 import contextlib
 import json

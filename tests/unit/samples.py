@@ -28,7 +28,7 @@ PEER_GONE = """Traceback (most recent call last):
     work.wait()
 RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:9
 """
-"""The last words of a rank that lost its connection to another one."""
+"""The last output of a rank that lost its connection to another one."""
 
 
 def bounded(examples: int = 100) -> settings:
@@ -46,7 +46,7 @@ def no_room(thread: threading.Thread) -> None:
 def spec_of(
     text: str, environ: Mapping[str, str] | None = None, hostfile: tuple[HostEntry, ...] | None = None
 ) -> JobSpec:
-    """The job that `text` describes, as if it stood in FOLDER/job.yaml."""
+    """Build the job from `text`, as if it were read from FOLDER/job.yaml."""
     around = Surroundings(FOLDER, "/home/me", environ or {}, hostfile, sections=SECTIONS)
     return build_spec(parse(text, "job.yaml"), "job.yaml", around)
 

@@ -461,7 +461,7 @@ def test_a_tasks_place(flux_lists: Callable[[str], None]) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"FLUX_JOB_SIZE": "5"}, "flux run must start equally many tasks on each node, not 5 on 2"),
+        ({"FLUX_JOB_SIZE": "5"}, "flux run must start the same number of tasks on each node, not 5 on 2"),
         ({"FLUX_TASK_LOCAL_ID": "0"}, "flux run must number the tasks node by node: FLUX_TASK_RANK=3 and"),
         ({"FLUX_JOB_SIZE": ""}, "exec runs as a task of flux run, but FLUX_JOB_SIZE is not set"),
         ({"FLUX_JOB_NNODES": "x"}, "FLUX_JOB_NNODES=x is not a number"),

@@ -1,4 +1,4 @@
-"""What several nodes write through one srun --label: frames, last words, what srun says of tasks."""
+"""What several nodes write through one srun --label: frames, last output, what srun says of tasks."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Whose error it is: a table of last words, as torch 2.13 and NCCL print them."""
+"""Whose error it is: a table of last output, as torch 2.13 and NCCL print them."""
 
 import signal
 

@@ -404,7 +404,7 @@ class World:
         self.run(TOLD_S if number == 3 else 0.0)
 
     def join(self, agent: Agent, number: int) -> None:
-        """Some workers join the rendezvous, others try to, or don't."""
+        """Some workers join the rendezvous; the others are still trying, or haven't tried."""
         for rank in sorted(agent.running):
             if number >> rank & 1:
                 self._tell(agent, RanksJoined(agent.node, (rank,)))

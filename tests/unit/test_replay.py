@@ -95,7 +95,7 @@ def test_the_fields_of_every_event_have_types_that_can_be_read(kind: type) -> No
     [
         ([], "line 1: not the start"),
         ([line("AgentUp")], "line 1: not the start"),
-        ([line(BEGAN, version=VERSION + 1)], f"not the start of a version {VERSION} history"),
+        ([line(BEGAN, version=VERSION + 1)], f"not the start of a history of version {VERSION}"),
         ([first_line(spec_of("script: t.py")), line("Nonsense")], "line 2: unknown event: 'Nonsense'"),
         ([first_line(spec_of("script: t.py")), line("Swept", node="a")], "line 2: Swept: "),
         ([first_line(spec_of("script: t.py")), line("Swept")], "line 2: Swept: "),

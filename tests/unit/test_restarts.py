@@ -555,7 +555,7 @@ def test_a_node_that_does_not_confirm_in_time_is_dropped_and_fenced() -> None:
     assert waiting == "waiting for rank 2 (b, pid 100), rank 3 (b, pid 101) to exit; SIGKILL in 7 s"
     actions = job.tick()
     assert job.now == failed_at + STOP_S + STOP_MARGIN_S
-    assert texts(actions, "warning") == ["b did not confirm its cleanup; fencing it"]
+    assert texts(actions, "warning") == ["b did not confirm its cleanup; treating the node as lost"]
     assert wanted(actions) == [Drop(1)]
     assert job.state.due_at(Timer.FENCE, 1) == job.now + FENCE_S
     dropped_at = job.now

@@ -110,7 +110,7 @@ def test_the_jobs_ssh_config_is_used_for_resolving_too() -> None:
     ]
 
 
-# What ssh's last words mean, with OpenSSH 7 to 9
+# What ssh's last output means, with OpenSSH 7 to 9
 
 _GONE = "kex_exchange_identification: Connection closed by remote host"
 _BEHIND = f"{_GONE} / Connection closed by UNKNOWN port 65535"
