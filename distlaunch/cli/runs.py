@@ -28,8 +28,9 @@ Which = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="A run's id or a unique prefix of it, a job's name (its latest run), a run folder, or a Slurm "
-        "job's id; HOST:RUN for a run on another host. Default: the latest run below the current folder.",
+        help="A run's id or a unique prefix of it, a job's name (its latest run), a run directory, or "
+        "a Slurm job's id; HOST:RUN for a run on another host. "
+        "Default: the latest run below the current folder.",
         show_default=False,
     ),
 ]

@@ -161,7 +161,7 @@ ELASTIC = Record(
 
 LOGS = Record(
     {
-        "dir": built(FILE, "Where run folders are made.", default="runs"),
+        "dir": built(FILE, "Where run directories are made.", default="runs"),
         "console": Field(
             Either(text=Choice(get_args(spec.Shown)), items=ListOf(Integer(0))),
             "Whose output is shown: all, rank0, none or a list of ranks.",

@@ -132,10 +132,10 @@ class TorchrunLogs(Frozen):
 
 
 class Logs(Frozen):
-    """`folder` holds the run folders, or one of `spares` if it can't; `console` says whose output is shown.
+    """`folder` holds the run directories, or one of `spares` if it can't; `console` says whose output shows.
 
     `watch` finds a number in a line, for a view. With `fold`, what several ranks print alike is shown once.
-    A `temporary` run folder is removed after a success; `torchrun` replaces `console`.
+    A `temporary` run directory is removed after a success; `torchrun` replaces `console`.
     """
 
     folder: str

@@ -20,7 +20,7 @@ def run_job(
     interrupts: Interrupts | None = None,
     early: Link | None = None,
 ) -> "Summary":
-    """Run `spec`: its run folder has everything, and the `observers` see it. Raises `DistlaunchError`.
+    """Run `spec`: its run directory has everything, and the `observers` see it. Raises `DistlaunchError`.
 
     Nothing of the process is touched, no signal and no stream; `interrupts` ends the job early. Several jobs
     may run at once, each in a thread of its own. `observers` are asked for once agents boot, so that a

@@ -152,4 +152,5 @@ def run_folder(spec: JobSpec, run_id: str) -> RunFolder:
             refused.append(f"{place}: {reason(error)}")
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"
     key = flag if spec.logs.torchrun else "logs.dir"
-    raise DistlaunchError(f"can't create the run folder in {'; '.join(refused)}; set {key} to another place")
+    why = "; ".join(refused)
+    raise DistlaunchError(f"can't create the run directory in {why}; set {key} to another place")

@@ -2,6 +2,6 @@
 
 recording    what is kept of a run: in its folder (run_folder), and its last output in memory
 terminal     what the user sees, by way of the console
-outlet       a thread that writes for the console, and for the run folder: a slow reader slows nobody
+outlet       a thread that writes for the console, and for the run directory: a slow reader slows nobody
 metrics, notifier    what others are told, for jobs that ask for it
 """

@@ -1,4 +1,4 @@
-"""The run folder: the plan, every event, every rank's output and its order, private to the user.
+"""The run directory: the plan, every event, every rank's output and its order, private to the user.
 
 A thread writes it: a full, broken or stalled disk never stops a job, and what it doesn't take is counted.
 """
@@ -46,7 +46,7 @@ def job_part(name: str) -> str:
 
 
 def file_of(generation: int, name: str) -> str:
-    """The path in the run folder of a file of a generation; later ones have folders of their own."""
+    """The path in the run directory of a file of a generation; later ones have folders of their own."""
     return f"generation{generation}/{name}" if generation else name
 
 

@@ -10,7 +10,7 @@ STREAMS = ("stdout", "stderr")
 
 
 class Destination(Frozen):
-    """One stream of one rank: `prefix` None = bytes as they come; `file` is below the run folder."""
+    """One stream of one rank: `prefix` None = bytes as they come; `file` is below the run directory."""
 
     shown: bool
     prefix: str | None
@@ -48,7 +48,7 @@ def shown_ranks(plan: LaunchPlan) -> range | tuple[int, ...]:
 
 
 def log_file(generation: int, rank: int, stream: int) -> str:
-    """The file of a rank's stream in the run folder, made of integers alone."""
+    """The file of a rank's stream in the run directory, made of integers alone."""
     name = f"rank{rank}.{('out', 'err')[stream]}"
     return f"generation{generation}/{name}" if generation else name
 

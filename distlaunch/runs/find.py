@@ -12,7 +12,7 @@ from distlaunch.runs.index import listed
 from distlaunch.wording import listed as listed_words
 
 LOGS = "runs"
-"""Where job files keep their run folders if they don't say."""
+"""Where job files keep their run directories if they don't say."""
 JOB_FILES = (".yaml", ".yml")
 CUT = "…"
 """Stands in an id for its middle, where that was too long to be shown."""
@@ -35,7 +35,7 @@ def find(word: str | None, alone: bool = False) -> Run:
         if found := run_in(os.path.abspath(word)):
             return found
         runs, which = dict(scanned([word])), f"in {word}"
-        nothing = f"{word}: not a run folder, and it contains no runs"
+        nothing = f"{word}: not a run directory, and it contains no runs"
     else:
         known = folders()
         runs, which, nothing = _of_name(word, known), f"of {word}", f"no run matches {word!r}; {_LIST}"

@@ -91,7 +91,7 @@ def _why_lost(folder: str, controller: Controller) -> str:
     log = ""
     with contextlib.suppress(OSError):
         if os.path.getsize(os.path.join(folder, CONTROLLER_LOG)) > 0:
-            log = f"; see {CONTROLLER_LOG} in the run folder"
+            log = f"; see {CONTROLLER_LOG} in the run directory"
     return f"{who} ended without reporting a result (it crashed or was killed{down}){log}"
 
 

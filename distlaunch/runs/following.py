@@ -20,7 +20,7 @@ from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import STDERR, Summary
 
-_GONE = "its run folder was removed or renamed; the run itself may still be going"
+_GONE = "its run directory was removed or renamed; the run itself may still be going"
 LOOK_S = 0.1
 """Between two looks into the folder: it may be on another machine's disk, which tells nobody of a change."""
 ANOTHER_WISH_S = 0.2

@@ -1,4 +1,4 @@
-"""Lists of runs, as lines of JSON: all of this user's, and beside the run folders the starts of a queued job.
+"""Lists of runs, as lines of JSON: all of this user's, and beside run directories the starts of a queued job.
 
 They are only hints: what a run is, its folder says. Where a line can't be written, runs go on without it.
 """
@@ -99,7 +99,7 @@ class Begun(Frozen):
 
 
 class Starts:
-    """The starts of the job `queued`, of that scheduler's queue, whose run folders are in `folder`."""
+    """The starts of the job `queued`, of that scheduler's queue, whose run directories are in `folder`."""
 
     def __init__(self, folder: str, queued: str, scheduler: str) -> None:
         self.path = os.path.join(folder, f"{scheduler}-{queued}.jsonl")

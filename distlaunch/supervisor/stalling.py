@@ -117,7 +117,7 @@ def _dumps(state: State, ranks: list[int], abort: bool) -> list[Action]:
 
 
 def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
-    """Show where a rank is blocked: its innermost frames; the run folder has all of it."""
+    """Show where a rank is blocked: its innermost frames; the run directory has all of it."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()

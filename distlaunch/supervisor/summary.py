@@ -47,7 +47,7 @@ class Summary(Frozen):
 
     @property
     def temporary(self) -> bool:
-        """Whether nobody wants the run folder any more."""
+        """Whether nobody wants the run directory any more."""
         return self.state.spec.logs.temporary and self.state.cause is None
 
     def lines(self, above: Mapping[int, Above] = NOWHERE) -> list[str]:

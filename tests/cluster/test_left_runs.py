@@ -219,4 +219,4 @@ def test_a_host_that_can_not_be_reached_or_lacks_python_is_told(there: There) ->
     assert there.ask("run", "--on", "nowhere", there.job(["host1"])).returncode == 69
     missing = there.ask("wait", f"{there.far('host1')}:{there.folder}/none", *config)
     assert missing.returncode == 2
-    assert "not a run folder" in missing.stderr
+    assert "not a run directory" in missing.stderr

@@ -234,7 +234,7 @@ def test_two_launchers_of_one_node_are_told(place: Path, port: int) -> None:
 def test_a_controller_that_can_not_start_the_run_says_so_to_all(place: Path, port: int) -> None:
     with launcher(place, port, "--log-dir=/proc/none") as first, launcher(place, port, node=1) as second:
         assert statuses([first, second]) == [1, 1], told([first, second])
-        why = "can't create the run folder in /proc/none: "
+        why = "can't create the run directory in /proc/none: "
         assert f"distlaunch: {why}" in first.stderr
         assert f"the controller can't start the run: {why}" in second.stderr
 

@@ -257,7 +257,7 @@ def test_a_controller_that_was_killed_leaves_no_rank_and_is_told_as_lost(tmp_pat
     stop = ran(tmp_path, "stop", run)
     assert (stop.returncode, stop.stderr) == (0, once.replace(f"{run}:", f"{run} had already ended:", 1))
     (Path(there["folder"]) / "controller.log").write_text("Traceback\n")
-    assert listed(tmp_path, "-a")[0]["why"].endswith("; see controller.log in the run folder")
+    assert listed(tmp_path, "-a")[0]["why"].endswith("; see controller.log in the run directory")
     status = Path(there["folder"]) / "status.json"
     status.write_text(status.read_text().replace(json.dumps(os.uname().nodename), '"elsewhere"'))
     assert "(it crashed or was killed, or its machine went down)" in listed(tmp_path, "-a")[0]["why"]
@@ -491,7 +491,7 @@ def test_lines_are_chosen(restarted: Path) -> None:
         (("--grep", "(" * 5000 + ")" * 5000), "is not a regular expression: it is nested too deeply"),
         (("-n", "9" * 30), "Invalid value for '--lines' / '-n'"),
         (("nothing-like-it",), "no run matches 'nothing-like-it'"),
-        (("./nowhere",), "./nowhere: not a run folder, and it contains no runs"),
+        (("./nowhere",), "./nowhere: not a run directory, and it contains no runs"),
     ],
 )
 def test_a_choice_that_can_not_be_is_told(restarted: Path, words: tuple[str, ...], said: str) -> None:
@@ -661,7 +661,7 @@ def test_a_folder_without_a_status_is_no_run(restarted: Path) -> None:
     for text in ("", "nonsense", "{}", '{"controller": 3}'):
         (folder / "status.json").write_text(text)
         assert listed(restarted, "-a") == []
-        assert "not a run folder" in ran(restarted, "logs", str(folder)).stderr
+        assert "not a run directory" in ran(restarted, "logs", str(folder)).stderr
 
 
 # Deleting
@@ -733,7 +733,7 @@ def test_a_run_whose_folder_is_taken_away_is_not_taken_for_a_success(
         assert run_app([command, run]) == 71
         open_gate(gate)
         processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
-    assert f"{run}: LOST: its run folder was removed or renamed" in capfd.readouterr().err
+    assert f"{run}: LOST: its run directory was removed or renamed" in capfd.readouterr().err
 
 
 def test_a_press_is_one_wish(tmp_path: Path) -> None:

@@ -117,13 +117,13 @@ def test_a_run_folder_that_can_be_made_nowhere_says_which_setting_says_where(tmp
     done = command_among(spoilt, tmp_path, "torchrun", "/mnt/worker.py")
     assert (
         done.returncode,
-        f"run folder in {tried}; set TMPDIR or --log-dir to another place\n" in done.stderr,
+        f"run directory in {tried}; set TMPDIR or --log-dir to another place\n" in done.stderr,
     ) == (
         1,
         True,
     )
     done = command_among(spoilt, tmp_path, "run", "/mnt/job.yaml")
-    told = "run folder in /var/tmp: Read-only file system; set logs.dir to another place\n"
+    told = "run directory in /var/tmp: Read-only file system; set logs.dir to another place\n"
     assert (done.returncode, told in done.stderr) == (1, True), done.stderr
 
 
