@@ -78,7 +78,7 @@ def test_other_accelerators_are_a_comment(kind: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a", "c.yaml:1:1: not an accelerate config"),
+        ("a", "c.yaml:1:1: expected an accelerate config"),
         ("num_machines: x", "c.yaml:1:15: num_machines: expected an integer"),
         ("distributed_type: [XLA]", "c.yaml:1:19: distributed_type: expected"),
         ("compute_environment: AMAZON_SAGEMAKER", "c.yaml:1:22: compute_environment: expected"),
