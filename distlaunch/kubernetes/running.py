@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from distlaunch.errors import UsageError, reason
 from distlaunch.job.allocation import AllocatedNode, Allocation
+from distlaunch.plan.gathering import natural
 from distlaunch.schedulers.queue import printed
 from distlaunch.transports.failure import Kind
 from distlaunch.transports.transport import OfScheduler
@@ -69,16 +70,11 @@ def _in(namespace: str | None) -> list[str]:
 def pods_listed(text: str, selector: str, container: str | None) -> Allocation:
     """The pods that run, in the order of their names, numbers by size. Raises ValueError for nonsense."""
     try:
-        pods = sorted(json.loads(text)["items"], key=lambda pod: _natural(pod["metadata"]["name"]))
+        pods = sorted(json.loads(text)["items"], key=lambda pod: natural(pod["metadata"]["name"]))
         nodes = tuple(node for pod in pods for node in _node(pod, container))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a list of pods: {type(error).__name__}: {error}") from None
     return Allocation("kubernetes", f"Kubernetes ({selector})", "", nodes)
-
-
-def _natural(name: str) -> list[int | str]:
-    """trainer-2 comes before trainer-10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _node(pod: Mapping[str, Any], container: str | None) -> Iterator[AllocatedNode]:
