@@ -5,6 +5,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distlaunch.cli.output import print_text, say
@@ -42,7 +43,10 @@ def run_exec(words: Sequence[str]) -> int:
     if not virtual:
         check_devices(task, os.environ)
     check_master(task, os.environ)
-    return _run(task, argv, gathering_of(task, virtual, os.environ))
+    status = _run(task, argv, gathering_of(task, virtual, os.environ))
+    if task.manager is not None:
+        finalize(task.manager)
+    return status
 
 
 def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
@@ -136,8 +140,9 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 # MPICH's process manager (PMI-1), by which tasks learn of each other. They talk in lines such as
 # `cmd=get kvsname=kvs_1 key=a` on a socket whose descriptor PMI_FD has. The program that follows uses
-# it, too: nothing is initialized here, and nothing finalized.
+# it, too: nothing is initialized here.
 
+PATIENCE_S = 2.0
 KEY = "distlaunch"
 HOST = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"
 """The name by which mpirun knows this host, and so do the others."""
@@ -155,6 +160,17 @@ def located(task: Task, descriptor: int) -> Task:
         mapping = _ask(manager, f"cmd=get kvsname={job} key=PMI_process_mapping").get("value", "")
     node, count = node_of(mapping, task.rank) or (None, None)
     return task._replace(step=job, job=job, node_rank=node, node_count=count, addresses=(host,))
+
+
+def finalize(descriptor: int) -> None:
+    """Sign off from the process manager, unless the program has.
+
+    Hydra takes a connection that ends without this for a crash. When it sees that before it has reaped the
+    task, mpirun ends with status 1, whatever the task's was.
+    """
+    with suppress(OSError, DistlaunchError), socket.socket(fileno=os.dup(descriptor)) as manager:
+        manager.settimeout(PATIENCE_S)
+        _ask(manager, "cmd=finalize")
 
 
 def node_of(mapping: str, rank: int) -> tuple[int, int] | None:
