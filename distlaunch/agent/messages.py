@@ -9,11 +9,11 @@ controller to an agent, and `REPORTS`, from an agent to the controller. Names th
 from __future__ import annotations
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.wire import ProtocolError
+from distlaunch.agent.wire import Frame, ProtocolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+    from typing import Any, Callable, Dict, Optional, Tuple, Type
 
 
 # Commands: from the controller to an agent
@@ -41,7 +41,7 @@ class Binding(Frozen):
 
     how: str
     gpus: int
-    cpus: List[str]
+    cpus: Tuple[str, ...]
 
 
 class WorkerSpec(Frozen):
@@ -53,13 +53,13 @@ class WorkerSpec(Frozen):
     """
 
     local_rank: int
-    argv: List[str]
+    argv: Tuple[str, ...]
     cwd: str
-    paths: List[int]
+    paths: Tuple[int, ...]
     env: Dict[str, str]
     defaults: Dict[str, str]
     one_device: bool
-    shares: List[int]
+    shares: Tuple[int, ...]
     cpus: Optional[str] = None
 
 
@@ -80,10 +80,10 @@ class StartWorkers(Frozen):
     hosts_store: bool
     notice: int
     flight: bool
-    temporary: List[str]
+    temporary: Tuple[str, ...]
     env: Dict[str, str]
     binding: Optional[Binding]
-    workers: List[WorkerSpec]
+    workers: Tuple[WorkerSpec, ...]
 
 
 class RankSpec(Frozen):
@@ -107,7 +107,7 @@ class StartRanks(Frozen):
     notice: int
     flight: bool
     env: Dict[str, str]
-    workers: List[RankSpec]
+    workers: Tuple[RankSpec, ...]
 
 
 class StopWorkers(Frozen):
@@ -123,7 +123,7 @@ class StopWorkers(Frozen):
 class DumpStacks(Frozen):
     """Report the Python stacks of these workers; with `abort` they may die of it."""
 
-    local_ranks: List[int]
+    local_ranks: Tuple[int, ...]
     abort: bool
 
 
@@ -154,9 +154,9 @@ class Listen(Frozen):
 
 
 class DialAll(Frozen):
-    """Connect to every address of each [host, port], all at once."""
+    """Connect to every address of each (host, port), all at once."""
 
-    targets: List[Any]
+    targets: Tuple[Tuple[str, int], ...]
     timeout_s: float
     token: str
 
@@ -173,23 +173,24 @@ class Close(Frozen):
     why: str
 
 
-# Reports: from an agent to the controller
+# Reports: from an agent to the controller. Those that matter to the job are the supervisor's events, too.
 
 
 class Hello(Frozen):
     """The first report.
 
-    A launcher that joined tells how many workers it has in `procs`; it shows what they print, and keeps it in
-    `logs`, "" = nowhere.
+    A launcher that connected gives the number of its workers in `procs`. It shows their output itself, and
+    keeps it in the directory `logs`, "" = nowhere.
     """
 
+    node: int
     protocol: int
     python: str
-    version: List[int]
+    version: Tuple[int, ...]
     gpus: int
     hostname: str
     pid: int
-    t: float
+    at: float
     procs: Optional[int]
     logs: Optional[str]
 
@@ -197,56 +198,73 @@ class Hello(Frozen):
 class Pong(Frozen):
     """Answers `Ping`."""
 
-    t: float
+    node: int
+    at: float
 
 
 class PortHeld(Frozen):
     """Answers `HoldPort`."""
 
+    node: int
     port: int
 
 
 class PortRefused(Frozen):
-    """Answers `HoldPort` and `Listen`: owners are [{uid, pid, command}], as far as they can be seen."""
+    """Answers `HoldPort` and `Listen`; `owners` are {uid, pid, command}, as far as they are visible."""
 
+    node: int
     error: str
-    owners: List[Any]
+    owners: Tuple[Any, ...]
+
+
+class PortUsurped(Frozen):
+    """Another process took the rendezvous port; `owners` as in `PortRefused`."""
+
+    node: int
+    owners: Tuple[Any, ...]
 
 
 class RouteFound(Frozen):
-    """Answers `FindRoute`: its address, what that means, the node's own address on that way, the interface.
+    """Answers `FindRoute`, about the name or address `asked`.
 
-    `interfaces` are all of the node's, with whether each has an address; `named` are variables of the node's
-    own environment that name some.
+    `address` is what the name resolved to, `source` the node's own address on the route. `interfaces` are all
+    of the node's, each with whether it has an address. `named` are (name, value) of the node's environment
+    variables that name interfaces.
     """
 
+    node: int
     asked: str
     address: str
-    source: Optional[str]
     interface: Optional[str]
-    interfaces: Dict[str, bool]
-    named: Dict[str, str]
+    source: Optional[str] = None
+    interfaces: Tuple[Tuple[str, bool], ...] = ()
+    named: Tuple[Tuple[str, str], ...] = ()
 
 
 class RouteFailed(Frozen):
-    """Answers `FindRoute`, about the address that was `asked` for."""
+    """Answers `FindRoute`: the node can't resolve what was `asked`, or has no route to it."""
 
+    node: int
     asked: str
     error: str
 
 
 class WorkerStarted(Frozen):
-    """A worker's exec has succeeded; `cpus` are those that `Binding` gave it, as "0-3,8"."""
+    """A worker's exec succeeded; `cpus` are those that `Binding` gave it, as "0-3,8"."""
 
+    node: int
     local_rank: int
     pid: int
-    cpus: Optional[str]
+    cpus: Optional[str] = None
 
 
 class WorkerUnstarted(Frozen):
-    """A worker could not be started. `stage`: scratch, fork, setup, workdir, script, exec, or interpreter:
-    that of #! is not there."""
+    """A worker could not be started.
 
+    `stage` is scratch, fork, setup, workdir, script, exec, or interpreter: that of the #! line is missing.
+    """
+
+    node: int
     local_rank: int
     stage: str
     errno: int
@@ -254,90 +272,102 @@ class WorkerUnstarted(Frozen):
 
 
 class WorkerExited(Frozen):
-    """A worker has ended: `status` is its exit code, or the negative signal.
+    """A worker ended: `status` is its exit code, or the negative signal number.
 
-    `error_record` is {message, callstack} as torch's @record wrote them. `words` are the end of its stderr,
-    before it was told to stop. `oom_kills` are the kernel's since the start, `shm` is [size, free] of
-    /dev/shm in bytes, or empty.
+    `at` is the node's monotonic time on the wire, and the controller's once it is an event. `error_record` is
+    {message, callstack} as written by torch's @record. `oom_kills` counts the kernel's since the start, `shm`
+    is (size, free) of /dev/shm in bytes, or empty. `words` are its last output, up to the request to stop.
     """
 
+    node: int
     local_rank: int
     status: int
-    t: float
-    error_record: Any
-    words: str
-    oom_kills: int
-    shm: List[int]
+    at: float
+    error_record: Any = None
+    oom_kills: int = 0
+    shm: Tuple[int, ...] = ()
+    words: str = ""
 
 
 class RanksJoined(Frozen):
-    """These are connected to the rendezvous port."""
+    """Workers connected to the rendezvous port."""
 
-    local_ranks: List[int]
+    node: int
+    local_ranks: Tuple[int, ...]
 
 
 class RanksLag(Frozen):
-    """What those do that have not joined: [local rank, whether it tries to, in words] of each."""
+    """What workers that haven't joined are doing: (local rank, whether it tries to, in words) of each."""
 
-    seen: List[Any]
+    node: int
+    seen: Tuple[Tuple[int, bool, str], ...]
 
 
 class RanksStalled(Frozen):
-    """All that neither print nor compute for `stall_s`; `stopped`: [local rank, pid] of each of them that a
-    signal has stopped, itself or a process below it."""
+    """All workers of the node that neither print nor compute for `stall_s`, while others do or have ended.
 
-    local_ranks: List[int]
-    stopped: List[List[int]]
+    `stopped` are (local rank, PID) of those that a signal has stopped, themselves or a process below them.
+    """
+
+    node: int
+    local_ranks: Tuple[int, ...]
+    stopped: Tuple[Tuple[int, int], ...] = ()
 
 
 class StackDumped(Frozen):
-    """Answers `DumpStacks`, for each."""
+    """Answers `DumpStacks`, for each worker: its Python stacks, as py-spy prints them."""
 
+    node: int
     local_rank: int
     text: str
 
 
 class Noticed(Frozen):
-    """The agent got `signum`, which announces an end."""
+    """The agent received `signum`, by which a scheduler warns of the job's end."""
 
+    node: int
     signum: int
 
 
 class Interrupted(Frozen):
-    """A launcher that joined got `signum`: the user, or a scheduler, wants the job to end."""
+    """A launcher, or the controller (node None), got `signum`: the user or a scheduler ends the job."""
 
     signum: int
+    node: Optional[int] = None
 
 
 class AgentLeaving(Frozen):
-    """The agent leaves, its workers follow: a signal told it to; if `orphaned`, as its guardian has ended.
+    """The agent leaves and its workers follow: a signal said so, or its guardian died (`orphaned`).
 
-    Without a signal (0), the link's input has ended, or can't be read any further for its `damage`.
+    Without a signal (0), the link's input has ended, or can't be read any further because of `damage`.
     """
 
+    node: int
     signum: int
-    orphaned: bool
-    damage: str
+    orphaned: bool = False
+    damage: str = ""
 
 
 class OutputLost(Frozen):
-    """So many bytes of output were lost because the spool was full."""
+    """So many bytes of a worker's output were lost because the spool was full."""
 
+    node: int
     local_rank: int
     stream: int
     size: int
 
 
 class Stuck(Frozen):
-    """[{pid, command}] of processes that resist the sweep."""
+    """Processes, as {pid, command}, that resist SIGKILL."""
 
-    generation: int
-    processes: List[Any]
+    node: int
+    processes: Tuple[Any, ...]
 
 
 class Swept(Frozen):
-    """No descendant is left; `leftovers` is how many had outlived the workers."""
+    """No descendant of the agent is left; `leftovers` is how many had outlived the workers."""
 
+    node: int
     generation: int
     leftovers: int
 
@@ -345,40 +375,39 @@ class Swept(Frozen):
 class Reaped(Frozen):
     """Answers `Reap`: nothing of the run is left on the node; `processes` were killed."""
 
+    node: int
     processes: int
 
 
 class OrphansKilled(Frozen):
-    """Dead agents of any run had left `processes`, which were killed."""
+    """Dead agents of earlier runs had left `processes`, which were killed."""
 
+    node: int
     processes: int
 
 
-class PortUsurped(Frozen):
-    """The rendezvous port was taken by somebody else: owners as in `PortRefused`."""
-
-    owners: List[Any]
-
-
 class Usage(Frozen):
-    """What workers use: of each [local rank, CPU in percent of one, bytes, GPU in percent, bytes there].
+    """What workers use: of each [local rank, CPU in percent of one, bytes, GPU in percent, GPU bytes].
 
-    The last two are None where that is not known.
+    The last two are None where unknown.
     """
 
-    ranks: List[Any]
+    node: int
+    ranks: Tuple[Any, ...]
 
 
 class Listening(Frozen):
     """Answers `Listen`."""
 
+    node: int
     port: int
 
 
 class Dialled(Frozen):
     """Answers `DialAll`: of each target in turn, [{family, address, ok, error}]."""
 
-    results: List[Any]
+    node: int
+    results: Tuple[Any, ...]
 
 
 COMMANDS = {
@@ -434,7 +463,7 @@ def as_object(message: Tuple[Any, ...]) -> Dict[str, Any]:
 def _plain(value: Any) -> Any:
     if hasattr(value, "_fields"):
         return {name: _plain(inner) for name, inner in zip(value._fields, value)}
-    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
@@ -443,6 +472,11 @@ def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
     if kind is None:
         raise ProtocolError("unknown message: %s" % fields["op"][:40])
     return _read(kind, fields, fields["op"])
+
+
+def report_in(frame: Frame) -> Any:
+    """The report that a frame from an agent carries. Raises `ProtocolError`."""
+    return read(REPORTS, {**frame.message(), "node": frame.node})
 
 
 def _read(kind: Type[Any], fields: Any, where: str) -> Any:
@@ -461,16 +495,26 @@ def _checked(form: str, value: Any, where: str) -> Any:
     """`value`, if it is of that form; records where such are due."""
     if form.startswith("Optional["):
         return None if value is None else _checked(form[9:-1], value, where)
-    if form.startswith("List["):
-        if not isinstance(value, list):
-            raise ProtocolError("%s is not a list" % where)
-        return [_checked(form[5:-1], inner, where) for inner in value]
+    if form.startswith("Tuple["):
+        return _tuple(form, value, where)
     nested = _NESTED.get(form)
     if nested:
         return _read(nested, value, where)
     if not _CHECKS[form](value):
         raise ProtocolError("%s is not of type %s" % (where, form))
     return value
+
+
+def _tuple(form: str, value: Any, where: str) -> Any:
+    """A JSON list as `Tuple[form, ...]`, or as a tuple of plain forms, one for each item."""
+    if not isinstance(value, list):
+        raise ProtocolError("%s is not a list" % where)
+    if form.endswith(", ...]"):
+        return tuple([_checked(form[6:-6], inner, where) for inner in value])
+    forms = form[6:-1].split(", ")
+    if len(forms) != len(value):
+        raise ProtocolError("%s is not a list of %s" % (where, form))
+    return tuple([_checked(inner, each, where) for inner, each in zip(forms, value)])
 
 
 def _mapping_of(kind: Type[Any]) -> Callable[[Any], bool]:
@@ -485,6 +529,5 @@ _CHECKS = {
     "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
     "str": lambda value: isinstance(value, str),
     "Dict[str, str]": _mapping_of(str),
-    "Dict[str, bool]": _mapping_of(bool),
 }
 """The forms that a field may have, besides lists, records, and None."""

@@ -139,7 +139,7 @@ def _listeners(port: int) -> dict[int, int]:
 # Routes and interfaces
 
 
-def route(host: str) -> RouteFound | RouteFailed:
+def route(node: int, host: str) -> RouteFound | RouteFailed:
     """Find the way to `host`."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -147,18 +147,18 @@ def route(host: str) -> RouteFound | RouteFailed:
             sock.connect(address)  # UDP: looks the route up, sends nothing
             source = str(sock.getsockname()[0])
     except UnicodeError:
-        return RouteFailed(host, "not a host name")
+        return RouteFailed(node, host, "not a host name")
     except OSError as error:
-        return RouteFailed(host, error.strerror or str(error))
-    named = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    return RouteFound(host, str(address[0]), source, interface_of(source), interfaces(), named)
+        return RouteFailed(node, host, error.strerror or str(error))
+    named = tuple([(name, os.environ[name]) for name in VARIABLES if name in os.environ])
+    return RouteFound(node, host, str(address[0]), interface_of(source), source, interfaces(), named)
 
 
-def interfaces() -> dict[str, bool]:
+def interfaces() -> tuple[tuple[str, bool], ...]:
     """List every interface, with whether it has an address that other machines could know."""
     ipv4 = _ipv4_addresses()
     ipv6 = {row[5] for row in _ipv6_rows() if row[3] != LINK_LOCAL}
-    return {name: name in ipv4 or name in ipv6 for _, name in socket.if_nameindex()}
+    return tuple([(name, name in ipv4 or name in ipv6) for _, name in socket.if_nameindex()])
 
 
 def interface_of(address: str) -> str | None:
@@ -218,7 +218,7 @@ class Listener:
                     continue  # it did not wait for an answer
 
 
-def dial_all(targets: list[tuple[str, int]], timeout_s: float, token: bytes) -> list[list[Message]]:
+def dial_all(targets: tuple[tuple[str, int], ...], timeout_s: float, token: bytes) -> list[list[Message]]:
     """`dial` to each (host, port), all at once."""
     from concurrent.futures import ThreadPoolExecutor  # only checks dial
 

@@ -140,7 +140,7 @@ class Outbox:
         form: Callable[[bytes], bytes] | None = None,
         hello: bytes = b"",
     ) -> None:
-        self._node, self._form, self._hello = node, form, hello
+        self.node, self._form, self._hello = node, form, hello
         self._control: list[bytes] = []
         self._spool = Spool(folder)
         self._current = memoryview(b"")
@@ -170,7 +170,7 @@ class Outbox:
 
     def post(self, message: wire.Message) -> None:
         """Queue one control frame of this JSON object."""
-        self._control.append(wire.encode_message(self._node, message))
+        self._control.append(wire.encode_message(self.node, message))
 
     def discard(self) -> None:
         """Forget everything: nobody will read it."""
@@ -180,17 +180,19 @@ class Outbox:
 
     def output(self, generation: int, channel: int, data: bytes | memoryview) -> None:
         """Queue output of a worker, at most MAX_OUTPUT bytes, or count its loss."""
-        if not self._spool.append(wire.encode_output(self._node, generation, channel, data)):
+        if not self._spool.append(wire.encode_output(self.node, generation, channel, data)):
             self._lost[channel] = self._lost.get(channel, 0) + len(data)
 
     def flight(self, generation: int, rank: int, data: bytes) -> None:
         """Queue a piece of a flight recorder's dump, at most MAX_OUTPUT bytes, where there is room."""
-        self._spool.append(wire.encode_flight(self._node, generation, rank, data))
+        self._spool.append(wire.encode_flight(self.node, generation, rank, data))
 
     def losses(self) -> list[OutputLost]:
         """Report what was lost since the last call."""
         lost, self._lost = self._lost, {}
-        return [OutputLost(channel // 2, channel % 2, size) for channel, size in sorted(lost.items())]
+        return [
+            OutputLost(self.node, channel // 2, channel % 2, size) for channel, size in sorted(lost.items())
+        ]
 
     def write(self, link: int) -> int:
         """Write until the link would block; return how many bytes. Raises OSError when the link is gone."""

@@ -224,13 +224,13 @@ def _oom_counters() -> Iterator[str]:
     yield "/proc/vmstat"
 
 
-def shared_memory() -> list[int]:
-    """Give [size, free] of /dev/shm in bytes; empty where there is none."""
+def shared_memory() -> tuple[int, ...]:
+    """Return (size, free) of /dev/shm in bytes; empty where there is none."""
     try:
         found = os.statvfs("/dev/shm")
     except OSError:
-        return []
-    return [found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize]
+        return ()
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
 
 def _lines(path: str) -> list[str]:

@@ -131,13 +131,14 @@ class Agent:
 
     def _hello(self) -> messages.Hello:
         return messages.Hello(
+            node=self._node,
             protocol=wire.PROTOCOL,
             python=sys.executable,
-            version=list(sys.version_info[:3]),
+            version=tuple(sys.version_info[:3]),
             gpus=gpus.gpu_count(),
             hostname=os.uname().nodename,
             pid=os.getpid(),
-            t=time.monotonic(),
+            at=time.monotonic(),
             procs=None,
             logs=None,
         )
@@ -145,7 +146,7 @@ class Agent:
     def _report_orphans(self) -> None:
         killed = sweep.kill_orphans()
         if killed:
-            self._outbox.report(messages.OrphansKilled(killed))
+            self._outbox.report(messages.OrphansKilled(self._node, killed))
 
     # The link
 
@@ -226,7 +227,7 @@ class Agent:
         if signal.SIGCHLD in received:
             self._workers.children_changed()
         for signum in sorted({*received}.intersection(wire.NOTICES)):
-            self._outbox.report(messages.Noticed(signum))
+            self._outbox.report(messages.Noticed(self._node, signum))
             self._flush()
         stop = next((signum for signum in received if signum in _SIGNALS), None)
         if stop is not None and not self._leaving:
@@ -236,14 +237,16 @@ class Agent:
     def _say_leaving(self, signum: int, damage: str = "") -> None:
         """Said at once, before the workers' exits, so that none of them is taken for the cause."""
         if not self._leaving:
-            self._outbox.report(messages.AgentLeaving(signum, os.getppid() != self._guardian, damage))
+            self._outbox.report(
+                messages.AgentLeaving(self._node, signum, os.getppid() != self._guardian, damage)
+            )
             self._flush()
 
     # Commands, one method each
 
     def _on_ping(self, command: messages.Ping) -> None:
         self._renew_lease()
-        self._outbox.report(messages.Pong(time.monotonic()))
+        self._outbox.report(messages.Pong(self._node, time.monotonic()))
 
     def _on_hold(self, command: messages.HoldPort) -> None:
         if self._hold and not self._hold.answers(command.port):
@@ -251,16 +254,16 @@ class Agent:
             self._hold = None
         try:
             self._hold = self._hold or network.Hold(command.port)  # asked again: the same answer
-            self._outbox.report(messages.PortHeld(self._hold.port))
+            self._outbox.report(messages.PortHeld(self._node, self._hold.port))
         except OSError as error:
             self._report_unheld(command.port, error)
 
     def _report_unheld(self, port: int | None, error: OSError) -> None:
-        holders = network.owners(port) if port else []
-        self._outbox.report(messages.PortRefused(error.strerror or str(error), holders))
+        holders = tuple(network.owners(port)) if port else ()
+        self._outbox.report(messages.PortRefused(self._node, error.strerror or str(error), holders))
 
     def _on_route(self, command: messages.FindRoute) -> None:
-        self._outbox.report(network.route(command.address))
+        self._outbox.report(network.route(self._node, command.address))
 
     def _on_start(self, command: messages.StartWorkers) -> None:
         if self._hold:
@@ -280,18 +283,18 @@ class Agent:
         if fresh or not self._claim:
             self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed + fresh))
         else:
-            self._outbox.report(messages.Reaped(killed))
+            self._outbox.report(messages.Reaped(self._node, killed))
 
     def _on_listen(self, command: messages.Listen) -> None:
         try:
             self._listener = network.Listener(command.port, command.token.encode())
-            self._outbox.report(messages.Listening(self._listener.port))
+            self._outbox.report(messages.Listening(self._node, self._listener.port))
         except OSError as error:
             self._report_unheld(command.port, error)
 
     def _on_dial(self, command: messages.DialAll) -> None:
         results = network.dial_all(command.targets, command.timeout_s, command.token.encode())
-        self._outbox.report(messages.Dialled(results))
+        self._outbox.report(messages.Dialled(self._node, tuple(results)))
 
     def _on_close(self, command: messages.Close) -> None:
         self._leaving = True

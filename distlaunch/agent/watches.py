@@ -72,7 +72,7 @@ class JoinWatch(Watch):
         fresh = self._arrivals.look(missing)
         if fresh:
             self.joined |= fresh
-            self._outbox.report(RanksJoined(sorted(fresh)))
+            self._outbox.report(RanksJoined(self._outbox.node, tuple(sorted(fresh))))
         left = {rank: pid for rank, pid in missing.items() if rank not in fresh}
         if left:
             if time.monotonic() >= self._lag_at:
@@ -87,8 +87,8 @@ class JoinWatch(Watch):
         fresh = {rank: words for rank, (_, words) in seen.items() if self._told.get(rank) != words}
         if fresh:
             self._told.update(fresh)
-            ranks = [[rank, seen[rank][0], words] for rank, words in sorted(fresh.items())]
-            self._outbox.report(RanksLag(ranks))
+            ranks = [(rank, seen[rank][0], words) for rank, words in sorted(fresh.items())]
+            self._outbox.report(RanksLag(self._outbox.node, tuple(ranks)))
 
 
 class Arrivals:
@@ -174,17 +174,18 @@ class StallWatch(Watch):
         self._stall_s = stall_s
         self._interval_s = min(STALL_LOOK_MAX_S, stall_s / STALL_LOOKS)
         self._seen: dict[int, tuple[int, int, float]] = {}
-        self._told = RanksStalled([], [])
+        self._reported = RanksStalled(self._outbox.node, ())
         self._poller.after(self._interval_s, self.name, self._look)
 
     def _look(self) -> None:
         now = time.monotonic()
         stalled = [w for w in self._running() if now - self._alive_at(w, now) >= self._stall_s]
-        stopped = [[w.local_rank, _stopped(procfs.family(w.pid))] for w in stalled]
-        told = RanksStalled([w.local_rank for w in stalled], [each for each in stopped if each[1]])
-        if told != self._told:
-            self._told = told
-            self._outbox.report(told)
+        halted = [(w.local_rank, _stopped(procfs.family(w.pid))) for w in stalled]
+        stopped = tuple([each for each in halted if each[1]])
+        report = RanksStalled(self._outbox.node, tuple([w.local_rank for w in stalled]), stopped)
+        if report != self._reported:
+            self._reported = report
+            self._outbox.report(report)
         self._poller.after(self._interval_s, self.name, self._look)
 
     def _alive_at(self, worker: Worker, now: float) -> float:
@@ -230,7 +231,7 @@ class UsageWatch(Watch):
         rows = [self._row(worker, before, now) for worker in self._running()]
         self._looked_at = now
         if before:
-            self._outbox.report(Usage(rows))
+            self._outbox.report(Usage(self._outbox.node, tuple(rows)))
         self._poller.after(USAGE_INTERVAL_S if before else USAGE_FIRST_S, self.name, self._look)
 
     def _row(self, worker: Worker, before: dict[int, int], now: float) -> list[object]:

@@ -143,7 +143,7 @@ def forked(become: Callable[[], None]) -> int:
 
 def at_home(spec: WorkerSpec) -> WorkerSpec:
     """Put the home of this node's user in place of the ~ that a path of `spec` may begin with."""
-    argv = [_expanded(word) if i in spec.paths else word for i, word in enumerate(spec.argv)]
+    argv = tuple([_expanded(word) if i in spec.paths else word for i, word in enumerate(spec.argv)])
     return spec._replace(argv=argv, cwd=_expanded(spec.cwd))
 
 
@@ -213,18 +213,19 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def exec_failure(data: bytes, spec: WorkerSpec) -> WorkerUnstarted:
+def exec_failure(node: int, data: bytes, spec: WorkerSpec) -> WorkerUnstarted:
     """Make the report of what came through ``exec_pipe``."""
     stage, _, number = data.decode().partition(" ")
-    return unstarted(spec, stage, int(number))
+    return unstarted(node, spec, stage, int(number))
 
 
-def unstarted(spec: WorkerSpec, stage: str, code: int, why: str = "") -> WorkerUnstarted:
+def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "") -> WorkerUnstarted:
     """Make the report of a worker whose fork, chdir or exec failed with errno `code`."""
     subject = _subject(spec, stage)
     if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
         stage = "interpreter"
-    return WorkerUnstarted(spec.local_rank, stage, code, why or "%s: %s" % (subject, _words(code, stage)))
+    why = why or "%s: %s" % (subject, _words(code, stage))
+    return WorkerUnstarted(node, spec.local_rank, stage, code, why)
 
 
 def _subject(spec: WorkerSpec, stage: str) -> str:

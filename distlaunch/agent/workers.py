@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from distlaunch.agent import messages, network, procfs, scratch, sweep, wire
 from distlaunch.agent.messages import StartWorkers, WorkerSpec
@@ -86,7 +86,7 @@ class Workers:
         """Report for some seconds what workers use."""
         self._usage.go_on(command.for_s)
 
-    def _prepared(self, command: StartWorkers) -> list[WorkerSpec]:
+    def _prepared(self, command: StartWorkers) -> Sequence[WorkerSpec]:
         """Make the folder for error records and choose CPUs; no workers, and told, when that can't be."""
         try:
             self._folder.make(_tmpdir(command))
@@ -101,9 +101,9 @@ class Workers:
         except cpus.BindingError as error:
             return self._refuse(command, "setup", errno.EINVAL, str(error))
 
-    def _refuse(self, command: StartWorkers, stage: str, code: int, why: str) -> list[WorkerSpec]:
+    def _refuse(self, command: StartWorkers, stage: str, code: int, why: str) -> Sequence[WorkerSpec]:
         for spec in command.workers:
-            self._outbox.report(unstarted(spec, stage, code, why))
+            self._outbox.report(unstarted(self._node, spec, stage, code, why))
         return []
 
     def _complete(self, spec: WorkerSpec, shared: dict[str, str]) -> WorkerSpec:
@@ -119,7 +119,7 @@ class Workers:
         try:
             worker = spawn(spec, error_file)
         except OSError as error:
-            self._outbox.report(unstarted(spec, "fork", error.errno or 0))
+            self._outbox.report(unstarted(self._node, spec, "fork", error.errno or 0))
             return
         self._workers.append(worker)
         self._poller.watch(worker.exec_pipe, lambda: self._confirm(worker))
@@ -151,8 +151,8 @@ class Workers:
         worker.exec_pipe = -1
         worker.started = not data
         spec = self._specs[worker.local_rank]
-        started = messages.WorkerStarted(worker.local_rank, worker.pid, spec.cpus)
-        self._outbox.report(exec_failure(data, spec) if data else started)
+        started = messages.WorkerStarted(self._node, worker.local_rank, worker.pid, spec.cpus)
+        self._outbox.report(exec_failure(self._node, data, spec) if data else started)
 
     def _pump(self, worker: Worker, stream: int, fd: int) -> bool:
         """Forward what a worker printed; False when there is no more for now."""
@@ -200,9 +200,10 @@ class Workers:
             self._look_for_usurper(worker)
         self._outbox.report(
             messages.WorkerExited(
+                node=self._node,
                 local_rank=worker.local_rank,
                 status=status,
-                t=time.monotonic(),
+                at=time.monotonic(),
                 error_record=worker.error_record(),
                 words=worker.words.decode(errors="replace") if status != 0 else "",
                 oom_kills=procfs.oom_kills() - self._oom_kills,
@@ -222,7 +223,7 @@ class Workers:
             return
         owners = network.strangers(self._store_port)
         if owners:
-            self._outbox.report(messages.PortUsurped(owners))
+            self._outbox.report(messages.PortUsurped(self._node, tuple(owners)))
         self._store_port = None
 
     def _live(self) -> list[Worker]:
@@ -257,7 +258,7 @@ class Workers:
 
     def _report_stack(self, worker: Worker, text: bytes) -> None:
         words = text.decode(errors="replace")
-        self._outbox.report(messages.StackDumped(worker.local_rank, words))
+        self._outbox.report(messages.StackDumped(self._node, worker.local_rank, words))
 
     # The rest of a generation: SIGTERM, grace, sweep.
 
@@ -311,11 +312,11 @@ class Workers:
     def _report_swept(self) -> None:
         worker_pids = {worker.pid for worker in self._workers}
         killed = self._sweep.killed - worker_pids if self._sweep else set()
-        self._outbox.report(messages.Swept(self._generation, len(killed)))
+        self._outbox.report(messages.Swept(self._node, self._generation, len(killed)))
         for loss in self._outbox.losses():
             self._outbox.report(loss)
 
     def _report_stuck(self) -> None:
         assert self._sweep is not None
         stuck = [{"pid": pid, "command": procfs.command_name(pid)} for pid in self._sweep.stuck()]
-        self._outbox.report(messages.Stuck(self._generation, stuck[:64]))
+        self._outbox.report(messages.Stuck(self._node, tuple(stuck[:64])))

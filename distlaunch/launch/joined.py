@@ -52,7 +52,7 @@ class Part:
         """The folder where this node's logs are kept, made now; "" = nowhere."""
         return ""
 
-    def workers(self, ranks: messages.StartRanks) -> list[messages.WorkerSpec]:
+    def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
         """This launcher's own program, as the ranks that the controller says."""
         raise NotImplementedError
 
@@ -185,7 +185,7 @@ class _JoinedAgent(Agent):
             self._part.say(NO_SUSPENDING_TORCHRUN)
             return
         self._stops += signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
-        self._outbox.report(messages.Interrupted(signum))
+        self._outbox.report(messages.Interrupted(signum, self._seat.node))
         self._flush()
         if self._stops > 2:
             self.outcome = self.outcome or 128 + signum
@@ -239,20 +239,20 @@ class _JoinedAgent(Agent):
         shared = {name: getattr(ranks, name) for name in ranks._fields if name != "workers"}
         workers = self._part.workers(ranks)
         binding = self._part.binding()
-        self._on_start(messages.StartWorkers(**shared, temporary=[], binding=binding, workers=workers))
+        self._on_start(messages.StartWorkers(**shared, temporary=(), binding=binding, workers=workers))
 
 
 class OneRank(Part):
     """The part of a scheduler's task: one rank, whose output is the task's as it is."""
 
     def __init__(self, argv: list[str], scans: bool) -> None:
-        self._argv, self.scans = argv, scans
+        self._argv, self.scans = tuple(argv), scans
         self._errors: Outlet | None = None
 
-    def workers(self, ranks: messages.StartRanks) -> list[messages.WorkerSpec]:
+    def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
         """The task's program. Only its stderr is captured, because its last output explains failures."""
         (rank,) = ranks.workers
-        return [messages.WorkerSpec(0, self._argv, os.getcwd(), [], rank.env, rank.defaults, False, [0, 1])]
+        return (messages.WorkerSpec(0, self._argv, os.getcwd(), (), rank.env, rank.defaults, False, (0, 1)),)
 
     def show(self, generation: int, local_rank: int, stream: int, data: bytes) -> None:
         """Pass it on."""

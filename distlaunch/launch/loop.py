@@ -20,7 +20,7 @@ from distlaunch.transports.link import Links
 
 WATCH_S = 4.0
 """Between two requests to tell what ranks use, as long as somebody wants to know."""
-FIRST_SIGNS_OF_WORKERS = (events.WorkerStarted, events.WorkerUnstarted, events.WorkerExited)
+FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
 
 class Loop:
@@ -150,16 +150,16 @@ class Loop:
         if frame.kind == wire.FLIGHT:
             self._take_flight(node, frame)
             return
-        report = messages.read(messages.REPORTS, frame.message())
+        report = messages.report_in(frame)
         if isinstance(report, messages.Usage):
             self._take_use(node, report)
             return
         if isinstance(report, messages.WorkerStarted) and report.local_rank == 0:
             # srun holds the next small message back for 40 ms, unless something goes the other way.
             self._links.send(node, messages.Ping())
-        if (node_time := getattr(report, "t", None)) is not None:
-            self._learn_clock(node, seconds(node_time, "t"))
-        event = event_of(node, report, lambda t: t + self._clock_offsets.get(node, 0.0))
+        if (node_time := getattr(report, "at", None)) is not None:
+            self._learn_clock(node, seconds(node_time, "at"))
+        event = event_of(report, lambda at: at + self._clock_offsets.get(node, 0.0))
         if event is not None:
             self._feed(event)
 
@@ -202,4 +202,4 @@ class Loop:
 
     def _on_interrupts(self) -> None:
         for signum in self._interrupts.received():
-            self._feed(events.Interrupted(signum))
+            self._feed(messages.Interrupted(signum))

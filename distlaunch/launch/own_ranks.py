@@ -40,7 +40,7 @@ class OwnRanks(Part):
             self._folder = run_folder(self._spec, part)
         return self._folder.path if self._folder else ""
 
-    def workers(self, ranks: messages.StartRanks) -> list[messages.WorkerSpec]:
+    def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
         """The command line of each rank, and whether it shares this process's streams."""
         self._first_rank = int({**ranks.env, **ranks.workers[0].env}["RANK"])
         self._plan = _plan(self._spec, self._first_rank)
@@ -53,19 +53,19 @@ class OwnRanks(Part):
             self._console.finish_lines()  # of ranks that have ended
         shares = shared_descriptors(self._plan, part, ranks.generation)
         planned = workers(self._plan, part, Rendezvous("", 0, "", "gloo"))
-        return [
+        return tuple(
             messages.WorkerSpec(
                 local_rank=each.local_rank,
-                argv=list(own.argv),
+                argv=own.argv,
                 cwd=own.cwd,
-                paths=list(own.paths),
+                paths=own.paths,
                 env=each.env,
                 defaults=each.defaults,
                 one_device=self._spec.one_device,
                 shares=shares[own.rank],
             )
             for each, own in zip(ranks.workers, planned, strict=True)
-        ]
+        )
 
     def binding(self) -> messages.Binding | None:
         """As the command line has it."""

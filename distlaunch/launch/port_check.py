@@ -114,7 +114,7 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     with Agents(asked) as agents:
         report = _listening(agents, asked.nodes[0].label, host, port, token)
         if report.free and report.port is not None:
-            question = messages.DialAll([(host, report.port)], DIAL_S, token)
+            question = messages.DialAll(((host, report.port),), DIAL_S, token)
             answers = agents.ask(dict.fromkeys(agents.present, question), (messages.Dialled,))
             report = report._replace(dials=tuple(_dials(asked.nodes, answers)))
             if not spec.one_machine and len(spec.nodes) > 1:
@@ -189,7 +189,7 @@ def _try_pairs(agents: "Agents", labels: Sequence[str], host: str, token: str) -
         if source in agents.present
     }
     questions = {
-        source: messages.DialAll([ends[target] for target in targets], DIAL_S, token)
+        source: messages.DialAll(tuple(ends[target] for target in targets), DIAL_S, token)
         for source, targets in wanted.items()
     }
     answers = agents.ask(questions, (messages.Dialled,))
@@ -307,7 +307,7 @@ class Agents:
     def _take(self, frame: Frame) -> None:
         if frame.kind != CONTROL:
             raise ProtocolError("unexpected frame")
-        report = messages.read(messages.REPORTS, frame.message())
+        report = messages.report_in(frame)
         if isinstance(report, messages.Hello) and report.protocol != PROTOCOL:
             raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
         if isinstance(report, self._expected):

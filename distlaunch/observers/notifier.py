@@ -12,11 +12,12 @@ import threading
 import time
 from typing import Any
 
+from distlaunch.agent.messages import RanksStalled
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import LastOutput
-from distlaunch.supervisor.events import Event, RanksStalled
+from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.status import RunState, run_state
 from distlaunch.supervisor.summary import Summary

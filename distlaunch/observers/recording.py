@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.messages import StackDumped, WorkerExited
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_folder import SUMMARY, Entry, RunFolder, file_of
@@ -15,7 +16,7 @@ from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.codec import running_workers
-from distlaunch.supervisor.events import Event, StackDumped, WorkerExited
+from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, NOTICE, beginning, fields_of
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.state import Phase, State

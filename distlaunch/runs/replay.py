@@ -24,7 +24,7 @@ from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, NOTICE, VERSION
 from distlaunch.supervisor.nodes import Many
 from distlaunch.supervisor.state import State
-from distlaunch.supervisor.step import begin, step
+from distlaunch.supervisor.step import HANDLERS, begin, step
 from distlaunch.transports.slurm import Slurm
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Joined, Local, Transport
@@ -32,7 +32,7 @@ from distlaunch.transports.transport import Command, Joined, Local, Transport
 WIDTH = 160
 """Characters of a value that are shown."""
 _NO_START = f"line 1: not the start of a history of version {VERSION}"
-_KINDS: Mapping[Any, type] = {kind.__name__: kind for kind in typing.get_args(Event)}
+_KINDS: Mapping[Any, type] = {kind.__name__: kind for kind in HANDLERS}
 
 
 class HistoryError(DistlaunchError):
@@ -148,7 +148,7 @@ def _plain_typed(kind: Any, value: Any) -> Any:
 
 @functools.cache
 def _hints(kind: type) -> Mapping[str, Any]:
-    return typing.get_type_hints(kind)
+    return typing.get_type_hints(kind, localns=vars(typing))  # an agent doesn't import typing
 
 
 def _sequence(origin: Any, inner: tuple[Any, ...], value: Any) -> Any:

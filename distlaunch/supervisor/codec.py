@@ -61,26 +61,25 @@ def seconds(value: float, name: str) -> float:
     return float(value)
 
 
-def event_of(node: int, report: Any, clock: Clock) -> Event | None:
-    """The event that a report stands for, or None for one that is only a sign of life.
+def event_of(report: Any, clock: Clock) -> Event | None:
+    """The event that a report is, or None for one that is only a sign of life.
 
-    A report becomes the event of the same name, field by field. What it holds is of the right types, but not
-    trusted: texts are cut, numbers must be in range. Raises `ProtocolError`.
+    It has the right types, but is not trusted: texts are cut, numbers must be in range. Its time becomes the
+    controller's. Raises `ProtocolError`.
     """
     kind = type(report)
     if kind is messages.Pong:
         return None
     if kind is messages.Hello:
-        return _hello(node, report)
-    if kind not in _EVENTS:
+        return _hello(report)
+    if kind in _ANSWERS:
         raise ProtocolError(f"unexpected message: {kind.__name__}")
-    fields = report._asdict()
-    if "t" in fields:
-        fields["at"] = clock(seconds(fields.pop("t"), "t"))
-    event = _EVENTS[kind]
-    rules = ((name, _RULES.get((kind, name), _trusted)) for name in event._fields if name in fields)
-    values = {name: rule(fields[name], name) for name, rule in rules}
-    return event(node=node, **values)  # type: ignore[no-any-return]
+    fields = {
+        name: _RULES.get((kind, name), _trusted)(value, name) for name, value in report._asdict().items()
+    }
+    if "at" in fields:
+        fields["at"] = clock(fields["at"])
+    return kind(**fields)  # type: ignore[no-any-return]
 
 
 def uses_of(report: messages.Usage) -> dict[int, Use]:
@@ -96,13 +95,13 @@ def _use(row: Any) -> tuple[int, Use]:
     raise ProtocolError("usage: ranks is not a list of ranks and what they use")
 
 
-def _hello(node: int, report: messages.Hello) -> Event:
+def _hello(report: messages.Hello) -> Event:
     if report.protocol != PROTOCOL:
         raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
     gpus = number(report.gpus, "gpus", 0, MAX_GPUS)
     procs = report.procs if report.procs is None else number(report.procs, "procs", 1)
     python, logs, hostname = (_trusted(text, "") for text in (report.python, report.logs, report.hostname))
-    return events.AgentUp(node, Facts(python, gpus, procs, logs), hostname)
+    return events.AgentUp(report.node, Facts(python, gpus, procs, logs), hostname)
 
 
 def _trusted(value: Any, name: str) -> Any:
@@ -115,8 +114,8 @@ def _trusted(value: Any, name: str) -> Any:
         case str():
             return value[:MAX_TEXT]
         case dict():
-            return tuple((key[:MAX_WORDS], _short(inner)) for key, inner in value.items())
-        case list():
+            return {key[:MAX_WORDS]: _short(inner) for key, inner in value.items()}
+        case tuple() | list():
             return tuple(_trusted(inner, name) for inner in value)
     return value
 
@@ -139,7 +138,7 @@ def _stack(value: str, name: str) -> str:
     return value[:MAX_STACK]
 
 
-def _objects(values: list[Any], name: str) -> tuple[Mapping[str, Any], ...]:
+def _objects(values: tuple[Any, ...], name: str) -> tuple[Mapping[str, Any], ...]:
     if not all(isinstance(value, dict) for value in values):
         raise ProtocolError(f"{name} is not a list of objects")
     return tuple({key[:MAX_WORDS]: _short(inner) for key, inner in value.items()} for value in values)
@@ -161,21 +160,12 @@ def _cut_lines(text: str) -> str:
     return "\n".join(line[:MAX_TEXT] for line in text.splitlines())
 
 
-def _seen(rows: list[Any], name: str) -> tuple[tuple[int, bool, str], ...]:
-    return tuple(map(_seen_of_one, rows))
+def _seen(rows: tuple[tuple[int, bool, str], ...], name: str) -> tuple[tuple[int, bool, str], ...]:
+    return tuple((number(rank, name), tries, words[:MAX_WORDS]) for rank, tries, words in rows)
 
 
-def _seen_of_one(row: Any) -> tuple[int, bool, str]:
-    match row:
-        case [int(rank), bool(trying), str(words)] if not isinstance(rank, bool):
-            return number(rank, "ranks"), trying, words[:MAX_WORDS]
-    raise ProtocolError("lagging: ranks is not a list of ranks and what they do")
-
-
-def _stopped(rows: list[list[int]], name: str) -> tuple[tuple[int, int], ...]:
-    if not all(len(row) == 2 for row in rows):
-        raise ProtocolError("stopped is not a list of ranks and pids")
-    return tuple((number(rank, "stopped"), number(pid, "stopped", 1)) for rank, pid in rows)
+def _stopped(rows: tuple[tuple[int, int], ...], name: str) -> tuple[tuple[int, int], ...]:
+    return tuple((number(rank, name), number(pid, name, 1)) for rank, pid in rows)
 
 
 _RULES: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
@@ -186,16 +176,14 @@ _RULES: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.RanksStalled, "stopped"): _stopped,
     (messages.StackDumped, "text"): _stack,
     (messages.Stuck, "processes"): _objects,
+    (messages.WorkerExited, "at"): seconds,
     (messages.WorkerExited, "error_record"): _error_record,
     (messages.WorkerExited, "status"): _status,
     (messages.WorkerExited, "words"): _last_words,
 }
 """What checks a field that needs more than `_trusted`."""
-_EVENTS: Mapping[type, Any] = {
-    kind: getattr(events, kind.__name__)
-    for kind in messages.REPORTS.values()
-    if hasattr(events, kind.__name__)
-}
+_ANSWERS = frozenset({messages.Usage, messages.Listening, messages.Dialled})
+"""Reports that are no events: nothing in a run asks for them, or they decide nothing."""
 
 
 AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | DumpStacks | GiveNotice | Reap | Close
@@ -215,7 +203,7 @@ def command_for(action: AgentAction, state: State, run_id: str) -> tuple[Any, ..
         case Reap():
             return messages.Reap(run_id)
     kind = getattr(messages, type(action).__name__)  # the command has the action's fields, but for the node
-    return kind(*(list(value) if isinstance(value, tuple) else value for value in action[1:]))  # type: ignore[no-any-return]
+    return kind(*action[1:])  # type: ignore[no-any-return]
 
 
 def running_workers(state: State, run_id: str) -> dict[NodeRank, list[WorkerPlan]]:
@@ -250,7 +238,7 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         hosts_store=part.node_rank == 0,
         notice=signal.Signals[f"SIG{state.spec.on_notice}"],
         flight=state.plan.backend == "nccl",
-        temporary=list(planned[0].temporary),
+        temporary=planned[0].temporary,
         # What all workers of the node have in common travels once.
         env=_environment(state.spec, planned[0], run_id) | shared,
         binding=binding_of(state.spec, part),
@@ -270,32 +258,32 @@ def _environment(spec: JobSpec, worker: WorkerPlan, run_id: str) -> dict[str, st
 def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
     """The CPUs that the job wants for a node's workers."""
     binding = spec.binding
-    return messages.Binding(binding.how, part.gpus, list(binding.cpus)) if binding else None
+    return messages.Binding(binding.how, part.gpus, tuple(binding.cpus)) if binding else None
 
 
 def _worker_specs(
     state: State, part: NodePlan, planned: Sequence[WorkerPlan], shared: Mapping[str, str]
-) -> list[messages.WorkerSpec]:
+) -> tuple[messages.WorkerSpec, ...]:
     assert state.plan is not None
     shares = shared_descriptors(state.plan, part, state.generation)
-    return [
+    return tuple(
         messages.WorkerSpec(
             local_rank=worker.local_rank,
-            argv=list(worker.argv),
+            argv=worker.argv,
             cwd=worker.cwd,
-            paths=list(worker.paths),
+            paths=worker.paths,
             env={name: value for name, value in worker.contract.items() if name not in shared},
             defaults=dict(worker.defaults),
             one_device="CUDA_VISIBLE_DEVICES" in worker.contract,
             shares=shares[worker.rank],
         )
         for worker in planned
-    ]
+    )
 
 
-def shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Mapping[int, list[int]]:
+def shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Mapping[int, tuple[int, ...]]:
     """Rank → which of stdin (0) and stdout (1) are the command's own."""
     if not plan.spec.invocation.shares_stdio or part.logs is not None:
-        return {rank: [] for rank in part.ranks}
+        return dict.fromkeys(part.ranks, ())
     streams = destinations(plan, generation)
-    return {rank: [0, 1] if streams[rank, 0].direct else [0] for rank in part.ranks}
+    return {rank: (0, 1) if streams[rank, 0].direct else (0,) for rank in part.ranks}

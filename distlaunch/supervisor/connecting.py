@@ -1,16 +1,10 @@
 """The nodes: reaching them, losing them, reaching them again, and which take part in the next generation."""
 
+from distlaunch.agent.messages import AgentLeaving, OrphansKilled, Reaped
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.layout import Facts, NodeRank, node_plan
 from distlaunch.supervisor.actions import Action, Drop, GiveUp, Notice, Reap
-from distlaunch.supervisor.events import (
-    AgentLeaving,
-    AgentUp,
-    ImagePulled,
-    NodeArrived,
-    OrphansKilled,
-    Reaped,
-)
+from distlaunch.supervisor.events import AgentUp, ImagePulled, NodeArrived
 from distlaunch.supervisor.findings import (
     ConnectAgain,
     Finding,

@@ -2,10 +2,11 @@
 
 import signal
 
+from distlaunch.agent.messages import Interrupted, Stuck, Swept
 from distlaunch.agent.wire import NOTICES
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
-from distlaunch.supervisor.events import Interrupted, OutputFlows, Stuck, Swept
+from distlaunch.supervisor.events import OutputFlows
 from distlaunch.supervisor.findings import EndNoticed, JobOver, Step, Terminated
 from distlaunch.supervisor.nodes import (
     Connecting,

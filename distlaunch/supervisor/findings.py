@@ -3,8 +3,8 @@
 import signal
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.messages import WorkerExited
 from distlaunch.supervisor.actions import Action, Notice
-from distlaunch.supervisor.events import WorkerExited
 from distlaunch.supervisor.state import Cause, State, Why
 
 

@@ -12,7 +12,7 @@ from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.job.text import is_secret, redacted
 from distlaunch.supervisor.events import Event
 
-VERSION = 4
+VERSION = 5
 """Of events.jsonl: another one as soon as a line can't be read as before."""
 _SCALARS = frozenset({int, float, str, bool, type(None)})
 BEGAN, NOTICE = "Began", "Notice"
@@ -26,9 +26,8 @@ def beginning(spec: JobSpec, chance: float) -> dict[str, Any]:
 
 def fields_of(event: Event) -> dict[str, Any]:
     """The fields of an event's line."""
-    return {
-        name: value if type(value) in _SCALARS else _plain(value) for name, value in event._asdict().items()
-    }
+    fields: dict[str, Any] = event._asdict()  # type: ignore[attr-defined]  # each event has its own fields
+    return {name: value if type(value) in _SCALARS else _plain(value) for name, value in fields.items()}
 
 
 def without_secrets(spec: JobSpec) -> JobSpec:

@@ -4,9 +4,9 @@ A script need not use torch.distributed at all. Only when a rank has joined, or 
 on the others counted; a limit that the job file sets counts from the start, whatever the ranks do.
 """
 
+from distlaunch.agent.messages import RanksJoined, RanksLag
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.events import RanksJoined, RanksLag
 from distlaunch.supervisor.findings import JobOver, Started, Step
 from distlaunch.supervisor.nodes import Worker
 from distlaunch.supervisor.state import Cause, State, Timer

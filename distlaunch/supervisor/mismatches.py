@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from distlaunch.agent.messages import RouteFound
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.job.spec import Env, EnvValue
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.events import RouteFound
 from distlaunch.supervisor.nodes import facts_of, route_of
 from distlaunch.supervisor.state import State
 from distlaunch.wording import counted, listed

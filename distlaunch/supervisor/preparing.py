@@ -7,18 +7,12 @@ A plan that turns out to be another one asks again.
 
 from collections.abc import Sequence
 
+from distlaunch.agent.messages import PortHeld, PortRefused, PortUsurped, RouteFailed, RouteFound
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import LaunchPlan, foreseen_master, make_plan
 from distlaunch.supervisor.actions import Action, Connect, FindRoute, GiveUp, HoldPort, StartWorkers
-from distlaunch.supervisor.events import (
-    AddressesFound,
-    PortHeld,
-    PortRefused,
-    PortUsurped,
-    RouteFailed,
-    RouteFound,
-)
+from distlaunch.supervisor.events import AddressesFound
 from distlaunch.supervisor.findings import (
     ConnectAgain,
     GenerationFailed,

@@ -6,9 +6,10 @@ what becomes of the job: then it is told as what it is, and not restarted.
 
 import signal
 
+from distlaunch.agent.messages import Noticed
 from distlaunch.supervisor import restarting
 from distlaunch.supervisor.actions import AskScheduler, GiveNotice, Notice
-from distlaunch.supervisor.events import AllocationTold, Noticed
+from distlaunch.supervisor.events import AllocationTold
 from distlaunch.supervisor.findings import (
     EndNoticed,
     GenerationFailed,

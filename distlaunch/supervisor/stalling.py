@@ -3,11 +3,11 @@
 import re
 import signal
 
+from distlaunch.agent.messages import RanksStalled, StackDumped
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
 from distlaunch.supervisor.actions import Action, DumpStacks, Notice
-from distlaunch.supervisor.events import RanksStalled, StackDumped
 from distlaunch.supervisor.findings import DumpCame, GenerationFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Stall, Worker
 from distlaunch.supervisor.state import Cause, Phase, State, Timer

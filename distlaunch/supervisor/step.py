@@ -1,6 +1,6 @@
 """The policy of a job, one event at a time: who handles what happens, and who decides what follows.
 
-1. The event's handler (`_HANDLERS`) writes down what is known now. It may return findings, which are for
+1. The event's handler (`HANDLERS`) writes down what is known now. It may return findings, which are for
    another part of the supervisor to decide on.
 2. Each finding goes to its decider (`_DECIDERS`), which may find more.
 3. The rules of the job's phase (`_RULES`) see whether it can go on; if so, back to 2.
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from distlaunch.agent import messages
 from distlaunch.job.spec import JobSpec
 from distlaunch.supervisor import (
     connecting,
@@ -52,7 +53,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, .
     kind = type(event)
     if state.phase not in _PHASES.get(kind, _ALIVE):
         return state, ()
-    state, found = _HANDLERS[kind](event, state, now)
+    state, found = HANDLERS[kind](event, state, now)
     todo: list[Action] = []
     while True:
         state = _decided(state, found, now, todo)
@@ -111,34 +112,34 @@ def _nothing(state: State, now: float) -> Step:
     return state, ()
 
 
-_HANDLERS: Mapping[type, Handler] = {
-    events.AgentLeaving: connecting.on_agent_leaving,
+HANDLERS: Mapping[type, Handler] = {
+    messages.AgentLeaving: connecting.on_agent_leaving,
     events.AgentUp: connecting.on_agent_up,
     events.ImagePulled: connecting.on_image_pulled,
     events.AllocationTold: scheduling.on_allocation_told,
     events.AddressesFound: preparing.on_addresses_found,
     events.LinkEnded: _on_link_ended,
-    events.Noticed: scheduling.on_noticed,
-    events.PortHeld: preparing.on_port_held,
-    events.PortRefused: preparing.on_port_refused,
-    events.PortUsurped: preparing.on_port_usurped,
-    events.RouteFound: preparing.on_route_found,
-    events.RouteFailed: preparing.on_route_failed,
-    events.WorkerStarted: workers.on_worker_started,
-    events.WorkerUnstarted: workers.on_worker_unstarted,
-    events.WorkerExited: workers.on_worker_exited,
-    events.RanksJoined: joining.on_ranks_joined,
-    events.RanksLag: joining.on_ranks_lag,
-    events.RanksStalled: stalling.on_ranks_stalled,
-    events.StackDumped: stalling.on_stack_dumped,
-    events.Swept: ending.on_swept,
-    events.Reaped: connecting.on_reaped,
-    events.OrphansKilled: connecting.on_orphans_killed,
+    messages.Noticed: scheduling.on_noticed,
+    messages.PortHeld: preparing.on_port_held,
+    messages.PortRefused: preparing.on_port_refused,
+    messages.PortUsurped: preparing.on_port_usurped,
+    messages.RouteFound: preparing.on_route_found,
+    messages.RouteFailed: preparing.on_route_failed,
+    messages.WorkerStarted: workers.on_worker_started,
+    messages.WorkerUnstarted: workers.on_worker_unstarted,
+    messages.WorkerExited: workers.on_worker_exited,
+    messages.RanksJoined: joining.on_ranks_joined,
+    messages.RanksLag: joining.on_ranks_lag,
+    messages.RanksStalled: stalling.on_ranks_stalled,
+    messages.StackDumped: stalling.on_stack_dumped,
+    messages.Swept: ending.on_swept,
+    messages.Reaped: connecting.on_reaped,
+    messages.OrphansKilled: connecting.on_orphans_killed,
     events.OutputFlows: ending.on_output_flows,
-    events.OutputLost: workers.on_output_lost,
-    events.Stuck: ending.on_stuck,
+    messages.OutputLost: workers.on_output_lost,
+    messages.Stuck: ending.on_stuck,
     events.NodeArrived: connecting.on_node_arrived,
-    events.Interrupted: ending.on_interrupted,
+    messages.Interrupted: ending.on_interrupted,
     events.TimerDue: _on_timer_due,
 }
 """Who handles each event."""
@@ -202,16 +203,16 @@ _ALIVE = frozenset(Phase) - {Phase.DONE}
 _BEFORE_WORKERS = frozenset({Phase.CONNECTING, Phase.PREPARING})
 _WITH_WORKERS = frozenset({Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
 _PHASES: Mapping[type, frozenset[Phase]] = {
-    events.PortHeld: _BEFORE_WORKERS,
-    events.PortRefused: _BEFORE_WORKERS,
-    events.RouteFound: _BEFORE_WORKERS,
-    events.RouteFailed: _BEFORE_WORKERS,
-    events.WorkerStarted: _WITH_WORKERS,
-    events.WorkerUnstarted: _WITH_WORKERS,
-    events.WorkerExited: _WITH_WORKERS,
-    events.RanksJoined: frozenset({Phase.RUNNING}),
-    events.RanksLag: frozenset({Phase.RUNNING}),
-    events.RanksStalled: frozenset({Phase.RUNNING}),
-    events.PortUsurped: frozenset({Phase.RUNNING}),
+    messages.PortHeld: _BEFORE_WORKERS,
+    messages.PortRefused: _BEFORE_WORKERS,
+    messages.RouteFound: _BEFORE_WORKERS,
+    messages.RouteFailed: _BEFORE_WORKERS,
+    messages.WorkerStarted: _WITH_WORKERS,
+    messages.WorkerUnstarted: _WITH_WORKERS,
+    messages.WorkerExited: _WITH_WORKERS,
+    messages.RanksJoined: frozenset({Phase.RUNNING}),
+    messages.RanksLag: frozenset({Phase.RUNNING}),
+    messages.RanksStalled: frozenset({Phase.RUNNING}),
+    messages.PortUsurped: frozenset({Phase.RUNNING}),
 }
 """The phases in which an event counts; a report out of turn is ignored."""

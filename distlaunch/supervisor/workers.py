@@ -4,10 +4,10 @@ import errno
 import signal
 from typing import Any
 
+from distlaunch.agent.messages import OutputLost, WorkerExited, WorkerStarted, WorkerUnstarted
 from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts, words_of
 from distlaunch.supervisor import stalling
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.events import OutputLost, WorkerExited, WorkerStarted, WorkerUnstarted
 from distlaunch.supervisor.findings import (
     DumpCame,
     GenerationFailed,

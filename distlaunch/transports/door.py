@@ -72,10 +72,10 @@ def ranks_alone(command: messages.StartWorkers) -> messages.StartRanks:
     return messages.StartRanks(
         **{name: getattr(command, name) for name in messages.StartRanks.__annotations__ if name != "workers"}
         | {"env": sent(command.env)},
-        workers=[
+        workers=tuple(
             messages.RankSpec(each.local_rank, sent(each.env), sent(each.defaults))
             for each in command.workers
-        ],
+        ),
     )
 
 

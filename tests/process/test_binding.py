@@ -124,10 +124,10 @@ def test_torchruns_flag_binds_too(tmp_path: Path) -> None:
 
 def test_a_refusal_of_the_kernel_is_told(tmp_path: Path) -> None:
     # The CPUs were chosen among those of the agent, and have gone offline since.
-    spec = WorkerSpec(0, ["/bin/true"], "/", [], {}, {}, False, [], "8000-8001")
+    spec = WorkerSpec(0, ("/bin/true",), "/", (), {}, {}, False, (), "8000-8001")
     worker = workers.spawn(spec, str(tmp_path / "error.json"))
     select.select([worker.exec_pipe], [], [])
-    report = workers.exec_failure(os.read(worker.exec_pipe, 256), spec)
+    report = workers.exec_failure(0, os.read(worker.exec_pipe, 256), spec)
     os.waitpid(worker.pid, 0)
     for end in (*worker.streams, worker.exec_pipe):
         os.close(end)

@@ -622,23 +622,25 @@ class Liar:
 
 
 RANK = messages.RankSpec(0, {"RANK": "5", "LOCAL_RANK": "0"}, {"OMP_NUM_THREADS": "1"})
-START = messages.StartRanks(0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, {"WORLD_SIZE": "6"}, [RANK])
-WORKER = messages.WorkerSpec(0, ["touch", "evil"], "/", [0], {"RANK": "5"}, {}, False, [])
+START = messages.StartRanks(
+    0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, {"WORLD_SIZE": "6"}, (RANK,)
+)
+WORKER = messages.WorkerSpec(0, ("touch", "evil"), "/", (0,), {"RANK": "5"}, {}, False, ())
 LIES: dict[str, Any] = {
     "a program": messages.StartWorkers(
-        0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, [], {}, None, [WORKER]
+        0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, (), {}, None, (WORKER,)
     ),
     "a library": START._replace(env={"LD_PRELOAD": "/evil.so"}),
-    "a path": START._replace(workers=[RANK._replace(env={"RANK": "5", "PATH": "/evil"})]),
-    "a default": START._replace(workers=[RANK._replace(defaults={"PYTHONPATH": "/evil"})]),
-    "another number of ranks": START._replace(workers=[RANK, RANK._replace(local_rank=1)]),
-    "no ranks": START._replace(workers=[]),
-    "no number": START._replace(workers=[RANK._replace(env={"LOCAL_RANK": "0"})]),
-    "a number that is none": START._replace(workers=[RANK._replace(env={"RANK": "../5"})]),
+    "a path": START._replace(workers=(RANK._replace(env={"RANK": "5", "PATH": "/evil"}),)),
+    "a default": START._replace(workers=(RANK._replace(defaults={"PYTHONPATH": "/evil"}),)),
+    "another number of ranks": START._replace(workers=(RANK, RANK._replace(local_rank=1))),
+    "no ranks": START._replace(workers=()),
+    "no number": START._replace(workers=(RANK._replace(env={"LOCAL_RANK": "0"}),)),
+    "a number that is none": START._replace(workers=(RANK._replace(env={"RANK": "../5"}),)),
     "ranks of another run": START._replace(run_id="job-2"),
     "the end of another run": messages.Reap("job-2"),
     "to listen": messages.Listen(None, "token"),
-    "to connect": messages.DialAll([["localhost", 22]], 1.0, "token"),
+    "to connect": messages.DialAll((("localhost", 22),), 1.0, "token"),
 }
 TELLS = """
     import os

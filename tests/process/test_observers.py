@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.agent.messages import WorkerExited
 from distlaunch.job.spec import Invocation, JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.run import run_job
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.signals import Interrupts
-from distlaunch.supervisor.events import Event, WorkerExited
+from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
 

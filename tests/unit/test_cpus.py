@@ -99,7 +99,7 @@ ONE_NODE_TWO_SOCKETS = Tree(["0-7"], sockets=["0-3", "4-7"])
 
 
 def wish(how: str, gpus: int = 0, cpus: Sequence[str] = ()) -> Binding:
-    return Binding(how, gpus, list(cpus))
+    return Binding(how, gpus, tuple(cpus))
 
 
 def given_to(
@@ -204,9 +204,9 @@ def test_a_single_workers_only_device_is_no_list_of_devices(
     root = str(BIG.write(tmp_path))
     monkeypatch.setattr("distlaunch.agent.cpus.Machine", lambda allowed: Machine(BIG.cpus, root))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    worker = WorkerSpec(0, ["/bin/true"], "/", [], {}, {}, one_device, [])
+    worker = WorkerSpec(0, ("/bin/true",), "/", (), {}, {}, one_device, ())
     start = StartWorkers(
-        0, "id", 1.0, 1.0, None, 1, False, 15, False, [], {"CUDA_VISIBLE_DEVICES": "4"}, None, [worker]
+        0, "id", 1.0, 1.0, None, 1, False, 15, False, (), {"CUDA_VISIBLE_DEVICES": "4"}, None, (worker,)
     )
     assert [spec.cpus for spec in assign(start, wish("node", 1))] == [wanted]
 

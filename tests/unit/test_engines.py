@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.agent.messages import Interrupted, Noticed
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.file import load_job
@@ -20,7 +21,6 @@ from distlaunch.schedulers.lsf import Blaunch
 from distlaunch.schedulers.queue import granted_gpus
 from distlaunch.schedulers.task import Task, check_devices
 from distlaunch.supervisor.actions import GiveNotice
-from distlaunch.supervisor.events import Interrupted, Noticed
 from distlaunch.supervisor.state import Phase
 from distlaunch.transports.failure import Kind, ProcessEnd
 from distlaunch.transports.opening import STEP_NODES, _groups

@@ -305,11 +305,11 @@ def test_a_launcher_is_sent_no_program_and_no_variable_but_those_of_the_contract
     env = {"RANK": "3", "HOME": "/root", "LD_PRELOAD": "/x.so"}
     start = START._replace(
         env={"MASTER_ADDR": "h", "PYTHONPATH": "/x"},
-        workers=[WORKER._replace(env=env, defaults={"OMP_NUM_THREADS": "1", "PATH": "/x"})],
+        workers=(WORKER._replace(env=env, defaults={"OMP_NUM_THREADS": "1", "PATH": "/x"}),),
     )
     sent = ranks_alone(start)
     assert sent.env == {"MASTER_ADDR": "h"}
-    assert sent.workers == [messages.RankSpec(0, {"RANK": "3"}, {"OMP_NUM_THREADS": "1"})]
+    assert sent.workers == (messages.RankSpec(0, {"RANK": "3"}, {"OMP_NUM_THREADS": "1"}),)
     text = json.dumps(messages.as_object(sent))
     assert not any(word in text for word in (*WORKER.argv, WORKER.cwd))
     assert not {"PATH", "PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "HOME", "TMPDIR"} & SENT

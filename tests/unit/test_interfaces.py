@@ -2,8 +2,8 @@
 
 import pytest
 
+from distlaunch.agent.messages import PortHeld, RouteFound
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.events import PortHeld, RouteFound
 from tests.unit.test_supervisor import MASTER, History
 
 HAS = (("lo", True), ("eth0", True), ("eth1", True), ("ib0", False), ("docker0", True))

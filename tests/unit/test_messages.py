@@ -18,11 +18,11 @@ from distlaunch.agent.messages import (
 )
 from distlaunch.agent.wire import ProtocolError
 
-WORKER = WorkerSpec(0, ["python", "t.py"], "/w", [0, 1], {"A": "b"}, {}, False, [])
+WORKER = WorkerSpec(0, ("python", "t.py"), "/w", (0, 1), {"A": "b"}, {}, False, ())
 START = StartWorkers(
-    1, "id", 10.0, 30.0, None, 29500, True, 15, False, [], {}, Binding("listed", 0, ["0-3"]), [WORKER]
+    1, "id", 10.0, 30.0, None, 29500, True, 15, False, (), {}, Binding("listed", 0, ("0-3",)), (WORKER,)
 )
-EXITED = WorkerExited(0, -9, 12.5, {"message": "m", "callstack": ""}, "words", 0, [1, 2])
+EXITED = WorkerExited(0, 0, -9, 12.5, {"message": "m", "callstack": ""}, 0, (1, 2), "words")
 SAMPLES: dict[str, Any] = {
     "Any": 1,
     "bool": True,
@@ -30,7 +30,6 @@ SAMPLES: dict[str, Any] = {
     "float": 0.5,
     "str": "text",
     "Dict[str, str]": {"a": "b"},
-    "Dict[str, bool]": {"a": True},
     "Binding": START.binding,
     "RankSpec": RankSpec(0, {"RANK": "3"}, {}),
     "WorkerSpec": WORKER,
@@ -39,8 +38,9 @@ SAMPLES: dict[str, Any] = {
 
 def sample(form: str) -> Any:
     """A value of that form."""
-    if form.startswith("List["):
-        return [sample(form[5:-1])]
+    if form.startswith("Tuple["):
+        forms = [form[6:-6]] if form.endswith(", ...]") else form[6:-1].split(", ")
+        return tuple(map(sample, forms))
     return sample(form[9:-1]) if form.startswith("Optional[") else SAMPLES[form]
 
 
@@ -58,7 +58,7 @@ def test_what_is_sent_is_what_is_read(table: dict[str, Any]) -> None:
 
 def test_nested_records_are_records_again() -> None:
     read = messages.read(COMMANDS, through_json(START))
-    assert (read.binding.how, read.workers[0].argv) == ("listed", ["python", "t.py"])
+    assert (read.binding.how, read.workers[0].argv) == ("listed", ("python", "t.py"))
     assert messages.read(COMMANDS, through_json(START._replace(binding=None))).binding is None
 
 
@@ -76,7 +76,7 @@ def test_a_message_that_lacks_a_field_is_named_with_it() -> None:
     [
         ({"status": "7"}, "exited: status is not of type int"),
         ({"status": True}, "exited: status is not of type int"),
-        ({"t": None}, "exited: t is not of type float"),
+        ({"at": None}, "exited: at is not of type float"),
         ({"words": 1}, "exited: words is not of type str"),
         ({"shm": 1}, "exited: shm is not a list"),
         ({"shm": [1, "2"]}, "exited: shm is not of type int"),

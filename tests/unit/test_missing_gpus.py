@@ -2,7 +2,7 @@
 
 import pytest
 
-from distlaunch.supervisor.events import PortHeld, RouteFound
+from distlaunch.agent.messages import PortHeld, RouteFound
 from tests.unit.test_supervisor import MASTER, History, texts, up
 
 LOOK = "visible there; check with `nvidia-smi -L`"

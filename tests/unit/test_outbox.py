@@ -383,14 +383,14 @@ def test_frames_name_their_node_generation_and_channel(tmp_path: Path, pipe: Pip
     with outbox_in(tmp_path) as box:
         box.output(65537, 3, b"text")
         box.flight(2, 9, b"dump")
-        box.report(messages.Pong(1.5))
+        box.report(messages.Pong(5, 1.5))
         box.post({"op": "own"})
         sent = [
             (each.kind, each.node, each.generation, each.channel, each.payload)
             for each in frames(drained(box, pipe))
         ]
     assert sent == [
-        (wire.CONTROL, 5, 0, 0, b'{"op":"pong","t":1.5}'),
+        (wire.CONTROL, 5, 0, 0, b'{"op":"pong","node":5,"at":1.5}'),
         (wire.CONTROL, 5, 0, 0, b'{"op":"own"}'),
         (wire.OUTPUT, 5, 1, 3, b"text"),
         (wire.FLIGHT, 5, 2, 9, b"dump"),
@@ -475,10 +475,10 @@ def test_losses_are_told_once_by_rank_and_stream() -> None:
         assert box.losses() == []
         for channel in (5, 0, 5):
             box.output(0, channel, data)
-        assert box.losses() == [OutputLost(0, 0, len(data)), OutputLost(2, 1, 2 * len(data))]
+        assert box.losses() == [OutputLost(5, 0, 0, len(data)), OutputLost(5, 2, 1, 2 * len(data))]
         assert box.losses() == []
         box.output(0, 1, data)
-        assert box.losses() == [OutputLost(0, 1, len(data))]
+        assert box.losses() == [OutputLost(5, 0, 1, len(data))]
 
 
 def test_what_is_lost_of_a_flight_record_is_no_lost_output() -> None:

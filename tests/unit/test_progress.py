@@ -1,16 +1,9 @@
 """How far a start has come, in a line."""
 
+from distlaunch.agent.messages import PortHeld, RanksJoined, RanksLag, RouteFound, WorkerStarted
 from distlaunch.observers.terminal import progress_words
 from distlaunch.plan.layout import Facts
-from distlaunch.supervisor.events import (
-    AgentUp,
-    Event,
-    PortHeld,
-    RanksJoined,
-    RanksLag,
-    RouteFound,
-    WorkerStarted,
-)
+from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
 from tests.unit.samples import spec_of

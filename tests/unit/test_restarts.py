@@ -8,6 +8,19 @@ from typing import TypeVar
 import pytest
 from typing_extensions import Self
 
+from distlaunch.agent.messages import (
+    AgentLeaving,
+    Interrupted,
+    PortHeld,
+    PortRefused,
+    PortUsurped,
+    Reaped,
+    RouteFailed,
+    RouteFound,
+    Swept,
+    WorkerStarted,
+    WorkerUnstarted,
+)
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import (
     Action,
@@ -24,21 +37,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.supervisor.events import (
-    AgentLeaving,
-    Event,
-    Interrupted,
-    LinkEnded,
-    PortHeld,
-    PortRefused,
-    PortUsurped,
-    Reaped,
-    RouteFailed,
-    RouteFound,
-    Swept,
-    WorkerStarted,
-    WorkerUnstarted,
-)
+from distlaunch.supervisor.events import Event, LinkEnded
 from distlaunch.supervisor.nodes import (
     Lost,
     Unusable,

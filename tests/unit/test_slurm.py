@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from distlaunch.agent.messages import AgentLeaving, Interrupted, Noticed
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.errors import UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
@@ -12,7 +13,7 @@ from distlaunch.schedulers import allocation_in
 from distlaunch.schedulers.slurm import ADVICE, count_gpus, expand_counts, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
 from distlaunch.supervisor.actions import AskScheduler, Close, GiveNotice
-from distlaunch.supervisor.events import AgentLeaving, AllocationTold, Interrupted, Noticed
+from distlaunch.supervisor.events import AllocationTold
 from distlaunch.supervisor.state import Phase
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import Slurm

@@ -2,16 +2,18 @@
 
 import typing
 
-from distlaunch.supervisor import step
+from distlaunch.agent import messages
+from distlaunch.supervisor import codec, events, step
 from distlaunch.supervisor.actions import Action
-from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.findings import Finding
 from distlaunch.supervisor.state import Phase, Timer
 
 
-def test_every_event_has_its_handler() -> None:
-    assert set(step._HANDLERS) == set(typing.get_args(Event))
-    assert set(step._PHASES) <= set(step._HANDLERS)
+def test_every_report_and_every_event_has_its_handler() -> None:
+    reports = {*messages.REPORTS.values()} - codec._ANSWERS - {messages.Hello, messages.Pong}
+    own = {each for each in vars(events).values() if getattr(each, "__module__", "") == events.__name__}
+    assert set(step.HANDLERS) == reports | own
+    assert set(step._PHASES) <= set(step.HANDLERS)
 
 
 def test_every_finding_is_decided_on() -> None:

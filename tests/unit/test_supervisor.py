@@ -8,6 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.agent.messages import (
+    AgentLeaving,
+    Interrupted,
+    OutputLost,
+    PortHeld,
+    PortRefused,
+    RanksJoined,
+    RanksLag,
+    RanksStalled,
+    RouteFailed,
+    RouteFound,
+    StackDumped,
+    Stuck,
+    Swept,
+    WorkerExited,
+    WorkerStarted,
+    WorkerUnstarted,
+)
 from distlaunch.diagnosis.exits import exit_status_of
 from distlaunch.errors import Exit
 from distlaunch.job.spec import Invocation
@@ -26,30 +44,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.supervisor.events import (
-    AddressesFound,
-    AgentLeaving,
-    AgentUp,
-    Event,
-    Interrupted,
-    LinkEnded,
-    OutputFlows,
-    OutputLost,
-    PortHeld,
-    PortRefused,
-    RanksJoined,
-    RanksLag,
-    RanksStalled,
-    RouteFailed,
-    RouteFound,
-    StackDumped,
-    Stuck,
-    Swept,
-    TimerDue,
-    WorkerExited,
-    WorkerStarted,
-    WorkerUnstarted,
-)
+from distlaunch.supervisor.events import AddressesFound, AgentUp, Event, LinkEnded, OutputFlows, TimerDue
 from distlaunch.supervisor.nodes import Exited, Lost, Route, failure_of, is_over, route_of
 from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.supervisor.step import begin, step
@@ -1481,8 +1476,8 @@ _events = st.one_of(
     st.builds(LinkEnded, _node, _failures),
     st.builds(PortHeld, st.just(0), st.just(29400)),
     st.builds(PortRefused, st.just(0), st.just("why"), _mappings),
-    st.builds(RouteFound, _node, st.just(MASTER), st.sampled_from([None, "eth0"])),
-    st.builds(RouteFailed, _node, st.just("why")),
+    st.builds(RouteFound, _node, st.just(MASTER), st.just(MASTER), st.sampled_from([None, "eth0"])),
+    st.builds(RouteFailed, _node, st.just(MASTER), st.just("why")),
     st.builds(WorkerStarted, _node, _local_rank, st.integers(1, 9)),
     st.builds(WorkerUnstarted, _node, _local_rank, st.just("exec"), st.sampled_from([2, 13]), st.just("why")),
     st.builds(exited, _node, _local_rank, st.sampled_from([0, 0, 0, 1, 255, -9]), st.floats(0, 3 * T)),

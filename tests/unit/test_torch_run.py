@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from distlaunch.agent.messages import RanksLag
 from distlaunch.agent.messages import StartWorkers as Start
 from distlaunch.cli.tables import print_plan
 from distlaunch.contract import RESERVED
@@ -15,7 +16,6 @@ from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.supervisor.actions import StartWorkers
 from distlaunch.supervisor.codec import command_for
-from distlaunch.supervisor.events import RanksLag
 from distlaunch.supervisor.state import Phase, Timer
 from tests.unit.samples import PEER_GONE, spec_of
 from tests.unit.test_restarts import RESTARTS, Job
@@ -177,7 +177,7 @@ def test_the_start_of_an_agent_and_of_the_next_attempts() -> None:
     first = start_of(1, job)
     (spec,) = first.workers
     assert {"--nnodes=3", "--rdzv-id=run-1-0"} <= set(spec.argv)
-    assert first.temporary == ["PET_LOG_DIR"]
+    assert first.temporary == ("PET_LOG_DIR",)
     said = texts(job.obey(job.feed(exited(1, 0, 1, job.now))), "warning")
     assert said[0].startswith("torch agent 1 (b) failed first: exit status 1; restart 1 of 3")
     job.go_on()

@@ -8,18 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import ConsoleDimensions as Size
 
+from distlaunch.agent.messages import PortHeld, RanksStalled, WorkerExited, WorkerStarted
 from distlaunch.observers.observer import Printed
 from distlaunch.plan.layout import Facts
 from distlaunch.plan.output import destinations
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.events import (
-    AgentUp,
-    Event,
-    PortHeld,
-    RanksStalled,
-    WorkerExited,
-    WorkerStarted,
-)
+from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
 from distlaunch.view.picture import Picture

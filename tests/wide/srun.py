@@ -50,7 +50,7 @@ class Step:
             self._line(label, wire.READY_MARKER.rstrip(b"\n"))
             self._line(label, wire.HELLO_PREFIX + nonce.encode())
             hello = messages.Hello(
-                wire.PROTOCOL, "/usr/bin/python3", [3, 11, 0], 0, f"n{index}", 1, 1.0, None, None
+                index, wire.PROTOCOL, "/usr/bin/python3", (3, 11, 0), 0, f"n{index}", 1, 1.0, None, None
             )
             self._tell(index, hello)
         self._out.flush()
@@ -61,13 +61,12 @@ class Step:
         node = frame.node
         match messages.read(messages.COMMANDS, frame.message()):
             case messages.Ping():
-                self._tell(node, messages.Pong(1.0))
+                self._tell(node, messages.Pong(node, 1.0))
             case messages.HoldPort():
-                self._tell(node, messages.PortHeld(29500))
+                self._tell(node, messages.PortHeld(node, 29500))
             case messages.FindRoute() as find:
-                own, interfaces = "10.0.0.1", {"eth0": True}
-                found = messages.RouteFound(find.address, find.address, own, "eth0", interfaces, {})
-                self._tell(node, found)
+                route = (find.address, find.address, "eth0", "10.0.0.1", (("eth0", True),))
+                self._tell(node, messages.RouteFound(node, *route))
             case messages.StartWorkers() as start:
                 self._start(node, start)
             case messages.StopWorkers() | messages.Close() as end:
@@ -77,8 +76,8 @@ class Step:
         self._started[node] = start
         ranks = [spec.local_rank for spec in start.workers]
         for rank in ranks:
-            self._tell(node, messages.WorkerStarted(rank, 100 + rank, None))
-        self._tell(node, messages.RanksJoined(ranks))
+            self._tell(node, messages.WorkerStarted(node, rank, 100 + rank, None))
+        self._tell(node, messages.RanksJoined(node, tuple(ranks)))
         first = int(start.workers[0].env["RANK"])
         for rank in ranks:
             for number in range(self._number if self._how == "print" else 0):
@@ -100,7 +99,7 @@ class Step:
         for spec in start.workers if start and self._how in ("fail", "stay") else ():
             if self._how == "stay" or int(spec.env["RANK"]) != self._number:
                 self._exit(node, spec.local_rank, -15)
-        self._tell(node, messages.Swept(start.generation if start else 0, 0))
+        self._tell(node, messages.Swept(node, start.generation if start else 0, 0))
         if leave:
             if self._labelled:
                 self._line(self._labels[node], b"!0")
@@ -108,7 +107,7 @@ class Step:
 
     def _exit(self, node: int, rank: int, status: int) -> None:
         words = "Traceback: boom\n" if status > 0 else ""
-        self._tell(node, messages.WorkerExited(rank, status, time.monotonic(), None, words, 0, []))
+        self._tell(node, messages.WorkerExited(node, rank, status, time.monotonic(), words=words))
 
     def _tell(self, node: int, report: tuple[object, ...]) -> None:
         self._send(node, wire.encode_message(node, messages.as_object(report)))
