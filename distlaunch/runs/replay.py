@@ -22,7 +22,6 @@ from distlaunch.observers.run_folder import EVENTS
 from distlaunch.supervisor.actions import Action, Notice
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, NOTICE, VERSION
-from distlaunch.supervisor.nodes import Many
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import HANDLERS, begin, step
 from distlaunch.transports.slurm import Slurm
@@ -183,7 +182,7 @@ def _changes(path: str, before: Any, after: Any) -> Iterator[str]:
     """Where two states differ: `workers[3].phase: PLANNED → RUNNING`."""
     if before == after:
         return
-    if type(before) is not type(after) or not isinstance(before, tuple | Many) or len(before) != len(after):
+    if type(before) is not type(after) or not isinstance(before, tuple) or len(before) != len(after):
         yield f"{path}: {_short(before)} → {_short(after)}"
         return
     for name, one, other in zip(getattr(before, "_fields", range(len(before))), before, after, strict=True):

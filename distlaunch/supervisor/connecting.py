@@ -283,8 +283,8 @@ def _unusable(state: State, node: int, failure: LinkFailure) -> Step:
 def _more_may_come(state: State) -> bool:
     """Whether a node that the job would rather begin with is still expected."""
     wanted = len(state.spec.nodes)
-    if not state.nodes.expected or wanted == len(state.nodes):
-        return state.nodes.expected > 0
+    if not state.nodes.counts.expected or wanted == len(state.nodes):
+        return state.nodes.counts.expected > 0
     if any(map(is_expected, state.nodes[:wanted])):
         return True
     return any(map(is_expected, state.nodes)) and len(choose_members(state)) < wanted

@@ -113,7 +113,7 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
 
 def drain_when_clean(state: State, now: float) -> Step:
     """Once every node is clean, the rest of the output gets a time of its own."""
-    if state.due_at(Timer.CLOSE) is None or state.nodes.linked:
+    if state.due_at(Timer.CLOSE) is None or state.nodes.counts.linked:
         return state, ()
     return state.without_timers(Timer.CLOSE).with_timer(Timer.DRAIN, now + DRAIN_S), ()
 
@@ -134,7 +134,7 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
 
 def finish_when_closed(state: State, now: float) -> Step:
     """Finish once nothing more will come from any node."""
-    if state.asked or state.nodes.over < len(state.nodes):
+    if state.asked or state.nodes.counts.over < len(state.nodes):
         return state, ()
     return state._replace(phase=Phase.DONE, timers={}), (Finish(),)
 

@@ -30,13 +30,13 @@ def watch(found: Started, state: State, now: float) -> Step:
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     """Report it once all ranks have joined the rendezvous."""
-    before = state.workers.joined == len(state.workers)
+    before = state.workers.counts.joined == len(state.workers)
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
             meeting = state.worker(rank).meeting._replace(joined=True)
             state = state.with_worker(rank, meeting=meeting)
-    if before or state.workers.joined < len(state.workers):
+    if before or state.workers.counts.joined < len(state.workers):
         return _with_limit(state, now), ()
     assert state.plan is not None
     took_s = now - (state.started_at or now)
@@ -76,7 +76,7 @@ def _limit_s(state: State) -> float | None:
 
 def _has_begun(state: State) -> bool:
     """Whether the ranks use the rendezvous: one has joined, or tries to."""
-    return state.workers.begun > 0
+    return state.workers.counts.joining > 0
 
 
 def join_notice_due(state: State, now: float) -> Step:
@@ -120,7 +120,7 @@ def _missing_words(state: State, missing: list[Worker]) -> str:
     waits = serves and not first.meeting.trying and _has_begun(state)
     if waits:
         return f"{text}; the others are waiting for rank 0"
-    return text if state.workers.joined else text + _where_words(state)
+    return text if state.workers.counts.joined else text + _where_words(state)
 
 
 def _where_words(state: State) -> str:

@@ -1,88 +1,42 @@
-"""Thousands of workers and nodes in a frozen state: to replace one, or to count, takes no look at all."""
+"""The nodes of the pool and the workers of an attempt, as the supervisor knows them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from enum import Enum
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, TypeVar
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.layout import Facts
 from distlaunch.transports.failure import LinkFailure
 
-S = TypeVar("S", bound="Many[Any]")
+S = TypeVar("S", bound="Counted[Any]")
 T = TypeVar("T")
-CHUNK = 64
-"""A replacement copies as many items, and as many chunks as there are."""
 
 
-class Many(Sequence[T], Generic[T]):
-    """A frozen sequence. Subclasses say in `_weigh` what is counted of an item; `counts` are the sums."""
+class Counted(tuple[T, ...]):
+    """A tuple that keeps count of its items, so that no step has to look at each of thousands.
 
-    __slots__ = ("_chunks", "_size", "counts")
+    A subclass names what it counts in `Counts`, and gives each item's share in `_weigh`.
+    """
 
-    def __init__(self, items: Iterable[T] = ()) -> None:
-        found = tuple(items)
-        self._size = len(found)
-        self._chunks = tuple(found[i : i + CHUNK] for i in range(0, self._size, CHUNK))
-        self.counts = tuple(map(sum, zip(*map(self._weigh, found), strict=True)))
+    Counts: ClassVar[Any]
+    counts: Any
 
-    @staticmethod
-    def _weigh(item: T) -> tuple[int, ...]:
-        return ()
-
-    def replaced(self: S, index: int, item: Any) -> S:  # noqa: PYI019  # Self comes with Python 3.11
-        """This with another item there."""
-        number, place = divmod(index, CHUNK)
-        chunk = self._chunks[number]
-        new = object.__new__(type(self))
-        new._size = self._size
-        changed = (*chunk[:place], item, *chunk[place + 1 :])
-        new._chunks = (*self._chunks[:number], changed, *self._chunks[number + 1 :])
-        before, after = self._weigh(chunk[place]), self._weigh(item)
-        if before == after:
-            new.counts = self.counts
-        else:
-            sums = zip(self.counts, before, after, strict=True)
-            new.counts = tuple(count - less + more for count, less, more in sums)
+    def __new__(cls, items: Iterable[T] = ()) -> "Counted[T]":
+        """Count the items, once."""
+        new = super().__new__(cls, items)
+        new.counts = cls.Counts(*map(sum, zip(*map(cls._weigh, new), strict=True)))
         return new
 
-    def _count(self, number: int) -> int:
-        return self.counts[number] if self.counts else 0
+    @staticmethod
+    def _weigh(item: Any) -> tuple[int, ...]:
+        raise NotImplementedError
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
-    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
-        """One item, or a tuple of some."""
-        if isinstance(index, slice):
-            return tuple(self)[index]
-        if not -self._size <= index < self._size:
-            raise IndexError(index)
-        number, place = divmod(index % self._size, CHUNK)
-        return self._chunks[number][place]
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return self._size
-
-    def __iter__(self) -> Iterator[T]:
-        """All of them, in order."""
-        for chunk in self._chunks:
-            yield from chunk
-
-    def __eq__(self, other: object) -> bool:
-        """Whether all items are equal; a plain tuple of them will do."""
-        if isinstance(other, Many):
-            return self._chunks == other._chunks
-        return tuple(self) == other
-
-    def __hash__(self) -> int:
-        """As equal ones have."""
-        return hash(self._chunks)
-
-    def __repr__(self) -> str:
-        """As a list of the items."""
-        return f"{type(self).__name__}({list(self)!r})"
+    def replaced(self: S, index: int, item: Any) -> S:  # noqa: PYI019  # Self comes with Python 3.11
+        """Return a copy with another item at `index`."""
+        new = tuple.__new__(type(self), (*self[:index], item, *self[index + 1 :]))
+        sums = zip(self.counts, self._weigh(self[index]), self._weigh(item), strict=True)
+        new.counts = self.Counts(*(count - less + more for count, less, more in sums))
+        return new
 
 
 ASKED = 0
@@ -266,35 +220,26 @@ def phase_word(node: Node) -> str:
     return "up" if isinstance(node, Linked) else type(node).__name__.lower()
 
 
-class Nodes(Many[Node]):
-    """Those of the pool, in its order."""
+class NodeCounts(Frozen):
+    """Nodes that are being connected for the first time, that are up without a route, that have a link, and
+    from which nothing more will come."""
 
-    __slots__ = ()
+    expected: int = 0
+    unrouted: int = 0
+    linked: int = 0
+    over: int = 0
+
+
+class Nodes(Counted[Node]):
+    """The nodes of the pool, in its order."""
+
+    Counts = NodeCounts
+    counts: NodeCounts
 
     @staticmethod
     def _weigh(item: Node) -> tuple[int, ...]:
         unrouted = isinstance(item, Up) and item.route is None
         return (is_expected(item), unrouted, isinstance(item, Linked), is_over(item))
-
-    @property
-    def expected(self) -> int:
-        """How many are being connected for the first time."""
-        return self._count(0)
-
-    @property
-    def unrouted(self) -> int:
-        """How many are up and have no route."""
-        return self._count(1)
-
-    @property
-    def linked(self) -> int:
-        """How many have a link."""
-        return self._count(2)
-
-    @property
-    def over(self) -> int:
-        """From how many nothing more will come."""
-        return self._count(3)
 
 
 class WorkerPhase(Enum):
@@ -389,32 +334,23 @@ class Worker(Frozen):
         return "exited" if isinstance(self.phase, Exited) else self.phase.value
 
 
-class Workers(Many[Worker]):
-    """Those of a generation, in rank order."""
+class WorkerCounts(Frozen):
+    """Workers that exited with status 0, that joined the rendezvous, that joined or try to, and that haven't
+    ended."""
 
-    __slots__ = ()
+    succeeded: int = 0
+    joined: int = 0
+    joining: int = 0
+    alive: int = 0
+
+
+class Workers(Counted[Worker]):
+    """The workers of an attempt, in rank order."""
+
+    Counts = WorkerCounts
+    counts: WorkerCounts
 
     @staticmethod
     def _weigh(item: Worker) -> tuple[int, ...]:
         meeting = item.meeting
         return (item.status == 0, meeting.joined, meeting.joined or meeting.trying, item.going)
-
-    @property
-    def succeeded(self) -> int:
-        """How many have ended with status 0."""
-        return self._count(0)
-
-    @property
-    def joined(self) -> int:
-        """How many have joined the rendezvous."""
-        return self._count(1)
-
-    @property
-    def begun(self) -> int:
-        """How many have joined it, or try to."""
-        return self._count(2)
-
-    @property
-    def going(self) -> int:
-        """How many have not ended."""
-        return self._count(3)

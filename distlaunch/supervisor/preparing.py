@@ -246,7 +246,7 @@ def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
 def start_when_prepared(state: State, now: float) -> Step:
     """Start the workers once all is prepared for them."""
     alone = len(state.members) == len(state.nodes)  # no spares, which need no routes
-    if state.port is None or (alone and state.nodes.unrouted):
+    if state.port is None or (alone and state.nodes.counts.unrouted):
         return state, ()
     if any(route_of(state.nodes[index]) is None for index in state.members):
         return state, ()

@@ -98,7 +98,7 @@ def on_allocation_told(event: AllocationTold, state: State, now: float) -> Step:
 
 def _left_to_us(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
     """What had to wait: the end of all ranks, a request, a failure or a notice."""
-    if state.workers and state.workers.succeeded == len(state.workers):
+    if state.workers and state.workers.counts.succeeded == len(state.workers):
         return state, (JobOver(),)
     if asked.cause and asked.cause.cancelled:
         return state, (JobOver(asked.cause),)

@@ -97,7 +97,7 @@ def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
 
 def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
     """A rank has succeeded; the job has, too, once all ranks have."""
-    done = state.workers.succeeded == len(state.workers)
+    done = state.workers.counts.succeeded == len(state.workers)
     return state, (JobOver(),) if done and not state.asked else ()
 
 
@@ -120,7 +120,7 @@ def _was_told_to_end(state: State, event: WorkerExited) -> bool:
 
 def verdict_when_all_ended(state: State, now: float) -> Step:
     """No other rank is left to blame: stop waiting."""
-    if state.suspect is None or state.workers.going:
+    if state.suspect is None or state.workers.counts.alive:
         return state, ()
     return verdict_due(state, now)
 
