@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.hosts import Bed
+from tests.cluster.hosts import Bed, completed
 from tests.harness import PATIENCE_S, ROOT
 
 _LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
@@ -30,9 +29,7 @@ class Podman(NamedTuple):
 
     def tool(self, *words: str) -> str:
         """What podman says to a command that must succeed."""
-        done = subprocess.run(
-            [*self.words, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+        done = completed([*self.words, *words])
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -45,9 +42,7 @@ class Podman(NamedTuple):
     def running_on(self, bed: Bed, folder: Path) -> Iterator[None]:
         """A container on each host, named like it, that has `folder`; their PIDs are this machine's."""
         shared = ["--network=host", "--pid=host", "--ipc=host", *LIMITS]
-        mounts = [
-            f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in (*MOUNTS, str(folder))
-        ]
+        mounts = volumes(*MOUNTS, str(folder))
         for host in bed.hosts:
             words = [*self.words, "run", "--detach", "--rm", f"--name={host}", *shared, *mounts, IMAGE]
             bed.call("exec", host, "--", *words, "/bin/sleep", "infinity")
@@ -55,6 +50,11 @@ class Podman(NamedTuple):
             yield
         finally:
             self.tool("rm", "--force", "--time=0", *bed.hosts)
+
+
+def volumes(*mounts: str) -> list[str]:
+    """podman's options for these mounts; one without a colon is at the same place inside."""
+    return [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in mounts]
 
 
 def why_no_podman() -> str | None:

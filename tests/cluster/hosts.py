@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tests.harness import PATIENCE_S, ROOT, command_line, cookie_holders, distlaunch_argv, wait_gone
 
@@ -24,6 +24,20 @@ TOOLS = ("ip", "iptables", "mount", "nsenter", "setpriv", "ssh", "ssh-keygen", "
 
 Node = str | dict[str, Any]
 """An entry of a job's `nodes`."""
+Done = subprocess.CompletedProcess[str]
+
+
+def completed(argv: Sequence[str], **options: Any) -> Done:
+    """Run a command to its end, and keep what it prints."""
+    options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options)
+
+
+def program(path: Path, text: str) -> str:
+    """Write a shell script; its path."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def find(name: str) -> str | None:
@@ -72,10 +86,12 @@ class Bed:
 
     def call(self, command: str, *words: str) -> None:
         """Have the testbed do something, which must succeed."""
-        done = subprocess.run(
-            self.argv(command, *words), capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+        done = completed(self.argv(command, *words))
         assert done.returncode == 0, done.stderr
+
+    def inside(self, host: str, *argv: str, **options: Any) -> Done:
+        """Run a command on a host."""
+        return completed(self.argv("exec", host, "--", *argv), **options)
 
     def processes(self) -> set[int]:
         """PIDs of all processes on the hosts."""
@@ -88,23 +104,31 @@ class Bed:
             return False  # ended meanwhile, or a zombie
 
 
+SomeBed = TypeVar("SomeBed", bound=Bed)
+
+
 def brought_up(count: int, folder: Path, *words: str) -> dict[str, Any]:
     """Bring so many hosts up, with more words for `up`; what it says of them."""
     up = [sys.executable, str(TESTBED), "up", str(count), "--mode", "netns", "--dir", str(folder), "--json"]
-    made = subprocess.run([*up, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    made = completed([*up, *words])
     assert made.returncode == 0, made.stderr
     described: dict[str, Any] = json.loads(made.stdout)
     return described
 
 
 @contextlib.contextmanager
-def bed_of(count: int, folder: Path) -> Iterator[Bed]:
-    """Hosts host1, host2 … with networks of their own."""
-    bed = Bed(folder, brought_up(count, folder))
+def bed_up(kind: type[SomeBed], count: int, folder: Path, *words: str) -> Iterator[SomeBed]:
+    """So many hosts that are taken down with the block."""
+    bed = kind(folder, brought_up(count, folder, *words))
     try:
         yield bed
     finally:
         bed.call("down")
+
+
+def bed_of(count: int, folder: Path) -> contextlib.AbstractContextManager[Bed]:
+    """Hosts host1, host2 … with networks of their own."""
+    return bed_up(Bed, count, folder)
 
 
 class Ended(NamedTuple):
@@ -261,16 +285,8 @@ class Site:
         `over` hides files from distlaunch and its ssh, as in `sshd`.
         """
         job, before, began = self.job(nodes), self.processes(), time.monotonic()
-        done = subprocess.run(
-            _hiding_argv(over or {}, distlaunch_argv("run", str(job), "--json", *options)),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-            cwd=self.folder,
-            env={**os.environ, **(env or {})},
-        )
+        argv = _hiding_argv(over or {}, distlaunch_argv("run", str(job), "--json", *options))
+        done = completed(argv, cwd=self.folder, env={**os.environ, **(env or {})})
         took_s = time.monotonic() - began
         assert "Traceback" not in done.stderr, done.stderr
         ended = Ended(done.returncode, done.stderr, json.loads(done.stdout), took_s)
