@@ -211,7 +211,7 @@ class Site:
         rest = [line for line in own if line.split()[0] not in replaced]
         config.write_text("\n".join([*wanted, *rest]) + "\n")
         argv = [str(find("sshd")), "-D", "-e", "-f", str(config)]
-        self._start(host, _hiding_argv(over or {}, argv), "Server listening")
+        self._start(host, hiding_argv(over or {}, argv), "Server listening")
         return port
 
     def login(self, home: Path, shell: str) -> dict[Path, Path]:
@@ -285,7 +285,7 @@ class Site:
         `over` hides files from distlaunch and its ssh, as in `sshd`.
         """
         job, before, began = self.job(nodes), self.processes(), time.monotonic()
-        argv = _hiding_argv(over or {}, distlaunch_argv("run", str(job), "--json", *options))
+        argv = hiding_argv(over or {}, distlaunch_argv("run", str(job), "--json", *options))
         done = completed(argv, cwd=self.folder, env={**os.environ, **(env or {})})
         took_s = time.monotonic() - began
         assert "Traceback" not in done.stderr, done.stderr
@@ -319,7 +319,7 @@ def _explained(text: str) -> Iterator[None]:
         raise type(error)(f"{error}\n{text}") from error
 
 
-def _hiding_argv(over: Mapping[Path, Path], argv: Sequence[str]) -> list[str]:
+def hiding_argv(over: Mapping[Path, Path], argv: Sequence[str]) -> list[str]:
     """`argv`, run where each key of `over` is hidden behind its value, for it alone."""
     hiding = list(argv)
     for target, source in over.items():
