@@ -3,17 +3,16 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.hosts import parent_of
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_launchers import TRAINS
-from tests.harness import PATIENCE_S, Going, command_line, ended_well, kill, wait_gone
+from tests.harness import Going, all_ended_well, command_line, distlaunch_argv, kill, wait_gone
 
 PORT = 29533
 TELLS = """
@@ -26,19 +25,15 @@ TELLS = """
 """
 
 
-def recipe(slurm: Slurm, *words: str, head: str = "host1", nodes: int = 3) -> list[str]:
-    """As in PyTorch's sbatch file: one task for each node, and nothing that says which node it is."""
-    where = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"{head}:{PORT}"]
-    shape = ["--nnodes", str(nodes), "--nproc_per_node", "1"]
-    launcher = [sys.executable, "-m", "distlaunch", "torchrun", *shape, *where, *words]
-    return ["srun", "--quiet", f"--nodes={nodes}", f"--ntasks={nodes}", *launcher]
-
-
 @contextlib.contextmanager
 def step(slurm: Slurm, folder: Path, worker: str, *words: str, head: str = "host1") -> Iterator[Going]:
-    """The recipe's srun, ended with the block."""
+    """As in PyTorch's sbatch file: one task for each node, and nothing that says which node it is."""
     (folder / "worker.py").write_text(textwrap.dedent(worker))
-    argv = recipe(slurm, "worker.py", *words, head=head)
+    where = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"{head}:{PORT}"]
+    launcher = distlaunch_argv(
+        "torchrun", "--nnodes", "3", "--nproc_per_node", "1", *where, "worker.py", *words
+    )
+    argv = ["srun", "--quiet", "--nodes=3", "--ntasks=3", *launcher]
     run = Going(folder, argv, cwd=folder, env={**os.environ, **slurm.environ})
     try:
         yield run
@@ -57,28 +52,16 @@ def nothing_is_left(slurm: Slurm) -> Iterator[None]:
 
 
 def test_it_trains(slurm: Slurm, tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text(textwrap.dedent(TRAINS))
-    done = subprocess.run(
-        recipe(slurm, "worker.py"),
-        cwd=tmp_path,
-        env={**os.environ, **slurm.environ},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    ended_well(done.returncode, done.stdout, done.stderr, last="sum 6\n", times=3)
-    assert done.stdout == "sum 6\n" * 3
+    with step(slurm, tmp_path, TRAINS) as run:
+        all_ended_well([run], last="sum 6\n", times=3)
+        assert run.stdout == "sum 6\n" * 3
 
 
-@pytest.mark.parametrize(("head", "order"), [("host1", "012"), ("host2", "102")])
-def test_nodes_are_numbered_as_slurm_does_after_the_one_of_the_endpoint(
-    slurm: Slurm, tmp_path: Path, head: str, order: str
-) -> None:
-    with step(slurm, tmp_path, TELLS, head=head) as run:
+def test_nodes_are_numbered_as_slurm_does_after_the_one_of_the_endpoint(slurm: Slurm, tmp_path: Path) -> None:
+    with step(slurm, tmp_path, TELLS, head="host2") as run:
         assert run.wait() == 0, run.stderr
         told = sorted(line for line in run.stdout.splitlines() if line.startswith("told"))
-        assert told == [f"told {node} {node} 3 {order[node]} {head}" for node in range(3)]
+        assert told == [f"told {node} {node} 3 {'102'[node]} host2" for node in range(3)]
         assert run.stderr == ""
 
 
@@ -123,8 +106,6 @@ def step_of(pid: int) -> str:
 
 def launcher_of(pid: int) -> int:
     """The launcher above a worker, and above the agent that it has forked."""
-    from tests.cluster.hosts import parent_of
-
     while "torchrun" not in command_line(pid) or "torchrun" in command_line(parent_of(pid)):
         pid = parent_of(pid)
     return pid
@@ -133,6 +114,5 @@ def launcher_of(pid: int) -> int:
 def test_an_endpoint_that_each_node_has_is_refused(slurm: Slurm, tmp_path: Path) -> None:
     with step(slurm, tmp_path, TELLS, head="localhost") as run:
         assert run.wait() == 2
-        assert (
-            run.stderr.count("--rdzv-endpoint localhost: each of this Slurm step's 3 nodes would wait") == 3
-        )
+        told = "--rdzv-endpoint localhost: each of this Slurm step's 3 nodes would wait"
+        assert run.stderr.count(told) == 3

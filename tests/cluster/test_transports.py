@@ -104,7 +104,7 @@ def nodes(request: pytest.FixtureRequest) -> str:
             where = f"launcher: {{command: {json.dumps(enter)}}}"
         elif request.param == "podman":
             podman: Podman = request.getfixturevalue("containers")
-            # By way of the host: an exec has the network of who runs it, for the container has none of its own.
+            # By way of the host: the container has the network of who runs the exec.
             enter += [*podman.words, "exec", "--interactive", "{host}"]
             where = f"launcher: {{command: {json.dumps(enter)}}}\npython: {sys.executable}"
     return f"""
