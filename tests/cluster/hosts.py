@@ -6,7 +6,6 @@ import json
 import os
 import pwd
 import re
-import select
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tests.harness import PATIENCE_S, ROOT, command_line, cookie_holders, distlaunch_argv, wait_gone
+from tests.harness import (
+    PATIENCE_S,
+    ROOT,
+    Going,
+    command_line,
+    cookie_holders,
+    distlaunch_argv,
+    wait_gone,
+)
 
 TESTBED = ROOT / "scripts" / "testbed"
 GONE_S = 2.0
@@ -249,15 +256,10 @@ class Site:
 
     def _start(self, host: str, argv: Sequence[str], ready: str) -> None:
         # Everything on the way execs, so that the process is the server itself.
-        process = subprocess.Popen(
-            self.bed.argv("exec", host, "--", *argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-        )
-        self._stack.callback(_end, process)
-        _await(process, ready)
+        argv = self.bed.argv("exec", host, "--", *argv)
+        process = Going(self.folder / "no runs", argv, stderr=subprocess.STDOUT)
+        self._stack.callback(process.kill)
+        process.wait_for(ready)
 
     # Jobs
 
@@ -326,25 +328,6 @@ def hiding_argv(over: Mapping[Path, Path], argv: Sequence[str]) -> list[str]:
         script = 'mount --bind "$0" "$1" && shift && exec "$@"'
         hiding = ["unshare", "--mount", "sh", "-c", script, str(source), str(target), *hiding]
     return hiding
-
-
-def _await(process: "subprocess.Popen[bytes]", text: str) -> None:
-    """Wait until a process has printed `text`."""
-    assert process.stdout is not None
-    heard, deadline = b"", time.monotonic() + PATIENCE_S
-    while text.encode() not in heard:
-        left_s = max(0.0, deadline - time.monotonic())
-        assert select.select([process.stdout], [], [], left_s)[0], f"no {text!r} in {heard!r}"
-        data = os.read(process.stdout.fileno(), 4096)
-        assert data, f"ended without {text!r}: {heard!r}"
-        heard += data
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait(PATIENCE_S)
-    assert process.stdout is not None
-    process.stdout.close()
 
 
 def _pids() -> list[int]:

@@ -1,21 +1,16 @@
-"""Runs over ssh that nobody's terminal holds: left here, or controlled by another host."""
+"""Detached runs over ssh, controlled here or by another host."""
 
 import json
-import os
-import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Site
-from tests.harness import PATIENCE_S, Going, cookie_holders, distlaunch, distlaunch_argv, kill, wait_gone
+from tests.cluster.hosts import Done, Site
+from tests.harness import Going, distlaunch, distlaunch_argv
 from tests.process.test_view import seen
 
-LEASE_S = 3.0
-SIX = ["host1", "host2", "host3"]
 WAITS = """\
 echo "rank $RANK is here"
 while [ ! -e gate ]; do sleep 0.1; done
@@ -45,25 +40,13 @@ class There:
         command = {"command": ["sh", "-c", WAITS], "procs_per_node": 2}
         return str(self.site.job(nodes, **{**command, **keys}))
 
-    def leave(self, job: str, *words: str) -> None:
-        """By a shell on a terminal of its own, which is killed with its session afterwards."""
-        controller, terminal = os.openpty()
-        argv = distlaunch_argv("run", "--detach", *words, job)
-        shell = subprocess.Popen(
-            ["sh", "-c", '"$@"; read line', "sh", *argv],
-            cwd=self.folder, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-        )  # fmt: skip
-        os.close(terminal)
-        said = b""
-        while not (found := re.search(rb"^(job-[0-9]{8}-[0-9]{6}-[0-9a-f]{8})\r?\n", said, re.MULTILINE)):
-            said += os.read(controller, 4096)
-        self.run = found[1].decode()
-        os.killpg(shell.pid, signal.SIGHUP)
-        shell.kill()
-        shell.wait(PATIENCE_S)
-        os.close(controller)
+    def leave(self, *words: str) -> None:
+        """Start a detached run, which the test then knows."""
+        done = self.ask("run", "--detach", *words)
+        assert done.returncode == 0, done.stderr
+        self.run = done.stdout.strip()
 
-    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def ask(self, *words: str) -> Done:
         return distlaunch(*words, cwd=self.folder)
 
     def ps(self) -> dict[str, Any]:
@@ -92,79 +75,40 @@ def there(site: Site) -> Iterator[There]:
     site.assert_gone(before | there.servers)
 
 
-@pytest.mark.parametrize(
-    ("ends", "status", "state"),
-    [
-        ({}, 0, "SUCCEEDED"),
-        ({"rank3": "exit 7"}, 7, "FAILED"),
-        ({"rank5": "kill -KILL $$"}, 137, "FAILED"),
-    ],
-)
-def test_a_left_run_ends_as_it_would_have(
-    ends: dict[str, str], status: int, state: str, there: There
-) -> None:
-    there.leave(there.job(SIX))
-    assert (there.ps()["state"], there.ps()["ranks"], there.ps()["where"]) == ("RUNNING", 6, ", ".join(SIX))
+def test_a_detached_run_ends_as_it_would_have(there: There) -> None:
+    hosts = ["host1", "host2", "host3"]
+    there.leave(there.job(hosts))
+    assert (there.ps()["state"], there.ps()["ranks"], there.ps()["where"]) == ("RUNNING", 6, ", ".join(hosts))
     follow, attached = there.beside("logs", "-f"), there.beside("attach", there.run)
     try:
         follow.wait_for("is here", times=6)
-        there.open_gate(**ends)
-        assert there.ask("wait").returncode == status
-        assert attached.wait() == status
+        there.open_gate(rank5="kill -KILL $$")
+        assert there.ask("wait").returncode == 137
+        assert attached.wait() == 137
         assert follow.wait() == 0
     finally:
         follow.kill()
         attached.kill()
-    assert (there.ps()["state"], there.ps()["exit_status"]) == (state, status)
-    went_on = follow.stdout.count("went on")  # the one that fails may end the others before
-    assert went_on == 6 if status == 0 else went_on >= 1
+    assert (there.ps()["state"], there.ps()["exit_status"]) == ("FAILED", 137)
+    assert follow.stdout.count("went on") >= 1  # the one that fails may end the others before
 
 
-def test_a_left_run_is_stopped_from_another_session(there: There) -> None:
-    there.leave(there.job(SIX))
-    waiting = there.beside("wait")
-    try:
-        done = there.ask("stop")
-        assert waiting.wait() == 130
-    finally:
-        waiting.kill()
-    assert (done.returncode, there.ps()["state"]) == (0, "CANCELLED")
-    assert not cookie_holders(there.run)
-
-
-def test_the_death_of_a_left_runs_controller_ends_its_ranks(there: There) -> None:
-    there.leave(there.job(SIX, timeouts={"lease": f"{LEASE_S:g}s"}))
-    ranks = cookie_holders(there.run)
-    assert len(ranks) >= 6
-    controller = there.ps()["controller"]["pid"]
-    kill(controller)
-    wait_gone([controller], PATIENCE_S)
-    assert there.ps()["state"] == "LOST"
-    wait_gone(ranks, PATIENCE_S)
-    assert there.ask("wait").returncode == 71
-
-
-def test_a_run_that_another_host_controls(there: There) -> None:
+def test_a_run_that_another_host_controls_outlives_its_owners_connection(there: There) -> None:
     """Its owner's machine is cut off and comes back: training went on, and every line is there."""
     far, config = there.far("host2"), str(there.site.ssh_config)
     job = there.job(["host2", "host3"])
-    argv = there.site.bed.argv("exec", "host1", "--", *distlaunch_argv("run", "-d", "--on", far, job))
-    done = subprocess.run(
-        argv, cwd=there.folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    bed = there.site.bed
+    done = bed.inside("host1", *distlaunch_argv("run", "-d", "--on", far, job), cwd=there.folder)
     assert done.returncode == 0, done.stderr
     there.run = done.stdout.strip()
     name = f"{far}:{there.run}"
     assert there.ps()["state"] == "RUNNING"
-    there.site.bed.call("cut", "host1")
+    bed.call("cut", "host1")
     there.open_gate()
     assert there.ask("wait").returncode == 0  # by the folder, which all machines here share
-    there.site.bed.call("heal", "host1")
+    bed.call("heal", "host1")
     for words, status in ((("wait", name), 0), (("ps", "-a", f"{far}:{there.folder}"), 0)):
-        asked = there.site.bed.argv("exec", "host1", "--", *distlaunch_argv(*words, "--ssh-config", config))
-        end = subprocess.run(
-            asked, cwd=there.folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+        end = bed.inside("host1", *distlaunch_argv(*words, "--ssh-config", config), cwd=there.folder)
         assert end.returncode == status, end.stderr
     lines = there.ask("logs", name, "--ssh-config", config).stdout.splitlines()
     for rank in range(4):
@@ -172,7 +116,7 @@ def test_a_run_that_another_host_controls(there: There) -> None:
         assert mine == [f"rank {rank} is here", f"rank {rank} went on"]
 
 
-def test_commands_for_a_run_of_another_host(there: There) -> None:
+def test_attaches_to_and_stops_a_run_of_another_host(there: There) -> None:
     config = ("--ssh-config", str(there.site.ssh_config))
     far, job = there.far("host3"), there.job(["host2", "host3"])
     attached = there.beside("run", "--on", far, job)  # attached at once
@@ -194,11 +138,9 @@ def test_commands_for_a_run_of_another_host(there: There) -> None:
         again.kill()
 
 
-def test_a_run_of_another_host_is_watched_on_this_terminal(there: There) -> None:
+def test_shows_a_run_of_another_host_on_this_terminal(there: There) -> None:
     far, job = there.far("host3"), there.job(["host2", "host3"])
-    done = there.ask("run", "-d", "--on", far, job)
-    assert done.returncode == 0, done.stderr
-    there.run = done.stdout.strip()
+    there.leave("--on", far, job)
     config = ("--ssh-config", str(there.site.ssh_config))
     with seen(there.folder, "view", f"{far}:{there.run}", *config) as shown:
         shown.wait_for(r"\n3 +host3 +running +\d+%")
@@ -210,7 +152,7 @@ def test_a_run_of_another_host_is_watched_on_this_terminal(there: There) -> None
     assert (done.returncode, "CANCELLED" in done.stderr) == (0, True), done.stderr
 
 
-def test_a_host_that_can_not_be_reached_or_lacks_python_is_told(there: There) -> None:
+def test_names_a_host_that_cannot_be_reached_and_a_missing_run(there: There) -> None:
     config = ("--ssh-config", str(there.site.ssh_config))
     there.site.name("nowhere", "host1", port=9)
     done = there.ask("wait", "nowhere:job", *config)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.cluster.containers import podman_alone, why_no_podman
 from tests.cluster.hosts import Bed
-from tests.harness import distlaunch
+from tests.harness import PATIENCE_S, distlaunch, wait_gone
 from tests.process.torchruns import NEEDS_TORCH
 
 pytestmark = NEEDS_TORCH
@@ -59,8 +59,11 @@ ssh: {{config: {bed.folder}/ssh_config}}
     found = {place: _rows(job, sets) for place, sets in places.items() if _is_there(sets)}
     if not why_no_podman():
         with podman_alone() as podman:
+            before = bed.processes()
             found["podman"] = _rows(job, [f"container={podman.section().partition(':')[2].strip()}"])
             assert {row[3] for row in found["podman"]} == {"True"}
+            wait_gone(sorted(bed.processes() - before), PATIENCE_S)
+            assert podman.tool("ps", "--all", "--quiet") == ""
     print(f"{'where':10} rank weights")  # for those who look: pytest -s
     for place, rows in found.items():
         for row in rows:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster.containers import IMAGE, LIMITS, MOUNTS, Podman
+from tests.cluster.containers import IMAGE, LIMITS, MOUNTS, Podman, volumes
 from tests.cluster.hosts import Bed
 from tests.harness import Going, all_ended_well, distlaunch
 from tests.pods import Manifest, expand, unpack
@@ -44,14 +44,14 @@ def argv_of(podman: Podman, workload: Manifest, index: int, folder: Path, first:
     for each in main.get("env", []):
         if "value" in each:  # there are no Secrets
             given[each["name"]] = expand(each["value"], given)
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    kinds = {volume["name"]: volume for volume in pod["volumes"]}
     own = [mount for mount in MOUNTS if not mount.startswith("/etc")]  # a place for the ConfigMap
-    mounts = [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in (*own, str(folder))]
+    mounts = volumes(*own, str(folder))
     for mount in main["volumeMounts"]:
-        if "configMap" in volumes[mount["name"]]:
+        if "configMap" in kinds[mount["name"]]:
             mounts.append(f"--volume={folder}/packed:{mount['mountPath']}:ro")
         else:
-            assert "emptyDir" in volumes[mount["name"]]
+            assert "emptyDir" in kinds[mount["name"]]
             mounts.append(f"--tmpfs={mount['mountPath']}")
     name = f"{workload['metadata']['name']}-0.{pod['subdomain']}"
     words = [expand(word, given) for word in (*main["command"], *main["args"])]

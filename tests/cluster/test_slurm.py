@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,6 @@ WAITS = """
     while True:
         signal.pause()
 """
-ENDED_BY_SLURM = 128 + signal.SIGTERM
 
 
 @pytest.fixture
@@ -83,14 +82,14 @@ def test_hosts_come_from_the_allocation(tmp_path: Path, allocation: str, keys: s
     assert names == (["node0"] if hosts == [HERE] else hosts)
 
 
-def test_more_nodes_than_allocated_are_refused(tmp_path: Path, allocation: str) -> None:
+def test_refuses_more_nodes_than_allocated(tmp_path: Path, allocation: str) -> None:
     done = distlaunch("run", str(write_job(tmp_path, SAYS, f"{CPU}nodes: 4\n")))
     assert done.returncode == 2
     told = f"job.yaml:3:8: nodes: the job requests 4 nodes, but Slurm job {allocation} has 3 nodes"
     assert told in done.stderr
 
 
-def test_tasks_that_were_asked_for_are_ranks_of_a_cpu_job(
+def test_requested_tasks_are_ranks_of_a_cpu_job(
     tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with inside(slurm, monkeypatch, "--ntasks-per-node=2"):
@@ -135,14 +134,45 @@ def ended(run: Run, status: int, words: str) -> None:
     assert cookie_holders(run.run_folder().name) == []
 
 
-def test_scancel_of_the_job(tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]) -> None:
-    job = write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")
-    with running(job) as run:
+def cancel(slurm: Slurm, job: str) -> None:
+    slurm.tool("scancel", job)
+
+
+def warn(slurm: Slurm, job: str) -> None:
+    """As --signal=USR1@… does, which Slurm rounds to a minute: a signal to all steps."""
+    slurm.tool("scancel", "--signal=USR1", job)
+
+
+def limit_time(slurm: Slurm, job: str) -> None:
+    """slurmctld looks at it every 30 s."""
+    slurm.tool("scontrol", "update", f"jobid={job}", "TimeLimit=1")
+    slurm.tool("scontrol", "update", f"jobid={job}", "EndTime=now+3")
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        (cancel, "was cancelled"),
+        (warn, "ends soon: sent SIGTERM to all ranks"),
+        pytest.param(limit_time, "reached its time limit", marks=pytest.mark.long),
+    ],
+)
+def test_a_job_that_slurm_ends_is_not_restarted_and_says_why(
+    tmp_path: Path,
+    slurm: Slurm,
+    allocation: str,
+    before: set[int],
+    does: Callable[[Slurm, str], None],
+    told: str,
+) -> None:
+    with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
         pids = run.wait_ready(3)
-        slurm.tool("scancel", allocation)
+        does(slurm, allocation)
+        if does == cancel:
+            wait_gone(list(pids.values()), 2.0)
+        ended(run, 128 + signal.SIGTERM, f"Slurm job {allocation} {told}")
         wait_gone(list(pids.values()), 2.0)
-        ended(run, ENDED_BY_SLURM, f"Slurm job {allocation} was cancelled")
-        assert run.stderr.count("was cancelled") <= 2  # told as it happens, and in the summary
+        assert run.stderr.count(told) <= 2  # told as it happens, and in the summary
         assert "exited before confirming" not in run.stderr
 
 
@@ -162,41 +192,19 @@ def test_scancel_of_a_step_is_the_loss_of_its_node(
         ended(run, 130, "host2 was lost: ")
 
 
-@pytest.mark.long
-def test_the_time_limit(tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]) -> None:
-    """slurmctld looks at it every 30 s."""
-    with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
-        pids = run.wait_ready(3)
-        slurm.tool("scontrol", "update", f"jobid={allocation}", "TimeLimit=1")
-        slurm.tool("scontrol", "update", f"jobid={allocation}", "EndTime=now+3")
-        assert run.wait() == ENDED_BY_SLURM, run.stderr
-        wait_gone(list(pids.values()), 2.0)
-        assert f"Slurm job {allocation} reached its time limit" in run.stderr, run.stderr
-
-
-def test_a_notice_reaches_all_ranks_with_the_deadline(
+def test_a_termination_warning_reaches_all_ranks_with_the_deadline(
     tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
 ) -> None:
-    """As --signal=USR1@…, which Slurm rounds to a minute, sends it to all steps."""
     slurm.tool("scontrol", "update", f"jobid={allocation}", "TimeLimit=10")
     with running(write_job(tmp_path, WAITS, f"{CPU}on_notice: USR1\n")) as run:
         run.wait_ready(3)
-        slurm.tool("scancel", "--signal=USR1", allocation)
+        warn(slurm, allocation)
         run.wait_for("sent SIGUSR1 to all ranks (on_notice)")
         assert f"Slurm job {allocation} ends in 10 min" in run.stderr, run.stderr
         told = re.compile(rb"got SIGUSR1, deadline \d{10}")
         run.wait_until(lambda: len(told.findall(run.out)) >= 3, "three deadlines")
         run.process.send_signal(signal.SIGINT)
         ended(run, 130, "stopped by SIGINT")
-
-
-def test_a_notice_ends_ranks_that_ask_for_nothing_else(
-    tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
-) -> None:
-    with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
-        run.wait_ready(3)
-        slurm.tool("scancel", "--signal=USR1", allocation)
-        ended(run, ENDED_BY_SLURM, f"Slurm job {allocation} ends soon: sent SIGTERM to all ranks")
 
 
 @pytest.mark.alone  # any other run that starts then kills what Slurm has not killed yet, and tells it
@@ -229,7 +237,7 @@ def test_the_death_of_a_daemon_hurts_no_run(
         ended(run, 130, "stopped by SIGINT")
 
 
-def test_outside_of_an_allocation_slurm_can_not_be_used(tmp_path: Path) -> None:
+def test_slurm_cannot_be_used_outside_of_an_allocation(tmp_path: Path) -> None:
     job = write_job(tmp_path, SAYS, f"{CPU}launcher: slurm\nnodes: 2\n")
     done = distlaunch("run", str(job))
     assert done.returncode == 2

@@ -194,7 +194,7 @@ def test_no_process_of_a_job_outlives_it(tmp_path: Path, nodes: str, strike: Str
         wait_gone(run.holders(), 1.0 if strike.status < 0 else 0.0)
 
 
-@pytest.mark.parametrize("nodes", ["command", PODMAN], indirect=True)
+@pytest.mark.parametrize("nodes", ["command"], indirect=True)
 def test_ranks_train_and_agree(tmp_path: Path, nodes: str) -> None:
     # All hosts share this machine: fewer ranks, and none that takes all cores because its host has no other.
     where = nodes.replace("procs: 3", "procs: 1") + "env: {OMP_NUM_THREADS: 1}\n"
@@ -217,14 +217,14 @@ def test_pasted_shell_commands_run_the_same_job(tmp_path: Path, bed: Bed) -> Non
         f"""
 script: {ROOT}/scripts/basics/all_reduce.py
 gpus_per_node: 0
-nodes: [{{host: host1, procs: 2}}, {{host: host2, procs: 1}}, {{host: host3, procs: 1}}]
+nodes: [{{host: host1, procs: 2}}, {{host: host2, procs: 1}}]
 ssh: {{config: {bed.folder}/ssh_config}}
 env: {{ODD: "it's $HOME `x`\\n\\"quoted\\""}}
 """
     )
     text = distlaunch("dry-run", str(job), "--format", "shell").stdout
     blocks = dict(block.split("\n", 1) for block in text.split("# node ")[1:])
-    assert list(blocks) == ["host1", "host2", "host3"]
+    assert list(blocks) == ["host1", "host2"]
     plain = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     with contextlib.ExitStack() as stack:
         shells = []
@@ -234,8 +234,8 @@ env: {{ODD: "it's $HOME `x`\\n\\"quoted\\""}}
             argv = bed.argv("exec", name, "--", "/bin/sh")
             shells.append(Going(tmp_path, argv, env=plain, stdin=pasted))
             stack.callback(shells[-1].kill)
-        all_ended_well(shells[:1], last="all_reduce: ok, 4 ranks")
-        assert [shell.wait() for shell in shells] == [0, 0, 0]
+        all_ended_well(shells[:1], last="all_reduce: ok, 3 ranks")
+        assert [shell.wait() for shell in shells] == [0, 0]
 
 
 def test_check_port_on_all_nodes(tmp_path: Path, nodes: str) -> None:

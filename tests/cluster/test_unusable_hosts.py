@@ -73,8 +73,12 @@ def login_shell_that_refuses(site: Site, name: str) -> Node:
     return site.name(name, "host2", site.sshd("host2", over=site.login(site.folder, shell)))
 
 
-def login_shell_that_prints_without_end(site: Site, name: str) -> Node:
+def rc_file_without_end(site: Site, name: str) -> Node:
     return with_rc_file(site, name, "yes")
+
+
+def by_jump_that_hangs_up(site: Site, name: str) -> Node:
+    return by_jump(site.server("host1", HANGING_UP))(site, name)
 
 
 def file_as_proxy(site: Site, name: str) -> Node:
@@ -88,62 +92,41 @@ def proxy_that_gives_up(site: Site, name: str) -> Node:
 
 SENDS_NO_BANNER = "while True: peer = server.accept()[0]; peer.sendall(b'x' * 100000); peer.close()"
 NOT_ALLOWED = "jump host refuses to forward"
+REFUSED, NOT_RUN = "connection refused", "ProxyCommand can't be run"
+DROPPED = ("dropped by the server", r"kex_exchange_identification: ")
+# ssh tells of ciphers on a level that LogLevel may silence.
+CIPHERS = behind_sshd("Ciphers aes128-ctr", Ciphers="aes256-ctr", LogLevel="ERROR")
+BOUND = reached(BindAddress="192.0.2.7")  # an address of another machine
+UNKNOWN = reached(HostName="no-such-host.invalid", ProxyJump="host1")
 BAD = {
-    "no sshd": Bad(reached(2), "connection refused", r"connect to host \S+ port 2: Connection refused"),
+    "no sshd": Bad(reached(2), REFUSED, r"connect to host \S+ port 2: Connection refused"),
     "too many keys": Bad(too_many_keys, "authentication failed", r"Too many authentication failures"),
-    "ciphers": Bad(
-        # ssh tells of this on a level that LogLevel may silence.
-        behind_sshd("Ciphers aes128-ctr", Ciphers="aes256-ctr", LogLevel="ERROR"),
-        "no algorithm in common",
-        r"no matching cipher found. Their offer: ",
-    ),
+    "ciphers": Bad(CIPHERS, "no algorithm in common", r"no matching cipher found. Their offer: "),
     "python": Bad(python_that_does_not_start, "agent not started", r"python3: version not set"),
     "nologin": Bad(login_shell_that_refuses, "agent not started", r"This account is not available\."),
-    "endless rc file": Bad(
-        login_shell_that_prints_without_end, "too much output before the agent started", r"65536 bytes"
-    ),
+    "rc file": Bad(rc_file_without_end, "too much output before the agent started", r"65536 bytes"),
     "revoked": Bad(revoked_host_key, "host key revoked", r"revoked by file"),
     "another service": Bad(behind_server(SENDS_NO_BANNER), "not an ssh server", r"banner line too long"),
     "no session": Bad(behind_sshd("MaxSessions 0"), "session refused", r"open failed"),
-    "address": Bad(
-        reached(BindAddress="192.0.2.7"), "ssh refused its options", r"Cannot assign requested address"
-    ),
+    "address": Bad(BOUND, "ssh refused its options", r"Cannot assign requested address"),
 }
 PROXIES = {
-    "unknown jump host": Bad(
-        by_jump(HostName="no-such-jump.invalid"), "unknown host", r"Could not resolve hostname no-such-jump"
-    ),
-    "jump host is down": Bad(by_jump(2), "connection refused", r"port 2: Connection refused"),
-    "unknown to jump host": Bad(
-        reached(HostName="no-such-host.invalid", ProxyJump="host1"),
-        "unknown to the jump host",
-        r"open failed: connect failed: ",
-    ),
-    "refuses jump host": Bad(
-        reached(2, ProxyJump="host1"),
-        "connection refused",
-        r"open failed: connect failed: Connection refused",
+    "name": Bad(by_jump(HostName="no.invalid"), "unknown host", r"Could not resolve hostname no\.invalid"),
+    "down": Bad(by_jump(2), REFUSED, r"port 2: Connection refused"),
+    "unknown to it": Bad(UNKNOWN, "unknown to the jump host", r"open failed: connect failed: "),
+    "refusing it": Bad(
+        reached(2, ProxyJump="host1"), "connection refused", r"connect failed: Connection ref"
     ),
     "no forwarding": Bad(by_jump_with("AllowTcpForwarding no"), NOT_ALLOWED, r"administratively prohib"),
     "other forwarding": Bad(by_jump_with("PermitOpen 192.0.2.1:22"), NOT_ALLOWED, r"administratively"),
-    "proxy not installed": Bad(
-        reached(ProxyCommand="no-such-proxy %h %p"),
-        "ProxyCommand can't be run",
-        r"no-such-proxy: .*not found",
-    ),
-    "proxy at wrong path": Bad(
-        reached(ProxyCommand="/nowhere/proxy %h %p"), "ProxyCommand can't be run", r"/nowhere/proxy: "
-    ),
-    "proxy no program": Bad(file_as_proxy, "ProxyCommand can't be run", r"[Pp]ermission denied"),
+    "no proxy": Bad(reached(ProxyCommand="no-such-proxy %h"), NOT_RUN, r"no-such-proxy: .*not found"),
+    "wrong path": Bad(reached(ProxyCommand="/nowhere/proxy %h"), NOT_RUN, r"/nowhere/proxy: "),
+    "no program": Bad(file_as_proxy, NOT_RUN, r"[Pp]ermission denied"),
 }
 """None of these is worth another try."""
 DROPPING = {
-    "server": Bad(behind_server(HANGING_UP), "dropped by the server", r"kex_exchange_identification: "),
-    "jump host": Bad(
-        lambda site, name: by_jump(site.server("host1", HANGING_UP))(site, name),
-        "dropped by the server",
-        r"kex_exchange_identification: ",
-    ),
+    "server": Bad(behind_server(HANGING_UP), *DROPPED),
+    "jump host": Bad(by_jump_that_hangs_up, *DROPPED),
     "proxy": Bad(proxy_that_gives_up, "closed by its proxy", r"no tunnel for you"),
 }
 
