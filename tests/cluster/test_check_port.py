@@ -6,13 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.cluster.hosts import Bed, Ended, Node, Site, why_not
+from tests.cluster.hosts import Bed, Ended, Node, Site
 from tests.harness import distlaunch, on_time
-
-REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 NODES = ["host1", "host2", "host3", "host4"]
 

@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ if [ -e "gate/$RANK" ]; then . "./gate/$RANK"; fi
 class There:
     """A job of six ranks on three hosts, and commands about its run from sessions of their own."""
 
-    def __init__(self, site: Site) -> None:
-        self.site, self.folder = site, site.folder
+    def __init__(self, site: Site, stack: ExitStack) -> None:
+        self.site, self.folder, self._stack = site, site.folder, stack
+        self.config = ("--ssh-config", str(site.ssh_config))
         self.run = ""
         self.servers: set[int] = set()
 
@@ -54,7 +56,9 @@ class There:
         return dict(run)
 
     def beside(self, *words: str) -> Going:
-        return Going(self.folder / "no runs", distlaunch_argv(*words), cwd=self.folder)
+        going = Going(self.folder / "no runs", distlaunch_argv(*words), cwd=self.folder)
+        self._stack.callback(going.kill)
+        return going
 
     def open_gate(self, **ends: str) -> None:
         """What each rank in `ends` does then, as shell text."""
@@ -67,9 +71,10 @@ class There:
 
 @pytest.fixture
 def there(site: Site) -> Iterator[There]:
-    there = There(site)
     before = site.processes()
-    yield there
+    with ExitStack() as stack:
+        there = There(site, stack)
+        yield there
     if there.run:
         there.ask("stop", there.run, "--now")
     site.assert_gone(before | there.servers)
@@ -80,23 +85,18 @@ def test_a_detached_run_ends_as_it_would_have(there: There) -> None:
     there.leave(there.job(hosts))
     assert (there.ps()["state"], there.ps()["ranks"], there.ps()["where"]) == ("RUNNING", 6, ", ".join(hosts))
     follow, attached = there.beside("logs", "-f"), there.beside("attach", there.run)
-    try:
-        follow.wait_for("is here", times=6)
-        there.open_gate(rank5="kill -KILL $$")
-        assert there.ask("wait").returncode == 137
-        assert attached.wait() == 137
-        assert follow.wait() == 0
-    finally:
-        follow.kill()
-        attached.kill()
+    follow.wait_for("is here", times=6)
+    there.open_gate(rank5="kill -KILL $$")
+    assert there.ask("wait").returncode == 137
+    assert attached.wait() == 137
+    assert follow.wait() == 0
     assert (there.ps()["state"], there.ps()["exit_status"]) == ("FAILED", 137)
     assert follow.stdout.count("went on") >= 1  # the one that fails may end the others before
 
 
 def test_a_run_that_another_host_controls_outlives_its_owners_connection(there: There) -> None:
     """Its owner's machine is cut off and comes back: training went on, and every line is there."""
-    far, config = there.far("host2"), str(there.site.ssh_config)
-    job = there.job(["host2", "host3"])
+    far, job = there.far("host2"), there.job(["host2", "host3"])
     bed = there.site.bed
     done = bed.inside("host1", *distlaunch_argv("run", "-d", "--on", far, job), cwd=there.folder)
     assert done.returncode == 0, done.stderr
@@ -107,58 +107,43 @@ def test_a_run_that_another_host_controls_outlives_its_owners_connection(there: 
     there.open_gate()
     assert there.ask("wait").returncode == 0  # by the folder, which all machines here share
     bed.call("heal", "host1")
-    for words, status in ((("wait", name), 0), (("ps", "-a", f"{far}:{there.folder}"), 0)):
-        end = bed.inside("host1", *distlaunch_argv(*words, "--ssh-config", config), cwd=there.folder)
-        assert end.returncode == status, end.stderr
-    lines = there.ask("logs", name, "--ssh-config", config).stdout.splitlines()
+    for words in (("wait", name), ("ps", "-a", f"{far}:{there.folder}")):
+        end = bed.inside("host1", *distlaunch_argv(*words, *there.config), cwd=there.folder)
+        assert end.returncode == 0, end.stderr
+    lines = there.ask("logs", name, *there.config).stdout.splitlines()
     for rank in range(4):
         mine = [line.partition("] ")[2] for line in lines if f":{rank}] " in line]
         assert mine == [f"rank {rank} is here", f"rank {rank} went on"]
 
 
-def test_attaches_to_and_stops_a_run_of_another_host(there: There) -> None:
-    config = ("--ssh-config", str(there.site.ssh_config))
+def test_attaches_to_shows_and_stops_a_run_of_another_host(there: There) -> None:
     far, job = there.far("host3"), there.job(["host2", "host3"])
     attached = there.beside("run", "--on", far, job)  # attached at once
-    try:
-        attached.wait_for("is here", times=4)
-        there.run = there.ps()["run"]
-        attached.process.send_signal(signal.SIGINT)
-        assert attached.wait() == 130
-        assert f"detached from {there.run}, which is still running" in attached.stderr
-    finally:
-        attached.kill()
-    again = there.beside("attach", f"{far}:{there.run}", *config)
-    try:
-        done = there.ask("stop", f"{far}:{there.run[:-2]}", *config)
-        assert done.returncode == 0, done.stderr
-        assert "CANCELLED" in done.stderr
-        assert again.wait() == 130
-    finally:
-        again.kill()
-
-
-def test_shows_a_run_of_another_host_on_this_terminal(there: There) -> None:
-    far, job = there.far("host3"), there.job(["host2", "host3"])
-    there.leave("--on", far, job)
-    config = ("--ssh-config", str(there.site.ssh_config))
-    with seen(there.folder, "view", f"{far}:{there.run}", *config) as shown:
+    attached.wait_for("is here", times=4)
+    there.run = there.ps()["run"]
+    attached.process.send_signal(signal.SIGINT)
+    assert attached.wait() == 130
+    goes_on = f"detached from {there.run}, which is still running"
+    assert goes_on in attached.stderr
+    with seen(there.folder, "view", f"{far}:{there.run}", *there.config) as shown:
         shown.wait_for(r"\n3 +host3 +running +\d+%")
         shown.press(b"q")
         assert shown.ended() == 0
         shown.assert_sane()
-        assert f"detached from {there.run}, which is still running" in shown.after_screen
-    done = there.ask("stop", f"{far}:{there.run}", *config)
-    assert (done.returncode, "CANCELLED" in done.stderr) == (0, True), done.stderr
+        assert goes_on in shown.after_screen
+    again = there.beside("attach", f"{far}:{there.run}", *there.config)
+    done = there.ask("stop", f"{far}:{there.run[:-2]}", *there.config)
+    assert done.returncode == 0, done.stderr
+    assert "CANCELLED" in done.stderr
+    assert again.wait() == 130
 
 
 def test_names_a_host_that_cannot_be_reached_and_a_missing_run(there: There) -> None:
-    config = ("--ssh-config", str(there.site.ssh_config))
     there.site.name("nowhere", "host1", port=9)
-    done = there.ask("wait", "nowhere:job", *config)
+    done = there.ask("wait", "nowhere:job", *there.config)
     assert done.returncode == 69
     assert "refused" in done.stderr
     assert there.ask("run", "--on", "nowhere", there.job(["host1"])).returncode == 69
-    missing = there.ask("wait", f"{there.far('host1')}:{there.folder}/none", *config)
+    missing = there.ask("wait", f"{there.far('host1')}:{there.folder}/none", *there.config)
     assert missing.returncode == 2
     assert "not a run directory" in missing.stderr

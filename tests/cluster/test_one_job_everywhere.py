@@ -64,10 +64,6 @@ ssh: {{config: {bed.folder}/ssh_config}}
             assert {row[3] for row in found["podman"]} == {"True"}
             wait_gone(sorted(bed.processes() - before), PATIENCE_S)
             assert podman.tool("ps", "--all", "--quiet") == ""
-    print(f"{'where':10} rank weights")  # for those who look: pytest -s
-    for place, rows in found.items():
-        for row in rows:
-            print(f"{place:10} {row[0]:4} {row[1]}")
     assert len({row[1] for rows in found.values() for row in rows}) == 1
     for place, rows in found.items():
         assert [row[0] for row in rows] == ["0", "1"]

@@ -4,13 +4,8 @@ import os
 import re
 import sys
 
-import pytest
-
-from tests.cluster.hosts import Site, completed, find, program, why_not
+from tests.cluster.hosts import Site, completed, find, program
 from tests.harness import ROOT
-
-REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 STEPS = (ROOT / "README.md").read_text().partition("## Run your own job")[2].partition("\n## ")[0]
 

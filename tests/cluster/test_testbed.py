@@ -28,7 +28,10 @@ STALL_S = 0.3
 NO_SSH = [name for name in ("sshd", "ssh", "ssh-keygen", "setpriv") if find(name) is None]
 NO_NETNS = why_not()
 
-pytestmark = pytest.mark.skipif(bool(NO_SSH), reason=f"{NO_SSH} missing")
+pytestmark = [
+    pytest.mark.skipif(bool(NO_SSH), reason=f"{NO_SSH} missing"),
+    pytest.mark.together("testbed"),
+]
 needs_netns = pytest.mark.skipif(NO_NETNS is not None, reason=str(NO_NETNS))
 
 
@@ -71,6 +74,8 @@ class Bed:
 
 @contextlib.contextmanager
 def brought_up(folder: Path, count: int, *options: str, prefix: Words = ()) -> Iterator[Bed]:
+    if NO_NETNS and "loopback" not in options:
+        pytest.skip(NO_NETNS)
     made = call_testbed("up", folder, str(count), "--json", *options, prefix=prefix)
     assert made.returncode == 0, made.stderr
     try:
@@ -102,10 +107,6 @@ def ended(processes: Held, pid: int, within_s: float = PATIENCE_S) -> bool:
 def namespaces_of(pid: int | str) -> dict[Path, int]:
     paths = [Path(f"/proc/{pid}/ns/{kind}") for kind in ("net", "uts", "mnt")]
     return {path: path.stat().st_ino for path in paths}
-
-
-def cgroups() -> set[str]:
-    return {entry.name for entry in Path("/sys/fs/cgroup").iterdir()}
 
 
 def interfaces() -> set[str]:
@@ -169,11 +170,7 @@ def bound_over(target: str, source: Path) -> list[str]:
 
 # What hosts are
 
-shared = pytest.mark.together("testbed")
 
-
-@shared
-@needs_netns
 def test_each_host_has_its_own_hostname_and_address_over_ssh(pair: Bed) -> None:
     assert [host["name"] for host in pair.info["hosts"]] == ["host1", "host2"]
     for host in pair.info["hosts"]:
@@ -182,8 +179,6 @@ def test_each_host_has_its_own_hostname_and_address_over_ssh(pair: Bed) -> None:
         assert pair.ssh(host["address"], "hostname").stdout == f"{host['name']}\n"
 
 
-@shared
-@needs_netns
 def test_hosts_reach_each_other_by_name(pair: Bed) -> None:
     assert pair.ssh("host1", *banner_argv("host2")).stdout == "SSH-\n"
     own = pair.ssh("host1", "getent", "hosts", "host1").stdout.split()
@@ -191,17 +186,14 @@ def test_hosts_reach_each_other_by_name(pair: Bed) -> None:
     assert pair.ssh("host1", "getent", "hosts", "controller").stdout.split()[0] == pair.info["gateway"]
 
 
-@shared
-@needs_netns
 def test_a_host_sees_the_cgroups(pair: Bed) -> None:
-    before = cgroups()
-    seen = set(pair.ssh("host1", "ls", "/sys/fs/cgroup").stdout.split())
-    lasting = before & cgroups()  # other tests make some, and remove them
+    folder = Path("/sys/fs/cgroup")
+    before = {entry.name for entry in folder.iterdir()}
+    seen = set(pair.ssh("host1", "ls", str(folder)).stdout.split())
+    lasting = before & {entry.name for entry in folder.iterdir()}  # other tests make some, and remove them
     assert lasting and lasting <= seen
 
 
-@shared
-@needs_netns
 def test_refuses_a_changed_host_key(pair: Bed, tmp_path: Path) -> None:
     other_key = (pair.dir / "id_ed25519.pub").read_text()
     (tmp_path / "known").write_text(f"host1,{pair.info['hosts'][0]['address']} {other_key}")
@@ -210,8 +202,6 @@ def test_refuses_a_changed_host_key(pair: Bed, tmp_path: Path) -> None:
     assert "Host key verification failed" in refused.stderr
 
 
-@shared
-@needs_netns
 def test_exec_runs_inside_and_passes_the_exit_status_on(pair: Bed) -> None:
     assert pair.inside("host1", "sh", "-c", "hostname; exit 7").returncode == 7
     assert pair.inside("host1", "hostname").stdout == "host1\n"
@@ -222,8 +212,6 @@ def test_exec_runs_inside_and_passes_the_exit_status_on(pair: Bed) -> None:
     assert "no host 'host9'" in unknown.stderr
 
 
-@shared
-@needs_netns
 def test_a_cut_host_is_silent_until_it_is_healed(pair: Bed) -> None:
     address = (pair.info["hosts"][0]["address"], 22)
     assert pair.call("cut", "host1").returncode == 0
@@ -239,8 +227,6 @@ def test_a_cut_host_is_silent_until_it_is_healed(pair: Bed) -> None:
     assert pair.call("heal", "host1").returncode == 0
 
 
-@shared
-@needs_netns
 def test_a_host_that_is_cut_one_way_can_send(pair: Bed) -> None:
     host = pair.info["hosts"][0]
     with contextlib.ExitStack() as stack:
@@ -259,8 +245,6 @@ def test_a_host_that_is_cut_one_way_can_send(pair: Bed) -> None:
             socket.create_connection((host["address"], host["port"]), STALL_S)
 
 
-@shared
-@needs_netns
 def test_up_refuses_a_folder_that_holds_a_living_testbed(pair: Bed) -> None:
     again = call_testbed("up", pair.dir, "1")
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)
@@ -282,7 +266,6 @@ def test_hosts_reach_each_other_where_the_firewall_forwards_nothing(tmp_path: Pa
     assert done.stdout == "SSH-\n-P FORWARD DROP\n", done.stderr
 
 
-@needs_netns
 def test_a_locked_root_account_can_log_in(tmp_path: Path) -> None:
     shadow = tmp_path / "shadow"
     shadow.write_text("root:!secret:19000:0:99999:7:::\nother:$6$hash:19000:0:99999:7:::\n")
@@ -313,7 +296,6 @@ def test_testbeds_brought_up_at_once_have_different_networks(tmp_path: Path) -> 
 # What down leaves
 
 
-@needs_netns
 def test_down_leaves_nothing(tmp_path: Path) -> None:
     with brought_up(tmp_path / "bed", 2) as bed, noted(bed.info) as footprint:
         before = footprint.left()
@@ -328,7 +310,6 @@ def test_down_leaves_nothing(tmp_path: Path) -> None:
     # Down of nothing, at the end of the block, is no error.
 
 
-@needs_netns
 def test_down_leaves_nothing_where_an_sshd_or_a_keeper_was_killed(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         bed = stack.enter_context(brought_up(tmp_path / "bed", 2))
@@ -360,7 +341,6 @@ def kill_keeper(bed: Bed) -> None:
         processes.wait_ends(processes.pids, time.monotonic() + PATIENCE_S)
 
 
-@needs_netns
 def test_down_spares_a_stranger_whose_namespace_got_the_same_number(bed: Bed) -> None:
     kill_keeper(bed)
     stranger = subprocess.Popen(
@@ -379,7 +359,6 @@ def test_down_spares_a_stranger_whose_namespace_got_the_same_number(bed: Bed) ->
         stranger.communicate(timeout=PATIENCE_S)
 
 
-@needs_netns
 def test_up_replaces_a_testbed_that_died(bed: Bed) -> None:
     kill_keeper(bed)
     made = call_testbed("up", bed.dir, "1", "--json")

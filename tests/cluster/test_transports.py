@@ -57,30 +57,6 @@ STUBBORN = """
     while True:
         signal.pause()
 """
-TRAINS = """
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    x = torch.linspace(-1, 1, 60)[rank::size]
-    weights = torch.full((2,), float(rank), requires_grad=True)
-    dist.broadcast(weights.data, src=0)
-    losses = []
-    for _ in range(30):
-        loss = (weights[0] * x + weights[1] - 3 * x).square().mean()
-        weights.grad = None
-        loss.backward()
-        dist.all_reduce(weights.grad)
-        weights.data -= 0.3 * weights.grad / size
-        losses.append(loss.item())
-    mine, all_of_them = weights.detach(), [torch.empty(2) for _ in range(size)]
-    dist.all_gather(all_of_them, mine)
-    assert all(torch.equal(mine, theirs) for theirs in all_of_them), all_of_them
-    assert losses[-1] < losses[0] / 10, losses
-    if rank == 0:
-        print(f"trained: ok, {size} ranks")
-    dist.destroy_process_group()
-"""
-"""By hand: the transport is the same to DistributedDataParallel, whose import takes a second of each rank."""
 RANKS = 6
 
 
@@ -195,11 +171,13 @@ def test_no_process_of_a_job_outlives_it(tmp_path: Path, nodes: str, strike: Str
 
 
 @pytest.mark.parametrize("nodes", ["command"], indirect=True)
-def test_ranks_train_and_agree(tmp_path: Path, nodes: str) -> None:
+def test_ranks_agree(tmp_path: Path, nodes: str) -> None:
     # All hosts share this machine: fewer ranks, and none that takes all cores because its host has no other.
     where = nodes.replace("procs: 3", "procs: 1") + "env: {OMP_NUM_THREADS: 1}\n"
-    done = distlaunch("run", str(write_job(tmp_path, TRAINS, where)))
-    ended_well(done.returncode, done.stdout, done.stderr, last="trained: ok, 4 ranks")
+    job = tmp_path / "job.yaml"
+    job.write_text(f"script: {ROOT}/scripts/basics/all_reduce.py\n{where}")
+    done = distlaunch("run", str(job))
+    ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 4 ranks")
     assert "all 4 ranks joined the rendezvous at" in done.stderr
 
 

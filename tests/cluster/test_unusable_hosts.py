@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from tests.cluster.hosts import Node, Site, completed, program, why_not
+from tests.cluster.hosts import Node, Site, completed, program
 from tests.cluster.odd_hosts import (
     HANGING_UP,
     SHORT,
@@ -23,8 +23,6 @@ from tests.cluster.odd_hosts import (
 )
 from tests.harness import running
 
-REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 Make = Callable[[Site, str], Node]
 
 
