@@ -11,14 +11,10 @@ import pytest
 from tests.cluster.hosts import Bed, program
 from tests.harness import distlaunch, kill, running, wait_gone, write_job
 
-TELLS = """
-import os
-e = os.environ
-print(e["RANK"], e["LOCAL_RANK"], e["MASTER_ADDR"], flush=True)
-"""
 WAITS = """
 import os, signal
-os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+e = os.environ
+os.write(1, f"ready {e['RANK']} {os.getpid()} {e['LOCAL_RANK']} {e['MASTER_ADDR']}\\n".encode())
 signal.pause()
 """
 JOB = """
@@ -63,22 +59,21 @@ def kubectl(bed: Bed, tmp_path: Path) -> Env:
     return lambda fails: {**os.environ, "PATH": path, "KUBECTL_FAILS": fails}
 
 
-def job_in(folder: Path, script: str) -> str:
-    return str(write_job(folder, script, f"{JOB}python: {sys.executable}\n"))
+def job_in(folder: Path) -> Path:
+    return write_job(folder, WAITS, f"{JOB}python: {sys.executable}\n")
 
 
-def test_ranks_run_in_the_pods(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
-    done = distlaunch("run", job_in(tmp_path, TELLS), env=kubectl(""))
-    assert done.returncode == 0, done.stderr
-    first = bed.hosts["host1"].address
-    assert sorted(done.stdout.splitlines()) == [f"[trainer-1:0] 0 0 {first}", f"[trainer-2:1] 1 0 {first}"]
-    assert "2 nodes from Kubernetes (app=train): trainer-1, trainer-2" in done.stderr
-
-
-def test_a_killed_rank_ends_all(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
+def test_ranks_run_in_the_pods_and_end_with_one_that_is_killed(
+    bed: Bed, tmp_path: Path, kubectl: Env
+) -> None:
     before = bed.processes()
-    with running(Path(job_in(tmp_path, WAITS)), env=kubectl("")) as run:
-        ranks = run.wait_ready(2)
+    with running(job_in(tmp_path), env=kubectl("")) as run:
+        ranks, first = run.wait_ready(2), bed.hosts["host1"].address
+        assert sorted(run.stdout.splitlines()) == [
+            f"[trainer-1:0] ready 0 {ranks[0]} 0 {first}",
+            f"[trainer-2:1] ready 1 {ranks[1]} 0 {first}",
+        ]
+        assert "2 nodes from Kubernetes (app=train): trainer-1, trainer-2" in run.stderr
         kill(ranks[1])
         wait_gone(list(ranks.values()), 2.0)
         assert run.wait() == 137
@@ -102,7 +97,7 @@ LISTS_NONE = "kubectl get pods --selector=none --namespace=ml"
 def test_says_what_stands_in_the_way(
     tmp_path: Path, kubectl: Env, fails: str, setting: str, told: str
 ) -> None:
-    done = distlaunch("run", job_in(tmp_path, TELLS), "--set", setting, env=kubectl(fails))
+    done = distlaunch("run", str(job_in(tmp_path)), "--set", setting, env=kubectl(fails))
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
@@ -110,7 +105,7 @@ def test_says_what_stands_in_the_way(
 
 def test_says_what_else_to_do_without_kubectl(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    done = distlaunch("run", job_in(tmp_path, TELLS), env={**os.environ, "PATH": str(tmp_path / "empty")})
+    done = distlaunch("run", str(job_in(tmp_path)), env={**os.environ, "PATH": str(tmp_path / "empty")})
     assert done.returncode == 2
     assert "can't list the pods: kubectl: No such file or directory" in done.stderr
     assert "list the pods in nodes, with launcher.command" in done.stderr

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import TESTBED, Done, completed, find, program, why_not
+from tests.cluster.hosts import TESTBED, Done, completed, find, hiding_argv, program, why_not
 from tests.harness import PATIENCE_S, Held, children_of, held, line_pipe
 
 Words = Sequence[str | Path]
@@ -163,11 +163,6 @@ def banner_argv(host: str, port: int = 22) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def bound_over(target: str, source: Path) -> list[str]:
-    """Return a prefix that runs a command where `source` takes the place of a system file, only for it."""
-    return ["unshare", "--mount", "sh", "-c", f'mount --bind "$0" {target} && exec "$@"', str(source)]
-
-
 # What hosts are
 
 
@@ -269,7 +264,7 @@ def test_hosts_reach_each_other_where_the_firewall_forwards_nothing(tmp_path: Pa
 def test_a_locked_root_account_can_log_in(tmp_path: Path) -> None:
     shadow = tmp_path / "shadow"
     shadow.write_text("root:!secret:19000:0:99999:7:::\nother:$6$hash:19000:0:99999:7:::\n")
-    with brought_up(tmp_path / "bed", 1, prefix=bound_over("/etc/shadow", shadow)) as bed:
+    with brought_up(tmp_path / "bed", 1, prefix=hiding_argv({Path("/etc/shadow"): shadow}, [])) as bed:
         assert bed.ssh("host1", "hostname").stdout == "host1\n"
         assert bed.inside("host1", "cat", "/etc/shadow").stdout.split() == [
             "root:*:19000:0:99999:7:::",
@@ -470,7 +465,9 @@ def test_an_sshd_that_does_not_start_fails_up_and_leaves_nothing(tmp_path: Path)
 def test_names_a_missing_sshd_with_its_package(tmp_path: Path) -> None:
     hidden = tmp_path / "sshd"
     hidden.touch(mode=0o644)
-    failed = call_testbed("up", tmp_path / "bed", "1", prefix=bound_over(str(find("sshd")), hidden))
+    failed = call_testbed(
+        "up", tmp_path / "bed", "1", prefix=hiding_argv({Path(str(find("sshd"))): hidden}, [])
+    )
     assert (failed.returncode, failed.stderr) == (1, "testbed: sshd not found: apt install openssh-server\n")
     assert not (tmp_path / "bed").exists()
 
@@ -520,19 +517,17 @@ TESTER = 54321
 @pytest.fixture
 def ordinary_user() -> Iterator[tuple[Path, Words]]:
     """Yield a folder of an ordinary user's and a prefix that runs commands as that user."""
-    if os.geteuid():
-        folder = Path(tempfile.mkdtemp())
-        yield folder, []
-        shutil.rmtree(folder)
-        return
     # Outside of pytest's folders, which only root may enter.
-    folder = Path(tempfile.mkdtemp(prefix="testbed"))
-    passwd = folder / "passwd"
-    passwd.write_text(Path("/etc/passwd").read_text() + f"tester:x:{TESTER}:{TESTER}::{folder}:/bin/sh\n")
-    passwd.chmod(0o644)
-    os.chown(folder, TESTER, TESTER)
-    become = ["setpriv", f"--reuid={TESTER}", f"--regid={TESTER}", "--clear-groups", "--"]
-    yield folder, [*bound_over("/etc/passwd", passwd), *become, "env", f"HOME={folder}"]
+    folder, prefix = Path(tempfile.mkdtemp(prefix="testbed")), list[str | Path]()
+    if os.geteuid() == 0:
+        passwd = folder / "passwd"
+        us = f"tester:x:{TESTER}:{TESTER}::{folder}:/bin/sh\n"
+        passwd.write_text(Path("/etc/passwd").read_text() + us)
+        passwd.chmod(0o644)
+        os.chown(folder, TESTER, TESTER)
+        become = ["setpriv", f"--reuid={TESTER}", f"--regid={TESTER}", "--clear-groups", "--"]
+        prefix += [*hiding_argv({Path("/etc/passwd"): passwd}, become), "env", f"HOME={folder}"]
+    yield folder, prefix
     shutil.rmtree(folder)
 
 
