@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.hosts import Bed, completed
+from tests.cluster.hosts import Bed, completed, missing
 from tests.harness import PATIENCE_S, ROOT
 
 _LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
@@ -61,8 +61,7 @@ def why_no_podman() -> str | None:
     """What is missing for containers, or None."""
     if os.geteuid():
         return "root is missing: only root can run containers in network namespaces"
-    missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
-    return f"missing: {', '.join(missing)}" if missing else None
+    return missing("podman", "runc")
 
 
 @contextlib.contextmanager
@@ -89,14 +88,12 @@ def _remove(folder: Path) -> None:
 def _podman_in(folder: Path) -> Podman:
     stores = [f"--root={folder}/images", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp"]
     podman = Podman(("podman", *stores, "--cgroup-manager=cgroupfs", "--runtime=runc"))
+    for name in _FOLDERS:
+        (folder / "thin" / name).mkdir(parents=True)
+    for name, target in _LINKS.items():
+        (folder / "thin" / name).symlink_to(target)
+    (folder / "thin" / "tmp").chmod(0o1777)
     with tarfile.open(folder / "thin.tar", "w") as tar:
-        for name in _FOLDERS:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
-            tar.addfile(entry)
-        for name, target in _LINKS.items():
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = tarfile.SYMTYPE, target
-            tar.addfile(entry)
+        tar.add(folder / "thin", "")
     podman.tool("import", "--quiet", str(folder / "thin.tar"), IMAGE)
     return podman

@@ -52,13 +52,18 @@ def find(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin")
 
 
+def missing(*names: str) -> str | None:
+    """Which of these programs are missing, in words, or None."""
+    found = [name for name in names if find(name) is None]
+    return f"missing: {', '.join(found)}" if found else None
+
+
 def why_not() -> str | None:
     """What is missing for hosts with networks of their own, or None."""
     if os.geteuid():
         return "root is missing: only root can make network namespaces"
-    missing = [name for name in TOOLS if find(name) is None]
-    if missing:
-        return f"missing: {', '.join(missing)}"
+    if reason := missing(*TOOLS):
+        return reason
     tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
     return "network namespaces are missing" if tried.returncode else None
 

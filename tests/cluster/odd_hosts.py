@@ -159,16 +159,12 @@ def installed(name: str) -> str:
 def python(site: Site, version: str) -> str:
     """An interpreter of that version, or where there is none, a script that says what it would say."""
     candidates = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))
+    tells = "import sys; print('%d.%d' % sys.version_info[:2])"
     for candidate in [*map(str, candidates), shutil.which(f"python{version}")]:
-        if candidate and version_of(candidate) == version:
+        if candidate and completed([candidate, "-c", tells]).stdout.strip() == version:
             return candidate
     words = "Unknown option: -I" if version < "3" else f'"$5 {version}.0 (made up)"'
     return program(site.folder / f"python{version}", f"echo {words} >&2; exit 2")
-
-
-def version_of(interpreter: str) -> str:
-    code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    return completed([interpreter, "-c", code]).stdout.strip()
 
 
 TO_THE_END = "peer.recv(1 << 20, socket.MSG_WAITALL)"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Bed, Done, bed_up, completed, find
+from tests.cluster.hosts import Bed, Done, bed_up, completed, find, missing
 from tests.cluster.hosts import why_not as why_no_hosts
 from tests.harness import PATIENCE_S, kill, wait_gone, wait_until
 
@@ -19,8 +19,7 @@ TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 
 def why_not() -> str | None:
     """What is missing for a Slurm of our own, or None."""
-    missing = [name for name in TOOLS if find(name) is None]
-    return why_no_hosts() or (f"missing: {', '.join(missing)}" if missing else None)
+    return why_no_hosts() or missing(*TOOLS)
 
 
 class Slurm(Bed):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import GONE_S, Bed, bed_up, parent_of, program
+from tests.cluster.hosts import GONE_S, Bed, bed_up, missing, parent_of, program
 from tests.cluster.hosts import why_not as why_no_hosts
 from tests.cluster.queues import NODES, Queue
 from tests.harness import (
@@ -26,7 +26,6 @@ from tests.harness import (
 from tests.queued import check_stop_before_start, rows
 
 pytestmark = pytest.mark.together("grid engine")
-PROGRAMS = Path("/usr/lib/gridengine")
 PLACES = """
     import os
     print("rank", os.environ["RANK"], "on", os.uname().nodename, flush=True)
@@ -138,8 +137,8 @@ def _name(pid: int) -> str:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngine]:
     """Grid Engine on the hosts host1 … host3."""
-    missing = [name for name in ("sge_qmaster", "sge_execd", "qrsh") if not (PROGRAMS / name).exists()]
-    if reason := why_no_hosts() or (f"missing: {', '.join(missing)}" if missing else None):
+    programs = ("sge_qmaster", "sge_execd", "qrsh")
+    if reason := why_no_hosts() or missing(*(f"/usr/lib/gridengine/{name}" for name in programs)):
         pytest.skip(reason)
     with bed_up(GridEngine, NODES, tmp_path_factory.mktemp("ge") / "bed", "--grid-engine") as engine:
         yield engine

@@ -16,7 +16,8 @@ PORT = "29522"
 SLEEPER = """
     import os, signal
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    os.write(1, f"ready {os.getpid()} {' '.join(os.environ[name] for name in names)}\\n".encode())
+    place = "".join(os.environ[name] for name in names)
+    os.write(1, f"ready {place[0]} {os.getpid()} {place}\\n".encode())
     signal.pause()
 """
 TRAINS = """
@@ -43,7 +44,7 @@ class Launcher(Going):
         folder: Path,
         *words: str,
         procs: int = 1,
-        nodes: int | str = 2,
+        nodes: int = 2,
         endpoint: str = "",
     ) -> None:
         first = bed.hosts["host1"].address
@@ -54,16 +55,9 @@ class Launcher(Going):
         argv = [sys.executable, "-m", "distlaunch.torchrun", *shape, *where, *words, "worker.py"]
         super().__init__(folder, bed.argv("exec", f"host{number + 1}", "--", *argv), cwd=folder)
 
-    def ready(self, count: int = 1) -> dict[int, list[str]]:
-        """pid → what each of so many workers said, in all."""
-        found: list[list[str]] = []
-
-        def whole() -> bool:
-            found[:] = [line.split() for line in self.stdout.splitlines(keepends=True) if line.endswith("\n")]
-            return sum(line[:1] == ["ready"] for line in found) >= count
-
-        self.wait_until(whole, f"{count} ready workers")
-        return {int(line[1]): line[2:] for line in found if line[:1] == ["ready"]}
+    def places(self) -> list[str]:
+        """What its workers have told, one digit for each variable."""
+        return sorted(re.findall(r"ready \d \d+ (\d+)\n", self.stdout))
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +90,7 @@ def test_unequal_nodes_are_numbered_and_train(bed: Bed, tmp_path: Path) -> None:
     with launchers(bed, tmp_path, SLEEPER.replace("signal.pause()", "") + TRAINS, 2, 1) as runs:
         all_ended_well(runs, last="sum 6\n")
         assert [run.stdout.count("sum 6\n") for run in runs] == [2, 1]
-        said = sorted(place for run in runs for place in run.ready().values())
-        assert said == [list("003022"), list("113022"), list("203121")]
+        assert [run.places() for run in runs] == [["003022", "113022"], ["203121"]]
         assert not any("MASTER_ADDR" in run.stderr for run in runs)
 
 
@@ -110,11 +103,9 @@ def test_with_c10d_the_host_that_has_the_address_is_node_0_and_a_failure_restart
     )
     words, endpoint = ("--max-restarts=1",), bed.hosts["host2"].address
     with launchers(bed, tmp_path, worker + TRAINS, 2, 1, 1, words=words, endpoint=endpoint) as runs:
-        said = [run.ready(procs) for run, procs in zip(runs, (2, 1, 1), strict=True)]
-        first, second, third = (sorted(each.values()) for each in said)
-        assert (second, third) == ([list("004031")], [list("304231")])
-        assert first == [list("104132"), list("214132")]
-        kill(next(iter(said[0])))
+        workers = [run.wait_ready(procs) for run, procs in zip(runs, (2, 1, 1), strict=True)]
+        assert [run.places() for run in runs] == [["104132", "214132"], ["004031"], ["304231"]]
+        kill(workers[0][1])
         all_ended_well(runs, last="sum 10\n")
         assert [run.stdout.count("sum 10") for run in runs] == [2, 1, 1]
         for number, run in enumerate(runs):
@@ -135,7 +126,7 @@ def test_names_the_endpoint_where_no_launcher_has_come_yet(bed: Bed, tmp_path: P
 
 
 @pytest.mark.long
-def test_a_late_node_joins_the_others_of_which_one_was_cut_off_meanwhile(bed: Bed, tmp_path: Path) -> None:
+def test_nodes_wait_for_one_that_is_late_or_cut_off_until_all_have_joined(bed: Bed, tmp_path: Path) -> None:
     """Later than a silent node is given; all say for whom they wait after 5, 10 and 20 s."""
     with launchers(bed, tmp_path, SLEEPER, 1, 1, words=("--nnodes=3",)) as runs:
         for run in runs:
@@ -152,22 +143,15 @@ def test_a_late_node_joins_the_others_of_which_one_was_cut_off_meanwhile(bed: Be
         with contextlib.ExitStack() as stack:
             third = Launcher(bed, 2, tmp_path, nodes=3)
             stack.callback(third.kill)
-            for run in (*runs, third):
-                run.ready()
-
-
-@pytest.mark.long
-def test_both_sides_end_if_a_host_is_cut_off(bed: Bed, tmp_path: Path) -> None:
-    with launchers(bed, tmp_path, SLEEPER, 1, 1, endpoint="host1") as both:
-        pids = [next(iter(run.ready())) for run in both]
-        bed.call("cut", "host2")
-        try:
+            runs.append(third)
+            pids = [pid for run in runs for pid in run.wait_ready(1).values()]
+            bed.call("cut", "host2")
+            stack.callback(bed.call, "heal", "host2")
             wait_gone(pids, CUT_S)
-            assert [run.wait() for run in both] == [71, 71]
-        finally:
-            bed.call("heal", "host2")
-        assert "host2 was lost: " in both[0].stderr, both[0].stderr
-        assert "lost the controller on host1: " in both[1].stderr, both[1].stderr
+            assert [run.wait() for run in runs] == [71, 71, 71]
+            assert all("host2 was lost: " in runs[i].stderr for i in (0, 2)), third.stderr
+            where = bed.hosts["host1"].address
+            assert f"lost the controller on {where}: " in runs[1].stderr, runs[1].stderr
 
 
 @pytest.mark.parametrize("done", [0, 1])
@@ -175,7 +159,7 @@ def test_stopping_a_node_whose_ranks_have_ended_ends_the_others(bed: Bed, tmp_pa
     """Ctrl-Z is answered, and ends nothing."""
     ends_first = SLEEPER.replace("signal.pause()", f"os.environ['GROUP_RANK'] == '{done}' or signal.pause()")
     with launchers(bed, tmp_path, ends_first, 1, 1) as both:
-        pids = [next(iter(run.ready())) for run in both]
+        pids = [pid for run in both for pid in run.wait_ready(1).values()]
         wait_gone([pids[done]], PATIENCE_S)
         kill(both[done].process.pid, signal.SIGTSTP)
         both[done].wait_for("can't be suspended")

@@ -60,12 +60,12 @@ class There:
         self._stack.callback(going.kill)
         return going
 
-    def open_gate(self, **ends: str) -> None:
-        """What each rank in `ends` does then, as shell text."""
+    def open_gate(self, killed: str = "") -> None:
+        """Let all ranks go on, of which that one then kills itself."""
         fresh = self.folder / "fresh"
         fresh.mkdir()
-        for rank, text in ends.items():
-            (fresh / rank.removeprefix("rank")).write_text(text)
+        if killed:
+            (fresh / killed).write_text("kill -KILL $$")
         fresh.rename(self.folder / "gate")
 
 
@@ -86,7 +86,7 @@ def test_a_detached_run_ends_as_it_would_have(there: There) -> None:
     assert (there.ps()["state"], there.ps()["ranks"], there.ps()["where"]) == ("RUNNING", 6, ", ".join(hosts))
     follow, attached = there.beside("logs", "-f"), there.beside("attach", there.run)
     follow.wait_for("is here", times=6)
-    there.open_gate(rank5="kill -KILL $$")
+    there.open_gate(killed="5")
     assert there.ask("wait").returncode == 137
     assert attached.wait() == 137
     assert follow.wait() == 0

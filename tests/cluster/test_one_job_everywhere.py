@@ -1,6 +1,5 @@
 """One job file, unchanged, wherever ranks can run: the same weights everywhere."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -80,5 +79,5 @@ def _rows(job: Path, sets: list[str]) -> list[list[str]]:
     done = distlaunch("run", str(job), *(word for each in sets for word in ("--set", each)))
     assert done.returncode == 0, done.stderr
     rows = [line.partition("] ")[2].split() for line in done.stdout.splitlines()]
-    assert len(rows) == 2, json.dumps([done.stdout, done.stderr])
+    assert len(rows) == 2, done.stdout + done.stderr
     return sorted(rows)

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from tests.cluster.slurm import Slurm, inside
 from tests.harness import (
     ROOT,
     Run,
-    cookie_holders,
     distlaunch,
     distlaunch_argv,
     ended_well,
@@ -99,7 +98,7 @@ def test_requested_tasks_are_ranks_of_a_cpu_job(
     assert hosts_of(done) == ["host1", "host1", "host2", "host2", "host3", "host3"], done.stderr
 
 
-def test_what_ranks_see_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_see_the_job_and_its_gpus_and_nothing_of_the_agents_step(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's identity and the GPUs, and nothing that an agent's step has for itself."""
     seen = '{k: v for k, v in os.environ.items() if k[:4] in ("SLUR", "CUDA")}'
     tells = f"import os, json; print(json.dumps({seen}))"
@@ -131,44 +130,32 @@ def ended(run: Run, status: int, words: str) -> None:
     assert run.wait() == status, run.stderr
     assert words in run.stderr, run.stderr
     assert "Traceback" not in run.stderr
-    assert cookie_holders(run.run_folder().name) == []
+    assert run.holders() == []
 
 
-def cancel(slurm: Slurm, job: str) -> None:
-    slurm.tool("scancel", job)
-
-
-def warn(slurm: Slurm, job: str) -> None:
-    """As --signal=USR1@… does, which Slurm rounds to a minute: a signal to all steps."""
-    slurm.tool("scancel", "--signal=USR1", job)
-
-
-def limit_time(slurm: Slurm, job: str) -> None:
-    """slurmctld looks at it every 30 s."""
-    slurm.tool("scontrol", "update", f"jobid={job}", "TimeLimit=1")
-    slurm.tool("scontrol", "update", f"jobid={job}", "EndTime=now+3")
+CANCEL = ["scancel JOB"]
+WARN = ["scancel --signal=USR1 JOB"]
+"""As --signal=USR1@… does, which Slurm rounds to a minute: a signal to all steps."""
+LIMIT = ["scontrol update jobid=JOB TimeLimit=1", "scontrol update jobid=JOB EndTime=now+3"]
+"""slurmctld looks at it every 30 s."""
 
 
 @pytest.mark.parametrize(
-    ("does", "told"),
+    ("commands", "told"),
     [
-        (cancel, "was cancelled"),
-        (warn, "ends soon: sent SIGTERM to all ranks"),
-        pytest.param(limit_time, "reached its time limit", marks=pytest.mark.long),
+        (CANCEL, "was cancelled"),
+        (WARN, "ends soon: sent SIGTERM to all ranks"),
+        pytest.param(LIMIT, "reached its time limit", marks=pytest.mark.long),
     ],
 )
 def test_a_job_that_slurm_ends_is_not_restarted_and_says_why(
-    tmp_path: Path,
-    slurm: Slurm,
-    allocation: str,
-    before: set[int],
-    does: Callable[[Slurm, str], None],
-    told: str,
+    tmp_path: Path, slurm: Slurm, allocation: str, before: set[int], commands: list[str], told: str
 ) -> None:
     with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
         pids = run.wait_ready(3)
-        does(slurm, allocation)
-        if does == cancel:
+        for command in commands:
+            slurm.tool(*command.replace("JOB", allocation).split())
+        if commands == CANCEL:
             wait_gone(list(pids.values()), 2.0)
         ended(run, 128 + signal.SIGTERM, f"Slurm job {allocation} {told}")
         wait_gone(list(pids.values()), 2.0)
@@ -198,7 +185,7 @@ def test_a_termination_warning_reaches_all_ranks_with_the_deadline(
     slurm.tool("scontrol", "update", f"jobid={allocation}", "TimeLimit=10")
     with running(write_job(tmp_path, WAITS, f"{CPU}on_notice: USR1\n")) as run:
         run.wait_ready(3)
-        warn(slurm, allocation)
+        slurm.tool("scancel", "--signal=USR1", allocation)
         run.wait_for("sent SIGUSR1 to all ranks (on_notice)")
         assert f"Slurm job {allocation} ends in 10 min" in run.stderr, run.stderr
         told = re.compile(rb"got SIGUSR1, deadline \d{10}")
@@ -253,7 +240,7 @@ def tasks(slurm: Slurm, srun: str, *words: str) -> Done:
     return slurm.run("srun", *srun.split(), *distlaunch_argv("exec", *words))
 
 
-def test_tasks_become_ranks_that_agree(slurm: Slurm) -> None:
+def test_tasks_of_a_step_become_ranks_that_agree(slurm: Slurm) -> None:
     names = "$RANK $LOCAL_RANK $NODE_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT"
     adds = f"{sys.executable} {ROOT}/scripts/basics/all_reduce.py"
     done = tasks(slurm, "-N3 -n4", "--", "sh", "-c", f"echo at {names}; exec {adds}")
@@ -278,7 +265,7 @@ FAILS = ("--", "sh", "-c", "[ $RANK = 2 ] && exit 6; exec sleep 600")
         ("-n3", FAILS, 6, "rank 2 (host1) failed first"),
     ],
 )
-def test_how_tasks_end(slurm: Slurm, srun: str, words: tuple[str, ...], status: int, told: str) -> None:
+def test_a_task_ends_as_its_program_does_or_says_why_not(slurm: Slurm, srun: str, words: tuple[str, ...], status: int, told: str) -> None:
     done = tasks(slurm, srun, *words)
     assert (done.returncode, told in done.stderr) == (status, True), done.stderr
     assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,35 +113,19 @@ def interfaces() -> set[str]:
     return {link["ifname"] for link in json.loads(completed(["ip", "-j", "link"]).stdout)}
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """All that a testbed has on this machine, noted while it is up, to look for it afterwards."""
+def is_inside(pid: str, namespaces: set[int]) -> bool:
+    try:
+        return pid.isdigit() and not namespaces.isdisjoint(namespaces_of(pid).values())
+    except OSError:
+        return False
 
-    dir: Path
-    interfaces: frozenset[str]
-    namespaces: frozenset[int]
 
-    def left(self) -> dict[str, list[Any]]:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        rules = completed(["iptables", "-S"]).stdout
-        return {
-            "folder": [self.dir] if self.dir.exists() else [],
-            "interfaces": sorted(self.interfaces & interfaces()),
-            "processes": [entry.name for entry in Path("/proc").iterdir() if self._is_inside(entry.name)],
-            "mounts": [line for line in mounts if str(self.dir) in line],
-            "rules": [line for line in rules.splitlines() if any(name in line for name in self.interfaces)],
-        }
-
-    def _is_inside(self, pid: str) -> bool:
-        try:
-            return pid.isdigit() and not self.namespaces.isdisjoint(namespaces_of(pid).values())
-        except OSError:
-            return False
+NOTHING: dict[str, list[Any]] = {"folder": [], "interfaces": [], "processes": [], "mounts": [], "rules": []}
 
 
 @contextlib.contextmanager
-def noted(info: dict[str, Any]) -> Iterator[Footprint]:
-    """Yield the footprint of a testbed.
+def noted(info: dict[str, Any]) -> Iterator[Callable[[], dict[str, list[Any]]]]:
+    """Note all that a testbed has on this machine; what is yielded finds what is left of it.
 
     The namespaces are held open meanwhile, for the kernel gives a dead one's number to the next, which
     may be another test's. A namespace in which no process is, and that is mounted nowhere, is only ours.
@@ -149,13 +133,23 @@ def noted(info: dict[str, Any]) -> Iterator[Footprint]:
     names = {info["bridge"], *(host["interface"] for host in info["hosts"])} - {None}
     pids = [host["pid"] for host in info["hosts"] if host["pid"]]
     inodes = {path: inode for pid in pids for path, inode in namespaces_of(pid).items()}
+    folder, inside = Path(info["dir"]), set(inodes.values())
+
+    def left() -> dict[str, list[Any]]:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        rules = completed(["iptables", "-S"]).stdout.splitlines()
+        return {
+            "folder": [folder] if folder.exists() else [],
+            "interfaces": sorted(names & interfaces()),
+            "processes": [each.name for each in Path("/proc").iterdir() if is_inside(each.name, inside)],
+            "mounts": [line for line in mounts if str(folder) in line],
+            "rules": [line for line in rules if any(name in line for name in names)],
+        }
+
     with contextlib.ExitStack() as stack:
         for path in inodes:
             stack.enter_context(path.open())
-        yield Footprint(Path(info["dir"]), frozenset(names), frozenset(inodes.values()))
-
-
-NOTHING: dict[str, list[Any]] = {"folder": [], "interfaces": [], "processes": [], "mounts": [], "rules": []}
+        yield left
 
 
 def banner_argv(host: str, port: int = 22) -> list[str]:
@@ -292,8 +286,8 @@ def test_testbeds_brought_up_at_once_have_different_networks(tmp_path: Path) -> 
 
 
 def test_down_leaves_nothing(tmp_path: Path) -> None:
-    with brought_up(tmp_path / "bed", 2) as bed, noted(bed.info) as footprint:
-        before = footprint.left()
+    with brought_up(tmp_path / "bed", 2) as bed, noted(bed.info) as left:
+        before = left()
         assert before["folder"] and len(before["interfaces"]) == 3 and len(before["processes"]) >= 4
         daemons = [bed.daemon(), bed.daemon(start="setsid unshare --net")]
         with held(daemons) as processes:
@@ -301,14 +295,14 @@ def test_down_leaves_nothing(tmp_path: Path) -> None:
             taken = bed.call("down")
             assert taken.returncode == 0, taken.stderr
             assert all(ended(processes, pid, 0) for pid in daemons)
-        assert footprint.left() == NOTHING
+        assert left() == NOTHING
     # Down of nothing, at the end of the block, is no error.
 
 
 def test_down_leaves_nothing_where_an_sshd_or_a_keeper_was_killed(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         bed = stack.enter_context(brought_up(tmp_path / "bed", 2))
-        footprint = stack.enter_context(noted(bed.info))
+        left = stack.enter_context(noted(bed.info))
         sshd, keeper, keepers_sshd, daemon = (
             *(bed.sshd("host1"), bed.keeper("host2"), bed.sshd("host2")),
             bed.daemon("host2"),
@@ -326,7 +320,7 @@ def test_down_leaves_nothing_where_an_sshd_or_a_keeper_was_killed(tmp_path: Path
         assert not ended(processes, daemon, 0)
         assert bed.call("down").returncode == 0
         assert ended(processes, daemon, 0)
-        assert footprint.left() == NOTHING
+        assert left() == NOTHING
 
 
 def kill_keeper(bed: Bed) -> None:
@@ -417,8 +411,8 @@ def stuck_up(
 )
 def test_up_can_be_killed_anywhere(stage: str, by: signal.Signals, tmp_path: Path) -> None:
     folder = tmp_path / "bed"
-    with stuck_up(tmp_path, *STAGES[stage]) as (up, _), noted(half_made(folder)) as footprint:
-        assert bool(footprint.left()["processes"]) == (stage != "keys"), "keepers are written down"
+    with stuck_up(tmp_path, *STAGES[stage]) as (up, _), noted(half_made(folder)) as left:
+        assert bool(left()["processes"]) == (stage != "keys"), "keepers are written down"
         busy = call_testbed("down", folder)
         assert (busy.returncode, "still at work" in busy.stderr) == (1, True)
         up.send_signal(by)
@@ -427,7 +421,7 @@ def test_up_can_be_killed_anywhere(stage: str, by: signal.Signals, tmp_path: Pat
             assert call_testbed("down", folder).returncode == 0
         else:
             assert up.returncode == 128 + by
-        assert footprint.left() == NOTHING
+        assert left() == NOTHING
 
 
 @needs_netns
@@ -453,21 +447,20 @@ def test_an_sshd_that_does_not_start_fails_up_and_leaves_nothing(tmp_path: Path)
             env=wrapped(tmp_path, "sshd", "-D*", then),
         )
         assert line() == "here"
-    with noted(half_made(folder)) as footprint:
+    with noted(half_made(folder)) as left:
         go.write_text("on\n")
         output, errors = up.communicate(timeout=PATIENCE_S)
         assert (up.returncode, output) == (1, "")
         assert errors == "testbed: sshd of host1 does not answer: it is broken\n"
-        assert footprint.left() == NOTHING
+        assert left() == NOTHING
 
 
 @needs_netns
 def test_names_a_missing_sshd_with_its_package(tmp_path: Path) -> None:
     hidden = tmp_path / "sshd"
     hidden.touch(mode=0o644)
-    failed = call_testbed(
-        "up", tmp_path / "bed", "1", prefix=hiding_argv({Path(str(find("sshd"))): hidden}, [])
-    )
+    without = hiding_argv({Path(str(find("sshd"))): hidden}, [])
+    failed = call_testbed("up", tmp_path / "bed", "1", prefix=without)
     assert (failed.returncode, failed.stderr) == (1, "testbed: sshd not found: apt install openssh-server\n")
     assert not (tmp_path / "bed").exists()
 

@@ -71,8 +71,9 @@ def login_shell_that_refuses(site: Site, name: str) -> Node:
     return site.name(name, "host2", site.sshd("host2", over=site.login(site.folder, shell)))
 
 
-def rc_file_without_end(site: Site, name: str) -> Node:
-    return with_rc_file(site, name, "yes")
+def behind_rc_file(text: str) -> Make:
+    """A host whose login shell reads an rc file with this text."""
+    return lambda site, name: with_rc_file(site, name, text)
 
 
 def by_jump_that_hangs_up(site: Site, name: str) -> Node:
@@ -102,7 +103,7 @@ BAD = {
     "ciphers": Bad(CIPHERS, "no algorithm in common", r"no matching cipher found. Their offer: "),
     "python": Bad(python_that_does_not_start, "agent not started", r"python3: version not set"),
     "nologin": Bad(login_shell_that_refuses, "agent not started", r"This account is not available\."),
-    "rc file": Bad(rc_file_without_end, "too much output before the agent started", r"65536 bytes"),
+    "rc file": Bad(behind_rc_file("yes"), "too much output before the agent started", r"65536 bytes"),
     "revoked": Bad(revoked_host_key, "host key revoked", r"revoked by file"),
     "another service": Bad(behind_server(SENDS_NO_BANNER), "not an ssh server", r"banner line too long"),
     "no session": Bad(behind_sshd("MaxSessions 0"), "session refused", r"open failed"),
@@ -167,8 +168,7 @@ def test_a_proxy_that_hangs_ends_with_the_run(site: Site) -> None:
 
 
 def test_names_a_login_shell_that_ends_with_the_command_that_shows_it(site: Site) -> None:
-    rc_file = "echo no licence >&2; exit 3"
-    bad = Bad(lambda site, name: with_rc_file(site, name, rc_file), "agent not started", r"no licence")
+    bad = Bad(behind_rc_file("echo no licence >&2; exit 3"), "agent not started", r"no licence")
     told = assert_told(bad, site, *SHORT).block("bad").splitlines()[0]
     command = told.split("`")[1]
     assert command.startswith(f"ssh -F {site.ssh_config} ")
