@@ -98,7 +98,7 @@ def test_requested_tasks_are_ranks_of_a_cpu_job(
     assert hosts_of(done) == ["host1", "host1", "host2", "host2", "host3", "host3"], done.stderr
 
 
-def test_ranks_see_slurms_job_but_no_step(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's identity and the GPUs, and nothing that an agent's step has for itself."""
     seen = '{k: v for k, v in os.environ.items() if k[:4] in ("SLUR", "CUDA")}'
     tells = f"import os, json; print(json.dumps({seen}))"
@@ -265,7 +265,7 @@ FAILS = ("--", "sh", "-c", "[ $RANK = 2 ] && exit 6; exec sleep 600")
         ("-n3", FAILS, 6, "rank 2 (host1) failed first"),
     ],
 )
-def test_tasks_end_as_their_program(slurm: Slurm, srun: str, words: tuple[str, ...], status: int, told: str) -> None:
+def test_how_tasks_end(slurm: Slurm, srun: str, words: tuple[str, ...], status: int, told: str) -> None:
     done = tasks(slurm, srun, *words)
     assert (done.returncode, told in done.stderr) == (status, True), done.stderr
     assert "Traceback" not in done.stderr
