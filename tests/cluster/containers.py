@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.hosts import Bed
+from tests.cluster.hosts import Bed, completed, missing
 from tests.harness import PATIENCE_S, ROOT
 
 _LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
@@ -30,9 +29,7 @@ class Podman(NamedTuple):
 
     def tool(self, *words: str) -> str:
         """What podman says to a command that must succeed."""
-        done = subprocess.run(
-            [*self.words, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+        done = completed([*self.words, *words])
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -45,9 +42,7 @@ class Podman(NamedTuple):
     def running_on(self, bed: Bed, folder: Path) -> Iterator[None]:
         """A container on each host, named like it, that has `folder`; their PIDs are this machine's."""
         shared = ["--network=host", "--pid=host", "--ipc=host", *LIMITS]
-        mounts = [
-            f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in (*MOUNTS, str(folder))
-        ]
+        mounts = volumes(*MOUNTS, str(folder))
         for host in bed.hosts:
             words = [*self.words, "run", "--detach", "--rm", f"--name={host}", *shared, *mounts, IMAGE]
             bed.call("exec", host, "--", *words, "/bin/sleep", "infinity")
@@ -57,12 +52,16 @@ class Podman(NamedTuple):
             self.tool("rm", "--force", "--time=0", *bed.hosts)
 
 
+def volumes(*mounts: str) -> list[str]:
+    """podman's options for these mounts; one without a colon is at the same place inside."""
+    return [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in mounts]
+
+
 def why_no_podman() -> str | None:
     """What is missing for containers, or None."""
     if os.geteuid():
         return "root is missing: only root can run containers in network namespaces"
-    missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
-    return f"missing: {', '.join(missing)}" if missing else None
+    return missing("podman", "runc")
 
 
 @contextlib.contextmanager
@@ -89,14 +88,12 @@ def _remove(folder: Path) -> None:
 def _podman_in(folder: Path) -> Podman:
     stores = [f"--root={folder}/images", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp"]
     podman = Podman(("podman", *stores, "--cgroup-manager=cgroupfs", "--runtime=runc"))
+    for name in _FOLDERS:
+        (folder / "thin" / name).mkdir(parents=True)
+    for name, target in _LINKS.items():
+        (folder / "thin" / name).symlink_to(target)
+    (folder / "thin" / "tmp").chmod(0o1777)
     with tarfile.open(folder / "thin.tar", "w") as tar:
-        for name in _FOLDERS:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
-            tar.addfile(entry)
-        for name, target in _LINKS.items():
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = tarfile.SYMTYPE, target
-            tar.addfile(entry)
+        tar.add(folder / "thin", "")
     podman.tool("import", "--quiet", str(folder / "thin.tar"), IMAGE)
     return podman

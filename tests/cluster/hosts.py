@@ -6,16 +6,23 @@ import json
 import os
 import pwd
 import re
-import select
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from tests.harness import PATIENCE_S, ROOT, command_line, cookie_holders, distlaunch_argv, wait_gone
+from tests.harness import (
+    PATIENCE_S,
+    ROOT,
+    Going,
+    command_line,
+    cookie_holders,
+    distlaunch_argv,
+    wait_gone,
+)
 
 TESTBED = ROOT / "scripts" / "testbed"
 GONE_S = 2.0
@@ -24,6 +31,20 @@ TOOLS = ("ip", "iptables", "mount", "nsenter", "setpriv", "ssh", "ssh-keygen", "
 
 Node = str | dict[str, Any]
 """An entry of a job's `nodes`."""
+Done = subprocess.CompletedProcess[str]
+
+
+def completed(argv: Sequence[str], **options: Any) -> Done:
+    """Run a command to its end, and keep what it prints."""
+    options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options)
+
+
+def program(path: Path, text: str) -> str:
+    """Write a shell script; its path."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def find(name: str) -> str | None:
@@ -31,13 +52,18 @@ def find(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin")
 
 
+def missing(*names: str) -> str | None:
+    """Which of these programs are missing, in words, or None."""
+    found = [name for name in names if find(name) is None]
+    return f"missing: {', '.join(found)}" if found else None
+
+
 def why_not() -> str | None:
     """What is missing for hosts with networks of their own, or None."""
     if os.geteuid():
         return "root is missing: only root can make network namespaces"
-    missing = [name for name in TOOLS if find(name) is None]
-    if missing:
-        return f"missing: {', '.join(missing)}"
+    if reason := missing(*TOOLS):
+        return reason
     tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
     return "network namespaces are missing" if tried.returncode else None
 
@@ -72,10 +98,12 @@ class Bed:
 
     def call(self, command: str, *words: str) -> None:
         """Have the testbed do something, which must succeed."""
-        done = subprocess.run(
-            self.argv(command, *words), capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+        done = completed(self.argv(command, *words))
         assert done.returncode == 0, done.stderr
+
+    def inside(self, host: str, *argv: str, **options: Any) -> Done:
+        """Run a command on a host."""
+        return completed(self.argv("exec", host, "--", *argv), **options)
 
     def processes(self) -> set[int]:
         """PIDs of all processes on the hosts."""
@@ -88,23 +116,31 @@ class Bed:
             return False  # ended meanwhile, or a zombie
 
 
+SomeBed = TypeVar("SomeBed", bound=Bed)
+
+
 def brought_up(count: int, folder: Path, *words: str) -> dict[str, Any]:
     """Bring so many hosts up, with more words for `up`; what it says of them."""
     up = [sys.executable, str(TESTBED), "up", str(count), "--mode", "netns", "--dir", str(folder), "--json"]
-    made = subprocess.run([*up, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    made = completed([*up, *words])
     assert made.returncode == 0, made.stderr
     described: dict[str, Any] = json.loads(made.stdout)
     return described
 
 
 @contextlib.contextmanager
-def bed_of(count: int, folder: Path) -> Iterator[Bed]:
-    """Hosts host1, host2 … with networks of their own."""
-    bed = Bed(folder, brought_up(count, folder))
+def bed_up(kind: type[SomeBed], count: int, folder: Path, *words: str) -> Iterator[SomeBed]:
+    """So many hosts that are taken down with the block."""
+    bed = kind(folder, brought_up(count, folder, *words))
     try:
         yield bed
     finally:
         bed.call("down")
+
+
+def bed_of(count: int, folder: Path) -> contextlib.AbstractContextManager[Bed]:
+    """Hosts host1, host2 … with networks of their own."""
+    return bed_up(Bed, count, folder)
 
 
 class Ended(NamedTuple):
@@ -187,7 +223,7 @@ class Site:
         rest = [line for line in own if line.split()[0] not in replaced]
         config.write_text("\n".join([*wanted, *rest]) + "\n")
         argv = [str(find("sshd")), "-D", "-e", "-f", str(config)]
-        self._start(host, _hiding_argv(over or {}, argv), "Server listening")
+        self._start(host, hiding_argv(over or {}, argv), "Server listening")
         return port
 
     def login(self, home: Path, shell: str) -> dict[Path, Path]:
@@ -225,15 +261,10 @@ class Site:
 
     def _start(self, host: str, argv: Sequence[str], ready: str) -> None:
         # Everything on the way execs, so that the process is the server itself.
-        process = subprocess.Popen(
-            self.bed.argv("exec", host, "--", *argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-        )
-        self._stack.callback(_end, process)
-        _await(process, ready)
+        argv = self.bed.argv("exec", host, "--", *argv)
+        process = Going(self.folder / "no runs", argv, stderr=subprocess.STDOUT)
+        self._stack.callback(process.kill)
+        process.wait_for(ready)
 
     # Jobs
 
@@ -261,16 +292,8 @@ class Site:
         `over` hides files from distlaunch and its ssh, as in `sshd`.
         """
         job, before, began = self.job(nodes), self.processes(), time.monotonic()
-        done = subprocess.run(
-            _hiding_argv(over or {}, distlaunch_argv("run", str(job), "--json", *options)),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-            cwd=self.folder,
-            env={**os.environ, **(env or {})},
-        )
+        argv = hiding_argv(over or {}, distlaunch_argv("run", str(job), "--json", *options))
+        done = completed(argv, cwd=self.folder, env={**os.environ, **(env or {})})
         took_s = time.monotonic() - began
         assert "Traceback" not in done.stderr, done.stderr
         ended = Ended(done.returncode, done.stderr, json.loads(done.stdout), took_s)
@@ -303,32 +326,13 @@ def _explained(text: str) -> Iterator[None]:
         raise type(error)(f"{error}\n{text}") from error
 
 
-def _hiding_argv(over: Mapping[Path, Path], argv: Sequence[str]) -> list[str]:
+def hiding_argv(over: Mapping[Path, Path], argv: Sequence[str]) -> list[str]:
     """`argv`, run where each key of `over` is hidden behind its value, for it alone."""
     hiding = list(argv)
     for target, source in over.items():
         script = 'mount --bind "$0" "$1" && shift && exec "$@"'
         hiding = ["unshare", "--mount", "sh", "-c", script, str(source), str(target), *hiding]
     return hiding
-
-
-def _await(process: "subprocess.Popen[bytes]", text: str) -> None:
-    """Wait until a process has printed `text`."""
-    assert process.stdout is not None
-    heard, deadline = b"", time.monotonic() + PATIENCE_S
-    while text.encode() not in heard:
-        left_s = max(0.0, deadline - time.monotonic())
-        assert select.select([process.stdout], [], [], left_s)[0], f"no {text!r} in {heard!r}"
-        data = os.read(process.stdout.fileno(), 4096)
-        assert data, f"ended without {text!r}: {heard!r}"
-        heard += data
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait(PATIENCE_S)
-    assert process.stdout is not None
-    process.stdout.close()
 
 
 def _pids() -> list[int]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster.hosts import Ended, Node, Site, find
+from tests.cluster.hosts import Ended, Node, Site, completed, find, program
 from tests.harness import PATIENCE_S
 
 UNREACHABLE, NODE_LOST = 69, 71
@@ -78,21 +78,8 @@ def assert_told(bad: Bad, site: Site, *options: str) -> Ended:
 # One host that can't be used. Each function makes it, and returns the job's entry for it.
 
 
-def no_sshd_there(site: Site, name: str) -> Node:
-    return site.name(name, "host2", port=2)
-
-
-def no_such_name(site: Site, name: str) -> Node:
-    return site.name(name, "host2", HostName="no-such-host.invalid")
-
-
 def a_key_it_does_not_know(site: Site, name: str) -> Node:
     return site.name(name, "host2", IdentityFile=another_key(site))
-
-
-def too_many_keys(site: Site, name: str) -> Node:
-    port = site.sshd("host2", "MaxAuthTries 1")
-    return site.name(name, "host2", port, IdentityFile=another_key(site))
 
 
 def asks_for_a_password(site: Site, name: str) -> Node:
@@ -110,84 +97,6 @@ def no_known_host_key(site: Site, name: str) -> Node:
 
 def a_host_key_to_ask_about(site: Site, name: str) -> Node:
     return site.name(name, "host2", HostKeyAlias=name, StrictHostKeyChecking="ask")
-
-
-def no_algorithm_in_common(site: Site, name: str) -> Node:
-    port = site.sshd("host2", "Ciphers aes128-ctr")
-    # ssh tells of this on a level that LogLevel may silence.
-    return site.name(name, "host2", port, Ciphers="aes256-ctr", LogLevel="ERROR")
-
-
-# Behind a jump host or a proxy
-
-
-def behind_an_unknown_jump_host(site: Site, name: str) -> Node:
-    return site.name(name, "host2", ProxyJump=site.name("jump", "host1", HostName="no-such-jump.invalid"))
-
-
-def behind_a_jump_host_that_is_down(site: Site, name: str) -> Node:
-    return site.name(name, "host2", ProxyJump=site.name("jump", "host1", port=2))
-
-
-def behind_a_jump_host_that_hangs_up(site: Site, name: str) -> Node:
-    return site.name(name, "host2", ProxyJump=site.name("jump", "host1", site.server("host1", HANGING_UP)))
-
-
-def unknown_to_its_jump_host(site: Site, name: str) -> Node:
-    return site.name(name, "host2", HostName="no-such-host.invalid", ProxyJump="host1")
-
-
-def refusing_its_jump_host(site: Site, name: str) -> Node:
-    return site.name(name, "host2", 2, ProxyJump="host1")
-
-
-def behind_a_jump_host_that_forwards_nothing(site: Site, name: str) -> Node:
-    port = site.sshd("host1", "AllowTcpForwarding no")
-    return site.name(name, "host2", ProxyJump=site.name("jump", "host1", port))
-
-
-def behind_a_jump_host_that_forwards_elsewhere(site: Site, name: str) -> Node:
-    port = site.sshd("host1", "PermitOpen 192.0.2.1:22")
-    return site.name(name, "host2", ProxyJump=site.name("jump", "host1", port))
-
-
-def a_proxy_that_is_not_installed(site: Site, name: str) -> Node:
-    return site.name(name, "host2", ProxyCommand="no-such-proxy %h %p")
-
-
-def a_proxy_at_a_wrong_path(site: Site, name: str) -> Node:
-    return site.name(name, "host2", ProxyCommand="/nowhere/proxy %h %p")
-
-
-def a_proxy_that_is_no_program(site: Site, name: str) -> Node:
-    return site.name(name, "host2", ProxyCommand=str(site.ssh_config))
-
-
-def a_proxy_that_gives_up(site: Site, name: str) -> Node:
-    proxy = program(site.folder / "proxy", "echo proxy: no tunnel for you >&2; exit 1")
-    return site.name(name, "host2", ProxyCommand=proxy)
-
-
-# What answers is no sshd, or lets nobody in
-
-
-def a_revoked_host_key(site: Site, name: str) -> Node:
-    revoked = site.folder / "revoked"
-    revoked.write_text((site.bed.hosts["host2"].folder / "host_key.pub").read_text())
-    return site.name(name, "host2", RevokedHostKeys=str(revoked))
-
-
-def no_sshd_but_another_service(site: Site, name: str) -> Node:
-    code = "while True: peer = server.accept()[0]; peer.sendall(b'x' * 100000); peer.close()"
-    return site.name(name, "host2", site.server("host2", code))
-
-
-def no_session_for_anybody(site: Site, name: str) -> Node:
-    return site.name(name, "host2", site.sshd("host2", "MaxSessions 0"))
-
-
-def an_address_of_another_machine(site: Site, name: str) -> Node:
-    return site.name(name, "host2", BindAddress="192.0.2.7")
 
 
 def no_python_of_that_name(site: Site, name: str) -> Node:
@@ -219,24 +128,6 @@ def python_3_7(site: Site, name: str) -> Node:
     return {"host": site.name(name, "host2"), "python": python(site, "3.7")}
 
 
-def a_python_that_does_not_start(site: Site, name: str) -> Node:
-    shim = program(site.folder / "shim", "echo 'python3: version not set' >&2; exit 126")
-    return {"host": site.name(name, "host2"), "python": shim}
-
-
-def a_login_shell_that_refuses(site: Site, name: str) -> Node:
-    shell = program(site.folder / "nologin", "echo This account is not available.; exit 1")
-    return site.name(name, "host2", site.sshd("host2", over=site.login(site.folder, shell)))
-
-
-def a_login_shell_that_ends(site: Site, name: str) -> Node:
-    return with_rc_file(site, name, "echo no licence >&2; exit 3")
-
-
-def a_login_shell_that_prints_without_end(site: Site, name: str) -> Node:
-    return with_rc_file(site, name, "yes")
-
-
 def silent_once_accepted(site: Site, name: str) -> Node:
     return site.name(name, "host2", site.server("host2", f"peer = server.accept()[0]; {TO_THE_END}"))
 
@@ -265,28 +156,15 @@ def installed(name: str) -> str:
     return path
 
 
-def program(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 def python(site: Site, version: str) -> str:
     """An interpreter of that version, or where there is none, a script that says what it would say."""
     candidates = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))
+    tells = "import sys; print('%d.%d' % sys.version_info[:2])"
     for candidate in [*map(str, candidates), shutil.which(f"python{version}")]:
-        if candidate and version_of(candidate) == version:
+        if candidate and completed([candidate, "-c", tells]).stdout.strip() == version:
             return candidate
     words = "Unknown option: -I" if version < "3" else f'"$5 {version}.0 (made up)"'
     return program(site.folder / f"python{version}", f"echo {words} >&2; exit 2")
-
-
-def version_of(interpreter: str) -> str:
-    code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    asked = subprocess.run(
-        [interpreter, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    return asked.stdout.strip()
 
 
 TO_THE_END = "peer.recv(1 << 20, socket.MSG_WAITALL)"

@@ -3,14 +3,13 @@
 import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Bed, brought_up, find
+from tests.cluster.hosts import Bed, Done, bed_up, completed, find, missing
 from tests.cluster.hosts import why_not as why_no_hosts
 from tests.harness import PATIENCE_S, kill, wait_gone, wait_until
 
@@ -20,8 +19,7 @@ TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 
 def why_not() -> str | None:
     """What is missing for a Slurm of our own, or None."""
-    missing = [name for name in TOOLS if find(name) is None]
-    return why_no_hosts() or (f"missing: {', '.join(missing)}" if missing else None)
+    return why_no_hosts() or missing(*TOOLS)
 
 
 class Slurm(Bed):
@@ -36,30 +34,20 @@ class Slurm(Bed):
         """What makes Slurm's tools, and distlaunch, mean this one."""
         return {"SLURM_CONF": str(self.folder / "slurm/slurm.conf")}
 
+    def run(self, *argv: str, **options: str) -> Done:
+        """Run a command that finds this Slurm, with more variables."""
+        return completed(argv, env={**os.environ, **self.environ, **options})
+
     def tool(self, *argv: str, status: int | None = 0, **options: str) -> str:
         """What one of Slurm's tools printed, which must end with that status."""
-        done = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-            env={**os.environ, **self.environ, **options},
-        )
+        done = self.run(*argv, **options)
         assert status in (None, done.returncode), done.stderr
         return done.stdout.strip()
 
     def salloc(self, *options: str) -> str:
         """Allocate nodes without a shell; the job's id."""
-        told = subprocess.run(
-            ["salloc", "--no-shell", "--nodes", str(NODES), *options],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
-            env={**os.environ, **self.environ},
-        )
-        return told.stderr.split("Granted job allocation ")[1].split()[0]
+        told = self.run("salloc", "--no-shell", "--nodes", str(NODES), *options).stderr
+        return told.split("Granted job allocation ")[1].split()[0]
 
     def daemon(self, name: str, host: str) -> int:
         """The PID of one of Slurm's daemons."""
@@ -77,19 +65,13 @@ class Slurm(Bed):
         kill(pid, signal.SIGTERM if name == "slurmctld" else signal.SIGKILL)
         wait_gone([pid], PATIENCE_S)
         more = ["-N", host] if name == "slurmd" else []
-        self.call_on(host, str(find(name)), *more)
+        done = self.inside(host, str(find(name)), *more)
+        assert done.returncode == 0, done.stderr
         look = ("sinfo", "-h", "-n", host, "-o", "%T")
         wait_until(
             lambda: self.tool(*look, status=None).split("\n")[0] in ("idle", "mixed", "allocated"),
             lambda: f"{host} does not come back",
         )
-
-    def call_on(self, host: str, *argv: str) -> None:
-        """Run a command on a host, which must succeed."""
-        done = subprocess.run(
-            self.argv("exec", host, "--", *argv), capture_output=True, timeout=PATIENCE_S, check=False
-        )
-        assert done.returncode == 0, done.stderr
 
     def state(self, job: str) -> str:
         """The job's state in Slurm's words."""
@@ -104,15 +86,9 @@ class Slurm(Bed):
 OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
-@contextlib.contextmanager
-def slurm_of(count: int, folder: Path, nodes: int | None = None) -> Iterator[Slurm]:
+def slurm_of(count: int, folder: Path, nodes: int | None = None) -> contextlib.AbstractContextManager[Slurm]:
     """A Slurm of so many hosts; with `nodes`, of so many nodes that share them."""
-    more = [] if nodes is None else [str(nodes)]
-    slurm = Slurm(folder, brought_up(count, folder, "--slurm", *more))
-    try:
-        yield slurm
-    finally:
-        slurm.call("down")
+    return bed_up(Slurm, count, folder, "--slurm", *([] if nodes is None else [str(nodes)]))
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Ranks in containers, by podman, here and on three hosts over ssh: they train, and nothing gets out."""
+"""Ranks in containers, by podman, here, on three hosts over ssh, and in an allocation of Slurm."""
 
 import os
 import shutil
@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.containers import Podman
-from tests.cluster.hosts import Bed
+from tests.cluster.hosts import Bed, parent_of, program
 from tests.cluster.slurm import Slurm
-from tests.cluster.test_launchers import TRAINS
 from tests.harness import (
-    PATIENCE_S,
     children_of,
     command_line,
     descendants_of,
@@ -36,25 +34,6 @@ CONNECT_S = 10
 """So long a node may take to answer once its image is there."""
 
 
-@pytest.fixture
-def hosts(bed: Bed) -> str:
-    return f"nodes: [host1, host2, host3]\nssh: {{config: {bed.folder}/ssh_config}}\n"
-
-
-def test_ranks_train_in_containers_on_three_hosts(
-    tmp_path: Path, podman: Podman, bed: Bed, hosts: str
-) -> None:
-    before = bed.processes()
-    worker = TRAINS + "\n    import os; print('inside', os.path.exists('/run/.containerenv'), flush=True)\n"
-    done = distlaunch(
-        "run", str(write_job(tmp_path, worker, f"{CPU}python: {sys.executable}\n{hosts}{podman.section()}"))
-    )
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout.count("sum 6"), done.stdout.count("inside True")) == (3, 3), done.stdout
-    wait_gone(sorted(bed.processes() - before), PATIENCE_S)
-    assert podman.tool("ps", "--all", "--quiet") == ""
-
-
 def in_containers(pids: set[int]) -> list[int]:
     """The first processes of containers."""
     ours = os.stat("/proc/self/ns/pid").st_ino
@@ -62,8 +41,7 @@ def in_containers(pids: set[int]) -> list[int]:
     for pid in pids:
         try:
             inside = os.stat(f"/proc/{pid}/ns/pid").st_ino != ours
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            if inside and os.stat(f"/proc/{parent}/ns/pid").st_ino == ours:
+            if inside and os.stat(f"/proc/{parent_of(pid)}/ns/pid").st_ino == ours:
                 found.append(pid)
         except OSError:
             continue
@@ -76,10 +54,11 @@ def named(pids: set[int], *words: str) -> list[int]:
 
 
 @pytest.mark.parametrize("victim", ["ssh", "podman", "init", "agent", "rank", "controller"])
-def test_whoever_is_killed_nothing_is_left(
-    tmp_path: Path, podman: Podman, bed: Bed, hosts: str, victim: str
+def test_no_container_is_left_whatever_is_killed(
+    tmp_path: Path, podman: Podman, bed: Bed, victim: str
 ) -> None:
     before = bed.processes()
+    hosts = f"nodes: [host1, host2, host3]\nssh: {{config: {bed.folder}/ssh_config}}\n"
     with running(write_job(tmp_path, WAITS, CPU + hosts + podman.section())) as run:
         run.wait_ready(3)
         there = bed.processes() - before
@@ -103,7 +82,7 @@ def test_whoever_is_killed_nothing_is_left(
     assert podman.tool("ps", "--quiet") == ""
 
 
-def test_what_is_missing_is_told(tmp_path: Path, podman: Podman) -> None:
+def test_names_what_is_missing_for_a_container(tmp_path: Path, podman: Podman) -> None:
     for section, kind, advice in (
         ("container: {image: x.sif, runtime: apptainer}", "no container runtime", "install apptainer there"),
         (podman.section(image="localhost/none"), "no image", "check container.image: localhost/none"),
@@ -116,22 +95,21 @@ def test_what_is_missing_is_told(tmp_path: Path, podman: Podman) -> None:
         assert "Traceback" not in done.stderr
 
 
+def pulling_with(folder: Path, script: str) -> dict[str, str]:
+    """An environment in which a stand-in for podman pulls, as no registry can be had here."""
+    program(folder / "podman", script)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
 @pytest.mark.long
-def test_an_image_that_is_pulled_is_told_and_has_its_time(tmp_path: Path, podman: Podman) -> None:
-    """No registry can be had here: a stand-in for podman pulls, for longer than a node may take to answer."""
-    fifo, folder = tmp_path / "pulled", tmp_path / "bin"
-    os.mkfifo(fifo)
-    folder.mkdir()
-    stand_in = folder / "podman"
-    stand_in.write_text(
-        f"""#!/bin/sh
-        case " $* " in *" image inspect "*) exit 1;; *" pull "*) read -r _ < {fifo}; exit 0;; esac
-        exec {shutil.which("podman")} "$@"
-        """
-    )
-    stand_in.chmod(0o755)
+def test_tells_of_a_pull_and_gives_it_time(tmp_path: Path, podman: Podman) -> None:
+    """It takes longer than a node may take to answer."""
+    os.mkfifo(fifo := tmp_path / "pulled")
+    real = shutil.which("podman")
+    pulls = f'*" image inspect "*) exit 1;; *" pull "*) read -r _ < {fifo}; exit 0;;'
     job = write_job(tmp_path, "print('ran')", f"{CPU}timeouts: {{connect: {CONNECT_S}s}}\n{podman.section()}")
-    with running(job, env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}) as run:
+    env = pulling_with(tmp_path, f'case " $* " in {pulls} esac\nexec {real} "$@"')
+    with running(job, env=env) as run:
         run.wait_for("node0: pulling image localhost/thin")
         with pytest.raises(subprocess.TimeoutExpired):
             run.process.wait(CONNECT_S + 1.0)
@@ -141,13 +119,8 @@ def test_an_image_that_is_pulled_is_told_and_has_its_time(tmp_path: Path, podman
 
 
 def test_an_interrupt_ends_a_pull(tmp_path: Path, podman: Podman) -> None:
-    folder, fifo = tmp_path / "bin", tmp_path / "never"
-    folder.mkdir()
-    os.mkfifo(fifo)
-    stand_in = folder / "podman"
-    stand_in.write_text(f'#!/bin/sh\ncase " $* " in *" pull "*) cat {fifo};; *) exit 1;; esac\n')
-    stand_in.chmod(0o755)
-    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    os.mkfifo(fifo := tmp_path / "never")
+    env = pulling_with(tmp_path, f'case " $* " in *" pull "*) cat {fifo};; *) exit 1;; esac')
     with running(write_job(tmp_path, "pass", CPU + podman.section()), env=env) as run:
         run.wait_for("node0: pulling image")
         (shell,) = children_of(run.process.pid)

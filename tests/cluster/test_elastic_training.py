@@ -20,13 +20,6 @@ import ddp_snapshot
 ddp_snapshot.main()
 """
 """The example, with epochs that leave the machine to the other tests."""
-Epoch = tuple[int, float, int]
-"""Number, loss, ranks."""
-
-
-def epochs_of(text: str) -> list[Epoch]:
-    found = re.findall(r"epoch +(\d+)  loss ([\d.]+)  on (\d+) ranks\n", text)
-    return [(int(number), float(loss), int(ranks)) for number, loss, ranks in found]
 
 
 @pytest.mark.long
@@ -57,13 +50,14 @@ def test_the_loss_curve_continues_over_the_loss_and_return_of_a_host(tmp_path: P
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
         assert run.holders() == []
-    assert_continues(
-        epochs_of(run.stdout), set(map(int, re.findall(r"resumed from epoch (\d+)", run.stdout)))
-    )
+    assert_continues(run.stdout)
 
 
-def assert_continues(epochs: list[Epoch], resumed: set[int]) -> None:
+def assert_continues(text: str) -> None:
     """No epoch is trained twice but the one that a restart interrupted, and the loss does not start anew."""
+    found = re.findall(r"epoch +(\d+)  loss ([\d.]+)  on (\d+) ranks\n", text)
+    epochs = [(int(number), float(loss), int(ranks)) for number, loss, ranks in found]
+    resumed = set(map(int, re.findall(r"resumed from epoch (\d+)", text)))
     sizes = [ranks for _, _, ranks in epochs]
     assert sorted(set(sizes)) == [2, 3]
     turns = [i for i in range(1, len(epochs)) if sizes[i] != sizes[i - 1]]

@@ -61,39 +61,33 @@ def test_agents_come_by_few_steps_and_nothing_of_their_output_is_changed(tmp_pat
         assert printed == bytes((i * 7 + rank) % 256 for i in range(20000)), rank
 
 
-def agent(run: Run) -> int:
-    return parent_of(run.worker_pids()[VICTIM])
+VICTIMS: dict[str, Callable[[Run], int]] = {
+    "agent": lambda run: parent_of(run.worker_pids()[VICTIM]),
+    "guardian": lambda run: parent_of(parent_of(run.worker_pids()[VICTIM])),
+    "srun": lambda run: children_of(run.process.pid)[-1],
+}
 
 
-def guardian(run: Run) -> int:
-    return parent_of(agent(run))
-
-
-def srun(run: Run) -> int:
-    return children_of(run.process.pid)[-1]
-
-
-@pytest.mark.parametrize("victim", [agent, guardian, srun])
-def test_who_shares_a_step_outlives_the_others_and_the_job_restarts(
-    tmp_path: Path, victim: Callable[[Run], int]
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_the_job_restarts_after_a_death_that_the_other_nodes_of_a_step_outlive(
+    tmp_path: Path, victim: str
 ) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(WAITS + KEYS)
     with running(job, "--quiet") as run:
         run.wait_ready(NODES)
-        kill(victim(run), signal.SIGKILL)
+        kill(VICTIMS[victim](run))
         run.wait_for("restart 1 of 1")
         run.wait_for("ready", times=2 * NODES)
         os.kill(run.process.pid, signal.SIGINT)
         assert run.wait() == 130, run.stderr
-        first, *others = re.findall(r"n(\d+) was lost: (.*)", run.stderr)
-        if victim is not srun:
-            assert {number for number, _ in (first, *others)} == {"31"}, run.stderr
-        else:  # of its nodes, which are the last 17; another's agent may have said a last word
-            assert "srun on this machine was killed by signal 9 (SIGKILL); restart 1 of 1" in first[1], (
-                run.stderr
-            )
-            assert all(int(number) > NODES - 17 for number, _ in (first, *others)), run.stderr
+    first, *others = re.findall(r"n(\d+) was lost: (.*)", run.stderr)
+    if victim != "srun":
+        assert {number for number, _ in (first, *others)} == {"31"}, run.stderr
+    else:  # of its nodes, which are the last 17; another's agent may have said a last word
+        told = "srun on this machine was killed by signal 9 (SIGKILL); restart 1 of 1"
+        assert told in first[1], run.stderr
+        assert all(int(number) > NODES - 17 for number, _ in (first, *others)), run.stderr
 
 
 def test_a_node_without_python_is_named_alone(tmp_path: Path) -> None:

@@ -1,83 +1,212 @@
-"""`mpirun distlaunch exec -- …` by Open MPI and by MPICH, on three hosts over ssh."""
+"""Open MPI's and MPICH's mpirun, by `launcher: mpirun` or by hand, with `distlaunch exec` as each rank."""
 
 import json
+import re
 import shutil
-import subprocess
+import signal
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cluster.hosts import Bed
-from tests.harness import PATIENCE_S, distlaunch_argv
+from tests.cluster.hosts import GONE_S, Bed, completed, program
+from tests.cluster.test_containers import named
+from tests.harness import children_of, distlaunch, distlaunch_argv, kill, running, wait_gone, write_job
 from tests.process.torchruns import NEEDS_TORCH
 
-pytestmark = NEEDS_TORCH
-TRAINS = """
-import ctypes, json, os, sys
-import torch, torch.distributed as dist
+RANKS = 4
+LINGERS_S = 5.0
+"""Seconds that Open MPI itself may stay after the last rank."""
+
+
+class Mpi(NamedTuple):
+    """One MPI: its launcher, its library, and the launcher's options."""
+
+    launcher: str
+    library: str
+    hosts: str
+    ssh: str
+    here: tuple[str, ...] = ()
+
+
+KINDS = {
+    "open-mpi": Mpi(
+        *("mpirun.openmpi", "libmpi.so.40", "--host", "--mca plm_rsh_agent "),
+        ("--allow-run-as-root", "--oversubscribe"),
+    ),
+    "mpich": Mpi("mpirun.mpich", "libmpich.so.12", "-hosts", "-launcher ssh -launcher-exec "),
+}
+INITS = """
+import ctypes, json, os, signal, sys
 mpi = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
-world = 0x44000000 if "mpich" in sys.argv[1] else ctypes.c_void_p.in_dll(mpi, "ompi_mpi_comm_world")
-number = ctypes.c_int()
-assert mpi.MPI_Init(None, None) == 0  # the program may use MPI itself
-mpi.MPI_Comm_rank(ctypes.byref(world) if "mpich" not in sys.argv[1] else world, ctypes.byref(number))
+class Names:
+    if "mpich" in sys.argv[1]:
+        world, whole, added = 0x44000000, 0x4C000405, 0x58000003
+    else:
+        world, whole, added = (
+            ctypes.byref(ctypes.c_void_p.in_dll(mpi, f"ompi_{name}"))
+            for name in ("mpi_comm_world", "mpi_int", "mpi_op_sum")
+        )
+assert mpi.MPI_Init(None, None) == 0
+number, total = ctypes.c_int(), ctypes.c_int()
+mpi.MPI_Comm_rank(Names.world, ctypes.byref(number))
+own = ctypes.c_int(number.value + 1)
+mpi.MPI_Allreduce(ctypes.byref(own), ctypes.byref(total), 1, Names.whole, Names.added, Names.world)
+"""
+TRAINS = """
+import torch, torch.distributed as dist
 dist.init_process_group("gloo")
-total = torch.full((1,), dist.get_rank() + 1.0)
-dist.all_reduce(total)
-told = {name: os.environ[name] for name in os.environ if name.endswith(("RANK", "WORLD_SIZE"))}
-os.write(1, (json.dumps({**told, "sum": total.item(), "mpi": number.value}) + "\\n").encode())
+summed = torch.full((1,), dist.get_rank() + 1.0)
+dist.all_reduce(summed)
+assert summed.item() == total.value
 dist.destroy_process_group()
+"""
+FAILS_ONCE = "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and number.value == 1: os._exit(3)\n"
+TELLS = """
+names = ("RANK", "WORLD_SIZE", "RESTART_COUNT", "GIVEN")
+told = {name: os.environ[name] for name in os.environ if name.endswith(names)}
+os.write(1, (json.dumps({**told, "mpi": number.value, "sum": total.value}) + "\\n").encode())
 mpi.MPI_Finalize()
+"""
+WAITS = """
+os.write(1, f"ready {number.value} {os.getpid()}\\n".encode())
+signal.pause()
+"""
+ABORTS = """
+if number.value == 2:
+    mpi.MPI_Abort(Names.world, 7)
+signal.pause()
 """
 
 
-def mpirun(kind: str, ssh: Path, shape: str) -> list[str]:
-    """The command line of an MPI's mpirun, which is on host1."""
-    if kind == "open-mpi":
-        where = ["--allow-run-as-root", "--host", shape, "--mca", "plm_rsh_agent", str(ssh)]
-        return ["mpirun.openmpi", *where]
-    return ["mpirun.mpich", "-hosts", shape, "-launcher", "ssh", "-launcher-exec", str(ssh)]
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Mpi:
+    found = KINDS[request.param]
+    if shutil.which(found.launcher) is None:
+        pytest.skip(f"missing: {found.launcher}")
+    return found
 
 
-@pytest.mark.parametrize(("kind", "library"), [("open-mpi", "libmpi.so.40"), ("mpich", "libmpich.so.12")])
-def test_ranks_of_mpirun_train(bed: Bed, tmp_path: Path, kind: str, library: str) -> None:
-    ssh, worker = tmp_path / "ssh", tmp_path / "worker.py"
-    if shutil.which(mpirun(kind, ssh, "")[0]) is None:
-        pytest.skip(f"missing: {mpirun(kind, ssh, '')[0]}")
-    ssh.write_text(f'#!/bin/sh\nexec ssh -F {bed.folder}/ssh_config "$@"\n')
-    ssh.chmod(0o755)
-    worker.write_text(TRAINS)
-    words = [*distlaunch_argv("exec", "--"), sys.executable, "-u", str(worker), library]
-    command = [*mpirun(kind, ssh, "host1:2,host2:1,host3:1"), "-n", "4", *words]
-    done = subprocess.run(
-        bed.argv("exec", "host1", "--", *command),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+def job_of(bed: Bed, kind: Mpi, more: str = "") -> str:
+    """A job on three hosts, of which the first has two ranks."""
+    return f"""
+launcher: mpirun
+mpirun: {kind.launcher}
+args: [{kind.library}]
+nodes: [{{host: host1, procs: 2}}, host2, host3]
+procs_per_node: 1
+gpus_per_node: 0
+python: {sys.executable}
+ssh: {{config: {bed.folder}/ssh_config}}
+{more}"""
+
+
+def rows_of(stdout: str) -> list[dict[str, Any]]:
+    """What each rank has told, in the order of ranks."""
+    found = [json.loads(line[line.index("{") :]) for line in stdout.splitlines() if '"sum"' in line]
+    return sorted(found, key=lambda row: int(row["RANK"]))
+
+
+def assert_agree(rows: list[dict[str, Any]]) -> None:
+    """MPI's ranks are torch's."""
+    places = [(row["RANK"], row["mpi"], row["sum"], row["WORLD_SIZE"]) for row in rows]
+    assert places == [(str(rank), rank, 10, "4") for rank in range(RANKS)]
+    assert [row["LOCAL_RANK"] for row in rows] == ["0", "1", "0", "0"]
+
+
+def test_a_restart_starts_mpirun_again_with_the_jobs_environment_in_no_argv(
+    bed: Bed, tmp_path: Path, kind: Mpi
+) -> None:
+    before = bed.processes()
+    keys = job_of(bed, kind, "restarts: {max: 1, backoff: 0s}\nenv: {GIVEN: canary}")
+    job = str(write_job(tmp_path, INITS + FAILS_ONCE + TELLS, keys))
+    done = distlaunch("run", job)
     assert done.returncode == 0, done.stderr
-    rows = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda row: int(row["RANK"]))
-    assert [(row["RANK"], row["mpi"], row["sum"], row["WORLD_SIZE"]) for row in rows] == [
-        (str(rank), rank, 10.0, "4") for rank in range(4)
-    ]
-    assert [row["LOCAL_RANK"] + row["LOCAL_WORLD_SIZE"] for row in rows] == ["02", "12", "01", "01"]
-    if kind == "mpich":  # Open MPI does not tell where ranks are when nodes have different numbers of them
+    assert "rank 1 (host1) failed first: exit status 3" in done.stderr + done.stdout
+    rows = [row for row in rows_of(done.stdout) if row["TORCHELASTIC_RESTART_COUNT"] == "1"]
+    assert_agree(rows)
+    assert [row["GIVEN"] for row in rows] == ["canary"] * RANKS
+    wait_gone(sorted(bed.processes() - before), GONE_S)
+    plan = json.loads(distlaunch("dry-run", job, "--json").stdout)
+    assert "canary" not in json.dumps(
+        [worker["argv"] for node in plan["nodes"] for worker in node["workers"]]
+    )
+
+
+KILLED = r"failed first: killed by signal 9 \(SIGKILL\)"
+
+
+NAMED = {
+    "rank": rf"rank 2 \(host2\) {KILLED}",
+    "mpirun": rf"mpirun 0 \(host1\) {KILLED}",
+    "agent": "host2 was lost",
+    "controller": "",
+}
+
+
+@pytest.mark.parametrize("victim", NAMED)
+def test_kills_end_all_ranks_and_are_named(bed: Bed, tmp_path: Path, kind: Mpi, victim: str) -> None:
+    before = bed.processes()
+    with running(write_job(tmp_path, INITS + WAITS, job_of(bed, kind))) as run:
+        ranks = run.wait_ready(RANKS)
+        there = bed.processes() - before
+        pids = {
+            "rank": lambda: ranks[2],
+            "mpirun": lambda: named(there, kind.launcher)[0],
+            "agent": lambda: next(pid for pid in there if ranks[2] in children_of(pid)),
+            "controller": lambda: run.process.pid,
+        }
+        kill(pids[victim]())
+        wait_gone(sorted(ranks.values()), GONE_S)
+        wait_gone(sorted(there), LINGERS_S)
+        status = run.wait()
+    assert re.search(NAMED[victim], run.stderr + run.stdout), run.stderr + run.stdout
+    assert (status == -signal.SIGKILL) == (victim == "controller")
+    assert status != 0
+    assert "Traceback" not in run.stderr
+
+
+def test_names_the_rank_that_aborts(bed: Bed, tmp_path: Path, kind: Mpi) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, INITS + ABORTS, job_of(bed, kind))))
+    assert done.returncode == 7, done.stderr
+    assert "mpirun 0 (host1) failed first: exit status 7" in done.stderr
+    if "openmpi" in kind.launcher:  # Hydra kills what is left at once, and with it what was not passed on
+        assert "MPI_ABORT was invoked on rank 2" in done.stdout + done.stderr
+
+
+def test_reports_an_mpirun_that_refuses_its_options(tmp_path: Path, kind: Mpi) -> None:
+    mpirun = f"mpirun: [{kind.launcher}, --no-such-option]\n"
+    keys = f"launcher: mpirun\ngpus_per_node: 0\nprocs_per_node: 2\n{mpirun}"
+    done = distlaunch("run", str(write_job(tmp_path, "pass", keys)))
+    assert done.returncode not in (0, 127), done.stderr
+    assert "no-such-option" in done.stderr or "unrecognized" in done.stderr, done.stderr
+
+
+# By hand
+
+
+@NEEDS_TORCH
+def test_ranks_of_mpirun_by_hand_train(bed: Bed, tmp_path: Path, kind: Mpi) -> None:
+    ssh = program(tmp_path / "ssh", f'exec ssh -F {bed.folder}/ssh_config "$@"')
+    worker = tmp_path / "worker.py"
+    worker.write_text(INITS + TRAINS + TELLS)
+    where = [*kind.here, *f"{kind.hosts} host1:2,host2:1,host3:1 {kind.ssh}{ssh} -n {RANKS}".split()]
+    words = [*distlaunch_argv("exec", "--"), sys.executable, "-u", str(worker), kind.library]
+    done = bed.inside("host1", kind.launcher, *where, *words)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    assert_agree(rows)
+    assert [row["LOCAL_WORLD_SIZE"] for row in rows] == ["2", "2", "1", "1"]
+    if "mpich" in kind.launcher:  # Open MPI doesn't expose where ranks are when nodes have unequal numbers
         assert [row["GROUP_RANK"] + row["GROUP_WORLD_SIZE"] for row in rows] == ["03", "03", "13", "23"]
     else:
         assert not any({"GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE"} & {*row} for row in rows)
 
 
-@pytest.mark.parametrize("kind", ["open-mpi", "mpich"])
-def test_a_failing_rank_ends_all(tmp_path: Path, kind: str) -> None:
+def test_a_failing_rank_of_mpirun_by_hand_ends_all(tmp_path: Path, kind: Mpi) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text("import os, signal, sys\nif os.environ['RANK'] == '1': sys.exit(7)\nsignal.pause()\n")
-    names = {
-        "open-mpi": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"],
-        "mpich": ["mpirun.mpich"],
-    }
-    if shutil.which(names[kind][0]) is None:
-        pytest.skip(f"missing: {names[kind][0]}")
-    words = [*names[kind], "-n", "2", *distlaunch_argv("exec", "--"), sys.executable, str(worker)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    words = [*distlaunch_argv("exec", "--"), sys.executable, str(worker)]
+    done = completed([kind.launcher, *kind.here, "-n", "2", *words])
     assert done.returncode == 7

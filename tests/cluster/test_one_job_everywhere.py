@@ -1,13 +1,12 @@
 """One job file, unchanged, wherever ranks can run: the same weights everywhere."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
 from tests.cluster.containers import podman_alone, why_no_podman
 from tests.cluster.hosts import Bed
-from tests.harness import distlaunch
+from tests.harness import PATIENCE_S, distlaunch, wait_gone
 from tests.process.torchruns import NEEDS_TORCH
 
 pytestmark = NEEDS_TORCH
@@ -59,12 +58,11 @@ ssh: {{config: {bed.folder}/ssh_config}}
     found = {place: _rows(job, sets) for place, sets in places.items() if _is_there(sets)}
     if not why_no_podman():
         with podman_alone() as podman:
+            before = bed.processes()
             found["podman"] = _rows(job, [f"container={podman.section().partition(':')[2].strip()}"])
             assert {row[3] for row in found["podman"]} == {"True"}
-    print(f"{'where':10} rank weights")  # for those who look: pytest -s
-    for place, rows in found.items():
-        for row in rows:
-            print(f"{place:10} {row[0]:4} {row[1]}")
+            wait_gone(sorted(bed.processes() - before), PATIENCE_S)
+            assert podman.tool("ps", "--all", "--quiet") == ""
     assert len({row[1] for rows in found.values() for row in rows}) == 1
     for place, rows in found.items():
         assert [row[0] for row in rows] == ["0", "1"]
@@ -81,5 +79,5 @@ def _rows(job: Path, sets: list[str]) -> list[list[str]]:
     done = distlaunch("run", str(job), *(word for each in sets for word in ("--set", each)))
     assert done.returncode == 0, done.stderr
     rows = [line.partition("] ")[2].split() for line in done.stdout.splitlines()]
-    assert len(rows) == 2, json.dumps([done.stdout, done.stderr])
+    assert len(rows) == 2, done.stdout + done.stderr
     return sorted(rows)

@@ -2,24 +2,19 @@
 
 import json
 import os
-import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Bed
+from tests.cluster.hosts import Bed, program
 from tests.harness import distlaunch, kill, running, wait_gone, write_job
 
-TELLS = """
-import os
-e = os.environ
-print(e["RANK"], e["LOCAL_RANK"], e["MASTER_ADDR"], flush=True)
-"""
 WAITS = """
 import os, signal
-os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
+e = os.environ
+os.write(1, f"ready {e['RANK']} {os.getpid()} {e['LOCAL_RANK']} {e['MASTER_ADDR']}\\n".encode())
 signal.pause()
 """
 JOB = """
@@ -48,39 +43,37 @@ def kubectl(bed: Bed, tmp_path: Path) -> Env:
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "pods.json").write_text(json.dumps(pods))
-    program = folder / "kubectl"
     enter = " ".join(bed.argv("exec", "HOST", "--"))
-    program.write_text(
-        f"""#!/bin/sh
+    program(
+        folder / "kubectl",
+        f"""
         case "$KUBECTL_FAILS$*" in
             "get pods --selector=app=train --namespace=ml --output=json") exec cat {folder}/pods.json;;
             "exec --stdin --namespace=ml --container=main trainer-"[123]" -- "*)
                 host=host${{5#trainer-}}; shift 6; exec {enter.replace("HOST", '"$host"')} "$@";;
             "get pods --selector=none"*) echo '{{"items": []}}';;
             *) echo "error: $KUBECTL_FAILS$*" >&2; exit 1;;
-        esac"""
+        esac""",
     )
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
     path = f"{folder}:{os.environ['PATH']}"
     return lambda fails: {**os.environ, "PATH": path, "KUBECTL_FAILS": fails}
 
 
-def job_in(folder: Path, script: str) -> str:
-    return str(write_job(folder, script, f"{JOB}python: {sys.executable}\n"))
+def job_in(folder: Path) -> Path:
+    return write_job(folder, WAITS, f"{JOB}python: {sys.executable}\n")
 
 
-def test_ranks_run_in_the_pods(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
-    done = distlaunch("run", job_in(tmp_path, TELLS), env=kubectl(""))
-    assert done.returncode == 0, done.stderr
-    first = bed.hosts["host1"].address
-    assert sorted(done.stdout.splitlines()) == [f"[trainer-1:0] 0 0 {first}", f"[trainer-2:1] 1 0 {first}"]
-    assert "2 nodes from Kubernetes (app=train): trainer-1, trainer-2" in done.stderr
-
-
-def test_a_killed_rank_ends_all(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
+def test_ranks_run_in_the_pods_and_end_with_one_that_is_killed(
+    bed: Bed, tmp_path: Path, kubectl: Env
+) -> None:
     before = bed.processes()
-    with running(Path(job_in(tmp_path, WAITS)), env=kubectl("")) as run:
-        ranks = run.wait_ready(2)
+    with running(job_in(tmp_path), env=kubectl("")) as run:
+        ranks, first = run.wait_ready(2), bed.hosts["host1"].address
+        assert sorted(run.stdout.splitlines()) == [
+            f"[trainer-1:0] ready 0 {ranks[0]} 0 {first}",
+            f"[trainer-2:1] ready 1 {ranks[1]} 0 {first}",
+        ]
+        assert "2 nodes from Kubernetes (app=train): trainer-1, trainer-2" in run.stderr
         kill(ranks[1])
         wait_gone(list(ranks.values()), 2.0)
         assert run.wait() == 137
@@ -88,35 +81,31 @@ def test_a_killed_rank_ends_all(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
         wait_gone(sorted(bed.processes() - before), 2.0)
 
 
+NO_LOGIN = "You must be logged in to the server (Unauthorized) "
+LISTS_NONE = "kubectl get pods --selector=none --namespace=ml"
+
+
 @pytest.mark.parametrize(
-    ("fails", "more", "told"),
+    ("fails", "setting", "told"),
     [
-        (
-            "You must be logged in to the server (Unauthorized) ",
-            (),
-            "--namespace=ml --output=json` failed: error: You must be logged in",
-        ),
-        (
-            "",
-            ("--set", "kubernetes.selector=none"),
-            "no running pod matches none: see `kubectl get pods --selector=none --namespace=ml`",
-        ),
-        ("", ("--set", "nodes=4"), "the job requests 4 nodes, but Kubernetes (app=train) has 3 nodes"),
-        ("", ("--set", "launcher=ssh"), "launcher: ssh needs host names"),
+        (NO_LOGIN, "nodes=2", "--namespace=ml --output=json` failed: error: You must be logged in"),
+        ("", "kubernetes.selector=none", f"no running pod matches none: see `{LISTS_NONE}`"),
+        ("", "nodes=4", "the job requests 4 nodes, but Kubernetes (app=train) has 3 nodes"),
+        ("", "launcher=ssh", "launcher: ssh needs host names"),
     ],
 )
-def test_what_stands_in_the_way_is_told(
-    tmp_path: Path, kubectl: Env, fails: str, more: tuple[str, ...], told: str
+def test_says_what_stands_in_the_way(
+    tmp_path: Path, kubectl: Env, fails: str, setting: str, told: str
 ) -> None:
-    done = distlaunch("run", job_in(tmp_path, TELLS), *more, env=kubectl(fails))
+    done = distlaunch("run", str(job_in(tmp_path)), "--set", setting, env=kubectl(fails))
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_without_kubectl_there_is_something_else_to_do(tmp_path: Path) -> None:
+def test_says_what_else_to_do_without_kubectl(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    done = distlaunch("run", job_in(tmp_path, TELLS), env={**os.environ, "PATH": str(tmp_path / "empty")})
+    done = distlaunch("run", str(job_in(tmp_path)), env={**os.environ, "PATH": str(tmp_path / "empty")})
     assert done.returncode == 2
     assert "can't list the pods: kubectl: No such file or directory" in done.stderr
     assert "list the pods in nodes, with launcher.command" in done.stderr

@@ -2,16 +2,10 @@
 
 import os
 import re
-import subprocess
 import sys
 
-import pytest
-
-from tests.cluster.hosts import Site, find, why_not
-from tests.harness import PATIENCE_S, ROOT
-
-REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+from tests.cluster.hosts import Site, completed, find, program
+from tests.harness import ROOT
 
 STEPS = (ROOT / "README.md").read_text().partition("## Run your own job")[2].partition("\n## ")[0]
 
@@ -24,8 +18,7 @@ def block(kind: str) -> str:
 def test_readmes_steps_work_as_they_are_written(site: Site) -> None:
     ssh = f"{find('ssh')} -F {site.ssh_config}"
     for name, argv in (("distlaunch", f"{sys.executable} -m distlaunch"), ("ssh", ssh)):
-        (site.folder / name).write_text(f'#!/bin/sh\nexec {argv} "$@"\n')
-        (site.folder / name).chmod(0o700)
+        program(site.folder / name, f'exec {argv} "$@"')
     for name, host in (("gpu-a", "host1"), ("gpu-b", "host2")):
         site.name(name, host)
     (site.folder / "job.yaml").write_text(block("yaml"))
@@ -36,21 +29,10 @@ def test_readmes_steps_work_as_they_are_written(site: Site) -> None:
     assert len(steps) == 3
     said = []
     for step in ["ssh gpu-a true", *steps]:
-        done = subprocess.run(
-            ["/bin/sh", "-c", step],
-            cwd=site.folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        done = completed(["/bin/sh", "-c", step], cwd=site.folder, env=env)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert "16 ranks on 2 nodes" in said[1]
     assert "pairs of nodes that can connect: 2 of 2" in said[2]
-    assert sorted(said[3].splitlines()) == [
-        "[gpu-a:0] rank 0 --epochs 10",
-        "[gpu-b:1] rank 1 --epochs 10",
-    ]
+    ranks = ["[gpu-a:0] rank 0 --epochs 10", "[gpu-b:1] rank 1 --epochs 10"]
+    assert sorted(said[3].splitlines()) == ranks

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_launchers import TRAINS
-from tests.harness import PATIENCE_S, Going, command_line, ended_well, kill, wait_gone
+from tests.harness import Going, all_ended_well, distlaunch_argv, wait_gone
 
 PORT = 29533
 TELLS = """
@@ -26,19 +24,15 @@ TELLS = """
 """
 
 
-def recipe(slurm: Slurm, *words: str, head: str = "host1", nodes: int = 3) -> list[str]:
-    """As in PyTorch's sbatch file: one task for each node, and nothing that says which node it is."""
-    where = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"{head}:{PORT}"]
-    shape = ["--nnodes", str(nodes), "--nproc_per_node", "1"]
-    launcher = [sys.executable, "-m", "distlaunch", "torchrun", *shape, *where, *words]
-    return ["srun", "--quiet", f"--nodes={nodes}", f"--ntasks={nodes}", *launcher]
-
-
 @contextlib.contextmanager
 def step(slurm: Slurm, folder: Path, worker: str, *words: str, head: str = "host1") -> Iterator[Going]:
-    """The recipe's srun, ended with the block."""
+    """As in PyTorch's sbatch file: one task for each node, and nothing that says which node it is."""
     (folder / "worker.py").write_text(textwrap.dedent(worker))
-    argv = recipe(slurm, "worker.py", *words, head=head)
+    where = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"{head}:{PORT}"]
+    launcher = distlaunch_argv(
+        "torchrun", "--nnodes", "3", "--nproc_per_node", "1", *where, "worker.py", *words
+    )
+    argv = ["srun", "--quiet", "--nodes=3", "--ntasks=3", *launcher]
     run = Going(folder, argv, cwd=folder, env={**os.environ, **slurm.environ})
     try:
         yield run
@@ -56,33 +50,21 @@ def nothing_is_left(slurm: Slurm) -> Iterator[None]:
     wait_gone(sorted(slurm.processes() - before), 20.0)
 
 
-def test_it_trains(slurm: Slurm, tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text(textwrap.dedent(TRAINS))
-    done = subprocess.run(
-        recipe(slurm, "worker.py"),
-        cwd=tmp_path,
-        env={**os.environ, **slurm.environ},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    ended_well(done.returncode, done.stdout, done.stderr, last="sum 6\n", times=3)
-    assert done.stdout == "sum 6\n" * 3
+def test_the_recipe_trains(slurm: Slurm, tmp_path: Path) -> None:
+    with step(slurm, tmp_path, TRAINS) as run:
+        all_ended_well([run], last="sum 6\n", times=3)
+        assert run.stdout == "sum 6\n" * 3
 
 
-@pytest.mark.parametrize(("head", "order"), [("host1", "012"), ("host2", "102")])
-def test_nodes_are_numbered_as_slurm_does_after_the_one_of_the_endpoint(
-    slurm: Slurm, tmp_path: Path, head: str, order: str
-) -> None:
-    with step(slurm, tmp_path, TELLS, head=head) as run:
+def test_nodes_are_numbered_as_slurm_does_after_the_one_of_the_endpoint(slurm: Slurm, tmp_path: Path) -> None:
+    with step(slurm, tmp_path, TELLS, head="host2") as run:
         assert run.wait() == 0, run.stderr
         told = sorted(line for line in run.stdout.splitlines() if line.startswith("told"))
-        assert told == [f"told {node} {node} 3 {order[node]} {head}" for node in range(3)]
+        assert told == [f"told {node} {node} 3 {'102'[node]} host2" for node in range(3)]
         assert run.stderr == ""
 
 
-def test_a_worker_fails_and_all_nodes_end_with_its_status(slurm: Slurm, tmp_path: Path) -> None:
+def test_all_nodes_end_with_the_status_of_a_worker_that_fails(slurm: Slurm, tmp_path: Path) -> None:
     fails = TELLS.replace("signal.pause()", "os.environ['RANK'] == '1' and sys.exit(int(open('go').read()))")
     os.mkfifo(tmp_path / "go")
     with step(slurm, tmp_path, f"{fails}    signal.pause()\n", "wait") as run:
@@ -93,17 +75,8 @@ def test_a_worker_fails_and_all_nodes_end_with_its_status(slurm: Slurm, tmp_path
         assert run.stderr.count("rank 1 (host2) failed first: exit status 7") == 3  # each says it
 
 
-def test_a_launcher_is_killed_and_all_nodes_end(slurm: Slurm, tmp_path: Path) -> None:
-    with step(slurm, tmp_path, TELLS, "wait") as run:
-        pids = run.wait_ready(3)
-        kill(launcher_of(pids[1]))
-        wait_gone(list(pids.values()), 12.0)
-        run.wait()
-        assert "host2 was lost: its launcher was killed" in run.stderr
-
-
 @pytest.mark.parametrize("name", ["TERM", "USR1"])
-def test_slurms_signals_end_all(slurm: Slurm, tmp_path: Path, name: str) -> None:
+def test_signals_of_scancel_end_all_nodes(slurm: Slurm, tmp_path: Path, name: str) -> None:
     """scancel --signal reaches all processes at once: the ranks ignore what warns of the end."""
     ignores = TELLS.replace("names =", "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n    names =")
     with step(slurm, tmp_path, ignores, "wait") as run:
@@ -116,23 +89,13 @@ def test_slurms_signals_end_all(slurm: Slurm, tmp_path: Path, name: str) -> None
 
 def step_of(pid: int) -> str:
     """The step of a worker; Slurm may list others, which have just ended."""
-    told = Path(f"/proc/{launcher_of(pid)}/environ").read_text().split("\0")
+    told = Path(f"/proc/{pid}/environ").read_text().split("\0")
     environ = dict(setting.split("=", 1) for setting in told if setting)
     return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
 
 
-def launcher_of(pid: int) -> int:
-    """The launcher above a worker, and above the agent that it has forked."""
-    from tests.cluster.hosts import parent_of
-
-    while "torchrun" not in command_line(pid) or "torchrun" in command_line(parent_of(pid)):
-        pid = parent_of(pid)
-    return pid
-
-
-def test_an_endpoint_that_each_node_has_is_refused(slurm: Slurm, tmp_path: Path) -> None:
+def test_refuses_an_endpoint_that_each_node_has(slurm: Slurm, tmp_path: Path) -> None:
     with step(slurm, tmp_path, TELLS, head="localhost") as run:
         assert run.wait() == 2
-        assert (
-            run.stderr.count("--rdzv-endpoint localhost: each of this Slurm step's 3 nodes would wait") == 3
-        )
+        told = "--rdzv-endpoint localhost: each of this Slurm step's 3 nodes would wait"
+        assert run.stderr.count(told) == 3

@@ -4,19 +4,17 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.hosts import Done
 from tests.cluster.slurm import Slurm, inside
 from tests.harness import (
-    PATIENCE_S,
     ROOT,
     Run,
-    cookie_holders,
     distlaunch,
     distlaunch_argv,
     ended_well,
@@ -40,7 +38,6 @@ WAITS = """
     while True:
         signal.pause()
 """
-ENDED_BY_SLURM = 128 + signal.SIGTERM
 
 
 @pytest.fixture
@@ -51,12 +48,13 @@ def before(slurm: Slurm) -> Iterator[set[int]]:
     wait_gone(sorted(slurm.processes() - there), 10.0)
 
 
-def hosts_of(run: "subprocess.CompletedProcess[str]") -> list[str]:
+def hosts_of(run: Done) -> list[str]:
     """The hosts of ranks 0, 1, … of a run that prints them."""
     said = dict(re.findall(r"^\[\S+\] rank (\d+) on (\S+)$", run.stdout, re.MULTILINE))
     return [said[str(rank)] for rank in range(len(said))]
 
 
+HERE = os.uname().nodename
 SAYS = 'import os; print("rank", os.environ["RANK"], "on", os.uname().nodename)'
 
 
@@ -67,6 +65,7 @@ SAYS = 'import os; print("rank", os.environ["RANK"], "on", os.uname().nodename)'
         ("nodes: 2\n", ["host1", "host2"]),
         ("procs_per_node: 2\n", ["host1", "host1", "host2", "host2", "host3", "host3"]),
         ("nodes: [host3, host1]\nlauncher: slurm\n", ["host3", "host1"]),
+        ("launcher: local\n", [HERE]),  # although there is an allocation
     ],
 )
 def test_hosts_come_from_the_allocation(tmp_path: Path, allocation: str, keys: str, hosts: list[str]) -> None:
@@ -77,25 +76,19 @@ def test_hosts_come_from_the_allocation(tmp_path: Path, allocation: str, keys: s
         told = f"{len(nodes)} nodes from Slurm job {allocation}: {', '.join(nodes)} (launcher: auto; "
         assert told in done.stderr
     shown = json.loads(distlaunch("dry-run", str(tmp_path / "job.yaml"), "--json").stdout)
-    assert {node["transport"] for node in shown["nodes"]} == {"slurm"}
-    assert [node["name"] for node in shown["nodes"] for _ in node["workers"]] == hosts
+    assert {node["transport"] for node in shown["nodes"]} == {"local" if hosts == [HERE] else "slurm"}
+    names = [node["name"] for node in shown["nodes"] for _ in node["workers"]]
+    assert names == (["node0"] if hosts == [HERE] else hosts)
 
 
-def test_local_wins_over_an_allocation(tmp_path: Path, allocation: str) -> None:
-    done = distlaunch("run", str(write_job(tmp_path, SAYS, f"{CPU}launcher: local\n")))
-    assert hosts_of(done) == [os.uname().nodename]
-
-
-def test_more_nodes_than_allocated_are_refused(tmp_path: Path, allocation: str) -> None:
+def test_refuses_more_nodes_than_allocated(tmp_path: Path, allocation: str) -> None:
     done = distlaunch("run", str(write_job(tmp_path, SAYS, f"{CPU}nodes: 4\n")))
     assert done.returncode == 2
-    assert (
-        f"job.yaml:3:8: nodes: the job requests 4 nodes, but Slurm job {allocation} has 3 nodes"
-        in done.stderr
-    )
+    told = f"job.yaml:3:8: nodes: the job requests 4 nodes, but Slurm job {allocation} has 3 nodes"
+    assert told in done.stderr
 
 
-def test_tasks_that_were_asked_for_are_ranks_of_a_cpu_job(
+def test_requested_tasks_are_ranks_of_a_cpu_job(
     tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with inside(slurm, monkeypatch, "--ntasks-per-node=2"):
@@ -105,7 +98,7 @@ def test_tasks_that_were_asked_for_are_ranks_of_a_cpu_job(
     assert hosts_of(done) == ["host1", "host1", "host2", "host2", "host3", "host3"], done.stderr
 
 
-def test_what_ranks_see_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's identity and the GPUs, and nothing that an agent's step has for itself."""
     seen = '{k: v for k, v in os.environ.items() if k[:4] in ("SLUR", "CUDA")}'
     tells = f"import os, json; print(json.dumps({seen}))"
@@ -130,13 +123,6 @@ def test_what_ranks_see_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pyte
     assert not gone & {name for row in rows for name in row}
 
 
-def test_all_ranks_agree_in_an_allocation(tmp_path: Path, allocation: str, before: set[int]) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(f"script: {ROOT}/scripts/basics/all_reduce.py\n{CPU}procs_per_node: 1\n")
-    done = distlaunch("run", str(job))
-    ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 3 ranks")
-
-
 # What Slurm does to a run
 
 
@@ -144,17 +130,36 @@ def ended(run: Run, status: int, words: str) -> None:
     assert run.wait() == status, run.stderr
     assert words in run.stderr, run.stderr
     assert "Traceback" not in run.stderr
-    assert cookie_holders(run.run_folder().name) == []
+    assert run.holders() == []
 
 
-def test_scancel_of_the_job(tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]) -> None:
-    job = write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")
-    with running(job) as run:
+CANCEL = ["scancel JOB"]
+WARN = ["scancel --signal=USR1 JOB"]
+"""As --signal=USR1@… does, which Slurm rounds to a minute: a signal to all steps."""
+LIMIT = ["scontrol update jobid=JOB TimeLimit=1", "scontrol update jobid=JOB EndTime=now+3"]
+"""slurmctld looks at it every 30 s."""
+
+
+@pytest.mark.parametrize(
+    ("commands", "told"),
+    [
+        (CANCEL, "was cancelled"),
+        (WARN, "ends soon: sent SIGTERM to all ranks"),
+        pytest.param(LIMIT, "reached its time limit", marks=pytest.mark.long),
+    ],
+)
+def test_a_job_that_slurm_ends_is_not_restarted_and_says_why(
+    tmp_path: Path, slurm: Slurm, allocation: str, before: set[int], commands: list[str], told: str
+) -> None:
+    with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
         pids = run.wait_ready(3)
-        slurm.tool("scancel", allocation)
+        for command in commands:
+            slurm.tool(*command.replace("JOB", allocation).split())
+        if commands == CANCEL:
+            wait_gone(list(pids.values()), 2.0)
+        ended(run, 128 + signal.SIGTERM, f"Slurm job {allocation} {told}")
         wait_gone(list(pids.values()), 2.0)
-        ended(run, ENDED_BY_SLURM, f"Slurm job {allocation} was cancelled")
-        assert run.stderr.count("was cancelled") <= 2  # told as it happens, and in the summary
+        assert run.stderr.count(told) <= 2  # told as it happens, and in the summary
         assert "exited before confirming" not in run.stderr
 
 
@@ -174,22 +179,9 @@ def test_scancel_of_a_step_is_the_loss_of_its_node(
         ended(run, 130, "host2 was lost: ")
 
 
-@pytest.mark.long
-def test_the_time_limit(tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]) -> None:
-    """slurmctld looks at it every 30 s."""
-    with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
-        pids = run.wait_ready(3)
-        slurm.tool("scontrol", "update", f"jobid={allocation}", "TimeLimit=1")
-        slurm.tool("scontrol", "update", f"jobid={allocation}", "EndTime=now+3")
-        assert run.wait() == ENDED_BY_SLURM, run.stderr
-        wait_gone(list(pids.values()), 2.0)
-        assert f"Slurm job {allocation} reached its time limit" in run.stderr, run.stderr
-
-
-def test_a_notice_reaches_all_ranks_with_the_deadline(
+def test_a_termination_warning_reaches_all_ranks_with_the_deadline(
     tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
 ) -> None:
-    """As --signal=USR1@…, which Slurm rounds to a minute, sends it to all steps."""
     slurm.tool("scontrol", "update", f"jobid={allocation}", "TimeLimit=10")
     with running(write_job(tmp_path, WAITS, f"{CPU}on_notice: USR1\n")) as run:
         run.wait_ready(3)
@@ -200,15 +192,6 @@ def test_a_notice_reaches_all_ranks_with_the_deadline(
         run.wait_until(lambda: len(told.findall(run.out)) >= 3, "three deadlines")
         run.process.send_signal(signal.SIGINT)
         ended(run, 130, "stopped by SIGINT")
-
-
-def test_a_notice_ends_ranks_that_ask_for_nothing_else(
-    tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
-) -> None:
-    with running(write_job(tmp_path, WAITS, f"{CPU}restarts: 3\n")) as run:
-        run.wait_ready(3)
-        slurm.tool("scancel", "--signal=USR1", allocation)
-        ended(run, ENDED_BY_SLURM, f"Slurm job {allocation} ends soon: sent SIGTERM to all ranks")
 
 
 @pytest.mark.alone  # any other run that starts then kills what Slurm has not killed yet, and tells it
@@ -241,7 +224,7 @@ def test_the_death_of_a_daemon_hurts_no_run(
         ended(run, 130, "stopped by SIGINT")
 
 
-def test_outside_of_an_allocation_slurm_can_not_be_used(tmp_path: Path) -> None:
+def test_slurm_cannot_be_used_outside_of_an_allocation(tmp_path: Path) -> None:
     job = write_job(tmp_path, SAYS, f"{CPU}launcher: slurm\nnodes: 2\n")
     done = distlaunch("run", str(job))
     assert done.returncode == 2
@@ -252,62 +235,37 @@ def test_outside_of_an_allocation_slurm_can_not_be_used(tmp_path: Path) -> None:
 # Task by task
 
 
-EACH_TWO = "--nodes=3 --ntasks-per-node=2"
-
-
-def tasks(slurm: Slurm, *words: str, srun: str = EACH_TWO) -> "subprocess.CompletedProcess[str]":
+def tasks(slurm: Slurm, srun: str, *words: str) -> Done:
     """`distlaunch exec` in each task of a step."""
-    return subprocess.run(
-        ["srun", *srun.split(), *distlaunch_argv("exec", *words)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env={**os.environ, **slurm.environ},
-    )
+    return slurm.run("srun", *srun.split(), *distlaunch_argv("exec", *words))
 
 
-def test_tasks_become_ranks_that_agree(slurm: Slurm) -> None:
-    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    tells = f"import os; print(*(os.environ[name] for name in {names}))"
-    done = tasks(slurm, "--", sys.executable, "-c", tells)
-    assert done.returncode == 0, done.stderr
-    rows = sorted(line.split() for line in done.stdout.splitlines())
-    assert [row[:5] for row in rows] == [
-        [str(rank), str(rank % 2), str(rank // 2), "2", "host1"] for rank in range(6)
-    ]
+def test_tasks_of_a_step_become_ranks_that_agree(slurm: Slurm) -> None:
+    names = "$RANK $LOCAL_RANK $NODE_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT"
+    adds = f"{sys.executable} {ROOT}/scripts/basics/all_reduce.py"
+    done = tasks(slurm, "-N3 -n4", "--", "sh", "-c", f"echo at {names}; exec {adds}")
+    ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 4 ranks")
+    rows = sorted(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("at "))
+    places = ["0 0 0 2 host1", "1 1 0 2 host1", "2 0 1 1 host1", "3 0 2 1 host1"]
+    assert [" ".join(row[:5]) for row in rows] == places
     assert len({row[5] for row in rows}) == 1
 
 
-def test_tasks_agree_as_torchs_ranks(slurm: Slurm) -> None:
-    words = ("--", sys.executable, str(ROOT / "scripts/basics/all_reduce.py"))
-    done = tasks(slurm, *words, srun="-N3 -n4")
-    ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 4 ranks")
+FAILS = ("--", "sh", "-c", "[ $RANK = 2 ] && exit 6; exec sleep 600")
 
 
 @pytest.mark.parametrize(
-    ("srun", "words", "status", "said"),
+    ("srun", "words", "status", "told"),
     [
         ("-n2 --gpus-per-task=1", ("--", "true"), 2, "instead of --gpus-per-task"),
         ("-n2 --gpus-per-task=1", ("--virtual-local-rank", "--", "true"), 0, ""),
         ("-n1", ("--", "nosuchprogram"), 127, "nosuchprogram: No such file or directory"),
         ("-n1", ("--", "/etc/passwd"), 126, "/etc/passwd: Permission denied"),
         ("-n1", ("true",), 2, "unexpected true; usage: distlaunch exec"),
-        (
-            "-n3",
-            ("--", "sh", "-c", "[ $RANK = 2 ] && exit 6; exec sleep 600"),
-            6,
-            "rank 2 (host1) failed first",
-        ),
+        ("-n3", FAILS, 6, "rank 2 (host1) failed first"),
     ],
 )
-def test_how_tasks_end(slurm: Slurm, srun: str, words: tuple[str, ...], status: int, said: str) -> None:
-    done = tasks(slurm, *words, srun=srun)
-    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+def test_how_tasks_end(slurm: Slurm, srun: str, words: tuple[str, ...], status: int, told: str) -> None:
+    done = tasks(slurm, srun, *words)
+    assert (done.returncode, told in done.stderr) == (status, True), done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_exec_needs_a_task() -> None:
-    done = distlaunch("exec", "--", "true")
-    assert (done.returncode, "SLURM_PROCID is not set" in done.stderr) == (2, True)
-    assert "torchrun's contract" in distlaunch("exec", "--help").stdout

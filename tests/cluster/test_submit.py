@@ -1,23 +1,21 @@
 """Jobs that are submitted to a real Slurm: from the queue to their ends, and again."""
 
-import json
-import os
 import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
 from distlaunch.runs.submissions import Submission, note
-from tests.cluster.slurm import OVER, Slurm
-from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_gone
-from tests.queued import Printed, check_stop_before_start, rows
+from tests.cluster.hosts import bed_up, missing
+from tests.cluster.queues import Queue
+from tests.cluster.slurm import OVER, Slurm, why_not
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_gone, wait_until, write_job
+from tests.queued import check_stop_before_start, rows
 
-SLURM_JOB = "gpus_per_node: 0\nnodes: 3\n"
 STEPS = """
     import os, signal, sys, time
     from pathlib import Path
@@ -35,55 +33,25 @@ STEPS = """
 """Goes on from its snapshot until it may finish."""
 
 
-class Queue(Printed):
-    """Submits jobs to a Slurm, and looks at them as a user does."""
+class SlurmQueue(Queue):
+    """Jobs have a folder for their snapshots."""
 
     def __init__(self, slurm: Slurm, folder: Path) -> None:
-        super().__init__(folder, "slurm")
-        self.slurm = slurm
         self.snapshots = folder / "snapshots"
         self.snapshots.mkdir()
-        self.known: list[str] = []
-
-    def job(self, worker: str, keys: str = "") -> Path:
-        """A job file for three nodes."""
-        (self.folder / "worker.py").write_text(dedent(worker))
-        path = self.folder / "train.yaml"
-        env = f"env: {{SNAPSHOTS: {self.snapshots}}}\n"
-        path.write_text(f"script: worker.py\n{SLURM_JOB}{env}{keys}\n")
-        return path
-
-    def submit(self, worker: str, keys: str = "", *options: str) -> str:
-        """Submit it; the job's id, which is all that is printed."""
-        done = distlaunch("submit", str(self.job(worker, keys)), *options)
-        assert done.returncode == 0, done.stderr
-        assert re.fullmatch(r"\d+\n", done.stdout), done.stdout
-        self.known.append(done.stdout.strip())
-        return self.known[-1]
-
-    rows = staticmethod(rows)
-
-    def finish(self, job: str) -> None:
-        """Let a job that takes steps come to its end, and wait for it."""
-        (self.snapshots / "finish").touch()
-        done = distlaunch("wait", job)
-        assert done.returncode == 0, done.stderr + self.output(job)
-
-    def starts(self, job: str) -> list[str]:
-        """The runs that it has become."""
-        lines = (self.folder / "runs" / f"slurm-{job}.jsonl").read_text().splitlines()
-        return [line["run"] for line in map(json.loads, lines) if "run" in line]
+        super().__init__(folder, "slurm", f"env: {{SNAPSHOTS: {self.snapshots}}}")
+        self.slurm = slurm
 
 
 @pytest.fixture
-def queue(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
+def queue(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmQueue]:
     """A folder to submit from; in the end nothing that was submitted is left on any host."""
     before = slurm.processes()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name, value in slurm.environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    made = Queue(slurm, tmp_path)
+    made = SlurmQueue(slurm, tmp_path)
     yield made
     for job in made.known:
         slurm.tool("scancel", job, status=None)
@@ -91,24 +59,23 @@ def queue(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     wait_gone(sorted(slurm.processes() - before), 10.0)
 
 
-def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
+def test_a_job_from_the_queue_to_its_end(queue: SlurmQueue) -> None:
     job = queue.submit('print("hello from", __import__("os").environ["RANK"])')
     attached = distlaunch("attach", job)
     assert attached.returncode == 0, attached.stderr
     logs = distlaunch("logs", job)
-    assert sorted(line.split("] ")[1] for line in logs.stdout.splitlines()) == [
-        f"hello from {rank}" for rank in range(3)
-    ]
+    said = sorted(line.split("] ")[1] for line in logs.stdout.splitlines())
+    assert said == ["hello from 0", "hello from 1", "hello from 2"]
     assert distlaunch("wait", job).returncode == 0
-    (row,) = queue.rows("--all")
+    (row,) = rows("--all")
     assert (row["state"], row["where"]) == ("SUCCEEDED", f"Slurm job {job}: host1, host2, host3")
     script = (queue.folder / "runs" / f"slurm-{job}.sh").read_text()
     assert distlaunch("export", "slurm", str(queue.folder / "train.yaml")).stdout == script
 
 
-def test_a_job_that_waits_says_why_and_can_be_stopped(queue: Queue) -> None:
+def test_a_job_that_waits_says_why_and_can_be_stopped(queue: SlurmQueue) -> None:
     job = queue.submit('print("never")', "slurm: {extra: [--begin=now+1hour]}")
-    (row,) = queue.rows()
+    (row,) = rows()
     assert (row["run"], row["state"], row["where"]) == (job, "PENDING", "Slurm: PENDING (BeginTime)")
     logs = distlaunch("logs", job)
     assert logs.returncode == 1
@@ -121,11 +88,10 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(queue: Queue) -> None:
     check_stop_before_start(f"Slurm job {job}", job)
 
 
-@pytest.mark.parametrize("named", ["", "train"])
-def test_a_running_job_is_stopped_with_all_that_is_its(queue: Queue, named: str) -> None:
+def test_stops_a_running_job_with_all_that_is_its(queue: SlurmQueue) -> None:
     job = queue.submit(STEPS, "restarts: {requeue: 3}")
     queue.wait_for(job, "from step 0", times=3)
-    stopped = distlaunch("stop", named or job)
+    stopped = distlaunch("stop", job)
     assert stopped.returncode == 0, stopped.stderr
     assert f"CANCELLED, exit status 143: Slurm job {job} was cancelled" in stopped.stderr
     assert distlaunch("wait", job).returncode == 143
@@ -141,25 +107,25 @@ FLAKY = """
 """
 
 
-def test_a_failure_beyond_its_restarts_has_the_job_requeued(queue: Queue) -> None:
+def test_a_failure_beyond_its_restarts_has_the_job_requeued(queue: SlurmQueue) -> None:
+    """By its name it is followed through the time between its two runs."""
     flaky = FLAKY.replace("{failure}", "3").replace("{good}", "3")
-    job = queue.submit(
-        flaky, "nodes: 1\nrestarts: {max: 1, backoff: 0s, requeue: 2}".replace("nodes: 1\n", "")
-    )
-    done = distlaunch("wait", job)
+    job = queue.submit(flaky, "restarts: {max: 1, backoff: 0s, requeue: 2}\nslurm: {setup: sleep 1}")
+    queue.wait_for(job, "restart 0")
+    done = distlaunch("wait", "train")
     assert done.returncode == 0, done.stderr + queue.output(job)
     assert f"Slurm job {job} is PENDING" in done.stderr
     first, second = queue.starts(job)
     counts = re.findall(r"restart (\d) of (\d) job (\S+)", queue.output(job))
     assert set(counts) == {("0", "1", first), ("1", "1", first), ("2", "3", first), ("3", "3", first)}
     assert f"distlaunch: requeueing Slurm job {job}, 1 of 2\n" in queue.output(job)
-    rows = {row["run"]: (row["state"], row["restarts"]) for row in queue.rows("--all")}
-    assert rows == {first: ("FAILED", 1), second: ("SUCCEEDED", 3)}
+    states = {row["run"]: (row["state"], row["restarts"]) for row in rows("--all")}
+    assert states == {first: ("FAILED", 1), second: ("SUCCEEDED", 3)}
 
 
 @pytest.mark.parametrize(("failure", "starts"), [("2", 1), ("127", 1), ("3", 2)])
 def test_a_mistake_is_not_requeued_and_a_failure_only_so_often(
-    queue: Queue, failure: str, starts: int
+    queue: SlurmQueue, failure: str, starts: int
 ) -> None:
     flaky = FLAKY.replace("{failure}", failure).replace("{good}", "9")
     job = queue.submit(flaky, "restarts: {requeue: 1}")
@@ -169,26 +135,18 @@ def test_a_mistake_is_not_requeued_and_a_failure_only_so_often(
     assert (told in queue.output(job)) == (starts == 2)
 
 
-def test_a_job_is_followed_by_its_name_through_a_requeue(queue: Queue) -> None:
-    flaky = FLAKY.replace("{failure}", "3").replace("{good}", "1")
-    job = queue.submit(flaky, "restarts: {requeue: 1}\nslurm: {setup: sleep 1}")
-    queue.wait_for(job, "restart 0")
-    done = distlaunch("wait", "train")
-    assert done.returncode == 0, done.stderr + queue.output(job)
-
-
-def by_the_scripts_shell(queue: Queue, job: str) -> None:
+def by_the_scripts_shell(queue: SlurmQueue, job: str) -> None:
     """distlaunch is killed."""
-    (row,) = queue.rows()
+    (row,) = rows()
     kill(row["controller"]["pid"], signal.SIGKILL)
 
 
-def by_preemption(queue: Queue, job: str) -> None:
+def by_preemption(queue: SlurmQueue, job: str) -> None:
     """A job of a higher priority wants the nodes."""
     queue.slurm.tool("srun", "--partition=urgent", "--nodes=3", "--exclusive", "true")
 
 
-def by_the_loss_of_a_node(queue: Queue, job: str) -> None:
+def by_the_loss_of_a_node(queue: SlurmQueue, job: str) -> None:
     """slurmctld takes a node for lost."""
     try:
         queue.slurm.tool("scontrol", "update", "nodename=host3", "state=DOWN", "reason=test")
@@ -198,12 +156,16 @@ def by_the_loss_of_a_node(queue: Queue, job: str) -> None:
 
 
 @pytest.mark.parametrize("again", [by_the_scripts_shell, by_preemption, by_the_loss_of_a_node])
-def test_a_requeued_job_goes_on_from_its_snapshot(queue: Queue, again: Callable[[Queue, str], None]) -> None:
+def test_a_requeued_job_goes_on_from_its_snapshot(
+    queue: SlurmQueue, again: Callable[[SlurmQueue, str], None]
+) -> None:
     job = queue.submit(STEPS, "restarts: {requeue: 2}\nslurm: {exclusive: true}")
     queue.wait_for(job, "from step 0", times=3)
     again(queue, job)
     queue.wait_for(job, "restart 1", times=3)
-    queue.finish(job)
+    (queue.snapshots / "finish").touch()
+    done = distlaunch("wait", job)
+    assert done.returncode == 0, done.stderr + queue.output(job)
     begun = re.findall(r"rank (\d) from step (\d+) restart (\d) job (\S+)", queue.output(job))
     first, _ = queue.starts(job)
     assert {name for *_, name in begun} == {first}
@@ -212,15 +174,7 @@ def test_a_requeued_job_goes_on_from_its_snapshot(queue: Queue, again: Callable[
     assert "Restarts=1" in queue.slurm.tool("scontrol", "show", "job", job)
 
 
-def test_a_script_that_never_comes_to_distlaunch_is_told(queue: Queue) -> None:
-    job = queue.submit('print("never")', "slurm: {setup: exit 4}")
-    done = distlaunch("wait", job)
-    assert done.returncode == 1
-    told = f"Slurm job {job} ended (FAILED) and started no run; see {queue.folder}/runs/slurm-"
-    assert told in done.stderr
-
-
-def test_what_slurm_refuses_is_told_in_its_words_and_nothing_is_left(queue: Queue) -> None:
+def test_what_slurm_refuses_is_told_in_its_words_and_nothing_is_left(queue: SlurmQueue) -> None:
     done = distlaunch("submit", str(queue.job("pass", "slurm: {partition: none}")))
     assert (done.returncode, done.stdout) == (1, "")
     assert "sbatch failed: " in done.stderr
@@ -228,13 +182,7 @@ def test_what_slurm_refuses_is_told_in_its_words_and_nothing_is_left(queue: Queu
     assert list((queue.folder / "runs").iterdir()) == []
 
 
-def test_waiting_for_the_end_from_the_start(queue: Queue) -> None:
-    done = distlaunch("submit", str(queue.job("raise SystemExit(5)")), "--wait")
-    assert done.returncode == 5, done.stderr
-    assert "FAILED, exit status 5" in done.stderr
-
-
-def test_from_another_host(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submits_from_another_host(queue: SlurmQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it travels over ssh: the job, and distlaunch itself."""
     slurm = queue.slurm
     monkeypatch.delenv("SLURM_CONF")  # there is a Slurm only there
@@ -250,15 +198,15 @@ def test_from_another_host(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Non
     assert refused.returncode == 1
 
 
-def test_ps_asks_slurm_once_for_a_hundred_jobs(queue: Queue) -> None:
+def test_ps_asks_slurm_once_for_all_jobs(queue: SlurmQueue) -> None:
     script = queue.folder / "long.sh"
     script.write_text("#!/bin/sh\nsleep 600\n")
-    for _ in range(100):
+    for _ in range(10):
         held = queue.slurm.tool("sbatch", "--parsable", "--hold", str(script))
         queue.known.append(held)
         note(Submission(held, "long", str(queue.folder / "runs"), time.time()))
     before = asked(queue.slurm)
-    assert len(queue.rows()) == 100
+    assert len(rows()) == 10
     assert asked(queue.slurm) - before == 1
 
 
@@ -270,12 +218,29 @@ def asked(slurm: Slurm) -> int:
     return sum(map(int, counts))
 
 
-def test_outside_of_any_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "job.yaml").write_text("command: ['true']\ngpus_per_node: 0\n")
-    monkeypatch.setenv("PATH", os.path.dirname(distlaunch_argv()[0]))
-    done = distlaunch("submit", str(tmp_path / "job.yaml"))
-    assert done.returncode == 1
-    assert (
-        "sbatch not found: Slurm's commands are on the login nodes; from elsewhere use --on HOST"
-        in done.stderr
-    )
+# What Slurm writes down
+
+
+@pytest.fixture(scope="module")
+def accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A Slurm with slurmdbd, as most sites have it."""
+    if reason := why_not() or missing("slurmdbd", "mariadbd", "sacct"):
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("accounts") / "bed"
+    with bed_up(Slurm, 2, folder, "--slurm", "--accounting") as slurm:
+        yield slurm
+
+
+def test_accounts_have_the_ends_of_submitted_jobs(
+    accounting: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in accounting.environ.items():
+        monkeypatch.setenv(name, value)
+    ends = "import os, sys\nif os.environ['RANK'] == '1': sys.exit(int(sys.argv[1]))"
+    job = str(write_job(tmp_path, ends, "nodes: 2\ngpus_per_node: 0\nargs: ['0']\n"))
+    for status, row in ((0, "COMPLETED|0:0|2"), (3, "FAILED|3:0|2")):
+        queued = distlaunch("submit", job, "--set", f"args=['{status}']", "--wait")
+        assert queued.returncode == status, queued.stderr
+        asks = ("sacct", "-nPX", "-j", queued.stdout.strip(), "-o", "State,ExitCode,NNodes")
+        # slurmctld tells slurmdbd when it finds the time.
+        wait_until(lambda: accounting.tool(*asks) == row, lambda: accounting.tool(*asks))  # noqa: B023
