@@ -11,7 +11,7 @@ Done = subprocess.CompletedProcess[str]
 ONE = "gpus_per_node: 0\n"
 
 
-def completed(argv: Sequence[str | Path], **options: Any) -> Done:
+def completed(argv: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[Any]:
     """Run any command to its end, whatever its status."""
     streams = {} if "stdout" in options else {"capture_output": True}
     options = {"text": True, "timeout": PATIENCE_S, **streams, **options}

@@ -8,7 +8,8 @@ import pytest
 from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import Call, load
-from tests.harness import PATIENCE_S, distlaunch
+from tests.harness import distlaunch
+from tests.process.commands import completed
 
 
 def job_from(text: str, folder: Path) -> JobSpec:
@@ -23,9 +24,7 @@ def run_script(spec: JobSpec, call: Call, folder: Path, **environ: str) -> "subp
     script = folder / "script.sh"
     script.write_text(load("slurm").script(spec, call))
     env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
-    return subprocess.run(
-        ["bash", str(script)], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    return completed(["bash", str(script)], env=env)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from distlaunch.job.fields import json_schema
 from distlaunch.schedulers import job_keys
-from tests.harness import PATIENCE_S, ROOT, distlaunch, ended_well
+from tests.harness import ROOT, distlaunch, ended_well
+from tests.process.commands import completed
 
 CONFIGS = ROOT / "configs"
 EXPECTED = {
@@ -82,7 +83,7 @@ def test_one_process_loads_one_shard_of_the_checkpoint(tmp_path: Path) -> None:
     done = run_in(tmp_path, "training/fsdp_checkpoint.yaml", checkpoint)
     ended_well(done.returncode, done.stdout, done.stderr, last="fsdp_checkpoint: ok, 2 shards")
     argv = [sys.executable, "-c", READERS, f"{ROOT}/scripts/training", str(checkpoint)]
-    read = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    read = completed(argv)
     assert read.returncode == 0, read.stdout + read.stderr
     for words in ("fsdp_load_shard: ok, shard 1", "fsdp_checkpoint: ok, read by one process"):
         assert words in read.stdout

@@ -12,9 +12,8 @@ import pytest
 
 from distlaunch.contract import HANDLED_SIGNALS, RESERVED
 from distlaunch.errors import Exit
-from distlaunch.job.fields import reference
-from distlaunch.schedulers import job_keys
-from tests.harness import PATIENCE_S, ROOT, distlaunch
+from tests.harness import ROOT, distlaunch
+from tests.process.commands import completed
 
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
@@ -60,13 +59,7 @@ def links() -> list[tuple[str, str]]:
 
 
 def reference_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, REFERENCE, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return completed([sys.executable, REFERENCE, *arguments])
 
 
 def test_the_table_of_the_job_file_is_that_of_the_declarations(tmp_path: Path) -> None:
@@ -78,13 +71,6 @@ def test_the_table_of_the_job_file_is_that_of_the_declarations(tmp_path: Path) -
     assert (refused.returncode, "run scripts/reference" in refused.stderr) == (1, True)
     assert reference_script(page).returncode == 0
     assert page.read_text() == JOB_FILE
-
-
-def test_the_table_of_the_job_file_is_complete() -> None:
-    rows = re.findall(r"(?m)^\| `([\w.\[\]]+)` \| (.+) \| (.+) \| (.*) \|$", JOB_FILE)
-    assert [(key, what, default.strip()) for key, _, what, default in rows] == [
-        (key, what, default) for key, _, what, default in reference(job_keys())
-    ]
 
 
 def test_every_exit_status_is_told() -> None:
@@ -135,15 +121,7 @@ def test_the_commands_run(page: str, command: str, tmp_path: Path) -> None:
     (tmp_path / "distlaunch").write_text(f'#!/bin/sh\nexec {sys.executable} -m distlaunch "$@"\n')
     (tmp_path / "distlaunch").chmod(0o700)
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["/bin/sh", "-c", command],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = completed(["/bin/sh", "-c", command], cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
 
 
@@ -158,14 +136,9 @@ def test_the_examples_are_job_files(page: str, text: str, tmp_path: Path) -> Non
 
 def _pods(folder: Path) -> Path:
     """Where a stand-in for kubectl is, that lists two pods: no cluster is asked here."""
-    items = [
-        {
-            "metadata": {"name": f"trainer-{number}"},
-            "spec": {"containers": [{"name": "main"}]},
-            "status": {"phase": "Running", "podIP": f"10.0.0.{number}"},
-        }
-        for number in range(2)
-    ]
+    spec = {"containers": [{"name": "main"}]}
+    names = {f"trainer-{number}": {"phase": "Running", "podIP": f"10.0.0.{number}"} for number in range(2)}
+    items = [{"metadata": {"name": name}, "spec": spec, "status": status} for name, status in names.items()]
     (folder / "pods.json").write_text(json.dumps({"items": items}))
     (folder / "kubectl").write_text(f"#!/bin/sh\nexec cat {folder}/pods.json\n")
     (folder / "kubectl").chmod(0o700)

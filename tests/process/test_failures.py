@@ -203,24 +203,6 @@ def test_shared_memory_of_a_killed_worker_is_unlinked(tmp_path: Path, end: str) 
         assert run.holders() == []
 
 
-def test_a_helper_that_stays_is_killed_all_the_same(tmp_path: Path) -> None:
-    stays = (
-        "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        " os.write(1, b'ready 9 %d\\n' % os.getpid()); signal.pause()"
-    )
-    worker = f"""
-        import signal, subprocess, sys
-        subprocess.Popen([sys.executable, "-c", {stays!r}])
-        signal.pause()
-    """
-    with running(write_job(tmp_path, worker, ONE)) as run:
-        pids = run.wait_ready(1)
-        run.process.send_signal(signal.SIGTERM)
-        wait_gone(list(pids.values()), 2.0)
-        assert run.wait() == 143
-        assert run.holders() == []
-
-
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -382,19 +364,6 @@ def test_error_records_are_deleted_on_the_node(whose: str, tmp_path: Path) -> No
     assert list(scratch.iterdir()) == list(other.iterdir()) == []
 
 
-@pytest.mark.parametrize("closed", [0, 1, 2])
-def test_a_closed_standard_stream_is_no_trouble(tmp_path: Path, closed: int) -> None:
-    job = write_job(tmp_path, "import sys; print('out'); print('err', file=sys.stderr)", ONE)
-    command = shlex.join(distlaunch_argv("run", str(job)))
-    shell = ["/bin/sh", "-c", f"{command} {closed}>&-"]
-    done = completed(shell)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ("" if closed == 1 else "[node0:0] out\n")
-    assert ("[node0:0] err\n" in done.stderr) == (closed != 2)
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert (folder / "rank0.out").read_text() == "out\n"
-
-
 def test_a_full_disk_behind_stdout_does_not_end_the_job(tmp_path: Path) -> None:
     job = write_job(tmp_path, "print('x' * 100)", ONE)
     with Path("/dev/full").open("w") as full:
@@ -413,27 +382,33 @@ def test_a_stopped_agent_does_not_outlive_the_controller(tmp_path: Path) -> None
         wait_gone([agent, *pids.values()], 12.0)
 
 
-def test_a_worker_may_have_many_siblings(tmp_path: Path) -> None:
-    worker = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
-    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 60")
-    limited = ["/bin/sh", "-c", f"ulimit -Sn 128; exec {shlex.join(distlaunch_argv('run', str(job)))}"]
-    done = completed(limited)
+TELLS_LIMIT = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+
+
+@pytest.mark.parametrize(
+    ("shell", "keys", "ranks", "limit"),
+    [
+        ("ulimit -Sn 128", "procs_per_node: 60", 60, 128),
+        ("ulimit -Sn 100", "nodes: 40", 40, 100),
+        ("exec 300>/dev/null; ulimit -n 200", "", 1, 200),  # as a shell leaves one open, and lowers its limit
+    ],
+    ids=["ranks", "nodes", "a descriptor above it"],
+)
+def test_a_low_limit_on_descriptors_is_no_trouble_and_reaches_ranks(
+    tmp_path: Path, shell: str, keys: str, ranks: int, limit: int
+) -> None:
+    job = write_job(tmp_path, TELLS_LIMIT, ONE + keys)
+    done = completed(["bash", "-c", f"{shell}; exec {shlex.join(distlaunch_argv('run', str(job)))}"])
     assert done.returncode == 0, done.stderr
-    assert {line.split()[1] for line in done.stdout.splitlines()} == {"128"}
+    assert [line.split()[1] for line in done.stdout.splitlines()] == [str(limit)] * ranks
 
 
-def test_a_descriptor_above_the_limit_is_no_trouble(tmp_path: Path) -> None:
-    """As a shell leaves one open that then lowers its limit."""
-    job = write_job(tmp_path, "print('here')", ONE)
-    line = f"exec 300>/dev/null; ulimit -n 200; {shlex.join(distlaunch_argv('run', str(job)))}"
-    done = completed(["bash", "-c", line])
-    assert (done.returncode, done.stdout) == (0, "[node0:0] here\n"), done.stderr
-
-
-def test_many_nodes_need_no_higher_limit_of_the_caller(tmp_path: Path) -> None:
-    job = write_job(tmp_path, "", "command: ['true']\nnodes: 40\ngpus_per_node: 0\nlogs: {console: none}")
-    job.write_text(job.read_text().replace("script: worker.py\n", ""))
-    limited = ["/bin/sh", "-c", f"ulimit -Sn 100; exec {shlex.join(distlaunch_argv('run', str(job)))}"]
-    done = completed(limited)
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_standard_stream_is_no_trouble(tmp_path: Path, closed: int) -> None:
+    job = write_job(tmp_path, "import sys; print('out'); print('err', file=sys.stderr)", ONE)
+    done = completed(["/bin/sh", "-c", f"{shlex.join(distlaunch_argv('run', str(job)))} {closed}>&-"])
     assert done.returncode == 0, done.stderr
-    assert "40 ranks on 40 nodes finished" in done.stderr
+    assert done.stdout == ("" if closed == 1 else "[node0:0] out\n")
+    assert ("[node0:0] err\n" in done.stderr) == (closed != 2)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "rank0.out").read_text() == "out\n"

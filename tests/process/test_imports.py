@@ -33,15 +33,6 @@ def test_json_has_the_same_keys_and_the_comments() -> None:
     assert any("--tee" in comment for comment in made["comments"])
 
 
-def test_files_are_read(tmp_path: Path) -> None:
-    config, hosts = tmp_path / "config.yaml", tmp_path / "hosts"
-    config.write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
-    hosts.write_text("a slots=2\n")
-    accelerate = distlaunch("import", "accelerate", str(config), "--", "x.py", "--lr", "1")
-    assert 'args: [--lr, "1"]' in accelerate.stdout
-    assert "nodes: [a]" in distlaunch("import", "hostfile", str(hosts)).stdout
-
-
 BATCH = """\
 #!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=2 --time=1:00:00

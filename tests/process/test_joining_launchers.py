@@ -24,17 +24,9 @@ from distlaunch.launch import gather
 from distlaunch.plan.gathering import Arrival
 from distlaunch.signals import Interrupts
 from distlaunch.transports.join import MAGIC, SECRET, Prover, line_of
-from tests.harness import PATIENCE_S, Going, all_ended_well, on_time
-from tests.process.launchers import LOST, SAYS_AND_WAITS, launcher, statuses, told, workers
-from tests.process.torchruns import (
-    NEEDS_TORCH,
-    OURS,
-    TORCHRUN,
-    free_port,
-    going,
-    our_lines,
-    script,
-)
+from tests.harness import PATIENCE_S, Going, all_ended_well, on_time, wait_until
+from tests.process.launchers import LOST, launcher, statuses, told, workers
+from tests.process.torchruns import NEEDS_TORCH, OURS, TORCHRUN, free_port, going, our_lines, script
 
 pytestmark = NEEDS_TORCH
 HERE = socket.gethostname()
@@ -45,13 +37,6 @@ LATE_S = 3.0
 @pytest.fixture
 def port() -> int:
     return free_port()
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with a worker that says its place and waits."""
-    script(tmp_path, SAYS_AND_WAITS)
-    return tmp_path
 
 
 def ends(*runs: Going) -> None:
@@ -85,11 +70,6 @@ def test_those_who_wait_say_for_how_many(place: Path, port: int) -> None:
                 run.wait_for(f"waiting for 2 of 4 nodes (joined: {HERE}, {HERE}) at localhost:{port}\n")
 
 
-def test_a_launcher_says_that_nobody_is_there(place: Path, port: int) -> None:
-    with launcher(place, port, node=1) as run:
-        run.wait_for(f"distlaunch: waiting for node 0 at localhost:{port}: Connection refused\n")
-
-
 @pytest.mark.parametrize(
     ("meets", "missing"), [("static", "node 2"), ("c10d", f"1 of 3 nodes (joined: {HERE}, {HERE})")]
 )
@@ -109,24 +89,33 @@ def test_the_wait_for_the_others_is_that_of_the_join_timeout(
 def test_the_wait_for_the_controller_is_that_of_the_join_timeout(place: Path, port: int) -> None:
     with launcher(place, port, "--rdzv-conf=timeout=1", node=1) as run:
         assert run.wait() == Exit.UNREACHABLE
-        gave_up = f"gave up after 1 s: can't reach the controller at localhost:{port}: Connection refused"
-        assert our_lines(run)[-1].startswith(f"distlaunch: {gave_up}")
+        refused = f"localhost:{port}: Connection refused"
+        assert f"distlaunch: waiting for node 0 at {refused}\n" in run.stderr
+        gave_up = f"distlaunch: gave up after 1 s: can't reach the controller at {refused}"
+        assert our_lines(run)[-1].startswith(gave_up)
 
 
-@pytest.mark.parametrize("conf", ["", ",is_host=0"], ids=["is not here", "is told so"])
-def test_an_endpoint_that_no_node_has_is_told(place: Path, conf: str) -> None:
-    where = ("--rdzv-endpoint=192.0.2.77:29500", f"--rdzv-conf=join_timeout=1{conf}")  # RFC 5737
-    with going(OURS, place, "--nnodes=2", "--rdzv-backend=c10d", *where, "worker.py") as run:
-        assert run.wait() == Exit.UNREACHABLE
-        assert "can't reach the controller at 192.0.2.77:29500: " in run.stderr
-        assert "a node must have the address 192.0.2.77, or get --rdzv-conf is_host=1" in run.stderr
+ENDPOINT = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.77:29500")  # RFC 5737
+NO_CONTROLLER = "can't reach the controller at 192.0.2.77:29500: "
+HAVE = "a node must have the address 192.0.2.77, or get --rdzv-conf is_host=1"
+NOT_HERE = "192.0.2.1 is not an address of this machine: check --node-rank 0"
 
 
-def test_a_first_node_that_does_not_have_the_masters_address_is_told(place: Path, port: int) -> None:
-    shape = ("--nnodes=2", "--master-addr=192.0.2.1", f"--master-port={port}")
-    with going(OURS, place, *shape, "--node-rank=0", "worker.py") as node:
-        assert node.wait() == Exit.USAGE
-        assert "192.0.2.1 is not an address of this machine: check --node-rank 0" in node.stderr
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ((*ENDPOINT, "--rdzv-conf=join_timeout=1"), Exit.UNREACHABLE, [NO_CONTROLLER, HAVE]),
+        ((*ENDPOINT, "--rdzv-conf=join_timeout=1,is_host=0"), Exit.UNREACHABLE, [NO_CONTROLLER, HAVE]),
+        (("--master-addr=192.0.2.1", "--node-rank=0"), Exit.USAGE, [NOT_HERE]),
+    ],
+    ids=["is not here", "is told so", "node 0"],
+)
+def test_an_endpoint_that_no_node_has_is_told(
+    place: Path, words: tuple[str, ...], status: int, said: list[str]
+) -> None:
+    with going(OURS, place, "--nnodes=2", *words, "worker.py") as run:
+        assert run.wait() == status
+        assert all(text in run.stderr for text in said), run.stderr
 
 
 def test_a_name_is_awaited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +205,7 @@ def test_both_sides_say_why_a_launcher_is_refused(
 
 
 def test_two_launchers_of_one_node_are_told(place: Path, port: int) -> None:
-    with (
-        launcher(place, port, nodes=3) as first,
-        launcher(place, port, nodes=3, node=2) as second,
-    ):
+    with launcher(place, port, nodes=3) as first, launcher(place, port, nodes=3, node=2) as second:
         second.wait_for("waiting for node 1")
         with launcher(place, port, nodes=3, node=2) as third:
             assert third.wait() == Exit.USAGE
@@ -258,11 +244,9 @@ def test_one_launcher_too_many_is_told(place: Path, port: int) -> None:
 
 def _await_connections(port: int, count: int) -> None:
     """Wait until there are so many to a port, whether or not they are accepted."""
-    deadline = time.monotonic() + PATIENCE_S
     pattern = re.compile(rf"^ *\d+: \S+ \w+:{port:04X} 01 ", re.MULTILINE)
-    while len(pattern.findall(Path("/proc/net/tcp").read_text())) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    table = Path("/proc/net/tcp")
+    wait_until(lambda: len(pattern.findall(table.read_text())) >= count, table.read_text)
 
 
 # What else is at the endpoint
@@ -320,13 +304,12 @@ def test_a_port_that_another_program_has_is_told(place: Path, port: int) -> None
     ],
     ids=["closes", "http", "nothing", "a list", "a refusal of sorts", "much", "silent"],
 )
-@pytest.mark.parametrize("meets", ["static", "c10d"])
 def test_what_listens_at_the_endpoint_and_is_no_controller_is_told(
-    place: Path, port: int, meets: str, answer: str, why: str
+    place: Path, port: int, answer: str, why: str
 ) -> None:
     with (
         stranger(place, port, LISTENS.replace("ANSWER", answer)),
-        launcher(place, port, "--rdzv-conf=join_timeout=1", node=1, meets=meets) as run,
+        launcher(place, port, "--rdzv-conf=join_timeout=1", node=1) as run,
     ):
         assert run.wait() == Exit.UNREACHABLE
         assert "what listens there is no controller of distlaunch's (" in run.stderr
@@ -433,7 +416,7 @@ def starts(folder: Path, port: int, first: Going, secret: str = "") -> None:
         ends(first, second, third)
 
 
-@pytest.mark.parametrize("secret", ["", "s3cret"], ids=["no secret", "secret"])
+@pytest.mark.parametrize("secret", ["", "s3cr\xe9t"], ids=["no secret", "secret"])
 def test_strangers_who_talk_nonsense_are_named_and_cost_nothing(place: Path, port: int, secret: str) -> None:
     with gathering(place, port, secret) as first:
         for what, sent in NONSENSE.items():
@@ -443,70 +426,55 @@ def test_strangers_who_talk_nonsense_are_named_and_cost_nothing(place: Path, por
                     sock.shutdown(socket.SHUT_WR)
                 answered(sock)
             assert first.process.poll() is None, what
-        for named in (
-            "closed a connection from 127.0.0.1, which sent something that is no launcher's\n",
-            "closed a connection from 127.0.0.1, which sent more than a launcher does\n",
-        ):
-            first.wait_for(named)
+        for named in ("something that is no launcher's", "more than a launcher does"):
+            first.wait_for(f"closed a connection from 127.0.0.1, which sent {named}\n")
         starts(place, port, first, secret)
         assert "Traceback" not in first.stderr
 
 
-def test_a_launcher_of_another_job_is_named_and_costs_nothing(place: Path, port: int) -> None:
+@pytest.mark.parametrize(
+    ("claim", "why"),
+    [
+        ({"job": "--rdzv-id 8"}, "its job is '--rdzv-id 8', not '--rdzv-id 7'"),
+        ({"version": "9.9"}, f"distlaunch is 9.9 there and {__version__} here: install the same version"),
+    ],
+    ids=["job", "version"],
+)
+def test_a_launcher_of_another_job_or_version_is_named_and_costs_nothing(
+    place: Path, port: int, claim: dict[str, str], why: str
+) -> None:
     with gathering(place, port) as first:
         with closing(connected(port)) as sock:
-            sock.sendall(MAGIC + line_of({**HELLO, "job": "--rdzv-id 8"}))
+            sock.sendall(MAGIC + line_of({**HELLO, **claim}))
             said = json.loads(answered(sock))
-        why = "the launcher on gpu-b: its job is '--rdzv-id 8', not '--rdzv-id 7'"
-        assert said == {"refused": f"the controller on {HERE} refused {why}", "status": 2, "another": True}
-        first.wait_for(f"refused {why}\n")
+        assert said["status"] == 2 and said.get("another") == ("job" in claim or None)
+        assert said["refused"].startswith(f"the controller on {HERE} refused the launcher on gpu-b: {why}")
+        first.wait_for(f"refused the launcher on gpu-b: {why}")
         starts(place, port, first)
 
 
-def test_a_launcher_of_another_version_is_named(place: Path, port: int) -> None:
-    with gathering(place, port) as first:
-        with closing(connected(port)) as sock:
-            sock.sendall(MAGIC + line_of({**HELLO, "version": "9.9"}))
-            said = json.loads(answered(sock))["refused"]
-        why = f"distlaunch is 9.9 there and {__version__} here: install the same version"
-        assert why in said
-        first.wait_for(why)
-
-
-def test_connections_that_are_held_open_cost_nothing(place: Path, port: int) -> None:
+def test_connections_that_are_silent_or_slow_are_closed_and_named_and_cost_nothing(
+    place: Path, port: int
+) -> None:
+    """One says nothing, one speaks a byte at a time; then there are 200 more while the job starts."""
     with gathering(place, port) as first, ExitStack() as stack:
+        silent, slow = (stack.enter_context(closing(connected(port))) for _ in range(2))
+        slow.settimeout(0.1)
+        spoken = iter(MAGIC + line_of(HELLO))
+        with suppress(ConnectionError):
+            while True:
+                with suppress(TimeoutError):
+                    slow.send(bytes([next(spoken)]))
+                    assert slow.recv(1) == b""
+                    break
+        assert answered(silent) == b""
+        first.wait_for("127.0.0.1, which did not say within 5 s that it is a launcher of this run\n", times=2)
         held = [stack.enter_context(closing(connected(port))) for _ in range(200)]
         starts(place, port, first)
         assert {answered(sock) for sock in held} == {b""}
 
 
-def test_a_connection_that_stays_silent_is_closed_and_named(place: Path, port: int) -> None:
-    with gathering(place, port) as first, closing(connected(port)) as sock:
-        assert answered(sock) == b""
-        first.wait_for("127.0.0.1, which did not say within 5 s that it is a launcher of this run\n")
-        starts(place, port, first)
-
-
-def test_a_connection_that_speaks_one_byte_at_a_time_is_closed_and_named(place: Path, port: int) -> None:
-    with gathering(place, port) as first, closing(connected(port)) as sock:
-        sock.settimeout(0.1)
-        spoken = iter(MAGIC + line_of(HELLO))
-        with suppress(ConnectionError):
-            while True:
-                with suppress(TimeoutError):
-                    sock.send(bytes([next(spoken)]))
-                    assert sock.recv(1) == b""
-                    break
-        first.wait_for("127.0.0.1, which did not say within 5 s that it is a launcher of this run\n")
-        starts(place, port, first)
-
-
 # Secrets
-
-
-def test_launchers_with_the_same_secret_join(place: Path, port: int) -> None:
-    with gathering(place, port, "s3cr\xe9t") as first:
-        starts(place, port, first, "s3cr\xe9t")
 
 
 @pytest.mark.parametrize(
@@ -625,9 +593,7 @@ RANK = messages.RankSpec(0, {"RANK": "5", "LOCAL_RANK": "0"}, {"OMP_NUM_THREADS"
 START = messages.StartRanks(0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, {"WORLD_SIZE": "6"}, [RANK])
 WORKER = messages.WorkerSpec(0, ["touch", "evil"], "/", [0], {"RANK": "5"}, {}, False, [])
 LIES: dict[str, Any] = {
-    "a program": messages.StartWorkers(
-        0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, [], {}, None, [WORKER]
-    ),
+    "a program": messages.StartWorkers(*START[:9], [], {}, None, [WORKER]),
     "a library": START._replace(env={"LD_PRELOAD": "/evil.so"}),
     "a path": START._replace(workers=[RANK._replace(env={"RANK": "5", "PATH": "/evil"})]),
     "a default": START._replace(workers=[RANK._replace(defaults={"PYTHONPATH": "/evil"})]),

@@ -5,22 +5,15 @@ import os
 import re
 import signal
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from distlaunch.errors import Exit
-from tests.harness import PATIENCE_S, all_ended_well, children_of, wait_gone
+from tests.harness import PATIENCE_S, Going, all_ended_well, children_of, wait_gone
 from tests.process.launchers import LOST, SAYS_AND_WAITS, launcher, launchers, statuses, told, workers
-from tests.process.torchruns import (
-    BOTH,
-    MAY_DIFFER,
-    NEEDS_TORCH,
-    TELL,
-    free_port,
-    script,
-    scripts,
-)
+from tests.process.torchruns import BOTH, MAY_DIFFER, NEEDS_TORCH, TELL, free_port, script, scripts
 
 pytestmark = NEEDS_TORCH
 ENDS_LATER = """
@@ -39,13 +32,6 @@ STUBBORN = """
     while True:
         signal.pause()
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with a worker that says its place and waits."""
-    script(tmp_path, SAYS_AND_WAITS)
-    return tmp_path
 
 
 # Starts
@@ -73,27 +59,17 @@ def test_workers_get_what_two_torchruns_give(tmp_path: Path) -> None:
         assert (mine["MASTER_ADDR"], mine["MASTER_PORT"]) == ("localhost", str(port))
 
 
-def test_node_ranks_that_all_have_are_kept(tmp_path: Path) -> None:
-    """Also where another launcher than that of node 0 is to be the controller."""
+@pytest.mark.parametrize("controller", [0, 1])
+def test_node_ranks_that_all_have_are_kept_by_any_controller(tmp_path: Path, controller: int) -> None:
     script(tmp_path, 'import os; os.write(1, (os.environ["GROUP_RANK"] + os.environ["MINE"]).encode())')
     port = free_port()
-    with (
-        launcher(tmp_path, port, "--node-rank=1", "--rdzv-conf=is_host=0", meets="c10d", MINE="1") as first,
-        launcher(tmp_path, port, "--node-rank=0", "--rdzv-conf=is_host=1", meets="c10d", MINE="0") as second,
-    ):
-        assert statuses([first, second]) == [0, 0], told([first, second])
-        assert (first.stdout, second.stdout) == ("11", "00")
-
-
-def test_the_controller_may_be_another_node_than_the_first(tmp_path: Path) -> None:
-    script(tmp_path, 'import os; os.write(1, (os.environ["GROUP_RANK"] + os.environ["MINE"]).encode())')
-    port = free_port()
-    with (
-        launcher(tmp_path, port, "--node-rank=1", "--rdzv-conf=is_host=1", meets="c10d", MINE="1") as first,
-        launcher(tmp_path, port, "--node-rank=0", "--rdzv-conf=is_host=0", meets="c10d", MINE="0") as second,
-    ):
-        assert statuses([first, second]) == [0, 0], told([first, second])
-        assert (first.stdout, second.stdout) == ("11", "00")
+    with ExitStack() as stack:
+        runs = []
+        for node in (1, 0):
+            words = (f"--node-rank={node}", f"--rdzv-conf=is_host={int(node == controller)}")
+            runs.append(stack.enter_context(launcher(tmp_path, port, *words, meets="c10d", MINE=str(node))))
+        assert statuses(runs) == [0, 0], told(runs)
+        assert [run.stdout for run in runs] == ["11", "00"]
 
 
 def test_a_node_rank_that_two_have_does_not_count(place: Path) -> None:
@@ -106,26 +82,18 @@ def test_a_node_rank_that_two_have_does_not_count(place: Path) -> None:
 
 
 def test_each_launcher_shows_and_keeps_what_its_own_ranks_print(tmp_path: Path) -> None:
-    script(tmp_path, "import os; os.write(1, b'out %s\\n' % os.environb[b'RANK'])")
+    """They have /dev/null as their input."""
+    script(tmp_path, "import os, sys; print('out', os.environ['RANK'], repr(sys.stdin.readline()))")
     with launchers(tmp_path, "--nproc-per-node=2", "--tee=3", "--log-dir=logs") as runs:
         assert statuses(runs) == [0, 0]
-        kept: dict[str, str] = {}
-        for path in (tmp_path / "logs").rglob("*.log"):
-            kept[path.read_text()] = str(path.relative_to(tmp_path / "logs")).partition("/")[2]
-        for node, run in enumerate(runs):
-            other = runs[1 - node]
-            for local in range(2):
-                rank = 2 * node + local
-                assert f"[default{local}]:out {rank}\n" in run.stdout
-                assert f"out {rank}\n" not in other.stdout
-                assert kept[f"out {rank}\n"] == f"attempt_0/{local}/stdout.log"
-
-
-def test_each_rank_has_the_input_of_its_own_launcher(tmp_path: Path) -> None:
-    script(tmp_path, "import os, sys; print(os.environ['RANK'], sys.stdin.readline().strip())")
-    with launchers(tmp_path) as runs:  # they have /dev/null
-        assert statuses(runs) == [0, 0], told(runs)
-        assert [run.stdout for run in runs] == ["0 \n", "1 \n"]
+    logs = (tmp_path / "logs").rglob("*.log")
+    kept = {path.read_text(): str(path.relative_to(tmp_path / "logs")).partition("/")[2] for path in logs}
+    for rank in range(4):
+        node, local = divmod(rank, 2)
+        line = f"out {rank} ''\n"
+        assert f"[default{local}]:{line}" in runs[node].stdout
+        assert line not in runs[1 - node].stdout
+        assert kept[line] == f"attempt_0/{local}/stdout.log"
 
 
 # Ends
@@ -136,31 +104,19 @@ def test_each_rank_has_the_input_of_its_own_launcher(tmp_path: Path) -> None:
 def test_a_failing_rank_ends_all_nodes_with_its_status_and_each_says_which(
     tmp_path: Path, meets: str, fails: int
 ) -> None:
-    script(
-        tmp_path,
-        f"""
-        import os, signal
-        if os.environ["RANK"] == "{fails}":
-            raise SystemExit(5)
-        signal.pause()
-        """,
-    )
-    with launchers(tmp_path, meets=meets) as runs:
-        assert statuses(runs) == [5, 5], told(runs)
-        for run in runs:
-            words = rf"^distlaunch: rank {fails} \(\S+\) failed first: exit status 5$"
-            assert re.search(words, run.stderr, re.MULTILINE)
-        assert sum("ended after" in run.stderr for run in runs) == 1, "only the controller has the summary"
-
-
-def test_the_controller_quotes_the_last_words_of_a_rank_on_another_node(tmp_path: Path) -> None:
-    script(
-        tmp_path, "import os, signal\nif os.environ['RANK'] == '1': raise ValueError('bad')\nsignal.pause()"
-    )
-    with launchers(tmp_path) as (first, second):
-        assert statuses([first, second]) == [1, 1]
-        assert "distlaunch:   | ValueError: bad\n" in first.stderr
-        assert "\nValueError: bad\n" in second.stderr
+    fail = f"if os.environ['RANK'] == '{fails}': print('bad', file=sys.stderr); sys.exit(5)"
+    script(tmp_path, f"import os, signal, sys\n{fail}\nsignal.pause()")
+    with launchers(tmp_path, "--max-restarts=1", meets=meets) as (first, second):
+        assert statuses([first, second]) == [5, 5], told([first, second])
+        failed = rf"^distlaunch: rank {fails} \(\S+\) failed first: exit status 5"
+        for run in (first, second):
+            assert re.search(rf"{failed}$", run.stderr, re.MULTILINE)
+            assert "not restarting: already restarted once" in run.stderr
+        (controller,) = (run for run in (first, second) if "ended after" in run.stderr)
+        assert "distlaunch:   | bad\n" in controller.stderr
+        assert "\nbad\n" in told([first, second])
+        assert controller.stderr.count("restart 1 of 1") == 1
+        assert told([first, second]).count("; restarting") == 1
 
 
 def test_a_script_that_one_node_lacks_is_told_by_all(tmp_path: Path) -> None:
@@ -173,15 +129,17 @@ def test_a_script_that_one_node_lacks_is_told_by_all(tmp_path: Path) -> None:
             assert "could not be started: worker.py: No such file or directory" in run.stderr
 
 
-def test_a_node_that_has_ended_well_ends_as_the_others_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_node_that_is_done_ends_or_starts_again_with_the_others(tmp_path: Path, restarts: int) -> None:
     """torchrun's first node would end with 0, after five minutes."""
     os.mkfifo(tmp_path / "fifo")
     script(tmp_path, ENDS_LATER)
-    with launchers(tmp_path) as runs:
+    with launchers(tmp_path, f"--max-restarts={restarts}") as runs:
         wait_gone([*runs[0].wait_ready(1).values()], PATIENCE_S)
         runs[1].wait_ready(1)
         (tmp_path / "fifo").write_text("end")
-        assert statuses(runs) == [7, 7], told(runs)
+        assert statuses(runs) == ([0, 0] if restarts else [7, 7]), told(runs)
+        assert [run.stdout.count("ready") for run in runs] == ([2, 2] if restarts else [1, 1])
         assert all(re.search(r"rank 1 \(\S+\) failed first: exit status 7", run.stderr) for run in runs)
 
 
@@ -315,46 +273,6 @@ def test_a_failing_rank_has_the_ranks_of_all_nodes_start_again(
         assert re.search(rf"^distlaunch: {failed}restarting$", told(runs), re.MULTILINE), told(runs)
 
 
-def test_once_all_restarts_are_used_all_nodes_end(tmp_path: Path) -> None:
-    script(tmp_path, "import os, signal, sys\nif os.environ['RANK'] == '1': sys.exit(5)\nsignal.pause()")
-    with launchers(tmp_path, "--max-restarts=1") as (first, second):
-        assert statuses([first, second]) == [5, 5], told([first, second])
-        assert first.stderr.count("restart 1 of 1") == 1
-        assert second.stderr.count("; restarting") == 1
-        for run in (first, second):
-            assert "not restarting: already restarted once" in run.stderr
-
-
-def test_failures_on_two_nodes_at_once_are_one_restart(tmp_path: Path) -> None:
-    script(
-        tmp_path,
-        """
-        import os, sys
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.write(1, b"ready 0 1\\n")
-            open("fifo").read()
-            sys.exit(5)
-        """,
-    )
-    os.mkfifo(tmp_path / "fifo")
-    with launchers(tmp_path, "--max-restarts=1", count=3) as runs:
-        for run in runs:
-            run.wait_ready(1)
-        (tmp_path / "fifo").write_text("end")
-        assert statuses(runs) == [0, 0, 0], told(runs)
-
-
-def test_a_node_that_is_done_starts_again_with_the_others(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    script(tmp_path, ENDS_LATER)
-    with launchers(tmp_path, "--max-restarts=3") as runs:
-        wait_gone([*runs[0].wait_ready(1).values()], PATIENCE_S)
-        runs[1].wait_ready(1)
-        (tmp_path / "fifo").write_text("end")
-        assert statuses(runs) == [0, 0], told(runs)
-        assert [run.stdout.count("ready") for run in runs] == [2, 2]
-
-
 def test_an_interrupt_while_all_start_again_ends_all(tmp_path: Path) -> None:
     script(
         tmp_path,
@@ -379,44 +297,49 @@ def test_an_interrupt_while_all_start_again_ends_all(tmp_path: Path) -> None:
         assert statuses([first, second]) == [130, 130], told([first, second])
 
 
+def test_failures_on_two_nodes_at_once_are_one_restart(tmp_path: Path) -> None:
+    fails_once = """
+        import os, sys
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.write(1, b"ready 0 1\\n")
+            open("fifo").read()
+            sys.exit(5)
+    """
+    script(tmp_path, fails_once)
+    os.mkfifo(tmp_path / "fifo")
+    with launchers(tmp_path, "--max-restarts=1", count=3) as runs:
+        for run in runs:
+            run.wait_ready(1)
+        (tmp_path / "fifo").write_text("end")
+        assert statuses(runs) == [0, 0, 0], told(runs)
+
+
 @pytest.mark.parametrize("meets", ["static", "c10d, told"])
-def test_a_launcher_that_is_killed_and_started_again_goes_on_with_the_others(
-    tmp_path: Path, meets: str
-) -> None:
+def test_only_the_launcher_of_the_missing_node_is_taken_in_and_goes_on(tmp_path: Path, meets: str) -> None:
     """With new files for what its ranks print."""
     script(tmp_path, SAYS_AND_WAITS.replace("signal.pause()", "count == '1' or signal.pause()"))
     port, words = free_port(), ("--max-restarts=1", "--tee=3", "--log-dir=logs")
-    with (
-        launcher(tmp_path, port, *words, meets=meets) as first,
-        launcher(tmp_path, port, *words, meets=meets, node=1) as second,
-    ):
-        pids = workers([first, second])
-        second.process.kill()
-        first.wait_for("was lost: its launcher")
-        with launcher(tmp_path, port, *words, meets=meets, node=1) as third:
-            assert statuses([first, third]) == [0, 0], told([first, third])
-            assert "joins as node 1" in first.stderr
-            assert [run.stdout.count(" 1 of 2") for run in (first, third)] == [1, 1]
-        wait_gone(pids, 0.0)
-    kept = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
-    assert sum(" 1 of 2" in text for text in kept) == 2
+    with ExitStack() as stack:
 
+        def start(node: int) -> Going:
+            return stack.enter_context(launcher(tmp_path, port, *words, meets=meets, nodes=3, node=node))
 
-def test_only_the_launcher_of_the_missing_node_is_taken_in(place: Path) -> None:
-    port, words = free_port(), ("--max-restarts=1",)
-    with (
-        launcher(place, port, *words, nodes=3) as first,
-        launcher(place, port, *words, nodes=3, node=1) as second,
-        launcher(place, port, *words, nodes=3, node=2) as third,
-    ):
-        workers([first, second, third])
+        first, _, third = runs = [start(node) for node in range(3)]
+        pids = workers(runs)
         third.process.kill()
         first.wait_for("was lost: its launcher")
-        with launcher(place, port, *words, nodes=3, node=1) as other:
+        if meets == "static":
+            other = start(1)
             assert other.wait() == Exit.USAGE
             assert "the run has all the nodes it needs" in other.stderr
-        first.wait_for("the run has all the nodes it needs")
-        assert first.process.poll() is None
+            first.wait_for("the run has all the nodes it needs")
+        runs[2] = start(2)
+        assert statuses(runs) == [0, 0, 0], told(runs)
+        assert "joins as node 2" in first.stderr
+        assert [run.stdout.count(" 1 of 3") for run in runs] == [1, 1, 1]
+        wait_gone(pids, 0.0)
+    kept = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
+    assert sum(" 1 of 3" in text for text in kept) == 3
 
 
 # Elastic jobs
@@ -439,14 +362,12 @@ def test_an_elastic_job_starts_with_the_fewest_and_takes_a_late_launcher_in(plac
 
 def test_an_elastic_job_begins_at_once_when_all_are_there(tmp_path: Path) -> None:
     script(tmp_path, "import os; print(os.environ['WORLD_SIZE'])")
-    port = free_port()
-    words = ("--rdzv-conf=last_call_timeout=600",)
-    with (
-        launcher(tmp_path, port, *words, nodes="1:2", meets="c10d") as first,
-        launcher(tmp_path, port, *words, nodes="1:2", meets="c10d") as second,
-    ):
-        assert statuses([first, second]) == [0, 0], told([first, second])
-        assert (first.stdout, second.stdout) == ("2\n", "2\n")
+    port, conf = free_port(), "--rdzv-conf=last_call_timeout=600"
+    with ExitStack() as stack:
+        start = partial(launcher, tmp_path, port, conf, nodes="1:2", meets="c10d")
+        runs = [stack.enter_context(start()) for _ in range(2)]
+        assert statuses(runs) == [0, 0], told(runs)
+        assert [run.stdout for run in runs] == ["2\n", "2\n"]
 
 
 def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(place: Path) -> None:

@@ -62,30 +62,6 @@ def test_an_observer_of_a_few_lines_sees_a_run(tmp_path: Path) -> None:
     assert metrics.exit_status == summary.state.outcome == 3
 
 
-# What may go wrong with one
-
-
-class Failing(Observer):
-    def printed(self, output: Printed) -> None:
-        raise ZeroDivisionError("a bug")
-
-
-class Remarks(Observer):
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def remarked(self, text: str) -> None:
-        self.seen.append(text)
-
-
-def test_an_observer_that_fails_is_told_of_and_the_job_goes_on(tmp_path: Path) -> None:
-    remarks, metrics = Remarks(), Metrics()
-    summary = run_job(job(tmp_path, "echo one; echo two"), [remarks, Failing(), metrics])
-    assert summary.state.outcome == 0
-    assert metrics.lines == 4
-    assert remarks.seen == ["observer Failing failed and was removed: ZeroDivisionError: a bug"]
-
-
 # The entry for programs: nothing of the process is touched
 
 

@@ -295,9 +295,8 @@ ALTERNATES = """
 
 def in_one_place(folder: Path, *words: str) -> str:
     """All that a command prints, where both its streams go to one pipe."""
-    return completed(
-        distlaunch_argv(*words), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ).stdout
+    one_place = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return str(completed(distlaunch_argv(*words), cwd=folder, **one_place).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -660,21 +659,12 @@ def test_only_runs_in_the_folders_that_are_named_are_deleted(tmp_path: Path) -> 
     assert [len(listed(tmp_path / name, "-a")) for name in ("one", "two")] == [0, 1]
 
 
-def test_a_folder_that_is_taken_away_hurts_nobody(tmp_path: Path, gate: Path) -> None:
-    run = left(tmp_path)
-    said_here(tmp_path, run)
-    (there,) = listed(tmp_path)
-    shutil.rmtree(there["folder"])
-    with held([there["controller"]["pid"]]) as processes:
-        open_gate(gate)
-        processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
-
-
-@pytest.mark.parametrize("command", ["wait", "attach"])
-def test_a_run_whose_folder_is_taken_away_is_not_taken_for_a_success(
+@pytest.mark.parametrize(("command", "renamed"), [("wait", True), ("attach", False)])
+def test_a_run_without_its_directory_ends_and_is_told_as_lost(
+    command: str,
+    renamed: bool,
     tmp_path: Path,
     gate: Path,
-    command: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -683,8 +673,9 @@ def test_a_run_whose_folder_is_taken_away_is_not_taken_for_a_success(
     (there,) = listed(tmp_path)
 
     def taken_away(*_: object) -> None:
-        if Path(there["folder"]).exists():
-            Path(there["folder"]).rename(tmp_path / "elsewhere")
+        folder = Path(there["folder"])
+        if folder.exists():
+            folder.rename(tmp_path / "elsewhere") if renamed else shutil.rmtree(folder)
 
     monkeypatch.setattr("distlaunch.runs.following.pause", taken_away)
     monkeypatch.chdir(tmp_path)

@@ -142,6 +142,7 @@ def test_waiting_for_the_end_from_the_start(queue: Queue) -> None:
     assert "FAILED, exit status 5" in done.stderr
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_on_a_terminal_the_next_command_is_named(queue: Queue) -> None:
     queue.hold()
     status, shown = on_a_terminal("submit", str(queue.job(HELLO)))
@@ -150,20 +151,18 @@ def test_on_a_terminal_the_next_command_is_named(queue: Queue) -> None:
     assert told in shown.decode()
 
 
-@pytest.mark.parametrize("named", ["88", "train"])
-def test_a_job_is_stopped_while_it_waits(queue: Queue, named: str) -> None:
+def test_a_job_is_stopped_while_it_waits(queue: Queue) -> None:
     queue.hold()
     job = queue.submit(HELLO)
-    check_stop_before_start(f"{queue.title} job {job}", job, named)
+    check_stop_before_start(f"{queue.title} job {job}", job, "88")
 
 
-@pytest.mark.parametrize("named", ["88", "train"])
-def test_a_job_is_stopped_while_it_runs(queue: Queue, named: str) -> None:
+def test_a_job_is_stopped_by_its_name_while_it_runs(queue: Queue) -> None:
     job = queue.submit(LONG)
     queue.wait_for(queue.id, "runs", 2)
     (row,) = queue.rows()
     assert (row["state"], row["ranks"]) == ("RUNNING", 2)
-    stopped = distlaunch("stop", named)
+    stopped = distlaunch("stop", "train")
     assert stopped.returncode == 0, stopped.stderr
     assert f"{row['run']}: {ENDS[queue.kind]}" in stopped.stderr
     assert distlaunch("wait", job).returncode == (130 if queue.kind == "lsf" else 143)
@@ -220,9 +219,8 @@ NO_RUN = {"lsf": ("ended (EXIT)", "EXIT"), "flux": ("ended (FAILED)", "FAILED")}
 
 
 def test_what_is_refused_is_told_in_its_words_and_nothing_is_left(queue: Queue) -> None:
-    done = distlaunch(
-        "submit", str(queue.job(HELLO)), "--set", f"{queue.section.partition(':')[0]}.queue=none"
-    )
+    nowhere = f"{queue.section.partition(':')[0]}.queue=none"
+    done = distlaunch("submit", str(queue.job(HELLO)), "--set", nowhere)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"distlaunch: {queue.tools[0]} failed: {REFUSED[queue.kind]}\n"
     assert list((queue.folder / "runs").iterdir()) == []
@@ -255,21 +253,18 @@ def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
     job = queue.submit(HELLO)
     tool = queue.folder / "bin" / queue.tools[:2][-1]
     before = tool.read_text()
-    for broken, told in (
-        ("#!/bin/sh\nexit 0\n", "qstat: unexpected output: nothing" if queue.kind == "grid-engine" else None),
-        (
-            "#!/bin/sh\necho 'cannot connect to server' >&2; exit 2\n",
-            f"{tool.name} failed: cannot connect to server",
-        ),
-    ):
-        tool.write_text(broken)
-        if told:
-            (row,) = queue.rows()
-            assert (row["state"], row["where"]) == ("PENDING", f"{queue.title}: unknown, {told}")
+    broken = {"echo 'cannot connect to server' >&2; exit 2": f"{tool.name} failed: cannot connect to server"}
+    if queue.kind == "grid-engine":
+        broken["exit 0"] = "qstat: unexpected output: nothing"
+    for does, told in broken.items():
+        tool.write_text(f"#!/bin/sh\n{does}\n")
+        (row,) = queue.rows()
+        assert (row["state"], row["where"]) == ("PENDING", f"{queue.title}: unknown, {told}")
     tool.write_text(before)
     assert queue.rows()[0]["run"] == job
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_a_number_that_several_jobs_begin_with_is_ambiguous(queue: Queue) -> None:
     for job in ("7.a", "7.b"):
         note(Submission(job, "long", str(queue.folder), time.time(), scheduler=queue.kind))
@@ -278,6 +273,7 @@ def test_a_number_that_several_jobs_begin_with_is_ambiguous(queue: Queue) -> Non
     assert "7 is ambiguous: it matches 7.a, 7.b" in done.stderr
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
     queue.hold()
     old = Submission(queue.id, "old", str(queue.folder / "old"), time.time() - 60)
@@ -289,6 +285,7 @@ def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
     assert f"{queue.title} job {queue.id}: cancelled" in distlaunch("stop", queue.id).stderr
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_from_another_host(queue: Queue) -> None:
     """A shell here stands in for ssh."""
     (queue.folder / "bin" / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/sh -c "$last"\n')

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness import PATIENCE_S, distlaunch, held, line_pipe, running, write_job
+from tests.process.commands import run_one
 
 FAILS_ONCE = """
     import os, sys
@@ -142,22 +143,20 @@ def test_metrics_are_there_while_it_runs_and_afterwards(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("job.prom*")] == ["job.prom"]
 
 
-def test_metrics_do_not_take_the_place_of_what_is_no_file(tmp_path: Path) -> None:
-    """As of /dev/null, for root."""
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("pipe", "pipe: it is not a regular file"),
+        ("none/job.prom", "none/job.prom: No such file or directory"),
+    ],
+)
+def test_metrics_that_can_not_be_written_are_told_once(file: str, said: str, tmp_path: Path) -> None:
+    """For root also /dev/null could be replaced."""
     os.mkfifo(tmp_path / "pipe")
-    done = distlaunch(
-        "run", str(write_job(tmp_path, "print('here')", f"{TWO}metrics: {{file: pipe}}\n")), cwd=tmp_path
-    )
+    done = run_one(tmp_path, "print('here')", f"metrics: {{file: {file}}}\n")
     assert done.returncode == 0
-    assert done.stderr.count(f"metrics.file: can't write {tmp_path}/pipe: it is not a regular file") == 1
+    assert done.stderr.count(f"metrics.file: can't write {tmp_path}/{said}") == 1
     assert (tmp_path / "pipe").is_fifo()
-
-
-def test_metrics_that_can_not_be_written_are_told_once(tmp_path: Path) -> None:
-    job = write_job(tmp_path, "print('here')", f"{TWO}metrics: {{file: none/job.prom}}\n")
-    done = distlaunch("run", str(job))
-    assert done.returncode == 0
-    assert done.stderr.count("metrics.file: can't write") == 1
 
 
 def test_what_ranks_print_alike_is_shown_once_and_kept_for_each(tmp_path: Path) -> None:

@@ -112,22 +112,17 @@ def test_the_root_cause_of_a_failing_rank_is_told(
     assert list(env.iterdir()) == []
 
 
-def test_an_interrupt_ends_torchs_agents_and_their_ranks(tmp_path: Path, env: Path, etcd: str) -> None:
-    with running(write_job(tmp_path, FAILS, NODES.format(etcd))) as run:
-        pids = run.wait_ready(4)
-        run.process.send_signal(signal.SIGINT)
-        wait_gone(list(pids.values()), 5.0)
-        assert run.wait() == 130
-        assert run.holders() == []
-    assert list(env.iterdir()) == []
-
-
-def test_a_killed_controller_leaves_nothing(tmp_path: Path, env: Path, etcd: str) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_the_controller_ends_torchs_agents_and_their_ranks(
+    tmp_path: Path, env: Path, etcd: str, signum: signal.Signals
+) -> None:
     with running(write_job(tmp_path, FAILS, f"{NODES.format(etcd)}timeouts: {{stop: 2s}}")) as run:
         pids = run.wait_ready(4)
         agents = agents_of(run.process.pid)
-        run.process.kill()
-        wait_gone([*pids.values(), *run.holders(), *agents], 5.0)
+        run.process.send_signal(signum)
+        wait_gone([*pids.values(), *agents], 5.0)
+        assert run.wait() == (130 if signum == signal.SIGINT else -signum)
+        wait_gone(run.holders(), 5.0)
     assert list(env.iterdir()) == []
 
 
