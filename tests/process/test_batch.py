@@ -40,7 +40,7 @@ def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
     assert (done.returncode, done.stdout) == (status, said)
 
 
-def test_a_script_that_can_not_be_kept_is_told_and_a_dry_run_makes_nothing(tmp_path: Path) -> None:
+def test_tells_where_a_script_can_not_be_kept_and_a_dry_run_makes_nothing(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("command: ['true']\nlogs: {dir: job.yaml}\n")
     done = distlaunch("submit", str(job))
@@ -56,7 +56,7 @@ def test_a_script_that_can_not_be_kept_is_told_and_a_dry_run_makes_nothing(tmp_p
     assert list(tmp_path.iterdir()) == [job]
 
 
-def test_what_comes_before_and_a_job_that_comes_with_the_script(tmp_path: Path) -> None:
+def test_runs_the_setup_first_and_passes_a_job_along_with_the_script(tmp_path: Path) -> None:
     spec = job_from("script: train.py\nslurm:\n  setup: |\n    export A=1\n    echo $A\n", tmp_path)
     text = "script: $HOME/`x`\nEND_OF_JOB\nargs: ['it''s']\n"
     done = run_script(spec, Call(("cat",), text), tmp_path)

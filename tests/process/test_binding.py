@@ -45,7 +45,7 @@ BINDINGS = [f"numa_binding: {name}" for name in ("node", "socket", "exclusive", 
 @pytest.mark.parametrize(
     "binding", [*BINDINGS, "cpu_binding: cores", f"cpu_binding: ['{FIRST}', '{cpu_list(ALLOWED)}']"]
 )
-def test_a_job_runs_on_the_cpus_that_were_asked_for(tmp_path: Path, binding: str) -> None:
+def test_ranks_run_on_the_requested_cpus(tmp_path: Path, binding: str) -> None:
     job = write_job(tmp_path, TELL, CPU + binding)
     with running(job, "--json") as run:
         assert run.wait() == 0, run.stderr
@@ -63,7 +63,7 @@ def test_a_job_runs_on_the_cpus_that_were_asked_for(tmp_path: Path, binding: str
         assert sets == [{FIRST}, ALLOWED][:RANKS]
 
 
-def test_without_a_wish_nothing_is_bound_and_told(tmp_path: Path) -> None:
+def test_binds_nothing_by_default(tmp_path: Path) -> None:
     done = distlaunch("run", "--json", str(write_job(tmp_path, TELL, CPU)))
     assert [worker["cpus"] for worker in json.loads(done.stdout)["workers"]] == [None] * RANKS
     assert told(tmp_path, RANKS) == [cpu_list(ALLOWED)] * RANKS
@@ -81,9 +81,7 @@ def test_without_a_wish_nothing_is_bound_and_told(tmp_path: Path) -> None:
     ],
     ids=["exclusive", "cores", "listed"],
 )
-def test_what_the_node_can_not_give_is_told_and_nothing_starts(
-    tmp_path: Path, binding: str, words: str
-) -> None:
+def test_starts_nothing_where_the_node_lacks_the_cpus(tmp_path: Path, binding: str, words: str) -> None:
     job = write_job(tmp_path, TELL, f"gpus_per_node: 0\nprocs_per_node: {CORES + 1}\n{binding}")
     with running(job) as run:
         assert run.wait() == 126
@@ -96,7 +94,7 @@ def test_what_the_node_can_not_give_is_told_and_nothing_starts(
         assert run.events("WorkerStarted") == []
 
 
-def test_torchruns_flag_binds_too(tmp_path: Path) -> None:
+def test_the_flag_of_torchrun_binds(tmp_path: Path) -> None:
     script = write_job(tmp_path, TELL).with_name("worker.py")
     flags = [f"--nproc-per-node={RANKS}", "--numa-binding=exclusive"]
     done = distlaunch("torchrun", *flags, str(script), cwd=tmp_path)
@@ -105,7 +103,7 @@ def test_torchruns_flag_binds_too(tmp_path: Path) -> None:
     assert sum(map(len, sets)) == len(set().union(*sets))
 
 
-def test_a_refusal_of_the_kernel_is_told(tmp_path: Path) -> None:
+def test_reports_that_the_kernel_refuses_a_binding(tmp_path: Path) -> None:
     # The CPUs were chosen among those of the agent, and have gone offline since.
     spec = WorkerSpec(0, ["/bin/true"], "/", [], {}, {}, False, [], "8000-8001")
     worker = workers.spawn(spec, str(tmp_path / "error.json"))
@@ -122,7 +120,7 @@ def test_a_refusal_of_the_kernel_is_told(tmp_path: Path) -> None:
     ("binding", "shown"),
     [(BINDINGS[2], "exclusive"), ("cpu_binding: cores", "cores"), ("cpu_binding: ['0-3,8']", "0-3,8")],
 )
-def test_a_dry_run_shows_the_wish(tmp_path: Path, binding: str, shown: str) -> None:
+def test_a_dry_run_shows_the_binding(tmp_path: Path, binding: str, shown: str) -> None:
     job = write_job(tmp_path, TELL, f"gpus_per_node: 0\n{binding}")
     heading, _, first = distlaunch("dry-run", str(job)).stdout.splitlines()[1:4]
     assert binding.partition(":")[0] in heading

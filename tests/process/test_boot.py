@@ -57,7 +57,9 @@ def fake_python(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("shell", LOGIN_SHELLS)
-def test_the_first_interpreter_that_exists_gets_exactly_what_follows(shell: str, fake_python: Path) -> None:
+def test_the_first_interpreter_that_exists_gets_exactly_the_bytes_that_follow(
+    shell: str, fake_python: Path
+) -> None:
     payload = bytes(range(256)) * 40
     ran = start(shell, candidates_text(["/nowhere/python", str(fake_python), "cat"]) + payload)
     assert ran.stdout.startswith(READY_MARKER)
@@ -74,7 +76,7 @@ BELOW_HOME = ["~/v/python", "~/a b/python", "~/it's/python", "~/$(id)/python", "
 
 @pytest.mark.parametrize("shell", LOGIN_SHELLS)
 @pytest.mark.parametrize("named", [*(f"HERE/{name}" for name in ODD_NAMES), *BELOW_HOME, "pythonX"])
-def test_finds_an_interpreter_by_its_path_below_the_home_there_or_in_the_nodes_path(
+def test_finds_an_interpreter_by_path_below_the_home_or_on_the_path(
     shell: str, named: str, fake_python: Path
 ) -> None:
     home = fake_python.parent
@@ -86,7 +88,7 @@ def test_finds_an_interpreter_by_its_path_below_the_home_there_or_in_the_nodes_p
     assert ran.stdout.startswith(READY_MARKER + bytes(there) + b"|-I|")
 
 
-def test_a_missing_interpreter_is_named_where_it_was_looked_for() -> None:
+def test_names_each_place_where_an_interpreter_is_missing() -> None:
     ran = start("sh", candidates_text(["~/v/python", "~you/python"]), home="/home/me")
     assert ran.stderr.decode() == f"{NO_PYTHON}: /home/me/v/python ~you/python\n"
 
@@ -95,13 +97,13 @@ def test_a_missing_interpreter_is_named_where_it_was_looked_for() -> None:
 @pytest.mark.parametrize(
     "names", [[], ["/nowhere/python"], ["nopython3", ";id", "$(id)"]], ids=["none", "one", "odd"]
 )
-def test_without_an_interpreter_the_node_says_so(shell: str, names: list[str]) -> None:
+def test_reports_a_node_without_an_interpreter(shell: str, names: list[str]) -> None:
     ran = start(shell, candidates_text(names))
     assert (ran.returncode, ran.stdout) == (127, READY_MARKER)
     assert PLAIN.failure(ProcessEnd(ran.stderr.decode())).kind is Kind.NO_PYTHON
 
 
-def test_an_interpreter_that_is_too_old_says_so(tmp_path: Path) -> None:
+def test_reports_an_interpreter_that_is_too_old(tmp_path: Path) -> None:
     old = tmp_path / "python3.6"
     pretend = "import sys;sys.version_info=(3,6,9);sys.version='3.6.9 (default)';_,*_,code,name=sys.argv"
     old.write_text(f"#!{sys.executable} -IS\n{pretend};sys.argv=['-c',name];exec(code)\n")
@@ -140,7 +142,7 @@ def test_compiled_code_is_used_only_by_the_version_that_made_it(magic: bytes, pr
     assert (ran.stdout, ran.stderr) == (READY_MARKER + printed, b"")
 
 
-def test_an_agent_imports_nothing_that_takes_long_and_is_not_needed() -> None:
+def test_an_agent_imports_no_slow_module_that_it_does_not_need() -> None:
     slow = {"contextlib", "dataclasses", "shutil", "subprocess", "tempfile", "threading", "typing"}
     here = f"import sys; sys.path[:0] = [{str(ROOT)!r}]"
     code = f"{here}\nfrom distlaunch.agent import guardian, serve\nprint(*sys.modules)"
@@ -183,7 +185,7 @@ def test_empty_lines_before_the_candidates_are_skipped(nudges: int, fake_python:
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is missing")
-def test_our_options_win_over_an_ssh_config_that_is_in_the_way(tmp_path: Path) -> None:
+def test_our_options_override_the_users_ssh_config(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(
         "Host *\n ControlMaster auto\n ControlPath /tmp/%C\n RequestTTY force\n RemoteCommand top\n"

@@ -69,7 +69,7 @@ def run_in(tmp_path: Path, name: str, checkpoint: Path, *more: str) -> subproces
     return distlaunch("run", str(CONFIGS / name), *(part for one in settings for part in ("--set", one)))
 
 
-def test_a_second_run_resumes_from_the_snapshot_with_fewer_ranks(tmp_path: Path) -> None:
+def test_a_second_run_with_fewer_ranks_resumes_from_the_snapshot(tmp_path: Path) -> None:
     first = run_in(tmp_path, "training/ddp_snapshot.yaml", tmp_path / "snapshot")
     ended_well(first.returncode, first.stdout, first.stderr, last="ddp_snapshot: ok")
     assert "resumed" not in first.stdout
@@ -89,7 +89,7 @@ def test_one_process_loads_one_shard_of_the_checkpoint(tmp_path: Path) -> None:
         assert words in read.stdout
 
 
-def test_the_command_prints_the_schema_and_so_reads_the_published_one() -> None:
+def test_the_published_schema_is_the_one_that_the_command_prints() -> None:
     ran = distlaunch("schema")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert json.loads(ran.stdout) == json_schema(job_keys())

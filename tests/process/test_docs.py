@@ -62,7 +62,7 @@ def reference_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]
     return completed([sys.executable, REFERENCE, *arguments])
 
 
-def test_the_table_of_the_job_file_is_that_of_the_declarations(tmp_path: Path) -> None:
+def test_the_table_of_keys_matches_their_declarations(tmp_path: Path) -> None:
     checked = reference_script("--check")
     assert checked.returncode == 0, checked.stderr
     page = tmp_path / "page.md"
@@ -73,14 +73,14 @@ def test_the_table_of_the_job_file_is_that_of_the_declarations(tmp_path: Path) -
     assert page.read_text() == JOB_FILE
 
 
-def test_every_exit_status_is_told() -> None:
+def test_documents_every_exit_status() -> None:
     table = PAGES["docs/failures.md"].partition("## Exit status")[2].partition("## ")[0]
     told = {int(number) for row in re.findall(r"(?m)^\| ([\d, ]+) \|", table) for number in row.split(",")}
     assert told >= {status for status in Exit if status not in (Exit.OK, Exit.FAILED, Exit.INTERNAL)}
     assert told >= {128 + signal.Signals[name] for name in HANDLED_SIGNALS.split(",")}
 
 
-def test_the_variables_that_workers_get_are_told() -> None:
+def test_documents_every_variable_that_workers_get() -> None:
     internal = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
     assert [name for name in RESERVED - internal if f"`{name}`" not in JOB_FILE] == []
 
@@ -145,7 +145,7 @@ def _pods(folder: Path) -> Path:
     return folder
 
 
-def test_the_example_job_can_be_planned_as_told(tmp_path: Path) -> None:
+def test_the_example_job_can_be_planned_as_described(tmp_path: Path) -> None:
     example = README.partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "job.yaml").write_text(example)
     planned = distlaunch("dry-run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8")

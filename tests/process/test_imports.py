@@ -27,7 +27,7 @@ def test_an_imported_torchrun_command_runs(as_words: bool, tmp_path: Path) -> No
         assert f"told {rank} ['a', 'é $(b)', '{{rank}}', '{{epoch}}', '{{{{a}}}}']" in ran.stdout
 
 
-def test_json_has_the_same_keys_and_the_comments() -> None:
+def test_json_has_the_keys_and_the_comments() -> None:
     made = json.loads(distlaunch("import", "torchrun", "torchrun -t 3 x.py", "--json").stdout)
     assert made["job"] == {"procs_per_node": 1, "script": "x.py"}
     assert any("--tee" in comment for comment in made["comments"])
@@ -58,7 +58,7 @@ def test_an_imported_batch_script_runs_and_becomes_one_again(tmp_path: Path) -> 
     assert "module load cuda\n" in script
 
 
-def test_without_the_extra_the_command_to_install_it_is_named(tmp_path: Path) -> None:
+def test_names_the_command_that_installs_a_missing_extra(tmp_path: Path) -> None:
     (tmp_path / "tree_sitter.py").write_text("raise ImportError")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     refused = distlaunch("import", "sbatch", "-", input=BATCH, env=environ)
@@ -93,7 +93,7 @@ def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
         (["hostfile", "nowhere"], "nowhere: No such file"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], words: str) -> None:
+def test_reports_a_mistake_in_one_line(arguments: list[str], words: str) -> None:
     refused = distlaunch("import", *arguments)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert len(refused.stderr.splitlines()) == 1

@@ -29,7 +29,7 @@ TWICE_A_SLOW_IMPORT_S = 40
         ("sys.exit(0)", "exited with status 0 without joining"),
     ],
 )
-def test_ranks_that_wait_for_rank_0_do_not_wait_for_ever(tmp_path: Path, rank_0: str, words: str) -> None:
+def test_gives_up_when_rank_0_does_not_join(tmp_path: Path, rank_0: str, words: str) -> None:
     job = JOB.replace("20s", f"{TWICE_A_SLOW_IMPORT_S}s")
     with running(write_job(tmp_path, ONE_IS_MISSING.format(rank_0=rank_0), job)) as run:
         assert run.wait() == 124
@@ -42,7 +42,7 @@ def test_ranks_that_wait_for_rank_0_do_not_wait_for_ever(tmp_path: Path, rank_0:
 
 
 @pytest.mark.long
-def test_where_every_connection_is_refused_nobody_waits_for_ever(tmp_path: Path) -> None:
+def test_gives_up_when_every_connection_is_refused(tmp_path: Path) -> None:
     worker = """
         import os
         os.environ["MASTER_ADDR"], os.environ["RANK"], os.environ["WORLD_SIZE"] = "127.0.0.9", "1", "2"
@@ -55,6 +55,6 @@ def test_where_every_connection_is_refused_nobody_waits_for_ever(tmp_path: Path)
     assert "gave up after 20 s (timeouts.join)" in done.stderr
 
 
-def test_a_job_without_a_rendezvous_runs_to_its_end_where_the_limit_is_lifted(tmp_path: Path) -> None:
+def test_a_job_without_a_rendezvous_runs_to_its_end_without_the_limit(tmp_path: Path) -> None:
     job = write_job(tmp_path, "print('done')", "gpus_per_node: 0\ntimeouts: {join: none}")
     assert distlaunch("run", str(job)).returncode == 0

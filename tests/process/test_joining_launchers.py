@@ -48,9 +48,7 @@ def ends(*runs: Going) -> None:
 # Waiting
 
 
-def test_launchers_on_one_machine_meet_over_loopback_and_are_told_that_others_can_not(
-    place: Path, port: int
-) -> None:
+def test_launchers_join_over_loopback_and_warn_that_only_this_machine_can(place: Path, port: int) -> None:
     with launcher(place, port) as first:
         first.wait_for(f"waiting for node 1 at localhost:{port}\n")
         assert our_lines(first)[0].startswith(
@@ -61,7 +59,7 @@ def test_launchers_on_one_machine_meet_over_loopback_and_are_told_that_others_ca
             ends(first, second)
 
 
-def test_those_who_wait_say_for_how_many(place: Path, port: int) -> None:
+def test_launchers_say_how_many_nodes_they_wait_for(place: Path, port: int) -> None:
     """The controller tells the others."""
     with launcher(place, port, nodes=4, meets="c10d") as first:
         first.wait_for(f"distlaunch: waiting for 3 of 4 nodes (joined: {HERE}) at localhost:{port}\n")
@@ -73,7 +71,7 @@ def test_those_who_wait_say_for_how_many(place: Path, port: int) -> None:
 @pytest.mark.parametrize(
     ("meets", "missing"), [("static", "node 2"), ("c10d", f"1 of 3 nodes (joined: {HERE}, {HERE})")]
 )
-def test_the_wait_for_the_others_is_that_of_the_join_timeout(
+def test_gives_up_after_the_join_timeout_naming_the_missing_nodes(
     place: Path, port: int, meets: str, missing: str
 ) -> None:
     words = ("--rdzv-conf=join_timeout=2",)
@@ -86,7 +84,7 @@ def test_the_wait_for_the_others_is_that_of_the_join_timeout(
         assert our_lines(first)[-1] == our_lines(second)[-1] == gave_up
 
 
-def test_the_wait_for_the_controller_is_that_of_the_join_timeout(place: Path, port: int) -> None:
+def test_gives_up_after_the_join_timeout_without_a_controller(place: Path, port: int) -> None:
     with launcher(place, port, "--rdzv-conf=timeout=1", node=1) as run:
         assert run.wait() == Exit.UNREACHABLE
         refused = f"localhost:{port}: Connection refused"
@@ -110,7 +108,7 @@ NOT_HERE = "192.0.2.1 is not an address of this machine: check --node-rank 0"
     ],
     ids=["is not here", "is told so", "node 0"],
 )
-def test_an_endpoint_that_no_node_has_is_told(
+def test_reports_an_endpoint_that_no_node_has(
     place: Path, words: tuple[str, ...], status: int, said: list[str]
 ) -> None:
     with going(OURS, place, "--nnodes=2", *words, "worker.py") as run:
@@ -118,7 +116,7 @@ def test_an_endpoint_that_no_node_has_is_told(
         assert all(text in run.stderr for text in said), run.stderr
 
 
-def test_a_name_is_awaited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_a_while_for_a_name_to_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod starts before its cluster's name server knows it."""
     clock, said = [1000.0], list[str]()
 
@@ -143,7 +141,7 @@ def test_a_name_is_awaited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("node", [0, 1], ids=["controller", "another"])
-def test_a_signal_ends_the_wait_of_that_launcher_alone(place: Path, port: int, node: int) -> None:
+def test_a_signal_ends_only_the_wait_of_that_launcher(place: Path, port: int, node: int) -> None:
     with launcher(place, port, nodes=3) as first, launcher(place, port, nodes=3, node=1) as second:
         second.wait_for("waiting for node 2")
         runs = (first, second)
@@ -204,7 +202,7 @@ def test_both_sides_say_why_a_launcher_is_refused(
         assert first.process.poll() is None
 
 
-def test_two_launchers_of_one_node_are_told(place: Path, port: int) -> None:
+def test_refuses_a_second_launcher_of_a_node(place: Path, port: int) -> None:
     with launcher(place, port, nodes=3) as first, launcher(place, port, nodes=3, node=2) as second:
         second.wait_for("waiting for node 1")
         with launcher(place, port, nodes=3, node=2) as third:
@@ -217,7 +215,7 @@ def test_two_launchers_of_one_node_are_told(place: Path, port: int) -> None:
             ends(first, second, fourth)
 
 
-def test_a_controller_that_can_not_start_the_run_says_so_to_all(place: Path, port: int) -> None:
+def test_a_controller_that_can_not_start_the_run_tells_all_launchers(place: Path, port: int) -> None:
     with launcher(place, port, "--log-dir=/proc/none") as first, launcher(place, port, node=1) as second:
         assert statuses([first, second]) == [1, 1], told([first, second])
         why = "can't create the run directory in /proc/none: "
@@ -225,7 +223,7 @@ def test_a_controller_that_can_not_start_the_run_says_so_to_all(place: Path, por
         assert f"the controller can't start the run: {why}" in second.stderr
 
 
-def test_one_launcher_too_many_is_told(place: Path, port: int) -> None:
+def test_refuses_one_launcher_too_many(place: Path, port: int) -> None:
     """All come while the controller does not look."""
     with ExitStack() as stack:
         first = stack.enter_context(launcher(place, port, meets="c10d, told"))
@@ -283,7 +281,7 @@ def stranger(folder: Path, port: int, text: str) -> Iterator[Going]:
         run.kill()
 
 
-def test_a_port_that_another_program_has_is_told(place: Path, port: int) -> None:
+def test_reports_a_port_that_another_program_has(place: Path, port: int) -> None:
     serves = LISTENS.replace("ANSWER", "connection.close()")
     with stranger(place, port, serves), launcher(place, port) as first:
         assert first.wait() == Exit.PORT_TAKEN
@@ -304,9 +302,7 @@ def test_a_port_that_another_program_has_is_told(place: Path, port: int) -> None
     ],
     ids=["closes", "http", "nothing", "a list", "a refusal of sorts", "much", "silent"],
 )
-def test_what_listens_at_the_endpoint_and_is_no_controller_is_told(
-    place: Path, port: int, answer: str, why: str
-) -> None:
+def test_reports_a_listener_that_is_no_controller(place: Path, port: int, answer: str, why: str) -> None:
     with (
         stranger(place, port, LISTENS.replace("ANSWER", answer)),
         launcher(place, port, "--rdzv-conf=join_timeout=1", node=1) as run,
@@ -317,13 +313,13 @@ def test_what_listens_at_the_endpoint_and_is_no_controller_is_told(
 
 
 @pytest.mark.parametrize("meets", ["static", "c10d"])
-def test_torchs_store_at_the_endpoint_is_recognized(place: Path, port: int, meets: str) -> None:
+def test_recognizes_a_store_of_torchs_at_the_endpoint(place: Path, port: int, meets: str) -> None:
     """As that of a torchrun, or of another job's rank 0."""
     with stranger(place, port, SERVES), launcher(place, port, node=1, meets=meets) as run:
         run.wait_for("a TCPStore of torch's is there: either torchrun was started there, then run")
 
 
-def test_a_torchrun_that_comes_to_our_controller_is_recognized(place: Path, port: int) -> None:
+def test_recognizes_a_torchrun_that_connects(place: Path, port: int) -> None:
     with launcher(place, port, meets="c10d") as first:
         first.wait_for("waiting for")
         with launcher(place, port, "--rdzv-conf=is_host=0", meets="c10d", argv=TORCHRUN):
@@ -417,7 +413,7 @@ def starts(folder: Path, port: int, first: Going, secret: str = "") -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "s3cr\xe9t"], ids=["no secret", "secret"])
-def test_strangers_who_talk_nonsense_are_named_and_cost_nothing(place: Path, port: int, secret: str) -> None:
+def test_names_connections_that_send_nonsense_and_starts_in_time(place: Path, port: int, secret: str) -> None:
     with gathering(place, port, secret) as first:
         for what, sent in NONSENSE.items():
             with closing(connected(port)) as sock:
@@ -440,7 +436,7 @@ def test_strangers_who_talk_nonsense_are_named_and_cost_nothing(place: Path, por
     ],
     ids=["job", "version"],
 )
-def test_a_launcher_of_another_job_or_version_is_named_and_costs_nothing(
+def test_names_a_launcher_of_another_job_or_version_and_starts_in_time(
     place: Path, port: int, claim: dict[str, str], why: str
 ) -> None:
     with gathering(place, port) as first:
@@ -453,9 +449,7 @@ def test_a_launcher_of_another_job_or_version_is_named_and_costs_nothing(
         starts(place, port, first)
 
 
-def test_connections_that_are_silent_or_slow_are_closed_and_named_and_cost_nothing(
-    place: Path, port: int
-) -> None:
+def test_closes_and_names_silent_or_slow_connections_and_starts_in_time(place: Path, port: int) -> None:
     """One says nothing, one speaks a byte at a time; then there are 200 more while the job starts."""
     with gathering(place, port) as first, ExitStack() as stack:
         silent, slow = (stack.enter_context(closing(connected(port))) for _ in range(2))
@@ -486,7 +480,7 @@ def test_connections_that_are_silent_or_slow_are_closed_and_named_and_cost_nothi
     ],
     ids=["another", "none", "none of the controller's"],
 )
-def test_without_the_same_secret_nobody_joins_and_both_sides_say_so(
+def test_refuses_a_launcher_without_the_same_secret_on_both_sides(
     place: Path, port: int, controllers: str, launchers_: str, why: str
 ) -> None:
     with gathering(place, port, controllers) as first:
@@ -523,7 +517,7 @@ def test_a_proof_can_not_be_used_again(place: Path, port: int) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "another"], ids=["no secret", "another secret"])
-def test_a_launcher_with_a_secret_does_not_serve_who_does_not_know_it(
+def test_a_launcher_with_a_secret_serves_only_a_controller_that_knows_it(
     place: Path, port: int, secret: str
 ) -> None:
     with Liar(port) as liar, launcher(place, port, node=1, secret="s3cret") as run:
@@ -613,7 +607,7 @@ TELLS = """
 """
 
 
-def test_a_launcher_does_what_it_may_for_a_controller(tmp_path: Path, port: int) -> None:
+def test_a_launcher_obeys_a_controller_that_keeps_to_the_protocol(tmp_path: Path, port: int) -> None:
     """That the tests of lies below would find what is done for them."""
     script(tmp_path, TELLS)
     with Liar(port) as liar, launcher(tmp_path, port, node=1) as run:
@@ -631,7 +625,7 @@ def test_a_launcher_does_what_it_may_for_a_controller(tmp_path: Path, port: int)
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_a_launcher_leaves_a_controller_that_wants_what_it_may_not(
+def test_a_launcher_leaves_a_controller_that_asks_for_more_than_it_may(
     tmp_path: Path, port: int, lie: Any
 ) -> None:
     script(tmp_path, TELLS)
@@ -657,7 +651,7 @@ def test_a_launcher_leaves_a_controller_that_wants_what_it_may_not(
     ],
     ids=["below 0", "high", "a text", "a path", "no run", "nothing else"],
 )
-def test_a_launcher_takes_no_seat_that_can_not_be(tmp_path: Path, port: int, seat: dict[str, Any]) -> None:
+def test_a_launcher_refuses_an_impossible_seat(tmp_path: Path, port: int, seat: dict[str, Any]) -> None:
     script(tmp_path, TELLS)
     with Liar(port) as liar:
         with launcher(tmp_path, port, "--tee=3", "--log-dir=logs", "--rdzv-conf=timeout=1", node=1) as run:

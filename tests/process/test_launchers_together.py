@@ -60,7 +60,7 @@ def test_workers_get_what_two_torchruns_give(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("controller", [0, 1])
-def test_node_ranks_that_all_have_are_kept_by_any_controller(tmp_path: Path, controller: int) -> None:
+def test_keeps_node_ranks_that_all_launchers_have(tmp_path: Path, controller: int) -> None:
     script(tmp_path, 'import os; os.write(1, (os.environ["GROUP_RANK"] + os.environ["MINE"]).encode())')
     port = free_port()
     with ExitStack() as stack:
@@ -72,7 +72,7 @@ def test_node_ranks_that_all_have_are_kept_by_any_controller(tmp_path: Path, con
         assert [run.stdout for run in runs] == ["11", "00"]
 
 
-def test_a_node_rank_that_two_have_does_not_count(place: Path) -> None:
+def test_ignores_a_node_rank_that_two_launchers_have(place: Path) -> None:
     """As where the shell of the batch script fills in $SLURM_NODEID for all."""
     with launchers(place, "--node-rank=0", meets="c10d") as runs:
         workers(runs)
@@ -119,7 +119,7 @@ def test_a_failing_rank_ends_all_nodes_with_its_status_and_each_says_which(
         assert told([first, second]).count("; restarting") == 1
 
 
-def test_a_script_that_one_node_lacks_is_told_by_all(tmp_path: Path) -> None:
+def test_all_launchers_name_a_script_that_one_node_lacks(tmp_path: Path) -> None:
     script(tmp_path, "import signal; signal.pause()")
     (tmp_path / "elsewhere").mkdir()
     port = free_port()
@@ -130,7 +130,7 @@ def test_a_script_that_one_node_lacks_is_told_by_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restarts", [0, 3])
-def test_a_node_that_is_done_ends_or_starts_again_with_the_others(tmp_path: Path, restarts: int) -> None:
+def test_a_node_that_is_done_ends_or_restarts_with_the_others(tmp_path: Path, restarts: int) -> None:
     """torchrun's first node would end with 0, after five minutes."""
     os.mkfifo(tmp_path / "fifo")
     script(tmp_path, ENDS_LATER)
@@ -179,7 +179,7 @@ def test_an_interrupt_of_one_ends_all(place: Path, number: int, signum: signal.S
         assert all(f"distlaunch: stopped by {signum.name}\n" in run.stderr for run in runs)
 
 
-def test_a_signal_to_all_launchers_is_one_wish(tmp_path: Path) -> None:
+def test_a_signal_to_all_launchers_counts_once(tmp_path: Path) -> None:
     """As a scheduler sends it; the second wish would be to kill."""
     script(
         tmp_path,
@@ -207,7 +207,7 @@ def test_a_signal_to_all_launchers_is_one_wish(tmp_path: Path) -> None:
         assert all("ended in order" in run.stdout for run in runs)
 
 
-def test_the_second_interrupt_of_a_launcher_kills_all(tmp_path: Path) -> None:
+def test_a_second_interrupt_of_a_launcher_kills_all_ranks(tmp_path: Path) -> None:
     script(tmp_path, STUBBORN)
     with launchers(tmp_path) as runs:
         pids = workers(runs)
@@ -220,7 +220,7 @@ def test_the_second_interrupt_of_a_launcher_kills_all(tmp_path: Path) -> None:
         wait_gone(pids, 5.0)
 
 
-def test_ctrl_z_is_answered_by_each_and_ends_nothing(place: Path) -> None:
+def test_each_launcher_answers_ctrl_z_and_continues(place: Path) -> None:
     with launchers(place) as runs:
         workers(runs)
         for run in runs:
@@ -243,9 +243,7 @@ def test_killed_launchers_can_be_started_again_at_once(place: Path) -> None:
 
 
 @pytest.mark.parametrize(("meets", "fails"), [("c10d", 1), ("static", 0)])
-def test_a_failing_rank_has_the_ranks_of_all_nodes_start_again(
-    tmp_path: Path, meets: str, fails: int
-) -> None:
+def test_a_failing_rank_restarts_the_ranks_of_all_nodes(tmp_path: Path, meets: str, fails: int) -> None:
     script(
         tmp_path,
         """
@@ -273,7 +271,7 @@ def test_a_failing_rank_has_the_ranks_of_all_nodes_start_again(
         assert re.search(rf"^distlaunch: {failed}restarting$", told(runs), re.MULTILINE), told(runs)
 
 
-def test_an_interrupt_while_all_start_again_ends_all(tmp_path: Path) -> None:
+def test_an_interrupt_during_a_restart_ends_all(tmp_path: Path) -> None:
     script(
         tmp_path,
         """
@@ -315,7 +313,7 @@ def test_failures_on_two_nodes_at_once_are_one_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("meets", ["static", "c10d, told"])
-def test_only_the_launcher_of_the_missing_node_is_taken_in_and_goes_on(tmp_path: Path, meets: str) -> None:
+def test_only_a_launcher_of_the_missing_node_joins_a_run_that_lost_it(tmp_path: Path, meets: str) -> None:
     """With new files for what its ranks print."""
     script(tmp_path, SAYS_AND_WAITS.replace("signal.pause()", "count == '1' or signal.pause()"))
     port, words = free_port(), ("--max-restarts=1", "--tee=3", "--log-dir=logs")
@@ -370,7 +368,7 @@ def test_an_elastic_job_begins_at_once_when_all_are_there(tmp_path: Path) -> Non
         assert [run.stdout for run in runs] == ["2\n", "2\n"]
 
 
-def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(place: Path) -> None:
+def test_an_elastic_job_continues_without_a_launcher_that_is_killed(place: Path) -> None:
     port = free_port()
     with ExitStack() as stack:
         confs = (f"--rdzv-conf=last_call_timeout=1,is_host={int(node == 0)}" for node in range(3))

@@ -53,7 +53,7 @@ class Metrics(Observer):
         self.exit_status = summary.state.outcome
 
 
-def test_an_observer_of_a_few_lines_sees_a_run(tmp_path: Path) -> None:
+def test_a_small_observer_sees_a_run(tmp_path: Path) -> None:
     metrics = Metrics()
     summary = run_job(job(tmp_path, 'echo one; echo two; exit "$((RANK * 3))"'), [metrics])
     assert metrics.lines == 4
@@ -79,7 +79,7 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 @pytest.mark.usefixtures("untouched")
-def test_a_program_runs_two_jobs_at_once_in_threads_and_another_after_them(
+def test_a_program_runs_jobs_in_threads_and_one_after_another(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outcomes: dict[int, int] = {}

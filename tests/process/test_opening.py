@@ -40,9 +40,7 @@ def early() -> Link:
     ],
     ids=["no python", "ours", "ours on that node", "another", "another on that node", "another host"],
 )
-def test_an_early_agent_is_taken_by_a_job_that_wants_it_and_else_ends_at_once(
-    spec: JobSpec, taken: bool, early: Link
-) -> None:
+def test_an_early_agent_is_used_or_ends_at_once(spec: JobSpec, taken: bool, early: Link) -> None:
     links = open_links(spec, early)
     assert (links[0] is early) is taken
     assert early.has_ended is not taken
@@ -50,7 +48,7 @@ def test_an_early_agent_is_taken_by_a_job_that_wants_it_and_else_ends_at_once(
     early.discard()  # as the command does in the end, whatever has become of it
 
 
-def test_an_early_agent_that_was_given_something_to_do_is_not_discarded(early: Link) -> None:
+def test_an_early_agent_in_use_is_not_discarded(early: Link) -> None:
     early.send(0, messages.Ping())
     early.discard()
     assert not early.has_ended

@@ -86,6 +86,16 @@ def beside(folder: Path, *words: str) -> Going:
     return Going(folder / "no runs", distlaunch_argv(*words), cwd=folder)
 
 
+@contextlib.contextmanager
+def watching(folder: Path, *words: str) -> Iterator[Going]:
+    """The same, which is ended with the block."""
+    going = beside(folder, *words)
+    try:
+        yield going
+    finally:
+        going.kill()
+
+
 def listed(folder: Path, *words: str) -> list[dict[str, Any]]:
     """What `ps` says of the runs in a folder."""
     done = ran(folder, "ps", ".", "--json", *words)
@@ -104,12 +114,9 @@ def left(folder: Path, worker: str = WAITS, job: str = "") -> str:
 
 def said_here(folder: Path, run: str) -> None:
     """Wait until both ranks have printed where they are."""
-    follow = beside(folder, "logs", "-f", run)
-    try:
+    with watching(folder, "logs", "-f", run) as follow:
         follow.wait_for("here", times=2)
         follow.wait_for("pid", times=2)
-    finally:
-        follow.kill()
 
 
 def open_gate(gate: Path) -> None:
@@ -117,14 +124,12 @@ def open_gate(gate: Path) -> None:
     os.close(os.open(gate, os.O_WRONLY))
 
 
-def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, gate: Path) -> None:
+def test_finds_follows_and_waits_for_a_detached_run(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
     (there,) = listed(tmp_path)
     assert (there["run"], there["state"], there["ranks"], there["exit_status"]) == (run, "RUNNING", 2, None)
     said_here(tmp_path, run)
-    follow = beside(tmp_path, "logs", "--follow")
-    attached = beside(tmp_path, "attach", run)
-    try:
+    with watching(tmp_path, "logs", "--follow") as follow, watching(tmp_path, "attach", run) as attached:
         follow.wait_for("here", times=2)
         wait_until_attached(attached)
         open_gate(gate)
@@ -134,9 +139,6 @@ def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, ga
         assert f"distlaunch: {run}: FAILED, exit status 7: rank 1 (node0) failed first" in follow.stderr
         assert attached.wait() == 7
         assert "rank 1 (node0) failed first: exit status 7" in attached.stderr
-    finally:
-        follow.kill()
-        attached.kill()
     (there,) = listed(tmp_path, "-a")
     assert (there["state"], there["exit_status"]) == ("FAILED", 7)
     assert listed(tmp_path) == []
@@ -171,7 +173,7 @@ def opened(pid: int) -> Iterator[str]:
         ("logs: {dir: /proc/nowhere}", 1, "logs.dir"),
     ],
 )
-def test_what_can_not_start_is_told_with_its_status(key: str, status: int, said: str, tmp_path: Path) -> None:
+def test_reports_a_detached_run_that_can_not_start(key: str, status: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(f"{'' if 'command' in key else 'command: [sleep, 60]'}\n{key}\n")
     done = ran(tmp_path, "run", "--detach", "job.yaml")
     assert (done.returncode, done.stdout) == (status, "")
@@ -188,37 +190,31 @@ def test_ctrl_c_before_all_ranks_have_started_ends_the_run(tmp_path: Path) -> No
     (tmp_path / "job.yaml").write_text(
         f"command: [sleep, 60]\nnodes: [{{host: a, python: {python}}}]\nlauncher: local\nbackend: gloo\n"
     )
-    going = beside(tmp_path, "run", "-d", "job.yaml")
-    try:
+    with watching(tmp_path, "run", "-d", "job.yaml") as going:
         while not listed(tmp_path):
             assert going.process.poll() is None
         going.process.send_signal(signal.SIGINT)
         assert going.wait() == 130
         assert going.stdout == ""
-    finally:
-        going.kill()
     (there,) = listed(tmp_path, "-a")
     assert there["state"] == "CANCELLED"
 
 
-def test_a_controller_that_was_killed_leaves_no_rank_and_is_told_as_lost(tmp_path: Path, gate: Path) -> None:
+def test_a_killed_controller_leaves_no_rank_and_the_run_is_lost(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
     said_here(tmp_path, run)
     (there,) = listed(tmp_path)
     ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
     assert len(ranks) >= 2
-    attached = beside(tmp_path, "attach", run)
-    try:
-        with held(ranks) as processes:
-            kill(there["controller"]["pid"])
-            wait_gone([there["controller"]["pid"]], PATIENCE_S)
-            (lost,) = listed(tmp_path, "-a")
-            assert lost["state"] == "LOST"
-            assert f"process {there['controller']['pid']}" in lost["why"]
-            assert attached.wait() == 71
-            processes.wait_ends(ranks, time.monotonic() + PATIENCE_S)
-    finally:
-        attached.kill()
+    controller = there["controller"]["pid"]
+    with watching(tmp_path, "attach", run) as attached, held(ranks) as processes:
+        kill(controller)
+        wait_gone([controller], PATIENCE_S)
+        (lost,) = listed(tmp_path, "-a")
+        assert lost["state"] == "LOST"
+        assert f"process {controller}" in lost["why"]
+        assert attached.wait() == 71
+        processes.wait_ends(ranks, time.monotonic() + PATIENCE_S)
     done = ran(tmp_path, "wait", run)
     assert done.returncode == 71
     (lost,) = listed(tmp_path, "-a")
@@ -250,7 +246,7 @@ def test_stop_ends_a_run_and_says_how_it_ended(tmp_path: Path, gate: Path) -> No
     assert f"distlaunch: {run} had already ended: CANCELLED, exit status 130: stopped by" in again.stderr
 
 
-def test_stop_of_a_run_that_ends_meanwhile_says_that(
+def test_stop_says_that_the_run_ended_meanwhile(
     tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def too_late(run: Run, at_once: bool) -> bool:
@@ -268,13 +264,10 @@ def test_stop_of_a_run_that_ends_meanwhile_says_that(
 
 def test_ctrl_c_while_attached_leaves_the_run_alone(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
-    attached = beside(tmp_path, "attach")
-    try:
+    with watching(tmp_path, "attach") as attached:
         wait_until_attached(attached)
         attached.process.send_signal(signal.SIGINT)
         assert attached.wait() == 130
-    finally:
-        attached.kill()
     assert f"detached from {run}, which is still running; `distlaunch stop {run}` stops" in attached.stderr
     assert [there["state"] for there in listed(tmp_path)] == ["RUNNING"]
 
@@ -307,7 +300,7 @@ def failed_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_node_that_can_not_be_used_is_told_of_once(tmp_path: Path) -> None:
+def test_names_an_unusable_node_once(tmp_path: Path) -> None:
     said = "echo ssh: Could not resolve hostname %h: Name or service not known >&2; exit 1"
     (tmp_path / "config").write_text(f"Host *\n  ProxyCommand sh -c '{said}'\n")
     job = "command: ['true']\nnodes: [one, two]\ngpus_per_node: 0\nssh: {config: config}\n"
@@ -320,7 +313,7 @@ def test_a_node_that_can_not_be_used_is_told_of_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_attach_tells_all_in_the_order_in_which_it_came(failed_twice: Path, terminal: bool) -> None:
+def test_attach_shows_everything_in_its_order(failed_twice: Path, terminal: bool) -> None:
     lines = [line for line in spoken(failed_twice) if "say" in line]
     for _ in range(3):
         if terminal:
@@ -412,7 +405,7 @@ def test_a_line_without_its_end_is_not_joined_to_one_of_another_attempt(restarte
         assert "[node0:0] unfinished\n" in text[: text.index("out 0 1 0")]
 
 
-def test_a_restart_is_told_between_the_lines(restarted: Path) -> None:
+def test_shows_a_restart_between_the_lines(restarted: Path) -> None:
     for words in ([], ["--fold"], ["--rank", "0"]):
         before, said, after = in_one_place(restarted, "logs", *words).partition("distlaunch: restart 1\n")
         assert said
@@ -425,7 +418,7 @@ def test_a_restart_is_told_between_the_lines(restarted: Path) -> None:
     assert "FAILED" not in in_one_place(restarted, "logs", "-f")
 
 
-def test_lines_are_chosen(restarted: Path) -> None:
+def test_shows_only_the_chosen_lines(restarted: Path) -> None:
     everything = spoken(restarted)
     assert spoken(restarted, "-n", "3") == everything[-3:]
     assert spoken(restarted, "-n", "0") == []
@@ -459,7 +452,7 @@ def test_lines_are_chosen(restarted: Path) -> None:
         (("./nowhere",), "./nowhere: not a run directory, and it contains no runs"),
     ],
 )
-def test_a_choice_that_can_not_be_is_told(restarted: Path, words: tuple[str, ...], said: str) -> None:
+def test_refuses_an_impossible_choice(restarted: Path, words: tuple[str, ...], said: str) -> None:
     done = ran(restarted, "logs", *words)
     assert done.returncode == 2
     assert said in done.stderr
@@ -524,7 +517,7 @@ def test_finds_a_run_by_each_of_its_names(over: Path) -> None:
         assert ran(Path("/"), "wait", run).returncode == status  # it is listed
 
 
-def test_names_that_mean_no_run_or_several_are_refused(over: Path) -> None:
+def test_refuses_a_name_of_no_run_or_of_several(over: Path) -> None:
     runs = by_status(over)
     alike = runs[3][: -len("20260101-120000-0a1b2c3d")]
     ambiguous = ran(over, "wait", alike)
@@ -558,7 +551,7 @@ def test_ps_fits_into_its_terminal(over: Path) -> None:
         assert ran(over, "wait", lines[1].split()[0]).returncode == 5
 
 
-def test_ps_looks_where_it_is_told_to(tmp_path: Path, gate: Path) -> None:
+def test_ps_looks_in_the_given_place(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
     for folder, place in ((tmp_path, "runs"), (tmp_path, f"runs/{run}"), (tmp_path / "runs", run)):
         shown = ran(folder, "ps", place).stdout.splitlines()
@@ -571,23 +564,20 @@ def test_ps_looks_where_it_is_told_to(tmp_path: Path, gate: Path) -> None:
     assert "no active runs" in ran(tmp_path, "ps", "empty").stderr
 
 
-def test_a_name_means_the_run_that_goes_on_before_those_that_ended(tmp_path: Path, gate: Path) -> None:
+def test_a_name_means_a_running_run_before_those_that_ended(tmp_path: Path, gate: Path) -> None:
     going = left(tmp_path)
     later = ran(tmp_path, "run", "job.yaml", "--set", "command=['true']", "--set", "script=null")
     assert later.returncode == 0, later.stderr
     said_here(tmp_path, going)
     for word in ([], ["job"], ["job.yaml"], ["."], ["./job.yaml"], [going[:-15]]):  # both begin like that
         assert "here 0" in ran(tmp_path, "logs", *word).stdout
-        attached = beside(tmp_path, "attach", *word)
-        try:
+        with watching(tmp_path, "attach", *word) as attached:
             wait_until_attached(attached)
-        finally:
-            attached.kill()
     assert f"{going}: CANCELLED" in ran(tmp_path, "stop", "job").stderr
     assert ran(tmp_path, "wait", "job").returncode == 0  # no run goes on: the one that began last
 
 
-def test_stop_asks_which_of_several_that_go_on(tmp_path: Path, gate: Path) -> None:
+def test_stop_asks_which_of_several_running_runs(tmp_path: Path, gate: Path) -> None:
     first, second = left(tmp_path), left(tmp_path)
     for word, which in ((["job"], "of job"), ([], "below this folder"), (["./runs"], "in ./runs")):
         done = ran(tmp_path, "stop", *word)
@@ -625,7 +615,7 @@ def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.Mon
 # Deleting
 
 
-def test_old_runs_are_deleted_and_others_stay(
+def test_prune_deletes_old_runs_that_are_over(
     tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -648,7 +638,7 @@ def test_old_runs_are_deleted_and_others_stay(
     assert (bare.returncode, "e.g. --older 30d" in bare.stderr) == (2, True)
 
 
-def test_only_runs_in_the_folders_that_are_named_are_deleted(tmp_path: Path) -> None:
+def test_prune_deletes_only_runs_in_the_named_directories(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.yaml").write_text("command: ['true']\nnodes: 1\n")
@@ -660,7 +650,7 @@ def test_only_runs_in_the_folders_that_are_named_are_deleted(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("command", "renamed"), [("wait", True), ("attach", False)])
-def test_a_run_without_its_directory_ends_and_is_told_as_lost(
+def test_a_run_without_its_directory_ends_and_counts_as_lost(
     command: str,
     renamed: bool,
     tmp_path: Path,
@@ -686,15 +676,12 @@ def test_a_run_without_its_directory_ends_and_is_told_as_lost(
     assert f"{run}: LOST: its run directory was removed or renamed" in capfd.readouterr().err
 
 
-def test_a_press_is_one_wish(tmp_path: Path) -> None:
+def test_one_stop_waits_and_a_second_kills(tmp_path: Path) -> None:
     """`stop` twice, as two presses of Ctrl-C, kills; once does not."""
     run = left(tmp_path, STUBBORN, "timeouts: {stop: 600s}\n")
-    first = beside(tmp_path, "stop", run)
-    try:
+    with watching(tmp_path, "stop", run) as first:
         while not any(there["state"] == "STOPPING" for there in listed(tmp_path)):
             assert first.process.poll() is None
         time.sleep(PRESS_S)
         assert ran(tmp_path, "stop", run).returncode == 0
         assert first.wait() == 0
-    finally:
-        first.kill()

@@ -50,7 +50,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_nothing_of_it_is_kept(home: Path, name: str) -> None:
+def test_keeps_no_secret_anywhere(home: Path, name: str) -> None:
     folder = home.parent / "job"
     environ = {
         **{key: text for key, text in os.environ.items() if not key.startswith("XDG_")},

@@ -137,7 +137,7 @@ def test_a_working_directory_may_have_any_name(shell: str, name: str, tmp_path: 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("text", [shell_text, torchrun_text], ids=["shell", "torchrun"])
 @pytest.mark.parametrize("name", ["w", "a b", "it's", "$(id)", "-n", "é"])
-def test_a_home_is_that_of_whoever_pastes(
+def test_a_home_is_that_of_the_user_who_pastes(
     shell: str, text: Callable[..., str], name: str, tmp_path: Path
 ) -> None:
     (tmp_path / name / "v").mkdir(parents=True)
@@ -219,18 +219,8 @@ def test_torchruns_line_says_the_same_as_the_plan(
     spec = job(["-x", "$(id)", ""], {"V_A": EnvValue("b 'c'")}, program=program, rendezvous_id="an id")
     spec = spec._replace(nodes=(NodeSpec("n0", Ssh("n0"), procs=2), NodeSpec("n1", Ssh("n1"), procs=2)))
     argv, environ = told_to_torchrun(plan_of(spec), node)
-    assert argv == [
-        "--nnodes=2",
-        f"--node-rank={node}",
-        "--nproc-per-node=2",
-        "--master-addr=10.0.0.1",
-        "--master-port=29500",
-        "--rdzv-id=an id",
-        *words,
-        "-x",
-        "$(id)",
-        "",
-    ]
+    place = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=2", "--master-addr=10.0.0.1"]
+    assert argv == [*place, "--master-port=29500", "--rdzv-id=an id", *words, "-x", "$(id)", ""]
     assert environ["V_A"] == "b 'c'"
 
 

@@ -27,7 +27,7 @@ def test_the_ratios_of_the_benchmark_are_kept(tmp_path: Path) -> None:
         assert ratio["ratio"] <= MARGIN * ratio["at_most"], ratio
 
 
-def test_a_contest_that_there_is_not_is_refused() -> None:
+def test_refuses_an_unknown_contest() -> None:
     done = completed([sys.executable, str(ROOT / "scripts/benchmark"), "nonsense"])
     assert done.returncode == 2
     assert "unknown contest: nonsense; there are here, gather, plan, " in done.stderr

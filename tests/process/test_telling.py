@@ -28,7 +28,7 @@ def told(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
 
 
-def test_a_program_is_told_of_restarts_and_the_end(tmp_path: Path) -> None:
+def test_notifies_a_program_of_restarts_and_the_end(tmp_path: Path) -> None:
     command = f"cat >> {shlex.quote(str(tmp_path))}/told"
     job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
     done = distlaunch("run", str(job))
@@ -42,7 +42,7 @@ def test_a_program_is_told_of_restarts_and_the_end(tmp_path: Path) -> None:
     assert finished["run"] == restarted["run"] == Path(finished["folder"]).name
 
 
-def test_only_what_is_wanted_is_told(tmp_path: Path) -> None:
+def test_notifies_only_of_the_chosen_events(tmp_path: Path) -> None:
     job = notifying(tmp_path, FAILS_ONCE, f"cat >> {shlex.quote(str(tmp_path))}/told")
     assert distlaunch("run", str(job), "--set", "notify.on=[failed]").returncode == 3
     (failed,) = told(tmp_path)
@@ -57,7 +57,9 @@ def test_only_what_is_wanted_is_told(tmp_path: Path) -> None:
         (["sh", "-c", "kill -9 $$"], "sh was killed by signal 9 (SIGKILL)"),
     ],
 )
-def test_a_program_that_fails_hurts_nobody(command: list[str], said: str, tmp_path: Path) -> None:
+def test_the_job_continues_when_the_notified_program_fails(
+    command: list[str], said: str, tmp_path: Path
+) -> None:
     (tmp_path / "odd").write_text("no program")
     (tmp_path / "odd").chmod(0o755)
     job = write_job(tmp_path, "pass", f"{TWO}notify: {{command: {json.dumps(command)}}}\n")
@@ -83,7 +85,7 @@ def test_a_program_that_fails_hurts_nobody(command: list[str], said: str, tmp_pa
     ],
 )
 @pytest.mark.parametrize("options", [[], ["-d"]])
-def test_a_program_that_can_not_be_started_is_refused(
+def test_refuses_a_program_that_can_not_be_started(
     command: str, said: str, options: list[str], tmp_path: Path
 ) -> None:
     job = write_job(tmp_path, "pass", f"notify:\n  command: [{command}]\n")
@@ -104,11 +106,11 @@ def test_a_program_is_found_beside_the_job_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.once
-def test_a_program_that_does_not_end_is_killed_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_kills_a_program_that_does_not_end_and_does_not_wait_for_it(tmp_path: Path) -> None:
     command = f"echo $$ > {shlex.quote(str(tmp_path))}/pid; sleep 1000 & sleep 1000"
     job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
     with line_pipe(tmp_path / "pid") as told_pid, running(job) as run:
-        run.wait_for("here", times=3)  # the second generation runs while the first notice is under way
+        run.wait_for("here", times=3)  # the second attempt runs while the first notice is under way
         pid = int(told_pid())
         with held([pid]) as processes:
             assert run.wait() == 0
@@ -150,7 +152,7 @@ def test_metrics_are_there_while_it_runs_and_afterwards(tmp_path: Path) -> None:
         ("none/job.prom", "none/job.prom: No such file or directory"),
     ],
 )
-def test_metrics_that_can_not_be_written_are_told_once(file: str, said: str, tmp_path: Path) -> None:
+def test_says_once_that_metrics_can_not_be_written(file: str, said: str, tmp_path: Path) -> None:
     """For root also /dev/null could be replaced."""
     os.mkfifo(tmp_path / "pipe")
     done = run_one(tmp_path, "print('here')", f"metrics: {{file: {file}}}\n")
@@ -159,7 +161,7 @@ def test_metrics_that_can_not_be_written_are_told_once(file: str, said: str, tmp
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_what_ranks_print_alike_is_shown_once_and_kept_for_each(tmp_path: Path) -> None:
+def test_folds_identical_lines_and_keeps_each_ranks(tmp_path: Path) -> None:
     worker = """
         import os
         rank = os.environ["RANK"]

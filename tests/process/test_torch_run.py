@@ -88,7 +88,7 @@ def test_all_ranks_agree_and_a_failure_restarts_all(tmp_path: Path, env: Path, e
 
 
 @pytest.mark.parametrize("arguments", [["recorded"], []])
-def test_the_root_cause_of_a_failing_rank_is_told(
+def test_reports_the_root_cause_of_a_failing_rank(
     tmp_path: Path, env: Path, etcd: str, arguments: list[str]
 ) -> None:
     job = write_job(tmp_path, FAILS, f"{NODES.format(etcd)}args: {arguments}\n")
@@ -133,7 +133,7 @@ def test_the_job_file_to_copy_from_runs(tmp_path: Path, etcd: str) -> None:
     ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 2 ranks")
 
 
-def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_reports_a_missing_etcd_server(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", f"{NODES.format('127.0.0.1:1')}")
     done = distlaunch("run", str(job), "--set", "procs_per_node=1", "--set", "nodes=1")
     assert done.returncode == 1

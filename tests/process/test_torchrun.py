@@ -115,7 +115,7 @@ def test_an_elastic_job_starts_on_the_fewest_nodes(out: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "status"), [([], 0), (["--fail"], 1)], ids=["works", "fails"])
-def test_what_only_torchs_agent_can_do_is_handed_over(out: Path, words: list[str], status: int) -> None:
+def test_hands_over_to_torch_what_only_its_agent_can_do(out: Path, words: list[str], status: int) -> None:
     done = ours(out, *elastic_words("1:2", str(out / "store")), *words)
     assert (done.returncode, touched(out)) == (status, set() if words else {"0", "1"}), done.stderr
     assert handed_over(done)
@@ -161,7 +161,7 @@ def test_captured_output_has_the_prefix_of_the_variable(out: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [f"[rank{rank}]: rank {rank}" for rank in range(4)]
 
 
-def test_an_interpreter_that_is_missing_is_told_in_a_line(out: Path) -> None:
+def test_names_a_missing_interpreter_in_one_line(out: Path) -> None:
     for nodes in ("1:2", "2"):
         done = ours(out, *elastic_words(nodes), PYTHON_EXEC="/nowhere/python")
         line = "distlaunch: PYTHON_EXEC: /nowhere/python: No such file or directory"

@@ -65,7 +65,7 @@ def test_maps_reach_local_ranks_above_9(tmp_path: Path) -> None:
     }
 
 
-def test_the_prefixs_template(tmp_path: Path) -> None:
+def test_prefixes_lines_by_the_template(tmp_path: Path) -> None:
     script(tmp_path, PRINT)
     template = "--log-line-prefix-template=<${role_name}/${local_rank}/${rank}/$other> "
     done = ours(tmp_path, template, "--tee=1", "--role=trainer", "--log-dir=logs", "worker.py")
@@ -73,7 +73,7 @@ def test_the_prefixs_template(tmp_path: Path) -> None:
     assert done.stdout == "<trainer/0/0/$other> out 0\n"
 
 
-def test_lines_of_teed_ranks_are_not_glued(tmp_path: Path) -> None:
+def test_does_not_join_unfinished_lines_of_ranks(tmp_path: Path) -> None:
     """torchrun glues a line that lacks its end to the next rank's."""
     script(tmp_path, "import sys; sys.stdout.write('no end')")
     done = ours(tmp_path, "--tee=1", "--nproc-per-node=2", "--log-dir=logs", "worker.py")
@@ -89,7 +89,7 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_log_folder_that_is_a_file_is_told_in_a_line(tmp_path: Path) -> None:
+def test_reports_in_one_line_a_log_directory_that_is_a_file(tmp_path: Path) -> None:
     script(tmp_path, PRINT)
     done = ours(tmp_path, "--log-dir=worker.py", "worker.py")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
@@ -98,7 +98,7 @@ def test_a_log_folder_that_is_a_file_is_told_in_a_line(tmp_path: Path) -> None:
 # Ends
 
 
-def test_a_workers_status_is_ours(tmp_path: Path) -> None:
+def test_ends_with_the_status_of_the_worker(tmp_path: Path) -> None:
     scripts(tmp_path, "import os, signal, sys\nif os.environ['RANK'] == '1': sys.exit(7)\nsignal.pause()")
     theirs, mine = both(tmp_path, "--nproc-per-node=2", "worker.py")
     assert (theirs.process.returncode, mine.process.returncode) == (1, 7)
@@ -106,7 +106,7 @@ def test_a_workers_status_is_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--max-restarts=3"]])
-def test_a_script_that_does_not_exist_is_told_in_a_line(tmp_path: Path, more: list[str]) -> None:
+def test_names_a_missing_script_in_one_line(tmp_path: Path, more: list[str]) -> None:
     """Python would end with 2 in every worker, which is what a mistake on the command line has."""
     done = ours(tmp_path, *more, "--nproc-per-node=2", "nosuch.py")
     assert done.returncode == 127
@@ -123,7 +123,7 @@ def test_a_script_on_stdin_a_directory_and_a_status_of_2_are_no_missing_files(tm
     assert ours(tmp_path, "worker.py").returncode == 2
 
 
-def test_a_killed_workers_status_is_128_and_the_signal(tmp_path: Path) -> None:
+def test_ends_with_128_and_the_signal_of_a_killed_worker(tmp_path: Path) -> None:
     script(tmp_path, WAITING)
     with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:
         pids = run.wait_ready(2)
@@ -138,7 +138,7 @@ def test_a_killed_workers_status_is_128_and_the_signal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
-def test_a_signal_to_the_launcher(tmp_path: Path, signum: int, status: int) -> None:
+def test_a_signal_to_the_launcher_stops_the_ranks(tmp_path: Path, signum: int, status: int) -> None:
     script(tmp_path, WAITING)
     with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:
         pids = run.wait_ready(2)
@@ -203,7 +203,7 @@ def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
         wait_gone(list(pids.values()), 5.0)
 
 
-def test_help(tmp_path: Path) -> None:
+def test_shows_its_help(tmp_path: Path) -> None:
     done = ours(tmp_path, "--nproc-per-node", "2", "-h")
     assert_fine(done)
     assert "--shutdown-timeout" in done.stdout

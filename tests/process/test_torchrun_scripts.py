@@ -81,7 +81,7 @@ def test_workers_get_what_torchrun_gives(tmp_path: Path, torchruns: Torchruns, n
 
 
 @pytest.mark.parametrize("name", C10D)
-def test_one_node_with_c10d_is_ours(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
+def test_runs_one_node_with_c10d_itself(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
     """Nothing is elastic with one node: workers get what torch's agent gives them, and nothing is said."""
     script(tmp_path, TELL)
     theirs, port = torchruns(name), free_port()
@@ -122,9 +122,7 @@ def test_one_node_with_c10d_needs_no_free_endpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MADE_UP)
-def test_without_an_endpoint_the_place_and_the_id_are_made_up(
-    tmp_path: Path, torchruns: Torchruns, name: str
-) -> None:
+def test_makes_up_address_and_id_without_an_endpoint(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
     script(tmp_path, TELL)
     there, done = torchruns(name), ours(tmp_path, *MADE_UP[name], "worker.py", ".")
     assert (there.status, done.returncode) == (0, 0), done.stderr
@@ -165,7 +163,7 @@ def test_workers_share_the_callers_stdin(launcher: list[str], kind: str, tmp_pat
 
 
 @pytest.mark.parametrize("launcher", BOTH)
-def test_the_debugger_works_in_a_terminal(launcher: list[str], tmp_path: Path) -> None:
+def test_the_debugger_works_on_a_terminal(launcher: list[str], tmp_path: Path) -> None:
     script(tmp_path, "secret = 6 * 7\nbreakpoint()\nprint('went on')")
     ours_end, launchers_end = pty.openpty()
     try:
@@ -240,7 +238,7 @@ def unread(folder: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def test_lines_on_stderr_that_are_not_shown_are_counted(tmp_path: Path) -> None:
+def test_counts_lines_on_stderr_that_it_does_not_show(tmp_path: Path) -> None:
     """More of them wait for a reader than are kept in memory."""
     says = SAYS.replace("os.write(1,", "os.write(2,").replace("20000", "150000")
     script(tmp_path, f"import os; os.write(1, b'%d\\n' % os.getpid())\n{textwrap.dedent(says)}")
@@ -305,7 +303,7 @@ def test_a_job_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
         assert run.stdout.count("got SIGINT") == 2
 
 
-def test_a_working_directory_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_reports_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     argv = ["sh", "-c", 'cd gone && rmdir ../gone && exec "$@"', "sh", *OURS]
     done = launch(argv, tmp_path, "/worker.py")
@@ -315,13 +313,13 @@ def test_a_working_directory_that_is_gone_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_python_m_works_too(tmp_path: Path) -> None:
+def test_python_m_runs_it(tmp_path: Path) -> None:
     script(tmp_path, "import sys; print(sys.argv[1:])")
     done = launch([sys.executable, "-m", "distlaunch.torchrun"], tmp_path, "worker.py", "--nnodes", "-h")
     assert done.stdout == "['--nnodes', '-h']\n"
 
 
-def test_the_record_decorators_root_cause_is_told(tmp_path: Path) -> None:
+def test_reports_the_root_cause_that_the_record_decorator_left(tmp_path: Path) -> None:
     scripts(
         tmp_path,
         """
@@ -344,7 +342,7 @@ def test_the_record_decorators_root_cause_is_told(tmp_path: Path) -> None:
     assert "SIGTERM" not in mine.stderr
 
 
-def test_restarts_are_counted(tmp_path: Path) -> None:
+def test_counts_restarts(tmp_path: Path) -> None:
     text = """
         import os, sys
         count, most = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]

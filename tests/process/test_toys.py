@@ -48,7 +48,7 @@ def inside() -> dict[str, str]:
     return {**os.environ, "TOY_JOB": "1", "TOY_HOSTS": f"{HERE} host2", NAMED: "toy"}
 
 
-def test_a_run_inside_its_allocation_takes_its_hosts(folder: Path) -> None:
+def test_takes_the_hosts_of_its_allocation(folder: Path) -> None:
     done = distlaunch("run", str(write_job(folder, WORKER, KEYS)), env=inside())
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.splitlines()) == {f"[{HERE}:0] 0 2 0 None", "[host2:1] 1 2 1 host2"}
@@ -75,7 +75,7 @@ def test_a_job_that_waits_in_its_queue_is_stopped(folder: Path) -> None:
     check_stop_before_start("Toy job 1", "1")
 
 
-def test_its_section_is_checked_and_offered(folder: Path) -> None:
+def test_checks_and_suggests_its_section(folder: Path) -> None:
     done = distlaunch("submit", str(write_job(folder, WORKER, "toy: {colour: red}")))
     assert "toy.colour: unknown key; did you mean color?" in done.stderr
     done = distlaunch("run", str(write_job(folder, WORKER, "toi: {}")))

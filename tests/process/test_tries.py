@@ -63,21 +63,21 @@ FAILING = f"""
 """
 
 
-def test_late_tries_of_all_processes_are_told_with_their_tests(tmp_path: Path) -> None:
+def test_lists_late_tries_of_all_processes_with_their_tests(tmp_path: Path) -> None:
     done = pytest_of(tmp_path, LATE_5)
     assert done.returncode == 0, done.stdout
     assert {f"test_them.py::{line}" for line in TOLD} <= set(done.stdout.splitlines())
     assert f"5 tries were late or failed by others' faults, of at most {MOST_TRIES}" in done.stdout
 
 
-def test_more_late_tries_than_may_be_are_a_failure(tmp_path: Path) -> None:
+def test_too_many_late_tries_are_a_failure(tmp_path: Path) -> None:
     done = pytest_of(tmp_path, LATE_5.replace("range(3)", "range(4)"))
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "6 passed, 6 rerun" in done.stdout
     assert "6 tries were late or failed by others' faults, of at most 5" in done.stdout
 
 
-def test_what_is_late_each_time_or_aborted_elsewhere_or_marked_once_fails(tmp_path: Path) -> None:
+def test_fails_when_late_each_time_or_aborted_elsewhere_or_marked_once(tmp_path: Path) -> None:
     done = pytest_of(tmp_path, FAILING)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "3 failed, 2 rerun" in done.stdout
@@ -97,7 +97,7 @@ ABORTS = """
     [(False, TORCHS_ABORT, True), (True, TORCHS_ABORT, False), (False, "free(): invalid pointer", False)],
     ids=["at its end", "before its last line", "by something else"],
 )
-def test_only_an_abort_at_a_workers_end_is_torchs(
+def test_only_an_abort_at_a_workers_end_counts_as_torchs(
     tmp_path: Path, early: bool, words: str, torchs: bool
 ) -> None:
     job = write_job(tmp_path, ABORTS.format(early=early, words=words), "gpus_per_node: 0\n")

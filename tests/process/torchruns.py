@@ -25,16 +25,9 @@ NEEDS_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 """Looked for, not imported: each process that runs tests would take more than a second for that."""
 TOUCH = """
     import os, pathlib, sys
-    folder = sys.argv[1].removeprefix("--touch-file-dir=")
-    for name in (
-        "LOCAL_RANK RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE ROLE_WORLD_SIZE"
-        " TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCHELASTIC_ERROR_FILE"
-        " MASTER_ADDR MASTER_PORT SENTINEL"
-    ).split():
-        print(name, "=", os.environ[name])
     if sys.argv[2:] == ["--fail"]:
         raise RuntimeError("as asked")
-    pathlib.Path(folder, os.environ["RANK"]).touch()
+    pathlib.Path(sys.argv[1].removeprefix("--touch-file-dir="), os.environ["RANK"]).touch()
 """
 TELL = """
     import json, os, signal, sys
@@ -153,12 +146,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     prefixes = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "OMP_", "PYTHON", "ACCELERATE_")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
     (folder / "tmp").mkdir(exist_ok=True)
-    ours = {
-        "PYTHONPATH": str(ROOT),
-        "TMPDIR": str(folder / "tmp"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "SENTINEL": "here",
-    }
+    ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "CUDA_VISIBLE_DEVICES": ""}
     return kept | ours | more
 
 

@@ -136,14 +136,14 @@ def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
     assert distlaunch("submit", "--dry-run", str(queue.folder / "train.yaml")).stdout == script
 
 
-def test_waiting_for_the_end_from_the_start(queue: Queue) -> None:
+def test_submit_waits_for_the_end(queue: Queue) -> None:
     done = distlaunch("submit", str(queue.job("raise SystemExit(5)")), "--wait")
     assert (done.returncode, done.stdout) == (5, f"{queue.id}\n"), done.stderr
     assert "FAILED, exit status 5" in done.stderr
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
-def test_on_a_terminal_the_next_command_is_named(queue: Queue) -> None:
+def test_names_the_next_command_on_a_terminal(queue: Queue) -> None:
     queue.hold()
     status, shown = on_a_terminal("submit", str(queue.job(HELLO)))
     assert status == 0
@@ -179,7 +179,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("queue", ["pbs", "lsf", "flux"], indirect=True)
-def test_ranks_that_do_not_end_are_killed_at_once_if_asked(queue: Queue) -> None:
+def test_stop_now_kills_stubborn_ranks_at_once(queue: Queue) -> None:
     queue.submit(STUBBORN, "timeouts: {stop: 10m}")
     queue.wait_for(queue.id, "runs", 2)
     stopped = distlaunch("stop", "88", "--now")
@@ -188,7 +188,7 @@ def test_ranks_that_do_not_end_are_killed_at_once_if_asked(queue: Queue) -> None
 
 
 @pytest.mark.parametrize("queue", ["grid-engine"], indirect=True)
-def test_a_run_of_a_script_that_asks_for_no_notice_is_stopped_itself(queue: Queue) -> None:
+def test_stops_the_run_itself_where_its_script_asks_for_no_warning(queue: Queue) -> None:
     """qdel would be a SIGKILL."""
     job = queue.job(LONG)
     script = queue.folder / "own.sh"
@@ -201,7 +201,7 @@ def test_a_run_of_a_script_that_asks_for_no_notice_is_stopped_itself(queue: Queu
     assert "CANCELLED, exit status 130" in stopped.stderr
 
 
-def test_a_script_that_never_comes_to_distlaunch_is_told(queue: Queue) -> None:
+def test_reports_a_script_that_never_starts_distlaunch(queue: Queue) -> None:
     section = queue.section.rstrip("}") + ", setup: exit 4}"
     job = queue.submit(HELLO, section)
     ended, why = NO_RUN.get(queue.kind, ("left the queue", "left the queue"))
@@ -218,7 +218,7 @@ NO_RUN = {"lsf": ("ended (EXIT)", "EXIT"), "flux": ("ended (FAILED)", "FAILED")}
 """How a job ended, where its scheduler still tells."""
 
 
-def test_what_is_refused_is_told_in_its_words_and_nothing_is_left(queue: Queue) -> None:
+def test_reports_a_refusal_in_the_schedulers_words_and_leaves_nothing(queue: Queue) -> None:
     nowhere = f"{queue.section.partition(':')[0]}.queue=none"
     done = distlaunch("submit", str(queue.job(HELLO)), "--set", nowhere)
     assert (done.returncode, done.stdout) == (1, "")
@@ -286,7 +286,7 @@ def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
-def test_from_another_host(queue: Queue) -> None:
+def test_submits_on_another_host(queue: Queue) -> None:
     """A shell here stands in for ssh."""
     (queue.folder / "bin" / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/sh -c "$last"\n')
     (queue.folder / "bin" / "ssh").chmod(0o755)
@@ -297,7 +297,9 @@ def test_from_another_host(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("to", KINDS)
-def test_outside_of_any_cluster(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_where_to_submit_from_outside_of_any_cluster(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "job.yaml").write_text("command: ['true']\ngpus_per_node: 0\n")
     monkeypatch.setenv("PATH", os.path.dirname(distlaunch_argv()[0]))
     done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to)
