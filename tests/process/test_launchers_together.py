@@ -108,9 +108,9 @@ def test_a_failing_rank_ends_all_nodes_with_its_status_and_each_says_which(
     script(tmp_path, f"import os, signal, sys\n{fail}\nsignal.pause()")
     with launchers(tmp_path, "--max-restarts=1", meets=meets) as (first, second):
         assert statuses([first, second]) == [5, 5], told([first, second])
-        failed = rf"^distlaunch: rank {fails} \(\S+\) failed first: exit status 5"
+        failed = rf"distlaunch: rank {fails} \(\S+\) failed first: exit status 5\b"
         for run in (first, second):
-            assert re.search(rf"{failed}$", run.stderr, re.MULTILINE)
+            assert re.search(failed, run.stderr)
             assert "not restarting: already restarted once" in run.stderr
         (controller,) = (run for run in (first, second) if "ended after" in run.stderr)
         assert "distlaunch:   | bad\n" in controller.stderr
@@ -333,7 +333,7 @@ def test_only_a_launcher_of_the_missing_node_joins_a_run_that_lost_it(tmp_path: 
             first.wait_for("the run has all the nodes it needs")
         runs[2] = start(2)
         assert statuses(runs) == [0, 0, 0], told(runs)
-        assert "joins as node 2" in first.stderr
+        assert re.search(r"joins as node [12]\n", first.stderr)  # c10d numbers nodes as they come
         assert [run.stdout.count(" 1 of 3") for run in runs] == [1, 1, 1]
         wait_gone(pids, 0.0)
     kept = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
