@@ -1,4 +1,4 @@
-"""Runs inside made-up jobs of Grid Engine, PBS, LSF and Flux, whose commands are stand-ins that run here."""
+"""Runs inside made-up jobs of Grid Engine, PBS, LSF and Flux, with stand-ins for their commands."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Batch scripts, run by a real shell, with a scontrol that only says what it is asked."""
+"""Slurm batch scripts, run by a real shell with a stand-in for scontrol."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Workers on CPUs of their own: what the kernel says of each is what was asked for, and what is told."""
+"""Workers bound to CPUs: what the kernel reports and what users see."""
 
 import errno
 import json
@@ -92,15 +92,6 @@ def test_starts_nothing_where_the_node_lacks_the_cpus(tmp_path: Path, binding: s
         assert {event["stage"] for event in refused} == {"setup"}
         assert len(refused) == CORES + 1
         assert run.events("WorkerStarted") == []
-
-
-def test_the_flag_of_torchrun_binds(tmp_path: Path) -> None:
-    script = write_job(tmp_path, TELL).with_name("worker.py")
-    flags = [f"--nproc-per-node={RANKS}", "--numa-binding=exclusive"]
-    done = distlaunch("torchrun", *flags, str(script), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    sets = [cpu_set(own) for own in told(tmp_path, RANKS)]
-    assert sum(map(len, sets)) == len(set().union(*sets))
 
 
 def test_reports_that_the_kernel_refuses_a_binding(tmp_path: Path) -> None:

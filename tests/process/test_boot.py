@@ -1,4 +1,4 @@
-"""The script that starts an agent, run by real login shells, and what the real ssh makes of our options."""
+"""The script that starts an agent, run by real login shells, and the ssh options that start it."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Every job file to copy from runs, and does what it says."""
+"""Runs of every job file in configs/."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""README and docs say what is true: commands run, examples load, tables are complete, links resolve."""
+"""The claims of README and docs: commands, examples, tables and links."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What happens when workers, the agent or the controller fail on this machine."""
+"""Failures of ranks, agents and connections on this machine, and how they are explained."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The flight recorder: real dumps of torch's, collected from the node, tell who missed a collective."""
+"""Dumps of torch's flight recorder, which show the rank that missed a collective."""
 
 import pickle
 from pathlib import Path

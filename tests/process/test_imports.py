@@ -1,4 +1,4 @@
-"""`distlaunch import`: what it prints runs; mistakes are told in a line."""
+"""`distlaunch import`: job files that run, and mistakes reported in one line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Ranks that never join the rendezvous: named and, where a limit says so, ended."""
+"""Ranks that never join the rendezvous."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How launchers that somebody else starts come together, here on one machine, and who else comes."""
+"""Launchers that join one run on this machine, and everything else that connects."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What `export kubernetes` prints, run as a cluster's nodes would; tests/pods.py stands in for them."""
+"""The manifests of `export kubernetes`, run by stand-ins for pods (tests/pods.py)."""
 
 import json
 import os

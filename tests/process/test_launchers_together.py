@@ -1,4 +1,4 @@
-"""Launchers that joined one run: their ranks start together, end together, and start again together."""
+"""Launchers that joined one run: common starts, ends and restarts."""
 
 import json
 import os
@@ -293,23 +293,6 @@ def test_an_interrupt_during_a_restart_ends_all(tmp_path: Path) -> None:
         first.wait_for("restart 1 of 3")
         second.process.send_signal(signal.SIGINT)
         assert statuses([first, second]) == [130, 130], told([first, second])
-
-
-def test_failures_on_two_nodes_at_once_are_one_restart(tmp_path: Path) -> None:
-    fails_once = """
-        import os, sys
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.write(1, b"ready 0 1\\n")
-            open("fifo").read()
-            sys.exit(5)
-    """
-    script(tmp_path, fails_once)
-    os.mkfifo(tmp_path / "fifo")
-    with launchers(tmp_path, "--max-restarts=1", count=3) as runs:
-        for run in runs:
-            run.wait_ready(1)
-        (tmp_path / "fifo").write_text("end")
-        assert statuses(runs) == [0, 0, 0], told(runs)
 
 
 @pytest.mark.parametrize("meets", ["static", "c10d, told"])

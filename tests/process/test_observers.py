@@ -1,4 +1,4 @@
-"""Whoever wants to see a run: a toy observer, one that fails, and several runs in one process."""
+"""Observers of runs, and several runs in one process."""
 
 import signal
 import threading

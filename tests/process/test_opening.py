@@ -1,4 +1,4 @@
-"""An agent that is started before the job file is read, and what all agents are started from."""
+"""Agents started before the job file is read, and the code that agents are started from."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Jobs that are submitted to queues for which stand-ins act: from the queue to their ends."""
+"""Jobs submitted to stand-ins for queues, from the queue to their ends."""
 
 import json
 import os
@@ -136,6 +136,7 @@ def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
     assert distlaunch("submit", "--dry-run", str(queue.folder / "train.yaml")).stdout == script
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_submit_waits_for_the_end(queue: Queue) -> None:
     done = distlaunch("submit", str(queue.job("raise SystemExit(5)")), "--wait")
     assert (done.returncode, done.stdout) == (5, f"{queue.id}\n"), done.stderr

@@ -1,4 +1,4 @@
-"""Commands for another machine, without one: a shell here stands in for ssh."""
+"""Commands for another machine, with a shell as a stand-in for ssh."""
 
 import sys
 from collections.abc import Sequence

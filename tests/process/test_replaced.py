@@ -1,4 +1,4 @@
-"""A run ends with the code that it began with, though another distlaunch is installed meanwhile."""
+"""Runs that end with the code that they began with, whatever is installed meanwhile."""
 
 import contextlib
 import os

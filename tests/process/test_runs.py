@@ -1,4 +1,4 @@
-"""Runs that their command has left: found, followed, stopped and deleted from outside."""
+"""Detached runs: found, followed, stopped and deleted by other commands."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What the agent writes on its node: where it goes when a place is full, read-only or missing."""
+"""Directories that the agent and torchrun write to where places are full, read-only or missing."""
 
 import os
 import re
@@ -8,7 +8,6 @@ from shlex import quote
 
 import pytest
 
-from distlaunch.agent.scratch import MEMORY, SPARE_PLACES, places
 from tests.cluster.hosts import why_not
 from tests.harness import ROOT, distlaunch_argv, write_job
 from tests.process.commands import Done, completed
@@ -119,13 +118,3 @@ def test_torchruns_run_directory_is_where_it_can_be_made(
     found = re.search(r"with exit status 3; logs: ((.*)/[^/]+)\n", done.stderr)
     assert found and found[2] == place, done.stderr
     shutil.rmtree(found[1])
-
-
-def test_the_places_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TMPDIR", raising=False)
-    assert places() == list(SPARE_PLACES)
-    assert places("/mine") == ["/mine", *SPARE_PLACES]
-    monkeypatch.setenv("TMPDIR", "/var/tmp")
-    assert places() == ["/var/tmp", "/tmp"]
-    assert places("/mine") == ["/mine", *SPARE_PLACES]
-    assert MEMORY not in places()

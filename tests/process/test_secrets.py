@@ -1,4 +1,4 @@
-"""What looks like a secret in a job file, or on a command line, is written down nowhere."""
+"""Secrets of job files and command lines, which are written down nowhere."""
 
 import os
 import stat

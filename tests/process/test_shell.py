@@ -1,4 +1,4 @@
-"""Plans as commands to paste, run by real shells: every value arrives exactly, and no secret is printed."""
+"""Plans as shell commands to paste, run by real shells."""
 
 import json
 import os

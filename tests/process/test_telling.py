@@ -1,4 +1,4 @@
-"""What others are told of a run: a program by `notify`, Prometheus by `metrics`, people in folded lines."""
+"""Reports of a run to others: `notify`, `metrics` and folded lines."""
 
 import json
 import os
@@ -94,15 +94,6 @@ def test_refuses_a_program_that_can_not_be_started(
     words = said.format(folder=tmp_path, above=tmp_path.parent)
     assert f"{job}:3:13: notify.command[0]: {words}" in done.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_program_is_found_beside_the_job_file(tmp_path: Path) -> None:
-    tell = tmp_path / "tell.sh"
-    tell.write_text(f"#!/bin/sh\ncat >> {shlex.quote(str(tmp_path))}/told\n")
-    tell.chmod(0o755)
-    job = write_job(tmp_path, "pass", f"{TWO}notify: {{command: [./tell.sh]}}\n")
-    assert distlaunch("run", str(job), cwd="/").returncode == 0
-    assert [each["event"] for each in told(tmp_path)] == ["finished"]
 
 
 @pytest.mark.once

@@ -1,4 +1,4 @@
-"""torch's own agents as workers on this machine: ranks agree, failures are told, nothing is left."""
+"""torch's own agents as workers on this machine."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""`distlaunch torchrun` next to torchrun: where its output goes, and how it ends."""
+"""Output and ends of `distlaunch torchrun`, next to torchrun."""
 
 import os
 import re

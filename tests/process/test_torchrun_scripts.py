@@ -1,4 +1,4 @@
-"""`distlaunch torchrun` next to torchrun: what scripts see."""
+"""The environment that scripts see under `distlaunch torchrun`, next to torchrun."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What is tried again and what is not, and how that is told, in a run of pytest with several processes."""
+"""Tests that are tried again, in a run of pytest with several processes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`view` and `run --view` on a real terminal, which is as it was before whatever happens."""
+"""`view` and `run --view` on a real terminal, which they leave as it was."""
 
 import fcntl
 import os
