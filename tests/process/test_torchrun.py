@@ -12,7 +12,7 @@ Left out:
 * test_virtual_local_rank compiles on two GPUs; here the variables are compared.
 * test_script_local_rank: torch.distributed.launch is another command.
 * test_run_supervisor: its backend was never released.
-* plug-ins for logs and variables as defaults: tests/unit/test_torchrun_flags.py has what is handed over, and PET_*.
+* plug-ins for logs, variables as defaults: tests/unit/test_torchrun_flags.py has them.
 """
 
 import sys
