@@ -2,10 +2,12 @@
 
 import fcntl
 import os
+from pathlib import Path
 
 import pytest
 
-from tests.process.torchruns import Torchruns, ended_reference, run_references
+from tests.process.launchers import SAYS_AND_WAITS
+from tests.process.torchruns import Torchruns, ended_reference, run_references, script
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +21,10 @@ def torchruns(tmp_path_factory: pytest.TempPathFactory) -> Torchruns:
             place.mkdir()
             run_references(place)
     return lambda name: ended_reference(place, name)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a worker that says its place and waits."""
+    script(tmp_path, SAYS_AND_WAITS)
+    return tmp_path

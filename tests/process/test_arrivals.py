@@ -1,16 +1,16 @@
-"""Who has connected to a port, as seen from outside: what is looked at, and when it need not be."""
+"""Connections of ranks to the rendezvous, as seen from outside."""
 
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from distlaunch.agent import procfs
 from distlaunch.agent.watches import Arrivals
-from tests.harness import PATIENCE_S
+from tests.harness import Going, wait_until
 
 CONNECTS = """
 import socket, sys
@@ -30,82 +30,40 @@ def server() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def worker(server: socket.socket) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-c", CONNECTS, str(server.getsockname()[1])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.kill()
+def worker(server: socket.socket) -> Iterator[Going]:
+    argv = [sys.executable, "-c", CONNECTS, str(server.getsockname()[1])]
+    run = Going(Path(), argv, stdin=subprocess.PIPE)
+    yield run
+    assert run.process.stdin
+    run.process.stdin.close()
+    run.kill()
 
 
-def says(worker: "subprocess.Popen[str]", word: str) -> None:
-    assert worker.stdout
-    assert worker.stdout.readline() == f"{word}\n"
+def go(worker: Going) -> None:
+    assert worker.process.stdin
+    worker.process.stdin.write(b"\n")
+    worker.wait_for("connecting")
 
 
-def go(worker: "subprocess.Popen[str]") -> None:
-    assert worker.stdin
-    print(file=worker.stdin, flush=True)
-    says(worker, "connecting")
-
-
-def test_a_rank_is_seen_to_join_at_the_next_look(
-    server: socket.socket, worker: "subprocess.Popen[str]"
-) -> None:
+def test_sees_a_connection_at_the_next_look(server: socket.socket, worker: Going) -> None:
     arrivals = Arrivals(server.getsockname()[1])
-    assert arrivals.look({3: worker.pid}) == set()
+    assert arrivals.look({3: worker.process.pid}) == set()
     go(worker)
-    says(worker, "connected")
-    assert arrivals.look({3: worker.pid}) == {3}
+    worker.wait_for("connected")
+    assert arrivals.look({3: worker.process.pid}) == {3}
 
 
-def test_a_connection_that_takes_its_time_is_looked_at_again(
-    server: socket.socket, worker: "subprocess.Popen[str]"
-) -> None:
-    port = server.getsockname()[1]
+def test_looks_again_at_a_connection_that_takes_its_time(server: socket.socket, worker: Going) -> None:
+    port, pid = server.getsockname()[1], worker.process.pid
+
+    def is_sent() -> bool:
+        return any(s.state == procfs.SYN_SENT and s.remote_port == port for s in procfs.sockets())
+
     with socket.create_connection(("127.0.0.1", port)):  # the queue is full: a SYN is dropped, and sent again
         arrivals = Arrivals(port)
         go(worker)
-        deadline = time.monotonic() + PATIENCE_S
-        while not any(s.state == procfs.SYN_SENT and s.remote_port == port for s in procfs.sockets()):
-            assert time.monotonic() < deadline
-        assert arrivals.look({0: worker.pid}) == set()
+        wait_until(is_sent, lambda: "no SYN was sent")
+        assert arrivals.look({0: pid}) == set()
         server.accept()[0].close()
-        says(worker, "connected")
-        assert arrivals.look({0: worker.pid}) == {0}
-
-
-def test_where_no_worker_has_a_socket_the_table_is_not_read(
-    server: socket.socket, worker: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read() -> Iterator[procfs.Socket]:
-        raise AssertionError("it was read")
-
-    monkeypatch.setattr(procfs, "sockets", read)
-    arrivals = Arrivals(server.getsockname()[1])
-    with socket.create_connection(server.getsockname()):  # not a worker's
-        assert arrivals.look({0: worker.pid}) == set()
-
-
-def test_where_no_connection_has_come_or_gone_the_table_is_not_read(
-    server: socket.socket, worker: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other processes of this machine may connect meanwhile: then it is read."""
-    arrivals, read, table = Arrivals(server.getsockname()[1]), 0, procfs.sockets
-
-    def counting() -> Iterator[procfs.Socket]:
-        nonlocal read
-        read += 1
-        return table()
-
-    go(worker)
-    says(worker, "connected")
-    monkeypatch.setattr(procfs, "sockets", counting)
-    changes, before = 0, None
-    for _ in range(50):
-        found = procfs.connections_counted()
-        assert found, "the counters can be read"
-        arrivals.look({0: worker.pid})
-        changes += found != before
-        before = found
-    assert 1 <= read <= 2 * changes
-    assert read < 50
+        worker.wait_for("connected")
+        assert arrivals.look({0: pid}) == {0}

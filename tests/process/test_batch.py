@@ -1,4 +1,4 @@
-"""Batch scripts, run by a real shell, with a scontrol that only says what it is asked."""
+"""Slurm batch scripts, run by a real shell with a stand-in for scontrol."""
 
 import subprocess
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import Call, load
-from tests.harness import PATIENCE_S, distlaunch
+from tests.harness import distlaunch
+from tests.process.commands import completed
 
 
 def job_from(text: str, folder: Path) -> JobSpec:
@@ -23,9 +24,7 @@ def run_script(spec: JobSpec, call: Call, folder: Path, **environ: str) -> "subp
     script = folder / "script.sh"
     script.write_text(load("slurm").script(spec, call))
     env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
-    return subprocess.run(
-        ["bash", str(script)], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    return completed(["bash", str(script)], env=env)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,7 @@ def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
     assert (done.returncode, done.stdout) == (status, said)
 
 
-def test_a_script_that_can_not_be_kept_is_told_and_a_dry_run_makes_nothing(tmp_path: Path) -> None:
+def test_tells_where_a_script_can_not_be_kept_and_a_dry_run_makes_nothing(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("command: ['true']\nlogs: {dir: job.yaml}\n")
     done = distlaunch("submit", str(job))
@@ -57,7 +56,7 @@ def test_a_script_that_can_not_be_kept_is_told_and_a_dry_run_makes_nothing(tmp_p
     assert list(tmp_path.iterdir()) == [job]
 
 
-def test_what_comes_before_and_a_job_that_comes_with_the_script(tmp_path: Path) -> None:
+def test_runs_the_setup_first_and_passes_a_job_along_with_the_script(tmp_path: Path) -> None:
     spec = job_from("script: train.py\nslurm:\n  setup: |\n    export A=1\n    echo $A\n", tmp_path)
     text = "script: $HOME/`x`\nEND_OF_JOB\nargs: ['it''s']\n"
     done = run_script(spec, Call(("cat",), text), tmp_path)

@@ -1,4 +1,4 @@
-"""The script that starts an agent, run by real login shells, and what the real ssh makes of our options."""
+"""The script that starts an agent, run by real login shells, and the ssh options that start it."""
 
 import importlib.util
 import json
@@ -15,7 +15,8 @@ from distlaunch.agent.wire import READY_MARKER
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import NUDGE, PACKAGES, SHIPPED, Bundle, boot_text, candidates_text
 from distlaunch.transports.ssh import Ssh, SshOptions
-from tests.harness import PATIENCE_S, ROOT, distlaunch, write_job
+from tests.harness import ROOT, distlaunch, write_job
+from tests.process.commands import completed
 
 PLAIN = Ssh("a")
 LOGIN_SHELLS = [shell for shell in ("dash", "bash", "zsh", "csh", "fish") if shutil.which(shell)] or ["sh"]
@@ -37,13 +38,11 @@ def start(
     """What happens on a node whose login shell is `shell` when `data` comes through the link."""
     command = PLAIN.argv()[-1]
     environ = {"PATH": path or "/usr/bin:/bin", **({"HOME": home} if home else {})}
-    return subprocess.run(
+    return completed(
         [shell, "-c", command],
         input=data,
-        capture_output=True,
-        check=False,
         env=environ,
-        timeout=PATIENCE_S,
+        text=False,
         executable=shutil.which(shell),
     )
 
@@ -58,7 +57,9 @@ def fake_python(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("shell", LOGIN_SHELLS)
-def test_the_first_interpreter_that_exists_gets_exactly_what_follows(shell: str, fake_python: Path) -> None:
+def test_the_first_interpreter_that_exists_gets_exactly_the_bytes_that_follow(
+    shell: str, fake_python: Path
+) -> None:
     payload = bytes(range(256)) * 40
     ran = start(shell, candidates_text(["/nowhere/python", str(fake_python), "cat"]) + payload)
     assert ran.stdout.startswith(READY_MARKER)
@@ -69,33 +70,25 @@ def test_the_first_interpreter_that_exists_gets_exactly_what_follows(shell: str,
     assert (ran.returncode, ran.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("shell", LOGIN_SHELLS)
-@pytest.mark.parametrize("name", ["a b", "$(id)", "`id`", "a'b", 'a"b', "a\\nb", "*", " x ", "é", "-x"])
-def test_an_interpreter_may_have_any_name(shell: str, name: str, fake_python: Path) -> None:
-    odd = fake_python.with_name(name)
-    fake_python.rename(odd)
-    ran = start(shell, candidates_text([str(odd)]))
-    assert ran.stdout.startswith(READY_MARKER + bytes(odd) + b"|-I|")
+ODD_NAMES = ["a b", "$(id)", "`id`", "a'b", 'a"b', "a\\nb", "*", " x ", "é", "-x"]
+BELOW_HOME = ["~/v/python", "~/a b/python", "~/it's/python", "~/$(id)/python", "~/~/python"]
 
 
 @pytest.mark.parametrize("shell", LOGIN_SHELLS)
-def test_a_bare_name_is_looked_up_in_the_nodes_path(shell: str, fake_python: Path) -> None:
-    fake_python.rename(fake_python.with_name("pythonX"))
-    ran = start(shell, candidates_text(["pythonX"]), f"{fake_python.parent}:/usr/bin:/bin")
-    assert b"/pythonX|-I|" in ran.stdout
-
-
-@pytest.mark.parametrize("shell", LOGIN_SHELLS)
-@pytest.mark.parametrize("folder", ["v", "a b", "it's", "$(id)", "~"])
-def test_an_interpreter_may_be_below_the_home_there(shell: str, folder: str, fake_python: Path) -> None:
-    there = fake_python.parent / folder / "python"
-    there.parent.mkdir()
+@pytest.mark.parametrize("named", [*(f"HERE/{name}" for name in ODD_NAMES), *BELOW_HOME, "pythonX"])
+def test_finds_an_interpreter_by_path_below_the_home_or_on_the_path(
+    shell: str, named: str, fake_python: Path
+) -> None:
+    home = fake_python.parent
+    there = home / named.removeprefix("HERE/").removeprefix("~/")
+    there.parent.mkdir(exist_ok=True)
     fake_python.rename(there)
-    ran = start(shell, candidates_text([f"~/{folder}/python"]), home=str(fake_python.parent))
+    asked = named.replace("HERE", str(home))
+    ran = start(shell, candidates_text([asked]), f"{home}:/usr/bin:/bin", str(home))
     assert ran.stdout.startswith(READY_MARKER + bytes(there) + b"|-I|")
 
 
-def test_a_missing_interpreter_is_named_where_it_was_looked_for() -> None:
+def test_names_each_place_where_an_interpreter_is_missing() -> None:
     ran = start("sh", candidates_text(["~/v/python", "~you/python"]), home="/home/me")
     assert ran.stderr.decode() == f"{NO_PYTHON}: /home/me/v/python ~you/python\n"
 
@@ -104,13 +97,13 @@ def test_a_missing_interpreter_is_named_where_it_was_looked_for() -> None:
 @pytest.mark.parametrize(
     "names", [[], ["/nowhere/python"], ["nopython3", ";id", "$(id)"]], ids=["none", "one", "odd"]
 )
-def test_without_an_interpreter_the_node_says_so(shell: str, names: list[str]) -> None:
+def test_reports_a_node_without_an_interpreter(shell: str, names: list[str]) -> None:
     ran = start(shell, candidates_text(names))
     assert (ran.returncode, ran.stdout) == (127, READY_MARKER)
     assert PLAIN.failure(ProcessEnd(ran.stderr.decode())).kind is Kind.NO_PYTHON
 
 
-def test_an_interpreter_that_is_too_old_says_so(tmp_path: Path) -> None:
+def test_reports_an_interpreter_that_is_too_old(tmp_path: Path) -> None:
     old = tmp_path / "python3.6"
     pretend = "import sys;sys.version_info=(3,6,9);sys.version='3.6.9 (default)';_,*_,code,name=sys.argv"
     old.write_text(f"#!{sys.executable} -IS\n{pretend};sys.argv=['-c',name];exec(code)\n")
@@ -149,17 +142,19 @@ def test_compiled_code_is_used_only_by_the_version_that_made_it(magic: bytes, pr
     assert (ran.stdout, ran.stderr) == (READY_MARKER + printed, b"")
 
 
-def test_an_agent_imports_nothing_that_takes_long_and_is_not_needed() -> None:
+def test_an_agent_imports_no_slow_module_that_it_does_not_need() -> None:
     slow = {"contextlib", "dataclasses", "shutil", "subprocess", "tempfile", "threading", "typing"}
-    code = (
-        f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n"
-        "from distlaunch.agent import guardian, serve\n"
-        "print(*sys.modules)"
-    )
-    argv = [sys.executable, "-I", "-S", "-c", code]
-    modules = set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
+    here = f"import sys; sys.path[:0] = [{str(ROOT)!r}]"
+    code = f"{here}\nfrom distlaunch.agent import guardian, serve\nprint(*sys.modules)"
+    modules = set(completed([sys.executable, "-I", "-S", "-c", code]).stdout.split())
     assert "distlaunch.agent.serve" in modules
     assert modules & {*slow, "distlaunch.agent.cpus", "distlaunch.agent.mpi"} == set()
+
+
+def test_an_agent_works_under_a_limit_on_its_address_space() -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1, 1))\n"
+    text = f"from distlaunch.agent.poller import keep_memory\n{limited}keep_memory()\nprint('on')"
+    assert completed([sys.executable, "-c", text], cwd=ROOT).stdout == "on\n"
 
 
 def python_3_8() -> str:
@@ -190,7 +185,7 @@ def test_empty_lines_before_the_candidates_are_skipped(nudges: int, fake_python:
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is missing")
-def test_our_options_win_over_an_ssh_config_that_is_in_the_way(tmp_path: Path) -> None:
+def test_our_options_override_the_users_ssh_config(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(
         "Host *\n ControlMaster auto\n ControlPath /tmp/%C\n RequestTTY force\n RemoteCommand top\n"
@@ -198,9 +193,7 @@ def test_our_options_win_over_an_ssh_config_that_is_in_the_way(tmp_path: Path) -
         " ServerAliveInterval 0\n HostName real.example\n"
     )
     ssh, *rest, host, _ = Ssh("alias", options=SshOptions(config=str(config), words=("BatchMode=no",))).argv()
-    ran = subprocess.run(
-        [ssh, "-G", *rest, host], capture_output=True, text=True, check=True, timeout=PATIENCE_S
-    )
+    ran = completed([ssh, "-G", *rest, host])
     effective = dict(line.split(" ", 1) for line in ran.stdout.splitlines() if " " in line)
     expected = {
         "hostname": "real.example",

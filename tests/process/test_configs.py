@@ -1,4 +1,4 @@
-"""Every job file to copy from runs, and does what it says."""
+"""Runs of every job file in configs/."""
 
 import json
 import subprocess
@@ -9,7 +9,8 @@ import pytest
 
 from distlaunch.job.fields import json_schema
 from distlaunch.schedulers import job_keys
-from tests.harness import PATIENCE_S, ROOT, distlaunch, ended_well
+from tests.harness import ROOT, distlaunch, ended_well
+from tests.process.commands import completed
 
 CONFIGS = ROOT / "configs"
 EXPECTED = {
@@ -68,7 +69,7 @@ def run_in(tmp_path: Path, name: str, checkpoint: Path, *more: str) -> subproces
     return distlaunch("run", str(CONFIGS / name), *(part for one in settings for part in ("--set", one)))
 
 
-def test_a_second_run_resumes_from_the_snapshot_with_fewer_ranks(tmp_path: Path) -> None:
+def test_a_second_run_with_fewer_ranks_resumes_from_the_snapshot(tmp_path: Path) -> None:
     first = run_in(tmp_path, "training/ddp_snapshot.yaml", tmp_path / "snapshot")
     ended_well(first.returncode, first.stdout, first.stderr, last="ddp_snapshot: ok")
     assert "resumed" not in first.stdout
@@ -82,13 +83,13 @@ def test_one_process_loads_one_shard_of_the_checkpoint(tmp_path: Path) -> None:
     done = run_in(tmp_path, "training/fsdp_checkpoint.yaml", checkpoint)
     ended_well(done.returncode, done.stdout, done.stderr, last="fsdp_checkpoint: ok, 2 shards")
     argv = [sys.executable, "-c", READERS, f"{ROOT}/scripts/training", str(checkpoint)]
-    read = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    read = completed(argv)
     assert read.returncode == 0, read.stdout + read.stderr
     for words in ("fsdp_load_shard: ok, shard 1", "fsdp_checkpoint: ok, read by one process"):
         assert words in read.stdout
 
 
-def test_the_command_prints_the_schema_and_so_reads_the_published_one() -> None:
+def test_the_published_schema_is_the_one_that_the_command_prints() -> None:
     ran = distlaunch("schema")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert json.loads(ran.stdout) == json_schema(job_keys())

@@ -1,4 +1,4 @@
-"""The flight recorder: real dumps of torch's, collected from the node, tell who missed a collective."""
+"""Dumps of torch's flight recorder, which show the rank that missed a collective."""
 
 import pickle
 from pathlib import Path
@@ -27,7 +27,7 @@ WORKER = """
 JOB = "backend: nccl\ngpus_per_node: 3\nenv: {CUDA_VISIBLE_DEVICES: ''}\n"
 
 
-def test_who_missed_the_last_collective_is_named(tmp_path: Path) -> None:
+def test_names_the_rank_that_missed_the_last_collective(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, WORKER, JOB)))
     assert done.returncode == 9, done.stderr
     assert "never reached all_reduce #3 of default_pg, called at worker.py:" in done.stderr
@@ -36,7 +36,7 @@ def test_who_missed_the_last_collective_is_named(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.glob("*.flight")) == [f"rank{i}.flight" for i in range(3)]
 
 
-def test_a_variable_of_the_users_is_left_alone(tmp_path: Path) -> None:
+def test_keeps_the_users_variables(tmp_path: Path) -> None:
     worker = "import os; print([os.environ[f'TORCH_FR_{x}'] for x in ('BUFFER_SIZE', 'DUMP_TEMP_FILE')])"
     env = "env: {TORCH_FR_BUFFER_SIZE: 7, TORCH_FR_DUMP_TEMP_FILE: /mine}\n"
     done = distlaunch("run", str(write_job(tmp_path, worker, f"backend: nccl\ngpus_per_node: 1\n{env}")))
@@ -50,7 +50,7 @@ class Evil:
         return (print, ("ran",))
 
 
-def test_a_dump_that_is_none_tells_nothing_and_runs_nothing(tmp_path: Path) -> None:
+def test_ignores_a_file_that_is_no_dump_and_runs_nothing_in_it(tmp_path: Path) -> None:
     (tmp_path / "rank0.flight").write_bytes(pickle.dumps(Evil()))
     (tmp_path / "rank1.flight").write_bytes(b"\x80garbage")
     (tmp_path / "rank2.flight").write_bytes(pickle.dumps({"entries": [1, {"process_group": 3}]}))

@@ -1,4 +1,4 @@
-"""`distlaunch import`: what it prints runs; mistakes are told in a line."""
+"""`distlaunch import`: job files that run, and mistakes reported in one line."""
 
 import json
 import os
@@ -27,19 +27,10 @@ def test_an_imported_torchrun_command_runs(as_words: bool, tmp_path: Path) -> No
         assert f"told {rank} ['a', 'é $(b)', '{{rank}}', '{{epoch}}', '{{{{a}}}}']" in ran.stdout
 
 
-def test_json_has_the_same_keys_and_the_comments() -> None:
+def test_json_has_the_keys_and_the_comments() -> None:
     made = json.loads(distlaunch("import", "torchrun", "torchrun -t 3 x.py", "--json").stdout)
     assert made["job"] == {"procs_per_node": 1, "script": "x.py"}
     assert any("--tee" in comment for comment in made["comments"])
-
-
-def test_files_are_read(tmp_path: Path) -> None:
-    config, hosts = tmp_path / "config.yaml", tmp_path / "hosts"
-    config.write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
-    hosts.write_text("a slots=2\n")
-    accelerate = distlaunch("import", "accelerate", str(config), "--", "x.py", "--lr", "1")
-    assert 'args: [--lr, "1"]' in accelerate.stdout
-    assert "nodes: [a]" in distlaunch("import", "hostfile", str(hosts)).stdout
 
 
 BATCH = """\
@@ -67,7 +58,7 @@ def test_an_imported_batch_script_runs_and_becomes_one_again(tmp_path: Path) -> 
     assert "module load cuda\n" in script
 
 
-def test_without_the_extra_the_command_to_install_it_is_named(tmp_path: Path) -> None:
+def test_names_the_command_that_installs_a_missing_extra(tmp_path: Path) -> None:
     (tmp_path / "tree_sitter.py").write_text("raise ImportError")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     refused = distlaunch("import", "sbatch", "-", input=BATCH, env=environ)
@@ -102,7 +93,7 @@ def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
         (["hostfile", "nowhere"], "nowhere: No such file"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], words: str) -> None:
+def test_reports_a_mistake_in_one_line(arguments: list[str], words: str) -> None:
     refused = distlaunch("import", *arguments)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert len(refused.stderr.splitlines()) == 1

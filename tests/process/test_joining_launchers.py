@@ -1,4 +1,4 @@
-"""How launchers that somebody else starts come together, here on one machine, and who else comes."""
+"""Launchers that join one run on this machine, and everything else that connects."""
 
 import json
 import os
@@ -24,17 +24,9 @@ from distlaunch.launch import gather
 from distlaunch.plan.gathering import Arrival
 from distlaunch.signals import Interrupts
 from distlaunch.transports.join import MAGIC, SECRET, Prover, line_of
-from tests.harness import PATIENCE_S, Going, all_ended_well, on_time
-from tests.process.launchers import LOST, SAYS_AND_WAITS, launcher, statuses, told, workers
-from tests.process.torchruns import (
-    NEEDS_TORCH,
-    OURS,
-    TORCHRUN,
-    free_port,
-    going,
-    our_lines,
-    script,
-)
+from tests.harness import PATIENCE_S, Going, all_ended_well, on_time, wait_until
+from tests.process.launchers import LOST, launcher, statuses, told, workers
+from tests.process.torchruns import NEEDS_TORCH, OURS, TORCHRUN, free_port, going, our_lines, script
 
 pytestmark = NEEDS_TORCH
 HERE = socket.gethostname()
@@ -47,13 +39,6 @@ def port() -> int:
     return free_port()
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with a worker that says its place and waits."""
-    script(tmp_path, SAYS_AND_WAITS)
-    return tmp_path
-
-
 def ends(*runs: Going) -> None:
     """Launchers whose ranks run are stopped by one of them."""
     runs[0].process.terminate()
@@ -63,9 +48,7 @@ def ends(*runs: Going) -> None:
 # Waiting
 
 
-def test_launchers_on_one_machine_meet_over_loopback_and_are_told_that_others_can_not(
-    place: Path, port: int
-) -> None:
+def test_launchers_join_over_loopback_and_warn_that_only_this_machine_can(place: Path, port: int) -> None:
     with launcher(place, port) as first:
         first.wait_for(f"waiting for node 1 at localhost:{port}\n")
         assert our_lines(first)[0].startswith(
@@ -76,7 +59,7 @@ def test_launchers_on_one_machine_meet_over_loopback_and_are_told_that_others_ca
             ends(first, second)
 
 
-def test_those_who_wait_say_for_how_many(place: Path, port: int) -> None:
+def test_launchers_say_how_many_nodes_they_wait_for(place: Path, port: int) -> None:
     """The controller tells the others."""
     with launcher(place, port, nodes=4, meets="c10d") as first:
         first.wait_for(f"distlaunch: waiting for 3 of 4 nodes (joined: {HERE}) at localhost:{port}\n")
@@ -85,15 +68,10 @@ def test_those_who_wait_say_for_how_many(place: Path, port: int) -> None:
                 run.wait_for(f"waiting for 2 of 4 nodes (joined: {HERE}, {HERE}) at localhost:{port}\n")
 
 
-def test_a_launcher_says_that_nobody_is_there(place: Path, port: int) -> None:
-    with launcher(place, port, node=1) as run:
-        run.wait_for(f"distlaunch: waiting for node 0 at localhost:{port}: Connection refused\n")
-
-
 @pytest.mark.parametrize(
     ("meets", "missing"), [("static", "node 2"), ("c10d", f"1 of 3 nodes (joined: {HERE}, {HERE})")]
 )
-def test_the_wait_for_the_others_is_that_of_the_join_timeout(
+def test_gives_up_after_the_join_timeout_naming_the_missing_nodes(
     place: Path, port: int, meets: str, missing: str
 ) -> None:
     words = ("--rdzv-conf=join_timeout=2",)
@@ -106,30 +84,42 @@ def test_the_wait_for_the_others_is_that_of_the_join_timeout(
         assert our_lines(first)[-1] == our_lines(second)[-1] == gave_up
 
 
-def test_the_wait_for_the_controller_is_that_of_the_join_timeout(place: Path, port: int) -> None:
+def test_gives_up_after_the_join_timeout_without_a_controller(place: Path, port: int) -> None:
     with launcher(place, port, "--rdzv-conf=timeout=1", node=1) as run:
         assert run.wait() == Exit.UNREACHABLE
         gave_up = f"gave up after 1 s: can't reach the controller at localhost:{port}: Connection refused"
         assert our_lines(run)[-1].startswith(f"distlaunch: {gave_up}")
 
 
-@pytest.mark.parametrize("conf", ["", ",is_host=0"], ids=["is not here", "is told so"])
-def test_an_endpoint_that_no_node_has_is_told(place: Path, conf: str) -> None:
-    where = ("--rdzv-endpoint=192.0.2.77:29500", f"--rdzv-conf=join_timeout=1{conf}")  # RFC 5737
-    with going(OURS, place, "--nnodes=2", "--rdzv-backend=c10d", *where, "worker.py") as run:
-        assert run.wait() == Exit.UNREACHABLE
-        assert "can't reach the controller at 192.0.2.77:29500: " in run.stderr
-        assert "a node must have the address 192.0.2.77, or get --rdzv-conf is_host=1" in run.stderr
+def test_waits_for_a_controller_that_is_not_there(place: Path, port: int) -> None:
+    with launcher(place, port, node=1) as run:
+        run.wait_for(f"distlaunch: waiting for node 0 at localhost:{port}: Connection refused\n")
 
 
-def test_a_first_node_that_does_not_have_the_masters_address_is_told(place: Path, port: int) -> None:
-    shape = ("--nnodes=2", "--master-addr=192.0.2.1", f"--master-port={port}")
-    with going(OURS, place, *shape, "--node-rank=0", "worker.py") as node:
-        assert node.wait() == Exit.USAGE
-        assert "192.0.2.1 is not an address of this machine: check --node-rank 0" in node.stderr
+ENDPOINT = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.77:29500")  # RFC 5737
+NO_CONTROLLER = "can't reach the controller at 192.0.2.77:29500: "
+HAVE = "a node must have the address 192.0.2.77, or get --rdzv-conf is_host=1"
+NOT_HERE = "192.0.2.1 is not an address of this machine: check --node-rank 0"
 
 
-def test_a_name_is_awaited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ((*ENDPOINT, "--rdzv-conf=join_timeout=1"), Exit.UNREACHABLE, [NO_CONTROLLER, HAVE]),
+        ((*ENDPOINT, "--rdzv-conf=join_timeout=1,is_host=0"), Exit.UNREACHABLE, [NO_CONTROLLER, HAVE]),
+        (("--master-addr=192.0.2.1", "--node-rank=0"), Exit.USAGE, [NOT_HERE]),
+    ],
+    ids=["is not here", "is told so", "node 0"],
+)
+def test_reports_an_endpoint_that_no_node_has(
+    place: Path, words: tuple[str, ...], status: int, said: list[str]
+) -> None:
+    with going(OURS, place, "--nnodes=2", *words, "worker.py") as run:
+        assert run.wait() == status
+        assert all(text in run.stderr for text in said), run.stderr
+
+
+def test_waits_a_while_for_a_name_to_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod starts before its cluster's name server knows it."""
     clock, said = [1000.0], list[str]()
 
@@ -154,7 +144,7 @@ def test_a_name_is_awaited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("node", [0, 1], ids=["controller", "another"])
-def test_a_signal_ends_the_wait_of_that_launcher_alone(place: Path, port: int, node: int) -> None:
+def test_a_signal_ends_only_the_wait_of_that_launcher(place: Path, port: int, node: int) -> None:
     with launcher(place, port, nodes=3) as first, launcher(place, port, nodes=3, node=1) as second:
         second.wait_for("waiting for node 2")
         runs = (first, second)
@@ -215,11 +205,8 @@ def test_both_sides_say_why_a_launcher_is_refused(
         assert first.process.poll() is None
 
 
-def test_two_launchers_of_one_node_are_told(place: Path, port: int) -> None:
-    with (
-        launcher(place, port, nodes=3) as first,
-        launcher(place, port, nodes=3, node=2) as second,
-    ):
+def test_refuses_a_second_launcher_of_a_node(place: Path, port: int) -> None:
+    with launcher(place, port, nodes=3) as first, launcher(place, port, nodes=3, node=2) as second:
         second.wait_for("waiting for node 1")
         with launcher(place, port, nodes=3, node=2) as third:
             assert third.wait() == Exit.USAGE
@@ -231,7 +218,7 @@ def test_two_launchers_of_one_node_are_told(place: Path, port: int) -> None:
             ends(first, second, fourth)
 
 
-def test_a_controller_that_can_not_start_the_run_says_so_to_all(place: Path, port: int) -> None:
+def test_a_controller_that_can_not_start_the_run_tells_all_launchers(place: Path, port: int) -> None:
     with launcher(place, port, "--log-dir=/proc/none") as first, launcher(place, port, node=1) as second:
         assert statuses([first, second]) == [1, 1], told([first, second])
         why = "can't create the run directory in /proc/none: "
@@ -239,7 +226,7 @@ def test_a_controller_that_can_not_start_the_run_says_so_to_all(place: Path, por
         assert f"the controller can't start the run: {why}" in second.stderr
 
 
-def test_one_launcher_too_many_is_told(place: Path, port: int) -> None:
+def test_refuses_one_launcher_too_many(place: Path, port: int) -> None:
     """All come while the controller does not look."""
     with ExitStack() as stack:
         first = stack.enter_context(launcher(place, port, meets="c10d, told"))
@@ -258,11 +245,9 @@ def test_one_launcher_too_many_is_told(place: Path, port: int) -> None:
 
 def _await_connections(port: int, count: int) -> None:
     """Wait until there are so many to a port, whether or not they are accepted."""
-    deadline = time.monotonic() + PATIENCE_S
     pattern = re.compile(rf"^ *\d+: \S+ \w+:{port:04X} 01 ", re.MULTILINE)
-    while len(pattern.findall(Path("/proc/net/tcp").read_text())) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    table = Path("/proc/net/tcp")
+    wait_until(lambda: len(pattern.findall(table.read_text())) >= count, table.read_text)
 
 
 # What else is at the endpoint
@@ -299,7 +284,7 @@ def stranger(folder: Path, port: int, text: str) -> Iterator[Going]:
         run.kill()
 
 
-def test_a_port_that_another_program_has_is_told(place: Path, port: int) -> None:
+def test_reports_a_port_that_another_program_has(place: Path, port: int) -> None:
     serves = LISTENS.replace("ANSWER", "connection.close()")
     with stranger(place, port, serves), launcher(place, port) as first:
         assert first.wait() == Exit.PORT_TAKEN
@@ -320,13 +305,10 @@ def test_a_port_that_another_program_has_is_told(place: Path, port: int) -> None
     ],
     ids=["closes", "http", "nothing", "a list", "a refusal of sorts", "much", "silent"],
 )
-@pytest.mark.parametrize("meets", ["static", "c10d"])
-def test_what_listens_at_the_endpoint_and_is_no_controller_is_told(
-    place: Path, port: int, meets: str, answer: str, why: str
-) -> None:
+def test_reports_a_listener_that_is_no_controller(place: Path, port: int, answer: str, why: str) -> None:
     with (
         stranger(place, port, LISTENS.replace("ANSWER", answer)),
-        launcher(place, port, "--rdzv-conf=join_timeout=1", node=1, meets=meets) as run,
+        launcher(place, port, "--rdzv-conf=join_timeout=1", node=1) as run,
     ):
         assert run.wait() == Exit.UNREACHABLE
         assert "what listens there is no controller of distlaunch's (" in run.stderr
@@ -334,13 +316,13 @@ def test_what_listens_at_the_endpoint_and_is_no_controller_is_told(
 
 
 @pytest.mark.parametrize("meets", ["static", "c10d"])
-def test_torchs_store_at_the_endpoint_is_recognized(place: Path, port: int, meets: str) -> None:
+def test_recognizes_a_store_of_torchs_at_the_endpoint(place: Path, port: int, meets: str) -> None:
     """As that of a torchrun, or of another job's rank 0."""
     with stranger(place, port, SERVES), launcher(place, port, node=1, meets=meets) as run:
         run.wait_for("a TCPStore of torch's is there: either torchrun was started there, then run")
 
 
-def test_a_torchrun_that_comes_to_our_controller_is_recognized(place: Path, port: int) -> None:
+def test_recognizes_a_torchrun_that_connects(place: Path, port: int) -> None:
     with launcher(place, port, meets="c10d") as first:
         first.wait_for("waiting for")
         with launcher(place, port, "--rdzv-conf=is_host=0", meets="c10d", argv=TORCHRUN):
@@ -433,8 +415,8 @@ def starts(folder: Path, port: int, first: Going, secret: str = "") -> None:
         ends(first, second, third)
 
 
-@pytest.mark.parametrize("secret", ["", "s3cret"], ids=["no secret", "secret"])
-def test_strangers_who_talk_nonsense_are_named_and_cost_nothing(place: Path, port: int, secret: str) -> None:
+@pytest.mark.parametrize("secret", ["", "s3cr\xe9t"], ids=["no secret", "secret"])
+def test_names_connections_that_send_nonsense_and_starts_in_time(place: Path, port: int, secret: str) -> None:
     with gathering(place, port, secret) as first:
         for what, sent in NONSENSE.items():
             with closing(connected(port)) as sock:
@@ -443,70 +425,55 @@ def test_strangers_who_talk_nonsense_are_named_and_cost_nothing(place: Path, por
                     sock.shutdown(socket.SHUT_WR)
                 answered(sock)
             assert first.process.poll() is None, what
-        for named in (
-            "closed a connection from 127.0.0.1, which sent something that is no launcher's\n",
-            "closed a connection from 127.0.0.1, which sent more than a launcher does\n",
-        ):
-            first.wait_for(named)
+        for named in ("something that is no launcher's", "more than a launcher does"):
+            first.wait_for(f"closed a connection from 127.0.0.1, which sent {named}\n")
         starts(place, port, first, secret)
         assert "Traceback" not in first.stderr
 
 
-def test_a_launcher_of_another_job_is_named_and_costs_nothing(place: Path, port: int) -> None:
+@pytest.mark.parametrize(
+    ("claim", "why"),
+    [
+        ({"job": "--rdzv-id 8"}, "its job is '--rdzv-id 8', not '--rdzv-id 7'"),
+        ({"version": "9.9"}, f"distlaunch is 9.9 there and {__version__} here: install the same version"),
+    ],
+    ids=["job", "version"],
+)
+def test_names_a_launcher_of_another_job_or_version_and_starts_in_time(
+    place: Path, port: int, claim: dict[str, str], why: str
+) -> None:
     with gathering(place, port) as first:
         with closing(connected(port)) as sock:
-            sock.sendall(MAGIC + line_of({**HELLO, "job": "--rdzv-id 8"}))
+            sock.sendall(MAGIC + line_of({**HELLO, **claim}))
             said = json.loads(answered(sock))
-        why = "the launcher on gpu-b: its job is '--rdzv-id 8', not '--rdzv-id 7'"
-        assert said == {"refused": f"the controller on {HERE} refused {why}", "status": 2, "another": True}
-        first.wait_for(f"refused {why}\n")
+        who = "the launcher on " + ("gpu-b" if "job" in claim else "127.0.0.1")  # others may say anything
+        refused = f"the controller on {HERE} refused {who}: {why}"
+        assert said == {"refused": refused, "status": 2, "another": "job" in claim}
+        first.wait_for(f"refused {who}: {why}\n")
         starts(place, port, first)
 
 
-def test_a_launcher_of_another_version_is_named(place: Path, port: int) -> None:
-    with gathering(place, port) as first:
-        with closing(connected(port)) as sock:
-            sock.sendall(MAGIC + line_of({**HELLO, "version": "9.9"}))
-            said = json.loads(answered(sock))["refused"]
-        why = f"distlaunch is 9.9 there and {__version__} here: install the same version"
-        assert why in said
-        first.wait_for(why)
-
-
-def test_connections_that_are_held_open_cost_nothing(place: Path, port: int) -> None:
+@pytest.mark.parametrize("speaks", [False, True], ids=["silent", "a byte at a time"])
+def test_closes_and_names_a_slow_connection_and_starts_in_time(place: Path, port: int, speaks: bool) -> None:
+    """Also beside 200 that are held open."""
     with gathering(place, port) as first, ExitStack() as stack:
+        slow = stack.enter_context(closing(connected(port)))
+        slow.settimeout(0.1 if speaks else None)
+        spoken = iter(MAGIC + line_of(HELLO))
+        with suppress(ConnectionError):
+            while True:
+                with suppress(TimeoutError):
+                    if speaks:
+                        slow.send(bytes([next(spoken)]))
+                    assert slow.recv(1) == b""
+                    break
+        first.wait_for("127.0.0.1, which did not say within 5 s that it is a launcher of this run\n")
         held = [stack.enter_context(closing(connected(port))) for _ in range(200)]
         starts(place, port, first)
         assert {answered(sock) for sock in held} == {b""}
 
 
-def test_a_connection_that_stays_silent_is_closed_and_named(place: Path, port: int) -> None:
-    with gathering(place, port) as first, closing(connected(port)) as sock:
-        assert answered(sock) == b""
-        first.wait_for("127.0.0.1, which did not say within 5 s that it is a launcher of this run\n")
-        starts(place, port, first)
-
-
-def test_a_connection_that_speaks_one_byte_at_a_time_is_closed_and_named(place: Path, port: int) -> None:
-    with gathering(place, port) as first, closing(connected(port)) as sock:
-        sock.settimeout(0.1)
-        spoken = iter(MAGIC + line_of(HELLO))
-        with suppress(ConnectionError):
-            while True:
-                with suppress(TimeoutError):
-                    sock.send(bytes([next(spoken)]))
-                    assert sock.recv(1) == b""
-                    break
-        first.wait_for("127.0.0.1, which did not say within 5 s that it is a launcher of this run\n")
-        starts(place, port, first)
-
-
 # Secrets
-
-
-def test_launchers_with_the_same_secret_join(place: Path, port: int) -> None:
-    with gathering(place, port, "s3cr\xe9t") as first:
-        starts(place, port, first, "s3cr\xe9t")
 
 
 @pytest.mark.parametrize(
@@ -518,7 +485,7 @@ def test_launchers_with_the_same_secret_join(place: Path, port: int) -> None:
     ],
     ids=["another", "none", "none of the controller's"],
 )
-def test_without_the_same_secret_nobody_joins_and_both_sides_say_so(
+def test_refuses_a_launcher_without_the_same_secret_on_both_sides(
     place: Path, port: int, controllers: str, launchers_: str, why: str
 ) -> None:
     with gathering(place, port, controllers) as first:
@@ -555,7 +522,7 @@ def test_a_proof_can_not_be_used_again(place: Path, port: int) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "another"], ids=["no secret", "another secret"])
-def test_a_launcher_with_a_secret_does_not_serve_who_does_not_know_it(
+def test_a_launcher_with_a_secret_serves_only_a_controller_that_knows_it(
     place: Path, port: int, secret: str
 ) -> None:
     with Liar(port) as liar, launcher(place, port, node=1, secret="s3cret") as run:
@@ -627,9 +594,7 @@ START = messages.StartRanks(
 )
 WORKER = messages.WorkerSpec(0, ("touch", "evil"), "/", (0,), {"RANK": "5"}, {}, False, ())
 LIES: dict[str, Any] = {
-    "a program": messages.StartWorkers(
-        0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, (), {}, None, (WORKER,)
-    ),
+    "a program": messages.StartWorkers(*START[:9], (), {}, None, (WORKER,)),
     "a library": START._replace(env={"LD_PRELOAD": "/evil.so"}),
     "a path": START._replace(workers=(RANK._replace(env={"RANK": "5", "PATH": "/evil"}),)),
     "a default": START._replace(workers=(RANK._replace(defaults={"PYTHONPATH": "/evil"}),)),
@@ -649,7 +614,7 @@ TELLS = """
 """
 
 
-def test_a_launcher_does_what_it_may_for_a_controller(tmp_path: Path, port: int) -> None:
+def test_a_launcher_obeys_a_controller_that_keeps_to_the_protocol(tmp_path: Path, port: int) -> None:
     """That the tests of lies below would find what is done for them."""
     script(tmp_path, TELLS)
     with Liar(port) as liar, launcher(tmp_path, port, node=1) as run:
@@ -667,7 +632,7 @@ def test_a_launcher_does_what_it_may_for_a_controller(tmp_path: Path, port: int)
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_a_launcher_leaves_a_controller_that_wants_what_it_may_not(
+def test_a_launcher_leaves_a_controller_that_asks_for_more_than_it_may(
     tmp_path: Path, port: int, lie: Any
 ) -> None:
     script(tmp_path, TELLS)
@@ -693,7 +658,7 @@ def test_a_launcher_leaves_a_controller_that_wants_what_it_may_not(
     ],
     ids=["below 0", "high", "a text", "a path", "no run", "nothing else"],
 )
-def test_a_launcher_takes_no_seat_that_can_not_be(tmp_path: Path, port: int, seat: dict[str, Any]) -> None:
+def test_a_launcher_refuses_an_impossible_seat(tmp_path: Path, port: int, seat: dict[str, Any]) -> None:
     script(tmp_path, TELLS)
     with Liar(port) as liar:
         with launcher(tmp_path, port, "--tee=3", "--log-dir=logs", "--rdzv-conf=timeout=1", node=1) as run:

@@ -1,26 +1,19 @@
-"""Launchers that joined one run: their ranks start together, end together, and start again together."""
+"""Launchers that joined one run: common starts, ends and restarts."""
 
 import json
 import os
 import re
 import signal
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from distlaunch.errors import Exit
-from tests.harness import PATIENCE_S, all_ended_well, children_of, wait_gone
+from tests.harness import PATIENCE_S, Going, all_ended_well, children_of, wait_gone
 from tests.process.launchers import LOST, SAYS_AND_WAITS, launcher, launchers, statuses, told, workers
-from tests.process.torchruns import (
-    BOTH,
-    MAY_DIFFER,
-    NEEDS_TORCH,
-    TELL,
-    free_port,
-    script,
-    scripts,
-)
+from tests.process.torchruns import BOTH, MAY_DIFFER, NEEDS_TORCH, TELL, free_port, script, scripts
 
 pytestmark = NEEDS_TORCH
 ENDS_LATER = """
@@ -39,13 +32,6 @@ STUBBORN = """
     while True:
         signal.pause()
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with a worker that says its place and waits."""
-    script(tmp_path, SAYS_AND_WAITS)
-    return tmp_path
 
 
 # Starts
@@ -73,30 +59,20 @@ def test_workers_get_what_two_torchruns_give(tmp_path: Path) -> None:
         assert (mine["MASTER_ADDR"], mine["MASTER_PORT"]) == ("localhost", str(port))
 
 
-def test_node_ranks_that_all_have_are_kept(tmp_path: Path) -> None:
-    """Also where another launcher than that of node 0 is to be the controller."""
+@pytest.mark.parametrize("controller", [0, 1])
+def test_keeps_node_ranks_that_all_launchers_have(tmp_path: Path, controller: int) -> None:
     script(tmp_path, 'import os; os.write(1, (os.environ["GROUP_RANK"] + os.environ["MINE"]).encode())')
     port = free_port()
-    with (
-        launcher(tmp_path, port, "--node-rank=1", "--rdzv-conf=is_host=0", meets="c10d", MINE="1") as first,
-        launcher(tmp_path, port, "--node-rank=0", "--rdzv-conf=is_host=1", meets="c10d", MINE="0") as second,
-    ):
-        assert statuses([first, second]) == [0, 0], told([first, second])
-        assert (first.stdout, second.stdout) == ("11", "00")
+    with ExitStack() as stack:
+        runs = []
+        for node in (1, 0):
+            words = (f"--node-rank={node}", f"--rdzv-conf=is_host={int(node == controller)}")
+            runs.append(stack.enter_context(launcher(tmp_path, port, *words, meets="c10d", MINE=str(node))))
+        assert statuses(runs) == [0, 0], told(runs)
+        assert [run.stdout for run in runs] == ["11", "00"]
 
 
-def test_the_controller_may_be_another_node_than_the_first(tmp_path: Path) -> None:
-    script(tmp_path, 'import os; os.write(1, (os.environ["GROUP_RANK"] + os.environ["MINE"]).encode())')
-    port = free_port()
-    with (
-        launcher(tmp_path, port, "--node-rank=1", "--rdzv-conf=is_host=1", meets="c10d", MINE="1") as first,
-        launcher(tmp_path, port, "--node-rank=0", "--rdzv-conf=is_host=0", meets="c10d", MINE="0") as second,
-    ):
-        assert statuses([first, second]) == [0, 0], told([first, second])
-        assert (first.stdout, second.stdout) == ("11", "00")
-
-
-def test_a_node_rank_that_two_have_does_not_count(place: Path) -> None:
+def test_ignores_a_node_rank_that_two_launchers_have(place: Path) -> None:
     """As where the shell of the batch script fills in $SLURM_NODEID for all."""
     with launchers(place, "--node-rank=0", meets="c10d") as runs:
         workers(runs)
@@ -106,26 +82,18 @@ def test_a_node_rank_that_two_have_does_not_count(place: Path) -> None:
 
 
 def test_each_launcher_shows_and_keeps_what_its_own_ranks_print(tmp_path: Path) -> None:
-    script(tmp_path, "import os; os.write(1, b'out %s\\n' % os.environb[b'RANK'])")
+    """They have /dev/null as their input."""
+    script(tmp_path, "import os, sys; print('out', os.environ['RANK'], repr(sys.stdin.readline()))")
     with launchers(tmp_path, "--nproc-per-node=2", "--tee=3", "--log-dir=logs") as runs:
         assert statuses(runs) == [0, 0]
-        kept: dict[str, str] = {}
-        for path in (tmp_path / "logs").rglob("*.log"):
-            kept[path.read_text()] = str(path.relative_to(tmp_path / "logs")).partition("/")[2]
-        for node, run in enumerate(runs):
-            other = runs[1 - node]
-            for local in range(2):
-                rank = 2 * node + local
-                assert f"[default{local}]:out {rank}\n" in run.stdout
-                assert f"out {rank}\n" not in other.stdout
-                assert kept[f"out {rank}\n"] == f"attempt_0/{local}/stdout.log"
-
-
-def test_each_rank_has_the_input_of_its_own_launcher(tmp_path: Path) -> None:
-    script(tmp_path, "import os, sys; print(os.environ['RANK'], sys.stdin.readline().strip())")
-    with launchers(tmp_path) as runs:  # they have /dev/null
-        assert statuses(runs) == [0, 0], told(runs)
-        assert [run.stdout for run in runs] == ["0 \n", "1 \n"]
+    logs = (tmp_path / "logs").rglob("*.log")
+    kept = {path.read_text(): str(path.relative_to(tmp_path / "logs")).partition("/")[2] for path in logs}
+    for rank in range(4):
+        node, local = divmod(rank, 2)
+        line = f"out {rank} ''\n"
+        assert f"[default{local}]:{line}" in runs[node].stdout
+        assert line not in runs[1 - node].stdout
+        assert kept[line] == f"attempt_0/{local}/stdout.log"
 
 
 # Ends
@@ -136,34 +104,22 @@ def test_each_rank_has_the_input_of_its_own_launcher(tmp_path: Path) -> None:
 def test_a_failing_rank_ends_all_nodes_with_its_status_and_each_says_which(
     tmp_path: Path, meets: str, fails: int
 ) -> None:
-    script(
-        tmp_path,
-        f"""
-        import os, signal
-        if os.environ["RANK"] == "{fails}":
-            raise SystemExit(5)
-        signal.pause()
-        """,
-    )
-    with launchers(tmp_path, meets=meets) as runs:
-        assert statuses(runs) == [5, 5], told(runs)
-        for run in runs:
-            words = rf"^distlaunch: rank {fails} \(\S+\) failed first: exit status 5$"
-            assert re.search(words, run.stderr, re.MULTILINE)
-        assert sum("ended after" in run.stderr for run in runs) == 1, "only the controller has the summary"
+    fail = f"if os.environ['RANK'] == '{fails}': print('bad', file=sys.stderr); sys.exit(5)"
+    script(tmp_path, f"import os, signal, sys\n{fail}\nsignal.pause()")
+    with launchers(tmp_path, "--max-restarts=1", meets=meets) as (first, second):
+        assert statuses([first, second]) == [5, 5], told([first, second])
+        failed = rf"distlaunch: rank {fails} \(\S+\) failed first: exit status 5\b"
+        for run in (first, second):
+            assert re.search(failed, run.stderr)
+            assert "not restarting: already restarted once" in run.stderr
+        (controller,) = (run for run in (first, second) if "ended after" in run.stderr)
+        assert "distlaunch:   | bad\n" in controller.stderr
+        assert "\nbad\n" in told([first, second])
+        assert controller.stderr.count("restart 1 of 1") == 1
+        assert told([first, second]).count("; restarting") == 1
 
 
-def test_the_controller_quotes_the_last_words_of_a_rank_on_another_node(tmp_path: Path) -> None:
-    script(
-        tmp_path, "import os, signal\nif os.environ['RANK'] == '1': raise ValueError('bad')\nsignal.pause()"
-    )
-    with launchers(tmp_path) as (first, second):
-        assert statuses([first, second]) == [1, 1]
-        assert "distlaunch:   | ValueError: bad\n" in first.stderr
-        assert "\nValueError: bad\n" in second.stderr
-
-
-def test_a_script_that_one_node_lacks_is_told_by_all(tmp_path: Path) -> None:
+def test_all_launchers_name_a_script_that_one_node_lacks(tmp_path: Path) -> None:
     script(tmp_path, "import signal; signal.pause()")
     (tmp_path / "elsewhere").mkdir()
     port = free_port()
@@ -173,15 +129,17 @@ def test_a_script_that_one_node_lacks_is_told_by_all(tmp_path: Path) -> None:
             assert "could not be started: worker.py: No such file or directory" in run.stderr
 
 
-def test_a_node_that_has_ended_well_ends_as_the_others_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_node_that_is_done_ends_or_restarts_with_the_others(tmp_path: Path, restarts: int) -> None:
     """torchrun's first node would end with 0, after five minutes."""
     os.mkfifo(tmp_path / "fifo")
     script(tmp_path, ENDS_LATER)
-    with launchers(tmp_path) as runs:
+    with launchers(tmp_path, f"--max-restarts={restarts}") as runs:
         wait_gone([*runs[0].wait_ready(1).values()], PATIENCE_S)
         runs[1].wait_ready(1)
         (tmp_path / "fifo").write_text("end")
-        assert statuses(runs) == [7, 7], told(runs)
+        assert statuses(runs) == ([0, 0] if restarts else [7, 7]), told(runs)
+        assert [run.stdout.count("ready") for run in runs] == ([2, 2] if restarts else [1, 1])
         assert all(re.search(r"rank 1 \(\S+\) failed first: exit status 7", run.stderr) for run in runs)
 
 
@@ -221,7 +179,7 @@ def test_an_interrupt_of_one_ends_all(place: Path, number: int, signum: signal.S
         assert all(f"distlaunch: stopped by {signum.name}\n" in run.stderr for run in runs)
 
 
-def test_a_signal_to_all_launchers_is_one_wish(tmp_path: Path) -> None:
+def test_a_signal_to_all_launchers_counts_once(tmp_path: Path) -> None:
     """As a scheduler sends it; the second wish would be to kill."""
     script(
         tmp_path,
@@ -249,7 +207,7 @@ def test_a_signal_to_all_launchers_is_one_wish(tmp_path: Path) -> None:
         assert all("ended in order" in run.stdout for run in runs)
 
 
-def test_the_second_interrupt_of_a_launcher_kills_all(tmp_path: Path) -> None:
+def test_a_second_interrupt_of_a_launcher_kills_all_ranks(tmp_path: Path) -> None:
     script(tmp_path, STUBBORN)
     with launchers(tmp_path) as runs:
         pids = workers(runs)
@@ -262,7 +220,7 @@ def test_the_second_interrupt_of_a_launcher_kills_all(tmp_path: Path) -> None:
         wait_gone(pids, 5.0)
 
 
-def test_ctrl_z_is_answered_by_each_and_ends_nothing(place: Path) -> None:
+def test_each_launcher_answers_ctrl_z_and_continues(place: Path) -> None:
     with launchers(place) as runs:
         workers(runs)
         for run in runs:
@@ -285,9 +243,7 @@ def test_killed_launchers_can_be_started_again_at_once(place: Path) -> None:
 
 
 @pytest.mark.parametrize(("meets", "fails"), [("c10d", 1), ("static", 0)])
-def test_a_failing_rank_has_the_ranks_of_all_nodes_start_again(
-    tmp_path: Path, meets: str, fails: int
-) -> None:
+def test_a_failing_rank_restarts_the_ranks_of_all_nodes(tmp_path: Path, meets: str, fails: int) -> None:
     script(
         tmp_path,
         """
@@ -315,47 +271,7 @@ def test_a_failing_rank_has_the_ranks_of_all_nodes_start_again(
         assert re.search(rf"^distlaunch: {failed}restarting$", told(runs), re.MULTILINE), told(runs)
 
 
-def test_once_all_restarts_are_used_all_nodes_end(tmp_path: Path) -> None:
-    script(tmp_path, "import os, signal, sys\nif os.environ['RANK'] == '1': sys.exit(5)\nsignal.pause()")
-    with launchers(tmp_path, "--max-restarts=1") as (first, second):
-        assert statuses([first, second]) == [5, 5], told([first, second])
-        assert first.stderr.count("restart 1 of 1") == 1
-        assert second.stderr.count("; restarting") == 1
-        for run in (first, second):
-            assert "not restarting: already restarted once" in run.stderr
-
-
-def test_failures_on_two_nodes_at_once_are_one_restart(tmp_path: Path) -> None:
-    script(
-        tmp_path,
-        """
-        import os, sys
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.write(1, b"ready 0 1\\n")
-            open("fifo").read()
-            sys.exit(5)
-        """,
-    )
-    os.mkfifo(tmp_path / "fifo")
-    with launchers(tmp_path, "--max-restarts=1", count=3) as runs:
-        for run in runs:
-            run.wait_ready(1)
-        (tmp_path / "fifo").write_text("end")
-        assert statuses(runs) == [0, 0, 0], told(runs)
-
-
-def test_a_node_that_is_done_starts_again_with_the_others(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    script(tmp_path, ENDS_LATER)
-    with launchers(tmp_path, "--max-restarts=3") as runs:
-        wait_gone([*runs[0].wait_ready(1).values()], PATIENCE_S)
-        runs[1].wait_ready(1)
-        (tmp_path / "fifo").write_text("end")
-        assert statuses(runs) == [0, 0], told(runs)
-        assert [run.stdout.count("ready") for run in runs] == [2, 2]
-
-
-def test_an_interrupt_while_all_start_again_ends_all(tmp_path: Path) -> None:
+def test_an_interrupt_during_a_restart_ends_all(tmp_path: Path) -> None:
     script(
         tmp_path,
         """
@@ -380,43 +296,31 @@ def test_an_interrupt_while_all_start_again_ends_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("meets", ["static", "c10d, told"])
-def test_a_launcher_that_is_killed_and_started_again_goes_on_with_the_others(
-    tmp_path: Path, meets: str
-) -> None:
+def test_only_a_launcher_of_the_missing_node_joins_a_run_that_lost_it(tmp_path: Path, meets: str) -> None:
     """With new files for what its ranks print."""
     script(tmp_path, SAYS_AND_WAITS.replace("signal.pause()", "count == '1' or signal.pause()"))
     port, words = free_port(), ("--max-restarts=1", "--tee=3", "--log-dir=logs")
-    with (
-        launcher(tmp_path, port, *words, meets=meets) as first,
-        launcher(tmp_path, port, *words, meets=meets, node=1) as second,
-    ):
-        pids = workers([first, second])
-        second.process.kill()
-        first.wait_for("was lost: its launcher")
-        with launcher(tmp_path, port, *words, meets=meets, node=1) as third:
-            assert statuses([first, third]) == [0, 0], told([first, third])
-            assert "joins as node 1" in first.stderr
-            assert [run.stdout.count(" 1 of 2") for run in (first, third)] == [1, 1]
-        wait_gone(pids, 0.0)
-    kept = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
-    assert sum(" 1 of 2" in text for text in kept) == 2
+    with ExitStack() as stack:
 
+        def start(node: int) -> Going:
+            return stack.enter_context(launcher(tmp_path, port, *words, meets=meets, nodes=3, node=node))
 
-def test_only_the_launcher_of_the_missing_node_is_taken_in(place: Path) -> None:
-    port, words = free_port(), ("--max-restarts=1",)
-    with (
-        launcher(place, port, *words, nodes=3) as first,
-        launcher(place, port, *words, nodes=3, node=1) as second,
-        launcher(place, port, *words, nodes=3, node=2) as third,
-    ):
-        workers([first, second, third])
+        first, _, third = runs = [start(node) for node in range(3)]
+        pids = workers(runs)
         third.process.kill()
         first.wait_for("was lost: its launcher")
-        with launcher(place, port, *words, nodes=3, node=1) as other:
+        if meets == "static":
+            other = start(1)
             assert other.wait() == Exit.USAGE
             assert "the run has all the nodes it needs" in other.stderr
-        first.wait_for("the run has all the nodes it needs")
-        assert first.process.poll() is None
+            first.wait_for("the run has all the nodes it needs")
+        runs[2] = start(2)
+        assert statuses(runs) == [0, 0, 0], told(runs)
+        assert re.search(r"joins as node [12]\n", first.stderr)  # c10d numbers nodes as they come
+        assert [run.stdout.count(" 1 of 3") for run in runs] == [1, 1, 1]
+        wait_gone(pids, 0.0)
+    kept = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
+    assert sum(" 1 of 3" in text for text in kept) == 3
 
 
 # Elastic jobs
@@ -439,17 +343,15 @@ def test_an_elastic_job_starts_with_the_fewest_and_takes_a_late_launcher_in(plac
 
 def test_an_elastic_job_begins_at_once_when_all_are_there(tmp_path: Path) -> None:
     script(tmp_path, "import os; print(os.environ['WORLD_SIZE'])")
-    port = free_port()
-    words = ("--rdzv-conf=last_call_timeout=600",)
-    with (
-        launcher(tmp_path, port, *words, nodes="1:2", meets="c10d") as first,
-        launcher(tmp_path, port, *words, nodes="1:2", meets="c10d") as second,
-    ):
-        assert statuses([first, second]) == [0, 0], told([first, second])
-        assert (first.stdout, second.stdout) == ("2\n", "2\n")
+    port, conf = free_port(), "--rdzv-conf=last_call_timeout=600"
+    with ExitStack() as stack:
+        start = partial(launcher, tmp_path, port, conf, nodes="1:2", meets="c10d")
+        runs = [stack.enter_context(start()) for _ in range(2)]
+        assert statuses(runs) == [0, 0], told(runs)
+        assert [run.stdout for run in runs] == ["2\n", "2\n"]
 
 
-def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(place: Path) -> None:
+def test_an_elastic_job_continues_without_a_launcher_that_is_killed(place: Path) -> None:
     port = free_port()
     with ExitStack() as stack:
         confs = (f"--rdzv-conf=last_call_timeout=1,is_host={int(node == 0)}" for node in range(3))

@@ -1,4 +1,4 @@
-"""An agent that is started before the job file is read, and what all agents are started from."""
+"""Agents started before the job file is read, and the code that agents are started from."""
 
 import os
 import shutil
@@ -13,7 +13,8 @@ from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.transports.link import Link
 from distlaunch.transports.opening import open_early, open_links
 from distlaunch.transports.transport import Command
-from tests.harness import PATIENCE_S, ROOT
+from tests.harness import ROOT, distlaunch_argv
+from tests.process.commands import completed
 
 
 def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:
@@ -39,9 +40,7 @@ def early() -> Link:
     ],
     ids=["no python", "ours", "ours on that node", "another", "another on that node", "another host"],
 )
-def test_an_early_agent_is_taken_by_a_job_that_wants_it_and_else_ends_at_once(
-    spec: JobSpec, taken: bool, early: Link
-) -> None:
+def test_an_early_agent_is_used_or_ends_at_once(spec: JobSpec, taken: bool, early: Link) -> None:
     links = open_links(spec, early)
     assert (links[0] is early) is taken
     assert early.has_ended is not taken
@@ -49,7 +48,7 @@ def test_an_early_agent_is_taken_by_a_job_that_wants_it_and_else_ends_at_once(
     early.discard()  # as the command does in the end, whatever has become of it
 
 
-def test_an_early_agent_that_was_given_something_to_do_is_not_discarded(early: Link) -> None:
+def test_an_early_agent_in_use_is_not_discarded(early: Link) -> None:
     early.send(0, messages.Ping())
     early.discard()
     assert not early.has_ended
@@ -64,38 +63,23 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(ROOT / "distlaunch", tmp_path / "distlaunch", ignore=ignored))
 
 
-def start(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the copy."""
+def test_ships_the_agent_as_it_is_now_and_leaves_only_what_python_compiles(copy: Path) -> None:
+    job = copy.parent / "job.yaml"
+    job.write_text("command: ['true']\ngpus_per_node: 0\n")
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return subprocess.run(
-        [sys.executable, "-m", "distlaunch", *words],
-        env={**kept, "PYTHONPATH": str(copy.parent)},
-        cwd=copy.parent,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
 
+    def status() -> int:
+        env = {**kept, "PYTHONPATH": str(copy.parent)}
+        return completed(distlaunch_argv("run", str(job)), env=env, cwd=copy.parent).returncode
 
-def test_an_agent_that_has_changed_is_shipped_as_it_is_now(copy: Path) -> None:
-    job = copy.parent / "job.yaml"
-    job.write_text("command: ['true']\ngpus_per_node: 0\n")
-    for _ in range(2):
-        assert start(copy, "run", str(job)).returncode == 0
-    module = copy / "agent" / "serve.py"
-    module.write_text(module.read_text() + "\nos._exit(9)\n")
-    assert start(copy, "run", str(job)).returncode != 0
-
-
-def test_a_start_leaves_nothing_beside_its_sources_but_what_python_compiles(copy: Path) -> None:
-    job = copy.parent / "job.yaml"
-    job.write_text("command: ['true']\ngpus_per_node: 0\n")
     before = {path for path in copy.rglob("*") if path.is_file()}
-    assert start(copy, "run", str(job)).returncode == 0
+    assert [status(), status()] == [0, 0]
     made = {path for path in copy.rglob("*") if path.is_file()} - before
     assert {path.suffix for path in made} == {".pyc"}
     assert {path.parent.name for path in made} == {"__pycache__"}
+    module = copy / "agent" / "serve.py"
+    module.write_text(module.read_text() + "\nos._exit(9)\n")
+    assert status() != 0
 
 
 def test_the_agents_modules_are_not_compiled_each_time(copy: Path) -> None:
@@ -110,7 +94,5 @@ def test_the_agents_modules_are_not_compiled_each_time(copy: Path) -> None:
         "print(*made)"
     )
     subprocess.run([sys.executable, "-m", "compileall", "-q", str(copy)], check=True)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(copy.parent)], capture_output=True, text=True, check=True
-    )
+    done = completed([sys.executable, "-c", code, str(copy.parent)])
     assert done.stdout == "distlaunch\n"  # which has no file

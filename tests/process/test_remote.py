@@ -1,4 +1,4 @@
-"""Commands for another machine, without one: a shell here stands in for ssh."""
+"""Commands for another machine, with a shell as a stand-in for ssh."""
 
 import sys
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
 
 
-def test_a_folder_that_is_not_there_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_names_a_directory_that_the_host_lacks(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_there(Ssh("gpu-a"), Request(("--version",), "/nowhere/at/all")) == 2
     assert capfd.readouterr().err == (
         "distlaunch: /nowhere/at/all on gpu-a: No such file or directory; "
@@ -30,13 +30,13 @@ def test_a_folder_that_is_not_there_is_told(capfd: pytest.CaptureFixture[str]) -
     )
 
 
-def test_a_host_without_python_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_host_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(DistlaunchError, match=r"gpu-a: found no Python 3\.10 or later \(tried python3 and"):
         run_there(Ssh("gpu-a"), Request(("--version",)))
 
 
-def test_a_job_that_comes_from_a_pipe_can_not_be_taken_along() -> None:
+def test_refuses_to_send_a_job_from_a_pipe() -> None:
     done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n")
     assert done.returncode == 2
     assert "--on can't take the job from a pipe or standard input; save it to a file" in done.stderr

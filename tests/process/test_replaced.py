@@ -1,14 +1,16 @@
-"""A run ends with the code that it began with, though another distlaunch is installed meanwhile."""
+"""Runs that end with the code that they began with, whatever is installed meanwhile."""
 
+import contextlib
 import os
 import shutil
 import signal
-import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT, Going, kill, write_job
+from tests.harness import ROOT, Going, distlaunch_argv, kill, write_job
 from tests.process.torchruns import free_port
 
 WAITS = """
@@ -33,14 +35,15 @@ class Installed:
         self.place = folder / "site"
         shutil.copytree(ROOT / "distlaunch", self.place / "distlaunch")
 
-    def start(self, folder: Path, *words: str, **environ: str) -> Going:
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(self.place),
-            "XDG_STATE_HOME": str(folder / "state"),
-            **environ,
-        }
-        return Going(folder, [sys.executable, "-m", "distlaunch", *words], cwd=folder, env=env)
+    @contextlib.contextmanager
+    def running(self, folder: Path, *words: str) -> Iterator[Going]:
+        """A command of the copy that is ended with the block."""
+        env = {**os.environ, "PYTHONPATH": str(self.place), "XDG_STATE_HOME": str(folder / "state")}
+        run = Going(folder, distlaunch_argv(*words), cwd=folder, env=env)
+        try:
+            yield run
+        finally:
+            run.kill()
 
     def replace(self) -> None:
         """Whatever is imported from now on raises."""
@@ -62,53 +65,43 @@ def ended(run: Going, status: int, said: str) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_a_rank_that_fails_is_explained_and_restarted(
+def test_explains_and_restarts_a_rank_that_fails(
     installed: Installed, tmp_path: Path, signum: signal.Signals
 ) -> None:
-    job = write_job(
-        tmp_path, FAILS, "procs_per_node: 2\ntimeouts: {stop: 2s}\nrestarts: {max: 1, backoff: 0s}"
-    )
-    run = installed.start(tmp_path, "run", str(job))
-    try:
+    keys = "procs_per_node: 2\ntimeouts: {stop: 2s}\nrestarts: {max: 1, backoff: 0s}"
+    with installed.running(tmp_path, "run", str(write_job(tmp_path, FAILS, keys))) as run:
         before = run.wait_ready(2)
         installed.replace()
         kill(before[1], signum)
-        run.wait_until(lambda: run.stdout.count("ready") >= 4, "a second attempt")
+        run.wait_for("ready", times=4)
         kill(run.worker_pids()[1], signum)
         ended(run, 1 if signum == signal.SIGTERM else 137, "rank 1 (")
         assert "already restarted once" in run.stderr
-    finally:
-        run.kill()
 
 
-def test_the_summary_as_json(installed: Installed, tmp_path: Path) -> None:
-    run = installed.start(tmp_path, "run", "--json", str(write_job(tmp_path, WAITS, "procs_per_node: 2")))
-    try:
-        run.wait_until(lambda: run.stderr.count("ready") >= 2, "both ranks")
+def test_writes_the_summary_as_json(installed: Installed, tmp_path: Path) -> None:
+    job = str(write_job(tmp_path, WAITS, "procs_per_node: 2"))
+    with installed.running(tmp_path, "run", "--json", job) as run:
+        run.wait_for("ready", times=2)
         installed.replace()
         run.process.send_signal(signal.SIGINT)
         ended(run, 130, "stopped by SIGINT")
         assert '"exit_status": 130' in run.stdout
-    finally:
-        run.kill()
 
 
-def test_launchers_that_join(installed: Installed, tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text("import os, signal\n" + WAITS.replace("    ", ""))
+def test_launchers_that_joined_restart_together(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(textwrap.dedent(WAITS))
     where = ["torchrun", "--nnodes=2", f"--master-port={free_port()}", "--max-restarts=1"]
-    runs = [installed.start(tmp_path, *where, f"--node-rank={node}", "worker.py") for node in range(2)]
-    try:
-        first, second = (run.wait_ready(1) for run in runs)
-        assert first.keys() == {0}
+    with contextlib.ExitStack() as stack:
+        runs = [
+            stack.enter_context(installed.running(tmp_path, *where, f"--node-rank={node}", "worker.py"))
+            for node in range(2)
+        ]
+        assert [[*run.wait_ready(1)] for run in runs] == [[0], [1]]
         installed.replace()
-        for attempt in (1, 2):
-            kill(runs[1].worker_pids()[1])
-            if attempt == 1:
-                for run in runs:
-                    run.wait_until(lambda run=run: run.stdout.count("ready") >= 2, "a second attempt")  # type: ignore[misc]
-        assert second.keys() == {1}
+        kill(runs[1].worker_pids()[1])
+        for run in runs:
+            run.wait_for("ready", times=2)
+        kill(runs[1].worker_pids()[1])
         for run in runs:
             ended(run, 137, "rank 1 (")
-    finally:
-        for run in runs:
-            run.kill()

@@ -1,4 +1,4 @@
-"""Runs that their command has left: found, followed, stopped and deleted from outside."""
+"""Detached runs: found, followed, stopped and deleted by other commands."""
 
 import contextlib
 import json
@@ -36,6 +36,7 @@ from tests.harness import (
     wait_until,
     write_job,
 )
+from tests.process.commands import completed
 
 TWO = "nodes: 1\nprocs_per_node: 2\ngpus_per_node: 0\n"
 ID = re.compile(r"job-\d{8}-\d{6}-[0-9a-f]{8}\n")
@@ -85,6 +86,16 @@ def beside(folder: Path, *words: str) -> Going:
     return Going(folder / "no runs", distlaunch_argv(*words), cwd=folder)
 
 
+@contextlib.contextmanager
+def watching(folder: Path, *words: str) -> Iterator[Going]:
+    """The same, which is ended with the block."""
+    going = beside(folder, *words)
+    try:
+        yield going
+    finally:
+        going.kill()
+
+
 def listed(folder: Path, *words: str) -> list[dict[str, Any]]:
     """What `ps` says of the runs in a folder."""
     done = ran(folder, "ps", ".", "--json", *words)
@@ -103,12 +114,9 @@ def left(folder: Path, worker: str = WAITS, job: str = "") -> str:
 
 def said_here(folder: Path, run: str) -> None:
     """Wait until both ranks have printed where they are."""
-    follow = beside(folder, "logs", "-f", run)
-    try:
+    with watching(folder, "logs", "-f", run) as follow:
         follow.wait_for("here", times=2)
         follow.wait_for("pid", times=2)
-    finally:
-        follow.kill()
 
 
 def open_gate(gate: Path) -> None:
@@ -116,14 +124,12 @@ def open_gate(gate: Path) -> None:
     os.close(os.open(gate, os.O_WRONLY))
 
 
-def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, gate: Path) -> None:
+def test_finds_follows_and_waits_for_a_detached_run(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
     (there,) = listed(tmp_path)
     assert (there["run"], there["state"], there["ranks"], there["exit_status"]) == (run, "RUNNING", 2, None)
     said_here(tmp_path, run)
-    follow = beside(tmp_path, "logs", "--follow")
-    attached = beside(tmp_path, "attach", run)
-    try:
+    with watching(tmp_path, "logs", "--follow") as follow, watching(tmp_path, "attach", run) as attached:
         follow.wait_for("here", times=2)
         wait_until_attached(attached)
         open_gate(gate)
@@ -133,9 +139,6 @@ def test_a_run_that_was_left_is_found_followed_and_waited_for(tmp_path: Path, ga
         assert f"distlaunch: {run}: FAILED, exit status 7: rank 1 (node0) failed first" in follow.stderr
         assert attached.wait() == 7
         assert "rank 1 (node0) failed first: exit status 7" in attached.stderr
-    finally:
-        follow.kill()
-        attached.kill()
     (there,) = listed(tmp_path, "-a")
     assert (there["state"], there["exit_status"]) == ("FAILED", 7)
     assert listed(tmp_path) == []
@@ -162,33 +165,6 @@ def opened(pid: int) -> Iterator[str]:
             yield os.readlink(entry)
 
 
-def test_it_survives_its_terminal_and_its_session(tmp_path: Path, gate: Path) -> None:
-    """The shell that started it, its session's leader, is killed, and all of its session gets SIGHUP."""
-    path = write_job(tmp_path, WAITS, TWO)
-    controller, terminal = os.openpty()
-    shell = subprocess.Popen(
-        ["sh", "-c", '"$@"; read line', "sh", *distlaunch_argv("run", "-d", str(path))],
-        cwd=tmp_path,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    )
-    os.close(terminal)
-    said = b""
-    while not ID.search(said.decode().replace("\r", "")):
-        said += os.read(controller, 4096)
-    os.killpg(shell.pid, signal.SIGHUP)
-    shell.kill()
-    shell.wait(PATIENCE_S)
-    os.close(controller)
-    (there,) = listed(tmp_path)
-    assert there["state"] == "RUNNING"
-    said_here(tmp_path, there["run"])
-    open_gate(gate)
-    assert ran(tmp_path, "wait").returncode == 7
-
-
 @pytest.mark.parametrize(
     ("key", "status", "said"),
     [
@@ -197,7 +173,7 @@ def test_it_survives_its_terminal_and_its_session(tmp_path: Path, gate: Path) ->
         ("logs: {dir: /proc/nowhere}", 1, "logs.dir"),
     ],
 )
-def test_what_can_not_start_is_told_with_its_status(key: str, status: int, said: str, tmp_path: Path) -> None:
+def test_reports_a_detached_run_that_can_not_start(key: str, status: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(f"{'' if 'command' in key else 'command: [sleep, 60]'}\n{key}\n")
     done = ran(tmp_path, "run", "--detach", "job.yaml")
     assert (done.returncode, done.stdout) == (status, "")
@@ -214,37 +190,31 @@ def test_ctrl_c_before_all_ranks_have_started_ends_the_run(tmp_path: Path) -> No
     (tmp_path / "job.yaml").write_text(
         f"command: [sleep, 60]\nnodes: [{{host: a, python: {python}}}]\nlauncher: local\nbackend: gloo\n"
     )
-    going = beside(tmp_path, "run", "-d", "job.yaml")
-    try:
+    with watching(tmp_path, "run", "-d", "job.yaml") as going:
         while not listed(tmp_path):
             assert going.process.poll() is None
         going.process.send_signal(signal.SIGINT)
         assert going.wait() == 130
         assert going.stdout == ""
-    finally:
-        going.kill()
     (there,) = listed(tmp_path, "-a")
     assert there["state"] == "CANCELLED"
 
 
-def test_a_controller_that_was_killed_leaves_no_rank_and_is_told_as_lost(tmp_path: Path, gate: Path) -> None:
+def test_a_killed_controller_leaves_no_rank_and_the_run_is_lost(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
     said_here(tmp_path, run)
     (there,) = listed(tmp_path)
     ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
     assert len(ranks) >= 2
-    attached = beside(tmp_path, "attach", run)
-    try:
-        with held(ranks) as processes:
-            kill(there["controller"]["pid"])
-            wait_gone([there["controller"]["pid"]], PATIENCE_S)
-            (lost,) = listed(tmp_path, "-a")
-            assert lost["state"] == "LOST"
-            assert f"process {there['controller']['pid']}" in lost["why"]
-            assert attached.wait() == 71
-            processes.wait_ends(ranks, time.monotonic() + PATIENCE_S)
-    finally:
-        attached.kill()
+    controller = there["controller"]["pid"]
+    with watching(tmp_path, "attach", run) as attached, held(ranks) as processes:
+        kill(controller)
+        wait_gone([controller], PATIENCE_S)
+        (lost,) = listed(tmp_path, "-a")
+        assert lost["state"] == "LOST"
+        assert f"process {controller}" in lost["why"]
+        assert attached.wait() == 71
+        processes.wait_ends(ranks, time.monotonic() + PATIENCE_S)
     done = ran(tmp_path, "wait", run)
     assert done.returncode == 71
     (lost,) = listed(tmp_path, "-a")
@@ -276,7 +246,7 @@ def test_stop_ends_a_run_and_says_how_it_ended(tmp_path: Path, gate: Path) -> No
     assert f"distlaunch: {run} had already ended: CANCELLED, exit status 130: stopped by" in again.stderr
 
 
-def test_stop_of_a_run_that_ends_meanwhile_says_that(
+def test_stop_says_that_the_run_ended_meanwhile(
     tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def too_late(run: Run, at_once: bool) -> bool:
@@ -292,28 +262,19 @@ def test_stop_of_a_run_that_ends_meanwhile_says_that(
     assert f"{run} had already ended: FAILED, exit status 7: rank 1" in capfd.readouterr().err
 
 
-def test_stop_now_does_not_wait_for_stubborn_ranks(tmp_path: Path) -> None:
-    left(tmp_path, STUBBORN, "timeouts: {stop: 600s}\n")
-    done = ran(tmp_path, "stop", "--now")
-    assert done.returncode == 0
-    assert "CANCELLED" in done.stderr
-
-
 def test_ctrl_c_while_attached_leaves_the_run_alone(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
-    attached = beside(tmp_path, "attach")
-    try:
+    with watching(tmp_path, "attach") as attached:
         wait_until_attached(attached)
         attached.process.send_signal(signal.SIGINT)
         assert attached.wait() == 130
-    finally:
-        attached.kill()
     assert f"detached from {run}, which is still running; `distlaunch stop {run}` stops" in attached.stderr
     assert [there["state"] for there in listed(tmp_path)] == ["RUNNING"]
 
 
 # Told again
 
+RESTARTS = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
 ALTERNATES = """
     import os, sys, time
     rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -327,22 +288,19 @@ ALTERNATES = """
 
 def in_one_place(folder: Path, *words: str) -> str:
     """All that a command prints, where both its streams go to one pipe."""
-    out = subprocess.STDOUT
-    done = subprocess.run(
-        distlaunch_argv(*words), cwd=folder, stdout=subprocess.PIPE, stderr=out, text=True, check=False
-    )
-    return done.stdout
+    one_place = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return str(completed(distlaunch_argv(*words), cwd=folder, **one_place).stdout)
 
 
-@pytest.fixture
-def failed_twice(tmp_path: Path) -> Path:
-    """A run of two generations, both of which failed."""
-    job = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
-    assert ran(tmp_path, "run", str(write_job(tmp_path, ALTERNATES, job))).returncode == 3
-    return tmp_path
+@pytest.fixture(scope="module")
+def failed_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two attempts, both of which failed."""
+    folder = tmp_path_factory.mktemp("failed")
+    assert ran(folder, "run", str(write_job(folder, ALTERNATES, RESTARTS))).returncode == 3
+    return folder
 
 
-def test_a_node_that_can_not_be_used_is_told_of_once(tmp_path: Path) -> None:
+def test_names_an_unusable_node_once(tmp_path: Path) -> None:
     said = "echo ssh: Could not resolve hostname %h: Name or service not known >&2; exit 1"
     (tmp_path / "config").write_text(f"Host *\n  ProxyCommand sh -c '{said}'\n")
     job = "command: ['true']\nnodes: [one, two]\ngpus_per_node: 0\nssh: {config: config}\n"
@@ -355,7 +313,7 @@ def test_a_node_that_can_not_be_used_is_told_of_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_attach_tells_all_in_the_order_in_which_it_came(failed_twice: Path, terminal: bool) -> None:
+def test_attach_shows_everything_in_its_order(failed_twice: Path, terminal: bool) -> None:
     lines = [line for line in spoken(failed_twice) if "say" in line]
     for _ in range(3):
         if terminal:
@@ -416,13 +374,14 @@ def spoken(folder: Path, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.fixture
-def restarted(tmp_path: Path) -> Path:
-    """A run of two generations, that is over."""
-    job = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
-    done = ran(tmp_path, "run", str(write_job(tmp_path, SPEAKS, job)))
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two attempts that is over; "shown" has what it showed."""
+    folder = tmp_path_factory.mktemp("restarted")
+    done = ran(folder, "run", str(write_job(folder, SPEAKS, RESTARTS)))
     assert done.returncode == 0, done.stderr
-    return tmp_path
+    (folder / "shown").write_text(done.stdout)
+    return folder
 
 
 def test_all_lines_come_in_their_order_over_restarts(restarted: Path) -> None:
@@ -440,14 +399,13 @@ def test_all_lines_come_in_their_order_over_restarts(restarted: Path) -> None:
     assert sum(line.endswith("unfinished") for line in lines) >= 3
 
 
-def test_a_line_without_its_end_is_not_joined_to_another_generations(tmp_path: Path) -> None:
-    job = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
-    done = ran(tmp_path, "run", str(write_job(tmp_path, SPEAKS, job)))
-    for text in (done.stdout, in_one_place(tmp_path, "attach", "--all"), in_one_place(tmp_path, "logs")):
+def test_a_line_without_its_end_is_not_joined_to_one_of_another_attempt(restarted: Path) -> None:
+    told = (in_one_place(restarted, *words) for words in (("attach", "--all"), ("logs",)))
+    for text in ((restarted / "shown").read_text(), *told):
         assert "[node0:0] unfinished\n" in text[: text.index("out 0 1 0")]
 
 
-def test_a_restart_is_told_between_the_lines(restarted: Path) -> None:
+def test_shows_a_restart_between_the_lines(restarted: Path) -> None:
     for words in ([], ["--fold"], ["--rank", "0"]):
         before, said, after = in_one_place(restarted, "logs", *words).partition("distlaunch: restart 1\n")
         assert said
@@ -460,7 +418,7 @@ def test_a_restart_is_told_between_the_lines(restarted: Path) -> None:
     assert "FAILED" not in in_one_place(restarted, "logs", "-f")
 
 
-def test_lines_are_chosen(restarted: Path) -> None:
+def test_shows_only_the_chosen_lines(restarted: Path) -> None:
     everything = spoken(restarted)
     assert spoken(restarted, "-n", "3") == everything[-3:]
     assert spoken(restarted, "-n", "0") == []
@@ -494,7 +452,7 @@ def test_lines_are_chosen(restarted: Path) -> None:
         (("./nowhere",), "./nowhere: not a run directory, and it contains no runs"),
     ],
 )
-def test_a_choice_that_can_not_be_is_told(restarted: Path, words: tuple[str, ...], said: str) -> None:
+def test_refuses_an_impossible_choice(restarted: Path, words: tuple[str, ...], said: str) -> None:
     done = ran(restarted, "logs", *words)
     assert done.returncode == 2
     assert said in done.stderr
@@ -503,52 +461,97 @@ def test_a_choice_that_can_not_be_is_told(restarted: Path, words: tuple[str, ...
 
 def test_a_reader_that_leaves_is_no_error(restarted: Path) -> None:
     line = " ".join(distlaunch_argv("logs"))
-    done = subprocess.run(
-        ["bash", "-c", f"{line} | head -1; exit ${{PIPESTATUS[0]}}"],
-        cwd=restarted,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    done = completed(["bash", "-c", f"{line} | head -1; exit ${{PIPESTATUS[0]}}"], cwd=restarted)
     assert done.returncode in (0, 141)
     assert done.stderr in ("", "distlaunch: restart 1\n")
+
+
+def test_a_directory_without_a_status_is_no_run(restarted: Path, tmp_path: Path) -> None:
+    shutil.copytree(restarted / "runs", tmp_path / "runs")
+    (folder,) = (tmp_path / "runs").iterdir()
+    for text in ("", "nonsense", "{}", '{"controller": 3}'):
+        (folder / "status.json").write_text(text)
+        assert listed(tmp_path, "-a") == []
+        assert "not a run directory" in ran(tmp_path, "logs", str(folder)).stderr
 
 
 # Finding
 
 
-def test_a_run_is_found_by_each_of_its_names(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("name: mine\ncommand: [sh, -c, 'exit $SAID']\nnodes: 1\n")
-    for said in (3, 4):
-        assert ran(tmp_path, "run", "job.yaml", "--set", f"env.SAID={said}").returncode == said
-    first, second = sorted(run["run"] for run in listed(tmp_path, "-a"))
-    assert {run["exit_status"] for run in listed(tmp_path, "-a")} == {3, 4}
-    latest = listed(tmp_path, "-a")[0]
-    for word in ([], ["mine"], ["."], ["./runs"]):
-        assert ran(tmp_path, "wait", *word).returncode == latest["exit_status"]
-    for run in (first, second):
-        expected = next(each["exit_status"] for each in listed(tmp_path, "-a") if each["run"] == run)
-        assert ran(tmp_path, "wait", run).returncode == expected
-        assert ran(Path("/"), "wait", str(tmp_path / "runs" / run)).returncode == expected
-        assert ran(Path("/"), "wait", run).returncode == expected  # it is listed
-    ambiguous = ran(tmp_path, "wait", "mine-")
+LONG = "a-long-name-of-a-job"
+
+
+@pytest.fixture(scope="module")
+def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that are over: of `my job (1)` with status 3 and then 4, of `a-long-name-of-a-job` with 5."""
+    folder = tmp_path_factory.mktemp("over")
+    for file, name, status in (("train", "my job (1)", 3), ("train", "my job (1)", 4), ("eval", LONG, 5)):
+        path = folder / f"{file}.yaml"
+        path.write_text(f"name: {name}\ncommand: [sh, -c, 'exit $SAID']\nnodes: 1\n")
+        assert ran(folder, "run", path.name, "--set", f"env.SAID={status}").returncode == status
+    (folder / "none.yaml").write_text("command: ['true']\n")
+    return folder
+
+
+def by_status(folder: Path) -> dict[int, str]:
+    """The ids of all runs in a folder, the latest first."""
+    return {run["exit_status"]: run["run"] for run in listed(folder, "-a")}
+
+
+def test_finds_a_run_by_each_of_its_names(over: Path) -> None:
+    runs = by_status(over)
+    assert [*runs] == [5, 4, 3]
+    names = [
+        ("my job (1)", 4),
+        ("train.yaml", 4),
+        (LONG, 5),
+        (str(over / "eval.yaml"), 5),
+        (".", 5),
+        ("./runs", 5),
+    ]
+    for word, status in (*names, *((run, status) for status, run in runs.items())):
+        assert ran(over, "wait", word).returncode == status
+    assert ran(over, "wait").returncode == 5
+    for status, run in runs.items():
+        assert ran(Path("/"), "wait", str(over / "runs" / run)).returncode == status
+        assert ran(Path("/"), "wait", run).returncode == status  # it is listed
+
+
+def test_refuses_a_name_of_no_run_or_of_several(over: Path) -> None:
+    runs = by_status(over)
+    alike = runs[3][: -len("20260101-120000-0a1b2c3d")]
+    ambiguous = ran(over, "wait", alike)
     assert ambiguous.returncode == 2
-    assert "'mine-' is ambiguous: it matches 2 runs:\n" in ambiguous.stderr
-    assert first in ambiguous.stderr
-    assert second in ambiguous.stderr
+    assert f"'{alike}' is ambiguous: it matches 2 runs:\n" in ambiguous.stderr
+    assert runs[3] in ambiguous.stderr and runs[4] in ambiguous.stderr
+    other = ran(over, "wait", "my job [1]")
+    assert (other.returncode, "my job [1]" in other.stderr) == (2, True)
+    for command, word in (("stop", ""), ("stop", "…"), ("wait", "none.yaml")):
+        assert ran(over, command, word).returncode == 2
 
 
-def test_of_runs_that_begin_alike_the_one_that_goes_on_is_meant(tmp_path: Path, gate: Path) -> None:
-    over = left(tmp_path)
-    assert ran(tmp_path, "stop", over).returncode == 0
-    going = left(tmp_path)
-    said = ran(tmp_path, "stop", f"{going[:-15]}")
-    assert said.returncode == 0, said.stderr
-    assert f"{going}: CANCELLED" in said.stderr
+def test_ps_lists_what_is_named(over: Path) -> None:
+    one = by_status(over)[5]
+    for word in (LONG, one, one[:-3], "eval.yaml", f"{one[:9]}…{one[-9:]}"):
+        assert [line.split()[0] for line in ran(over, "ps", word).stdout.splitlines()[1:]] == [one]
+    assert ran(over, "ps", ".").stdout == ""
+    assert [len(listed(over, "-n", number)) for number in ("5", "1")] == [3, 1]
+    for place in ("nonesuch", "/none"):
+        done = ran(over, "ps", place)
+        assert (done.returncode, done.stderr) == (2, f"distlaunch: {place}: No such file or directory\n")
 
 
-def test_ps_looks_where_it_is_told_to(tmp_path: Path, gate: Path) -> None:
+def test_ps_fits_into_its_terminal(over: Path) -> None:
+    assert by_status(over)[5] in ran(over, "ps", "-a", ".").stdout
+    for columns in (200, 80, 60, 20):
+        shown = on_a_terminal("ps", "-a", str(over), COLUMNS=str(columns))[1].decode()
+        lines = shown.replace("\r", "").splitlines()
+        assert len(lines) == 4
+        assert max(map(len, lines)) <= columns
+        assert ran(over, "wait", lines[1].split()[0]).returncode == 5
+
+
+def test_ps_looks_in_the_given_place(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
     for folder, place in ((tmp_path, "runs"), (tmp_path, f"runs/{run}"), (tmp_path / "runs", run)):
         shown = ran(folder, "ps", place).stdout.splitlines()
@@ -561,23 +564,20 @@ def test_ps_looks_where_it_is_told_to(tmp_path: Path, gate: Path) -> None:
     assert "no active runs" in ran(tmp_path, "ps", "empty").stderr
 
 
-def test_a_name_means_the_run_that_goes_on_before_those_that_ended(tmp_path: Path, gate: Path) -> None:
+def test_a_name_means_a_running_run_before_those_that_ended(tmp_path: Path, gate: Path) -> None:
     going = left(tmp_path)
     later = ran(tmp_path, "run", "job.yaml", "--set", "command=['true']", "--set", "script=null")
     assert later.returncode == 0, later.stderr
     said_here(tmp_path, going)
-    for word in ([], ["job"], ["job.yaml"], ["."], ["./job.yaml"]):
+    for word in ([], ["job"], ["job.yaml"], ["."], ["./job.yaml"], [going[:-15]]):  # both begin like that
         assert "here 0" in ran(tmp_path, "logs", *word).stdout
-        attached = beside(tmp_path, "attach", *word)
-        try:
+        with watching(tmp_path, "attach", *word) as attached:
             wait_until_attached(attached)
-        finally:
-            attached.kill()
     assert f"{going}: CANCELLED" in ran(tmp_path, "stop", "job").stderr
     assert ran(tmp_path, "wait", "job").returncode == 0  # no run goes on: the one that began last
 
 
-def test_stop_asks_which_of_several_that_go_on(tmp_path: Path, gate: Path) -> None:
+def test_stop_asks_which_of_several_running_runs(tmp_path: Path, gate: Path) -> None:
     first, second = left(tmp_path), left(tmp_path)
     for word, which in ((["job"], "of job"), ([], "below this folder"), (["./runs"], "in ./runs")):
         done = ran(tmp_path, "stop", *word)
@@ -589,50 +589,6 @@ def test_stop_asks_which_of_several_that_go_on(tmp_path: Path, gate: Path) -> No
     assert bare[0] == f"distlaunch: stopping {second} ({tmp_path}/runs/{second})"
     assert bare[1].startswith(f"distlaunch: {second}: CANCELLED")
     assert "stopping" not in ran(tmp_path, "stop").stderr
-
-
-def test_a_job_is_found_by_its_file_and_by_what_ids_leave_out_of_its_name(tmp_path: Path) -> None:
-    (tmp_path / "train.yaml").write_text("name: my job (1)\ncommand: [sh, -c, exit 5]\nnodes: 1\n")
-    (tmp_path / "eval.yaml").write_text("command: [sh, -c, exit 6]\nnodes: 1\n")
-    assert ran(tmp_path, "run", "train.yaml").returncode == 5
-    assert ran(tmp_path, "run", "eval.yaml").returncode == 6
-    for word, status in (("train.yaml", 5), ("my job (1)", 5), (str(tmp_path / "eval.yaml"), 6)):
-        assert ran(tmp_path, "wait", word).returncode == status
-    other = ran(tmp_path, "wait", "my job [1]")
-    assert (other.returncode, "my job [1]" in other.stderr) == (2, True)
-    for nothing in ("", "…"):
-        assert ran(tmp_path, "stop", nothing).returncode == 2
-    (tmp_path / "none.yaml").write_text("command: ['true']\n")
-    assert ran(tmp_path, "wait", "none.yaml").returncode == 2
-
-
-def test_ps_lists_what_is_named(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        (tmp_path / f"{name}.yaml").write_text("command: ['true']\nnodes: 1\n")
-        assert ran(tmp_path, "run", f"{name}.yaml").returncode == 0
-    (one,) = (run["run"] for run in listed(tmp_path, "-a") if run["job"] == "one")
-    for word in ("one", one, one[:-3], "one.yaml", f"{one[:9]}…{one[-9:]}"):
-        assert [line.split()[0] for line in ran(tmp_path, "ps", word).stdout.splitlines()[1:]] == [one]
-    assert ran(tmp_path, "ps", ".").stdout == ""
-    assert len(listed(tmp_path, "-n", "5")) == 2
-    assert len(listed(tmp_path, "-n", "1")) == 1
-    for place, why in (("nonesuch", "No such file or directory"), ("/none", "No such file or directory")):
-        done = ran(tmp_path, "ps", place)
-        assert (done.returncode, done.stderr) == (2, f"distlaunch: {place}: {why}\n")
-
-
-def test_ps_fits_into_its_terminal(tmp_path: Path) -> None:
-    job = "nodes: 1\nname: a-long-name-of-a-job\ncommand: [sh, -c, exit 3]\n"
-    (tmp_path / "job.yaml").write_text(job)
-    assert ran(tmp_path, "run", "job.yaml").returncode == 3
-    (run,) = (run["run"] for run in listed(tmp_path, "-a"))
-    assert run in ran(tmp_path, "ps", "-a", ".").stdout
-    for columns in (200, 80, 60, 20):
-        shown = on_a_terminal("ps", "-a", str(tmp_path), COLUMNS=str(columns))[1].decode()
-        lines = shown.replace("\r", "").splitlines()
-        assert len(lines) == 2
-        assert max(map(len, lines)) <= columns
-        assert ran(tmp_path, "wait", lines[1].split()[0]).returncode == 3
 
 
 def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -656,18 +612,10 @@ def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "elsewhere").chmod(0o755)
 
 
-def test_a_folder_without_a_status_is_no_run(restarted: Path) -> None:
-    (folder,) = (restarted / "runs").iterdir()
-    for text in ("", "nonsense", "{}", '{"controller": 3}'):
-        (folder / "status.json").write_text(text)
-        assert listed(restarted, "-a") == []
-        assert "not a run directory" in ran(restarted, "logs", str(folder)).stderr
-
-
 # Deleting
 
 
-def test_old_runs_are_deleted_and_others_stay(
+def test_prune_deletes_old_runs_that_are_over(
     tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -690,7 +638,7 @@ def test_old_runs_are_deleted_and_others_stay(
     assert (bare.returncode, "e.g. --older 30d" in bare.stderr) == (2, True)
 
 
-def test_only_runs_in_the_folders_that_are_named_are_deleted(tmp_path: Path) -> None:
+def test_prune_deletes_only_runs_in_the_named_directories(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.yaml").write_text("command: ['true']\nnodes: 1\n")
@@ -701,21 +649,12 @@ def test_only_runs_in_the_folders_that_are_named_are_deleted(tmp_path: Path) -> 
     assert [len(listed(tmp_path / name, "-a")) for name in ("one", "two")] == [0, 1]
 
 
-def test_a_folder_that_is_taken_away_hurts_nobody(tmp_path: Path, gate: Path) -> None:
-    run = left(tmp_path)
-    said_here(tmp_path, run)
-    (there,) = listed(tmp_path)
-    shutil.rmtree(there["folder"])
-    with held([there["controller"]["pid"]]) as processes:
-        open_gate(gate)
-        processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
-
-
-@pytest.mark.parametrize("command", ["wait", "attach"])
-def test_a_run_whose_folder_is_taken_away_is_not_taken_for_a_success(
+@pytest.mark.parametrize(("command", "renamed"), [("wait", True), ("attach", False)])
+def test_a_run_without_its_directory_ends_and_counts_as_lost(
+    command: str,
+    renamed: bool,
     tmp_path: Path,
     gate: Path,
-    command: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -724,8 +663,9 @@ def test_a_run_whose_folder_is_taken_away_is_not_taken_for_a_success(
     (there,) = listed(tmp_path)
 
     def taken_away(*_: object) -> None:
-        if Path(there["folder"]).exists():
-            Path(there["folder"]).rename(tmp_path / "elsewhere")
+        folder = Path(there["folder"])
+        if folder.exists():
+            folder.rename(tmp_path / "elsewhere") if renamed else shutil.rmtree(folder)
 
     monkeypatch.setattr("distlaunch.runs.following.pause", taken_away)
     monkeypatch.chdir(tmp_path)
@@ -736,15 +676,12 @@ def test_a_run_whose_folder_is_taken_away_is_not_taken_for_a_success(
     assert f"{run}: LOST: its run directory was removed or renamed" in capfd.readouterr().err
 
 
-def test_a_press_is_one_wish(tmp_path: Path) -> None:
+def test_one_stop_waits_and_a_second_kills(tmp_path: Path) -> None:
     """`stop` twice, as two presses of Ctrl-C, kills; once does not."""
     run = left(tmp_path, STUBBORN, "timeouts: {stop: 600s}\n")
-    first = beside(tmp_path, "stop", run)
-    try:
+    with watching(tmp_path, "stop", run) as first:
         while not any(there["state"] == "STOPPING" for there in listed(tmp_path)):
             assert first.process.poll() is None
         time.sleep(PRESS_S)
         assert ran(tmp_path, "stop", run).returncode == 0
         assert first.wait() == 0
-    finally:
-        first.kill()

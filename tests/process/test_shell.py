@@ -1,9 +1,8 @@
-"""Plans as commands to paste, run by real shells: every value arrives exactly, and no secret is printed."""
+"""Plans as shell commands to paste, run by real shells."""
 
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, workers
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.transports.ssh import Ssh
-from tests.harness import PATIENCE_S
+from tests.process.commands import completed
 from tests.unit.samples import bounded, process_text
 
 SHELLS = sorted(
@@ -36,19 +35,10 @@ env_names = st.text("ABC_19", max_size=4).map("V_".__add__)
 envs = st.dictionaries(env_names, process_text, max_size=4)
 
 
-def job(
-    args: Sequence[str] = (), env: Mapping[str, EnvValue] | None = None, nodes: int = 1, **changes: Any
-) -> JobSpec:
-    spec = JobSpec(
-        name="job",
-        nodes=tuple(NodeSpec(f"n{i}", Ssh(f"n{i}")) for i in range(nodes)),
-        program=Program("command", TELLER),
-        workdir="/",
-        logs=Logs("/logs"),
-        args=tuple(args),
-        env=env or {},
-    )
-    return spec._replace(**changes)
+def job(args: Sequence[str] = (), env: Mapping[str, EnvValue] | None = None, **changes: Any) -> JobSpec:
+    nodes = tuple(NodeSpec(f"n{i}", Ssh(f"n{i}")) for i in range(changes.pop("count", 1)))
+    spec = JobSpec("job", nodes, Program("command", TELLER), "/", Logs("/logs"))
+    return spec._replace(args=tuple(args), env=env or {}, **changes)
 
 
 def plan_of(spec: JobSpec) -> LaunchPlan:
@@ -61,13 +51,9 @@ def text_of(plan: LaunchPlan) -> str:
 
 def run_in(shell: str, text: str, environ: Mapping[str, str] | None = None) -> list[Any]:
     """What the workers told when `shell` ran the block, sorted by rank; nothing may be said on stderr."""
-    ran = subprocess.run(
-        [shell, "-c", text],
-        capture_output=True,
-        check=True,
-        env={"PATH": os.environ["PATH"], **(environ or {})},
-        timeout=PATIENCE_S,
-    )
+    env = {"PATH": os.environ["PATH"], **(environ or {})}
+    ran = completed([shell, "-c", text], env=env, text=False)
+    assert ran.returncode == 0
     assert ran.stderr == b""
     told = [json.loads(line) for line in ran.stdout.splitlines()]
     return sorted(told, key=lambda each: int(each[1].get("RANK", 0)))
@@ -105,7 +91,7 @@ def test_inherited_values_come_from_the_shell_and_are_never_in_the_text(
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_missing_inherited_variable_stops_the_worker_and_is_named(shell: str) -> None:
     text = text_of(plan_of(job(env={"V_TOKEN": EnvValue("x", inherited=True)})))
-    ran = subprocess.run([shell, "-c", text], capture_output=True, text=True, check=False, env={})
+    ran = completed([shell, "-c", text], env={})
     assert ran.stdout == ""
     assert "V_TOKEN: not set" in ran.stderr
 
@@ -151,7 +137,7 @@ def test_a_working_directory_may_have_any_name(shell: str, name: str, tmp_path: 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("text", [shell_text, torchrun_text], ids=["shell", "torchrun"])
 @pytest.mark.parametrize("name", ["w", "a b", "it's", "$(id)", "-n", "é"])
-def test_a_home_is_that_of_whoever_pastes(
+def test_a_home_is_that_of_the_user_who_pastes(
     shell: str, text: Callable[..., str], name: str, tmp_path: Path
 ) -> None:
     (tmp_path / name / "v").mkdir(parents=True)
@@ -172,7 +158,7 @@ def test_the_home_itself_may_be_the_working_directory(shell: str, tmp_path: Path
 
 
 def test_every_node_has_a_block_under_its_name() -> None:
-    text = text_of(plan_of(job(nodes=2)))
+    text = text_of(plan_of(job(count=2)))
     assert [line for line in text.splitlines() if line.startswith("#")] == ["# node n0", "# node n1"]
     blocks = text.split("# node n1\n")
     assert [run_in("sh", block)[0][1]["RANK"] for block in blocks] == ["0", "1"]
@@ -233,53 +219,30 @@ def test_torchruns_line_says_the_same_as_the_plan(
     spec = job(["-x", "$(id)", ""], {"V_A": EnvValue("b 'c'")}, program=program, rendezvous_id="an id")
     spec = spec._replace(nodes=(NodeSpec("n0", Ssh("n0"), procs=2), NodeSpec("n1", Ssh("n1"), procs=2)))
     argv, environ = told_to_torchrun(plan_of(spec), node)
-    assert argv == [
-        "--nnodes=2",
-        f"--node-rank={node}",
-        "--nproc-per-node=2",
-        "--master-addr=10.0.0.1",
-        "--master-port=29500",
-        "--rdzv-id=an id",
-        *words,
-        "-x",
-        "$(id)",
-        "",
-    ]
+    place = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=2", "--master-addr=10.0.0.1"]
+    assert argv == [*place, "--master-port=29500", "--rdzv-id=an id", *words, "-x", "$(id)", ""]
     assert environ["V_A"] == "b 'c'"
 
 
 @pytest.mark.parametrize(
-    ("program", "args"),
+    ("changes", "shell", "torchrun"),
     [
-        (Program("script", ("t.py",)), ["--rank={rank}"]),
-        (Program("command", ("a.out", "--rank={rank}")), []),
+        ({"args": ("--rank={rank}",)}, "", "# torchrun can't fill in {rank}"),
+        ({"program": Program("command", ("a.out", "--rank={rank}"))}, "", "# torchrun can't fill in {rank}"),
+        ({"binding": Binding("cores")}, "# cpu_binding is left out:", "# cpu_binding is left out:"),
+        ({"binding": Binding("core-complex")}, "# numa_binding is left out:", ""),
+        ({"args": ("{{rank}}",)}, "", ""),
     ],
-    ids=["in the arguments", "in the command"],
+    ids=["in the arguments", "in the command", "cores", "NUMA", "a literal brace"],
 )
-def test_what_torchrun_can_not_do_is_said_in_a_comment(program: Program, args: list[str]) -> None:
-    first = torchrun_text(plan_of(job(args, program=program)), 29500).splitlines()[0]
-    assert first.startswith("# torchrun can't fill in {rank}")
-
-
-def test_torchrun_is_told_to_bind_by_numa_and_the_shell_says_that_it_does_not() -> None:
-    plan = plan_of(job([])._replace(binding=Binding("core-complex")))
-    assert " --numa-binding=core-complex " in torchrun_text(plan, 29500)
-    assert text_of(plan).startswith("# numa_binding is left out:")
-
-
-def test_torchrun_has_no_share_of_cores() -> None:
-    plan = plan_of(job([])._replace(binding=Binding("cores")))
-    assert torchrun_text(plan, 29500).startswith("# cpu_binding is left out:")
-    assert "--numa-binding" not in torchrun_text(plan, 29500)
-    assert text_of(plan).startswith("# cpu_binding is left out:")
-
-
-def test_a_literal_brace_is_no_placeholder_for_torchrun() -> None:
-    text = torchrun_text(plan_of(job(["{{rank}}"])), 29500)
-    assert not text.startswith("# torchrun can't")
-    assert "{{rank}}" not in text
+def test_says_in_a_comment_what_it_leaves_out(changes: dict[str, Any], shell: str, torchrun: str) -> None:
+    plan = plan_of(job(**changes))
+    for text, comment in ((text_of(plan), shell), (torchrun_text(plan, 29500), torchrun)):
+        assert text.startswith(comment or "# node ")
+        assert "{{rank}}" not in text
+    assert (" --numa-binding=core-complex " in torchrun_text(plan, 29500)) == bool(shell and not torchrun)
 
 
 def test_torchrun_is_that_of_the_named_interpreter() -> None:
-    plan = plan_of(job([])._replace(python="/opt/venv/bin/python"))
+    plan = plan_of(job(python="/opt/venv/bin/python"))
     assert "exec /opt/venv/bin/python -m torch.distributed.run --nnodes=1" in torchrun_text(plan, 29500)

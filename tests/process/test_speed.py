@@ -1,15 +1,15 @@
-"""What the benchmark compares keeps its ratios, with a margin for a machine that is busy."""
+"""The ratios of the benchmark, with a margin for a busy machine, and the waterfall."""
 
 import json
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.harness import PATIENCE_S, ROOT
+from tests.process.commands import completed
 
 MARGIN = 2.5
 """The tests beside this one take from either competitor what they want."""
@@ -17,9 +17,7 @@ MARGIN = 2.5
 
 def test_the_ratios_of_the_benchmark_are_kept(tmp_path: Path) -> None:
     argv = [sys.executable, str(ROOT / "scripts/benchmark"), "here", "plan", "--runs", "3", "--json"]
-    done = subprocess.run(
-        [*argv, "--out", str(tmp_path)], capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False
-    )
+    done = completed([*argv, "--out", str(tmp_path)], timeout=3 * PATIENCE_S)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert json.loads((tmp_path / "benchmark.json").read_text()) == document
@@ -27,18 +25,6 @@ def test_the_ratios_of_the_benchmark_are_kept(tmp_path: Path) -> None:
     assert ratios, "nothing was compared"
     for ratio in ratios:
         assert ratio["ratio"] <= MARGIN * ratio["at_most"], ratio
-
-
-def test_a_contest_that_there_is_not_is_refused() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/benchmark"), "nonsense"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "unknown contest: nonsense; there are here, gather, plan, " in done.stderr
 
 
 def test_the_waterfall_shows_each_process(

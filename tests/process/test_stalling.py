@@ -18,7 +18,7 @@ HARDLY_WORKS = """
 """
 
 
-def test_a_rank_that_wakes_up_now_and_then_is_stalled_all_the_same(tmp_path: Path) -> None:
+def test_a_rank_that_wakes_up_now_and_then_counts_as_stalled(tmp_path: Path) -> None:
     job = write_job(tmp_path, HARDLY_WORKS, "gpus_per_node: 0\non_stall: stop\ntimeouts: {stall: 2s}")
     done = distlaunch("run", str(job))
     assert done.returncode == 124
@@ -35,7 +35,7 @@ WAITS_OR_STEPS = """
 """
 
 
-def test_without_py_spy_the_stacks_that_python_prints_tell_the_culprit(tmp_path: Path) -> None:
+def test_finds_the_culprit_without_py_spy_by_the_stacks_that_python_prints(tmp_path: Path) -> None:
     """A stand-in for torch's collective, in a folder of that name: what counts is the stack."""
     place = tmp_path / "torch" / "distributed"
     place.mkdir(parents=True)
@@ -55,7 +55,7 @@ def test_without_py_spy_the_stacks_that_python_prints_tell_the_culprit(tmp_path:
     assert "distlaunch: rank 0: stopped by distlaunch" in done.stderr
 
 
-def test_stacks_that_can_not_be_had_are_told_in_a_line(tmp_path: Path) -> None:
+def test_says_in_one_line_that_it_can_not_get_a_stack(tmp_path: Path) -> None:
     keys = "gpus_per_node: 0\non_stall: notice\ntimeouts: {stall: 1s}\ncommand: [sleep, '1000']\n"
     (tmp_path / "job.yaml").write_text(keys)
     with running(tmp_path / "job.yaml") as run:
@@ -67,7 +67,7 @@ def test_stacks_that_can_not_be_had_are_told_in_a_line(tmp_path: Path) -> None:
     assert "Stack backtrace" not in run.stderr
 
 
-def test_a_rank_that_a_signal_has_stopped_is_told_so(tmp_path: Path) -> None:
+def test_reports_a_rank_that_a_signal_has_stopped(tmp_path: Path) -> None:
     worker = "import os, signal; os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGSTOP)"
     keys = "gpus_per_node: 0\nprocs_per_node: 2\non_stall: stop\ntimeouts: {stall: 1s}"
     done = distlaunch("run", str(write_job(tmp_path, worker, keys)))
@@ -83,7 +83,3 @@ def test_nothing_counts_as_stalled_without_a_limit(tmp_path: Path) -> None:
     job.write_text("gpus_per_node: 0\ntimeouts: {stall: none}\ncommand: [sleep, '4']\n")
     done = distlaunch("run", str(job))
     assert (done.returncode, "stalled:" in done.stderr) == (0, False), done.stderr
-    with running(job, "--set", "timeouts.stall=1s", "--set", "command=[sleep, '1000']") as run:
-        run.wait_for("stalled: rank 0")
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130

@@ -1,4 +1,4 @@
-"""What others are told of a run: a program by `notify`, Prometheus by `metrics`, people in folded lines."""
+"""Reports of a run to others: `notify`, `metrics` and folded lines."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness import PATIENCE_S, distlaunch, held, line_pipe, running, write_job
+from tests.process.commands import run_one
 
 FAILS_ONCE = """
     import os, sys
@@ -27,7 +28,7 @@ def told(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
 
 
-def test_a_program_is_told_of_restarts_and_the_end(tmp_path: Path) -> None:
+def test_notifies_a_program_of_restarts_and_the_end(tmp_path: Path) -> None:
     command = f"cat >> {shlex.quote(str(tmp_path))}/told"
     job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
     done = distlaunch("run", str(job))
@@ -41,7 +42,7 @@ def test_a_program_is_told_of_restarts_and_the_end(tmp_path: Path) -> None:
     assert finished["run"] == restarted["run"] == Path(finished["folder"]).name
 
 
-def test_only_what_is_wanted_is_told(tmp_path: Path) -> None:
+def test_notifies_only_of_the_chosen_events(tmp_path: Path) -> None:
     job = notifying(tmp_path, FAILS_ONCE, f"cat >> {shlex.quote(str(tmp_path))}/told")
     assert distlaunch("run", str(job), "--set", "notify.on=[failed]").returncode == 3
     (failed,) = told(tmp_path)
@@ -56,7 +57,9 @@ def test_only_what_is_wanted_is_told(tmp_path: Path) -> None:
         (["sh", "-c", "kill -9 $$"], "sh was killed by signal 9 (SIGKILL)"),
     ],
 )
-def test_a_program_that_fails_hurts_nobody(command: list[str], said: str, tmp_path: Path) -> None:
+def test_the_job_continues_when_the_notified_program_fails(
+    command: list[str], said: str, tmp_path: Path
+) -> None:
     (tmp_path / "odd").write_text("no program")
     (tmp_path / "odd").chmod(0o755)
     job = write_job(tmp_path, "pass", f"{TWO}notify: {{command: {json.dumps(command)}}}\n")
@@ -82,7 +85,7 @@ def test_a_program_that_fails_hurts_nobody(command: list[str], said: str, tmp_pa
     ],
 )
 @pytest.mark.parametrize("options", [[], ["-d"]])
-def test_a_program_that_can_not_be_started_is_refused(
+def test_refuses_a_program_that_can_not_be_started(
     command: str, said: str, options: list[str], tmp_path: Path
 ) -> None:
     job = write_job(tmp_path, "pass", f"notify:\n  command: [{command}]\n")
@@ -93,21 +96,12 @@ def test_a_program_that_can_not_be_started_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_program_is_found_beside_the_job_file(tmp_path: Path) -> None:
-    tell = tmp_path / "tell.sh"
-    tell.write_text(f"#!/bin/sh\ncat >> {shlex.quote(str(tmp_path))}/told\n")
-    tell.chmod(0o755)
-    job = write_job(tmp_path, "pass", f"{TWO}notify: {{command: [./tell.sh]}}\n")
-    assert distlaunch("run", str(job), cwd="/").returncode == 0
-    assert [each["event"] for each in told(tmp_path)] == ["finished"]
-
-
 @pytest.mark.once
-def test_a_program_that_does_not_end_is_killed_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_kills_a_program_that_does_not_end_and_does_not_wait_for_it(tmp_path: Path) -> None:
     command = f"echo $$ > {shlex.quote(str(tmp_path))}/pid; sleep 1000 & sleep 1000"
     job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
     with line_pipe(tmp_path / "pid") as told_pid, running(job) as run:
-        run.wait_for("here", times=3)  # the second generation runs while the first notice is under way
+        run.wait_for("here", times=3)  # the second attempt runs while the first notice is under way
         pid = int(told_pid())
         with held([pid]) as processes:
             assert run.wait() == 0
@@ -142,25 +136,23 @@ def test_metrics_are_there_while_it_runs_and_afterwards(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("job.prom*")] == ["job.prom"]
 
 
-def test_metrics_do_not_take_the_place_of_what_is_no_file(tmp_path: Path) -> None:
-    """As of /dev/null, for root."""
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("pipe", "pipe: it is not a regular file"),
+        ("none/job.prom", "none/job.prom: No such file or directory"),
+    ],
+)
+def test_says_once_that_metrics_can_not_be_written(file: str, said: str, tmp_path: Path) -> None:
+    """For root also /dev/null could be replaced."""
     os.mkfifo(tmp_path / "pipe")
-    done = distlaunch(
-        "run", str(write_job(tmp_path, "print('here')", f"{TWO}metrics: {{file: pipe}}\n")), cwd=tmp_path
-    )
+    done = run_one(tmp_path, "print('here')", f"metrics: {{file: {file}}}\n")
     assert done.returncode == 0
-    assert done.stderr.count(f"metrics.file: can't write {tmp_path}/pipe: it is not a regular file") == 1
+    assert done.stderr.count(f"metrics.file: can't write {tmp_path}/{said}") == 1
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_metrics_that_can_not_be_written_are_told_once(tmp_path: Path) -> None:
-    job = write_job(tmp_path, "print('here')", f"{TWO}metrics: {{file: none/job.prom}}\n")
-    done = distlaunch("run", str(job))
-    assert done.returncode == 0
-    assert done.stderr.count("metrics.file: can't write") == 1
-
-
-def test_what_ranks_print_alike_is_shown_once_and_kept_for_each(tmp_path: Path) -> None:
+def test_folds_identical_lines_and_keeps_each_ranks(tmp_path: Path) -> None:
     worker = """
         import os
         rank = os.environ["RANK"]

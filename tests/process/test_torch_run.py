@@ -1,4 +1,4 @@
-"""torch's own agents as workers on this machine: ranks agree, failures are told, nothing is left."""
+"""torch's own agents as workers on this machine."""
 
 import importlib.util
 import os
@@ -88,7 +88,7 @@ def test_all_ranks_agree_and_a_failure_restarts_all(tmp_path: Path, env: Path, e
 
 
 @pytest.mark.parametrize("arguments", [["recorded"], []])
-def test_the_root_cause_of_a_failing_rank_is_told(
+def test_reports_the_root_cause_of_a_failing_rank(
     tmp_path: Path, env: Path, etcd: str, arguments: list[str]
 ) -> None:
     job = write_job(tmp_path, FAILS, f"{NODES.format(etcd)}args: {arguments}\n")
@@ -112,22 +112,17 @@ def test_the_root_cause_of_a_failing_rank_is_told(
     assert list(env.iterdir()) == []
 
 
-def test_an_interrupt_ends_torchs_agents_and_their_ranks(tmp_path: Path, env: Path, etcd: str) -> None:
-    with running(write_job(tmp_path, FAILS, NODES.format(etcd))) as run:
-        pids = run.wait_ready(4)
-        run.process.send_signal(signal.SIGINT)
-        wait_gone(list(pids.values()), 5.0)
-        assert run.wait() == 130
-        assert run.holders() == []
-    assert list(env.iterdir()) == []
-
-
-def test_a_killed_controller_leaves_nothing(tmp_path: Path, env: Path, etcd: str) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_the_controller_ends_torchs_agents_and_their_ranks(
+    tmp_path: Path, env: Path, etcd: str, signum: signal.Signals
+) -> None:
     with running(write_job(tmp_path, FAILS, f"{NODES.format(etcd)}timeouts: {{stop: 2s}}")) as run:
         pids = run.wait_ready(4)
         agents = agents_of(run.process.pid)
-        run.process.kill()
-        wait_gone([*pids.values(), *run.holders(), *agents], 5.0)
+        run.process.send_signal(signum)
+        wait_gone([*pids.values(), *agents], 5.0)
+        assert run.wait() == (130 if signum == signal.SIGINT else -signum)
+        wait_gone(run.holders(), 5.0)
     assert list(env.iterdir()) == []
 
 
@@ -138,7 +133,7 @@ def test_the_job_file_to_copy_from_runs(tmp_path: Path, etcd: str) -> None:
     ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 2 ranks")
 
 
-def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_reports_a_missing_etcd_server(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", f"{NODES.format('127.0.0.1:1')}")
     done = distlaunch("run", str(job), "--set", "procs_per_node=1", "--set", "nodes=1")
     assert done.returncode == 1

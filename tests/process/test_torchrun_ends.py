@@ -1,6 +1,7 @@
-"""`distlaunch torchrun` next to torchrun: how it ends."""
+"""Output and ends of `distlaunch torchrun`, next to torchrun."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -13,11 +14,15 @@ from tests.process.torchruns import (
     CATCHES,
     NEEDS_TORCH,
     OURS,
+    OUTPUTS,
+    PRINT,
     STUBBORN,
     WAITING,
+    Torchruns,
     assert_fine,
     both,
     going,
+    logs_of,
     our_lines,
     ours,
     script,
@@ -26,8 +31,74 @@ from tests.process.torchruns import (
 
 pytestmark = NEEDS_TORCH
 
+# Output
 
-def test_a_workers_status_is_ours(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_output_goes_where_torchrun_puts_it(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
+    script(tmp_path, PRINT)
+    theirs = torchruns(name)
+    mine = ours(tmp_path, *OUTPUTS[name], "--nproc-per-node=3", "--log-dir=logs", "worker.py")
+    assert (theirs.status, mine.returncode) == (0, 0), mine.stderr
+    assert lines_of_ranks(mine.stdout) == lines_of_ranks(theirs.stdout)
+    assert lines_of_ranks(mine.stderr) == lines_of_ranks(theirs.stderr)
+    assert logs_of(tmp_path) == logs_of(theirs.folder)
+
+
+def lines_of_ranks(text: str) -> list[str]:
+    return sorted(line for line in text.splitlines() if re.search(r"(out|err) \d+$", line))
+
+
+def test_maps_reach_local_ranks_above_9(tmp_path: Path) -> None:
+    """torchrun refuses them."""
+    script(tmp_path, PRINT)
+    done = ours(tmp_path, "-r=10:3,9:1", "-t=11:1", "--nproc-per-node=12", "--log-dir=logs", "worker.py")
+    assert_fine(done)
+    expected = {f"out {rank}" for rank in range(9)} | {"[default11]:out 11"}
+    assert set(lines_of_ranks(done.stdout)) == expected
+    assert set(lines_of_ranks(done.stderr)) == {f"err {rank}" for rank in (*range(10), 11)}
+    assert logs_of(tmp_path) == {
+        ("attempt_0/9/stdout.log", "out 9\n"),
+        ("attempt_0/10/stdout.log", "out 10\n"),
+        ("attempt_0/10/stderr.log", "err 10\n"),
+        ("attempt_0/11/stdout.log", "out 11\n"),
+    }
+
+
+def test_prefixes_lines_by_the_template(tmp_path: Path) -> None:
+    script(tmp_path, PRINT)
+    template = "--log-line-prefix-template=<${role_name}/${local_rank}/${rank}/$other> "
+    done = ours(tmp_path, template, "--tee=1", "--role=trainer", "--log-dir=logs", "worker.py")
+    assert_fine(done)
+    assert done.stdout == "<trainer/0/0/$other> out 0\n"
+
+
+def test_does_not_join_unfinished_lines_of_ranks(tmp_path: Path) -> None:
+    """torchrun glues a line that lacks its end to the next rank's."""
+    script(tmp_path, "import sys; sys.stdout.write('no end')")
+    done = ours(tmp_path, "--tee=1", "--nproc-per-node=2", "--log-dir=logs", "worker.py")
+    assert sorted(done.stdout.splitlines()) == ["[default0]:no end", "[default1]:no end"]
+    assert {text for _, text in logs_of(tmp_path)} == {"no end"}
+
+
+def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
+    """torchrun leaves a folder there, each time."""
+    script(tmp_path, PRINT)
+    assert_fine(ours(tmp_path, "--nproc-per-node=2", "worker.py"))
+    assert_fine(ours(tmp_path, "--log-dir=/dev/null", "--tee=3", "worker.py"))
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_reports_in_one_line_a_log_directory_that_is_a_file(tmp_path: Path) -> None:
+    script(tmp_path, PRINT)
+    done = ours(tmp_path, "--log-dir=worker.py", "worker.py")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+
+
+# Ends
+
+
+def test_ends_with_the_status_of_the_worker(tmp_path: Path) -> None:
     scripts(tmp_path, "import os, signal, sys\nif os.environ['RANK'] == '1': sys.exit(7)\nsignal.pause()")
     theirs, mine = both(tmp_path, "--nproc-per-node=2", "worker.py")
     assert (theirs.process.returncode, mine.process.returncode) == (1, 7)
@@ -35,7 +106,7 @@ def test_a_workers_status_is_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--max-restarts=3"]])
-def test_a_script_that_does_not_exist_is_told_in_a_line(tmp_path: Path, more: list[str]) -> None:
+def test_names_a_missing_script_in_one_line(tmp_path: Path, more: list[str]) -> None:
     """Python would end with 2 in every worker, which is what a mistake on the command line has."""
     done = ours(tmp_path, *more, "--nproc-per-node=2", "nosuch.py")
     assert done.returncode == 127
@@ -43,19 +114,16 @@ def test_a_script_that_does_not_exist_is_told_in_a_line(tmp_path: Path, more: li
     assert "can't open file" not in done.stderr
 
 
-def test_a_script_on_stdin_and_a_folder_are_no_missing_files(tmp_path: Path) -> None:
+def test_a_script_on_stdin_a_directory_and_a_status_of_2_are_no_missing_files(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__main__.py").write_text("print('main')")
     assert ours(tmp_path, "package").stdout == "main\n"
     assert ours(tmp_path, "--", "-").returncode == 0
-
-
-def test_a_workers_own_status_of_2_is_ours(tmp_path: Path) -> None:
     script(tmp_path, "raise SystemExit(2)")
     assert ours(tmp_path, "worker.py").returncode == 2
 
 
-def test_a_killed_workers_status_is_128_and_the_signal(tmp_path: Path) -> None:
+def test_ends_with_128_and_the_signal_of_a_killed_worker(tmp_path: Path) -> None:
     script(tmp_path, WAITING)
     with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:
         pids = run.wait_ready(2)
@@ -70,7 +138,7 @@ def test_a_killed_workers_status_is_128_and_the_signal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
-def test_a_signal_to_the_launcher(tmp_path: Path, signum: int, status: int) -> None:
+def test_a_signal_to_the_launcher_stops_the_ranks(tmp_path: Path, signum: int, status: int) -> None:
     script(tmp_path, WAITING)
     with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:
         pids = run.wait_ready(2)
@@ -111,31 +179,19 @@ def test_a_signal_that_is_not_listed_reaches_the_workers_as_sigterm(tmp_path: Pa
         assert run.stdout.endswith("got SIGTERM\n")
 
 
-def test_stubborn_workers_have_the_shutdown_timeout(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fails", "status"), [(False, 143), (True, 137)], ids=["stopped", "a rank fails"])
+def test_stubborn_workers_have_the_shutdown_timeout(tmp_path: Path, fails: bool, status: int) -> None:
+    """After a failure torchrun gives the others 30 s, whatever is asked for."""
     script(tmp_path, STUBBORN)
-    with going(OURS, tmp_path, "--nproc-per-node=2", "--shutdown-timeout=3", "worker.py") as run:
+    with going(OURS, tmp_path, "--nproc-per-node=2", "--shutdown-timeout=2", "worker.py") as run:
         pids = run.wait_ready(2)
         began = time.monotonic()
-        run.process.terminate()
-        assert run.wait() == 143
+        os.kill(pids[0], signal.SIGKILL) if fails else run.process.terminate()
+        assert run.wait() == status
         took_s = time.monotonic() - began
     wait_gone(list(pids.values()), 0.0)
-    assert took_s >= 3
-    on_time("all ended", took_s, 4.0)
-
-
-def test_the_shutdown_timeout_holds_after_a_failure_too(tmp_path: Path) -> None:
-    """torchrun gives the others 30 s then, whatever is asked for."""
-    script(tmp_path, STUBBORN)
-    with going(OURS, tmp_path, "--nproc-per-node=2", "--shutdown-timeout=1", "worker.py") as run:
-        pids = run.wait_ready(2)
-        began = time.monotonic()
-        os.kill(pids[0], signal.SIGKILL)
-        assert run.wait() == 137
-        took_s = time.monotonic() - began
-    wait_gone(list(pids.values()), 0.0)
-    assert took_s >= 1
-    on_time("all ended", took_s, 2.0)
+    assert took_s >= 2
+    on_time("all ended", took_s, 3.0)
 
 
 def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
@@ -147,7 +203,7 @@ def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
         wait_gone(list(pids.values()), 5.0)
 
 
-def test_help(tmp_path: Path) -> None:
+def test_shows_its_help(tmp_path: Path) -> None:
     done = ours(tmp_path, "--nproc-per-node", "2", "-h")
     assert_fine(done)
     assert "--shutdown-timeout" in done.stdout

@@ -1,4 +1,4 @@
-"""What is tried again and what is not, and how that is told, in a run of pytest with several processes."""
+"""Tests that are tried again, in a run of pytest with several processes."""
 
 import os
 import subprocess
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import PATIENCE_S, ROOT, TORCHS_ABORT, TorchsAbortError, distlaunch, ended_well, write_job
+from tests.harness import ROOT, TORCHS_ABORT, TorchsAbortError, distlaunch, ended_well, write_job
+from tests.process.commands import completed
 from tests.tries import MOST_TRIES
 
 LATE = """
@@ -30,65 +31,54 @@ def pytest_of(folder: Path, tests: str) -> "subprocess.CompletedProcess[str]":
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = once\n")
     argv = [sys.executable, "-m", "pytest", "-p", "tests.tries", "-n2", "-c", "pytest.ini", "test_them.py"]
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
-        argv,
-        cwd=folder,
-        env=kept | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return completed(argv, cwd=folder, env=kept | {"PYTHONPATH": str(ROOT)})
 
 
-def test_late_tries_of_all_processes_are_told_with_their_tests(tmp_path: Path) -> None:
-    done = pytest_of(
-        tmp_path,
-        """
-        @pytest.mark.parametrize("number", range(3))
-        def test_late(number):
-            once(number, LateError(f"{number}: over the limit"))
+LATE_5 = """
+    @pytest.mark.parametrize("number", range(3))
+    def test_late(number):
+        once(number, LateError(f"{number}: over the limit"))
 
-        def test_aborted():
-            once("aborted", TorchsAbortError("by torch"))
+    def test_aborted():
+        once("aborted", TorchsAbortError("by torch"))
 
-        def test_by_mpich():
-            once("killed", HydrasStatusError("9"))
-        """,
-    )
+    def test_by_mpich():
+        once("killed", HydrasStatusError("9"))
+"""
+TOLD = [
+    *(f"test_late[{i}]: tests.harness.LateError: {i}: over the limit" for i in range(3)),
+    "test_aborted: tests.harness.TorchsAbortError: by torch",
+    "test_by_mpich: tests.harness.HydrasStatusError: 9",
+]
+FAILING = f"""
+    def test_an_abort_that_is_not_torchs():
+        once(1, AssertionError({TORCHS_ABORT!r}))
+
+    @pytest.mark.once
+    def test_that_measures():
+        once(2, LateError("late"))
+
+    def test_late_each_time():
+        raise LateError("late")
+"""
+
+
+def test_lists_late_tries_of_all_processes_with_their_tests(tmp_path: Path) -> None:
+    done = pytest_of(tmp_path, LATE_5)
     assert done.returncode == 0, done.stdout
-    for number in range(3):
-        told = f"test_them.py::test_late[{number}]: tests.harness.LateError: {number}: over the limit"
-        assert told in done.stdout.splitlines()
-    assert "test_them.py::test_aborted: tests.harness.TorchsAbortError: by torch" in done.stdout.splitlines()
-    assert "test_them.py::test_by_mpich: tests.harness.HydrasStatusError: 9" in done.stdout.splitlines()
+    assert {f"test_them.py::{line}" for line in TOLD} <= set(done.stdout.splitlines())
     assert f"5 tries were late or failed by others' faults, of at most {MOST_TRIES}" in done.stdout
 
 
-def test_more_late_tries_than_may_be_are_a_failure(tmp_path: Path) -> None:
-    late = "@pytest.mark.parametrize('n', range(6))\ndef test_late(n):\n    once(n, LateError('late'))\n"
-    done = pytest_of(tmp_path, late)
-    assert MOST_TRIES == 5
+def test_too_many_late_tries_are_a_failure(tmp_path: Path) -> None:
+    done = pytest_of(tmp_path, LATE_5.replace("range(3)", "range(4)"))
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "6 passed, 6 rerun" in done.stdout
     assert "6 tries were late or failed by others' faults, of at most 5" in done.stdout
 
 
-def test_what_is_late_each_time_or_aborted_elsewhere_or_marked_once_fails(tmp_path: Path) -> None:
-    done = pytest_of(
-        tmp_path,
-        f"""
-        def test_an_abort_that_is_not_torchs():
-            once(1, AssertionError({TORCHS_ABORT!r}))
-
-        @pytest.mark.once
-        def test_that_measures():
-            once(2, LateError("late"))
-
-        def test_late_each_time():
-            raise LateError("late")
-        """,
-    )
+def test_fails_when_late_each_time_or_aborted_elsewhere_or_marked_once(tmp_path: Path) -> None:
+    done = pytest_of(tmp_path, FAILING)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "3 failed, 2 rerun" in done.stdout
     assert done.stdout.count("\ntest_them.py::test_late_each_time: ") == 2
@@ -107,7 +97,7 @@ ABORTS = """
     [(False, TORCHS_ABORT, True), (True, TORCHS_ABORT, False), (False, "free(): invalid pointer", False)],
     ids=["at its end", "before its last line", "by something else"],
 )
-def test_only_an_abort_at_a_workers_end_is_torchs(
+def test_only_an_abort_at_a_workers_end_counts_as_torchs(
     tmp_path: Path, early: bool, words: str, torchs: bool
 ) -> None:
     job = write_job(tmp_path, ABORTS.format(early=early, words=words), "gpus_per_node: 0\n")

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.harness import PATIENCE_S, ROOT, Going, distlaunch_argv
+from tests.process.commands import Done, completed
 
-Done = subprocess.CompletedProcess[str]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 OURS = distlaunch_argv("torchrun")
 BOTH = (TORCHRUN, OURS)
@@ -25,16 +25,9 @@ NEEDS_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 """Looked for, not imported: each process that runs tests would take more than a second for that."""
 TOUCH = """
     import os, pathlib, sys
-    folder = sys.argv[1].removeprefix("--touch-file-dir=")
-    for name in (
-        "LOCAL_RANK RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE ROLE_WORLD_SIZE"
-        " TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCHELASTIC_ERROR_FILE"
-        " MASTER_ADDR MASTER_PORT SENTINEL"
-    ).split():
-        print(name, "=", os.environ[name])
     if sys.argv[2:] == ["--fail"]:
         raise RuntimeError("as asked")
-    pathlib.Path(folder, os.environ["RANK"]).touch()
+    pathlib.Path(sys.argv[1].removeprefix("--touch-file-dir="), os.environ["RANK"]).touch()
 """
 TELL = """
     import json, os, signal, sys
@@ -130,20 +123,22 @@ for _ in json.loads(sys.argv[1]):
     os.wait()
 """
 MAY_DIFFER = {
-    "DISTLAUNCH_AGENT": "ours alone",
-    "DISTLAUNCH_DEADLINE": "ours alone",
-    "DISTLAUNCH_BACKEND": "ours alone",
-    "DISTLAUNCH_JOB_ID": "ours alone",
-    "DISTLAUNCH_RUN_ID": "ours alone",
-    "NODE_RANK": "ours alone: what other launchers call GROUP_RANK",
-    "GLOO_SOCKET_IFNAME": "ours alone: the interface that leads to rank 0, where none is given",
-    "NCCL_SOCKET_IFNAME": "ours alone: the interface that leads to rank 0, where none is given",
-    "TORCH_FR_BUFFER_SIZE": "ours alone, with GPUs: the flight recorder tells who missed a collective",
-    "TORCH_FR_DUMP_TEMP_FILE": "ours alone, with GPUs: the flight recorder tells who missed a collective",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "ours alone, with GPUs: the flight recorder tells who missed a collective",
-    "TORCHELASTIC_USE_AGENT_STORE": "our launcher hosts no store: rank 0 does",
-    "TORCHELASTIC_ERROR_FILE": "another private file",
+    # Ours alone.
+    *(
+        "DISTLAUNCH_AGENT",
+        "DISTLAUNCH_DEADLINE",
+        "DISTLAUNCH_BACKEND",
+        "DISTLAUNCH_JOB_ID",
+        "DISTLAUNCH_RUN_ID",
+    ),
+    "NODE_RANK",  # what other launchers call GROUP_RANK
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),  # the interface that leads to rank 0, where none is given
+    # With GPUs: the flight recorder tells who missed a collective.
+    *("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
+    "TORCHELASTIC_USE_AGENT_STORE",  # our launcher hosts no store: rank 0 does
+    "TORCHELASTIC_ERROR_FILE",  # another private file
 }
+"""Variables of ranks in which torchrun and distlaunch are not alike."""
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -151,27 +146,13 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     prefixes = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "OMP_", "PYTHON", "ACCELERATE_")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
     (folder / "tmp").mkdir(exist_ok=True)
-    ours = {
-        "PYTHONPATH": str(ROOT),
-        "TMPDIR": str(folder / "tmp"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "SENTINEL": "here",
-    }
+    ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "CUDA_VISIBLE_DEVICES": ""}
     return kept | ours | more
 
 
 def fed(launcher: list[str], folder: Path, *words: str, stdin: int, environ: dict[str, str]) -> Done:
     """Run a launcher in `folder` to its end; `stdin` is a descriptor."""
-    return subprocess.run(
-        [*launcher, *words],
-        cwd=folder,
-        env=environ,
-        stdin=stdin,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return completed([*launcher, *words], cwd=folder, env=environ, stdin=stdin)
 
 
 def launch(launcher: list[str], folder: Path, *words: str, **environ: str) -> Done:

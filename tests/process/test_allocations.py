@@ -1,4 +1,4 @@
-"""Runs inside made-up jobs of Grid Engine, PBS, LSF and Flux, whose commands are stand-ins that run here."""
+"""Runs inside made-up jobs of Grid Engine, PBS, LSF and Flux, with stand-ins for their commands."""
 
 import os
 import subprocess
@@ -9,7 +9,8 @@ import pytest
 
 from distlaunch.errors import UsageError
 from distlaunch.schedulers import allocation_in
-from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, running, write_job
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, write_job
+from tests.process.commands import run_one
 from tests.process.stand_in_shell import WITHOUT_OPTIONS
 
 HERE = os.uname().nodename
@@ -34,11 +35,16 @@ WORKER = """
 GRID_ENGINE = {"JOB_ID": "4711", "SGE_TASK_ID": "undefined", "HOSTNAME": HERE, "PE_HOSTFILE": "hosts"}
 PBS = {"PBS_JOBID": "88.pbs", "PBS_NODEFILE": "hosts"}
 LSF = {"LSB_JOBID": "905", "LSB_MCPU_HOSTS": f"{HERE} 2 host2 1"}
+PES = f"{HERE} 2 all.q@a UNDEFINED\nhost2 1 all.q@b UNDEFINED\n"
+TWO = (f"[{HERE}:0] 0 2 0 1 0", "[host2:1] 1 2 0 1 1")
+THREE = (f"[{HERE}:0] 0 3 0 2 0", f"[{HERE}:1] 1 3 1 2 0", "[host2:2] 2 3 0 1 1")
 INSIDE = {
-    "qrsh": (GRID_ENGINE, f"{HERE} 2 all.q@a UNDEFINED\nhost2 1 all.q@b UNDEFINED\n", "Grid Engine job 4711"),
-    "ssh": (PBS, f"{HERE}\nhost2\n{HERE}\n", "PBS job 88.pbs"),
-    "blaunch": (LSF, "", "LSF job 905"),
+    "qrsh": (GRID_ENGINE, PES, "Grid Engine job 4711", THREE),
+    "ssh": (PBS, f"{HERE}\nhost2\n{HERE}\n", "PBS job 88.pbs", THREE),
+    "blaunch": (LSF, "", "LSF job 905", THREE),
+    "flux": ({"FLUX_JOB_ID": "f2Cm"}, "", "Flux job f2Cm", TWO),
 }
+"""By the command that starts agents: a job's variables and its list of hosts, its name, its ranks."""
 
 
 def environment(folder: Path, job: Mapping[str, str], listed: str) -> dict[str, str]:
@@ -56,70 +62,53 @@ def environment(folder: Path, job: Mapping[str, str], listed: str) -> dict[str, 
 
 
 @pytest.mark.parametrize("tool", INSIDE)
-def test_a_run_takes_hosts_and_slots_and_starts_the_others_as_its_engine_does(
-    tool: str, tmp_path: Path
-) -> None:
-    job, listed, name = INSIDE[tool]
+def test_takes_hosts_and_slots_and_starts_agents_as_the_scheduler_does(tool: str, tmp_path: Path) -> None:
+    job, listed, name, ranks = INSIDE[tool]
     env = environment(tmp_path, job, listed)
-    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
-        assert run.wait() == 0, run.stderr
-        assert set(run.stdout.splitlines()) == {
-            f"[{HERE}:0] 0 3 0 2 0",
-            f"[{HERE}:1] 1 3 1 2 0",
-            "[host2:2] 2 3 0 1 1",
-        }
-        told = f"2 nodes from {name}: {HERE}, host2 (launcher: auto; `--set launcher=local` runs here)"
-        assert told in run.stderr
-    started = (tmp_path / "started").read_text().splitlines()
-    assert [line for line in started if line != "ssh -G"] == [f"{tool} host2"]
+    done = run_one(tmp_path, WORKER, env=env)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) == set(ranks)
+    told = f"2 nodes from {name}: {HERE}, host2 (launcher: auto; `--set launcher=local` runs here)"
+    assert told in done.stderr
+    if tool != "flux":
+        started = (tmp_path / "started").read_text().splitlines()
+        assert [line for line in started if line != "ssh -G"] == [f"{tool} host2"]
 
 
-def test_a_command_that_is_not_in_path_is_found_where_its_engine_keeps_it(tmp_path: Path) -> None:
+def test_finds_a_command_in_the_directory_of_its_scheduler(tmp_path: Path) -> None:
     env = environment(tmp_path, LSF, "")  # a real qrsh may be here
     env |= {"PATH": os.environ["PATH"], "LSF_BINDIR": str(tmp_path / "bin")}
-    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
-        assert run.wait() == 0, run.stderr
+    assert run_one(tmp_path, WORKER, env=env).returncode == 0
     assert (tmp_path / "started").read_text() == "blaunch host2\n"
 
 
-def test_what_announces_the_end_of_an_lsf_job_does_not_end_its_links(tmp_path: Path) -> None:
+def test_a_termination_warning_of_lsf_does_not_end_its_links(tmp_path: Path) -> None:
     """LSF sends it to all processes of the job: here each blaunch sends it to itself."""
     env = environment(tmp_path, LSF, "")
     tool = tmp_path / "bin/blaunch"
     tool.write_text(tool.read_text().replace("exec sh", "kill -USR2 $$ && kill -USR1 $$ && exec sh"))
-    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
-        assert run.wait() == 0, run.stderr
+    assert run_one(tmp_path, WORKER, env=env).returncode == 0
 
 
-def test_flux_is_asked_for_its_hosts(tmp_path: Path) -> None:
-    env = environment(tmp_path, {"FLUX_JOB_ID": "f2Cm"}, "")
-    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
-        assert run.wait() == 0, run.stderr
-        assert set(run.stdout.splitlines()) == {f"[{HERE}:0] 0 2 0 1 0", "[host2:1] 1 2 0 1 1"}
-        assert f"2 nodes from Flux job f2Cm: {HERE}, host2 (" in run.stderr
-
-
-def test_a_host_that_its_engine_does_not_start_a_task_on_is_told_with_the_setting(tmp_path: Path) -> None:
+def test_names_the_setting_where_grid_engine_refuses_a_task(tmp_path: Path) -> None:
     env = environment(tmp_path, GRID_ENGINE, f"{HERE} 1 a\nhost2 1 b\n")
     said = 'error: executing task of job 4711 failed: execution daemon on host "host2" didn\'t accept task'
     (tmp_path / "bin/qrsh").write_text(f"#!/bin/sh\ncat <<'END' >&2\n{said}\nEND\nexit 1\n")
-    with running(write_job(tmp_path, WORKER, "gpus_per_node: 0"), env=env) as run:
-        assert run.wait() == 69
-        assert "distlaunch: host2: task refused" in run.stderr
-        assert said in run.stderr
-        assert "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it" in run.stderr
+    done = run_one(tmp_path, WORKER, env=env)
+    assert done.returncode == 69
+    assert "distlaunch: host2: task refused" in done.stderr
+    assert said in done.stderr
+    assert "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it" in done.stderr
 
 
-def test_a_dry_run_shows_the_hosts(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_hosts_of_the_allocation(tmp_path: Path) -> None:
     env = environment(tmp_path, LSF, "")
     done = distlaunch("dry-run", str(write_job(tmp_path, WORKER, "gpus_per_node: 0")), env=env)
     assert (done.returncode, "host2" in done.stdout) == (0, True), done.stderr
     assert not (tmp_path / "started").exists()
 
 
-def test_a_flux_that_does_not_answer_is_told_and_what_to_do_instead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_says_what_to_do_where_flux_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(tmp_path, {"FLUX_JOB_ID": "f2Cm"}, "").items():
         monkeypatch.setenv(name, value)
     tool, instead = tmp_path / "bin/flux", "; list the hosts in nodes, or use `--set launcher=local`"

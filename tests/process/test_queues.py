@@ -1,4 +1,4 @@
-"""Jobs that are submitted to queues for which stand-ins act: from the queue to their ends."""
+"""Jobs submitted to stand-ins for queues, from the queue to their ends."""
 
 import json
 import os
@@ -136,13 +136,15 @@ def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
     assert distlaunch("submit", "--dry-run", str(queue.folder / "train.yaml")).stdout == script
 
 
-def test_waiting_for_the_end_from_the_start(queue: Queue) -> None:
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+def test_submit_waits_for_the_end(queue: Queue) -> None:
     done = distlaunch("submit", str(queue.job("raise SystemExit(5)")), "--wait")
     assert (done.returncode, done.stdout) == (5, f"{queue.id}\n"), done.stderr
     assert "FAILED, exit status 5" in done.stderr
 
 
-def test_on_a_terminal_the_next_command_is_named(queue: Queue) -> None:
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+def test_names_the_next_command_on_a_terminal(queue: Queue) -> None:
     queue.hold()
     status, shown = on_a_terminal("submit", str(queue.job(HELLO)))
     assert status == 0
@@ -150,20 +152,18 @@ def test_on_a_terminal_the_next_command_is_named(queue: Queue) -> None:
     assert told in shown.decode()
 
 
-@pytest.mark.parametrize("named", ["88", "train"])
-def test_a_job_is_stopped_while_it_waits(queue: Queue, named: str) -> None:
+def test_a_job_is_stopped_while_it_waits(queue: Queue) -> None:
     queue.hold()
     job = queue.submit(HELLO)
-    check_stop_before_start(f"{queue.title} job {job}", job, named)
+    check_stop_before_start(f"{queue.title} job {job}", job, "88")
 
 
-@pytest.mark.parametrize("named", ["88", "train"])
-def test_a_job_is_stopped_while_it_runs(queue: Queue, named: str) -> None:
+def test_a_job_is_stopped_by_its_name_while_it_runs(queue: Queue) -> None:
     job = queue.submit(LONG)
     queue.wait_for(queue.id, "runs", 2)
     (row,) = queue.rows()
     assert (row["state"], row["ranks"]) == ("RUNNING", 2)
-    stopped = distlaunch("stop", named)
+    stopped = distlaunch("stop", "train")
     assert stopped.returncode == 0, stopped.stderr
     assert f"{row['run']}: {ENDS[queue.kind]}" in stopped.stderr
     assert distlaunch("wait", job).returncode == (130 if queue.kind == "lsf" else 143)
@@ -180,7 +180,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("queue", ["pbs", "lsf", "flux"], indirect=True)
-def test_ranks_that_do_not_end_are_killed_at_once_if_asked(queue: Queue) -> None:
+def test_stop_now_kills_stubborn_ranks_at_once(queue: Queue) -> None:
     queue.submit(STUBBORN, "timeouts: {stop: 10m}")
     queue.wait_for(queue.id, "runs", 2)
     stopped = distlaunch("stop", "88", "--now")
@@ -189,7 +189,7 @@ def test_ranks_that_do_not_end_are_killed_at_once_if_asked(queue: Queue) -> None
 
 
 @pytest.mark.parametrize("queue", ["grid-engine"], indirect=True)
-def test_a_run_of_a_script_that_asks_for_no_notice_is_stopped_itself(queue: Queue) -> None:
+def test_stops_the_run_itself_where_its_script_asks_for_no_warning(queue: Queue) -> None:
     """qdel would be a SIGKILL."""
     job = queue.job(LONG)
     script = queue.folder / "own.sh"
@@ -202,7 +202,7 @@ def test_a_run_of_a_script_that_asks_for_no_notice_is_stopped_itself(queue: Queu
     assert "CANCELLED, exit status 130" in stopped.stderr
 
 
-def test_a_script_that_never_comes_to_distlaunch_is_told(queue: Queue) -> None:
+def test_reports_a_script_that_never_starts_distlaunch(queue: Queue) -> None:
     section = queue.section.rstrip("}") + ", setup: exit 4}"
     job = queue.submit(HELLO, section)
     ended, why = NO_RUN.get(queue.kind, ("left the queue", "left the queue"))
@@ -219,10 +219,9 @@ NO_RUN = {"lsf": ("ended (EXIT)", "EXIT"), "flux": ("ended (FAILED)", "FAILED")}
 """How a job ended, where its scheduler still tells."""
 
 
-def test_what_is_refused_is_told_in_its_words_and_nothing_is_left(queue: Queue) -> None:
-    done = distlaunch(
-        "submit", str(queue.job(HELLO)), "--set", f"{queue.section.partition(':')[0]}.queue=none"
-    )
+def test_reports_a_refusal_in_the_schedulers_words_and_leaves_nothing(queue: Queue) -> None:
+    nowhere = f"{queue.section.partition(':')[0]}.queue=none"
+    done = distlaunch("submit", str(queue.job(HELLO)), "--set", nowhere)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"distlaunch: {queue.tools[0]} failed: {REFUSED[queue.kind]}\n"
     assert list((queue.folder / "runs").iterdir()) == []
@@ -255,21 +254,18 @@ def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
     job = queue.submit(HELLO)
     tool = queue.folder / "bin" / queue.tools[:2][-1]
     before = tool.read_text()
-    for broken, told in (
-        ("#!/bin/sh\nexit 0\n", "qstat: unexpected output: nothing" if queue.kind == "grid-engine" else None),
-        (
-            "#!/bin/sh\necho 'cannot connect to server' >&2; exit 2\n",
-            f"{tool.name} failed: cannot connect to server",
-        ),
-    ):
-        tool.write_text(broken)
-        if told:
-            (row,) = queue.rows()
-            assert (row["state"], row["where"]) == ("PENDING", f"{queue.title}: unknown, {told}")
+    broken = {"echo 'cannot connect to server' >&2; exit 2": f"{tool.name} failed: cannot connect to server"}
+    if queue.kind == "grid-engine":
+        broken["exit 0"] = "qstat: unexpected output: nothing"
+    for does, told in broken.items():
+        tool.write_text(f"#!/bin/sh\n{does}\n")
+        (row,) = queue.rows()
+        assert (row["state"], row["where"]) == ("PENDING", f"{queue.title}: unknown, {told}")
     tool.write_text(before)
     assert queue.rows()[0]["run"] == job
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_a_number_that_several_jobs_begin_with_is_ambiguous(queue: Queue) -> None:
     for job in ("7.a", "7.b"):
         note(Submission(job, "long", str(queue.folder), time.time(), scheduler=queue.kind))
@@ -278,6 +274,7 @@ def test_a_number_that_several_jobs_begin_with_is_ambiguous(queue: Queue) -> Non
     assert "7 is ambiguous: it matches 7.a, 7.b" in done.stderr
 
 
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
     queue.hold()
     old = Submission(queue.id, "old", str(queue.folder / "old"), time.time() - 60)
@@ -289,7 +286,8 @@ def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
     assert f"{queue.title} job {queue.id}: cancelled" in distlaunch("stop", queue.id).stderr
 
 
-def test_from_another_host(queue: Queue) -> None:
+@pytest.mark.parametrize("queue", ["pbs"], indirect=True)
+def test_submits_on_another_host(queue: Queue) -> None:
     """A shell here stands in for ssh."""
     (queue.folder / "bin" / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/sh -c "$last"\n')
     (queue.folder / "bin" / "ssh").chmod(0o755)
@@ -300,7 +298,9 @@ def test_from_another_host(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("to", KINDS)
-def test_outside_of_any_cluster(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_where_to_submit_from_outside_of_any_cluster(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "job.yaml").write_text("command: ['true']\ngpus_per_node: 0\n")
     monkeypatch.setenv("PATH", os.path.dirname(distlaunch_argv()[0]))
     done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to)

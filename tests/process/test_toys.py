@@ -1,12 +1,19 @@
-"""A scheduler that another package adds by an entry point: one module, of which distlaunch knows nothing."""
+"""A scheduler of another package, added by an entry point, and a transport of a type of its own."""
 
 import os
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from distlaunch.agent.messages import FindRoute, RouteFound
+from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
+from distlaunch.launch.port_check import Agents
 from distlaunch.schedulers import NAMED
+from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
+from distlaunch.transports.handshake import SCRIPT
+from distlaunch.transports.transport import Transport
 from tests.harness import PATIENCE_S, distlaunch, write_job
 from tests.process import toy_scheduler
 from tests.queued import check_stop_before_start, rows
@@ -41,7 +48,7 @@ def inside() -> dict[str, str]:
     return {**os.environ, "TOY_JOB": "1", "TOY_HOSTS": f"{HERE} host2", NAMED: "toy"}
 
 
-def test_a_run_inside_its_allocation_takes_its_hosts(folder: Path) -> None:
+def test_takes_the_hosts_of_its_allocation(folder: Path) -> None:
     done = distlaunch("run", str(write_job(folder, WORKER, KEYS)), env=inside())
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.splitlines()) == {f"[{HERE}:0] 0 2 0 None", "[host2:1] 1 2 1 host2"}
@@ -68,7 +75,7 @@ def test_a_job_that_waits_in_its_queue_is_stopped(folder: Path) -> None:
     check_stop_before_start("Toy job 1", "1")
 
 
-def test_its_section_is_checked_and_offered(folder: Path) -> None:
+def test_checks_and_suggests_its_section(folder: Path) -> None:
     done = distlaunch("submit", str(write_job(folder, WORKER, "toy: {colour: red}")))
     assert "toy.colour: unknown key; did you mean color?" in done.stderr
     done = distlaunch("run", str(write_job(folder, WORKER, "toi: {}")))
@@ -86,3 +93,35 @@ def test_a_job_outside_of_any_allocation_loads_no_scheduler(folder: Path, comman
     assert "distlaunch.schedulers\n" in done.stderr
     assert "distlaunch.schedulers." not in done.stderr
     assert "importlib.metadata" not in done.stderr
+
+
+# A transport: a type of its own is all that it takes
+
+REFUSED = 17
+
+
+class Room(Transport):
+    """Another room of this house: reached through `env`, if there is a door."""
+
+    door: bool
+    name: Literal["room"] = "room"
+    direct = False
+
+    def argv(self) -> list[str]:
+        return ["env", "sh", "-c", SCRIPT if self.door else f"echo no door >&2; exit {REFUSED}"]
+
+    def failure(self, end: ProcessEnd) -> LinkFailure:
+        return classify(end, [(Kind.REFUSED, "no door")], REFUSED)
+
+    def advice(self, failure: LinkFailure, python: str | None) -> str:
+        return "make a door"
+
+
+def test_a_toy_transport_reaches_a_node_and_tells_why_it_does_not(tmp_path: Path) -> None:
+    rooms = [Room(door=True), Room(door=False)]
+    nodes = tuple(NodeSpec(f"room{i}", room) for i, room in enumerate(rooms))
+    spec = JobSpec("job", nodes, Program("command", ("true",)), str(tmp_path), Logs(str(tmp_path)))
+    with Agents(spec) as agents:
+        answers = agents.ask({0: FindRoute("127.0.0.1")}, (RouteFound,))
+        assert (answers[0].interface, agents.present) == ("lo", [0])
+        assert (agents.failures[1].kind, agents.failures[1].words) == (Kind.REFUSED, "no door")
