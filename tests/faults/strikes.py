@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tests.cluster.hosts import Bed
 from tests.faults.grounds import Ground
+from tests.faults.memory import peak_mib
 from tests.faults.victims import CUT_LIMIT_S, LEASE_S, PROCS, STOP_S, Kind, Scene
 from tests.harness import Run, distlaunch, holders_of, wait_gone, wait_until, write_job
 
@@ -51,11 +52,10 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of it: seconds until everything was clean, the status, the controller's peak memory."""
+    """What came of it: seconds until everything was clean, the controller's peak memory."""
 
     clean_s: float
-    status: int
-    peak_kb: int
+    peak_mib: float
 
 
 class Before(NamedTuple):
@@ -76,19 +76,19 @@ def strike(ground: Ground, folder: Path, plan: Plan) -> Outcome:
     struck: Struck = []
     try:
         run.wait_ready(plan.moment)
-        peak_kb = _peak_kb(run)
+        peak = peak_mib(run.process.pid)
         struck = _struck(run, ground, plan)
         hit_at = time.monotonic()
         _hit(ground.bed, struck)
         ended_at = _end_what_restarts(run, struck, plan, plan.moment == ground.ranks)
-        status = run.wait()
+        run.wait()
         _heal(ground.bed, struck)
         _clean(run, ground, before, struck)
         clean_s = time.monotonic() - (ended_at or hit_at)
         assert listening(ground.bed) == before.ports, "a port is left"
         _check_told(run, struck, plan, ended_at is not None)
         _check_next(ground, folder)
-        return Outcome(clean_s, status, peak_kb)
+        return Outcome(clean_s, peak)
     finally:
         _heal(ground.bed, struck)
         run.kill()
@@ -142,13 +142,6 @@ def _end_what_restarts(run: Run, struck: Struck, plan: Plan, started: bool) -> f
         _kill(run.process.pid, signal.SIGTERM)
         return time.monotonic()
     return None
-
-
-def _peak_kb(run: Run) -> int:
-    with contextlib.suppress(OSError):
-        status = Path(f"/proc/{run.process.pid}/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0])
-    return 0
 
 
 def _clean(run: Run, ground: Ground, before: Before, struck: Struck) -> None:

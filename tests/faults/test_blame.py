@@ -9,7 +9,7 @@ from tests.cluster.hosts import Bed
 from tests.faults.blame.cases import CASES
 from tests.faults.blame.launchers import Outcome, by_distlaunch, by_torchrun
 from tests.faults.blame.verdicts import of_distlaunch, of_torchrun
-from tests.faults.conftest import Figures
+from tests.faults.figures import Figures
 from tests.harness import TORCHS_ABORT
 
 # In these it matters who is told when; over hosts ranks are both beside each other and apart.

@@ -1,18 +1,16 @@
 """Faults in mid-clean-up, and a disk that stalls: ranks end in time and are told to, whatever else hangs."""
 
-import contextlib
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.hosts import Site, find, parent_of
-from tests.faults.conftest import Figures, Pace
-from tests.faults.generations import STUBBORN, here, pids, starts, there
+from tests.faults.attempts import STUBBORN, here, pids, starts, there
+from tests.faults.disks import freezable_disk, frozen
+from tests.faults.figures import Figures, Pace
 from tests.harness import PATIENCE_S, PRESS_S, kill, line_pipe, running, wait_gone
 
 AGENT_DIED = 70
@@ -23,7 +21,7 @@ AGENT_DIED = 70
     62, "scancel: SIGTERM to the command's process group, SIGKILL after KillWait", promise="3, 7"
 )
 @pytest.mark.parametrize("patient", [True, False], ids=["KillWait is enough", "KillWait is too short"])
-def test_scancel(tmp_path: Path, pace: Pace, figures: Figures, patient: bool) -> None:
+def test_scancel_ends_all_ranks_in_time(tmp_path: Path, pace: Pace, figures: Figures, patient: bool) -> None:
     """No Slurm transport is there yet: these are the signals that slurmstepd sends, in its order.
 
     Its SIGKILL to the whole step would hit workers too, which only makes it easier for us.
@@ -57,7 +55,9 @@ exit $status
 
 
 @pytest.mark.fault(63, "srun -K: an agent is killed in mid-clean-up", promise="2, 4")
-def test_an_agent_killed_in_mid_clean_up(site: Site, pace: Pace, figures: Figures) -> None:
+def test_an_agent_killed_in_mid_clean_up_ends_only_when_all_is_swept(
+    site: Site, pace: Pace, figures: Figures
+) -> None:
     note = site.folder / "status"
     (site.folder / "ssh").write_text(NOTING_SSH.format(ssh=find("ssh"), note=note))
     (site.folder / "ssh").chmod(0o755)
@@ -87,43 +87,6 @@ def test_an_agent_killed_in_mid_clean_up(site: Site, pace: Pace, figures: Figure
         assert run.holders() == []
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """An ext4 of its own, mounted; skips where no loop device can be had."""
-    missing = [name for name in ("mkfs.ext4", "fsfreeze", "mount") if find(name) is None]
-    if missing or os.geteuid():
-        pytest.skip(f"missing: {', '.join(missing) or 'root'}")
-    image, mounted = folder / "image", folder / "disk"
-    mounted.mkdir()
-    with image.open("wb") as file:
-        file.truncate(32 << 20)
-    subprocess.run([str(find("mkfs.ext4")), "-q", str(image)], check=True)
-    tried = subprocess.run(
-        ["mount", "-o", "loop", str(image), str(mounted)], capture_output=True, check=False
-    )
-    if tried.returncode:
-        pytest.skip(f"no loop device can be had: {tried.stderr.decode().strip()}")
-    try:
-        yield mounted
-    finally:
-        subprocess.run(["umount", str(mounted)], check=True)
-
-
-@contextlib.contextmanager
-def frozen(mounted: Path) -> Iterator[None]:
-    """Whoever writes to this disk waits; it thaws at the end of the block, and also if we are killed."""
-    script = 'fsfreeze -f "$0" && echo frozen && read _; fsfreeze -u "$0"'
-    argv = ["/bin/sh", "-c", script, str(mounted)]
-    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
-    freezer = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    try:
-        assert freezer.stdout is not None
-        assert freezer.stdout.readline() == b"frozen\n"
-        yield
-    finally:
-        freezer.communicate(timeout=PATIENCE_S)
-
-
 CHATTY = """
 ready()
 while True:
@@ -133,8 +96,8 @@ while True:
 
 
 @pytest.mark.fault(33, "the log folder's disk stalls", promise="1, 10")
-def test_a_stalled_disk(tmp_path: Path, figures: Figures) -> None:
-    with small_disk(tmp_path) as disk:
+def test_a_stalled_disk_delays_no_tear_down(tmp_path: Path, figures: Figures) -> None:
+    with freezable_disk(tmp_path / "disk") as disk:
         job = here(tmp_path, CHATTY, nodes=2, logs={"dir": str(disk)})
         with running(job) as run:
             started = starts(run, 0, 2)

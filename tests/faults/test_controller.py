@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster.hosts import Bed, parent_of
-from tests.faults.conftest import Figures, Pace
+from tests.cluster.hosts import parent_of
+from tests.faults.figures import Figures, Pace
 from tests.faults.scenes import (
     CPU,
     IGNORES,
+    LEAVES,
     ONE,
     RANKS,
     SLEEPER,
@@ -25,8 +26,8 @@ from tests.faults.scenes import (
     assert_no_traceback,
     clean,
     ends,
+    ends_clean,
     family,
-    on_hosts,
     open_gate,
     stop_after,
     worker,
@@ -47,63 +48,60 @@ from tests.harness import (
 LOST, INTERRUPTED = 71, 130
 
 
-@pytest.mark.everywhere
 @pytest.mark.fault(20, "an agent is killed with SIGKILL", promise="4")
-def test_agent_killed(tmp_path: Path, bed: Bed, figures: Figures) -> None:
+@pytest.mark.parametrize("nodes", ["ssh", "slurm"], indirect=True)
+def test_ends_when_an_agent_is_killed(tmp_path: Path, nodes: str, figures: Figures) -> None:
     mixed = worker(first=f'if os.environ["RANK"] in "12": {IGNORES}')
-    with running(write_job(tmp_path, mixed, on_hosts(bed))) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(LOST, "host2 was lost: its agent ", 2.0)):
-            kill(parent_of(pids[1]))
+    ending = Ending(LOST, "host2 was lost: its agent ", 2.0)
+    with ends_clean(write_job(tmp_path, mixed, nodes), figures, ending) as (_, pids):
+        kill(parent_of(pids[1]))
 
 
-# slurmstepd kills what is left when the guardian ends: another run could see it first, and tell.
-@pytest.mark.everywhere(alone="slurm")
 @pytest.mark.fault(21, "a guardian is killed with SIGKILL", promise="4")
-def test_guardian_killed(tmp_path: Path, bed: Bed, figures: Figures) -> None:
+@pytest.mark.parametrize(
+    # slurmstepd kills what is left when the guardian ends: another run could see it first, and tell.
+    "nodes",
+    ["ssh", pytest.param("slurm", marks=pytest.mark.alone)],
+    indirect=True,
+)
+def test_ends_when_a_guardian_is_killed(tmp_path: Path, nodes: str, figures: Figures) -> None:
     grace_s = 3.0  # more than the margin: two graces in a row are seen
-    with running(write_job(tmp_path, STUBBORN, on_hosts(bed)), *stop_after(grace_s)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(
-            *(run, pids, figures),
-            Ending(
-                LOST, "host2 was lost: its agent's guardian process was killed", grace_s + 2.0, reaped=False
-            ),
-        ):
-            kill(parent_of(parent_of(pids[1])))
+    words = "host2 was lost: its agent's guardian process was killed"
+    job, ending = write_job(tmp_path, STUBBORN, nodes), Ending(LOST, words, grace_s + 2.0, reaped=False)
+    with ends_clean(job, figures, ending, *stop_after(grace_s)) as (_, pids):
+        kill(parent_of(parent_of(pids[1])))
 
 
-@pytest.mark.fault(24, "the command is killed with SIGKILL", promise="3")
-def test_command_killed(tmp_path: Path, figures: Figures, pace: Pace) -> None:
-    with running(write_job(tmp_path, STUBBORN, CPU), *stop_after(pace.stop_s)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(-signal.SIGKILL, "", pace.stop_s + 2.0, reaped=False)):
-            run.process.kill()
-
-
-@pytest.mark.everywhere
-@pytest.mark.fault(24, "the command is killed with SIGKILL, over ssh", promise="3")
-def test_command_of_hosts_killed(tmp_path: Path, bed: Bed, figures: Figures, pace: Pace) -> None:
-    with running(write_job(tmp_path, STUBBORN, on_hosts(bed)), *stop_after(pace.stop_s)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(-signal.SIGKILL, "", pace.stop_s + 2.0, reaped=False)):
-            run.process.kill()
-
-
-@pytest.mark.fault(27, "the terminal goes away: SIGHUP", promise="7")
-def test_hangup(tmp_path: Path, figures: Figures, pace: Pace) -> None:
-    with running(write_job(tmp_path, STUBBORN, CPU), *stop_after(pace.stop_s)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(129, "stopped by SIGHUP", pace.stop_s + 2.0)):
-            run.process.send_signal(signal.SIGHUP)
+@pytest.mark.parametrize(
+    ("nodes", "signum", "ending"),
+    [
+        *(
+            pytest.param(
+                *(nodes, signal.SIGKILL, Ending(-signal.SIGKILL, "", 2.0, reaped=False)),
+                marks=pytest.mark.fault(24, "the command is killed with SIGKILL", promise="3"),
+            )
+            for nodes in ("here", "ssh", "slurm")
+        ),
+        pytest.param(
+            *("here", signal.SIGHUP, Ending(129, "stopped by SIGHUP", 2.0)),
+            marks=pytest.mark.fault(27, "the terminal goes away: SIGHUP", promise="7"),
+        ),
+    ],
+    indirect=["nodes"],
+)
+def test_ends_by_a_signal(
+    tmp_path: Path, nodes: str, figures: Figures, pace: Pace, signum: signal.Signals, ending: Ending
+) -> None:
+    job, ending = write_job(tmp_path, STUBBORN, nodes), ending._replace(within_s=pace.stop_s + 2.0)
+    with ends_clean(job, figures, ending, *stop_after(pace.stop_s)) as (run, _):
+        run.process.send_signal(signum)
 
 
 @pytest.mark.fault(27, "SIGHUP under nohup", promise="7")
-def test_hangup_under_nohup(tmp_path: Path, figures: Figures) -> None:
+def test_goes_on_after_a_sighup_under_nohup(tmp_path: Path, figures: Figures) -> None:
     """The job ends with 0 by itself, each rank by a signal of its own that comes after the SIGHUP."""
-    leaves = worker(first="signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))")
     ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
-    with running(write_job(tmp_path, leaves, CPU), preexec_fn=ignore) as run:
+    with running(write_job(tmp_path, LEAVES, CPU), preexec_fn=ignore) as run:
         pids = run.wait_ready(RANKS)
         run.process.send_signal(signal.SIGHUP)
         for pid in pids.values():
@@ -213,7 +211,9 @@ WITH_RANKS = [joining, training, stopping]
 @pytest.mark.fault(28, "Ctrl-C, before ranks have been started", promise="7")
 @pytest.mark.parametrize("bring", BEFORE_RANKS)
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_interrupts_before_ranks(tmp_path: Path, figures: Figures, bring: Bring, times: int) -> None:
+def test_interrupts_end_a_run_before_its_ranks_start(
+    tmp_path: Path, figures: Figures, bring: Bring, times: int
+) -> None:
     """As fast as one can: what comes after the first finds a command that is about to leave, or has left."""
     with bring(tmp_path, stop_after(10.0)) as brought, held(children_of(brought.run.process.pid)) as links:
         run = brought.run
@@ -227,27 +227,24 @@ def test_interrupts_before_ranks(tmp_path: Path, figures: Figures, bring: Bring,
         assert_no_traceback(run.stderr)
 
 
-@pytest.mark.fault(28, "Ctrl-C once, with ranks that ignore SIGTERM", promise="7")
+@pytest.mark.fault(28, "Ctrl-C once or twice, with ranks that ignore SIGTERM", promise="7")
 @pytest.mark.parametrize("bring", WITH_RANKS)
-def test_one_interrupt(tmp_path: Path, figures: Figures, pace: Pace, bring: Bring) -> None:
-    with bring(tmp_path, stop_after(pace.stop_s)) as brought:
-        run, pids = brought.run, brought.pids
-        with clean(run, pids, figures, Ending(brought.status, brought.answer, pace.stop_s + 2.0)):
-            brought.press(1)
-
-
-@pytest.mark.fault(28, "Ctrl-C twice, with ranks that ignore SIGTERM", promise="7")
-@pytest.mark.parametrize("bring", WITH_RANKS)
-def test_two_interrupts(tmp_path: Path, figures: Figures, bring: Bring) -> None:
-    with bring(tmp_path, stop_after(60.0)) as brought:
-        run, pids = brought.run, brought.pids
-        with clean(run, pids, figures, Ending(brought.status, "killing the workers", 2.0)):
-            brought.press(2)
+@pytest.mark.parametrize("times", [1, 2])
+def test_interrupts_end_ranks_that_ignore_sigterm(
+    tmp_path: Path, figures: Figures, pace: Pace, bring: Bring, times: int
+) -> None:
+    grace_s, within_s = (pace.stop_s, pace.stop_s + 2.0) if times == 1 else (60.0, 2.0)
+    with bring(tmp_path, stop_after(grace_s)) as brought:
+        words = brought.answer if times == 1 else "killing the workers"
+        with clean(brought.run, brought.pids, figures, Ending(brought.status, words, within_s)):
+            brought.press(times)
 
 
 @pytest.mark.fault(28, "Ctrl-C thrice, with agents that do not answer", promise="7")
 @pytest.mark.parametrize("bring", WITH_RANKS)
-def test_three_interrupts(tmp_path: Path, figures: Figures, pace: Pace, bring: Bring) -> None:
+def test_three_interrupts_end_the_command_before_its_agents(
+    tmp_path: Path, figures: Figures, pace: Pace, bring: Bring
+) -> None:
     """The agents are stopped, so that the second can't end the job; their guardians wake them at the end."""
     with bring(tmp_path, stop_after(pace.stop_s)) as brought:
         run = brought.run
@@ -266,7 +263,7 @@ def test_three_interrupts(tmp_path: Path, figures: Figures, pace: Pace, bring: B
 
 @pytest.mark.quiet  # ranks that print without end take all cores that there are
 @pytest.mark.fault(29, "the output's reader leaves: `| head -1`", promise="1, 7")
-def test_head(tmp_path: Path, figures: Figures) -> None:
+def test_ends_when_the_reader_of_its_output_leaves(tmp_path: Path, figures: Figures) -> None:
     """The ranks print without end, but say on stderr that they are up, which `head` does not read."""
     prints = """
         import os
@@ -288,18 +285,17 @@ def test_head(tmp_path: Path, figures: Figures) -> None:
 
 
 @pytest.mark.fault(31, "the terminal's window is resized without end", promise="10")
-def test_window_changes(tmp_path: Path, figures: Figures) -> None:
+def test_loses_nothing_when_the_window_is_resized(tmp_path: Path, gate: Path, figures: Figures) -> None:
     prints = worker("""
         for _ in range(100_000): print("x" * 99)
         open("gate").read()
     """)
-    os.mkfifo(tmp_path / "gate")
     with running(write_job(tmp_path, prints, ONE)) as run:
         agent = parent_of(run.wait_ready(1)[0])
         for _ in range(10_000):
             kill(run.process.pid, signal.SIGWINCH)
             kill(agent, signal.SIGWINCH)
-        open_gate(tmp_path / "gate")
+        open_gate(gate)
         assert run.wait() == 0, run.stderr
         nothing_was_dropped(run.stderr)
         kept = (run.run_folder() / "rank0.out").read_text().count("x" * 99 + "\n")

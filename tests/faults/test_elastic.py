@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import signal
 import sys
 import time
 from pathlib import Path
@@ -10,51 +9,41 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Site, parent_of
-from tests.faults.conftest import Figures, Pace
-from tests.faults.generations import NOISE_S, SLEEPER, closed, fell, here, starts, there
-from tests.harness import Run, kill, running, wait_gone
+from tests.faults.attempts import NOISE_S, SLEEPER, here, interrupted, starts, there
+from tests.faults.figures import Figures, Pace
+from tests.faults.networks import closed, fell
+from tests.faults.scenes import RANKS
+from tests.harness import kill, running, wait_gone
 
 CONNECT_S = 30.0
 THERE = ["host1", "host2", "host3"]
 PROMISED_MS = 50.0
-"""From a worker's death to the next generation's exec, where the others end at SIGTERM."""
-SHELL = ["/bin/sh", "-c", "echo ready $RANK $$ of generation $TORCHELASTIC_RESTART_COUNT; exec sleep 1000"]
+"""From a worker's death to the next attempt's exec, where the others end at SIGTERM."""
+SHELL = ["/bin/sh", "-c", "echo ready $RANK $$ of attempt $TORCHELASTIC_RESTART_COUNT; exec sleep 1000"]
 """A worker that ends at SIGTERM, and whose start costs next to nothing."""
 EXIT_TIMEOUT = 124
 
 
-def restart_in_place(run: Run, figures: Figures) -> None:
-    """Kill a worker; all start again, soon, on the nodes where they were."""
-    run.wait_for(" of generation 0\n", 3)
-    pids = run.worker_pids()
-    agents = {rank: parent_of(pid) for rank, pid in pids.items()}
-    killed_at = time.time()
-    kill(pids[1])
-    run.wait_for(" of generation 1\n", 3)
-    assert {rank: parent_of(pid) for rank, pid in run.worker_pids().items()} == agents, "other agents"
-    run.process.send_signal(signal.SIGINT)
-    assert run.wait() == 130
-    started_at = [event["time"] for event in run.events("WorkerStarted")]
-    assert len(started_at) == 6
+@pytest.mark.fault(74, "a worker is killed, restart in place", promise="6")
+@pytest.mark.parametrize("nodes", ["here", "ssh", "slurm"], indirect=True)
+def test_restarts_in_place(tmp_path: Path, nodes: str, figures: Figures) -> None:
+    """All start again, soon, on the nodes where they were."""
+    job = tmp_path / "job.yaml"
+    job.write_text(f"{nodes}restarts: {{max: 1}}\ncommand: {SHELL!r}\n")
+    with running(job) as run:
+        run.wait_for(" of attempt 0\n", RANKS)
+        pids = run.worker_pids()
+        agents = {rank: parent_of(pid) for rank, pid in pids.items()}
+        killed_at = time.time()
+        kill(pids[1])
+        run.wait_for(" of attempt 1\n", RANKS)
+        assert {rank: parent_of(pid) for rank, pid in run.worker_pids().items()} == agents, "other agents"
+        interrupted(run)
+        started_at = [event["time"] for event in run.events("WorkerStarted")]
+    assert len(started_at) == 2 * RANKS
     took_ms = 1000 * (max(started_at) - killed_at)
     # Generous: the promise is for a machine that does nothing else.
-    figures("until the last exec of the next generation", took_ms, at_most=10 * PROMISED_MS, unit="ms")
-    assert run.holders() == []
-
-
-@pytest.mark.fault(74, "a worker is killed, restart in place, three nodes here", promise="6")
-def test_restart_in_place_here(tmp_path: Path, figures: Figures) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(f"nodes: 3\ngpus_per_node: 0\nrestarts: {{max: 1}}\ncommand: {SHELL!r}\n")
-    with running(job) as run:
-        restart_in_place(run, figures)
-
-
-@pytest.mark.everywhere
-@pytest.mark.fault(74, "a worker is killed, restart in place, three hosts over ssh", promise="6")
-def test_restart_in_place_there(site: Site, figures: Figures) -> None:
-    with running(site.job(THERE, command=SHELL, restarts={"max": 1})) as run:
-        restart_in_place(run, figures)
+    figures("until the last exec of the next attempt", took_ms, at_most=10 * PROMISED_MS, unit="ms")
 
 
 MEETS = """
@@ -70,7 +59,7 @@ MASTERS = re.compile(rb"the master is (\S+) on \S+\n")
 @pytest.mark.long
 @pytest.mark.everywhere
 @pytest.mark.fault(75, "the first host falls, a spare is there", promise="6")
-def test_a_spare_stands_in(site: Site, pace: Pace, figures: Figures) -> None:
+def test_a_spare_takes_the_place_of_a_lost_node(site: Site, pace: Pace, figures: Figures) -> None:
     before = site.processes()
     job = there(site, THERE[:2], MEETS, pace, spares=THERE[2:])
     with running(job) as run:
@@ -80,7 +69,8 @@ def test_a_spare_stands_in(site: Site, pace: Pace, figures: Figures) -> None:
             fell(site.bed, "host1", before)
             # sshd's end reaches us at once; srun tells of slurmstepd's only when Slurm has noticed.
             at_most_s = pace.lease_s * 1.5 if site.bed.launcher else 1.0
-            told_s = _until(run, "host1 was lost", began)
+            run.wait_for("host1 was lost")
+            told_s = time.monotonic() - began
             figures("told", told_s, at_most=at_most_s)
             wait_gone([started[0].pid], 2.0)
             again = starts(run, 1, 2)
@@ -93,20 +83,13 @@ def test_a_spare_stands_in(site: Site, pace: Pace, figures: Figures) -> None:
         names = {name: name if site.bed.launcher else site.bed.hosts[name].address for name in THERE}
         first, second = names[THERE[0]], names[THERE[1]]
         assert [name.decode() for name in MASTERS.findall(run.out)] == [first, first, second, second]
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130
-        assert run.holders() == []
-
-
-def _until(run: Run, text: str, began: float) -> float:
-    run.wait_for(text)
-    return time.monotonic() - began
+        interrupted(run)
 
 
 @pytest.mark.long
 @pytest.mark.everywhere
 @pytest.mark.fault(76, "a lost node returns, with grow: now", promise="6")
-def test_a_returned_node_is_taken_in(site: Site, pace: Pace, figures: Figures) -> None:
+def test_a_node_that_returns_rejoins(site: Site, pace: Pace, figures: Figures) -> None:
     keys = {"min_nodes": 1, "elastic": {"grow": "now"}, "restarts": {"max": 1}}
     with running(there(site, THERE[:2], SLEEPER, pace, **keys)) as run:
         started = starts(run, 0, 2)
@@ -125,9 +108,7 @@ def test_a_returned_node_is_taken_in(site: Site, pace: Pace, figures: Figures) -
         figures("back after", told_at - began)
         figures("then taken in", time.monotonic() - told_at, at_most=2.0)
         assert [start.beside for start in again.values()] == [0, 0]
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130
-        assert run.holders() == []
+        interrupted(run)
 
 
 JOINS_ALONE = """
@@ -142,7 +123,7 @@ JOIN_S = 7.0
 
 
 @pytest.mark.fault(77, "a rank does not join the rendezvous", promise="8")
-def test_the_missing_rank_is_named(tmp_path: Path, figures: Figures) -> None:
+def test_names_the_rank_that_does_not_join(tmp_path: Path, figures: Figures) -> None:
     with running(here(tmp_path, JOINS_ALONE, nodes=2, timeouts={"join": f"{JOIN_S:g}s"})) as run:
         started = starts(run, 0, 2)
         began = time.monotonic()
@@ -159,7 +140,7 @@ def wait_for_nobody():
 
 
 ready()
-if GENERATION == "1":
+if ATTEMPT == "1":
     sys.exit()
 if RANK == "1":
     wait_for_nobody()
@@ -175,7 +156,7 @@ SETTLE_S, DUMP_S = 2.0, 5.0
 
 @pytest.mark.skipif(PY_SPY is None, reason="py-spy is missing")
 @pytest.mark.fault(78, "a rank stalls, with on_stall: restart", promise="8")
-def test_the_stalled_rank_is_named_and_ended(tmp_path: Path, figures: Figures) -> None:
+def test_names_and_restarts_a_stalled_rank(tmp_path: Path, figures: Figures) -> None:
     keys = {"timeouts": {"stall": f"{STALL_S:g}s"}, "on_stall": "restart", "restarts": {"max": 1}}
     with running(here(tmp_path, STANDS, nodes=2, **keys)) as run:
         pid = starts(run, 0, 2)[1].pid

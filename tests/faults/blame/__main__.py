@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tests.cluster.hosts import Bed, bed_of
 from tests.faults.blame.cases import CASES
 from tests.faults.blame.launchers import LAUNCHERS, Outcome
-from tests.faults.report import FOLDER
+from tests.faults.figures import FOLDER
 
 PLACES = ("here", "hosts")
 HOSTS = 3
