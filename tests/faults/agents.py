@@ -3,7 +3,7 @@
 import sys
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _INTERPRETER = """\
 #!{python} -IS
@@ -61,87 +61,67 @@ def python_that_lies(path: Path, lie: Lie) -> str:
     return python_with(path, _LYING.format(op=lie.op, words=lie.words, lied=str(path.with_name("lied"))))
 
 
-MUCH = "'x' * 900_000"
+MUCH = "x" * 900_000
 NO_HELLO = "{host}: protocol error"
-LOST = "{host} was lost: "
+
+
+def changed(op: str, told: str = "", /, **fields: Any) -> Lie:
+    """The report `op` with these fields."""
+    return Lie(op, f"encode(node, {{**message, **{fields!r}}})", told)
+
+
+def before(op: str, told: str = "", /, **fields: Any) -> Lie:
+    """Another report before `op`, of these fields."""
+    return Lie(op, f"encode(node, {fields!r}) + encode(node, message)", told)
+
+
 LIES = {
-    "a long interpreter": Lie("hello", f"encode(node, {{**message, 'python': {MUCH}}})"),
-    "an interpreter that leads elsewhere": Lie("hello", "encode(node, {**message, 'python': '../../x'})"),
-    "a hostname that leads elsewhere": Lie("hello", "encode(node, {**message, 'hostname': '../../x'})"),
-    "a lone surrogate": Lie("hello", "encode(node, {**message, 'python': '\\ud800'})"),
-    "a rank of a million": Lie("started", "encode(node, {**message, 'local_rank': 10**6})"),
-    "a long list of CPUs": Lie("started", f"encode(node, {{**message, 'cpus': {MUCH}}})"),
-    "a negative rank": Lie("started", "encode(node, {**message, 'local_rank': -1})"),
-    "an error record of lists": Lie("exited", "encode(node, {**message, 'error_record': [[[]]] * 9})"),
-    "an odd interface": Lie("route", f"encode(node, {{**message, 'interface': {MUCH}}})"),
-    "long names of stuck processes": Lie(
-        "started",
-        f"encode(node, {{'op': 'stuck', 'generation': 0, 'processes': [{{'command': {MUCH}, 'pid': []}}]}})",
+    "a long interpreter": changed("hello", python=MUCH),
+    "an interpreter that leads elsewhere": changed("hello", python="../../x"),
+    "a hostname that leads elsewhere": changed("hello", hostname="../../x"),
+    "a lone surrogate": changed("hello", python="\ud800"),
+    "a rank of a million": changed("started", local_rank=10**6),
+    "a negative rank": changed("started", local_rank=-1),
+    "a long list of CPUs": changed("started", cpus=MUCH),
+    "an error record of lists": changed("exited", error_record=[[[]]] * 9),
+    "an odd interface": changed("route", interface=MUCH),
+    "more ranks than there are": before("exited", op="joined", local_ranks=[10**9, -1]),
+    "long names of stuck processes": before(
+        "started", op="stuck", generation=0, processes=[{"command": MUCH, "pid": []}]
     ),
     "a flood of warnings": Lie(
         "started",
         "encode(node, {'op': 'stuck', 'generation': 0, 'processes': []}) * 20_000 + encode(node, message)",
     ),
     "a flood of output": Lie("started", "printed(node, 0, bytes(65536)) * 1500"),
-    "more ranks than there are": Lie(
-        "exited", "encode(node, {'op': 'joined', 'local_ranks': [10**9, -1]}) + encode(node, message)"
-    ),
-    "a million GPUs": Lie("hello", "encode(node, {**message, 'gpus': 10**6})", NO_HELLO),
-    "fewer than no GPUs": Lie("hello", "encode(node, {**message, 'gpus': -5})", NO_HELLO),
-    "words for a number": Lie("hello", "encode(node, {**message, 'gpus': '8'})", NO_HELLO),
-    "a number of a million digits": Lie(
-        "hello", "raw(node, b'{\"op\":\"hello\",\"gpus\":' + b'1' * 1_000_000 + b'}')", NO_HELLO
-    ),
-    "nothing but the op": Lie("hello", "encode(node, {'op': 'hello'})", NO_HELLO),
-    "no op": Lie("hello", "encode(node, {})", NO_HELLO),
-    "an unknown op": Lie("hello", f"encode(node, {{'op': {MUCH}}})", NO_HELLO),
+    "a million GPUs": changed("hello", NO_HELLO, gpus=10**6),
+    "an unknown op": changed("hello", NO_HELLO, op=MUCH),
     "a deep list": Lie("hello", "raw(node, b'[' * 1_000_000)", NO_HELLO),
-    "not a number": Lie("hello", "encode(node, {**message, 't': float('nan')})", NO_HELLO),
-    "no hello": Lie(
-        "hello", "encode(node, {'op': 'exited', 'local_rank': 0, 'status': 1, 't': 1})", NO_HELLO
-    ),
+    "no hello": before("hello", NO_HELLO, op="exited", local_rank=0, status=1, t=1),
     "another node's frame": Lie(
-        "started", "encode(0, message)", f"{LOST}a frame for node 0 came on another node's link"
+        "started", "encode(0, message)", "a frame for node 0 came on another node's link"
     ),
     "output of no rank": Lie(
-        "started", "printed(node, 65535, b'x')", f"{LOST}output from local rank 32767, which is not running"
-    ),
-    "a rank that leads elsewhere": Lie(
-        "started",
-        "encode(node, {**message, 'local_rank': '../../x'})",
-        f"{LOST}started: local_rank is not of type int",
-    ),
-    "CPUs that are no text": Lie(
-        "started", "encode(node, {**message, 'cpus': [0, 1]})", f"{LOST}started: cpus is not of type str"
-    ),
-    "a status of a million": Lie(
-        "exited", "encode(node, {**message, 'status': 10**6})", f"{LOST}status is out of range"
-    ),
-    "a long error record": Lie(
-        "exited",
-        f"encode(node, {{**message, 'status': 1, 'error_record': {{'message': {MUCH}}}}})",
-        "failed first: exit status 1",
-    ),
-    "a clock of the far future": Lie(
-        "exited", "encode(node, {**message, 't': 1e300})", f"{LOST}t is out of range"
-    ),
-    "a signal of a million": Lie(
-        "started",
-        "encode(node, {'op': 'leaving', 'signum': 10**6, 'orphaned': False, 'damage': ''})",
-        f"{LOST}its agent was stopped by signal 1000000",
-    ),
-    "a long reason": Lie(
-        "started",
-        f"encode(node, {{'op': 'unstarted', 'local_rank': 0, 'stage': 'x', 'errno': 1, 'text': {MUCH}}})",
-        "could not be started: xxx",
-    ),
-    "a long reason for no route": Lie(
-        "route", f"encode(node, {{'op': 'no route', 'asked': message['asked'], 'error': {MUCH}}})", "xxx"
+        "started", "printed(node, 65535, b'x')", "output from local rank 32767, which is not running"
     ),
     "a frame of 4 GiB": Lie(
-        "started",
-        "raw(node, bytes(1 << 26), 0xFFFFFFFF)",
-        "a frame of 4294967295 bytes is over the limit",
+        "started", "raw(node, bytes(1 << 26), 0xFFFFFFFF)", "a frame of 4294967295 bytes is over the limit"
     ),
+    "a rank that leads elsewhere": changed("started", "local_rank is not of type int", local_rank="../../x"),
+    "a status of a million": changed("exited", "{host} was lost: status is out of range", status=10**6),
+    "a clock of the far future": changed("exited", "{host} was lost: t is out of range", t=1e300),
+    "a long error record": changed("exited", "exit status 1", status=1, error_record={"message": MUCH}),
+    "a signal of a million": before(
+        "started",
+        "agent was stopped by signal 1000000",
+        op="leaving",
+        signum=10**6,
+        orphaned=False,
+        damage="",
+    ),
+    "a long reason": before(
+        "started", "not be started: xxx", op="unstarted", local_rank=0, stage="x", errno=1, text=MUCH
+    ),
+    "a long reason for no route": changed("route", "xxx", op="no route", error=MUCH),
 }
-LONG_ADDRESS = Lie("route", f"encode(node, {{**message, 'address': {MUCH}}})")
+LONG_ADDRESS = changed("route", address=MUCH)

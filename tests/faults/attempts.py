@@ -1,10 +1,11 @@
 """Jobs that restart: workers tell which attempt they are of, and whether they see an earlier one."""
 
+import contextlib
 import re
 import signal
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import yaml
 from tests.cluster.hosts import Site, parent_of
 from tests.faults.figures import Pace
 from tests.faults.scenes import assert_no_traceback
-from tests.harness import PATIENCE_S, Run, kill, write_job
+from tests.harness import PATIENCE_S, Run, kill, running, write_job
 
 NODE_LOST, INTERRUPTED = 71, 130
 NOISE_S = 4.0
@@ -21,10 +22,7 @@ NOISE_S = 4.0
 
 _OPENING = '''
 import os, signal, socket, sys, time
-
 RANK, ATTEMPT = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-
-
 def earlier():
     """How many processes of this run are there that are not of this attempt."""
     names = "DISTLAUNCH_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
@@ -37,22 +35,14 @@ def earlier():
             continue
         found += run in environ and own not in environ
     return found
-
-
 def ready(rank=RANK):
     line = f"ready {rank} {os.getpid()} beside {earlier()} of attempt {ATTEMPT}\\n"
     os.write(1, line.encode())
-
-
 def resist():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
 def wait():
     while True:
         signal.pause()
-
-
 def daemon():
     """Two forks and a session away; it ends by itself if nobody ends it."""
     if os.fork() == 0:
@@ -98,6 +88,13 @@ def starts(run: Run, attempt: int, count: int, within_s: float = PATIENCE_S) -> 
     run.wait_for(f" of attempt {attempt}\n", count, within_s)
     rows = re.findall(rb"ready (\d+) (\d+) beside (\d+) of attempt %d\n" % attempt, run.out)
     return {int(rank): Start(int(pid), int(beside)) for rank, pid, beside in rows}
+
+
+@contextlib.contextmanager
+def started_run(job: Path, count: int, **options: Any) -> Iterator[tuple[Run, dict[int, Start]]]:
+    """A run of which so many workers have started."""
+    with running(job, **options) as run:
+        yield run, starts(run, 0, count)
 
 
 def pids(started: Mapping[int, Start]) -> list[int]:

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.faults.figures import FOLDER
-from tests.faults.grounds import GROUNDS, Ground
-from tests.faults.strikes import Hit, Outcome, Plan, strike
-from tests.faults.victims import LIMIT_S, PROCS, Kind
+from tests.faults.strikes import GROUNDS, LIMIT_S, PROCS, Ground, Hit, Kind, Outcome, Plan, strike
 from tests.harness import on_time
 
 TWO, EARLY = 0.15, 0.3

@@ -70,8 +70,8 @@ def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     assert marker is not None, "a test of the catalogue needs its fault's marker"
     number, name = marker.args
     params: dict[str, Any] = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    name += _BY.get(params.get("bed") or params.get("nodes") or "", "")
-    noted = Figures(number, name, str(marker.kwargs.get("promise", "")))
+    by = _BY.get(params.get("bed") or params.get("nodes") or "", "")
+    noted = Figures(number, name + by, str(marker.kwargs.get("promise", "")))
     yield noted
     outcome = request.node.stash.get(_OUTCOME, "kept")
     assert noted.rows or outcome != "kept", "a test of the catalogue notes a figure"

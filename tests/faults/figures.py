@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from tests.harness import ROOT, on_time
 
 FOLDER = Path(os.environ.get("DISTLAUNCH_REPORTS", ROOT / "reports"))
@@ -28,6 +30,11 @@ class Row(NamedTuple):
         limit = "" if self.limit is None else f"{self.limit:g} {self.unit}"
         value = f"{self.value:.3g} {self.unit}".strip()
         return (str(self.fault), self.name, self.promise, self.what, value, limit.strip(), self.outcome)
+
+
+def fault(number: int, name: str, promise: str, *values: Any) -> Any:
+    """A row of a table of faults of the catalogue: the values of its test's parameters."""
+    return pytest.param(*values, id=name, marks=pytest.mark.fault(number, name, promise=promise))
 
 
 class Pace(NamedTuple):

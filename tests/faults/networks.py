@@ -5,9 +5,10 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from tests.cluster.hosts import Bed
+from tests.cluster.hosts import Bed, Host
 from tests.cluster.odd_hosts import installed
 from tests.harness import PATIENCE_S
 
@@ -84,3 +85,19 @@ def fell(bed: Bed, host: str, before: set[int]) -> None:
         for pid in fallen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
+
+
+REACHABLE = {"tcp": "0A", "tcp6": "0A", "udp": "", "udp6": "", "raw": "", "raw6": ""}
+"""Kinds of sockets, and the state in which others can reach one; any if none."""
+
+
+def listening(host: Host, kinds: Sequence[str] = (*REACHABLE, "unix")) -> set[tuple[str, str]]:
+    """All sockets on a host that others can reach: listening ones of TCP and Unix, any of UDP and raw."""
+    found = set()
+    for kind in kinds:
+        rows = [line.split() for line in Path(f"/proc/{host.pid}/net/{kind}").read_text().splitlines()[1:]]
+        if kind == "unix":
+            found |= {(kind, " ".join(row[6:])) for row in rows if int(row[3], 16) & 0x10000}
+        else:
+            found |= {(kind, row[1]) for row in rows if REACHABLE[kind] in ("", row[3])}
+    return found

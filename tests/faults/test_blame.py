@@ -37,8 +37,8 @@ def assert_right(name: str, outcome: Outcome, figures: Figures) -> None:
     """Nothing that was said is wrong, and it took no longer than it may; nothing had to be killed."""
     assert outcome.opinion.wrong == [], f"{outcome.opinion.said}: {outcome.ended.texts[0]}"
     assert (outcome.ended.hung, outcome.ended.left) == (0, 0)
-    assert outcome.first_s is not None
-    figures(name, outcome.first_s, at_most=DOWN_S)
+    assert outcome.down_s is not None
+    figures(name, outcome.down_s, at_most=DOWN_S)
 
 
 @pytest.mark.fault(0, "the first of the ranks that fail is named, here", promise="9")

@@ -1,6 +1,7 @@
-"""Faults of the command, its terminal, agents and guardians: the job ends everywhere, or goes on."""
+"""Faults of the controller, its terminal and its readers: the job ends everywhere, or goes on."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -8,12 +9,15 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from subprocess import CompletedProcess
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.cluster.hosts import parent_of
-from tests.faults.figures import Figures, Pace
+from tests.faults.attempts import INTERRUPTED, NODE_LOST
+from tests.faults.disks import small_disk
+from tests.faults.figures import Figures, Pace, fault
 from tests.faults.scenes import (
     CPU,
     IGNORES,
@@ -38,21 +42,22 @@ from tests.harness import (
     Run,
     agents_of,
     children_of,
+    cookie_holders,
+    distlaunch,
     held,
     kill,
     nothing_was_dropped,
     running,
     write_job,
 )
-
-LOST, INTERRUPTED = 71, 130
+from tests.process.test_runs import beside
 
 
 @pytest.mark.fault(20, "an agent is killed with SIGKILL", promise="4")
 @pytest.mark.parametrize("nodes", ["ssh", "slurm"], indirect=True)
 def test_ends_when_an_agent_is_killed(tmp_path: Path, nodes: str, figures: Figures) -> None:
     mixed = worker(first=f'if os.environ["RANK"] in "12": {IGNORES}')
-    ending = Ending(LOST, "host2 was lost: its agent ", 2.0)
+    ending = Ending(NODE_LOST, "host2 was lost: its agent ", 2.0)
     with ends_clean(write_job(tmp_path, mixed, nodes), figures, ending) as (_, pids):
         kill(parent_of(pids[1]))
 
@@ -67,25 +72,21 @@ def test_ends_when_an_agent_is_killed(tmp_path: Path, nodes: str, figures: Figur
 def test_ends_when_a_guardian_is_killed(tmp_path: Path, nodes: str, figures: Figures) -> None:
     grace_s = 3.0  # more than the margin: two graces in a row are seen
     words = "host2 was lost: its agent's guardian process was killed"
-    job, ending = write_job(tmp_path, STUBBORN, nodes), Ending(LOST, words, grace_s + 2.0, reaped=False)
+    job, ending = write_job(tmp_path, STUBBORN, nodes), Ending(NODE_LOST, words, grace_s + 2.0, reaped=False)
     with ends_clean(job, figures, ending, *stop_after(grace_s)) as (_, pids):
         kill(parent_of(parent_of(pids[1])))
+
+
+KILLED = Ending(-signal.SIGKILL, "", 0.0, reaped=False)
 
 
 @pytest.mark.parametrize(
     ("nodes", "signum", "ending"),
     [
-        *(
-            pytest.param(
-                *(nodes, signal.SIGKILL, Ending(-signal.SIGKILL, "", 2.0, reaped=False)),
-                marks=pytest.mark.fault(24, "the command is killed with SIGKILL", promise="3"),
-            )
-            for nodes in ("here", "ssh", "slurm")
-        ),
-        pytest.param(
-            *("here", signal.SIGHUP, Ending(129, "stopped by SIGHUP", 2.0)),
-            marks=pytest.mark.fault(27, "the terminal goes away: SIGHUP", promise="7"),
-        ),
+        fault(24, "the command is killed with SIGKILL", "3", "here", signal.SIGKILL, KILLED),
+        fault(24, "the command is killed with SIGKILL, on hosts", "3", "ssh", signal.SIGKILL, KILLED),
+        fault(24, "the command is killed with SIGKILL, in Slurm", "3", "slurm", signal.SIGKILL, KILLED),
+        fault(27, "the terminal goes away: SIGHUP", "7", "here", signal.SIGHUP, Ending(129, "by SIGHUP", 0)),
     ],
     indirect=["nodes"],
 )
@@ -300,3 +301,109 @@ def test_loses_nothing_when_the_window_is_resized(tmp_path: Path, gate: Path, fi
         nothing_was_dropped(run.stderr)
         kept = (run.run_folder() / "rank0.out").read_text().count("x" * 99 + "\n")
         figures("lines lost", 100_000 - kept, at_most=0, unit="lines")
+
+
+AT_ONCE_S = 5.0
+
+
+class Left:
+    """A run that was left, whose ranks say `ready RANK PID`."""
+
+    def __init__(self, job: Path, *words: str) -> None:
+        self.folder = job.parent
+        done = distlaunch("run", "-d", str(job), *words, cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        self.id = done.stdout.strip()
+        follow = beside(self.folder, "logs", "-f", self.id)
+        try:
+            self.pids = follow.wait_ready(RANKS)
+        finally:
+            follow.kill()
+
+    @property
+    def controller(self) -> int:
+        """Its PID."""
+        return int(self.ps()["controller"]["pid"])
+
+    def does(self, *words: str) -> CompletedProcess[str]:
+        """One of the commands about it, `words` and its id."""
+        return distlaunch(*words, self.id, cwd=self.folder)
+
+    def family(self) -> set[int]:
+        """Its ranks, agents, guardians and controller, as they are now."""
+        agents = {parent_of(pid) for pid in self.pids.values()}
+        return {*self.pids.values(), *agents, *map(parent_of, agents), self.controller}
+
+    def ps(self, place: str = ".") -> dict[str, Any]:
+        done = distlaunch("ps", "-a", place, "--json", cwd=self.folder)
+        (run,) = json.loads(done.stdout)
+        return dict(run)
+
+
+@pytest.mark.fault(26, "the controller of a run that was left gets SIGTERM", promise="3")
+def test_the_run_ends_when_the_controller_is_terminated(tmp_path: Path, figures: Figures) -> None:
+    left = Left(write_job(tmp_path, SLEEPER, CPU))
+    with held(left.family()) as processes:
+        began = time.monotonic()
+        kill(left.controller, signal.SIGTERM)
+        assert left.does("wait").returncode == 128 + signal.SIGTERM
+        figures("the run ended", time.monotonic() - began, at_most=AT_ONCE_S)
+        processes.wait_ends(processes.pids, began + AT_ONCE_S)
+    assert cookie_holders(left.id) == []
+    assert left.ps()["state"] == "CANCELLED"
+
+
+@pytest.mark.fault(27, "the controller of a run that was left gets SIGHUP", promise="7")
+def test_the_run_goes_on_when_the_controller_gets_sighup(tmp_path: Path, figures: Figures) -> None:
+    """The ranks end with 0, each by a signal of its own that comes after the SIGHUP."""
+    left = Left(write_job(tmp_path, LEAVES, CPU))
+    kill(left.controller, signal.SIGHUP)
+    assert left.ps()["state"] == "RUNNING"
+    for pid in left.pids.values():
+        kill(pid, signal.SIGUSR1)
+    done = left.does("wait")
+    figures("the status of the run", done.returncode, at_most=0, unit="")
+
+
+@pytest.mark.fault(29, "`attach | head -1`: a run that was left goes on", promise="7")
+def test_goes_on_when_its_readers_leave(tmp_path: Path, figures: Figures) -> None:
+    prints = worker(
+        "while True: os.write(1, b'more' * 20 + b'\\n'); select.select([], [], [], 0.001)", "import select"
+    )
+    left = Left(write_job(tmp_path, prints, CPU))
+    for words in (("attach",), ("logs", "-f")):
+        follow = beside(tmp_path, *words, left.id)
+        follow.wait_for("more")
+        assert follow.process.stdout
+        follow.process.stdout.close()
+        began = time.monotonic()
+        assert follow.process.wait(PATIENCE_S) in (0, 141, -signal.SIGPIPE)
+        figures(f"{words[0]} ended", time.monotonic() - began, at_most=AT_ONCE_S)
+        follow.kill()
+    assert left.ps()["state"] == "RUNNING"
+    assert left.does("stop", "--now").returncode == 0
+
+
+@pytest.mark.fault(32, "the disk of a run that was left is full", promise="10")
+def test_its_end_is_known_although_its_disk_is_full(tmp_path: Path, figures: Figures) -> None:
+    """What `ps` has said stays true, and the end is known, though nothing else of it could be kept."""
+    worker = """
+        import os, sys, time
+        os.write(1, b"ready %s %d\\n" % (os.environ["RANK"].encode(), os.getpid()))
+        while not os.path.exists("gate"):
+            time.sleep(0.05)
+        for _ in range(100):
+            os.write(1, b"." * 9999 + b"\\n")
+        sys.exit(7)
+    """
+    with small_disk(tmp_path / "small", "size=300k"):
+        left = Left(write_job(tmp_path, worker, f"{CPU}logs: {{dir: small}}\n"))
+        assert left.ps("small")["state"] == "RUNNING"
+        (tmp_path / "gate").touch()
+        assert distlaunch("wait", left.id, cwd=tmp_path).returncode == 7
+        run = left.ps("small")
+        assert (run["state"], run["exit_status"]) == ("FAILED", 7)
+        kept = sum(path.stat().st_size for path in (tmp_path / "small").rglob("*") if path.is_file())
+        figures("KiB that were kept", kept / 1024, at_most=300, unit="KiB")
+        shown = distlaunch("logs", left.id, cwd=tmp_path)
+        assert (shown.returncode, "Traceback" in shown.stderr) == (0, False)

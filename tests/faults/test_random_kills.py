@@ -8,7 +8,7 @@ from tests.cluster.hosts import Bed
 from tests.cluster.slurm import Slurm
 from tests.faults import chaos, launcher_kills
 from tests.faults.figures import Figures
-from tests.faults.grounds import Allocation, Ground
+from tests.faults.strikes import Allocation, Ground
 
 KILLS, SEEDS = 2, (7, 8, 9)
 

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import odd_hosts
-from tests.cluster.hosts import GONE_S, Node, Site, parent_of, why_not
+from tests.cluster.hosts import GONE_S, Node, Site, parent_of
 from tests.cluster.odd_hosts import assert_ran, assert_refused, run_behind, told_s
 from tests.faults.agents import python_with
 from tests.faults.attempts import lost
-from tests.faults.figures import Figures, Pace
+from tests.faults.figures import Figures, Pace, fault
 from tests.harness import kill, running, wait_gone
-
-REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 CONNECT_S = 30.0
 """The default of timeouts.connect."""
@@ -94,13 +91,7 @@ UNUSABLE: dict[tuple[int, str], dict[Callable[[Site, str], Node], tuple[str, str
 """Each fault of the catalogue, with hosts by the functions that make them: the kind and words told."""
 
 
-@pytest.mark.parametrize(
-    "hosts",
-    [
-        pytest.param(hosts, id=what, marks=pytest.mark.fault(number, what, promise="8, 11"))
-        for (number, what), hosts in UNUSABLE.items()
-    ],
-)
+@pytest.mark.parametrize("hosts", [fault(*of, "8, 11", hosts) for of, hosts in UNUSABLE.items()])
 def test_tells_why_a_host_is_unusable(
     hosts: dict[Callable[[Site, str], Node], tuple[str, str]], site: Site, figures: Figures
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.hosts import Bed, parent_of
 from tests.faults.disks import freezable_disk, frozen
-from tests.faults.figures import Figures, Pace
+from tests.faults.figures import Figures, Pace, fault
 from tests.faults.memory import memory_group
 from tests.faults.scenes import (
     CPU,
@@ -51,8 +51,6 @@ from tests.harness import (
     write_job,
 )
 
-fault = pytest.mark.fault
-
 
 def rank_2_does(what: str) -> str:
     """Workers of which rank 2, once the gate is open, does something."""
@@ -68,31 +66,29 @@ SPINS = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1)); any(i
 
 
 @pytest.mark.parametrize(
-    ("what", "ending"),
+    ("what", "how", "status"),
     [
-        pytest.param(
-            *("raise SystemExit(1)", Ending(1, "failed first: exit status 1\n", 2.0)),
-            marks=fault(1, "a worker exits with 1", promise="1"),
+        fault(1, "a worker exits with 1", "1", *("raise SystemExit(1)", "exit status 1\n", 1)),
+        fault(
+            *(5, "the kernel kills a worker for its CPU time", "1, 9"),
+            *(SPINS, f"{KILLED}; the kernel reports no OOM kill", SIGKILLED),
         ),
-        pytest.param(
-            *(SPINS, Ending(SIGKILLED, f"{KILLED}; the kernel reports no OOM kill", 2.0)),
-            marks=fault(5, "the kernel kills a worker for its CPU time", promise="1, 9"),
-        ),
-        pytest.param(
-            *("while True: os.dup(0)", Ending(1, "  | OSError: [Errno 24] Too many open files", 2.0)),
-            marks=fault(18, "a worker has no descriptor left (EMFILE)", promise="1"),
+        fault(
+            18, "a worker has no descriptor left (EMFILE)", "1", "while True: os.dup(0)", "exit status 1\n", 1
         ),
     ],
-    ids=["exit 1", "CPU time", "EMFILE"],
 )
-def test_a_worker_fails(tmp_path: Path, gate: Path, figures: Figures, what: str, ending: Ending) -> None:
+def test_a_worker_fails(
+    tmp_path: Path, gate: Path, figures: Figures, what: str, how: str, status: int
+) -> None:
+    ending = Ending(status, f"rank 2 (node1) failed first: {how}", 2.0)
     with ends_clean(write_job(tmp_path, rank_2_does(what), CPU), figures, ending) as (run, pids):
         open_gate(gate)
         wait_gone([pids[2]], PATIENCE_S)
-    assert "rank 2 (node1) failed first: " in run.stderr
+    assert ("  | OSError: [Errno 24] Too many open files" in run.stderr) == ("dup" in what)
 
 
-@fault(2, "a worker is killed by a signal", promise="1, 9")
+@pytest.mark.fault(2, "a worker is killed by a signal", promise="1, 9")
 @pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGKILL])
 def test_a_signal_kills_a_worker(tmp_path: Path, figures: Figures, signum: signal.Signals) -> None:
     no_core = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"
@@ -102,7 +98,7 @@ def test_a_signal_kills_a_worker(tmp_path: Path, figures: Figures, signum: signa
         kill(pids[3], signum)
 
 
-@fault(3, "workers ignore SIGTERM", promise="1")
+@pytest.mark.fault(3, "workers ignore SIGTERM", promise="1")
 @pytest.mark.parametrize(("nodes", "node"), [("here", "node1"), ("ssh", "host2")], indirect=["nodes"])
 def test_kills_workers_that_ignore_sigterm(
     tmp_path: Path, nodes: str, node: str, figures: Figures, pace: Pace
@@ -118,14 +114,14 @@ COMPUTES = worker("""
 """)
 
 
-@fault(0, "a worker is killed, the other nodes compute and do not communicate", promise="1")
+@pytest.mark.fault(0, "a worker is killed, the other nodes compute and do not communicate", promise="1")
 def test_computing_workers_end_at_once(tmp_path: Path, bed: Bed, figures: Figures) -> None:
     job = write_job(tmp_path, COMPUTES, on_hosts(bed))
     with ends_clean(job, figures, killed(2, "host2", 0.5)) as (_, pids):
         kill(pids[2])
 
 
-@fault(4, "workers are stopped with SIGSTOP", promise="1")
+@pytest.mark.fault(4, "workers are stopped with SIGSTOP", promise="1")
 def test_wakes_stopped_workers(tmp_path: Path, figures: Figures, pace: Pace) -> None:
     """SIGTERM stays pending until they are woken: they have to get the chance to heed it."""
     heeds = worker(
@@ -144,7 +140,7 @@ def test_wakes_stopped_workers(tmp_path: Path, figures: Figures, pace: Pace) -> 
     figures("not woken", 3 - run.stdout.count("tidied up"), at_most=0, unit="ranks")
 
 
-@fault(5, "the OOM killer strikes a worker", promise="1, 9")
+@pytest.mark.fault(5, "the OOM killer strikes a worker", promise="1, 9")
 def test_names_the_oom_killer(tmp_path: Path, gate: Path, figures: Figures) -> None:
     """In a memory cgroup below our own, so that only what the test starts can be struck."""
     job = write_job(tmp_path, rank_2_does('hog = b"x" * (1 << 30)'), CPU)
@@ -157,7 +153,7 @@ def test_names_the_oom_killer(tmp_path: Path, gate: Path, figures: Figures) -> N
 
 
 @pytest.mark.long
-@fault(6, "a worker is in uninterruptible sleep", promise="8, 12")
+@pytest.mark.fault(6, "a worker is in uninterruptible sleep", promise="8, 12")
 def test_names_a_worker_in_uninterruptible_sleep(
     tmp_path: Path, gate: Path, figures: Figures, pace: Pace
 ) -> None:
@@ -208,14 +204,14 @@ SPAWNS = """
 """
 
 
-@fault(7, "workers have children of their own", promise="2")
+@pytest.mark.fault(7, "workers have children of their own", promise="2")
 def test_ends_the_children_of_workers(tmp_path: Path, figures: Figures) -> None:
     job = write_job(tmp_path, worker(first=SPAWNS.replace("{new_session}", "False")), CPU)
     with ends_clean(job, figures, killed(1, "node0"), ready=4 * RANKS) as (_, pids):
         kill(pids[1])
 
 
-@fault(8, "workers have daemons: setsid and double fork", promise="2")
+@pytest.mark.fault(8, "workers have daemons: setsid and double fork", promise="2")
 def test_ends_daemons_of_workers(tmp_path: Path, bed: Bed, figures: Figures) -> None:
     daemon = f"""
         if os.fork() == 0:
@@ -232,7 +228,7 @@ def test_ends_daemons_of_workers(tmp_path: Path, bed: Bed, figures: Figures) -> 
         kill(pids[1])
 
 
-@fault(9, "workers are fork bombs", promise="2")
+@pytest.mark.fault(9, "workers are fork bombs", promise="2")
 def test_ends_fork_bombs(tmp_path: Path, figures: Figures) -> None:
     """Each process forks three, four levels deep, and each that dies is replaced: many, but not endless."""
     bomb = worker(
@@ -272,13 +268,13 @@ def test_ends_fork_bombs(tmp_path: Path, figures: Figures) -> None:
 @pytest.mark.parametrize(
     ("status", "words", "told"),
     [
-        pytest.param(
+        fault(
+            *(12, "all succeed and leave daemons that keep their output open", "1, 2"),
             *(0, "outlived", "killed 3 processes that outlived their workers"),
-            marks=fault(12, "all succeed and leave daemons that keep their output open", promise="1, 2"),
         ),
-        pytest.param(
+        fault(
+            *(10, "a worker ends, its child keeps its output open", "1"),
             *(3, "failed first", "failed first: exit status 3"),
-            marks=fault(10, "a worker ends, its child keeps its output open", promise="1"),
         ),
     ],
 )
@@ -294,7 +290,7 @@ def test_reports_an_exit_although_daemons_keep_the_output_open(
         figures("the exit was reported", time.monotonic() - began, at_most=1.0)
 
 
-@fault(11, "a rank has finished, the others go on", promise="9")
+@pytest.mark.fault(11, "a rank has finished, the others go on", promise="9")
 def test_others_go_on_when_a_rank_finishes(tmp_path: Path, figures: Figures) -> None:
     """Each rank ends only after the one before it has been reaped: whoever was stopped could not tell so."""
     for rank in range(RANKS):
@@ -315,7 +311,7 @@ def test_others_go_on_when_a_rank_finishes(tmp_path: Path, figures: Figures) -> 
         figures("ranks stopped because another had finished", stopped, at_most=0, unit="ranks")
 
 
-@fault(13, "another process gets the PID of a worker that has ended", promise="2")
+@pytest.mark.fault(13, "another process gets the PID of a worker that has ended", promise="2")
 def test_never_signals_a_reused_pid(tmp_path: Path, figures: Figures) -> None:
     """Inside a PID namespace, where the next PID can be chosen; see `reused_pid`."""
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -329,7 +325,7 @@ def test_never_signals_a_reused_pid(tmp_path: Path, figures: Figures) -> None:
     figures("signals to a foreign process", found["signals"], at_most=0, unit="signals")
 
 
-@fault(14, "a worker leaves a thousand orphans, which end at once", promise="2")
+@pytest.mark.fault(14, "a worker leaves a thousand orphans, which end at once", promise="2")
 def test_reaps_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) -> None:
     """A pipe's end tells that the last has ended; a line that is printed then comes after the reaping."""
     orphans = worker(
@@ -367,33 +363,26 @@ def test_reaps_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) 
             kill(pids[0])
 
 
-CANNOT_START = fault(15, "a program that can't be started", promise="9")
+TOO_BIG = f"command: ['true']\nenv: {{BIG: {'x' * 200_000}}}"
 
 
 @pytest.mark.parametrize(
     ("keys", "status", "words"),
     [
-        pytest.param(
-            *("command: [./missing]", 127, "missing: No such file or directory"), marks=CANNOT_START
+        fault(15, "no program", "9", "command: [./missing]", 127, "missing: No such file or directory"),
+        fault(15, "not executable", "9", "command: [./data]", 126, "data: Permission denied"),
+        fault(
+            15, "a bad shebang", "9", "command: [./bad]", 127, "the interpreter in its #! line does not exist"
         ),
-        pytest.param(*("command: [./data]", 126, "data: Permission denied"), marks=CANNOT_START),
-        pytest.param(
-            *("command: [./badshebang]", 127, "the interpreter in its #! line does not exist"),
-            marks=CANNOT_START,
-        ),
-        pytest.param(
-            *(f"command: ['true']\nenv: {{BIG: {'x' * 200_000}}}", 126, "are too long (E2BIG)"),
-            marks=fault(16, "an environment that is too big", promise="9"),
-        ),
+        fault(16, "an environment that is too big", "9", TOO_BIG, 126, "are too long (E2BIG)"),
     ],
-    ids=["missing", "not executable", "bad shebang", "E2BIG"],
 )
 def test_never_retries_what_cannot_be_started(
     tmp_path: Path, figures: Figures, keys: str, status: int, words: str
 ) -> None:
     (tmp_path / "data").write_text("no program")
-    (tmp_path / "badshebang").write_text("#!/no/such/interpreter\n")
-    (tmp_path / "badshebang").chmod(0o755)
+    (tmp_path / "bad").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "bad").chmod(0o755)
     (tmp_path / "job.yaml").write_text(f"{keys}\n{CPU}restarts: {{max: 3}}\n")
     with running(tmp_path / "job.yaml") as run:
         unstarted(run, figures, Ending(status, words, 2.0))
@@ -408,7 +397,7 @@ def unstarted(run: Run, figures: Figures, ending: Ending) -> None:
     ends(run, figures, ending, time.monotonic())
 
 
-@fault(17, "a worker reads stdin", promise="1")
+@pytest.mark.fault(17, "a worker reads stdin", promise="1")
 def test_gives_workers_an_empty_stdin(tmp_path: Path, figures: Figures) -> None:
     job = write_job(tmp_path, "import sys; print(len(sys.stdin.buffer.read()))", CPU)
     done = distlaunch("run", str(job), input="x" * 1000)
@@ -418,7 +407,7 @@ def test_gives_workers_an_empty_stdin(tmp_path: Path, figures: Figures) -> None:
     figures("bytes before the end of stdin", max(read), at_most=0, unit="bytes")
 
 
-@fault(18, "an agent has too few descriptors for its workers (EMFILE)", promise="1, 9")
+@pytest.mark.fault(18, "an agent has too few descriptors for its workers (EMFILE)", promise="1, 9")
 def test_tells_that_an_agent_has_no_descriptors(tmp_path: Path, figures: Figures) -> None:
     limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))  # noqa: E731
     job = write_job(tmp_path, SLEEPER, f"{ONE}procs_per_node: 60\n")
@@ -427,7 +416,7 @@ def test_tells_that_an_agent_has_no_descriptors(tmp_path: Path, figures: Figures
         assert "Too many open files" in run.stderr
 
 
-@fault(19, "a node refuses to fork (EAGAIN)", promise="1, 9")
+@pytest.mark.fault(19, "a node refuses to fork (EAGAIN)", promise="1, 9")
 def test_tells_that_a_node_refuses_to_fork(tmp_path: Path, figures: Figures) -> None:
     """By a limit on the node's processes. Root has none, so there the agent is another user's."""
     uid = os.getuid() or 54321

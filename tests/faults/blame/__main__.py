@@ -38,7 +38,7 @@ Right of distlaunch: rank and exit status in --json, the rank in the summary, an
 Right of torchrun: the rank of its root cause. Over hosts each node has its own; the earliest counts, by whole
 seconds as torchrun prints them, and a tie in which the culprit takes part is half right.
 Where a rank leaves early, it is right to tell that it had ended with exit status 0.
-Seconds: from the culprit's end to that of distlaunch's command, median and most."""
+Seconds: from the first failure to the end of distlaunch's command, median and most."""
 
 
 class Turn(NamedTuple):
@@ -64,9 +64,8 @@ def verdict(turn: Turn, outcome: Outcome) -> dict[str, Any]:
         "statuses": ended.statuses,
         "hung": ended.hung,
         "left": ended.left,
-        "down_s": outcome.down_s and round(outcome.down_s, 3),
-        "first_s": outcome.first_s and round(outcome.first_s, 3),
-        "took_s": round(ended.took_s, 3),
+        "down_s": outcome.down_s,
+        "took_s": ended.took_s,
         "stderr": ended.texts if opinion.right < 1 else [],
     }
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.cluster.hosts import GONE_S, Bed
-from tests.faults.blame.cases import SCRIPT, Case
+from tests.faults.blame.cases import Case
 from tests.faults.blame.verdicts import Opinion, of_distlaunch, of_torchrun
 from tests.harness import PATIENCE_S, distlaunch_argv, held, holders_of
 
@@ -41,59 +40,38 @@ class Ended(NamedTuple):
     at: float
 
 
-class _Command:
-    """A command that goes on; it prints to files, so that it waits for no reader."""
-
-    def __init__(self, argv: Sequence[str], folder: Path, name: str) -> None:
-        self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            env = {**os.environ, _MARK: str(folder)}
-            self.process = subprocess.Popen(
-                argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env
-            )
-
-    @property
-    def out(self) -> str:
-        return self._out.read_text(errors="replace")
-
-    @property
-    def err(self) -> str:
-        return self._err.read_text(errors="replace")
-
-
 def run_all(argvs: Sequence[Sequence[str]], folder: Path, bed: Bed | None) -> Ended:
-    """Run commands at the same time, in `folder`, and have nothing left of them, here or on the hosts."""
-    before, began = _processes(folder, bed), time.monotonic()
-    commands = [_Command(argv, folder, f"command{number}") for number, argv in enumerate(argvs)]
+    """Run commands at the same time, in `folder`, and have nothing left of them, here or on the hosts.
+
+    They print to files, so that they wait for no reader.
+    """
+    before, began, env = _processes(folder, bed), time.monotonic(), {**os.environ, _MARK: str(folder)}
+    commands, texts = [], [(folder / f"{i}.out", folder / f"{i}.err") for i in range(len(argvs))]
+    for argv, (out, err) in zip(argvs, texts, strict=True):
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+            commands.append(subprocess.Popen(argv, cwd=folder, env=env, **streams))
     try:
         hung = _wait(commands)
         ended_at = time.monotonic()
     finally:
         left = _sweep(folder, bed, before)
-    statuses = [command.process.wait(PATIENCE_S) for command in commands]
-    errs, outs = [command.err for command in commands], [command.out for command in commands]
+    statuses = [command.wait(PATIENCE_S) for command in commands]
+    outs, errs = ([path.read_text(errors="replace") for path in paths] for paths in zip(*texts, strict=True))
     return Ended(errs, outs, statuses, hung, left, ended_at - began, ended_at)
 
 
-def _wait(commands: Sequence[_Command]) -> int:
+def _wait(commands: Sequence["subprocess.Popen[bytes]"]) -> int:
     """Wait for all to end; how many had to be killed."""
     deadline = time.monotonic() + LIMIT_S
-    going = {os.pidfd_open(command.process.pid): command for command in commands}
-    try:
-        while going and (ended := _readable(list(going), deadline)):
-            deadline = min(deadline, time.monotonic() + OTHERS_S)
-            for pidfd in ended:
-                del going[pidfd]
-                os.close(pidfd)
-    finally:
-        for pidfd, command in going.items():
-            os.close(pidfd)
-            command.process.kill()
-    return len(going)
-
-
-def _readable(descriptors: Sequence[int], deadline: float) -> list[int]:
-    return select.select(descriptors, [], [], max(0.0, deadline - time.monotonic()))[0]
+    with held([command.pid for command in commands]) as processes:
+        for command in commands:
+            if processes.has_ended(command.pid, deadline):
+                deadline = min(deadline, time.monotonic() + OTHERS_S)
+    hung = [command for command in commands if command.poll() is None]
+    for command in hung:
+        command.kill()
+    return len(hung)
 
 
 def _processes(folder: Path, bed: Bed | None) -> set[int]:
@@ -115,14 +93,13 @@ def _sweep(folder: Path, bed: Bed | None, before: set[int]) -> int:
 class Outcome(NamedTuple):
     """What came of one run.
 
-    `down_s` are the seconds from the end of the culprit to that of the command, and `first_s` those from the
-    end of whichever rank failed first; None where that is not known, as of torchrun.
+    `down_s` are the seconds from the end of whichever rank failed first to that of the command; None where
+    that is not known, as of torchrun.
     """
 
     opinion: Opinion
     ended: Ended
     down_s: float | None = None
-    first_s: float | None = None
 
 
 class _Shape(NamedTuple):
@@ -148,16 +125,13 @@ def by_distlaunch(case: Case, folder: Path, bed: Bed | None) -> Outcome:
         return Outcome(Opinion(0.0, "nothing", ["--json: no result"]), ended)
     exits = _exits(Path(document["folder"]), shape.procs)
     failed = [at for at, status in exits.values() if status]
-    return Outcome(
-        of_distlaunch(case, document, ended.texts[0]),
-        ended,
-        ended.at - exits[case.rank][0] if case.rank in exits else None,
-        ended.at - min(failed) if failed else None,
-    )
+    down_s = ended.at - min(failed) if failed else None
+    return Outcome(of_distlaunch(case, document, ended.texts[0]), ended, down_s)
 
 
 def _job(case: Case, shape: _Shape, bed: Bed | None) -> dict[str, Any]:
-    job = {"script": str(SCRIPT), "args": case.arguments, "gpus_per_node": 0, "procs_per_node": shape.procs}
+    script, *arguments = case.argv
+    job = {"script": script, "args": arguments, "gpus_per_node": 0, "procs_per_node": shape.procs}
     if bed is None:
         return {**job, "nodes": 1}
     return {**job, "nodes": list(bed.hosts)[: shape.nodes], "ssh": {"config": str(bed.folder / "ssh_config")}}
@@ -195,11 +169,11 @@ def _torchruns(launcher: Sequence[str], case: Case, bed: Bed | None) -> Sequence
     shape = _shape(case, bed)
     words = [*launcher, f"--nproc-per-node={shape.procs}"]
     if bed is None:
-        return [[*words, "--standalone", str(SCRIPT), *case.arguments]]
+        return [[*words, "--standalone", *case.argv]]
     hosts = list(bed.hosts.values())[: shape.nodes]
     words += [f"--nnodes={shape.nodes}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
     return [
-        bed.argv("exec", host.name, "--", *words, f"--node-rank={number}", str(SCRIPT), *case.arguments)
+        bed.argv("exec", host.name, "--", *words, f"--node-rank={number}", *case.argv)
         for number, host in enumerate(hosts)
     ]
 

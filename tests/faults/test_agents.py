@@ -1,12 +1,13 @@
-"""Faults of agents and of the controller: one is stopped, or falls silent, and the other acts alone."""
+"""Faults of agents and of the controller: one is stopped, killed or held up, and the others act alone."""
 
+import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Site, parent_of
+from tests.cluster.hosts import Site, find, parent_of
 from tests.faults.attempts import (
     NODE_LOST,
     NOISE_S,
@@ -17,13 +18,15 @@ from tests.faults.attempts import (
     kill_agent_and_guardian,
     lost,
     pids,
+    started_run,
     starts,
     there,
 )
+from tests.faults.disks import freezable_disk, frozen
 from tests.faults.figures import Figures, Pace
 from tests.faults.scenes import open_gate
-from tests.faults.victims import names
-from tests.harness import PATIENCE_S, children_of, held, kill, running, wait_gone
+from tests.faults.strikes import names
+from tests.harness import PATIENCE_S, PRESS_S, children_of, held, kill, line_pipe, running, wait_gone
 
 HEARTBEATS = 6
 """In each lease."""
@@ -35,8 +38,7 @@ LEFT = "killed 1 process left over from a crashed agent"
 @pytest.mark.fault(22, "agent and guardian are killed at once, then another run starts", promise="12")
 def test_the_next_start_ends_what_a_crash_left(tmp_path: Path, figures: Figures) -> None:
     (tmp_path / "next").mkdir()
-    with running(here(tmp_path, WITH_DAEMON, nodes=2)) as run:
-        started = starts(run, 0, 3)
+    with started_run(here(tmp_path, WITH_DAEMON, nodes=2), 3) as (run, started):
         daemon = started.pop(101).pid
         kill_agent_and_guardian(started[1].pid)
         figures("all ranks gone", wait_gone(pids(started), PATIENCE_S), at_most=4.0)
@@ -51,8 +53,7 @@ def test_the_next_start_ends_what_a_crash_left(tmp_path: Path, figures: Figures)
 @pytest.mark.fault(22, "agent and guardian are killed at once, and the job starts again", promise="6, 12")
 def test_a_restart_ends_what_a_crash_left(tmp_path: Path, pace: Pace, figures: Figures) -> None:
     job = here(tmp_path, WITH_DAEMON, nodes=2, restarts={"max": 1}, timeouts=pace.keys)
-    with running(job) as run:
-        started = starts(run, 0, 3)
+    with started_run(job, 3) as (run, started):
         began = time.monotonic()
         kill_agent_and_guardian(started[1].pid)
         again = starts(run, 1, 3)
@@ -66,8 +67,7 @@ def test_a_restart_ends_what_a_crash_left(tmp_path: Path, pace: Pace, figures: F
 @pytest.mark.everywhere
 @pytest.mark.fault(23, "an agent is stopped by SIGSTOP", promise="5")
 def test_a_stopped_agent_is_lost(site: Site, pace: Pace, figures: Figures) -> None:
-    with running(there(site, ["host1", "host2"], STUBBORN, pace)) as run:
-        started = starts(run, 0, 2)
+    with started_run(there(site, ["host1", "host2"], STUBBORN, pace), 2) as (run, started):
         began = time.monotonic()
         agent = parent_of(started[1].pid)
         kill(agent, signal.SIGSTOP)
@@ -84,8 +84,7 @@ def test_a_stopped_agent_is_lost(site: Site, pace: Pace, figures: Figures) -> No
 @pytest.mark.fault(79, "a slurmstepd is killed with SIGKILL", promise="4, 5")
 def test_a_node_without_slurmstepd_is_lost(site: Site, pace: Pace, figures: Figures) -> None:
     """Slurm tells nobody; the agent sees its link end at once."""
-    with running(there(site, ["host1", "host2"], SLEEPER, pace)) as run:
-        started = starts(run, 0, 2)
+    with started_run(there(site, ["host1", "host2"], SLEEPER, pace), 2) as (run, started):
         agent = parent_of(started[1].pid)
         began = time.monotonic()
         kill(parent_of(parent_of(agent)))
@@ -119,8 +118,7 @@ def test_ends_and_reaps_a_stopped_link(site: Site, pace: Pace, figures: Figures)
 @pytest.mark.fault(25, "the controller is stopped by SIGSTOP", promise="5")
 def test_agents_of_a_stopped_controller_end_their_ranks(site: Site, pace: Pace, figures: Figures) -> None:
     before = site.processes()
-    with running(there(site, ["host1", "host2", "host3"], STUBBORN, pace)) as run:
-        started = starts(run, 0, 3)
+    with started_run(there(site, ["host1", "host2", "host3"], STUBBORN, pace), 3) as (run, started):
         agents = [parent_of(pid) for pid in pids(started)]
         kill(run.process.pid, signal.SIGSTOP)
         took_s = wait_gone([*pids(started), *agents], PATIENCE_S)
@@ -143,3 +141,102 @@ def test_a_controller_is_not_suspended(tmp_path: Path, gate: Path, figures: Figu
         open_gate(gate)
         assert run.wait() == 0
         assert "went on" in run.stdout
+
+
+AGENT_DIED = 70
+"""A guardian's exit status: the agent was killed, and all is swept."""
+
+
+@pytest.mark.fault(
+    62, "scancel: SIGTERM to the command's process group, SIGKILL after KillWait", promise="3, 7"
+)
+@pytest.mark.parametrize("patient", [True, False], ids=["KillWait is enough", "KillWait is too short"])
+def test_scancel_ends_all_ranks_in_time(tmp_path: Path, pace: Pace, figures: Figures, patient: bool) -> None:
+    """These are the signals that slurmstepd sends, in its order.
+
+    Its SIGKILL to the whole step would hit workers too, which only makes it easier for us.
+    """
+    kill_wait_s = pace.stop_s + 2.0
+    job = here(tmp_path, STUBBORN, nodes=2, procs_per_node=2, timeouts=pace.keys)
+    with started_run(job, 4, process_group=0) as (run, started):
+        began = time.monotonic()
+        os.killpg(run.process.pid, signal.SIGTERM)
+        run.wait_for("stopped by SIGTERM")
+        if not patient:
+            os.killpg(run.process.pid, signal.SIGKILL)
+        wait_gone(pids(started), PATIENCE_S)
+        what = "all ranks gone" if patient else "all ranks gone, the command killed meanwhile"
+        figures(what, time.monotonic() - began, at_most=kill_wait_s)
+        assert run.wait() == (128 + signal.SIGTERM if patient else -signal.SIGKILL)
+        assert run.holders() == []
+
+
+NOTING_SSH = """#!/bin/sh
+{ssh} "$@"
+status=$?
+case " $* " in
+*" -G "*) ;;
+*" host2 "*) echo $status > {note} ;;
+esac
+exit $status
+"""
+"""An ssh that tells us, as srun would be told, how what it ran on host2 has ended."""
+
+
+@pytest.mark.fault(63, "srun -K: an agent is killed in mid-clean-up", promise="2, 4")
+def test_an_agent_killed_in_mid_clean_up_ends_only_when_all_is_swept(
+    site: Site, pace: Pace, figures: Figures
+) -> None:
+    note = site.folder / "status"
+    (site.folder / "ssh").write_text(NOTING_SSH.format(ssh=find("ssh"), note=note))
+    (site.folder / "ssh").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{site.folder}:{os.environ['PATH']}"}
+    worker = f"if RANK == '1': daemon()\n{STUBBORN}"
+    job = there(site, ["host1", "host2"], worker, pace, timeouts={"stop": "30s"})
+    with line_pipe(note) as noted, running(job, env=environment) as run:
+        started = starts(run, 0, 3)
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for("stopped by SIGINT")
+        agent = parent_of(started[1].pid)
+        began = time.monotonic()
+        for pid, signum in (
+            (parent_of(agent), signal.SIGTERM),
+            (agent, signal.SIGTERM),
+            (agent, signal.SIGKILL),
+        ):
+            kill(pid, signum)
+        assert int(noted()) == AGENT_DIED
+        wait_gone([started[1].pid, started[101].pid], 0.0)  # said only when nothing is left
+        figures("swept, and said so", time.monotonic() - began, at_most=2.0)
+        time.sleep(PRESS_S)
+        run.process.send_signal(signal.SIGINT)  # kills on the other host too
+        assert run.wait() == 130
+        assert "killing the workers" in run.stderr
+        assert "host2: its agent exited before confirming its cleanup" in run.stderr
+        assert run.holders() == []
+
+
+CHATTY = """
+ready()
+while True:
+    print("still here", flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.fault(33, "the log folder's disk stalls", promise="1, 10")
+def test_a_stalled_disk_delays_no_tear_down(tmp_path: Path, figures: Figures) -> None:
+    with freezable_disk(tmp_path / "disk") as disk:
+        job = here(tmp_path, CHATTY, nodes=2, logs={"dir": str(disk)})
+        with running(job) as run:
+            started = starts(run, 0, 2)
+            with frozen(disk):
+                run.wait_for("still here", times=run.stdout.count("still here") + 200)
+                began = time.monotonic()
+                kill(started[0].pid)
+                run.wait_for("rank 0 (node0) failed first")
+                figures("told", time.monotonic() - began, at_most=1.0)
+                wait_gone(pids(started), PATIENCE_S)
+                figures("all ranks gone", time.monotonic() - began, at_most=2.0)
+            assert run.wait() == 128 + signal.SIGKILL
+            assert "Traceback" not in run.stderr
