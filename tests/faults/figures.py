@@ -70,11 +70,5 @@ HEAD = ("fault", "what was done", "promise", "measured", "figure", "limit", "res
 
 def table(rows: Iterable[Row]) -> str:
     """The rows as Markdown, by fault."""
-    cells = [HEAD, *(row.cells for row in sorted(rows, key=lambda row: row.fault))]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEAD))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in cells
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines) + "\n"
+    cells = [HEAD, ("---",) * len(HEAD), *(row.cells for row in sorted(rows, key=lambda row: row.fault))]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)

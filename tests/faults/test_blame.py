@@ -118,5 +118,4 @@ def test_judges_what_people_and_machines_read(
 def test_wants_a_rank_that_left_early_to_be_told(status: int, said: str, right: float) -> None:
     workers = [{"rank": 0, "status": 1}, {"rank": 1, "status": status}]
     document: dict[str, Any] = {"exit_status": 1, "cause": {"rank": 0}, "workers": workers}
-    opinion = of_distlaunch(CASES["early_return"], document, f"distlaunch: rank 1: {said}\n")
-    assert opinion.right == right
+    assert of_distlaunch(CASES["early_return"], document, f"distlaunch: rank 1: {said}\n").right == right

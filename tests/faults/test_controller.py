@@ -320,19 +320,9 @@ class Left:
         finally:
             follow.kill()
 
-    @property
-    def controller(self) -> int:
-        """Its PID."""
-        return int(self.ps()["controller"]["pid"])
-
     def does(self, *words: str) -> CompletedProcess[str]:
         """One of the commands about it, `words` and its id."""
         return distlaunch(*words, self.id, cwd=self.folder)
-
-    def family(self) -> set[int]:
-        """Its ranks, agents, guardians and controller, as they are now."""
-        agents = {parent_of(pid) for pid in self.pids.values()}
-        return {*self.pids.values(), *agents, *map(parent_of, agents), self.controller}
 
     def ps(self, place: str = ".") -> dict[str, Any]:
         done = distlaunch("ps", "-a", place, "--json", cwd=self.folder)
@@ -343,9 +333,9 @@ class Left:
 @pytest.mark.fault(26, "the controller of a run that was left gets SIGTERM", promise="3")
 def test_the_run_ends_when_the_controller_is_terminated(tmp_path: Path, figures: Figures) -> None:
     left = Left(write_job(tmp_path, SLEEPER, CPU))
-    with held(left.family()) as processes:
+    with held([*cookie_holders(left.id), left.ps()["controller"]["pid"]]) as processes:
         began = time.monotonic()
-        kill(left.controller, signal.SIGTERM)
+        kill(left.ps()["controller"]["pid"], signal.SIGTERM)
         assert left.does("wait").returncode == 128 + signal.SIGTERM
         figures("the run ended", time.monotonic() - began, at_most=AT_ONCE_S)
         processes.wait_ends(processes.pids, began + AT_ONCE_S)
@@ -357,12 +347,11 @@ def test_the_run_ends_when_the_controller_is_terminated(tmp_path: Path, figures:
 def test_the_run_goes_on_when_the_controller_gets_sighup(tmp_path: Path, figures: Figures) -> None:
     """The ranks end with 0, each by a signal of its own that comes after the SIGHUP."""
     left = Left(write_job(tmp_path, LEAVES, CPU))
-    kill(left.controller, signal.SIGHUP)
+    kill(left.ps()["controller"]["pid"], signal.SIGHUP)
     assert left.ps()["state"] == "RUNNING"
     for pid in left.pids.values():
         kill(pid, signal.SIGUSR1)
-    done = left.does("wait")
-    figures("the status of the run", done.returncode, at_most=0, unit="")
+    figures("the status of the run", left.does("wait").returncode, at_most=0, unit="")
 
 
 @pytest.mark.fault(29, "`attach | head -1`: a run that was left goes on", promise="7")

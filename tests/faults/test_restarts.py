@@ -91,7 +91,6 @@ PROMISED_MS = 50.0
 """From a worker's death to the next attempt's exec, where the others end at SIGTERM."""
 SHELL = ["/bin/sh", "-c", "echo ready $RANK $$ of attempt $TORCHELASTIC_RESTART_COUNT; exec sleep 1000"]
 """A worker that ends at SIGTERM, and whose start costs next to nothing."""
-EXIT_TIMEOUT = 124
 
 
 @pytest.mark.fault(74, "a worker is killed, restart in place", promise="6")
@@ -155,60 +154,9 @@ def test_a_spare_takes_the_place_of_a_lost_node(site: Site, pace: Pace, figures:
         interrupted(run)
 
 
-@pytest.mark.long
-@pytest.mark.everywhere
-@pytest.mark.fault(76, "a lost node returns, with grow: now", promise="6")
-def test_a_node_that_returns_rejoins(site: Site, pace: Pace, figures: Figures) -> None:
-    keys = {"min_nodes": 1, "elastic": {"grow": "now"}, "restarts": {"max": 1}}
-    with started_run(there(site, THERE[:2], SLEEPER, pace, **keys), 2) as (run, started):
-        with closed(site.bed, "host2"):
-            began = time.monotonic()
-            kill(parent_of(started[1].pid))
-            starts(run, 1, 1)
-            # A slurmd that refuses is asked again by srun for ten seconds.
-            limit_s = CONNECT_S if site.bed.launcher else pace.stop_s + 2.0
-            figures("goes on without it", time.monotonic() - began, at_most=limit_s)
-            run.wait_for("continuing with 1 of 2 nodes: host1")
-        began = time.monotonic()
-        run.wait_for("host2 is back; restarting to include it")
-        told_at = time.monotonic()
-        again = starts(run, 2, 2)
-        figures("back after", told_at - began)
-        figures("then taken in", time.monotonic() - told_at, at_most=2.0)
-        assert [start.beside for start in again.values()] == [0, 0]
-        interrupted(run)
-
-
-JOINS_ALONE = """
-ready()
-if RANK == "0":
-    store = socket.create_server(("", int(os.environ["MASTER_PORT"])))
-    joined = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])))
-wait()
-"""
-JOIN_S = 7.0
-"""Longer than agents let ranks be before they look what those do."""
-
-
-@pytest.mark.fault(77, "a rank does not join the rendezvous", promise="8")
-def test_names_the_rank_that_does_not_join(tmp_path: Path, figures: Figures) -> None:
-    with started_run(here(tmp_path, JOINS_ALONE, nodes=2, timeouts={"join": f"{JOIN_S:g}s"}), 2) as (
-        run,
-        started,
-    ):
-        began = time.monotonic()
-        assert run.wait() == EXIT_TIMEOUT
-        figures("given up", time.monotonic() - began, at_most=JOIN_S + NOISE_S)
-        missing = f"rank 1 (node1, pid {started[1].pid}: has not imported torch yet)"
-        assert f"1/2 ranks joined; waiting for {missing}; gave up after 7 s (timeouts.join)" in run.stderr
-        assert run.holders() == []
-
-
 STANDS = """
 def wait_for_nobody():
     wait()
-
-
 ready()
 if ATTEMPT == "1":
     sys.exit()

@@ -46,19 +46,18 @@ RC_FILES = {
 }
 
 
-@pytest.mark.fault(34, "a login shell's rc file prints noise", promise="8")
-@pytest.mark.parametrize("shell", RC_FILES)
-def test_runs_behind_an_rc_file_that_prints(shell: str, site: Site, figures: Figures) -> None:
-    ended = run_behind(site, shell, RC_FILES[shell], NOISE)
-    figures(f"{shell}: the whole run", ended.took_s, at_most=CONNECT_S)
+READS = {"with a limit": "read -t 1 x\ntimeout 1 cat > /dev/null", "a line": "read x"}
 
 
-@pytest.mark.fault(35, "a login shell's rc file reads stdin", promise="8")
 @pytest.mark.parametrize(
-    "text", ["read -t 1 x\ntimeout 1 cat > /dev/null", "read x"], ids=["with a limit", "a line"]
+    ("shell", "text"),
+    [
+        *(fault(34, f"the rc file of {shell} prints noise", "8", shell, NOISE) for shell in RC_FILES),
+        *(fault(35, f"an rc file reads stdin, {how}", "8", "bash", text) for how, text in READS.items()),
+    ],
 )
-def test_runs_behind_an_rc_file_that_reads(text: str, site: Site, figures: Figures) -> None:
-    ended = run_behind(site, "bash", ".bashrc", text)
+def test_runs_behind_an_rc_file(shell: str, text: str, site: Site, figures: Figures) -> None:
+    ended = run_behind(site, shell, RC_FILES[shell], text)
     figures("the whole run", ended.took_s, at_most=CONNECT_S)
 
 

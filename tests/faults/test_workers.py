@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -185,14 +184,9 @@ def test_names_a_worker_in_uninterruptible_sleep(
 
 
 def wait_uninterruptible(pid: int) -> None:
-    """Wait until the kernel shows a process as D; nothing announces that, hence the looks."""
-    pidfd, deadline = os.pidfd_open(pid), time.monotonic() + PATIENCE_S
-    try:
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "D":
-            assert not select.select([pidfd], [], [], 0.01)[0], f"process {pid} ended"
-            assert time.monotonic() < deadline, f"process {pid} was never in uninterruptible sleep"
-    finally:
-        os.close(pidfd)
+    """Wait until the kernel shows a process as D."""
+    stat = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D", stat.read_text)
 
 
 SPAWNS = """
