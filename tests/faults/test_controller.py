@@ -127,49 +127,7 @@ class Brought(NamedTuple):
             self.run.wait_for(answer)
 
 
-@contextlib.contextmanager
-def parsing(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
-    """The job file is a pipe that nobody writes to."""
-    os.mkfifo(folder / "job.yaml")
-    with running(folder / "job.yaml", *grace) as run:
-        job = os.open(folder / "job.yaml", os.O_WRONLY)
-        try:
-            yield Brought(run, {})
-        finally:
-            os.close(job)
-
-
-@contextlib.contextmanager
-def connecting(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
-    """An sshd that accepts, and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        nodes = f"nodes: [{{host: 127.0.0.1, port: {silent.getsockname()[1]}, procs: 1}}]\n{ONE}"
-        with running(write_job(folder, SLEEPER, nodes), *grace) as run, silent.accept()[0]:
-            yield Brought(run, {})
-
-
-@contextlib.contextmanager
-def booting(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
-    """An interpreter that never comes up."""
-    os.mkfifo(folder / "gate")
-    (folder / "python").write_text(f"#!/bin/sh\nread line < {folder}/gate\n")
-    (folder / "python").chmod(0o755)
-    with running(write_job(folder, SLEEPER, f"{ONE}python: {folder}/python\n"), *grace) as run:
-        gate = os.open(folder / "gate", os.O_WRONLY)
-        try:
-            yield Brought(run, {})
-        finally:
-            os.close(gate)
-
-
-@contextlib.contextmanager
-def joining(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
-    """Ranks that run, and have not met."""
-    with running(write_job(folder, STUBBORN, CPU), *grace) as run:
-        yield Brought(run, run.wait_ready(RANKS))
-
-
-MEETS = worker(
+JOINS = worker(
     first=f"""
         import socket
         {IGNORES}
@@ -179,75 +137,113 @@ MEETS = worker(
             open("gate", "w").close()
         else:
             open("gate").read()
-        met = socket.create_connection((os.environ["MASTER_ADDR"], port))
+        joined = socket.create_connection((os.environ["MASTER_ADDR"], port))
     """
 )
 
 
-@contextlib.contextmanager
-def training(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
-    """Ranks that run, and have met."""
+def parsing(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+    """The job file is a pipe that nobody writes to."""
+    os.mkfifo(folder / "job.yaml")
+    run = stack.enter_context(running(folder / "job.yaml", *grace))
+    stack.callback(os.close, os.open(folder / "job.yaml", os.O_WRONLY))
+    return Brought(run, {})
+
+
+def connecting(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+    """An sshd that accepts, and never says a word."""
+    silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    nodes = f"nodes: [{{host: 127.0.0.1, port: {silent.getsockname()[1]}, procs: 1}}]\n{ONE}"
+    run = stack.enter_context(running(write_job(folder, SLEEPER, nodes), *grace))
+    stack.enter_context(silent.accept()[0])
+    return Brought(run, {})
+
+
+def booting(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+    """An interpreter that never comes up."""
     os.mkfifo(folder / "gate")
-    with running(write_job(folder, MEETS, f"{ONE}procs_per_node: 2\n"), *grace) as run:
-        run.wait_for("joined the rendezvous")
-        yield Brought(run, run.wait_ready(2))
+    (folder / "python").write_text(f"#!/bin/sh\nread line < {folder}/gate\n")
+    (folder / "python").chmod(0o755)
+    job = write_job(folder, SLEEPER, f"{ONE}python: {folder}/python\n")
+    run = stack.enter_context(running(job, *grace))
+    stack.callback(os.close, os.open(folder / "gate", os.O_WRONLY))
+    return Brought(run, {})
 
 
-@contextlib.contextmanager
-def stopping(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
+def joining(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+    """Ranks that run, and have not joined the rendezvous."""
+    run = stack.enter_context(running(write_job(folder, STUBBORN, CPU), *grace))
+    return Brought(run, run.wait_ready(RANKS))
+
+
+def training(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+    """Ranks that run, and have joined the rendezvous."""
+    os.mkfifo(folder / "gate")
+    run = stack.enter_context(running(write_job(folder, JOINS, f"{ONE}procs_per_node: 2\n"), *grace))
+    run.wait_for("joined the rendezvous")
+    return Brought(run, run.wait_ready(2))
+
+
+def stopping(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
     """One rank has failed, the others ignore SIGTERM; the status stays that of the first."""
-    with running(write_job(folder, STUBBORN, CPU), *grace) as run:
-        pids = run.wait_ready(RANKS)
-        kill(pids.pop(3))
-        run.wait_for("rank 3 (node1) failed first")
-        yield Brought(run, pids, 128 + signal.SIGKILL, "already stopping")
+    run, pids, *_ = joining(folder, grace, stack)
+    kill(pids.pop(3))
+    run.wait_for("rank 3 (node1) failed first")
+    return Brought(run, pids, 128 + signal.SIGKILL, "already stopping")
 
 
-Bring = Callable[[Path, tuple[str, str]], contextlib.AbstractContextManager[Brought]]
+Phase = Callable[[Path, tuple[str, str], contextlib.ExitStack], Brought]
 # Every phase that a run has; a job that waits before it starts again would be one more.
 BEFORE_RANKS = [parsing, connecting, booting]
 WITH_RANKS = [joining, training, stopping]
 
 
+@contextlib.contextmanager
+def brought_to(phase: Phase, folder: Path, grace_s: float) -> Iterator[Brought]:
+    """A run in this phase."""
+    with contextlib.ExitStack() as stack:
+        yield phase(folder, stop_after(grace_s), stack)
+
+
 @pytest.mark.fault(28, "Ctrl-C, before ranks have been started", promise="7")
-@pytest.mark.parametrize("bring", BEFORE_RANKS)
+@pytest.mark.parametrize("phase", BEFORE_RANKS)
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_interrupts_end_a_run_before_its_ranks_start(
-    tmp_path: Path, figures: Figures, bring: Bring, times: int
+    tmp_path: Path, figures: Figures, phase: Phase, times: int
 ) -> None:
     """As fast as one can: what comes after the first finds a command that is about to leave, or has left."""
-    with bring(tmp_path, stop_after(10.0)) as brought, held(children_of(brought.run.process.pid)) as links:
+    with brought_to(phase, tmp_path, 10.0) as brought, held(children_of(brought.run.process.pid)) as links:
         run = brought.run
         for _ in range(times):
             run.process.send_signal(signal.SIGINT)
         began = time.monotonic()
         assert run.wait() == brought.status, run.stderr
-        figures(f"{bring.__name__}, {times} times: the command ended", time.monotonic() - began, at_most=2.0)
+        figures(f"{phase.__name__}, {times} times: the command ended", time.monotonic() - began, at_most=2.0)
         links.wait_ends(links.pids, began + PATIENCE_S)
-        figures(f"{bring.__name__}, {times} times: all gone", time.monotonic() - began, at_most=2.0)
+        figures(f"{phase.__name__}, {times} times: all gone", time.monotonic() - began, at_most=2.0)
         assert_no_traceback(run.stderr)
 
 
 @pytest.mark.fault(28, "Ctrl-C once or twice, with ranks that ignore SIGTERM", promise="7")
-@pytest.mark.parametrize("bring", WITH_RANKS)
+@pytest.mark.parametrize("phase", WITH_RANKS)
 @pytest.mark.parametrize("times", [1, 2])
 def test_interrupts_end_ranks_that_ignore_sigterm(
-    tmp_path: Path, figures: Figures, pace: Pace, bring: Bring, times: int
+    tmp_path: Path, figures: Figures, pace: Pace, phase: Phase, times: int
 ) -> None:
     grace_s, within_s = (pace.stop_s, pace.stop_s + 2.0) if times == 1 else (60.0, 2.0)
-    with bring(tmp_path, stop_after(grace_s)) as brought:
+    with brought_to(phase, tmp_path, grace_s) as brought:
         words = brought.answer if times == 1 else "killing the workers"
         with clean(brought.run, brought.pids, figures, Ending(brought.status, words, within_s)):
             brought.press(times)
 
 
 @pytest.mark.fault(28, "Ctrl-C thrice, with agents that do not answer", promise="7")
-@pytest.mark.parametrize("bring", WITH_RANKS)
+@pytest.mark.parametrize("phase", WITH_RANKS)
 def test_three_interrupts_end_the_command_before_its_agents(
-    tmp_path: Path, figures: Figures, pace: Pace, bring: Bring
+    tmp_path: Path, figures: Figures, pace: Pace, phase: Phase
 ) -> None:
     """The agents are stopped, so that the second can't end the job; their guardians wake them at the end."""
-    with bring(tmp_path, stop_after(pace.stop_s)) as brought:
+    with brought_to(phase, tmp_path, pace.stop_s) as brought:
         run = brought.run
         with held(family(run, brought.pids.values())) as processes:
             for agent in agents_of(run.process.pid):

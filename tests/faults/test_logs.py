@@ -266,22 +266,17 @@ def test_keeps_the_last_line_without_end(tmp_path: Path, figures: Figures) -> No
         figures("last lines lost from the logs", 2 * RANKS - kept, at_most=0, unit="lines")
 
 
-CLOCK = r"""
-#define _GNU_SOURCE
+CLOCK = r"""#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
-
-/* Seconds by which the wall clock is wrong, shared by all processes that have the file. */
 static volatile long long *shift;
-
 __attribute__((constructor)) static void open_shift(void) {
     int fd = open(getenv("SHIFT_FILE"), O_RDONLY | O_CLOEXEC);
     shift = mmap(0, sizeof *shift, PROT_READ, MAP_SHARED, fd, 0);
 }
-
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
     int status = real(clock, now);
@@ -290,6 +285,9 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     return status;
 }
 """
+
+
+"""Seconds by which the wall clock is wrong are shared by all processes that have the file."""
 
 
 @pytest.mark.fault(58, "the wall clock jumps by an hour", promise="3, 8")
