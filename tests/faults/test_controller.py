@@ -84,8 +84,8 @@ KILLED = Ending(-signal.SIGKILL, "", 0.0, reaped=False)
     ("nodes", "signum", "ending"),
     [
         fault(24, "the command is killed with SIGKILL", "3", "here", signal.SIGKILL, KILLED),
-        fault(24, "the command is killed with SIGKILL, on hosts", "3", "ssh", signal.SIGKILL, KILLED),
-        fault(24, "the command is killed with SIGKILL, in Slurm", "3", "slurm", signal.SIGKILL, KILLED),
+        fault(24, "the command is killed with SIGKILL", "3", "ssh", signal.SIGKILL, KILLED),
+        fault(24, "the command is killed with SIGKILL", "3", "slurm", signal.SIGKILL, KILLED),
         fault(27, "the terminal goes away: SIGHUP", "7", "here", signal.SIGHUP, Ending(129, "by SIGHUP", 0)),
     ],
     indirect=["nodes"],
