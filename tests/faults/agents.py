@@ -3,6 +3,7 @@
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any, NamedTuple
 
 _INTERPRETER = """\
 #!{python} -IS
@@ -22,146 +23,105 @@ def python_with(path: Path, patch: str) -> str:
     return str(path)
 
 
-_SPEAKING = """
-import os
-from distlaunch.agent import serve, wire
-encode, run = wire.encode_message, serve.Agent.run
-def run_and_wait(agent, *received):
-    begin = os.open({begin!r}, os.O_RDONLY | os.O_NONBLOCK)
-    def speak():
-        agent._poller.forget(begin)
-        agent._outbox.post({{"op": "ours"}})
-    agent._poller.watch(begin, speak)
-    return run(agent, *received)
-serve.Agent.run = run_and_wait
-def say(node, message):
-    HEAD = encode(node, message)[: wire.HEADER.size - 4]
-    return {words} if message["op"] == "ours" else encode(node, message)
-wire.encode_message = say
-"""
-
-
-def python_that_says(path: Path, words: str, begin: Path) -> str:
-    """An interpreter whose agent says `words`, a Python expression of bytes, once `begin` is opened.
-
-    The expression may use HEAD, the header of a control frame without its last part, the length.
-    """
-    return python_with(path, _SPEAKING.format(words=words, begin=str(begin)))
-
-
 _LYING = """
 from distlaunch.agent import wire
 encode = wire.encode_message
-def raw(node, payload):
+def raw(node, payload, length=None):
     head = encode(node, {{"op": "pong"}})[: wire.HEADER.size - 4]
-    return head + len(payload).to_bytes(4, "big") + payload
+    return head + (len(payload) if length is None else length).to_bytes(4, "big") + payload
 def printed(node, channel, data):
     frame = raw(node, data)
     end = wire.HEADER.size - 4
     return bytes([wire.OUTPUT]) + frame[1 : end - 2] + channel.to_bytes(2, "big") + frame[end:]
 def lie(node, message):
-    return {words} if message["op"] == {op!r} else encode(node, message)
+    if message["op"] != {op!r}:
+        return encode(node, message)
+    open({lied!r}, "w").close()
+    return {words}
 wire.encode_message = lie
 """
 
 
-def python_that_lies(path: Path, op: str, words: str) -> str:
-    """An interpreter whose agent puts `words`, a Python expression of bytes, in place of its reports `op`.
+class Lie(NamedTuple):
+    """What an agent says in place of its report `op`, and what is told of that.
 
-    The expression may use `node` and `message`, what would have been said, `encode(node, message)`,
-    `raw(node, payload)` for a control frame that need not be JSON, and `printed(node, channel, data)`.
+    If nothing is told, the lie does no harm, and the job succeeds; `{host}` in it is the agent's. `words` are
+    a Python expression of bytes, which may use `node` and `message`, what would have been said,
+    `encode(node, message)`, `raw(node, payload, length)` for a control frame that need not be JSON, and
+    `printed(node, channel, data)`.
     """
-    return python_with(path, _LYING.format(op=op, words=words))
+
+    op: str
+    words: str
+    told: str = ""
 
 
-MUCH = "'x' * 900_000"
+def python_that_lies(path: Path, lie: Lie) -> str:
+    """An interpreter whose agent lies; beside it is then a file `lied`."""
+    return python_with(path, _LYING.format(op=lie.op, words=lie.words, lied=str(path.with_name("lied"))))
+
+
+MUCH = "x" * 900_000
+NO_HELLO = "{host}: protocol error"
+
+
+def changed(op: str, told: str = "", /, **fields: Any) -> Lie:
+    """The report `op` with these fields."""
+    return Lie(op, f"encode(node, {{**message, **{fields!r}}})", told)
+
+
+def before(op: str, told: str = "", /, **fields: Any) -> Lie:
+    """Another report before `op`, of these fields."""
+    return Lie(op, f"encode(node, {fields!r}) + encode(node, message)", told)
+
+
 LIES = {
-    "a million GPUs": ("hello", "encode(node, {**message, 'gpus': 10**6})"),
-    "fewer than no GPUs": ("hello", "encode(node, {**message, 'gpus': -5})"),
-    "words for a number": ("hello", "encode(node, {**message, 'gpus': '8'})"),
-    "a number of a million digits": (
-        "hello",
-        "raw(node, b'{\"op\":\"hello\",\"gpus\":' + b'1' * 1_000_000 + b'}')",
+    "a long interpreter": changed("hello", python=MUCH),
+    "an interpreter that leads elsewhere": changed("hello", python="../../x"),
+    "a hostname that leads elsewhere": changed("hello", hostname="../../x"),
+    "a lone surrogate": changed("hello", python="\ud800"),
+    "a rank of a million": changed("started", local_rank=10**6),
+    "a negative rank": changed("started", local_rank=-1),
+    "a long list of CPUs": changed("started", cpus=MUCH),
+    "an error record of lists": changed("exited", error_record=[[[]]] * 9),
+    "an odd interface": changed("route", interface=MUCH),
+    "more ranks than there are": before("exited", op="joined", local_ranks=[10**9, -1]),
+    "long names of stuck processes": before(
+        "started", op="stuck", generation=0, processes=[{"command": MUCH, "pid": []}]
     ),
-    "a long interpreter": ("hello", f"encode(node, {{**message, 'python': {MUCH}}})"),
-    "an interpreter that leads elsewhere": ("hello", "encode(node, {**message, 'python': '../../x'})"),
-    "a hostname that leads elsewhere": ("hello", "encode(node, {**message, 'hostname': '../../x'})"),
-    "a lone surrogate": ("hello", "encode(node, {**message, 'python': '\\ud800'})"),
-    "nothing but the op": ("hello", "encode(node, {'op': 'hello'})"),
-    "no op": ("hello", "encode(node, {})"),
-    "an unknown op": ("hello", f"encode(node, {{'op': {MUCH}}})"),
-    "a deep list": ("hello", "raw(node, b'[' * 1_000_000)"),
-    "not a number": ("hello", "encode(node, {**message, 't': float('nan')})"),
-    "another node's frame": ("started", "encode(0, message)"),
-    "output of no rank": ("started", "printed(node, 65535, b'x')"),
-    "a rank that leads elsewhere": ("started", "encode(node, {**message, 'local_rank': '../../x'})"),
-    "a rank of a million": ("started", "encode(node, {**message, 'local_rank': 10**6})"),
-    "CPUs that are no text": ("started", "encode(node, {**message, 'cpus': [0, 1]})"),
-    "a long list of CPUs": ("started", f"encode(node, {{**message, 'cpus': {MUCH}}})"),
-    "a negative rank": ("started", "encode(node, {**message, 'local_rank': -1})"),
-    "no hello": (
-        "hello",
-        "encode(node, {'op': 'exited', 'local_rank': 0, 'status': 1, 't': 1})",
-    ),
-    "a status of a million": ("exited", "encode(node, {**message, 'status': 10**6})"),
-    "an error record of lists": (
-        "exited",
-        "encode(node, {**message, 'error_record': [[[]]] * 9})",
-    ),
-    "a long error record": (
-        "exited",
-        f"encode(node, {{**message, 'status': 1, 'error_record': {{'message': {MUCH}}}}})",
-    ),
-    "a clock of the far future": ("exited", "encode(node, {**message, 't': 1e300})"),
-    "a signal of a million": (
-        "started",
-        "encode(node, {'op': 'leaving', 'signum': 10**6, 'orphaned': False, 'damage': ''})",
-    ),
-    "a long reason": (
-        "started",
-        f"encode(node, {{'op': 'unstarted', 'local_rank': 0, 'stage': 'x', 'errno': 1, 'text': {MUCH}}})",
-    ),
-    "a long reason for no route": (
-        "route",
-        f"encode(node, {{'op': 'no route', 'asked': message['asked'], 'error': {MUCH}}})",
-    ),
-    "an odd interface": ("route", f"encode(node, {{**message, 'interface': {MUCH}}})"),
-    "long names of stuck processes": (
-        "started",
-        f"encode(node, {{'op': 'stuck', 'generation': 0, 'processes': [{{'command': {MUCH}, 'pid': []}}]}})",
-    ),
-    "a flood of warnings": (
+    "a flood of warnings": Lie(
         "started",
         "encode(node, {'op': 'stuck', 'generation': 0, 'processes': []}) * 20_000 + encode(node, message)",
     ),
-    "a flood of output": (
+    "a flood of output": Lie("started", "printed(node, 0, bytes(65536)) * 1500"),
+    "a million GPUs": changed("hello", NO_HELLO, gpus=10**6),
+    "an unknown op": changed("hello", NO_HELLO, op=MUCH),
+    "a deep list": Lie("hello", "raw(node, b'[' * 1_000_000)", NO_HELLO),
+    "no hello": before("hello", NO_HELLO, op="exited", local_rank=0, status=1, t=1),
+    "another node's frame": Lie(
+        "started", "encode(0, message)", "a frame for node 0 came on another node's link"
+    ),
+    "output of no rank": Lie(
+        "started", "printed(node, 65535, b'x')", "output from local rank 32767, which is not running"
+    ),
+    "a frame of 4 GiB": Lie(
+        "started", "raw(node, bytes(1 << 26), 0xFFFFFFFF)", "a frame of 4294967295 bytes is over the limit"
+    ),
+    "a rank that leads elsewhere": changed("started", "local_rank is not of type int", local_rank="../../x"),
+    "a status of a million": changed("exited", "{host} was lost: status is out of range", status=10**6),
+    "a clock of the far future": changed("exited", "{host} was lost: t is out of range", t=1e300),
+    "a long error record": changed("exited", "exit status 1", status=1, error_record={"message": MUCH}),
+    "a signal of a million": before(
         "started",
-        "printed(node, 0, bytes(65536)) * 1500",
+        "agent was stopped by signal 1000000",
+        op="leaving",
+        signum=10**6,
+        orphaned=False,
+        damage="",
     ),
-    "more ranks than there are": (
-        "joined",
-        "encode(node, {**message, 'local_ranks': [10**9, -1]})",
+    "a long reason": before(
+        "started", "not be started: xxx", op="unstarted", local_rank=0, stage="x", errno=1, text=MUCH
     ),
+    "a long reason for no route": changed("route", "xxx", op="no route", error=MUCH),
 }
-"""What a hostile agent does → the report in place of which it does it, and what it says instead."""
-LONG_ADDRESS = ("route", f"encode(node, {{**message, 'address': {MUCH}}})")
-REFUSED = {
-    **dict.fromkeys(
-        (
-            *("a million GPUs", "fewer than no GPUs", "words for a number", "a number of a million digits"),
-            *("nothing but the op", "no op", "an unknown op", "a deep list", "not a number", "no hello"),
-        ),
-        "host2: protocol error",
-    ),
-    "another node's frame": "host2 was lost: a frame for node 0 came on another node's link",
-    "output of no rank": "host2 was lost: output from local rank 32767, which is not running",
-    "a rank that leads elsewhere": "host2 was lost: started: local_rank is not of type int",
-    "CPUs that are no text": "host2 was lost: started: cpus is not of type str",
-    "a status of a million": "host2 was lost: status is out of range",
-    "a clock of the far future": "host2 was lost: t is out of range",
-    "a signal of a million": "host2 was lost: its agent was stopped by signal 1000000",
-    "a long reason": "could not be started: xxx",
-    "a long error record": "failed first: exit status 1",
-    "a long reason for no route": "xxx",
-}
-"""What is told of those that end the run; the others do no harm, and the job succeeds."""
+LONG_ADDRESS = changed("route", address=MUCH)

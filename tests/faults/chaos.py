@@ -8,20 +8,20 @@ The seed is printed, and replays the run: the same victims at the same moments, 
 
 import argparse
 import random
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.faults.grounds import GROUNDS, Ground
-from tests.faults.report import FOLDER
-from tests.faults.strikes import Hit, Outcome, Plan, strike
-from tests.faults.victims import LIMIT_S, PROCS, Kind
+from tests.faults.figures import FOLDER
+from tests.faults.strikes import GROUNDS, LIMIT_S, PROCS, Ground, Hit, Kind, Outcome, Plan, strike
 from tests.harness import on_time
 
 TWO, EARLY = 0.15, 0.3
 """So many are two kills at once, and of the others so many come before all workers are ready."""
-MEMORY_KB = 64 << 10
+MEMORY_MIB = 64.0
 """What the controller may have over a bare interpreter."""
 
 
@@ -56,43 +56,33 @@ def limit_s(ground: Ground, plan: Plan) -> float:
     return LIMIT_S + sum(ground.kinds[hit.kind].limit_s - LIMIT_S for hit in plan.hits)
 
 
-class Tally:
-    """What a series of kills came to, by kind; two at once are one of their own."""
+class Kill(NamedTuple):
+    """What was killed, what came of it, and the seconds until everything had to be clean."""
 
-    def __init__(self) -> None:
-        self.rounds: dict[str, list[Outcome]] = {}
-        self.limits_s: dict[str, float] = {}
-
-    def add(self, plan: Plan, outcome: Outcome, at_most_s: float) -> None:
-        """Note one, which had so many seconds."""
-        name = plan.name if len(plan.hits) == 1 else "two at once"
-        self.rounds.setdefault(name, []).append(outcome)
-        self.limits_s[name] = max(at_most_s, self.limits_s.get(name, 0.0))
-
-    @property
-    def peak_kb(self) -> int:
-        """The most memory that any controller had."""
-        return max(outcome.peak_kb for outcomes in self.rounds.values() for outcome in outcomes)
-
-    def table(self) -> str:
-        """For people: kind, number, median and longest seconds until clean."""
-        lines = ["| killed | times | clean after, median | at most |", "|---|---|---|---|"]
-        for kind, outcomes in sorted(self.rounds.items()):
-            times = sorted(outcome.clean_s for outcome in outcomes)
-            middle, most = times[len(times) // 2], times[-1]
-            lines.append(f"| {kind} | {len(times)} | {middle:.2f} s | {most:.2f} s |")
-        return "\n".join([*lines, f"\n{self.summary()}"])
-
-    def summary(self) -> str:
-        """All in a line."""
-        times = [outcome.clean_s for outcomes in self.rounds.values() for outcome in outcomes]
-        clean = f"clean after each of {len(times)} kills, within {max(times):.2f} s"
-        return f"{clean}; controller's peak memory: {self.peak_kb >> 10} MiB"
+    plan: Plan
+    outcome: Outcome
+    limit_s: float
 
 
-def series(ground: Ground, folder: Path, kills: int, seed: int, tell: Callable[[str], object]) -> Tally:
-    """So many random kills; `tell` gets a line for each. AssertionError when something is left."""
-    chance, tally = random.Random(seed), Tally()
+def table(kills: Sequence[Kill]) -> str:
+    """For people: of each kind, and of two at once, the number, median and longest seconds until clean."""
+    times: dict[str, list[float]] = {}
+    for plan, outcome, _ in kills:
+        times.setdefault(plan.name if len(plan.hits) == 1 else "two at once", []).append(outcome.clean_s)
+    lines = ["| killed | times | clean after, median | at most |", "|---|---|---|---|"]
+    for kind, clean_s in sorted(times.items()):
+        lines.append(
+            f"| {kind} | {len(clean_s)} | {statistics.median(clean_s):.2f} s | {max(clean_s):.2f} s |"
+        )
+    peak_mib = max(kill.outcome.peak_mib for kill in kills)
+    return "\n".join(
+        [*lines, f"\nclean after each of {len(kills)}; controller's peak memory: {peak_mib:.0f} MiB"]
+    )
+
+
+def series(ground: Ground, folder: Path, kills: int, seed: int) -> Iterator[Kill]:
+    """So many random kills, with a line for each. AssertionError when something is left."""
+    chance = random.Random(seed)
     for number in range(kills):
         plan = plan_of(chance, ground)
         this = f"kill {number} of seed {seed}: {plan}"
@@ -103,11 +93,10 @@ def series(ground: Ground, folder: Path, kills: int, seed: int, tell: Callable[[
         except AssertionError as error:
             raise type(error)(f"{error}\n{this}") from error
         on_time(this, outcome.clean_s, limit_s(ground, plan))
-        assert outcome.peak_kb <= MEMORY_KB, f"{this}: {outcome.peak_kb} KiB"
-        tally.add(plan, outcome, limit_s(ground, plan))
+        assert outcome.peak_mib <= MEMORY_MIB, f"{this}: {outcome.peak_mib} MiB"
         ready = f"{plan.moment}/{ground.ranks} ready"
-        tell(f"{number:>4} {plan.name}, {ready}: clean after {outcome.clean_s:.2f} s")
-    return tally
+        print(f"{number:>4} {plan.name}, {ready}: clean after {outcome.clean_s:.2f} s", flush=True)
+        yield Kill(plan, outcome, limit_s(ground, plan))
 
 
 def main() -> int:
@@ -119,10 +108,10 @@ def main() -> int:
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder, GROUNDS[given.on](Path(folder) / "bed") as ground:
-        tally = series(ground, Path(folder), given.kills, given.seed, lambda line: print(line, flush=True))
+        kills = list(series(ground, Path(folder), given.kills, given.seed))
     FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"chaos-{given.on}.md").write_text(f"seed {given.seed}\n\n{tally.table()}\n")
-    print(tally.table())
+    (FOLDER / f"chaos-{given.on}.md").write_text(f"seed {given.seed}\n\n{table(kills)}\n")
+    print(table(kills))
     return 0
 
 

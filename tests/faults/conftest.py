@@ -3,31 +3,20 @@
 import json
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster.hosts import Bed
-from tests.faults import report
-from tests.faults.report import Row
-from tests.harness import LateError, on_time
+from tests.faults.figures import FOLDER, Figures, Pace, Row, table
+from tests.faults.scenes import CPU, on_hosts
+from tests.harness import LateError
 
 _rows: dict[str, list[Row]] = {}
 """Of each test, those of all its tries, as its report tells them: several processes may run the tests."""
 _TOLD = "figures"
-
-
-class Pace(NamedTuple):
-    """The settings under which faults are injected: seconds, and the job-file keys that set them."""
-
-    stop_s: float
-    lease_s: float
-    keys: dict[str, Any]
-
-    @property
-    def fence_s(self) -> float:
-        """After so long a lost node is taken to be empty."""
-        return self.lease_s + self.stop_s + 5.0
+_BY = {"ssh": ", over ssh", "slurm": ", over Slurm"}
 
 
 @pytest.fixture(scope="session")
@@ -56,19 +45,22 @@ def bed(request: pytest.FixtureRequest, bed: Bed) -> Bed:
     return slurm
 
 
-class Figures:
-    """Takes the figures of one fault; each must keep its limit."""
+@pytest.fixture
+def nodes(request: pytest.FixtureRequest) -> str:
+    """The part of a job file for four ranks `here`, on hosts over `ssh`, or in an allocation of `slurm`."""
+    if request.param == "here":
+        return CPU
+    if request.param == "ssh":
+        return on_hosts(request.getfixturevalue("bed"))
+    request.getfixturevalue("allocation")
+    return on_hosts(request.getfixturevalue("slurm"))
 
-    def __init__(self, fault: int, name: str, promise: str) -> None:
-        self._fault, self._name, self._promise = fault, name, promise
-        self.rows: list[Row] = []
 
-    def __call__(self, what: str, value: float, at_most: float | None = None, unit: str = "s") -> None:
-        """Note that `what` was measured as `value`; fails when it is more than `at_most`."""
-        self.rows.append(Row(self._fault, self._name, self._promise, what, value, at_most, unit))
-        if at_most is not None and unit in ("s", "ms"):
-            on_time(what, value, at_most, unit)
-        assert at_most is None or value <= at_most, f"{what}: {value:g} {unit}, over the limit of {at_most:g}"
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A fifo in the workers' directory; who reads it waits for `open_gate`."""
+    os.mkfifo(tmp_path / "gate")
+    return tmp_path / "gate"
 
 
 @pytest.fixture
@@ -77,9 +69,9 @@ def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     marker = request.node.get_closest_marker("fault")
     assert marker is not None, "a test of the catalogue needs its fault's marker"
     number, name = marker.args
-    if "bed" in request.fixturenames and "launcher" in request.getfixturevalue("bed").launcher:
-        name += ", over Slurm"
-    noted = Figures(number, name, str(marker.kwargs.get("promise", "")))
+    params: dict[str, Any] = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    by = _BY.get(params.get("bed") or params.get("nodes") or "", "")
+    noted = Figures(number, name + by, str(marker.kwargs.get("promise", "")))
     yield noted
     outcome = request.node.stash.get(_OUTCOME, "kept")
     assert noted.rows or outcome != "kept", "a test of the catalogue notes a figure"
@@ -114,12 +106,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     rows = [row for each in _rows.values() for row in each]
     if not rows:
         return
-    text = report.table(rows)
-    report.FOLDER.mkdir(parents=True, exist_ok=True)
-    (report.FOLDER / "faults.md").write_text(text)
-    (report.FOLDER / "faults.json").write_text(json.dumps([row._asdict() for row in rows], indent=1))
+    text = table(rows)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "faults.md").write_text(text)
+    (FOLDER / "faults.json").write_text(json.dumps([row._asdict() for row in rows], indent=1))
     terminalreporter.section("fault catalogue")
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
-        terminalreporter.write_line(f"{len(rows)} rows in {report.FOLDER / 'faults.md'}")
+        terminalreporter.write_line(f"{len(rows)} rows in {FOLDER / 'faults.md'}")
     else:
         terminalreporter.write(text)

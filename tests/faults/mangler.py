@@ -19,20 +19,14 @@ def main(how: str, host: str, port: str, fifo: str) -> None:
     peer = socket.create_connection((host, int(port)))
     begin = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     begun = how == "sliced"
-    waiting = select.poll()
-    for fd in (0, peer.fileno(), begin):
-        waiting.register(fd, select.POLLIN)
     while True:
-        ready = {fd for fd, _ in waiting.poll()}
-        if begin in ready:
-            waiting.unregister(begin)
-            begun = True
+        ready, _, _ = select.select([0, peer.fileno(), *([] if begun else [begin])], [], [])
+        begun = begun or begin in ready
         if 0 in ready and not passed_on(os.read(0, READ), peer.fileno()):
             return
         if peer.fileno() in ready:
             data = peer.recv(READ)
-            whole = all(passed_on(part, 1) for part in (mangled(how, data) if begun else [data]))
-            if not whole:
+            if not all(passed_on(part, 1) for part in (mangled(how, data) if begun else [data])):
                 return
 
 

@@ -1,12 +1,21 @@
-"""How much memory a run's controller takes at its peak, over a bare interpreter, and how much CPU time."""
+"""The memory and the CPU time that a run takes, and a memory cgroup that limits it."""
 
+import contextlib
+import os
+import re
 import subprocess
 import sys
-from functools import cache
+import uuid
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.harness import PATIENCE_S
+import pytest
+
+from tests.cluster.hosts import parent_of
+from tests.faults.figures import Figures
+from tests.harness import PATIENCE_S, Run, wait_until
 
 _MEASURE = """\
 #!{python} -IS
@@ -55,3 +64,66 @@ def bare_mib() -> float:
         argv = [sys.executable, "-c", "pass"]
         subprocess.run(argv, executable=meter.program, check=True, timeout=PATIENCE_S)
         return meter.peak_mib
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process has had resident so far."""
+    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return float(kib) / 1024
+
+
+def memory_figures(run: Run, rank: int, figures: Figures) -> None:
+    """The memory of the command, and of the agent and guardian above the process `rank`, keeps its limits."""
+    bare, agent = bare_mib(), parent_of(rank)
+    node = sum(peak_mib(pid) - bare for pid in (agent, parent_of(agent)))
+    figures("command over a bare Python", peak_mib(run.process.pid) - bare, at_most=64.0, unit="MiB")
+    figures("agent and guardian over a bare Python", node, at_most=16.0, unit="MiB")
+
+
+_V1 = Path("/sys/fs/cgroup/memory")
+_V2 = Path("/sys/fs/cgroup")
+
+
+def _parents() -> Iterator[tuple[Path, str]]:
+    """(folder, name of its limit) of each hierarchy in which we have a memory cgroup."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            yield _V1 / path.lstrip("/"), "memory.limit_in_bytes"
+            yield _V1, "memory.limit_in_bytes"  # in a container the path is the host's
+        elif number == "0":
+            yield _V2 / path.lstrip("/"), "memory.max"
+
+
+@contextlib.contextmanager
+def memory_group(limit: int) -> Iterator[Callable[[], None]]:
+    """A group with `limit` bytes; what is yielded makes its caller join. Skips where none can be made."""
+    name = f"distlaunch-{uuid.uuid4().hex[:12]}"
+    for parent, limit_file in _parents():
+        group = parent / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit_file).write_text(str(limit))
+        except OSError:
+            group.rmdir()
+            continue
+        try:
+            yield lambda group=group: _join(group)  # type: ignore[misc]
+        finally:
+            # Its processes have ended, but the kernel may count them for a moment longer.
+            wait_until(partial(_removed, group), (group / "cgroup.procs").read_text)
+        return
+    pytest.skip("no memory cgroup can be made here: it needs root, or one that is delegated to us")
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def _join(group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(os.getpid()))

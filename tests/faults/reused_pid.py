@@ -7,13 +7,13 @@ pending. SIGKILL can't be blocked: it would show as a death.
 import json
 import os
 import re
-import select
 import signal
 import sys
+import time
 from pathlib import Path
 
 from tests.faults.scenes import CPU, IGNORES, open_gate, worker
-from tests.harness import PATIENCE_S, kill, running, write_job
+from tests.harness import PATIENCE_S, held, kill, running, write_job
 
 ENDS = worker(
     """
@@ -31,24 +31,14 @@ def main(folder: Path) -> None:
     os.mkfifo(folder / "gate")
     with running(write_job(folder, ENDS, CPU), "--set", "timeouts.stop=1s") as run:
         pids = run.wait_ready(4)
-        pidfd = os.pidfd_open(pids[1])
-        open_gate(folder / "gate")
-        wait_reaped(pids[1], pidfd)
+        with held([pids[1]]) as ended:
+            open_gate(folder / "gate")
+            ended.wait_ends(ended.pids, time.monotonic() + PATIENCE_S)
+            ended.wait_reaped(time.monotonic() + PATIENCE_S)
         foreign = start_as(pids[1])
         kill(pids[3])
         status = run.wait()
     print(json.dumps({"status": status, "signals": signals_to(foreign)}))
-
-
-def wait_reaped(pid: int, pidfd: int) -> None:
-    """Wait until nobody has this PID."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    assert poll.poll(PATIENCE_S * 1000)
-    for _ in range(1000):  # Linux 6.9 announces the reaping; older ones are looked at
-        poll.modify(pidfd, 0)
-        if not Path(f"/proc/{pid}").exists() or poll.poll(10):
-            return
 
 
 def start_as(wanted: int) -> int:

@@ -4,17 +4,16 @@ import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
+import signal
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.cluster.hosts import Bed, parent_of
-from tests.faults.conftest import Figures
-from tests.harness import PATIENCE_S, Run, children_of, held
+from tests.faults.figures import Figures
+from tests.harness import PATIENCE_S, Run, children_of, held, running
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 ONE = "gpus_per_node: 0\n"
@@ -44,6 +43,8 @@ def worker(does: str = "while True: signal.pause()", first: str = "") -> str:
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 SLEEPER = worker()
 STUBBORN = worker(first=IGNORES)
+LEAVES = worker(first="signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))")
+"""Ends with 0, by a signal of its own."""
 
 
 def open_gate(gate: Path) -> None:
@@ -61,6 +62,15 @@ class Ending(NamedTuple):
     words: str
     within_s: float
     reaped: bool = True
+
+
+KILLED = "killed by signal 9 (SIGKILL)"
+SIGKILLED = 128 + signal.SIGKILL
+
+
+def killed(rank: int, node: str, within_s: float = 2.0) -> Ending:
+    """How a run ends whose rank is killed by SIGKILL."""
+    return Ending(SIGKILLED, f"rank {rank} ({node}) failed first: {KILLED}", within_s)
 
 
 def family(run: Run, ranks: Iterable[int]) -> set[int]:
@@ -86,6 +96,17 @@ def clean(run: Run, pids: Mapping[int, int], figures: Figures, ending: Ending) -
             processes.wait_reaped(time.monotonic() + 1.0)
 
 
+@contextlib.contextmanager
+def ends_clean(
+    job: Path, figures: Figures, ending: Ending, *options: str, ready: int = RANKS, **more: Any
+) -> Iterator[tuple[Run, dict[int, int]]]:
+    """A run and its PIDs, once so many are `ready`; the body injects a fault, after which it ends `clean`."""
+    with running(job, *options, **more) as run:
+        pids = run.wait_ready(ready)
+        with clean(run, pids, figures, ending):
+            yield run, pids
+
+
 def ends(run: Run, figures: Figures, ending: Ending, began: float) -> None:
     """The command ends as told, in time since `began`, and leaves no worker."""
     status = run.wait()
@@ -99,25 +120,3 @@ def ends(run: Run, figures: Figures, ending: Ending, began: float) -> None:
 def assert_no_traceback(stderr: str) -> None:
     """Neither the command nor an agent shows a traceback of its own; those of workers have a prefix."""
     assert not re.search(r"^Traceback|distlaunch/\w+/\w+\.py", stderr, re.MULTILINE), stderr
-
-
-def peak_mib(pid: int) -> float:
-    """The most memory that a process has had resident so far."""
-    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return float(kib) / 1024
-
-
-def bare_mib() -> float:
-    """The most memory that an interpreter needs that does nothing."""
-    code = "print(open('/proc/self/status').read())"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", shown)
-    return float(kib) / 1024
-
-
-def memory_figures(run: Run, rank: int, figures: Figures) -> None:
-    """The memory of the command, and of the agent and guardian above the process `rank`, keeps its limits."""
-    bare, agent = bare_mib(), parent_of(rank)
-    node = sum(peak_mib(pid) - bare for pid in (agent, parent_of(agent)))
-    figures("command over a bare Python", peak_mib(run.process.pid) - bare, at_most=64.0, unit="MiB")
-    figures("agent and guardian over a bare Python", node, at_most=16.0, unit="MiB")

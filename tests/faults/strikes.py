@@ -1,18 +1,214 @@
-"""One random kill, or two at once: a run that is hit as planned, after which everything must be clean."""
+"""Random kills: where they happen, who may be hit, and one or two at once, after which all must be clean."""
 
 import contextlib
+import json
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.hosts import Bed
-from tests.faults.grounds import Ground
-from tests.faults.victims import CUT_LIMIT_S, LEASE_S, PROCS, STOP_S, Kind, Scene
-from tests.harness import Run, distlaunch, holders_of, wait_gone, wait_until, write_job
+import pytest
+
+from distlaunch.agent.guardian import LOOK_S
+from tests.cluster.hosts import Bed, bed_of, parent_of
+from tests.cluster.slurm import NODES, Slurm, inside, slurm_of
+from tests.faults.memory import peak_mib
+from tests.faults.networks import listening
+from tests.harness import (
+    Run,
+    children_of,
+    command_line,
+    distlaunch,
+    holders_of,
+    wait_gone,
+    wait_until,
+    write_job,
+)
+
+STOP_S, LEASE_S = 2.0, 6.0
+PROCS = 2
+"""Ranks of each host."""
+LIMIT_S = STOP_S + 2.0
+CUT_LIMIT_S = LEASE_S + STOP_S + 2.0
+
+
+class Scene(NamedTuple):
+    """A run, and the rank that is hit, or whose agent, guardian, link or host is."""
+
+    run: Run
+    rank: int
+
+    @property
+    def host(self) -> str:
+        """The rank's host: ranks are dealt out in the order of the hosts."""
+        return f"host{self.rank // PROCS + 1}"
+
+
+def _controller(scene: Scene) -> int:
+    return scene.run.process.pid
+
+
+def _client(scene: Scene) -> int:
+    """The process here that is the link to the rank's host: the one whose command line names it."""
+    (found,) = [pid for pid in children_of(scene.run.process.pid) if scene.host in names(pid)]
+    return found
+
+
+def names(pid: int) -> list[str]:
+    """What the command line of a link's process names, a host among it, which may be an option's value."""
+    return [word.rpartition("=")[2] for word in command_line(pid)]
+
+
+def _worker(scene: Scene) -> int:
+    return scene.run.worker_pids()[scene.rank]
+
+
+def _agent(scene: Scene) -> int:
+    return parent_of(_worker(scene))
+
+
+def _guardian(scene: Scene) -> int:
+    return parent_of(_agent(scene))
+
+
+def _slurmstepd(scene: Scene) -> int:
+    return parent_of(_guardian(scene))
+
+
+class Kind(NamedTuple):
+    """Whose process is hit, how often, the statuses that the command may then have, and what it must tell.
+
+    A host's network is no process. `tells` is a pattern for a `Scene`'s host and rank; after `limit_s` all is
+    clean. Only who is there before any worker can be hit `early`.
+    """
+
+    victim: Callable[[Scene], int] | None
+    weight: int
+    statuses: tuple[int, ...]
+    tells: str
+    signum: signal.Signals = signal.SIGKILL
+    limit_s: float = LIMIT_S
+    early: bool = False
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether it is the command itself that is hit."""
+        return self.victim is _controller
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is a rank, after which no host is lost."""
+        return self.victim is _worker
+
+    @property
+    def loses_step(self) -> bool:
+        """Whether Slurm goes on listing the step: only its slurmstepd ends it, also that of a plain srun."""
+        return self.victim is _slurmstepd
+
+    @property
+    def must_be_woken(self) -> bool:
+        """Whether nobody but us would continue it."""
+        return self.is_controller and self.signum == signal.SIGSTOP
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether no restart can follow."""
+        return self.is_controller and not self.must_be_woken
+
+    def told(self, scene: Scene) -> str:
+        """The pattern of what is told of this scene."""
+        return self.tells.format(host=scene.host, rank=scene.rank)
+
+
+_LOST, _KILLED = "{host} was lost: ", r"killed by signal 9 \(SIGKILL\)"
+_SILENT = f"{_LOST}no heartbeat for {LEASE_S:g} s"
+_WOKEN = " was lost: (no heartbeat|its agent exited)"  # the agents have left by then
+_STOPPED = f"{_LOST}its agent was stopped by signal 15"
+# Over Slurm, slurmstepd kills the agent as soon as its guardian ends: it may not come to tell that.
+_ORPHANED = f"{_LOST}(its agent's guardian process was killed|srun: .*task 0: Killed)"
+_COMMON = {
+    "worker": Kind(_worker, 6, (137,), r"rank {rank} \(\S+\) failed first: " + _KILLED),
+    "agent": Kind(_agent, 4, (71,), f"{_LOST}its agent exited"),
+    "agent SIGTERM": Kind(_agent, 1, (71,), _STOPPED, signal.SIGTERM),
+    "agent SIGSTOP": Kind(_agent, 1, (71,), _SILENT, signal.SIGSTOP, CUT_LIMIT_S + LOOK_S),
+    "guardian": Kind(_guardian, 2, (71,), _ORPHANED),
+    "controller SIGKILL": Kind(_controller, 4, (-9,), "", early=True),
+    "controller SIGTERM": Kind(_controller, 1, (143,), "stopped by SIGTERM", signal.SIGTERM, early=True),
+    "controller SIGINT": Kind(_controller, 1, (130,), "stopped by SIGINT", signal.SIGINT, early=True),
+    "controller SIGSTOP": Kind(_controller, 1, (71,), _WOKEN, signal.SIGSTOP, CUT_LIMIT_S),
+}
+OVER_SSH: Mapping[str, Kind] = _COMMON | {
+    "ssh client": Kind(_client, 2, (71,), f"{_LOST}ssh on this machine was {_KILLED}"),
+    "network": Kind(None, 2, (69, 71), "{host}( was lost)?: ", limit_s=CUT_LIMIT_S, early=True),
+}
+SRUN_S = 4.0
+"""So long a slurmstepd tries to tell a srun that is stopped of its end."""
+OVER_SLURM: Mapping[str, Kind] = _COMMON | {
+    "srun": Kind(_client, 3, (71,), f"{_LOST}srun on this machine was {_KILLED}"),
+    "srun SIGTERM": Kind(_client, 1, (71,), f"{_LOST}slurmstepd.* CANCELLED", signal.SIGTERM),
+    "srun SIGSTOP": Kind(_client, 1, (71,), _SILENT, signal.SIGSTOP, CUT_LIMIT_S + SRUN_S),
+    "slurmstepd": Kind(_slurmstepd, 3, (71,), _SILENT, limit_s=CUT_LIMIT_S),
+}
+"""A slurmstepd that is gone, Slurm tells nobody: the lease does."""
+
+
+class Ground:
+    """Hosts over ssh: who may be hit there, how a job reaches them, and what else may be left of it."""
+
+    hosts = 4
+    kinds: Mapping[str, Kind] = OVER_SSH
+    together = False
+    """Whether two may be hit at once on one host: somebody is left there who ends the rest."""
+
+    def __init__(self, bed: Bed) -> None:
+        self.bed, self.ranks = bed, self.hosts * PROCS
+
+    @property
+    def keys(self) -> str:
+        """What a job file says to reach the hosts."""
+        how = self.bed.launcher or {"ssh": {"config": f"{self.bed.folder}/ssh_config"}}
+        names = [f"host{i + 1}" for i in range(self.hosts)]
+        keys = {"nodes": names, "gpus_per_node": 0} | how
+        return "".join(f"{name}: {json.dumps(value)}\n" for name, value in keys.items())
+
+    def steps(self) -> set[str]:
+        """What a scheduler takes to be running, each with its host."""
+        return set()
+
+
+class Allocation(Ground):
+    """The nodes of a Slurm allocation, inside of which this process is."""
+
+    hosts, kinds, together = NODES, OVER_SLURM, True
+
+    def __init__(self, slurm: Slurm) -> None:
+        super().__init__(slurm)
+        self._slurm = slurm
+
+    def steps(self) -> set[str]:
+        """The steps that slurmctld lists."""
+        return set(self._slurm.tool("squeue", "--steps", "--noheader", "--format=%i %N").splitlines())
+
+
+@contextlib.contextmanager
+def _over_ssh(folder: Path) -> Iterator[Ground]:
+    with bed_of(Ground.hosts, folder) as bed:
+        yield Ground(bed)
+
+
+@contextlib.contextmanager
+def _over_slurm(folder: Path) -> Iterator[Ground]:
+    patch = pytest.MonkeyPatch.context()
+    with patch as patched, slurm_of(NODES, folder) as slurm, inside(slurm, patched, "--no-kill"):
+        yield Allocation(slurm)
+
+
+GROUNDS = {"ssh": _over_ssh, "slurm": _over_slurm}
+"""How each is made, in a folder of its own."""
+
 
 MARK = "CHAOS"
 """A variable that the command has, and so its links, which no run's cookie tells."""
@@ -51,18 +247,17 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of it: seconds until everything was clean, the status, the controller's peak memory."""
+    """What came of it: seconds until everything was clean, the controller's peak memory."""
 
     clean_s: float
-    status: int
-    peak_kb: int
+    peak_mib: float
 
 
 class Before(NamedTuple):
     """What was there before a run: processes and listening sockets on the hosts, steps."""
 
     processes: set[int]
-    ports: set[tuple[str, str]]
+    ports: dict[str, set[tuple[str, str]]]
     steps: set[str]
 
 
@@ -71,24 +266,24 @@ Struck = list[tuple[Kind, Scene]]
 
 def strike(ground: Ground, folder: Path, plan: Plan) -> Outcome:
     """Run a job, do what `plan` says to it, and see that everything is clean in time, and the cause told."""
-    before = Before(ground.bed.processes(), listening(ground.bed), ground.steps())
+    before = Before(ground.bed.processes(), _ports(ground.bed), ground.steps())
     run = Run(_job(ground, folder, plan), "--quiet", env={**os.environ, MARK: str(folder)})
     struck: Struck = []
     try:
         run.wait_ready(plan.moment)
-        peak_kb = _peak_kb(run)
+        peak = peak_mib(run.process.pid)
         struck = _struck(run, ground, plan)
         hit_at = time.monotonic()
         _hit(ground.bed, struck)
         ended_at = _end_what_restarts(run, struck, plan, plan.moment == ground.ranks)
-        status = run.wait()
+        run.wait()
         _heal(ground.bed, struck)
         _clean(run, ground, before, struck)
         clean_s = time.monotonic() - (ended_at or hit_at)
-        assert listening(ground.bed) == before.ports, "a port is left"
+        assert _ports(ground.bed) == before.ports, "a port is left"
         _check_told(run, struck, plan, ended_at is not None)
         _check_next(ground, folder)
-        return Outcome(clean_s, status, peak_kb)
+        return Outcome(clean_s, peak)
     finally:
         _heal(ground.bed, struck)
         run.kill()
@@ -144,13 +339,6 @@ def _end_what_restarts(run: Run, struck: Struck, plan: Plan, started: bool) -> f
     return None
 
 
-def _peak_kb(run: Run) -> int:
-    with contextlib.suppress(OSError):
-        status = Path(f"/proc/{run.process.pid}/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0])
-    return 0
-
-
 def _clean(run: Run, ground: Ground, before: Before, struck: Struck) -> None:
     """Wait until nothing of the run is left, here or on any host, but steps that Slurm goes on listing."""
     holders = run.holders if any(run.folder.glob("runs/*")) else list[int]
@@ -194,11 +382,5 @@ def _check_next(ground: Ground, folder: Path) -> None:
     assert done.returncode == 0, f"the next run: {done.stderr}"
 
 
-def listening(bed: Bed) -> set[tuple[str, str]]:
-    """Every listening TCP socket of every host."""
-    found = set()
-    for host in bed.hosts.values():
-        for table in ("tcp", "tcp6"):
-            rows = Path(f"/proc/{host.pid}/net/{table}").read_text().splitlines()[1:]
-            found |= {(host.name, row.split()[1]) for row in rows if row.split()[3] == "0A"}
-    return found
+def _ports(bed: Bed) -> dict[str, set[tuple[str, str]]]:
+    return {host.name: listening(host, ("tcp", "tcp6")) for host in bed.hosts.values()}

@@ -1,6 +1,7 @@
-"""Faults of the command, its terminal, agents and guardians: the job ends everywhere, or goes on."""
+"""Faults of the controller, its terminal and its readers: the job ends everywhere, or goes on."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -8,15 +9,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from subprocess import CompletedProcess
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cluster.hosts import Bed, parent_of
-from tests.faults.conftest import Figures, Pace
+from tests.cluster.hosts import parent_of
+from tests.faults.attempts import INTERRUPTED, NODE_LOST
+from tests.faults.disks import small_disk
+from tests.faults.figures import Figures, Pace, fault
 from tests.faults.scenes import (
     CPU,
     IGNORES,
+    LEAVES,
     ONE,
     RANKS,
     SLEEPER,
@@ -25,8 +30,8 @@ from tests.faults.scenes import (
     assert_no_traceback,
     clean,
     ends,
+    ends_clean,
     family,
-    on_hosts,
     open_gate,
     stop_after,
     worker,
@@ -37,73 +42,67 @@ from tests.harness import (
     Run,
     agents_of,
     children_of,
+    cookie_holders,
+    distlaunch,
     held,
     kill,
     nothing_was_dropped,
     running,
     write_job,
 )
+from tests.process.test_runs import beside
 
-LOST, INTERRUPTED = 71, 130
 
-
-@pytest.mark.everywhere
 @pytest.mark.fault(20, "an agent is killed with SIGKILL", promise="4")
-def test_agent_killed(tmp_path: Path, bed: Bed, figures: Figures) -> None:
+@pytest.mark.parametrize("nodes", ["ssh", "slurm"], indirect=True)
+def test_ends_when_an_agent_is_killed(tmp_path: Path, nodes: str, figures: Figures) -> None:
     mixed = worker(first=f'if os.environ["RANK"] in "12": {IGNORES}')
-    with running(write_job(tmp_path, mixed, on_hosts(bed))) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(LOST, "host2 was lost: its agent ", 2.0)):
-            kill(parent_of(pids[1]))
+    ending = Ending(NODE_LOST, "host2 was lost: its agent ", 2.0)
+    with ends_clean(write_job(tmp_path, mixed, nodes), figures, ending) as (_, pids):
+        kill(parent_of(pids[1]))
 
 
-# slurmstepd kills what is left when the guardian ends: another run could see it first, and tell.
-@pytest.mark.everywhere(alone="slurm")
 @pytest.mark.fault(21, "a guardian is killed with SIGKILL", promise="4")
-def test_guardian_killed(tmp_path: Path, bed: Bed, figures: Figures) -> None:
+@pytest.mark.parametrize(
+    # slurmstepd kills what is left when the guardian ends: another run could see it first, and tell.
+    "nodes",
+    ["ssh", pytest.param("slurm", marks=pytest.mark.alone)],
+    indirect=True,
+)
+def test_ends_when_a_guardian_is_killed(tmp_path: Path, nodes: str, figures: Figures) -> None:
     grace_s = 3.0  # more than the margin: two graces in a row are seen
-    with running(write_job(tmp_path, STUBBORN, on_hosts(bed)), *stop_after(grace_s)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(
-            *(run, pids, figures),
-            Ending(
-                LOST, "host2 was lost: its agent's guardian process was killed", grace_s + 2.0, reaped=False
-            ),
-        ):
-            kill(parent_of(parent_of(pids[1])))
+    words = "host2 was lost: its agent's guardian process was killed"
+    job, ending = write_job(tmp_path, STUBBORN, nodes), Ending(NODE_LOST, words, grace_s + 2.0, reaped=False)
+    with ends_clean(job, figures, ending, *stop_after(grace_s)) as (_, pids):
+        kill(parent_of(parent_of(pids[1])))
 
 
-@pytest.mark.fault(24, "the command is killed with SIGKILL", promise="3")
-def test_command_killed(tmp_path: Path, figures: Figures, pace: Pace) -> None:
-    with running(write_job(tmp_path, STUBBORN, CPU), *stop_after(pace.stop_s)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(-signal.SIGKILL, "", pace.stop_s + 2.0, reaped=False)):
-            run.process.kill()
+KILLED = Ending(-signal.SIGKILL, "", 0.0, reaped=False)
 
 
-@pytest.mark.everywhere
-@pytest.mark.fault(24, "the command is killed with SIGKILL, over ssh", promise="3")
-def test_command_of_hosts_killed(tmp_path: Path, bed: Bed, figures: Figures, pace: Pace) -> None:
-    with running(write_job(tmp_path, STUBBORN, on_hosts(bed)), *stop_after(pace.stop_s)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(-signal.SIGKILL, "", pace.stop_s + 2.0, reaped=False)):
-            run.process.kill()
-
-
-@pytest.mark.fault(27, "the terminal goes away: SIGHUP", promise="7")
-def test_hangup(tmp_path: Path, figures: Figures, pace: Pace) -> None:
-    with running(write_job(tmp_path, STUBBORN, CPU), *stop_after(pace.stop_s)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(129, "stopped by SIGHUP", pace.stop_s + 2.0)):
-            run.process.send_signal(signal.SIGHUP)
+@pytest.mark.parametrize(
+    ("nodes", "signum", "ending"),
+    [
+        fault(24, "the command is killed with SIGKILL", "3", "here", signal.SIGKILL, KILLED),
+        fault(24, "the command is killed with SIGKILL", "3", "ssh", signal.SIGKILL, KILLED),
+        fault(24, "the command is killed with SIGKILL", "3", "slurm", signal.SIGKILL, KILLED),
+        fault(27, "the terminal goes away: SIGHUP", "7", "here", signal.SIGHUP, Ending(129, "by SIGHUP", 0)),
+    ],
+    indirect=["nodes"],
+)
+def test_ends_by_a_signal(
+    tmp_path: Path, nodes: str, figures: Figures, pace: Pace, signum: signal.Signals, ending: Ending
+) -> None:
+    job, ending = write_job(tmp_path, STUBBORN, nodes), ending._replace(within_s=pace.stop_s + 2.0)
+    with ends_clean(job, figures, ending, *stop_after(pace.stop_s)) as (run, _):
+        run.process.send_signal(signum)
 
 
 @pytest.mark.fault(27, "SIGHUP under nohup", promise="7")
-def test_hangup_under_nohup(tmp_path: Path, figures: Figures) -> None:
+def test_goes_on_after_a_sighup_under_nohup(tmp_path: Path, figures: Figures) -> None:
     """The job ends with 0 by itself, each rank by a signal of its own that comes after the SIGHUP."""
-    leaves = worker(first="signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))")
     ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
-    with running(write_job(tmp_path, leaves, CPU), preexec_fn=ignore) as run:
+    with running(write_job(tmp_path, LEAVES, CPU), preexec_fn=ignore) as run:
         pids = run.wait_ready(RANKS)
         run.process.send_signal(signal.SIGHUP)
         for pid in pids.values():
@@ -128,49 +127,7 @@ class Brought(NamedTuple):
             self.run.wait_for(answer)
 
 
-@contextlib.contextmanager
-def parsing(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
-    """The job file is a pipe that nobody writes to."""
-    os.mkfifo(folder / "job.yaml")
-    with running(folder / "job.yaml", *grace) as run:
-        job = os.open(folder / "job.yaml", os.O_WRONLY)
-        try:
-            yield Brought(run, {})
-        finally:
-            os.close(job)
-
-
-@contextlib.contextmanager
-def connecting(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
-    """An sshd that accepts, and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        nodes = f"nodes: [{{host: 127.0.0.1, port: {silent.getsockname()[1]}, procs: 1}}]\n{ONE}"
-        with running(write_job(folder, SLEEPER, nodes), *grace) as run, silent.accept()[0]:
-            yield Brought(run, {})
-
-
-@contextlib.contextmanager
-def booting(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
-    """An interpreter that never comes up."""
-    os.mkfifo(folder / "gate")
-    (folder / "python").write_text(f"#!/bin/sh\nread line < {folder}/gate\n")
-    (folder / "python").chmod(0o755)
-    with running(write_job(folder, SLEEPER, f"{ONE}python: {folder}/python\n"), *grace) as run:
-        gate = os.open(folder / "gate", os.O_WRONLY)
-        try:
-            yield Brought(run, {})
-        finally:
-            os.close(gate)
-
-
-@contextlib.contextmanager
-def joining(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
-    """Ranks that run, and have not met."""
-    with running(write_job(folder, STUBBORN, CPU), *grace) as run:
-        yield Brought(run, run.wait_ready(RANKS))
-
-
-MEETS = worker(
+JOINS = worker(
     first=f"""
         import socket
         {IGNORES}
@@ -180,76 +137,113 @@ MEETS = worker(
             open("gate", "w").close()
         else:
             open("gate").read()
-        met = socket.create_connection((os.environ["MASTER_ADDR"], port))
+        joined = socket.create_connection((os.environ["MASTER_ADDR"], port))
     """
 )
 
 
-@contextlib.contextmanager
-def training(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
-    """Ranks that run, and have met."""
+def parsing(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+    """The job file is a pipe that nobody writes to."""
+    os.mkfifo(folder / "job.yaml")
+    run = stack.enter_context(running(folder / "job.yaml", *grace))
+    stack.callback(os.close, os.open(folder / "job.yaml", os.O_WRONLY))
+    return Brought(run, {})
+
+
+def connecting(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+    """An sshd that accepts, and never says a word."""
+    silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    nodes = f"nodes: [{{host: 127.0.0.1, port: {silent.getsockname()[1]}, procs: 1}}]\n{ONE}"
+    run = stack.enter_context(running(write_job(folder, SLEEPER, nodes), *grace))
+    stack.enter_context(silent.accept()[0])
+    return Brought(run, {})
+
+
+def booting(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+    """An interpreter that never comes up."""
     os.mkfifo(folder / "gate")
-    with running(write_job(folder, MEETS, f"{ONE}procs_per_node: 2\n"), *grace) as run:
-        run.wait_for("joined the rendezvous")
-        yield Brought(run, run.wait_ready(2))
+    (folder / "python").write_text(f"#!/bin/sh\nread line < {folder}/gate\n")
+    (folder / "python").chmod(0o755)
+    job = write_job(folder, SLEEPER, f"{ONE}python: {folder}/python\n")
+    run = stack.enter_context(running(job, *grace))
+    stack.callback(os.close, os.open(folder / "gate", os.O_WRONLY))
+    return Brought(run, {})
 
 
-@contextlib.contextmanager
-def stopping(folder: Path, grace: tuple[str, str]) -> Iterator[Brought]:
+def joining(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+    """Ranks that run, and have not joined the rendezvous."""
+    run = stack.enter_context(running(write_job(folder, STUBBORN, CPU), *grace))
+    return Brought(run, run.wait_ready(RANKS))
+
+
+def training(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+    """Ranks that run, and have joined the rendezvous."""
+    os.mkfifo(folder / "gate")
+    run = stack.enter_context(running(write_job(folder, JOINS, f"{ONE}procs_per_node: 2\n"), *grace))
+    run.wait_for("joined the rendezvous")
+    return Brought(run, run.wait_ready(2))
+
+
+def stopping(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
     """One rank has failed, the others ignore SIGTERM; the status stays that of the first."""
-    with running(write_job(folder, STUBBORN, CPU), *grace) as run:
-        pids = run.wait_ready(RANKS)
-        kill(pids.pop(3))
-        run.wait_for("rank 3 (node1) failed first")
-        yield Brought(run, pids, 128 + signal.SIGKILL, "already stopping")
+    run, pids, *_ = joining(folder, grace, stack)
+    kill(pids.pop(3))
+    run.wait_for("rank 3 (node1) failed first")
+    return Brought(run, pids, 128 + signal.SIGKILL, "already stopping")
 
 
-Bring = Callable[[Path, tuple[str, str]], contextlib.AbstractContextManager[Brought]]
+Phase = Callable[[Path, tuple[str, str], contextlib.ExitStack], Brought]
 # Every phase that a run has; a job that waits before it starts again would be one more.
 BEFORE_RANKS = [parsing, connecting, booting]
 WITH_RANKS = [joining, training, stopping]
 
 
+@contextlib.contextmanager
+def brought_to(phase: Phase, folder: Path, grace_s: float) -> Iterator[Brought]:
+    """A run in this phase."""
+    with contextlib.ExitStack() as stack:
+        yield phase(folder, stop_after(grace_s), stack)
+
+
 @pytest.mark.fault(28, "Ctrl-C, before ranks have been started", promise="7")
-@pytest.mark.parametrize("bring", BEFORE_RANKS)
+@pytest.mark.parametrize("phase", BEFORE_RANKS)
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_interrupts_before_ranks(tmp_path: Path, figures: Figures, bring: Bring, times: int) -> None:
+def test_interrupts_end_a_run_before_its_ranks_start(
+    tmp_path: Path, figures: Figures, phase: Phase, times: int
+) -> None:
     """As fast as one can: what comes after the first finds a command that is about to leave, or has left."""
-    with bring(tmp_path, stop_after(10.0)) as brought, held(children_of(brought.run.process.pid)) as links:
+    with brought_to(phase, tmp_path, 10.0) as brought, held(children_of(brought.run.process.pid)) as links:
         run = brought.run
         for _ in range(times):
             run.process.send_signal(signal.SIGINT)
         began = time.monotonic()
         assert run.wait() == brought.status, run.stderr
-        figures(f"{bring.__name__}, {times} times: the command ended", time.monotonic() - began, at_most=2.0)
+        figures(f"{phase.__name__}, {times} times: the command ended", time.monotonic() - began, at_most=2.0)
         links.wait_ends(links.pids, began + PATIENCE_S)
-        figures(f"{bring.__name__}, {times} times: all gone", time.monotonic() - began, at_most=2.0)
+        figures(f"{phase.__name__}, {times} times: all gone", time.monotonic() - began, at_most=2.0)
         assert_no_traceback(run.stderr)
 
 
-@pytest.mark.fault(28, "Ctrl-C once, with ranks that ignore SIGTERM", promise="7")
-@pytest.mark.parametrize("bring", WITH_RANKS)
-def test_one_interrupt(tmp_path: Path, figures: Figures, pace: Pace, bring: Bring) -> None:
-    with bring(tmp_path, stop_after(pace.stop_s)) as brought:
-        run, pids = brought.run, brought.pids
-        with clean(run, pids, figures, Ending(brought.status, brought.answer, pace.stop_s + 2.0)):
-            brought.press(1)
-
-
-@pytest.mark.fault(28, "Ctrl-C twice, with ranks that ignore SIGTERM", promise="7")
-@pytest.mark.parametrize("bring", WITH_RANKS)
-def test_two_interrupts(tmp_path: Path, figures: Figures, bring: Bring) -> None:
-    with bring(tmp_path, stop_after(60.0)) as brought:
-        run, pids = brought.run, brought.pids
-        with clean(run, pids, figures, Ending(brought.status, "killing the workers", 2.0)):
-            brought.press(2)
+@pytest.mark.fault(28, "Ctrl-C once or twice, with ranks that ignore SIGTERM", promise="7")
+@pytest.mark.parametrize("phase", WITH_RANKS)
+@pytest.mark.parametrize("times", [1, 2])
+def test_interrupts_end_ranks_that_ignore_sigterm(
+    tmp_path: Path, figures: Figures, pace: Pace, phase: Phase, times: int
+) -> None:
+    grace_s, within_s = (pace.stop_s, pace.stop_s + 2.0) if times == 1 else (60.0, 2.0)
+    with brought_to(phase, tmp_path, grace_s) as brought:
+        words = brought.answer if times == 1 else "killing the workers"
+        with clean(brought.run, brought.pids, figures, Ending(brought.status, words, within_s)):
+            brought.press(times)
 
 
 @pytest.mark.fault(28, "Ctrl-C thrice, with agents that do not answer", promise="7")
-@pytest.mark.parametrize("bring", WITH_RANKS)
-def test_three_interrupts(tmp_path: Path, figures: Figures, pace: Pace, bring: Bring) -> None:
+@pytest.mark.parametrize("phase", WITH_RANKS)
+def test_three_interrupts_end_the_command_before_its_agents(
+    tmp_path: Path, figures: Figures, pace: Pace, phase: Phase
+) -> None:
     """The agents are stopped, so that the second can't end the job; their guardians wake them at the end."""
-    with bring(tmp_path, stop_after(pace.stop_s)) as brought:
+    with brought_to(phase, tmp_path, pace.stop_s) as brought:
         run = brought.run
         with held(family(run, brought.pids.values())) as processes:
             for agent in agents_of(run.process.pid):
@@ -266,7 +260,7 @@ def test_three_interrupts(tmp_path: Path, figures: Figures, pace: Pace, bring: B
 
 @pytest.mark.quiet  # ranks that print without end take all cores that there are
 @pytest.mark.fault(29, "the output's reader leaves: `| head -1`", promise="1, 7")
-def test_head(tmp_path: Path, figures: Figures) -> None:
+def test_ends_when_the_reader_of_its_output_leaves(tmp_path: Path, figures: Figures) -> None:
     """The ranks print without end, but say on stderr that they are up, which `head` does not read."""
     prints = """
         import os
@@ -288,19 +282,113 @@ def test_head(tmp_path: Path, figures: Figures) -> None:
 
 
 @pytest.mark.fault(31, "the terminal's window is resized without end", promise="10")
-def test_window_changes(tmp_path: Path, figures: Figures) -> None:
+def test_loses_nothing_when_the_window_is_resized(tmp_path: Path, gate: Path, figures: Figures) -> None:
     prints = worker("""
         for _ in range(100_000): print("x" * 99)
         open("gate").read()
     """)
-    os.mkfifo(tmp_path / "gate")
     with running(write_job(tmp_path, prints, ONE)) as run:
         agent = parent_of(run.wait_ready(1)[0])
         for _ in range(10_000):
             kill(run.process.pid, signal.SIGWINCH)
             kill(agent, signal.SIGWINCH)
-        open_gate(tmp_path / "gate")
+        open_gate(gate)
         assert run.wait() == 0, run.stderr
         nothing_was_dropped(run.stderr)
         kept = (run.run_folder() / "rank0.out").read_text().count("x" * 99 + "\n")
         figures("lines lost", 100_000 - kept, at_most=0, unit="lines")
+
+
+AT_ONCE_S = 5.0
+
+
+class Left:
+    """A run that was left, whose ranks say `ready RANK PID`."""
+
+    def __init__(self, job: Path, *words: str) -> None:
+        self.folder = job.parent
+        done = distlaunch("run", "-d", str(job), *words, cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        self.id = done.stdout.strip()
+        follow = beside(self.folder, "logs", "-f", self.id)
+        try:
+            self.pids = follow.wait_ready(RANKS)
+        finally:
+            follow.kill()
+
+    def does(self, *words: str) -> CompletedProcess[str]:
+        """One of the commands about it, `words` and its id."""
+        return distlaunch(*words, self.id, cwd=self.folder)
+
+    def ps(self, place: str = ".") -> dict[str, Any]:
+        done = distlaunch("ps", "-a", place, "--json", cwd=self.folder)
+        (run,) = json.loads(done.stdout)
+        return dict(run)
+
+
+@pytest.mark.fault(26, "the controller of a run that was left gets SIGTERM", promise="3")
+def test_the_run_ends_when_the_controller_is_terminated(tmp_path: Path, figures: Figures) -> None:
+    left = Left(write_job(tmp_path, SLEEPER, CPU))
+    with held([*cookie_holders(left.id), left.ps()["controller"]["pid"]]) as processes:
+        began = time.monotonic()
+        kill(left.ps()["controller"]["pid"], signal.SIGTERM)
+        assert left.does("wait").returncode == 128 + signal.SIGTERM
+        figures("the run ended", time.monotonic() - began, at_most=AT_ONCE_S)
+        processes.wait_ends(processes.pids, began + AT_ONCE_S)
+    assert cookie_holders(left.id) == []
+    assert left.ps()["state"] == "CANCELLED"
+
+
+@pytest.mark.fault(27, "the controller of a run that was left gets SIGHUP", promise="7")
+def test_the_run_goes_on_when_the_controller_gets_sighup(tmp_path: Path, figures: Figures) -> None:
+    """The ranks end with 0, each by a signal of its own that comes after the SIGHUP."""
+    left = Left(write_job(tmp_path, LEAVES, CPU))
+    kill(left.ps()["controller"]["pid"], signal.SIGHUP)
+    assert left.ps()["state"] == "RUNNING"
+    for pid in left.pids.values():
+        kill(pid, signal.SIGUSR1)
+    figures("the status of the run", left.does("wait").returncode, at_most=0, unit="")
+
+
+@pytest.mark.fault(29, "`attach | head -1`: a run that was left goes on", promise="7")
+def test_goes_on_when_its_readers_leave(tmp_path: Path, figures: Figures) -> None:
+    prints = worker(
+        "while True: os.write(1, b'more' * 20 + b'\\n'); select.select([], [], [], 0.001)", "import select"
+    )
+    left = Left(write_job(tmp_path, prints, CPU))
+    for words in (("attach",), ("logs", "-f")):
+        follow = beside(tmp_path, *words, left.id)
+        follow.wait_for("more")
+        assert follow.process.stdout
+        follow.process.stdout.close()
+        began = time.monotonic()
+        assert follow.process.wait(PATIENCE_S) in (0, 141, -signal.SIGPIPE)
+        figures(f"{words[0]} ended", time.monotonic() - began, at_most=AT_ONCE_S)
+        follow.kill()
+    assert left.ps()["state"] == "RUNNING"
+    assert left.does("stop", "--now").returncode == 0
+
+
+@pytest.mark.fault(32, "the disk of a run that was left is full", promise="10")
+def test_its_end_is_known_although_its_disk_is_full(tmp_path: Path, figures: Figures) -> None:
+    """What `ps` has said stays true, and the end is known, though nothing else of it could be kept."""
+    worker = """
+        import os, sys, time
+        os.write(1, b"ready %s %d\\n" % (os.environ["RANK"].encode(), os.getpid()))
+        while not os.path.exists("gate"):
+            time.sleep(0.05)
+        for _ in range(100):
+            os.write(1, b"." * 9999 + b"\\n")
+        sys.exit(7)
+    """
+    with small_disk(tmp_path / "small", "size=300k"):
+        left = Left(write_job(tmp_path, worker, f"{CPU}logs: {{dir: small}}\n"))
+        assert left.ps("small")["state"] == "RUNNING"
+        (tmp_path / "gate").touch()
+        assert distlaunch("wait", left.id, cwd=tmp_path).returncode == 7
+        run = left.ps("small")
+        assert (run["state"], run["exit_status"]) == ("FAILED", 7)
+        kept = sum(path.stat().st_size for path in (tmp_path / "small").rglob("*") if path.is_file())
+        figures("KiB that were kept", kept / 1024, at_most=300, unit="KiB")
+        shown = distlaunch("logs", left.id, cwd=tmp_path)
+        assert (shown.returncode, "Traceback" in shown.stderr) == (0, False)

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import mmap
 import os
 import re
 import shutil
@@ -13,17 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Bed, find
-from tests.faults.conftest import Figures, Pace
+from tests.cluster.hosts import Bed
+from tests.faults.disks import small_disk
+from tests.faults.figures import Figures, Pace
+from tests.faults.memory import memory_figures
+from tests.faults.networks import narrow
 from tests.faults.scenes import (
     CPU,
+    IGNORES,
     ONE,
     RANKS,
     Ending,
     assert_no_traceback,
     clean,
     ends,
-    memory_figures,
     on_hosts,
     open_gate,
     stop_after,
@@ -53,13 +57,6 @@ def no_big_files(tmp_path: Path) -> Iterator[None]:
         log.unlink()
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    """A fifo in the workers' folder; who reads it waits for `open_gate`."""
-    os.mkfifo(tmp_path / "gate")
-    return tmp_path / "gate"
-
-
 @contextlib.contextmanager
 def drained(run: Run) -> Iterator[None]:
     """Somebody else reads what the run prints, and forgets it."""
@@ -74,17 +71,8 @@ def drained(run: Run) -> Iterator[None]:
         reader.wait()
 
 
-def digest_of(path: Path) -> str:
-    """A big file's digest."""
-    with path.open("rb") as file:
-        digest = hashlib.sha1()
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-        return digest.hexdigest()
-
-
 @pytest.mark.fault(30, "nobody reads what the command prints", promise="10")
-def test_stalled_reader(tmp_path: Path, gate: Path, figures: Figures) -> None:
+def test_a_stalled_reader_slows_no_worker(tmp_path: Path, gate: Path, figures: Figures) -> None:
     prints = worker("""
         import time
         began = time.monotonic()
@@ -110,7 +98,7 @@ def test_stalled_reader(tmp_path: Path, gate: Path, figures: Figures) -> None:
 
 @pytest.mark.fault(32, "the disk of the logs is full", promise="10")
 @pytest.mark.parametrize("limit", ["size=1m", "nr_inodes=5"])
-def test_log_disk_full(tmp_path: Path, figures: Figures, limit: str) -> None:
+def test_counts_what_a_full_disk_loses(tmp_path: Path, figures: Figures, limit: str) -> None:
     prints = 'for _ in range(3000): print("x" * 1023)'
     with small_disk(tmp_path / "runs", limit):
         job = write_job(tmp_path, prints, f"{CPU}logs: {{console: none}}\n")
@@ -124,28 +112,15 @@ def test_log_disk_full(tmp_path: Path, figures: Figures, limit: str) -> None:
     figures("lost bytes that were not counted", max(0, lost - told), at_most=0, unit="bytes")
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path, limit: str) -> Iterator[None]:
-    """A filesystem in memory at `folder` that has only so much room."""
-    if os.geteuid() or not find("mount"):
-        pytest.skip("root and mount are needed for a disk of its own")
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", folder], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
 @pytest.mark.everywhere
 @pytest.mark.fault(53, "one node's link is slow: 1 Mbit/s", promise="10")
-def test_one_slow_node(tmp_path: Path, bed: Bed, figures: Figures) -> None:
+def test_a_slow_node_slows_no_other(tmp_path: Path, bed: Bed, figures: Figures) -> None:
     """Its output would need a minute to arrive; the job is then ended while most of it waits."""
     prints = worker("""
         open("gate" + os.environ["RANK"]).read()
         for _ in range(3072): print("x" * 1023)
-        os.close(os.open("done" + os.environ["RANK"], os.O_WRONLY))
         print("rank", os.environ["RANK"], "has printed all", flush=True)
+        os.close(os.open("done" + os.environ["RANK"], os.O_WRONLY))
         signal.pause()
     """)
     for rank in range(RANKS):
@@ -153,7 +128,7 @@ def test_one_slow_node(tmp_path: Path, bed: Bed, figures: Figures) -> None:
         os.mkfifo(tmp_path / f"done{rank}")
     with running(write_job(tmp_path, prints, on_hosts(bed))) as run:
         pids = run.wait_ready(RANKS)
-        with slow_link(bed, "host2"):
+        with narrow(bed, "host2"):
             began = time.monotonic()
             for rank in range(RANKS):
                 open_gate(tmp_path / f"gate{rank}")
@@ -162,7 +137,6 @@ def test_one_slow_node(tmp_path: Path, bed: Bed, figures: Figures) -> None:
             figures("the slow node's ranks printed 3 MiB each", time.monotonic() - began, at_most=5.0)
             for rank in (0, 3):
                 (tmp_path / f"done{rank}").read_bytes()
-            for rank in (0, 3):
                 run.wait_for(f"rank {rank} has printed all")
             figures("the others' output arrived", time.monotonic() - began, at_most=5.0)
             assert (run.run_folder() / "rank1.out").stat().st_size < 2 * MIB, "the link was not slow"
@@ -178,28 +152,8 @@ def test_one_slow_node(tmp_path: Path, bed: Bed, figures: Figures) -> None:
         assert_no_traceback(run.stderr)
 
 
-@contextlib.contextmanager
-def slow_link(bed: Bed, host: str) -> Iterator[None]:
-    """All that the host sends goes at 1 Mbit/s."""
-    tc = find("tc")
-    if tc is None:
-        pytest.skip("tc is needed to slow a link down")
-    rule = [tc, "qdisc", "WHAT", "dev", "eth0", "root"]
-    rate = ["tbf", "rate", "1mbit", "burst", "32kbit", "latency", "400ms"]
-    call_on(bed, host, ["add" if word == "WHAT" else word for word in rule] + rate)
-    try:
-        yield
-    finally:
-        call_on(bed, host, ["del" if word == "WHAT" else word for word in rule])
-
-
-def call_on(bed: Bed, host: str, argv: list[str]) -> None:
-    """Run a tool on a host, which must succeed."""
-    subprocess.run(bed.argv("exec", host, "--", *argv), check=True, capture_output=True, timeout=PATIENCE_S)
-
-
 @pytest.mark.fault(54, "a line that does not end", promise="10")
-def test_endless_line(tmp_path: Path, gate: Path, figures: Figures, pace: Pace) -> None:
+def test_keeps_a_line_without_end(tmp_path: Path, gate: Path, figures: Figures, pace: Pace) -> None:
     """1 GiB at the default pace, else a quarter of that: it is the memory that matters."""
     blocks = 256 if pace.keys else 1024
     prints = f"""
@@ -224,11 +178,12 @@ def test_endless_line(tmp_path: Path, gate: Path, figures: Figures, pace: Pace) 
         nothing_was_dropped(run.stderr)
         log = run.run_folder() / "rank0.out"
         figures("bytes lost", blocks * MIB - log.stat().st_size, at_most=0, unit="bytes")
-        assert f"digest {digest_of(log)}" in run.stderr
+        with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as kept:
+            assert f"digest {hashlib.sha1(kept).hexdigest()}" in run.stderr
 
 
 @pytest.mark.fault(55, "binary output: NUL, bad UTF-8, what terminals obey", promise="10")
-def test_binary_output(tmp_path: Path, figures: Figures) -> None:
+def test_keeps_binary_output_and_escapes_it_on_a_terminal(tmp_path: Path, figures: Figures) -> None:
     data = bytes(range(256)) * 4 + b"\x1b]0;title\x07\xe2\x80\xae\xff\xfe\n\0end"
     prints = f"import sys; sys.stdout.buffer.write({data!r})"
     status, shown = on_a_terminal("run", "--quiet", str(write_job(tmp_path, prints, ONE)), NO_COLOR="1")
@@ -244,11 +199,8 @@ def test_binary_output(tmp_path: Path, figures: Figures) -> None:
 
 
 @pytest.mark.fault(56, "a rank fails while all print as fast as they can", promise="1, 10")
-@pytest.mark.parametrize("where", ["here", "on hosts"])
-def test_failure_in_a_flood(
-    tmp_path: Path, request: pytest.FixtureRequest, figures: Figures, where: str
-) -> None:
-    nodes = CPU if where == "here" else on_hosts(request.getfixturevalue("bed"))
+@pytest.mark.parametrize("nodes", ["here", "ssh"], indirect=True)
+def test_sees_a_failure_in_a_flood_of_output(tmp_path: Path, nodes: str, figures: Figures) -> None:
     floods = r"""
         import os
         os.write(2, b"up %s %d\n" % (os.environb[b"RANK"], os.getpid()))
@@ -264,9 +216,9 @@ def test_failure_in_a_flood(
             kill(pids[1])
             began = time.monotonic()
             run.wait_for("failed first")
-            figures(f"the exit was seen, {where}", time.monotonic() - began, at_most=1.0)
+            figures("the exit was seen", time.monotonic() - began, at_most=1.0)
             ranks.wait_ends(ranks.pids, began + PATIENCE_S)
-            figures(f"all ranks gone, {where}", time.monotonic() - began, at_most=2.0)
+            figures("all ranks gone", time.monotonic() - began, at_most=2.0)
         # What was printed until then is delivered first: for that there is no limit but progress.
         ends(run, figures, Ending(137, "failed first: killed by signal 9 (SIGKILL)", 30.0), began)
 
@@ -281,7 +233,7 @@ def wait_for_bytes(run: Run, size: int) -> None:
 
 
 @pytest.mark.fault(57, "the last line has no end, the worker is killed", promise="10")
-def test_last_line_without_end(tmp_path: Path, figures: Figures) -> None:
+def test_keeps_the_last_line_without_end(tmp_path: Path, figures: Figures) -> None:
     prints = r"""
         import os, signal
         rank = os.environb[b"RANK"]
@@ -314,22 +266,17 @@ def test_last_line_without_end(tmp_path: Path, figures: Figures) -> None:
         figures("last lines lost from the logs", 2 * RANKS - kept, at_most=0, unit="lines")
 
 
-CLOCK = r"""
-#define _GNU_SOURCE
+CLOCK = r"""#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
-
-/* Seconds by which the wall clock is wrong, shared by all processes that have the file. */
 static volatile long long *shift;
-
 __attribute__((constructor)) static void open_shift(void) {
     int fd = open(getenv("SHIFT_FILE"), O_RDONLY | O_CLOEXEC);
     shift = mmap(0, sizeof *shift, PROT_READ, MAP_SHARED, fd, 0);
 }
-
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
     int status = real(clock, now);
@@ -340,9 +287,14 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """
 
 
+"""Seconds by which the wall clock is wrong are shared by all processes that have the file."""
+
+
 @pytest.mark.fault(58, "the wall clock jumps by an hour", promise="3, 8")
 @pytest.mark.parametrize("hours", [1, -1])
-def test_wall_clock_jumps(tmp_path: Path, figures: Figures, pace: Pace, hours: int) -> None:
+def test_a_jump_of_the_wall_clock_has_no_effect(
+    tmp_path: Path, gate: Path, figures: Figures, pace: Pace, hours: int
+) -> None:
     """For the job's processes only, agents included: the real clock is the whole machine's.
 
     A heartbeat, the job's limit and the grace all pass after the jump.
@@ -355,15 +307,14 @@ def test_wall_clock_jumps(tmp_path: Path, figures: Figures, pace: Pace, hours: i
         print("the clock jumped by", round((time.time() - before) / 3600), "h", flush=True)
         while True: signal.pause()
         """,
-        first="import time; signal.signal(signal.SIGTERM, signal.SIG_IGN); before = time.time()",
+        first=f"import time; {IGNORES}; before = time.time()",
     )
-    os.mkfifo(tmp_path / "gate")
     options = (*stop_after(pace.stop_s), "--set", f"timeouts.job={limit_s:g}s")
     with running(write_job(tmp_path, tells, ONE), *options, env=with_own_clock(tmp_path)) as run:
         pids = run.wait_ready(1)
         with (tmp_path / "shift").open("r+b") as shift:  # not emptied first: the processes have it mapped
             shift.write(struct.pack("=q", hours * 3600))
-        open_gate(tmp_path / "gate")
+        open_gate(gate)
         run.wait_for(f"the clock jumped by {hours} h")
         with clean(run, pids, figures, Ending(124, "the job timed out after 6 s", pace.stop_s + 2.0)):
             run.wait_for("the job timed out")

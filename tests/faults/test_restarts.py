@@ -1,47 +1,41 @@
-"""Faults that restarts answer, and where their number and their patience end."""
+"""Faults that restarts answer, where their number and patience end, and what watching tells."""
 
-import os
 import re
+import shutil
 import socket
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.hosts import Site, parent_of
-from tests.faults.conftest import Figures, Pace
-from tests.faults.generations import NODE_LOST, SLEEPER, closed, here, open_gate, starts, there
-from tests.harness import distlaunch, ended_well, kill, running
+from tests.faults.attempts import NODE_LOST, NOISE_S, SLEEPER, here, interrupted, started_run, starts, there
+from tests.faults.figures import Figures, Pace
+from tests.faults.networks import closed, fell
+from tests.faults.scenes import RANKS, open_gate
+from tests.harness import ended_well, kill, running, wait_gone
 
 CONNECT_S = 30.0
 REJOIN_S = 3.0
 
 
 @pytest.mark.fault(59, "a crash loop", promise="9")
-def test_a_crash_loop(tmp_path: Path, figures: Figures) -> None:
+def test_a_crash_loop_ends_after_its_restarts(tmp_path: Path, figures: Figures) -> None:
     job = here(tmp_path, "ready()\nsys.exit(3)", restarts={"max": 3, "backoff": "10ms"})
     with running(job) as run:
         assert run.wait() == 3
-        generations = run.stdout.count(" of generation ")
-        figures("generations, with three restarts", generations, at_most=4, unit="")
-        assert generations == 4
+        attempts = run.stdout.count(" of attempt ")
+        figures("attempts, with three restarts", attempts, at_most=4, unit="")
+        assert attempts == 4
         assert "failed first: exit status 3; not restarting: already restarted 3 times" in run.stderr
         assert run.holders() == []
 
 
-@pytest.mark.fault(59, "a mistake in the job, with restarts", promise="9")
-def test_a_mistake_is_not_tried_again(tmp_path: Path, figures: Figures) -> None:
-    (tmp_path / "job.yaml").write_text("command: [./missing]\ngpus_per_node: 0\nrestarts: {max: 3}\n")
-    done = distlaunch("run", str(tmp_path / "job.yaml"))
-    figures("restarts", done.stderr.count("restart "), at_most=0, unit="")
-    assert done.returncode == 127
-    assert done.stderr.count("could not be started") >= 1
-
-
 STORE = """
 import torch.distributed as dist
-os.write(1, f"port {os.environ['MASTER_PORT']} of generation {GENERATION}\\n".encode())
-open("go").read()
+os.write(1, f"port {os.environ['MASTER_PORT']} of attempt {ATTEMPT}\\n".encode())
+open("gate").read()
 dist.init_process_group("gloo")
 os.write(1, b"joined\\n")
 dist.destroy_process_group()
@@ -49,35 +43,33 @@ dist.destroy_process_group()
 
 
 @pytest.mark.fault(60, "the rendezvous port is stolen between hold and listen", promise="9")
-def test_a_stolen_port(tmp_path: Path, figures: Figures) -> None:
-    os.mkfifo(tmp_path / "go")
+def test_a_stolen_port_is_replaced_without_a_restart(tmp_path: Path, gate: Path, figures: Figures) -> None:
     with running(here(tmp_path, STORE)) as run:
-        run.wait_for(" of generation 0\n")
+        run.wait_for(" of attempt 0\n")
         port = _ports(run.stdout)[0]
         with socket.create_server(("", port)):  # sets SO_REUSEADDR, and listens at once
             began = time.monotonic()
-            open_gate(tmp_path / "go")
+            open_gate(gate)
             run.wait_for(f"port {port} on node0 was taken by ")
             figures("noticed", time.monotonic() - began, at_most=10.0)
-            run.wait_for(" of generation 0\n", times=2)
-            open_gate(tmp_path / "go")
+            run.wait_for(" of attempt 0\n", times=2)
+            open_gate(gate)
             ended_well(run.wait(), run.stdout, run.stderr, last="joined\n")
-        first, second = _ports(run.stdout)  # and both are the generation of no restart: it is not counted
+        first, second = _ports(run.stdout)  # and both are the attempt of no restart: it is not counted
         assert first != second
         assert "failed first" not in run.stderr
 
 
 def _ports(text: str) -> list[int]:
-    return [int(port) for port in re.findall(r"port (\d+) of generation", text)]
+    return [int(port) for port in re.findall(r"port (\d+) of attempt", text)]
 
 
 @pytest.mark.everywhere
 @pytest.mark.fault(61, "a node is lost, no spare is there, and it does not return", promise="8")
-def test_no_spare(site: Site, pace: Pace, figures: Figures) -> None:
+def test_gives_up_where_no_node_can_replace_a_lost_one(site: Site, pace: Pace, figures: Figures) -> None:
     timeouts = {"rejoin": f"{REJOIN_S:g}s"}
     job = there(site, ["host1", "host2"], SLEEPER, pace, restarts={"max": 1}, timeouts=timeouts)
-    with running(job) as run:
-        started = starts(run, 0, 2)
+    with started_run(job, 2) as (run, started):
         with closed(site.bed, "host2"):
             began = time.monotonic()
             kill(parent_of(started[1].pid))  # its guardian says that the node is clean: no fence
@@ -89,5 +81,115 @@ def test_no_spare(site: Site, pace: Pace, figures: Figures) -> None:
         assert took_s >= REJOIN_S
         assert "host2 was lost: its agent exited;" in run.stderr
         assert "only 1 of 2 required nodes available after waiting 3 s (timeouts.rejoin)" in run.stderr
-        assert run.stdout.count(" of generation ") == 2
+        assert run.stdout.count(" of attempt ") == 2
         assert run.holders() == []
+
+
+CONNECT_S = 30.0
+THERE = ["host1", "host2", "host3"]
+PROMISED_MS = 50.0
+"""From a worker's death to the next attempt's exec, where the others end at SIGTERM."""
+SHELL = ["/bin/sh", "-c", "echo ready $RANK $$ of attempt $TORCHELASTIC_RESTART_COUNT; exec sleep 1000"]
+"""A worker that ends at SIGTERM, and whose start costs next to nothing."""
+
+
+@pytest.mark.fault(74, "a worker is killed, restart in place", promise="6")
+@pytest.mark.parametrize("nodes", ["here", "ssh", "slurm"], indirect=True)
+def test_restarts_in_place(tmp_path: Path, nodes: str, figures: Figures) -> None:
+    """All start again, soon, on the nodes where they were."""
+    job = tmp_path / "job.yaml"
+    job.write_text(f"{nodes}restarts: {{max: 1}}\ncommand: {SHELL!r}\n")
+    with running(job) as run:
+        run.wait_for(" of attempt 0\n", RANKS)
+        pids = run.worker_pids()
+        agents = {rank: parent_of(pid) for rank, pid in pids.items()}
+        killed_at = time.time()
+        kill(pids[1])
+        run.wait_for(" of attempt 1\n", RANKS)
+        assert {rank: parent_of(pid) for rank, pid in run.worker_pids().items()} == agents, "other agents"
+        interrupted(run)
+        started_at = [event["time"] for event in run.events("WorkerStarted")]
+    assert len(started_at) == 2 * RANKS
+    took_ms = 1000 * (max(started_at) - killed_at)
+    # Generous: the promise is for a machine that does nothing else.
+    figures("until the last exec of the next attempt", took_ms, at_most=10 * PROMISED_MS, unit="ms")
+
+
+MEETS = """
+ready()
+print("the master is", os.environ["MASTER_ADDR"], "on", os.uname().nodename, flush=True)
+wait()
+"""
+
+
+MASTERS = re.compile(rb"the master is (\S+) on \S+\n")
+
+
+@pytest.mark.long
+@pytest.mark.everywhere
+@pytest.mark.fault(75, "the first host falls, a spare is there", promise="6")
+def test_a_spare_takes_the_place_of_a_lost_node(site: Site, pace: Pace, figures: Figures) -> None:
+    before = site.processes()
+    job = there(site, THERE[:2], MEETS, pace, spares=THERE[2:])
+    with started_run(job, 2) as (run, started):
+        with closed(site.bed, "host1"):
+            began = time.monotonic()
+            fell(site.bed, "host1", before)
+            # sshd's end reaches us at once; srun tells of slurmstepd's only when Slurm has noticed.
+            at_most_s = pace.lease_s * 1.5 if site.bed.launcher else 1.0
+            run.wait_for("host1 was lost")
+            told_s = time.monotonic() - began
+            figures("told", told_s, at_most=at_most_s)
+            wait_gone([started[0].pid], 2.0)
+            again = starts(run, 1, 2)
+            limit_s = told_s + pace.fence_s + 5.0  # it can't say any more that it is empty
+            figures("goes on with the spare", time.monotonic() - began, at_most=limit_s)
+            run.wait_until(lambda: len(MASTERS.findall(run.out)) >= 4, "four masters")
+        assert [start.beside for start in again.values()] == [0, 0]
+        run.wait_for("continuing with 2 of 2 nodes: host2, host3")
+        # ssh knows a host's address, Slurm its name.
+        names = {name: name if site.bed.launcher else site.bed.hosts[name].address for name in THERE}
+        first, second = names[THERE[0]], names[THERE[1]]
+        assert [name.decode() for name in MASTERS.findall(run.out)] == [first, first, second, second]
+        interrupted(run)
+
+
+STANDS = """
+def wait_for_nobody():
+    wait()
+ready()
+if ATTEMPT == "1":
+    sys.exit()
+if RANK == "1":
+    wait_for_nobody()
+while True:
+    print("at work", flush=True)
+    time.sleep(0.1)
+"""
+PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent))
+STALL_S = 2.0
+SETTLE_S, DUMP_S = 2.0, 5.0
+"""So long a stall is let spread; so long stacks may take."""
+
+
+@pytest.mark.skipif(PY_SPY is None, reason="py-spy is missing")
+@pytest.mark.fault(78, "a rank stalls, with on_stall: restart", promise="8")
+def test_names_and_restarts_a_stalled_rank(tmp_path: Path, figures: Figures) -> None:
+    keys = {"timeouts": {"stall": f"{STALL_S:g}s"}, "on_stall": "restart", "restarts": {"max": 1}}
+    with running(here(tmp_path, STANDS, nodes=2, **keys)) as run:
+        pid = starts(run, 0, 2)[1].pid
+        began = time.monotonic()
+        run.wait_for("stalled: ")
+        told_s = STALL_S * 1.25 + SETTLE_S + STALL_S / 8
+        figures("told", time.monotonic() - began, at_most=told_s + NOISE_S)
+        run.wait_for("rank 1 is blocked in: ")
+        figures("its stack told", time.monotonic() - began, at_most=told_s + DUMP_S)
+        assert run.wait() == 0, run.stderr
+        words = rf"rank 1 \(node1, pid {pid}\): no output, CPU or GPU use"
+        assert re.search(rf"stalled: {words} for 2 s; rank 0 is still active", run.stderr)
+        assert re.search(
+            r"is blocked in: wait \(worker.py:\d+\) < wait_for_nobody \(worker.py:\d+\)", run.stderr
+        )
+        assert "rank 1 (node1) stalled for 2 s; restart 1 of 1" in run.stderr
+        assert "finished" in run.stderr
+        assert "wait_for_nobody" in (run.run_folder() / "rank1.stack").read_text()

@@ -3,43 +3,18 @@
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import GONE_S, Node, Site, parent_of, why_not
-from tests.cluster.odd_hosts import (
-    HANGING_UP,
-    NODE_LOST,
-    TO_THE_END,
-    Bad,
-    a_host_key_to_ask_about,
-    a_key_it_does_not_know,
-    another_host_key,
-    asks_for_a_password,
-    assert_ran,
-    assert_refused,
-    assert_told,
-    dead_master,
-    no_known_host_key,
-    no_python_at_all,
-    no_python_at_that_path,
-    no_python_of_that_name,
-    python_2_7,
-    python_3_6,
-    python_3_7,
-    run_behind,
-    silent_once_accepted,
-    told_s,
-    with_rc_file,
-)
+from tests.cluster import odd_hosts
+from tests.cluster.hosts import GONE_S, Node, Site, parent_of
+from tests.cluster.odd_hosts import assert_ran, assert_refused, run_behind, told_s
 from tests.faults.agents import python_with
-from tests.faults.conftest import Figures, Pace
+from tests.faults.attempts import lost
+from tests.faults.figures import Figures, Pace, fault
 from tests.harness import kill, running, wait_gone
-
-REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 CONNECT_S = 30.0
 """The default of timeouts.connect."""
@@ -71,36 +46,19 @@ RC_FILES = {
 }
 
 
-@pytest.mark.fault(34, "a login shell's rc file prints noise", promise="8")
-@pytest.mark.parametrize("shell", RC_FILES)
-def test_an_rc_file_that_prints(shell: str, site: Site, figures: Figures) -> None:
-    ended = run_behind(site, shell, RC_FILES[shell], NOISE)
-    figures(f"{shell}: the whole run", ended.took_s, at_most=CONNECT_S)
+READS = {"with a limit": "read -t 1 x\ntimeout 1 cat > /dev/null", "a line": "read x"}
 
 
-@pytest.mark.fault(35, "a login shell's rc file reads stdin", promise="8")
 @pytest.mark.parametrize(
-    "text", ["read -t 1 x\ntimeout 1 cat > /dev/null", "read x"], ids=["with a limit", "a line"]
+    ("shell", "text"),
+    [
+        *(fault(34, f"the rc file of {shell} prints noise", "8", shell, NOISE) for shell in RC_FILES),
+        *(fault(35, f"an rc file reads stdin, {how}", "8", "bash", text) for how, text in READS.items()),
+    ],
 )
-def test_an_rc_file_that_reads(text: str, site: Site, figures: Figures) -> None:
-    ended = run_behind(site, "bash", ".bashrc", text)
+def test_runs_behind_an_rc_file(shell: str, text: str, site: Site, figures: Figures) -> None:
+    ended = run_behind(site, shell, RC_FILES[shell], text)
     figures("the whole run", ended.took_s, at_most=CONNECT_S)
-
-
-PYTHONS = [
-    Bad(no_python_of_that_name, "no python", r"python-that-is-missing"),
-    Bad(no_python_at_that_path, "no python", r"/nowhere/bin/python3"),
-    Bad(no_python_at_all, "no python", re.escape(sys.executable) + r".* python3$"),
-    Bad(python_2_7, "python too old", r"Unknown option: -I"),
-    Bad(python_3_6, "python too old", r"3\.6\.\d"),
-    Bad(python_3_7, "python too old", r"3\.7\.\d"),
-]
-
-
-@pytest.mark.fault(36, "no python, or too old a one", promise="8")
-@pytest.mark.parametrize("bad", PYTHONS, ids=lambda bad: bad.make.__name__)
-def test_no_python_that_will_do(bad: Bad, site: Site, figures: Figures) -> None:
-    figures(f"{bad.kind}: until told", told_s(assert_told(bad, site)), at_most=CONNECT_S)
 
 
 def of_another_version(site: Site, name: str) -> Node:
@@ -108,14 +66,45 @@ def of_another_version(site: Site, name: str) -> Node:
     return {"host": site.name(name, "host2"), "python": python_with(site.folder / "newer", patch)}
 
 
-@pytest.mark.fault(37, "an agent of another version", promise="8")
-def test_an_agent_of_another_version(site: Site, figures: Figures) -> None:
-    bad = Bad(of_another_version, "protocol error", r"speaks protocol \d+, not \d+")
-    figures("until told", told_s(assert_told(bad, site)), at_most=CONNECT_S)
+UNUSABLE: dict[tuple[int, str], dict[Callable[[Site, str], Node], tuple[str, str]]] = {
+    (36, "no python, or too old a one"): {
+        odd_hosts.no_python_of_that_name: ("no python", r"python-that-is-missing"),
+        odd_hosts.no_python_at_that_path: ("no python", r"/nowhere/bin/python3"),
+        odd_hosts.no_python_at_all: ("no python", re.escape(sys.executable) + r".* python3$"),
+        odd_hosts.python_2_7: ("python too old", r"Unknown option: -I"),
+        odd_hosts.python_3_6: ("python too old", r"3\.6\.\d"),
+        odd_hosts.python_3_7: ("python too old", r"3\.7\.\d"),
+    },
+    (37, "an agent of another version"): {
+        of_another_version: ("protocol error", r"speaks protocol \d+, not \d+"),
+    },
+    (40, "an unknown or changed host key"): {
+        odd_hosts.another_host_key: ("host key changed", r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
+        odd_hosts.no_known_host_key: ("host key not accepted", r"No \S+ host key is known for no_known_"),
+        odd_hosts.a_host_key_to_ask_about: ("host key not accepted", r"Host key verification failed"),
+    },
+    (41, "a server that asks for a password"): {
+        odd_hosts.asks_for_a_password: ("authentication failed", r"Permission denied \(password\)"),
+    },
+}
+"""Each fault of the catalogue, with hosts by the functions that make them: the kind and words told."""
+
+
+@pytest.mark.parametrize("hosts", [fault(*of, "8, 11", hosts) for of, hosts in UNUSABLE.items()])
+def test_tells_why_a_host_is_unusable(
+    hosts: dict[Callable[[Site, str], Node], tuple[str, str]], site: Site, figures: Figures
+) -> None:
+    """In one run for each fault; and nobody is asked anything."""
+    askpass = odd_hosts.program(site.folder / "askpass", f"touch {site.folder}/asked")
+    nodes = ["host1", *(make(site, make.__name__) for make in hosts)]
+    ended = site.run(nodes, env={**odd_hosts.NO_PROMPT, "SSH_ASKPASS": askpass})
+    assert_refused(site, ended, {make.__name__: told for make, told in hosts.items()})
+    assert not (site.folder / "asked").exists()
+    figures("until told", told_s(ended), at_most=CONNECT_S)
 
 
 @pytest.mark.fault(38, "sshd drops connections (MaxStartups 2:100:2)", promise="8")
-def test_a_server_that_sheds_load(site: Site, figures: Figures) -> None:
+def test_retries_at_a_server_that_sheds_load(site: Site, figures: Figures) -> None:
     port = site.sshd("host2", "MaxStartups 2:100:2")
     ended = site.run([site.name(f"name{i}", "host2", port) for i in range(8)])
     assert_ran(site, ended)
@@ -139,12 +128,12 @@ while True:
 
 @pytest.mark.long
 @pytest.mark.fault(39, "a server that punishes failed logins", promise="8")
-def test_a_server_that_punishes_failed_logins(site: Site, figures: Figures) -> None:
+def test_retries_little_at_a_server_that_punishes(site: Site, figures: Figures) -> None:
     calls = site.folder / "calls"
     opened = f"import os; calls = os.open({str(calls)!r}, os.O_WRONLY | os.O_CREAT, 0o600)"
     nodes = [
         "host1",
-        a_key_it_does_not_know(site, "locked"),
+        odd_hosts.a_key_it_does_not_know(site, "locked"),
         site.name("punishing", "host2", site.server("host2", opened + COUNTING)),
     ]
     ended = site.run(nodes)
@@ -159,37 +148,18 @@ def test_a_server_that_punishes_failed_logins(site: Site, figures: Figures) -> N
     figures("until told", told_s(ended), at_most=CONNECT_S + TELLING_S)
 
 
-HOST_KEYS = [
-    Bad(another_host_key, "host key changed", r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
-    Bad(no_known_host_key, "host key not accepted", r"No \S+ host key is known for bad"),
-    Bad(a_host_key_to_ask_about, "host key not accepted", r"Host key verification failed"),
-]
-
-
-@pytest.mark.fault(40, "an unknown or changed host key", promise="11")
-@pytest.mark.parametrize("bad", HOST_KEYS, ids=lambda bad: bad.make.__name__)
-def test_a_host_key_that_is_not_accepted(bad: Bad, site: Site, figures: Figures) -> None:
-    figures("until told", told_s(assert_told(bad, site)), at_most=CONNECT_S)
-
-
-@pytest.mark.fault(41, "a server that asks for a password", promise="8")
-def test_a_server_that_asks_for_a_password(site: Site, figures: Figures) -> None:
-    bad = Bad(asks_for_a_password, "authentication failed", r"Permission denied \(password\)")
-    figures("until told", told_s(assert_told(bad, site)), at_most=CONNECT_S)
-
-
 @pytest.mark.fault(42, "servers that accept and say nothing, and all else that waits", promise="8")
-def test_servers_that_say_nothing(site: Site, connect_s: float, figures: Figures) -> None:
+def test_gives_up_on_servers_that_say_nothing(site: Site, connect_s: float, figures: Figures) -> None:
     site.cut("host3")
-    greets = f"peer = server.accept()[0]; peer.sendall(b'SSH-2.0-mute\\r\\n'); {TO_THE_END}"
+    greets = f"peer = server.accept()[0]; peer.sendall(b'SSH-2.0-mute\\r\\n'); {odd_hosts.TO_THE_END}"
     nodes = [
         "host1",
         "host3",
         site.name("down", "host3", ConnectionAttempts="9"),
-        silent_once_accepted(site, "silent"),
+        odd_hosts.silent_once_accepted(site, "silent"),
         site.name("mute", "host2", site.server("host2", greets)),
-        site.name("full", "host2", site.server("host2", HANGING_UP)),
-        with_rc_file(site, "waiting", "echo password for the licence server: >&2; cat >/dev/null"),
+        site.name("full", "host2", site.server("host2", odd_hosts.HANGING_UP)),
+        odd_hosts.with_rc_file(site, "waiting", "echo password for the licence server: >&2; cat >/dev/null"),
     ]
     ended = site.run(nodes, "--set", f"timeouts.connect={connect_s:g}s")
     overdue = f"no agent within {connect_s:g} s"
@@ -238,7 +208,7 @@ def resolver(site: Site) -> Mapping[Path, Path]:
 
 
 @pytest.mark.fault(43, "DNS fails, is slow, or is silent", promise="8")
-def test_bad_name_servers(
+def test_survives_a_slow_name_server_and_names_a_bad_one(
     site: Site, resolver: Mapping[Path, Path], connect_s: float, figures: Figures
 ) -> None:
     slow, missing, silent = (
@@ -259,8 +229,8 @@ def test_bad_name_servers(
 
 
 @pytest.mark.fault(44, "ControlMaster, RemoteCommand, RequestTTY and more in ssh_config", promise="11")
-def test_a_hostile_ssh_config(site: Site, figures: Figures) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, dead_master(site.folder / "s"):
+def test_overrides_a_hostile_ssh_config(site: Site, figures: Figures) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, odd_hosts.dead_master(site.folder / "s"):
         hostile = {
             "IgnoreUnknown": "UseKeychain",
             "UseKeychain": "yes",
@@ -290,7 +260,7 @@ def test_a_hostile_ssh_config(site: Site, figures: Figures) -> None:
 
 
 @pytest.mark.fault(45, "sshd's session process is killed", promise="1")
-def test_a_session_that_is_killed(site: Site, figures: Figures) -> None:
+def test_a_session_that_is_killed_loses_its_node(site: Site, figures: Figures) -> None:
     script = "echo ready {rank} $$; exec sleep 1000"
     nodes: list[Node] = ["host1", "host2", "host3"]
     job, before = site.job(nodes, command=["sh", "-c", script]), site.processes()
@@ -300,7 +270,6 @@ def test_a_session_that_is_killed(site: Site, figures: Figures) -> None:
         session = parent_of(parent_of(agent))
         kill(session)
         figures("all ranks gone", wait_gone([*ranks.values(), agent], 60.0), at_most=GONE_S)
-        assert run.wait() == NODE_LOST
-        assert "host2 was lost" in run.stderr and "Traceback" not in run.stderr
-        assert run.holders() == []
+        lost(run)
+        assert "host2 was lost" in run.stderr
         site.assert_gone(before)

@@ -4,30 +4,33 @@ import contextlib
 import json
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Bed, find, parent_of
-from tests.faults.conftest import Figures, Pace
-from tests.faults.memory_group import memory_group
+from tests.cluster.hosts import Bed, parent_of
+from tests.faults.disks import freezable_disk, frozen
+from tests.faults.figures import Figures, Pace, fault
+from tests.faults.memory import memory_group
 from tests.faults.scenes import (
     CPU,
     IGNORES,
+    KILLED,
     ONE,
     RANKS,
+    SIGKILLED,
     SLEEPER,
     STUBBORN,
     Ending,
     assert_no_traceback,
     clean,
     ends,
+    ends_clean,
+    killed,
     on_hosts,
     open_gate,
     stop_after,
@@ -36,8 +39,9 @@ from tests.faults.scenes import (
 from tests.harness import (
     PATIENCE_S,
     ROOT,
+    Run,
     children_of,
-    distlaunch_argv,
+    distlaunch,
     held,
     kill,
     running,
@@ -46,62 +50,78 @@ from tests.harness import (
     write_job,
 )
 
-KILLED = "killed by signal 9 (SIGKILL)"
-SIGKILLED = 128 + signal.SIGKILL
 
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    """A fifo in the workers' folder; who reads it waits for `open_gate`."""
-    os.mkfifo(tmp_path / "gate")
-    return tmp_path / "gate"
-
-
-@pytest.mark.fault(1, "a worker exits with 1", promise="1")
-def test_exit_1(tmp_path: Path, gate: Path, figures: Figures) -> None:
-    fails = worker("""
+def rank_2_does(what: str) -> str:
+    """Workers of which rank 2, once the gate is open, does something."""
+    return worker(f"""
         if os.environ["RANK"] == "2":
             open("gate").read()
-            raise SystemExit(1)
+            {what}
         signal.pause()
     """)
-    with running(write_job(tmp_path, fails, CPU)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(1, "rank 2 (node1) failed first: exit status 1", 2.0)):
-            open_gate(gate)
+
+
+SPINS = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1)); any(iter(int, 1))"
+
+
+@pytest.mark.parametrize(
+    ("what", "how", "status"),
+    [
+        fault(1, "a worker exits with 1", "1", *("raise SystemExit(1)", "exit status 1\n", 1)),
+        fault(
+            *(5, "the kernel kills a worker for its CPU time", "1, 9"),
+            *(SPINS, f"{KILLED}; the kernel reports no OOM kill", SIGKILLED),
+        ),
+        fault(
+            18, "a worker has no descriptor left (EMFILE)", "1", "while True: os.dup(0)", "exit status 1\n", 1
+        ),
+    ],
+)
+def test_a_worker_fails(
+    tmp_path: Path, gate: Path, figures: Figures, what: str, how: str, status: int
+) -> None:
+    ending = Ending(status, f"rank 2 (node1) failed first: {how}", 2.0)
+    with ends_clean(write_job(tmp_path, rank_2_does(what), CPU), figures, ending) as (run, pids):
+        open_gate(gate)
+        wait_gone([pids[2]], PATIENCE_S)
+    assert ("  | OSError: [Errno 24] Too many open files" in run.stderr) == ("dup" in what)
 
 
 @pytest.mark.fault(2, "a worker is killed by a signal", promise="1, 9")
 @pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGKILL])
-def test_killed_by_a_signal(tmp_path: Path, figures: Figures, signum: signal.Signals) -> None:
+def test_a_signal_kills_a_worker(tmp_path: Path, figures: Figures, signum: signal.Signals) -> None:
     no_core = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"
     words = f"rank 3 (node1) failed first: killed by signal {signum:d} ({signum.name})"
-    with running(write_job(tmp_path, worker(first=no_core), CPU)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(128 + signum, words, 2.0)):
-            kill(pids[3], signum)
+    job = write_job(tmp_path, worker(first=no_core), CPU)
+    with ends_clean(job, figures, Ending(128 + signum, words, 2.0)) as (_, pids):
+        kill(pids[3], signum)
 
 
 @pytest.mark.fault(3, "workers ignore SIGTERM", promise="1")
-def test_workers_that_ignore_sigterm(tmp_path: Path, figures: Figures, pace: Pace) -> None:
-    with running(write_job(tmp_path, STUBBORN, CPU), *stop_after(pace.stop_s)) as run:
-        pids = run.wait_ready(RANKS)
-        ending = Ending(SIGKILLED, f"rank 3 (node1) failed first: {KILLED}", pace.stop_s + 2.0)
-        with clean(run, pids, figures, ending):
-            kill(pids[3])
+@pytest.mark.parametrize(("nodes", "node"), [("here", "node1"), ("ssh", "host2")], indirect=["nodes"])
+def test_kills_workers_that_ignore_sigterm(
+    tmp_path: Path, nodes: str, node: str, figures: Figures, pace: Pace
+) -> None:
+    job, ending = write_job(tmp_path, STUBBORN, nodes), killed(2, node, pace.stop_s + 2.0)
+    with ends_clean(job, figures, ending, *stop_after(pace.stop_s)) as (_, pids):
+        kill(pids[2])
 
 
-@pytest.mark.fault(3, "workers ignore SIGTERM, over ssh", promise="1")
-def test_workers_on_hosts_that_ignore_sigterm(tmp_path: Path, bed: Bed, figures: Figures, pace: Pace) -> None:
-    with running(write_job(tmp_path, STUBBORN, on_hosts(bed)), *stop_after(pace.stop_s)) as run:
-        pids = run.wait_ready(RANKS)
-        ending = Ending(SIGKILLED, f"rank 2 (host2) failed first: {KILLED}", pace.stop_s + 2.0)
-        with clean(run, pids, figures, ending):
-            kill(pids[2])
+COMPUTES = worker("""
+    os.nice(19)  # the other tests come first
+    while True: pass
+""")
+
+
+@pytest.mark.fault(0, "a worker is killed, the other nodes compute and do not communicate", promise="1")
+def test_computing_workers_end_at_once(tmp_path: Path, bed: Bed, figures: Figures) -> None:
+    job = write_job(tmp_path, COMPUTES, on_hosts(bed))
+    with ends_clean(job, figures, killed(2, "host2", 0.5)) as (_, pids):
+        kill(pids[2])
 
 
 @pytest.mark.fault(4, "workers are stopped with SIGSTOP", promise="1")
-def test_stopped_workers(tmp_path: Path, figures: Figures, pace: Pace) -> None:
+def test_wakes_stopped_workers(tmp_path: Path, figures: Figures, pace: Pace) -> None:
     """SIGTERM stays pending until they are woken: they have to get the chance to heed it."""
     heeds = worker(
         first="""
@@ -111,53 +131,31 @@ def test_stopped_workers(tmp_path: Path, figures: Figures, pace: Pace) -> None:
             signal.signal(signal.SIGTERM, leave)
         """
     )
-    with running(write_job(tmp_path, heeds, CPU), *stop_after(pace.stop_s)) as run:
-        pids = run.wait_ready(RANKS)
-        ending = Ending(SIGKILLED, f"rank 3 (node1) failed first: {KILLED}", pace.stop_s + 2.0)
-        with clean(run, pids, figures, ending):
-            for rank in (0, 1, 2):
-                kill(pids[rank], signal.SIGSTOP)
-            kill(pids[3])
-        figures("not woken", 3 - run.stdout.count("tidied up"), at_most=0, unit="ranks")
+    job, ending = write_job(tmp_path, heeds, CPU), killed(3, "node1", pace.stop_s + 2.0)
+    with ends_clean(job, figures, ending, *stop_after(pace.stop_s)) as (run, pids):
+        for rank in (0, 1, 2):
+            kill(pids[rank], signal.SIGSTOP)
+        kill(pids[3])
+    figures("not woken", 3 - run.stdout.count("tidied up"), at_most=0, unit="ranks")
 
 
 @pytest.mark.fault(5, "the OOM killer strikes a worker", promise="1, 9")
-def test_killed_for_its_memory(tmp_path: Path, gate: Path, figures: Figures) -> None:
+def test_names_the_oom_killer(tmp_path: Path, gate: Path, figures: Figures) -> None:
     """In a memory cgroup below our own, so that only what the test starts can be struck."""
-    uses_up = worker("""
-        if os.environ["RANK"] == "2":
-            open("gate").read()
-            hog = b"x" * (1 << 30)
-        signal.pause()
-    """)
+    job = write_job(tmp_path, rank_2_does('hog = b"x" * (1 << 30)'), CPU)
     words = f"rank 2 (node1) failed first: {KILLED}, probably by the OOM killer (the kernel reports 1 "
-    with memory_group(256 << 20) as join, running(write_job(tmp_path, uses_up, CPU), preexec_fn=join) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(SIGKILLED, words, 2.0)):
-            open_gate(gate)
-            wait_gone([pids[2]], PATIENCE_S)
-        assert "hint: reduce memory use" in run.stderr
-
-
-@pytest.mark.fault(5, "the kernel kills a worker for its CPU time", promise="1, 9")
-def test_killed_by_the_kernel(tmp_path: Path, gate: Path, figures: Figures) -> None:
-    """The same SIGKILL from the kernel, which is not taken for the OOM killer's."""
-    uses_up = worker("""
-        if os.environ["RANK"] == "2":
-            import resource
-            resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
-            while True: pass
-        signal.pause()
-    """)
-    with running(write_job(tmp_path, uses_up, CPU)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(SIGKILLED, f"rank 2 (node1) failed first: {KILLED}", 2.0)):
-            wait_gone([pids[2]], PATIENCE_S)
+    ending = Ending(SIGKILLED, words, 2.0)
+    with memory_group(256 << 20) as join, ends_clean(job, figures, ending, preexec_fn=join) as (run, pids):
+        open_gate(gate)
+        wait_gone([pids[2]], PATIENCE_S)
+    assert "hint: reduce memory use" in run.stderr
 
 
 @pytest.mark.long
 @pytest.mark.fault(6, "a worker is in uninterruptible sleep", promise="8, 12")
-def test_uninterruptible_sleep(tmp_path: Path, gate: Path, figures: Figures, pace: Pace) -> None:
+def test_names_a_worker_in_uninterruptible_sleep(
+    tmp_path: Path, gate: Path, figures: Figures, pace: Pace
+) -> None:
     writes = worker(
         """
         if os.environ["RANK"] == "1":
@@ -167,12 +165,10 @@ def test_uninterruptible_sleep(tmp_path: Path, gate: Path, figures: Figures, pac
         """,
         first=f"{IGNORES}\nfile = os.open(f'disk/{{os.environ[\"RANK\"]}}', os.O_CREAT | os.O_WRONLY)",
     )
-    with (
-        mounted_disk(tmp_path / "disk"),
-        running(write_job(tmp_path, writes, CPU), *stop_after(pace.stop_s)) as run,
-    ):
+    job = write_job(tmp_path, writes, CPU)
+    with freezable_disk(tmp_path / "disk") as disk, running(job, *stop_after(pace.stop_s)) as run:
         pids = run.wait_ready(RANKS)
-        with held(pids.values()) as ranks, frozen(tmp_path / "disk"):
+        with held(pids.values()) as ranks, frozen(disk):
             open_gate(gate)
             wait_uninterruptible(pids[1])
             kill(pids[0])
@@ -187,48 +183,10 @@ def test_uninterruptible_sleep(tmp_path: Path, gate: Path, figures: Figures, pac
         figures("gone after the disk's return", wait_gone([pids[1]], PATIENCE_S), at_most=2.0)
 
 
-@contextlib.contextmanager
-def mounted_disk(folder: Path) -> Iterator[None]:
-    """A small ext4 of its own at `folder`."""
-    tools = ("mkfs.ext4", "mount", "umount", "fsfreeze")
-    if os.geteuid() or not all(map(find, tools)):
-        pytest.skip(f"root and {', '.join(tools)} are needed for a disk that can be frozen")
-    folder.mkdir()
-    image = folder.with_suffix(".img")
-    with image.open("wb") as file:
-        file.truncate(16 << 20)
-    call("mkfs.ext4", "-q", image)
-    call("mount", "-o", "loop", image, folder)
-    try:
-        yield
-    finally:
-        call("umount", folder)
-
-
-@contextlib.contextmanager
-def frozen(folder: Path) -> Iterator[None]:
-    """Who writes to the disk at `folder` waits, and no signal wakes it."""
-    call("fsfreeze", "--freeze", folder)
-    try:
-        yield
-    finally:
-        call("fsfreeze", "--unfreeze", folder)
-
-
-def call(tool: str, *words: str | Path) -> None:
-    """Run a tool, which must succeed."""
-    subprocess.run([str(find(tool)), *words], check=True, capture_output=True, timeout=PATIENCE_S)
-
-
 def wait_uninterruptible(pid: int) -> None:
-    """Wait until the kernel shows a process as D; nothing announces that, hence the looks."""
-    pidfd, deadline = os.pidfd_open(pid), time.monotonic() + PATIENCE_S
-    try:
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "D":
-            assert not select.select([pidfd], [], [], 0.01)[0], f"process {pid} ended"
-            assert time.monotonic() < deadline, f"process {pid} was never in uninterruptible sleep"
-    finally:
-        os.close(pidfd)
+    """Wait until the kernel shows a process as D."""
+    stat = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D", stat.read_text)
 
 
 SPAWNS = """
@@ -241,16 +199,14 @@ SPAWNS = """
 
 
 @pytest.mark.fault(7, "workers have children of their own", promise="2")
-def test_grandchildren(tmp_path: Path, figures: Figures) -> None:
-    parents = worker(first=SPAWNS.replace("{new_session}", "False"))
-    with running(write_job(tmp_path, parents, CPU)) as run:
-        pids = run.wait_ready(4 * RANKS)
-        with clean(run, pids, figures, Ending(SIGKILLED, f"rank 1 (node0) failed first: {KILLED}", 2.0)):
-            kill(pids[1])
+def test_ends_the_children_of_workers(tmp_path: Path, figures: Figures) -> None:
+    job = write_job(tmp_path, worker(first=SPAWNS.replace("{new_session}", "False")), CPU)
+    with ends_clean(job, figures, killed(1, "node0"), ready=4 * RANKS) as (_, pids):
+        kill(pids[1])
 
 
 @pytest.mark.fault(8, "workers have daemons: setsid and double fork", promise="2")
-def test_daemons(tmp_path: Path, bed: Bed, figures: Figures) -> None:
+def test_ends_daemons_of_workers(tmp_path: Path, bed: Bed, figures: Figures) -> None:
     daemon = f"""
         if os.fork() == 0:
             os.setsid()
@@ -261,14 +217,13 @@ def test_daemons(tmp_path: Path, bed: Bed, figures: Figures) -> None:
             os._exit(0)
         os.wait()
     """
-    with running(write_job(tmp_path, worker(first=daemon), on_hosts(bed))) as run:
-        pids = run.wait_ready(2 * RANKS)
-        with clean(run, pids, figures, Ending(SIGKILLED, f"rank 1 (host2) failed first: {KILLED}", 2.0)):
-            kill(pids[1])
+    job = write_job(tmp_path, worker(first=daemon), on_hosts(bed))
+    with ends_clean(job, figures, killed(1, "host2"), ready=2 * RANKS) as (_, pids):
+        kill(pids[1])
 
 
 @pytest.mark.fault(9, "workers are fork bombs", promise="2")
-def test_fork_bombs(tmp_path: Path, figures: Figures) -> None:
+def test_ends_fork_bombs(tmp_path: Path, figures: Figures) -> None:
     """Each process forks three, four levels deep, and each that dies is replaced: many, but not endless."""
     bomb = worker(
         first=f"""
@@ -291,42 +246,46 @@ def test_fork_bombs(tmp_path: Path, figures: Figures) -> None:
                 seen += len(os.read(up, 100))
         """
     )
-    job = write_job(tmp_path, bomb, "nodes: 2\ngpus_per_node: 0\n")
-    with running(job) as run:
+    with running(write_job(tmp_path, bomb, "nodes: 2\ngpus_per_node: 0\n")) as run:
         ranks = run.wait_ready(2)
-        pids = dict(enumerate(run.holders()))
+        pids = run.holders()
         figures("processes of the two bombs", len(pids), unit="processes")
         assert len(pids) >= 2 * 122
-        with held([*pids.values(), *map(parent_of, ranks.values())]) as processes:
+        with held([*pids, *map(parent_of, ranks.values())]) as processes:
             kill(ranks[1])
             began = time.monotonic()
             processes.wait_ends(processes.pids, began + PATIENCE_S)
             figures("all gone", time.monotonic() - began, at_most=5.0)
-            ends(run, figures, Ending(SIGKILLED, f"rank 1 (node1) failed first: {KILLED}", 5.0), began)
+            ends(run, figures, killed(1, "node1", 5.0), began)
 
 
-@pytest.mark.fault(10, "a worker ends, its child keeps its output open", promise="1")
-@pytest.mark.parametrize("status", [0, 3])
-def test_output_kept_open(tmp_path: Path, gate: Path, figures: Figures, status: int) -> None:
-    leaves = worker(
-        f"""
-            open("gate").read()
-            sys.exit({status})
-        """,
-        first=SPAWNS.replace("{new_session}", "True"),
-    )
-    with running(write_job(tmp_path, leaves, ONE)) as run:
-        pids = run.wait_ready(4)
-        words = "1 rank on 1 node finished" if status == 0 else f"failed first: exit status {status}"
-        with clean(run, pids, figures, Ending(status, words, 2.0)):
-            open_gate(gate)
-            began = time.monotonic()
-            run.wait_for("outlived" if status == 0 else "failed first")
-            figures("the exit was reported", time.monotonic() - began, at_most=1.0)
+@pytest.mark.parametrize(
+    ("status", "words", "told"),
+    [
+        fault(
+            *(12, "all succeed and leave daemons that keep their output open", "1, 2"),
+            *(0, "outlived", "killed 3 processes that outlived their workers"),
+        ),
+        fault(
+            *(10, "a worker ends, its child keeps its output open", "1"),
+            *(3, "failed first", "failed first: exit status 3"),
+        ),
+    ],
+)
+def test_reports_an_exit_although_daemons_keep_the_output_open(
+    tmp_path: Path, gate: Path, figures: Figures, status: int, words: str, told: str
+) -> None:
+    leaves = f"open('gate').read()\nsys.exit({status})"
+    job = write_job(tmp_path, worker(leaves, first=SPAWNS.replace("{new_session}", "True")), ONE)
+    with ends_clean(job, figures, Ending(status, told, 2.0), ready=4) as (run, _):
+        open_gate(gate)
+        began = time.monotonic()
+        run.wait_for(words)
+        figures("the exit was reported", time.monotonic() - began, at_most=1.0)
 
 
 @pytest.mark.fault(11, "a rank has finished, the others go on", promise="9")
-def test_one_finishes_early(tmp_path: Path, figures: Figures) -> None:
+def test_others_go_on_when_a_rank_finishes(tmp_path: Path, figures: Figures) -> None:
     """Each rank ends only after the one before it has been reaped: whoever was stopped could not tell so."""
     for rank in range(RANKS):
         os.mkfifo(tmp_path / f"gate{rank}")
@@ -346,17 +305,8 @@ def test_one_finishes_early(tmp_path: Path, figures: Figures) -> None:
         figures("ranks stopped because another had finished", stopped, at_most=0, unit="ranks")
 
 
-@pytest.mark.fault(12, "all succeed and leave daemons", promise="2")
-def test_daemons_left_by_success(tmp_path: Path, gate: Path, figures: Figures) -> None:
-    leaves = worker('open("gate").read()', first=SPAWNS.replace("{new_session}", "True"))
-    with running(write_job(tmp_path, leaves, ONE)) as run:
-        pids = run.wait_ready(4)
-        with clean(run, pids, figures, Ending(0, "killed 3 processes that outlived their workers", 2.0)):
-            open_gate(gate)
-
-
 @pytest.mark.fault(13, "another process gets the PID of a worker that has ended", promise="2")
-def test_reused_pid(tmp_path: Path, figures: Figures) -> None:
+def test_never_signals_a_reused_pid(tmp_path: Path, figures: Figures) -> None:
     """Inside a PID namespace, where the next PID can be chosen; see `reused_pid`."""
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if os.geteuid() or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
@@ -370,7 +320,7 @@ def test_reused_pid(tmp_path: Path, figures: Figures) -> None:
 
 
 @pytest.mark.fault(14, "a worker leaves a thousand orphans, which end at once", promise="2")
-def test_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) -> None:
+def test_reaps_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) -> None:
     """A pipe's end tells that the last has ended; a line that is printed then comes after the reaping."""
     orphans = worker(
         """
@@ -403,88 +353,65 @@ def test_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) -> Non
         # A pipe's end is told before its writer can be reaped.
         wait_until(lambda: children_of(agent) == [pids[0]], lambda: f"{len(children_of(agent))} are left")
         figures("zombies of 1000 orphans", len(children_of(agent)) - 1, at_most=0, unit="zombies")
-        with clean(run, pids, figures, Ending(SIGKILLED, f"rank 0 (node0) failed first: {KILLED}", 2.0)):
+        with clean(run, pids, figures, killed(0, "node0")):
             kill(pids[0])
 
 
-@pytest.mark.fault(15, "a program that can't be started", promise="9")
+TOO_BIG = f"command: ['true']\nenv: {{BIG: {'x' * 200_000}}}"
+
+
 @pytest.mark.parametrize(
-    ("program", "status", "words"),
+    ("keys", "status", "words"),
     [
-        ("./missing", 127, "missing: No such file or directory"),
-        ("./data", 126, "data: Permission denied"),
-        ("./badshebang", 127, "the interpreter in its #! line does not exist"),
+        fault(15, "no program", "9", "command: [./missing]", 127, "missing: No such file or directory"),
+        fault(15, "not executable", "9", "command: [./data]", 126, "data: Permission denied"),
+        fault(
+            15, "a bad shebang", "9", "command: [./bad]", 127, "the interpreter in its #! line does not exist"
+        ),
+        fault(16, "an environment that is too big", "9", TOO_BIG, 126, "are too long (E2BIG)"),
     ],
-    ids=["missing", "not executable", "bad shebang"],
 )
-def test_what_cannot_be_started(
-    tmp_path: Path, figures: Figures, program: str, status: int, words: str
+def test_never_retries_what_cannot_be_started(
+    tmp_path: Path, figures: Figures, keys: str, status: int, words: str
 ) -> None:
     (tmp_path / "data").write_text("no program")
-    (tmp_path / "badshebang").write_text("#!/no/such/interpreter\n")
-    (tmp_path / "badshebang").chmod(0o755)
-    (tmp_path / "job.yaml").write_text(f"command: [{program}]\n{CPU}")
-    assert_refused(tmp_path / "job.yaml", figures, Ending(status, words, 2.0))
-
-
-@pytest.mark.fault(16, "an environment that is too big", promise="9")
-def test_environment_too_big(tmp_path: Path, figures: Figures) -> None:
-    job = write_job(tmp_path, "", f"{CPU}env: {{BIG: {'x' * 200_000}}}")
-    assert_refused(job, figures, Ending(126, "are too long (E2BIG)", 2.0))
-
-
-def assert_refused(job: Path, figures: Figures, ending: Ending) -> None:
-    """No rank of the job can be started: told, and not tried again."""
-    with running(job) as run:
-        run.wait_for("could not be started")
-        ends(run, figures, ending, time.monotonic())
+    (tmp_path / "bad").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "bad").chmod(0o755)
+    (tmp_path / "job.yaml").write_text(f"{keys}\n{CPU}restarts: {{max: 3}}\n")
+    with running(tmp_path / "job.yaml") as run:
+        unstarted(run, figures, Ending(status, words, 2.0))
         tried = [(event["node"], event["local_rank"]) for event in run.events("WorkerUnstarted")]
         figures("tries of one rank", max(map(tried.count, tried)), at_most=1, unit="tries")
+        figures("restarts", run.stderr.count("restart "), at_most=0, unit="")
+
+
+def unstarted(run: Run, figures: Figures, ending: Ending) -> None:
+    """Ranks of the run can't be started, which is told, and ends it."""
+    run.wait_for("could not be started")
+    ends(run, figures, ending, time.monotonic())
 
 
 @pytest.mark.fault(17, "a worker reads stdin", promise="1")
-def test_reads_stdin(tmp_path: Path, figures: Figures) -> None:
+def test_gives_workers_an_empty_stdin(tmp_path: Path, figures: Figures) -> None:
     job = write_job(tmp_path, "import sys; print(len(sys.stdin.buffer.read()))", CPU)
-    done = subprocess.run(
-        distlaunch_argv("run", str(job)),
-        input=b"x" * 1000,
-        capture_output=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = distlaunch("run", str(job), input="x" * 1000)
     assert done.returncode == 0, done.stderr
     read = [int(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(read) == RANKS
     figures("bytes before the end of stdin", max(read), at_most=0, unit="bytes")
 
 
-@pytest.mark.fault(18, "a worker has no descriptor left (EMFILE)", promise="1")
-def test_worker_without_descriptors(tmp_path: Path, gate: Path, figures: Figures) -> None:
-    opens = worker("""
-        if os.environ["RANK"] == "2":
-            open("gate").read()
-            while True: os.dup(0)
-        signal.pause()
-    """)
-    with running(write_job(tmp_path, opens, CPU)) as run:
-        pids = run.wait_ready(RANKS)
-        with clean(run, pids, figures, Ending(1, "  | OSError: [Errno 24] Too many open files", 2.0)):
-            open_gate(gate)
-        assert "rank 2 (node1) failed first: exit status 1" in run.stderr
-
-
 @pytest.mark.fault(18, "an agent has too few descriptors for its workers (EMFILE)", promise="1, 9")
-def test_agent_without_descriptors(tmp_path: Path, figures: Figures) -> None:
+def test_tells_that_an_agent_has_no_descriptors(tmp_path: Path, figures: Figures) -> None:
     limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))  # noqa: E731
     job = write_job(tmp_path, SLEEPER, f"{ONE}procs_per_node: 60\n")
     with running(job, preexec_fn=limit) as run:
-        run.wait_for("could not be started")
-        ends(run, figures, Ending(126, "(node0) could not be started", 2.0), time.monotonic())
+        unstarted(run, figures, Ending(126, "(node0) could not be started", 2.0))
         assert "Too many open files" in run.stderr
 
 
 @pytest.mark.fault(19, "a node refuses to fork (EAGAIN)", promise="1, 9")
-def test_fork_refused(tmp_path: Path, figures: Figures) -> None:
+def test_tells_that_a_node_refuses_to_fork(tmp_path: Path, figures: Figures) -> None:
     """By a limit on the node's processes. Root has none, so there the agent is another user's."""
     uid = os.getuid() or 54321
     interpreter = tmp_path / "limited"
@@ -497,8 +424,7 @@ def test_fork_refused(tmp_path: Path, figures: Figures) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(f"{ONE}procs_per_node: 60\npython: {interpreter}\ncommand: [sleep, infinity]\n")
     with running(job) as run:
-        run.wait_for("could not be started")
-        ends(run, figures, Ending(126, "(node0) could not be started", 2.0), time.monotonic())
+        unstarted(run, figures, Ending(126, "(node0) could not be started", 2.0))
         assert "Resource temporarily unavailable" in run.stderr
 
 

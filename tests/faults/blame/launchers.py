@@ -1,33 +1,105 @@
-"""The launchers that are asked: each runs a script that fails, here or over hosts, and has its say."""
+"""The launchers that are asked: each runs a script that fails, here or over hosts, in bounded time."""
 
+import contextlib
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster.hosts import Bed
+from tests.cluster.hosts import GONE_S, Bed
 from tests.faults.blame.cases import Case
-from tests.faults.blame.commands import Ended, run_all
 from tests.faults.blame.verdicts import Opinion, of_distlaunch, of_torchrun
-from tests.harness import distlaunch_argv
+from tests.harness import PATIENCE_S, distlaunch_argv, held, holders_of
 
 PORT = 29513
+LIMIT_S = 120.0
+"""A job may take so long in all."""
+OTHERS_S = 15.0
+"""A node's command may take so long once another node's has ended."""
+_MARK = "BLAME_RUN"
+
+
+class Ended(NamedTuple):
+    """Commands that have ended, and the time (monotonic) of the last end; `texts` are what each printed.
+
+    `hung`: commands that had to be killed; `left`: processes that had to be, a moment after the commands.
+    """
+
+    texts: Sequence[str]
+    outs: Sequence[str]
+    statuses: Sequence[int]
+    hung: int
+    left: int
+    took_s: float
+    at: float
+
+
+def run_all(argvs: Sequence[Sequence[str]], folder: Path, bed: Bed | None) -> Ended:
+    """Run commands at the same time, in `folder`, and have nothing left of them, here or on the hosts.
+
+    They print to files, so that they wait for no reader.
+    """
+    before, began, env = _processes(folder, bed), time.monotonic(), {**os.environ, _MARK: str(folder)}
+    commands, texts = [], [(folder / f"{i}.out", folder / f"{i}.err") for i in range(len(argvs))]
+    for argv, (out, err) in zip(argvs, texts, strict=True):
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+            commands.append(subprocess.Popen(argv, cwd=folder, env=env, **streams))
+    try:
+        hung = _wait(commands)
+        ended_at = time.monotonic()
+    finally:
+        left = _sweep(folder, bed, before)
+    statuses = [command.wait(PATIENCE_S) for command in commands]
+    outs, errs = ([path.read_text(errors="replace") for path in paths] for paths in zip(*texts, strict=True))
+    return Ended(errs, outs, statuses, hung, left, ended_at - began, ended_at)
+
+
+def _wait(commands: Sequence["subprocess.Popen[bytes]"]) -> int:
+    """Wait for all to end; how many had to be killed."""
+    deadline = time.monotonic() + LIMIT_S
+    with held([command.pid for command in commands]) as processes:
+        for command in commands:
+            if processes.has_ended(command.pid, deadline):
+                deadline = min(deadline, time.monotonic() + OTHERS_S)
+    hung = [command for command in commands if command.poll() is None]
+    for command in hung:
+        command.kill()
+    return len(hung)
+
+
+def _processes(folder: Path, bed: Bed | None) -> set[int]:
+    return {*holders_of(f"{_MARK}={folder}"), *(bed.processes() if bed else ())}
+
+
+def _sweep(folder: Path, bed: Bed | None, before: set[int]) -> int:
+    """End what is still there after a moment; how many processes that were."""
+    with held(_processes(folder, bed) - before) as processes:
+        until = time.monotonic() + GONE_S
+        left = [pid for pid in processes.pids if not processes.has_ended(pid, until)]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):  # it was faster
+                os.kill(pid, signal.SIGKILL)
+        processes.wait_ends(left, time.monotonic() + PATIENCE_S)
+    return len(left)
 
 
 class Outcome(NamedTuple):
     """What came of one run.
 
-    `down_s` are the seconds from the end of the culprit to that of the command, and `first_s` those from the
-    end of whichever rank failed first; None where that is not known, as of torchrun.
+    `down_s` are the seconds from the end of whichever rank failed first to that of the command; None where
+    that is not known, as of torchrun.
     """
 
     opinion: Opinion
     ended: Ended
     down_s: float | None = None
-    first_s: float | None = None
 
 
 class _Shape(NamedTuple):
@@ -53,16 +125,13 @@ def by_distlaunch(case: Case, folder: Path, bed: Bed | None) -> Outcome:
         return Outcome(Opinion(0.0, "nothing", ["--json: no result"]), ended)
     exits = _exits(Path(document["folder"]), shape.procs)
     failed = [at for at, status in exits.values() if status]
-    return Outcome(
-        of_distlaunch(case, document, ended.texts[0]),
-        ended,
-        ended.at - exits[case.rank][0] if case.rank in exits else None,
-        ended.at - min(failed) if failed else None,
-    )
+    down_s = ended.at - min(failed) if failed else None
+    return Outcome(of_distlaunch(case, document, ended.texts[0]), ended, down_s)
 
 
 def _job(case: Case, shape: _Shape, bed: Bed | None) -> dict[str, Any]:
-    job = {"script": str(case.path), "gpus_per_node": 0, "procs_per_node": shape.procs}
+    script, *arguments = case.argv
+    job = {"script": script, "args": arguments, "gpus_per_node": 0, "procs_per_node": shape.procs}
     if bed is None:
         return {**job, "nodes": 1}
     return {**job, "nodes": list(bed.hosts)[: shape.nodes], "ssh": {"config": str(bed.folder / "ssh_config")}}
@@ -100,11 +169,11 @@ def _torchruns(launcher: Sequence[str], case: Case, bed: Bed | None) -> Sequence
     shape = _shape(case, bed)
     words = [*launcher, f"--nproc-per-node={shape.procs}"]
     if bed is None:
-        return [[*words, "--standalone", str(case.path)]]
+        return [[*words, "--standalone", *case.argv]]
     hosts = list(bed.hosts.values())[: shape.nodes]
     words += [f"--nnodes={shape.nodes}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
     return [
-        bed.argv("exec", host.name, "--", *words, f"--node-rank={number}", str(case.path))
+        bed.argv("exec", host.name, "--", *words, f"--node-rank={number}", *case.argv)
         for number, host in enumerate(hosts)
     ]
 

@@ -1,0 +1,60 @@
+"""Disks of a test's own: one that can be frozen, one that has little room."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import find
+from tests.harness import PATIENCE_S
+
+
+@contextlib.contextmanager
+def _mounted(folder: Path, *words: str | Path) -> Iterator[Path]:
+    """What is mounted at `folder` by these words of mount; skips where that can't be."""
+    if os.geteuid():
+        pytest.skip("root is missing: only root can mount a disk")
+    folder.mkdir()
+    tried = subprocess.run(["mount", *words, folder], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no disk can be mounted: {tried.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True, timeout=PATIENCE_S)
+
+
+def small_disk(folder: Path, limit: str) -> contextlib.AbstractContextManager[Path]:
+    """A filesystem in memory at `folder` that has only so much room."""
+    return _mounted(folder, "-t", "tmpfs", "-o", limit, "tmpfs")
+
+
+@contextlib.contextmanager
+def freezable_disk(folder: Path) -> Iterator[Path]:
+    """An ext4 at `folder`."""
+    makes = find("mkfs.ext4")
+    if makes is None or find("fsfreeze") is None:
+        pytest.skip("missing: mkfs.ext4 or fsfreeze")
+    image = folder.with_suffix(".img")
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    subprocess.run([makes, "-q", image], check=True, timeout=PATIENCE_S)
+    with _mounted(folder, "-o", "loop", image):
+        yield folder
+
+
+@contextlib.contextmanager
+def frozen(mounted: Path) -> Iterator[None]:
+    """Whoever writes to this disk waits; it thaws at the end of the block, and also if we are killed."""
+    script = '"$0" -f "$1" && echo frozen && read _; "$0" -u "$1"'
+    argv = ["/bin/sh", "-c", script, str(find("fsfreeze")), str(mounted)]
+    freezer = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert freezer.stdout is not None
+        assert freezer.stdout.readline() == b"frozen\n"
+        yield
+    finally:
+        freezer.communicate(timeout=PATIENCE_S)
