@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import odd_hosts
-from tests.cluster.hosts import GONE_S, Node, Site, parent_of
+from tests.cluster.hosts import GONE_S, Node, Site, parent_of, program
 from tests.cluster.odd_hosts import assert_ran, assert_refused, run_behind, told_s
 from tests.faults.agents import python_with
 from tests.faults.attempts import lost
@@ -95,7 +95,7 @@ def test_tells_why_a_host_is_unusable(
     hosts: dict[Callable[[Site, str], Node], tuple[str, str]], site: Site, figures: Figures
 ) -> None:
     """In one run for each fault; and nobody is asked anything."""
-    askpass = odd_hosts.program(site.folder / "askpass", f"touch {site.folder}/asked")
+    askpass = program(site.folder / "askpass", f"touch {site.folder}/asked")
     nodes = ["host1", *(make(site, make.__name__) for make in hosts)]
     ended = site.run(nodes, env={**odd_hosts.NO_PROMPT, "SSH_ASKPASS": askpass})
     assert_refused(site, ended, {make.__name__: told for make, told in hosts.items()})
