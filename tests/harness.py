@@ -39,16 +39,7 @@ class TorchsAbortError(AssertionError):
     """torch has aborted a worker that had used gloo and done its work; such a test is tried again, too."""
 
 
-class HydrasStatusError(AssertionError):
-    """MPICH's mpirun has ended as a task that it had killed, not as the one that failed; tried again, too.
-
-    Hydra 4.0 adds up the wait statuses of tasks, that of a killed one with the others if it is reaped early,
-    and has 1 for a task whose end its socket tells late. With two tasks that are not ours, say a line to the
-    process manager and then fail, it does so in a third of the runs.
-    """
-
-
-TRIED_AGAIN = (LateError, TorchsAbortError, HydrasStatusError)
+TRIED_AGAIN = (LateError, TorchsAbortError)
 """What is not for us to mend, and is only now and then."""
 
 
