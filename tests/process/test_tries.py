@@ -34,8 +34,8 @@ def pytest_of(folder: Path, tests: str) -> "subprocess.CompletedProcess[str]":
     return completed(argv, cwd=folder, env=kept | {"PYTHONPATH": str(ROOT)})
 
 
-LATE_4 = """
-    @pytest.mark.parametrize("number", range(3))
+LATE_5 = """
+    @pytest.mark.parametrize("number", range(4))
     def test_late(number):
         once(number, LateError(f"{number}: over the limit"))
 
@@ -43,7 +43,7 @@ LATE_4 = """
         once("aborted", TorchsAbortError("by torch"))
 """
 TOLD = [
-    *(f"test_late[{i}]: tests.harness.LateError: {i}: over the limit" for i in range(3)),
+    *(f"test_late[{i}]: tests.harness.LateError: {i}: over the limit" for i in range(4)),
     "test_aborted: tests.harness.TorchsAbortError: by torch",
 ]
 FAILING = f"""
@@ -60,14 +60,14 @@ FAILING = f"""
 
 
 def test_lists_late_tries_of_all_processes_with_their_tests(tmp_path: Path) -> None:
-    done = pytest_of(tmp_path, LATE_4)
+    done = pytest_of(tmp_path, LATE_5)
     assert done.returncode == 0, done.stdout
     assert {f"test_them.py::{line}" for line in TOLD} <= set(done.stdout.splitlines())
-    assert f"4 tries were late or failed by others' faults, of at most {MOST_TRIES}" in done.stdout
+    assert f"5 tries were late or failed by others' faults, of at most {MOST_TRIES}" in done.stdout
 
 
 def test_too_many_late_tries_are_a_failure(tmp_path: Path) -> None:
-    done = pytest_of(tmp_path, LATE_4.replace("range(3)", "range(4)"))
+    done = pytest_of(tmp_path, LATE_5.replace("range(3)", "range(4)"))
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "6 passed, 6 rerun" in done.stdout
     assert "6 tries were late or failed by others' faults, of at most 5" in done.stdout
