@@ -67,7 +67,7 @@ def test_lists_late_tries_of_all_processes_with_their_tests(tmp_path: Path) -> N
 
 
 def test_too_many_late_tries_are_a_failure(tmp_path: Path) -> None:
-    done = pytest_of(tmp_path, LATE_5.replace("range(3)", "range(4)"))
+    done = pytest_of(tmp_path, LATE_5.replace("range(4)", "range(5)"))
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "6 passed, 6 rerun" in done.stdout
     assert "6 tries were late or failed by others' faults, of at most 5" in done.stdout
