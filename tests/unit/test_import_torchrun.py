@@ -17,135 +17,96 @@ from tests.unit.samples import spec_of
 # torchrun
 
 COMMANDS: list[tuple[str, dict[str, Any]]] = [
-    ("torchrun x.py a", {"procs_per_node": 1, "script": "x.py", "args": ["a"]}),
-    ("torchrun --nproc_per_node=2 -m a.b", {"procs_per_node": 2, "module": "a.b"}),
-    ("torchrun --no-python ./a.out", {"procs_per_node": 1, "command": ["./a.out"]}),
-    ("torchrun --run-path x.py", {"procs_per_node": 1, "script": "x.py"}),
-    ("/v/bin/torchrun x.py", {"procs_per_node": 1, "script": "x.py", "python": "/v/bin/python"}),
-    ("python3 -u -m torch.distributed.run x.py", {"procs_per_node": 1, "script": "x.py"}),
-    (
-        "/v/python3.12 -m torch.distributed.run x.py",
-        {"procs_per_node": 1, "script": "x.py", "python": "/v/python3.12"},
-    ),
-    ("distlaunch torchrun x.py", {"procs_per_node": 1, "script": "x.py"}),
-    ("python -m distlaunch torchrun x.py", {"procs_per_node": 1, "script": "x.py"}),
-    ("torchrun --nproc-per-node gpu x.py", {"script": "x.py"}),
-    ("torchrun --nproc-per-node auto x.py", {"script": "x.py"}),
-    ("torchrun --nproc-per-node cpu x.py", {"gpus_per_node": 0, "procs_per_node": CPUS, "script": "x.py"}),
+    ("torchrun x.py a", {"args": ["a"]}),
+    ("torchrun --nproc_per_node=2 -m a.b", {"script": None, "procs_per_node": 2, "module": "a.b"}),
+    ("torchrun --no-python ./a.out", {"script": None, "command": ["./a.out"]}),
+    ("torchrun --run-path x.py", {}),
+    ("/v/bin/torchrun x.py", {"python": "/v/bin/python"}),
+    ("python3 -u -m torch.distributed.run x.py", {}),
+    ("/v/python3.12 -m torch.distributed.run x.py", {"python": "/v/python3.12"}),
+    ("distlaunch torchrun x.py", {}),
+    ("python -m distlaunch torchrun x.py", {}),
+    ("torchrun --nproc-per-node gpu x.py", {"procs_per_node": None}),
+    ("torchrun --nproc-per-node auto x.py", {"procs_per_node": None}),
+    ("torchrun --nproc-per-node cpu x.py", {"gpus_per_node": 0, "procs_per_node": CPUS}),
     (
         "A=1 B='c d' RANK=3 PET_NPROC_PER_NODE=4 torchrun x.py",
-        {"procs_per_node": 4, "script": "x.py", "env": {"A": "1", "B": "c d"}},
+        {"procs_per_node": 4, "env": {"A": "1", "B": "c d"}},
     ),
     (
         "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node gpu x.py",
-        {"gpus_per_node": 2, "script": "x.py", "env": {"CUDA_VISIBLE_DEVICES": "2,3"}},
+        {"procs_per_node": None, "gpus_per_node": 2, "env": {"CUDA_VISIBLE_DEVICES": "2,3"}},
     ),
     (
         "python -m torch.distributed.launch --nproc_per_node 2 x.py a --use-env",
-        {"procs_per_node": 2, "script": "x.py", "args": ["--local-rank={local_rank}", "a", "--use-env"]},
+        {"procs_per_node": 2, "args": ["--local-rank={local_rank}", "a", "--use-env"]},
     ),
-    (
-        "python -m torch.distributed.launch --use_env x.py a",
-        {"procs_per_node": 1, "script": "x.py", "args": ["a"]},
-    ),
+    ("python -m torch.distributed.launch --use_env x.py a", {"args": ["a"]}),
     (
         "torchrun --nnodes 3 --node-rank 1 --master-addr gpu-a --master-port 1234 x.py",
-        {
-            "nodes": ["gpu-a", "HOST1", "HOST2"],
-            "procs_per_node": 1,
-            "master_addr": "gpu-a",
-            "master_port": 1234,
-            "script": "x.py",
-        },
+        {"nodes": ["gpu-a", "HOST1", "HOST2"], "master_addr": "gpu-a", "master_port": 1234},
     ),
-    (
-        "torchrun --nnodes 2 --master-addr localhost x.py",
-        {"nodes": ["HOST0", "HOST1"], "procs_per_node": 1, "script": "x.py"},
-    ),
+    ("torchrun --nnodes 2 --master-addr localhost x.py", {"nodes": ["HOST0", "HOST1"]}),
     (
         "torchrun --nnodes 40 --rdzv-endpoint [fe80::1]:1234 x.py",
-        {
-            "nodes": ["fe80::1", "HOST[1-39]"],
-            "procs_per_node": 1,
-            "master_addr": "fe80::1",
-            "master_port": 1234,
-            "script": "x.py",
-        },
+        {"nodes": ["fe80::1", "HOST[1-39]"], "master_addr": "fe80::1", "master_port": 1234},
     ),
     (
         "torchrun --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a:0 --rdzv-id j --max-restarts 5 x.py",
         {
             "nodes": ["a", "HOST1"],
             "min_nodes": 1,
-            "procs_per_node": 1,
             "rendezvous": {"id": "j"},
             "master_addr": "a",
-            "script": "x.py",
             "restarts": {"max": 5},
         },
     ),
     (
         "torchrun --nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint etcd:2379 x.py",
-        {"nodes": ["HOST0", "HOST1"], "procs_per_node": 1, "script": "x.py"},
+        {"nodes": ["HOST0", "HOST1"]},
     ),
-    ("torchrun --standalone --nnodes 9 --rdzv-id x x.py", {"procs_per_node": 1, "script": "x.py"}),
+    ("torchrun --standalone --nnodes 9 --rdzv-id x x.py", {}),
     (
         "torchrun --role r --shutdown-timeout 5 --virtual-local-rank x.py",
-        {
-            "procs_per_node": 1,
-            "script": "x.py",
-            "timeouts": {"stop": "5s"},
-            "role": "r",
-            "virtual_local_rank": True,
-        },
+        {"timeouts": {"stop": "5s"}, "role": "r", "virtual_local_rank": True},
     ),
     (
         "torchrun --log-dir l -r 3 --nproc-per-node 2 x.py",
-        {"procs_per_node": 2, "script": "x.py", "logs": {"dir": "l", "console": "none"}},
+        {"procs_per_node": 2, "logs": {"dir": "l", "console": "none"}},
     ),
-    ("torchrun -r 3 -t 3 x.py", {"procs_per_node": 1, "script": "x.py"}),
+    ("torchrun -r 3 -t 3 x.py", {}),
     (
         "torchrun --local-ranks-filter 0 --nnodes 2 --nproc-per-node 4 x.py",
-        {
-            "nodes": ["HOST0", "HOST1"],
-            "procs_per_node": 4,
-            "script": "x.py",
-            "logs": {"console": [0, 4]},
-        },
+        {"nodes": ["HOST0", "HOST1"], "procs_per_node": 4, "logs": {"console": [0, 4]}},
     ),
-    ("srun -N 4 torchrun --nnodes 4 x.py", {"nodes": 4, "procs_per_node": 1, "script": "x.py"}),
+    ("srun -N 4 torchrun --nnodes 4 x.py", {"nodes": 4}),
     (
         "A=1 srun -l torchrun --nnodes=2:4 --rdzv_backend c10d --rdzv_endpoint $H:5 --rdzv_id 7 x.py",
-        {"nodes": 4, "min_nodes": 2, "procs_per_node": 1, "script": "x.py", "env": {"A": "1"}},
+        {"nodes": 4, "min_nodes": 2, "env": {"A": "1"}},
     ),
-    ("torchrun ~/x.py", {"procs_per_node": 1, "script": "~/x.py"}),
+    ("torchrun ~/x.py", {"script": "~/x.py"}),
     (
         "~/v/bin/torchrun --log-dir ~/l ./~/x.py",
-        {"procs_per_node": 1, "script": "./~/x.py", "python": "~/v/bin/python", "logs": {"dir": "~/l"}},
+        {"script": "./~/x.py", "python": "~/v/bin/python", "logs": {"dir": "~/l"}},
     ),
     (
         "PYTHON_EXEC=~/p PET_LOG_DIR=~/l torchrun ~/x.py",
-        {"procs_per_node": 1, "script": "~/x.py", "python": "~/p", "logs": {"dir": "~/l"}},
+        {"script": "~/x.py", "python": "~/p", "logs": {"dir": "~/l"}},
     ),
     (
         "torchrun x.py a#b '#c' 'd e' \"f'g\" h\\ i \\\n  j '' '$k' 'l|m'",
-        {
-            "procs_per_node": 1,
-            "script": "x.py",
-            "args": ["a#b", "#c", "d e", "f'g", "h i", "j", "", "$k", "l|m"],
-        },
+        {"args": ["a#b", "#c", "d e", "f'g", "h i", "j", "", "$k", "l|m"]},
     ),
-    ("torchrun x.py ssh a", {"procs_per_node": 1, "script": "x.py", "args": ["ssh", "a"]}),
-    (
-        "export A=1 B=2; env C=3 torchrun x.py",
-        {"procs_per_node": 1, "script": "x.py", "env": {"A": "1", "B": "2", "C": "3"}},
-    ),
+    ("torchrun x.py ssh a", {"args": ["ssh", "a"]}),
+    ("export A=1 B=2; env C=3 torchrun x.py", {"env": {"A": "1", "B": "2", "C": "3"}}),
 ]
+"""Each with the keys that it becomes: a script x.py and one worker, unless it says otherwise."""
 
 
 @pytest.mark.parametrize(("command", "keys"), COMMANDS, ids=[command for command, _ in COMMANDS])
-def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
-    assert keys_of(imported(command)) == keys
+def test_a_torchrun_command_becomes_a_job(command: str, keys: dict[str, Any]) -> None:
+    expected = {"procs_per_node": 1, "script": "x.py", **keys}
+    assert keys_of(imported(command)) == {key: value for key, value in expected.items() if value is not None}
 
 
 @pytest.mark.parametrize(
@@ -181,10 +142,7 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("RANK=1 torchrun x.py", "distlaunch sets RANK"),
         ("torchrun x.py {rank}", "{{rank}}: doubled braces"),
         ("torchrun x.py --name {epoch}-{step}", "{{epoch}}, {{step}}: doubled braces"),
-        (
-            "torchrun --nnodes 2 --nproc-per-node 4 x.py",
-            "set gpus_per_node to the number of GPUs",
-        ),
+        ("torchrun --nnodes 2 --nproc-per-node 4 x.py", "set gpus_per_node to the number of GPUs"),
         ("torchrun --nproc-per-node auto x.py", "one worker per GPU"),
         ("torchrun --run-path x.py", "--run-path has no effect"),
         ("python -m torch.distributed.launch x.py", "expect --local_rank"),

@@ -11,201 +11,117 @@ from tests.unit.samples import Load, Problems
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        pytest.param(
+        (
             "nodes:\n  - a\n  - host: b\n    gpus: four\nscript: x",
             '4:11: nodes[1].gpus: expected an integer ≥ 0 or "auto", got "four"',
-            id="wrong type",
         ),
-        pytest.param("script: x\nscirpt: y", "2:1: scirpt: unknown key; did you mean script?", id="typo"),
-        pytest.param("script: x\nzzz: y", "2:1: zzz: unknown key; known keys: name, nodes,", id="unknown"),
-        pytest.param(
-            "script: x\nnproc_per_node: 2",
-            "2:1: nproc_per_node: unknown key; use procs_per_node",
-            id="torchrun's name",
-        ),
-        pytest.param(
-            "script: x\nnodes:\n  - hostname: a",
-            "3:5: nodes[0].hostname: unknown key; use host",
-            id="another name inside a node",
-        ),
-        pytest.param(
+        ("script: x\nscirpt: y", "2:1: scirpt: unknown key; did you mean script?"),
+        ("script: x\nzzz: y", "2:1: zzz: unknown key; known keys: name, nodes,"),
+        ("script: x\nnproc_per_node: 2", "2:1: nproc_per_node: unknown key; use procs_per_node"),
+        ("script: x\nnodes:\n  - hostname: a", "3:5: nodes[0].hostname: unknown key; use host"),
+        (
             "script: x\nlogs: {watch: 'x{99999999999999999999}'}",
             "2:15: logs.watch: expected a regular expression: the repetition number is too large",
-            id="a count that is too large",
         ),
-        pytest.param(
+        (
             "script: x\nlogs: {watch: loss}",
             "2:15: logs.watch: expected a group around the number, as in 'loss[ =:]+([-0-9.eE+]+)'",
-            id="nothing to show",
         ),
-        pytest.param(
-            "script: x\ndetach: true",
-            "2:1: detach: unknown key; use run --detach",
-            id="an option",
-        ),
-        pytest.param(
+        ("script: x\ndetach: true", "2:1: detach: unknown key; use run --detach"),
+        (
             'script: x\nargs: ["a\\0b"]\nrendezvous: {backend: etcd-v2, endpoint: "e:1"}',
             "2:8: args[0]: expected a string",
-            id="no word for torch's agents",
         ),
-        pytest.param(
+        (
             "script: x\nnuma_binding: core_complex",
             '2:15: numa_binding: expected "node", "socket", "exclusive", "core-complex" or "none", '
             'got "core_complex"; did you mean "core-complex"?',
-            id="a mode of numa_binding",
         ),
-        pytest.param(
+        (
             "script: x\ncpu_binding: cores\nnuma_binding: node",
             "2:14: cpu_binding: set numa_binding or cpu_binding, not both",
-            id="both bindings",
         ),
-        pytest.param(
-            "script: x\ncpu_binding: [0-3, 7-4]",
-            "2:20: cpu_binding[1]: 7-4 ends before it begins",
-            id="CPUs backwards",
-        ),
-        pytest.param(
+        ("script: x\ncpu_binding: [0-3, 7-4]", "2:20: cpu_binding[1]: 7-4 ends before it begins"),
+        (
             "script: x\ncpu_binding: [0-3, '4:2']",
             '2:20: cpu_binding[1]: expected an integer from 0 to 99999 or a list of CPUs such as "0-3,8"',
-            id="no list of CPUs",
         ),
-        pytest.param(
+        (
             "script: x\nnodes: gpu[1-4]",
             "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, "
             'got "gpu[1-4]"; write nodes: ["gpu[1-4]"]',
-            id="a range that is no list",
         ),
-        pytest.param(
+        (
             "script: x\nnodes: 'a, b'",
             "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, "
             'got "a, b"; write nodes: [a, b]',
-            id="hosts with commas",
         ),
-        pytest.param(
-            "script: x\nnodes: [gpu[1-2]]",
-            '2:12: quote a range inside a list: "gpu[1-2]"',
-            id="a range in a list",
-        ),
-        pytest.param(
+        ("script: x\nnodes: [gpu[1-2]]", '2:12: quote a range inside a list: "gpu[1-2]"'),
+        (
             "script: x\nnodes: [me@host1:22]",
             "2:9: nodes[0]: me@host1:22: write {host: host1, port: 22, user: me}",
-            id="a port",
         ),
-        pytest.param(
+        (
             'script: x\nargs: --lr 0.1 "a b"',
             '2:7: args: expected a list, got "--lr 0.1 "a b""; write args: [--lr, 0.1, ',
-            id="arguments in a string",
         ),
-        pytest.param(
-            "script: x.py --lr 0.1",
-            "1:9: script: write script: x.py and args: [--lr, 0.1]",
-            id="a script with arguments",
-        ),
-        pytest.param(
+        ("script: x.py --lr 0.1", "1:9: script: write script: x.py and args: [--lr, 0.1]"),
+        (
             "script: x\nargs: ['{local-rank}']",
             "2:8: args[0]: unknown placeholder {local-rank}; did you "
             "mean {local_rank}? {{local-rank}} passes {local-rank} to the script",
-            id="another dash",
         ),
-        pytest.param(
-            "command: [x, '{rnak}']",
-            "1:14: command[1]: unknown placeholder {rnak}; did you mean {rank}?",
-            id="a typo in a placeholder",
-        ),
-        pytest.param(
+        ("command: [x, '{rnak}']", "1:14: command[1]: unknown placeholder {rnak}; did you mean {rank}?"),
+        (
             "script: x\nargs: ['{nope}']",
             "2:8: args[0]: unknown placeholder {nope}; known: {rank}, "
             "{local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr}, {master_port};",
-            id="no placeholder",
         ),
-        pytest.param(
-            "script: x\nscript: y", "2:1: script: duplicate key; the first is on line 1", id="twice"
-        ),
-        pytest.param(
-            "script: x\nenv: {A: 1, A: 2}",
-            "2:13: A: duplicate key; the first is on line 2",
-            id="twice inside",
-        ),
-        pytest.param("name: &n x\nscript: *n", "2:9: aliases (*name) are not allowed", id="alias"),
-        pytest.param(
-            "script: x\nprocs_per_node: -1", "2:17: procs_per_node: expected an integer ≥ 1", id="-1"
-        ),
-        pytest.param("script: x\nprocs_per_node: 0", "2:17: procs_per_node: expected an integer ≥ 1", id="0"),
-        pytest.param("script: x\nprocs_per_node: 2.0", "2:17: procs_per_node: expected an integer", id="2.0"),
-        pytest.param("script: x\nnodes: true", "2:8: nodes: expected an integer from 1 to 4096", id="true"),
-        pytest.param("script: x\nnodes: []", "2:8: nodes: expected a non-empty list", id="no nodes"),
-        pytest.param(
-            "script: x\nmodule: y",
-            "2:9: module: set one of script, module or command; got script and",
-            id="two",
-        ),
-        pytest.param("name: x", "1:1: set one of script, module or command; got none", id="none"),
-        pytest.param(
+        ("script: x\nscript: y", "2:1: script: duplicate key; the first is on line 1"),
+        ("script: x\nenv: {A: 1, A: 2}", "2:13: A: duplicate key; the first is on line 2"),
+        ("name: &n x\nscript: *n", "2:9: aliases (*name) are not allowed"),
+        ("script: x\nprocs_per_node: 0", "2:17: procs_per_node: expected an integer ≥ 1"),
+        ("script: x\nprocs_per_node: 2.0", "2:17: procs_per_node: expected an integer"),
+        ("script: x\nnodes: true", "2:8: nodes: expected an integer from 1 to 4096"),
+        ("script: x\nnodes: []", "2:8: nodes: expected a non-empty list"),
+        ("script: x\nmodule: y", "2:9: module: set one of script, module or command; got script and"),
+        ("name: x", "1:1: set one of script, module or command; got none"),
+        (
             "script: x\nenv: {NOT_SET_HERE: null}",
             "2:21: env.NOT_SET_HERE: NOT_SET_HERE is null, but it is not set in your environment",
-            id="missing variable",
         ),
-        pytest.param(
-            "script: x\nenv: {RANK: 0}",
-            "2:13: env.RANK: distlaunch sets RANK for each worker",
-            id="RANK",
-        ),
-        pytest.param(
+        ("script: x\nenv: {RANK: 0}", "2:13: env.RANK: distlaunch sets RANK for each worker"),
+        (
             "script: x\nnodes: [{host: a, env: {MASTER_ADDR: b}}]",
             "2:38: nodes[0].env.MASTER_ADDR: distlaunch sets MASTER_ADDR",
-            id="reserved on a node",
         ),
-        pytest.param(
-            "script: x\nenv: {A-B: 1}", '2:7: env.A-B: expected a variable name, got "A-B"', id="no name"
-        ),
-        pytest.param("script: x\nargs: [null]", "2:8: args[0]: expected a string, got null", id="null"),
-        pytest.param("script: x\nargs: --a b", "2:7: args: expected a list, got", id="args as one string"),
-        pytest.param(
+        ("script: x\nenv: {A-B: 1}", '2:7: env.A-B: expected a variable name, got "A-B"'),
+        ("script: x\nargs: [null]", "2:8: args[0]: expected a string, got null"),
+        (
             "script: x\nbackend: ncll",
             '2:10: backend: expected "auto", "nccl", "gloo" or "mpi", got "ncll"; did',
-            id="ncll",
         ),
-        pytest.param(
-            "script: x\nmaster_port: 70000", "2:14: master_port: expected an integer from 1", id="port"
-        ),
-        pytest.param(
-            "script: x\nrendezvous: {endpoint: 'a:0'}",
-            "2:24: rendezvous.endpoint: port 0 is not",
-            id="port 0",
-        ),
-        pytest.param(
-            "script: x\nnodes: [-oProxyCommand=x]", "2:9: nodes[0]: a host name can't begin", id="dash"
-        ),
-        pytest.param("script: x\nnodes: [a, a]", "2:12: nodes[1]: a is listed twice", id="host twice"),
-        pytest.param("script: x\nnodes: ['g[3-1]']", '2:9: nodes[0]: "[3-1]" counts down', id="range"),
-        pytest.param("script: x\nnodes: [{gpus: 1}]", "2:9: nodes[0]: host is missing", id="no host"),
-        pytest.param(
+        ("script: x\nmaster_port: 70000", "2:14: master_port: expected an integer from 1"),
+        ("script: x\nrendezvous: {endpoint: 'a:0'}", "2:24: rendezvous.endpoint: port 0 is not"),
+        ("script: x\nnodes: [-oProxyCommand=x]", "2:9: nodes[0]: a host name can't begin"),
+        ("script: x\nnodes: ['g[3-1]']", '2:9: nodes[0]: "[3-1]" counts down'),
+        ("script: x\nnodes: [{gpus: 1}]", "2:9: nodes[0]: host is missing"),
+        (
             "script: x\nnodes: [a, b]\nmaster_addr: b",
             "3:14: master_addr: rank 0 runs on the first node, a, but the endpoint is on b; list b first",
-            id="endpoint on another node",
         ),
-        pytest.param(
-            "script: x\nnodes: 2\nlauncher: ssh",
-            "3:11: launcher: launcher: ssh needs host names",
-            id="ssh to a number",
-        ),
-        pytest.param(
-            "script: x\nnodes: [a]\nhostfile: hosts",
-            "3:11: hostfile: set nodes or hostfile, not both",
-            id="both",
-        ),
-        pytest.param('script: x\npython: "a\\0"', "2:9: python: expected an interpreter", id="NUL"),
-        pytest.param(
-            'script: x\nhostfile: "a\\0"', "2:11: hostfile: expected a non-empty string", id="NUL, read"
-        ),
-        pytest.param("# nothing", "the job file is empty; it needs at least `script:`", id="only a comment"),
-        pytest.param("", "the job file is empty; it needs at least `script:`", id="empty"),
-        pytest.param("just words", "1:1: expected a mapping of job keys, got", id="a word"),
-        pytest.param("- script", "1:1: expected a mapping of job keys, got a list", id="a list"),
-        pytest.param("\tscript: x", "1:1: tabs can't indent: use spaces", id="tab first"),
-        pytest.param("nodes:\n\t- a", "2:1: tabs can't indent", id="tab in a list"),
-        pytest.param("? [a]\n: b\nscript: x", "1:3: a key must be a word", id="a list as a key"),
-        pytest.param("é: 1\nscript: x\nü: [ß, {ö: 1}]", "1:1: é: unknown key", id="columns count characters"),
+        ("script: x\nnodes: 2\nlauncher: ssh", "3:11: launcher: launcher: ssh needs host names"),
+        ("script: x\nnodes: [a]\nhostfile: hosts", "3:11: hostfile: set nodes or hostfile, not both"),
+        ('script: x\npython: "a\\0"', "2:9: python: expected an interpreter"),
+        ('script: x\nhostfile: "a\\0"', "2:11: hostfile: expected a non-empty string"),
+        ("# nothing", "the job file is empty; it needs at least `script:`"),
+        ("", "the job file is empty; it needs at least `script:`"),
+        ("just words", "1:1: expected a mapping of job keys, got"),
+        ("- script", "1:1: expected a mapping of job keys, got a list"),
+        ("\tscript: x", "1:1: tabs can't indent: use spaces"),
+        ("nodes:\n\t- a", "2:1: tabs can't indent"),
+        ("? [a]\n: b\nscript: x", "1:3: a key must be a word"),
+        ("é: 1\nscript: x\nü: [ß, {ö: 1}]", "1:1: é: unknown key"),
     ],
 )
 def test_a_mistake_is_placed_and_explained(
@@ -230,26 +146,11 @@ SYNTAX = [
     ("name: -", """2:7: an unquoted value can't be just a dash; quote it: "-\""""),
     ("name: ?", """2:7: an unquoted value can't be just a question mark; quote it: "?\""""),
     ("args: [?]", """2:8: an unquoted value can't be just a question mark; quote it: "?\""""),
-    (
-        "args: [*x]",
-        '2:8: aliases (*name) are not allowed in a job file; if it is plain text, quote it: "*x"',
-    ),
-    (
-        "args: [&x]",
-        '2:8: anchors (&name) are not allowed in a job file; if it is plain text, quote it: "&x"',
-    ),
-    (
-        "name: !x y",
-        '2:7: tags (!name) are not allowed in a job file; if it is plain text, quote it: "!x y"',
-    ),
-    (
-        "args: [--t={rank}]",
-        """2:12: an unquoted value in a list can't contain {; quote it: "--t={rank}\"""",
-    ),
-    (
-        "args: [--d=${A}/x]",
-        """2:13: an unquoted value in a list can't contain {; quote it: "--d=${A}/x\"""",
-    ),
+    ("args: [*x]", '2:8: aliases (*name) are not allowed in a job file; if it is plain text, quote it: "*x"'),
+    ("args: [&x]", '2:8: anchors (&name) are not allowed in a job file; if it is plain text, quote it: "&x"'),
+    ("name: !x y", '2:7: tags (!name) are not allowed in a job file; if it is plain text, quote it: "!x y"'),
+    ("args: [--t={rank}]", """2:12: an unquoted value in a list can't contain {; quote it: "--t={rank}\""""),
+    ("args: [--d=${A}/x]", """2:13: an unquoted value in a list can't contain {; quote it: "--d=${A}/x\""""),
     ("args: [--t=[a]]", """2:12: an unquoted value in a list can't contain [; quote it: "--t=[a]\""""),
     ("args: [{rank}]", """2:8: args[0]: expected a string, got a mapping; quote it: "{rank}\""""),
     ("args:\n  - --x: y", """3:5: args[0]: expected a string, got a mapping; quote it: "--x: y\""""),
@@ -283,10 +184,7 @@ SYNTAX = [
     ("args: - a", "2:7: put each list item on a line of its own, or the list in brackets: [a]"),
     ("name: 'it's'", """2:11: unexpected s' after the end of the value; quote the whole: "it's\""""),
     ("args: [a]]", "2:10: unexpected ] after the end of the value: remove it, or put it in the list"),
-    (
-        "name: 'x\nrole: 'y'",
-        "3:8: the quote before this was opened on an earlier line; close it there",
-    ),
+    ("name: 'x\nrole: 'y'", "3:8: the quote before this was opened on an earlier line; close it there"),
     (
         'name: "C:\\data"',
         "2:10: in double quotes a backslash starts an escape; to keep it, use single quotes: 'C:\\data'",
