@@ -103,12 +103,7 @@ def wish(how: str, gpus: int = 0, cpus: Sequence[str] = ()) -> Binding:
 
 
 def given_to(
-    root: Path,
-    tree: Tree,
-    binding: Binding,
-    workers: int,
-    allowed: str = "",
-    visible: str | None = None,
+    root: Path, tree: Tree, binding: Binding, workers: int, allowed: str = "", visible: str | None = None
 ) -> list[str]:
     machine = Machine(cpu_set(allowed) if allowed else tree.cpus, str(tree.write(root)))
     return [cpu_list(cpus) for cpus in shares(binding, workers, machine, visible)]
@@ -244,19 +239,6 @@ def test_what_a_node_can_not_give_is_told(tmp_path: Path, binding: Binding, work
     with pytest.raises(BindingError) as caught:
         given_to(tmp_path, SMALL, binding, workers)
     assert str(caught.value) == words
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"),
-    [
-        ("", set()),
-        ("0", {0}),
-        ("0-3", {0, 1, 2, 3}),
-        ("0-1,8,10-11", {0, 1, 8, 10, 11}),
-    ],
-)
-def test_lists_of_cpus(text: str, cpus: set[int]) -> None:
-    assert (cpu_set(f"{text}\n"), cpu_list(cpus)) == (cpus, text)
 
 
 @given(st.sets(st.integers(0, 300)))

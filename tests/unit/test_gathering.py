@@ -105,10 +105,7 @@ def test_a_wait_that_is_set_is_not_remarked_on() -> None:
             "--rdzv-backend=static --rdzv-endpoint= --master-addr=",
             "--master-addr '': expected a host name or address",
         ),
-        (
-            "--rdzv-backend=static --node-rank=2",
-            "--node-rank 2: expected 0 to 1, with --nnodes 2",
-        ),
+        ("--rdzv-backend=static --node-rank=2", "--node-rank 2: expected 0 to 1, with --nnodes 2"),
         ("--rdzv-conf=join_timeout=soon", "--rdzv-conf join_timeout: expected a number of seconds ≥ 1"),
         ("--rdzv-conf=last_call_timeout=0", "--rdzv-conf last_call_timeout: expected a number of seconds"),
         ("--rdzv-conf=is_host=maybe", "--rdzv-conf is_host: expected 1 or 0, got 'maybe'"),
@@ -180,8 +177,7 @@ def test_ports_that_all_launchers_of_a_job_draw_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "arrival",
-    [ARRIVAL, ARRIVAL._replace(node_rank=0, task=7, gpus=1, place=TaskPlace(0, 2, None, None))],
+    "arrival", [ARRIVAL, ARRIVAL._replace(node_rank=0, task=7, gpus=1, place=TaskPlace(0, 2, None, None))]
 )
 def test_an_arrival_is_read_as_it_was_sent(arrival: Arrival) -> None:
     assert arrival_of(message_of(line_of({**arrival._asdict(), "nonce": "1"}))) == arrival

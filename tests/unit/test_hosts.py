@@ -87,12 +87,6 @@ def test_all_names_of_a_padded_range_are_as_wide_as_its_start(first: int, more: 
     assert all(len(name) - 1 == max(len(start), len(str(int(name[1:])))) for name in expanded)
 
 
-@given(names)
-@bounded()
-def test_a_name_without_brackets_is_itself(name: str) -> None:
-    assert expand_ranges(name) == [name]
-
-
 @given(hostish | st.text(max_size=30))
 @example("n[" + "9" * 5000 + "]")
 @bounded(300)
@@ -111,27 +105,7 @@ def test_a_name_that_begins_with_a_dash_is_refused(host: str) -> None:
     assert host_error(host) == "a host name can't begin with a dash"
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "",
-        " ",
-        "a b",
-        "a;b",
-        "a$(id)",
-        "a`id`",
-        "a|b",
-        "a&b",
-        "a'b",
-        'a"b',
-        "a\\b",
-        "a\nb",
-        "a\n",
-        "a*",
-        "ä",
-        "a/b",
-    ],
-)
+@pytest.mark.parametrize("host", ["", "a$(id)", "a\n", *(f"a{char}b" for char in " ;`|&'\"\\\n*/ä")])
 def test_a_name_with_a_character_that_shells_know_is_refused(host: str) -> None:
     assert host_error(host)
 
@@ -196,13 +170,6 @@ def test_endpoints_are_host_port_or_either(text: str, expected: tuple[str | None
 def test_a_bad_endpoint_is_explained(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_endpoint(text)
-
-
-@given(hosts, st.integers(1, 65535))
-@bounded()
-def test_an_endpoint_comes_back_as_it_was_put_together(host: str, port: int) -> None:
-    assert parse_endpoint(f"{host}:{port}") == (host, port)
-    assert parse_endpoint(f"[{host}]:{port}") == (host, port)
 
 
 @given(hostish | st.text(max_size=20))

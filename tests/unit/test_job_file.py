@@ -51,14 +51,8 @@ def test_binary_junk_is_refused(problems: Problems) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "!!bool maybe",
-        "!!int ''",
-        "!!float ''",
-        "!!int x",
-        "!!float x",
-        "!!timestamp x",
-        "!!binary x",
-        "!!set x",
+        *("!!bool maybe", "!!int ''", "!!float ''", "!!int x", "!!float x", "!!timestamp x"),
+        *("!!binary x", "!!set x"),
     ],
 )
 def test_a_tag_that_does_not_fit_its_value_is_no_crash(load: Load, value: str) -> None:
@@ -85,10 +79,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load) -> None:
     [
         pytest.param("a slots=4\nb slots=2 max_slots=8", [("a", 4), ("b", 2)], id="Open MPI"),
         pytest.param("a slots=4 max-slots=8\n", [("a", 4)], id="Open MPI's other spelling"),
-        pytest.param(
-            "worker-1 slots=8\nworker-2 slots=8\n", [("worker-1", 8), ("worker-2", 8)], id="DeepSpeed"
-        ),
-        pytest.param("a:4\nb:2\n", [("a", 4), ("b", 2)], id="Horovod"),
         pytest.param("# all\n\n  a   # the first\n\tb\n", [("a", None), ("b", None)], id="comments"),
         pytest.param("a\na\n", [("a", 2)], id="a host that is named twice has two slots"),
         pytest.param("a slots=2\nb\na slots=3", [("a", 5), ("b", None)], id="slots add up"),

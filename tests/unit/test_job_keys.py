@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import yaml
 from distlaunch.job.fields import JOB, reference
 from distlaunch.job.file import load_job
 from distlaunch.job.spec import Binding, EnvValue, Timeouts
+from distlaunch.job.types import BUILT, Duration, Either, Field, ListOf, Record, Type, duration_text
+from distlaunch.job.yaml_document import parse
 from distlaunch.plan.unstarted import unstarted_advice
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.container import Container
@@ -331,18 +334,7 @@ def test_the_callers_folder_does_not_matter(
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("500ms", 0.5),
-        ("30s", 30),
-        ("10m", 600),
-        ("24h", 86400),
-        ("7d", 604800),
-        ("1.5 h", 5400),
-        ("45", 45),
-        ("1h30m", 5400),
-        ("1h 1m 1s", 3661),
-    ],
+    ("text", "seconds"), [("500ms", 0.5), ("1.5 h", 5400), ("45", 45), ("1h30m", 5400), ("1h 1m 1s", 3661)]
 )
 def test_durations_become_seconds(load: Load, text: str, seconds: float) -> None:
     assert load(f"script: a\ntimeouts: {{job: {text}}}").timeouts.job_s == seconds
@@ -498,3 +490,47 @@ def test_an_argument_keeps_its_spelling(load: Load, spelling: str) -> None:
     spec = load(f"script: x\nargs: [{spelling}]\nenv: {{A: {spelling}}}")
     assert spec.args == (spelling,)
     assert spec.env["A"].text == spelling
+
+
+# How keys are declared
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.5, "0.5s"),
+        (1.0, "1s"),
+        (90.0, "90s"),
+        (600.0, "10m"),
+        (5400.0, "90m"),
+        (7200.0, "2h"),
+        (86400.0, "1d"),
+    ],
+)
+def test_durations_read_as_people_write_them(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+    assert Duration().check(parse(text, "x"), "", []) == seconds
+
+
+def declared(record: Record) -> Iterator[tuple[Record, str, Field]]:
+    for key, entry in record.fields.items():
+        yield record, key, entry
+        for inner in inside(entry.kind):
+            yield from declared(inner)
+
+
+def inside(kind: Type | None) -> Iterator[Record]:
+    match kind:
+        case Record():
+            yield kind
+        case ListOf():
+            yield from inside(kind.item)
+        case Either():
+            yield from (record for part in (kind.items, kind.entries) for record in inside(part))
+
+
+def test_every_key_of_a_job_has_a_field_with_a_default_or_is_built() -> None:
+    for record, key, entry in declared(JOB):
+        part = isinstance(entry.kind, Record) and entry.kind.makes is record.makes
+        if record.makes and entry.field != BUILT and not part and key not in record.required:
+            assert record.field_of(key) in record.makes._field_defaults, key

@@ -34,8 +34,10 @@ from tests.unit.samples import Load, Problems
         ),
         (
             "script: x\nnuma_binding: core_complex",
-            '2:15: numa_binding: expected "node", "socket", "exclusive", "core-complex" or "none", '
-            'got "core_complex"; did you mean "core-complex"?',
+            (
+                '2:15: numa_binding: expected "node", "socket", "exclusive", "core-complex" or "none", '
+                'got "core_complex"; did you mean "core-complex"?'
+            ),
         ),
         (
             "script: x\ncpu_binding: cores\nnuma_binding: node",
@@ -48,13 +50,17 @@ from tests.unit.samples import Load, Problems
         ),
         (
             "script: x\nnodes: gpu[1-4]",
-            "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, "
-            'got "gpu[1-4]"; write nodes: ["gpu[1-4]"]',
+            (
+                "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, "
+                'got "gpu[1-4]"; write nodes: ["gpu[1-4]"]'
+            ),
         ),
         (
             "script: x\nnodes: 'a, b'",
-            "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, "
-            'got "a, b"; write nodes: [a, b]',
+            (
+                "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, "
+                'got "a, b"; write nodes: [a, b]'
+            ),
         ),
         ("script: x\nnodes: [gpu[1-2]]", '2:12: quote a range inside a list: "gpu[1-2]"'),
         (
@@ -68,14 +74,18 @@ from tests.unit.samples import Load, Problems
         ("script: x.py --lr 0.1", "1:9: script: write script: x.py and args: [--lr, 0.1]"),
         (
             "script: x\nargs: ['{local-rank}']",
-            "2:8: args[0]: unknown placeholder {local-rank}; did you "
-            "mean {local_rank}? {{local-rank}} passes {local-rank} to the script",
+            (
+                "2:8: args[0]: unknown placeholder {local-rank}; did you "
+                "mean {local_rank}? {{local-rank}} passes {local-rank} to the script"
+            ),
         ),
         ("command: [x, '{rnak}']", "1:14: command[1]: unknown placeholder {rnak}; did you mean {rank}?"),
         (
             "script: x\nargs: ['{nope}']",
-            "2:8: args[0]: unknown placeholder {nope}; known: {rank}, "
-            "{local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr}, {master_port};",
+            (
+                "2:8: args[0]: unknown placeholder {nope}; known: {rank}, "
+                "{local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr}, {master_port};"
+            ),
         ),
         ("script: x\nscript: y", "2:1: script: duplicate key; the first is on line 1"),
         ("script: x\nenv: {A: 1, A: 2}", "2:13: A: duplicate key; the first is on line 2"),

@@ -122,7 +122,9 @@ def main(text: str, *overrides: str) -> dict[str, Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("text", JOBS.values(), ids=JOBS)
 def test_a_cluster_accepts_the_manifests(text: str, version: str) -> None:
-    for manifest in printed(text):
+    (group,) = printed(text, "jobset")[-1]["spec"]["replicatedJobs"]
+    alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **group["template"]}
+    for manifest in (*printed(text), alone):
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -148,14 +150,6 @@ def test_kubeflows_client_knows_every_field(text: str, kind: Kind, model: Any) -
     kubernetes_validate.validate(bundle, VERSIONS[-1], strict=True)
     known = json.loads(model.from_dict(workload).to_json())
     assert without_empty(known) == without_empty(workload)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("text", JOBS.values(), ids=JOBS)
-def test_the_job_in_a_jobset_is_one_that_a_cluster_accepts(text: str, version: str) -> None:
-    (group,) = printed(text, "jobset")[-1]["spec"]["replicatedJobs"]
-    alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **group["template"]}
-    kubernetes_validate.validate(alone, version, strict=True)
 
 
 # Words arrive as they were written
@@ -199,14 +193,8 @@ def test_words_that_another_parser_takes_for_something_else_are_quoted(word: str
 
 def test_each_pod_runs_one_launcher_which_finds_the_first() -> None:
     assert main(JOBS["64 GPUs"], "timeouts.stop=2500ms")["args"] == [
-        "torchrun",
-        "--nnodes=8",
-        "--nproc-per-node=8",
-        "--node-rank=$(JOB_COMPLETION_INDEX)",
-        "--master-addr=job-0.job",
-        "--master-port=29500",
-        "--shutdown-timeout=3",
-        "--numa-binding=node",
+        *("torchrun", "--nnodes=8", "--nproc-per-node=8", "--node-rank=$(JOB_COMPLETION_INDEX)"),
+        *("--master-addr=job-0.job", "--master-port=29500", "--shutdown-timeout=3", "--numa-binding=node"),
         "train.py",
     ]
 
@@ -264,19 +252,17 @@ def test_paths_are_those_of_the_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "limits"),
+    ("text", "limits", "ranks"),
     [
-        (JOBS["CPU"], {}),
-        (JOBS["64 GPUs"], {"nvidia.com/gpu": "8"}),
-        (JOBS["AMD GPUs"], {"amd.com/gpu": "8", "memory": "64Gi"}),
+        (JOBS["CPU"], {}, 4),
+        (JOBS["64 GPUs"], {"nvidia.com/gpu": "8"}, 8),
+        (JOBS["AMD GPUs"], {"amd.com/gpu": "8", "memory": "64Gi"}, 8),
     ],
 )
-def test_gpus_of_each_pod(text: str, limits: dict[str, str]) -> None:
-    assert main(text).get("resources", {}).get("limits", {}) == limits
-
-
-def test_as_many_ranks_as_gpus_that_the_limits_name() -> None:
-    assert "--nproc-per-node=8" in main(JOBS["AMD GPUs"])["args"]
+def test_each_pod_has_its_gpus_and_as_many_ranks(text: str, limits: dict[str, str], ranks: int) -> None:
+    container = main(text)
+    assert container.get("resources", {}).get("limits", {}) == limits
+    assert f"--nproc-per-node={ranks}" in container["args"]
 
 
 def test_shared_memory_is_as_large_as_the_pods() -> None:
@@ -364,21 +350,16 @@ def test_extra_is_merged_deeply() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "more", "result"),
+    ("more", "result"),
     [
-        ({"a": {"b": 1}}, {"a": {"c": 2}}, {"a": {"b": 1, "c": 2}}),
-        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
-        (
-            {"a": [{"name": "x", "v": 1}]},
-            {"a": [{"name": "y"}]},
-            {"a": [{"name": "x", "v": 1}, {"name": "y"}]},
-        ),
-        ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "x", "v": 2}]}, {"a": [{"name": "x", "v": 2}]}),
-        ({"a": 1}, {"a": None}, {"a": None}),
+        ({"a": [3]}, {"a": [3]}),
+        ({"a": [{"name": "y"}]}, {"a": [{"name": "x", "v": 1}, {"name": "y"}]}),
+        ({"a": [{"name": "x", "v": 2}]}, {"a": [{"name": "x", "v": 2}]}),
+        ({"a": None}, {"a": None}),
     ],
 )
-def test_how_extra_is_merged(base: dict[str, Any], more: dict[str, Any], result: dict[str, Any]) -> None:
-    assert merged(base, more) == result
+def test_lists_are_merged_by_name_or_replaced(more: dict[str, Any], result: dict[str, Any]) -> None:
+    assert merged({"a": [{"name": "x", "v": 1}]}, more) == result
 
 
 # Names
@@ -465,14 +446,8 @@ def test_the_same_job_is_exported_alike() -> None:
             "args: ['--rank={rank}']",
             "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK",
         ),
-        (
-            "env: {PATH: null}",
-            "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}",
-        ),
-        (
-            "env: {NOT_SET_HERE: null}",
-            "env.NOT_SET_HERE: values from your environment are never printed",
-        ),
+        ("env: {PATH: null}", "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}"),
+        ("env: {NOT_SET_HERE: null}", "env.NOT_SET_HERE: values from your environment are never printed"),
         (
             "env: {RUN: 'x-{job_id}'}",
             "env.RUN: {job_id} can't be filled in on Kubernetes: write an id of your own",
@@ -527,10 +502,7 @@ def test_a_job_without_an_image_is_refused() -> None:
             "logs: {console: rank0}",
             "logs.console is left out: `kubectl logs` shows what all ranks of a pod print",
         ),
-        (
-            "on_notice: USR1",
-            "on_notice is left out: ranks get the SIGTERM that Kubernetes sends",
-        ),
+        ("on_notice: USR1", "on_notice is left out: ranks get the SIGTERM that Kubernetes sends"),
         ("backend: gloo", "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod"),
         ("ssh: {options: [A=b]}", "ssh is left out: pods are not reached over ssh"),
     ],
@@ -551,5 +523,5 @@ def test_what_only_a_trainjob_leaves_out() -> None:
     spec = exported(JOBS["everything"])
     assert left_out(spec, "job") == []
     assert [line.partition(" ")[0] for line in left_out(spec, "trainjob")] == [
-        *("kubernetes.ttl", "kubernetes.priority_class", "rendezvous.endpoint"),
+        *("kubernetes.ttl", "kubernetes.priority_class", "rendezvous.endpoint")
     ]

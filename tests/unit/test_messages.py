@@ -10,7 +10,6 @@ from distlaunch.agent.messages import (
     COMMANDS,
     REPORTS,
     Binding,
-    Ping,
     RankSpec,
     StartWorkers,
     WorkerExited,
@@ -101,13 +100,3 @@ def test_what_is_of_another_type_is_named(changes: dict[str, Any], words: str) -
 def test_what_is_wrong_inside_is_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         messages.read(COMMANDS, {**through_json(START), **changes})
-
-
-def test_records_are_made_by_position_or_by_name_with_all_their_fields() -> None:
-    made = messages.WatchUse(for_s=1.0)
-    assert made == messages.WatchUse(1.0)
-    assert made._replace(for_s=2.0).for_s == 2.0
-    assert Ping() == Ping()
-    for values, named in (((), {}), ((1.0, 2.0), {}), ((1.0,), {"for_s": 1.0}), ((), {"x": 1})):
-        with pytest.raises(TypeError):
-            messages.WatchUse(*values, **named)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import messages, outbox, scratch, wire
 from distlaunch.agent.messages import OutputLost
-from distlaunch.agent.outbox import Outbox, Segment, Spool
+from distlaunch.agent.outbox import Outbox, Spool
 from tests.unit.samples import PipeEnds, bounded, longest_file
 
 PAGE = 4096
@@ -102,14 +102,6 @@ def test_frames_come_out_in_order_wherever_they_were(tmp_path: Path, memory: int
         assert not spool and files_in(tmp_path) == 0
 
 
-def test_a_frame_that_would_fit_into_memory_again_does_not_overtake_those_on_disk(tmp_path: Path) -> None:
-    with spool_in(tmp_path) as spool:
-        taken(spool, "abc")
-        assert popped(spool, 2) == "ab"
-        taken(spool, "d")
-        assert popped(spool) == "cd"
-
-
 def test_memory_is_used_again_when_the_disk_is_read(tmp_path: Path) -> None:
     with spool_in(tmp_path) as spool:
         for _ in range(3):
@@ -119,23 +111,6 @@ def test_memory_is_used_again_when_the_disk_is_read(tmp_path: Path) -> None:
             taken(spool, "de")
             assert files_in(tmp_path) == 0
             assert popped(spool) == "de"
-
-
-def test_a_frame_larger_than_the_memory_goes_to_disk(tmp_path: Path) -> None:
-    large = frame("x", 5 * FRAME)
-    with spool_in(tmp_path) as spool:
-        assert spool.append(large) and files_in(tmp_path) == 1
-        assert taken(spool, "a") == "a"
-        assert spool.pop() == large
-        assert popped(spool) == "a"
-
-
-def test_a_frame_without_content_comes_out_of_the_disk(tmp_path: Path) -> None:
-    empty = wire.encode_output(7, 2, 3, b"")
-    with spool_in(tmp_path, memory=0) as spool:
-        assert spool.append(empty) and spool.append(frame("a"))
-        assert spool.pop() == empty
-        assert popped(spool) == "a"
 
 
 # The spool's disk
@@ -194,18 +169,12 @@ def test_what_is_on_disk_has_no_name_there(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_spool_has_forgotten_everything(tmp_path: Path) -> None:
-    with spool_in(tmp_path, segment=FRAME) as spool:
-        taken(spool, "abcdef")
-        spool.close()
-        assert not spool and files_in(tmp_path) == 0
-
-
-def test_a_closed_spool_has_all_its_room_again(tmp_path: Path) -> None:
-    with spool_in(tmp_path, memory=FRAME, disk=2 * FRAME) as spool:
+def test_a_closed_spool_is_empty_and_has_all_its_room_again(tmp_path: Path) -> None:
+    with spool_in(tmp_path, memory=FRAME, disk=2 * FRAME, segment=FRAME) as spool:
         for _ in range(2):
             assert [spool.append(frame(mark)) for mark in "abcd"] == [True, True, True, False]
             spool.close()
+            assert not spool and files_in(tmp_path) == 0
 
 
 # The spool's places
@@ -246,15 +215,6 @@ def test_where_no_place_has_room_only_memory_counts(tmp_path: Path, full_disk: s
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_refused_place_is_asked_again(tmp_path: Path) -> None:
-    place = tmp_path / "later"
-    with spool_in(place, memory=0) as spool:
-        assert taken(spool, "a") == ""
-        place.mkdir()
-        assert taken(spool, "bc") == "bc"
-        assert popped(spool) == "bc"
-
-
 def test_a_frame_that_was_written_in_part_is_not_in_that_file(tmp_path: Path) -> None:
     with longest_file(2 * FRAME + FRAME // 2), spool_in(tmp_path, memory=0) as spool:
         assert taken(spool, "abcde") == "abcde"
@@ -262,29 +222,13 @@ def test_a_frame_that_was_written_in_part_is_not_in_that_file(tmp_path: Path) ->
         assert popped(spool) == "abcde"
 
 
-def test_what_could_not_be_written_takes_no_room_on_disk(tmp_path: Path) -> None:
+def test_a_refused_place_takes_no_room_and_is_asked_again(tmp_path: Path) -> None:
     place = tmp_path / "later"
     with spool_in(place, memory=0, disk=FRAME) as spool:
         assert taken(spool, "abc") == ""
         place.mkdir()
         assert taken(spool, "d") == "d"
         assert popped(spool) == "d"
-
-
-def test_a_segment_counts_whole_frames_alone(tmp_path: Path) -> None:
-    segment = Segment(str(tmp_path))
-    with contextlib.closing(segment), longest_file(FRAME + 1):
-        assert segment.append(frame("a"))
-        assert not segment.append(frame("b")), "short"
-        assert (segment.read, segment.written) == (0, FRAME)
-        assert segment.pop() == frame("a")
-        assert segment.read == segment.written
-
-
-def test_a_segment_on_a_full_disk_takes_nothing(full_disk: str) -> None:
-    with contextlib.closing(Segment(full_disk)) as segment:
-        assert not segment.append(frame("a"))
-        assert segment.written == 0
 
 
 class Limits(NamedTuple):
@@ -379,7 +323,7 @@ def shown(data: bytes) -> list[str]:
     ]
 
 
-def test_frames_name_their_node_generation_and_channel(tmp_path: Path, pipe: Pipe) -> None:
+def test_frames_name_their_node_attempt_and_channel(tmp_path: Path, pipe: Pipe) -> None:
     with outbox_in(tmp_path) as box:
         box.output(65537, 3, b"text")
         box.flight(2, 9, b"dump")
@@ -421,30 +365,6 @@ def test_a_report_waits_for_the_frame_that_is_half_sent(tmp_path: Path, pipe: Pi
         assert box.write(pipe.write_end) == PAGE
         box.post({"op": "report"})
         assert shown(drained(box, pipe)) == ["a", "report", "b"]
-
-
-def test_a_pipe_that_is_nearly_full_takes_a_part_and_the_rest_later(tmp_path: Path, pipe: Pipe) -> None:
-    fcntl(pipe.write_end, F_SETPIPE_SZ, 2 * PAGE)
-    junk = os.write(pipe.write_end, bytes(PAGE))
-    data = bytes(range(256)) * 48
-    with outbox_in(tmp_path) as box:
-        box.output(0, 0, data)
-        assert box.write(pipe.write_end) == PAGE
-        assert box.write(pipe.write_end) == 0, "the pipe is full"
-        assert box
-        (sent,) = frames(drained(box, pipe)[junk:])
-    assert sent.payload == data
-
-
-def test_a_frame_half_sent_is_still_to_be_sent(tmp_path: Path, pipe: Pipe) -> None:
-    with outbox_in(tmp_path) as box:
-        box.output(0, 0, bytes(2 * PAGE))
-        while box.write(pipe.write_end):
-            pipe.read(PAGE)
-        assert not box
-        box.output(0, 0, bytes(2 * PAGE))
-        box.write(pipe.write_end)
-        assert box, "a part is not sent"
 
 
 def test_a_link_whose_reader_is_gone_raises(tmp_path: Path, pipe: Pipe) -> None:

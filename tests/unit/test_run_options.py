@@ -24,8 +24,7 @@ def test_usual_command_lines(line: str, options: RunOptions) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["", "a b", "job.yaml lr=1", "--help", "job.yaml --set", "job.yaml --set x", "-dq j", "j --on h"],
+    "line", ["", "a b", "job.yaml lr=1", "--help", "job.yaml --set", "job.yaml --set x", "-dq j", "j --on h"]
 )
 def test_the_others_are_left_to_typer(line: str) -> None:
     assert plain_options(line.split()) is None

@@ -13,6 +13,7 @@ from distlaunch.errors import JobError
 from distlaunch.job.fields import json_schema, reference
 from distlaunch.schedulers import job_keys
 from tests.unit.samples import bounded, job_documents, spec_of
+from tests.unit.test_job_keys import KEYS, SECTIONS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB_FILES = sorted(path for path in CONFIGS.rglob("*.yaml"))
@@ -42,23 +43,17 @@ def test_what_loads_is_valid(document: dict[str, Any]) -> None:
     assert errors_of(document) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "nodes: [gpu-a, {host: gpu-b, gpus: 4}]",
-        "nodes: 2\ngpus_per_node: auto",
-        "hostfile: hosts\nprocs_per_node: 8",
-        "env: {HF_TOKEN: null, N: 1}",
-        "timeouts: {connect: 30s, join: 1.5 h, stop: 5}",
-        "logs: {console: [0, 1]}",
-        "command: [./a.out, 3]\nargs: [--rank, '{rank}']",
-        "numa_binding: exclusive",
-        "cpu_binding: cores",
-        "restarts: 3",
-        "timeouts: {job: 1h30m, stop: 1m 5.5s}",
-        "cpu_binding: [0-3, 4, '5,7']",
-    ],
-)
+GOOD = [
+    *(text for text, *_ in KEYS.values()),
+    *(f"{section}: {text}" for section, (text, _) in SECTIONS.items()),
+    "nodes: 2\ngpus_per_node: auto",
+    "command: [./a.out, 3]\nargs: [--rank, '{rank}']",
+    "timeouts: {join: 1.5 h, job: 1h30m, stop: 1m 5.5s}",
+    "cpu_binding: cores",
+]
+
+
+@pytest.mark.parametrize("text", GOOD)
 def test_good_jobs_are_valid(text: str) -> None:
     assert errors_of(yaml.safe_load(text)) == []
 

@@ -218,7 +218,7 @@ WORDS = {
         (
             "channel 0: open failed: administratively prohibited: open failed / stdio forwarding failed"
             f" / {_BEHIND}"
-        ),
+        )
     ],
     Kind.JUMP_UNRESOLVED: [
         f"channel 0: open failed: connect failed: {words} / stdio forwarding failed / {_BEHIND}"
@@ -243,12 +243,9 @@ WORDS = {
         (
             "Unable to negotiate with 10.0.0.1 port 22: no matching host key type found."
             " Their offer: ssh-rsa,ssh-dss"
-        ),
+        )
     ],
-    Kind.SESSION: [
-        "channel 0: open failed: connect failed: open failed",
-        "exec request failed on channel 0",
-    ],
+    Kind.SESSION: ["channel 0: open failed: connect failed: open failed", "exec request failed on channel 0"],
     Kind.SILENT: [
         "Connection timed out during banner exchange",
         "Connection timed out during banner exchange / Connection to 10.0.0.1 port 22 timed out",

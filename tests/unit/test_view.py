@@ -12,14 +12,7 @@ from distlaunch.observers.observer import Printed
 from distlaunch.plan.layout import Facts
 from distlaunch.plan.output import destinations
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.events import (
-    AgentUp,
-    Event,
-    PortHeld,
-    RanksStalled,
-    WorkerExited,
-    WorkerStarted,
-)
+from distlaunch.supervisor.events import AgentUp, Event, PortHeld, RanksStalled, WorkerExited, WorkerStarted
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
 from distlaunch.view.picture import Picture
