@@ -7,132 +7,124 @@ import pytest
 
 from tests.unit.samples import Load, Problems
 
+# Below `script: x`, which is line 1
+MISTAKES = [
+    ("scirpt: y", "2:1: scirpt: unknown key; did you mean script?"),
+    ("zzz: y", "2:1: zzz: unknown key; known keys: name, nodes,"),
+    ("nproc_per_node: 2", "2:1: nproc_per_node: unknown key; use procs_per_node"),
+    ("nodes:\n  - hostname: a", "3:5: nodes[0].hostname: unknown key; use host"),
+    (
+        "logs: {watch: 'x{99999999999999999999}'}",
+        "2:15: logs.watch: expected a regular expression: the repetition number is too large",
+    ),
+    (
+        "logs: {watch: loss}",
+        "2:15: logs.watch: expected a group around the number, as in 'loss[ =:]+([-0-9.eE+]+)'",
+    ),
+    ("detach: true", "2:1: detach: unknown key; use run --detach"),
+    ('args: ["a\\0b"]\nrendezvous: {backend: etcd-v2, endpoint: "e:1"}', "2:8: args[0]: expected a string"),
+    (
+        "numa_binding: core_complex",
+        (
+            '2:15: numa_binding: expected "node", "socket", "exclusive", "core-complex" or "none", '
+            'got "core_complex"; did you mean "core-complex"?'
+        ),
+    ),
+    (
+        "cpu_binding: cores\nnuma_binding: node",
+        "2:14: cpu_binding: set numa_binding or cpu_binding, not both",
+    ),
+    ("cpu_binding: [0-3, 7-4]", "2:20: cpu_binding[1]: 7-4 ends before it begins"),
+    (
+        "cpu_binding: [0-3, '4:2']",
+        '2:20: cpu_binding[1]: expected an integer from 0 to 99999 or a list of CPUs such as "0-3,8"',
+    ),
+    (
+        "nodes: gpu[1-4]",
+        (
+            "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, "
+            'got "gpu[1-4]"; write nodes: ["gpu[1-4]"]'
+        ),
+    ),
+    (
+        "nodes: 'a, b'",
+        (
+            "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, "
+            'got "a, b"; write nodes: [a, b]'
+        ),
+    ),
+    ("nodes: [gpu[1-2]]", '2:12: quote a range inside a list: "gpu[1-2]"'),
+    ("nodes: [me@host1:22]", "2:9: nodes[0]: me@host1:22: write {host: host1, port: 22, user: me}"),
+    ('args: --lr 0.1 "a b"', '2:7: args: expected a list, got "--lr 0.1 "a b""; write args: [--lr, 0.1, '),
+    (
+        "args: ['{local-rank}']",
+        (
+            "2:8: args[0]: unknown placeholder {local-rank}; did you "
+            "mean {local_rank}? {{local-rank}} passes {local-rank} to the script"
+        ),
+    ),
+    (
+        "args: ['{nope}']",
+        (
+            "2:8: args[0]: unknown placeholder {nope}; known: {rank}, "
+            "{local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr}, {master_port};"
+        ),
+    ),
+    ("script: y", "2:1: script: duplicate key; the first is on line 1"),
+    ("env: {A: 1, A: 2}", "2:13: A: duplicate key; the first is on line 2"),
+    ("procs_per_node: 0", "2:17: procs_per_node: expected an integer ≥ 1"),
+    ("procs_per_node: 2.0", "2:17: procs_per_node: expected an integer"),
+    ("nodes: true", "2:8: nodes: expected an integer from 1 to 4096"),
+    ("nodes: []", "2:8: nodes: expected a non-empty list"),
+    ("module: y", "2:9: module: set one of script, module or command; got script and"),
+    (
+        "env: {NOT_SET_HERE: null}",
+        "2:21: env.NOT_SET_HERE: NOT_SET_HERE is null, but it is not set in your environment",
+    ),
+    ("env: {RANK: 0}", "2:13: env.RANK: distlaunch sets RANK for each worker"),
+    (
+        "nodes: [{host: a, env: {MASTER_ADDR: b}}]",
+        "2:38: nodes[0].env.MASTER_ADDR: distlaunch sets MASTER_ADDR",
+    ),
+    ("env: {A-B: 1}", '2:7: env.A-B: expected a variable name, got "A-B"'),
+    ("args: [null]", "2:8: args[0]: expected a string, got null"),
+    ("backend: ncll", '2:10: backend: expected "auto", "nccl", "gloo" or "mpi", got "ncll"; did'),
+    ("master_port: 70000", "2:14: master_port: expected an integer from 1"),
+    ("rendezvous: {endpoint: 'a:0'}", "2:24: rendezvous.endpoint: port 0 is not"),
+    ("nodes: [-oProxyCommand=x]", "2:9: nodes[0]: a host name can't begin"),
+    ("nodes: ['g[3-1]']", '2:9: nodes[0]: "[3-1]" counts down'),
+    ("nodes: [{gpus: 1}]", "2:9: nodes[0]: host is missing"),
+    (
+        "nodes: [a, b]\nmaster_addr: b",
+        "3:14: master_addr: rank 0 runs on the first node, a, but the endpoint is on b; list b first",
+    ),
+    ("nodes: 2\nlauncher: ssh", "3:11: launcher: launcher: ssh needs host names"),
+    ("nodes: [a]\nhostfile: hosts", "3:11: hostfile: set nodes or hostfile, not both"),
+    ('python: "a\\0"', "2:9: python: expected an interpreter"),
+    ('hostfile: "a\\0"', "2:11: hostfile: expected a non-empty string"),
+]
+WHOLE_FILES = [
+    (
+        "nodes:\n  - a\n  - host: b\n    gpus: four\nscript: x",
+        '4:11: nodes[1].gpus: expected an integer ≥ 0 or "auto", got "four"',
+    ),
+    ("script: x.py --lr 0.1", "1:9: script: write script: x.py and args: [--lr, 0.1]"),
+    ("command: [x, '{rnak}']", "1:14: command[1]: unknown placeholder {rnak}; did you mean {rank}?"),
+    ("name: &n x\nscript: *n", "2:9: aliases (*name) are not allowed"),
+    ("name: x", "1:1: set one of script, module or command; got none"),
+    ("# nothing", "the job file is empty; it needs at least `script:`"),
+    ("", "the job file is empty; it needs at least `script:`"),
+    ("just words", "1:1: expected a mapping of job keys, got"),
+    ("- script", "1:1: expected a mapping of job keys, got a list"),
+    ("\tscript: x", "1:1: tabs can't indent: use spaces"),
+    ("nodes:\n\t- a", "2:1: tabs can't indent"),
+    ("? [a]\n: b\nscript: x", "1:3: a key must be a word"),
+    ("é: 1\nscript: x\nü: [ß, {ö: 1}]", "1:1: é: unknown key"),
+]
+
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "nodes:\n  - a\n  - host: b\n    gpus: four\nscript: x",
-            '4:11: nodes[1].gpus: expected an integer ≥ 0 or "auto", got "four"',
-        ),
-        ("script: x\nscirpt: y", "2:1: scirpt: unknown key; did you mean script?"),
-        ("script: x\nzzz: y", "2:1: zzz: unknown key; known keys: name, nodes,"),
-        ("script: x\nnproc_per_node: 2", "2:1: nproc_per_node: unknown key; use procs_per_node"),
-        ("script: x\nnodes:\n  - hostname: a", "3:5: nodes[0].hostname: unknown key; use host"),
-        (
-            "script: x\nlogs: {watch: 'x{99999999999999999999}'}",
-            "2:15: logs.watch: expected a regular expression: the repetition number is too large",
-        ),
-        (
-            "script: x\nlogs: {watch: loss}",
-            "2:15: logs.watch: expected a group around the number, as in 'loss[ =:]+([-0-9.eE+]+)'",
-        ),
-        ("script: x\ndetach: true", "2:1: detach: unknown key; use run --detach"),
-        (
-            'script: x\nargs: ["a\\0b"]\nrendezvous: {backend: etcd-v2, endpoint: "e:1"}',
-            "2:8: args[0]: expected a string",
-        ),
-        (
-            "script: x\nnuma_binding: core_complex",
-            (
-                '2:15: numa_binding: expected "node", "socket", "exclusive", "core-complex" or "none", '
-                'got "core_complex"; did you mean "core-complex"?'
-            ),
-        ),
-        (
-            "script: x\ncpu_binding: cores\nnuma_binding: node",
-            "2:14: cpu_binding: set numa_binding or cpu_binding, not both",
-        ),
-        ("script: x\ncpu_binding: [0-3, 7-4]", "2:20: cpu_binding[1]: 7-4 ends before it begins"),
-        (
-            "script: x\ncpu_binding: [0-3, '4:2']",
-            '2:20: cpu_binding[1]: expected an integer from 0 to 99999 or a list of CPUs such as "0-3,8"',
-        ),
-        (
-            "script: x\nnodes: gpu[1-4]",
-            (
-                "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, "
-                'got "gpu[1-4]"; write nodes: ["gpu[1-4]"]'
-            ),
-        ),
-        (
-            "script: x\nnodes: 'a, b'",
-            (
-                "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list, "
-                'got "a, b"; write nodes: [a, b]'
-            ),
-        ),
-        ("script: x\nnodes: [gpu[1-2]]", '2:12: quote a range inside a list: "gpu[1-2]"'),
-        (
-            "script: x\nnodes: [me@host1:22]",
-            "2:9: nodes[0]: me@host1:22: write {host: host1, port: 22, user: me}",
-        ),
-        (
-            'script: x\nargs: --lr 0.1 "a b"',
-            '2:7: args: expected a list, got "--lr 0.1 "a b""; write args: [--lr, 0.1, ',
-        ),
-        ("script: x.py --lr 0.1", "1:9: script: write script: x.py and args: [--lr, 0.1]"),
-        (
-            "script: x\nargs: ['{local-rank}']",
-            (
-                "2:8: args[0]: unknown placeholder {local-rank}; did you "
-                "mean {local_rank}? {{local-rank}} passes {local-rank} to the script"
-            ),
-        ),
-        ("command: [x, '{rnak}']", "1:14: command[1]: unknown placeholder {rnak}; did you mean {rank}?"),
-        (
-            "script: x\nargs: ['{nope}']",
-            (
-                "2:8: args[0]: unknown placeholder {nope}; known: {rank}, "
-                "{local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr}, {master_port};"
-            ),
-        ),
-        ("script: x\nscript: y", "2:1: script: duplicate key; the first is on line 1"),
-        ("script: x\nenv: {A: 1, A: 2}", "2:13: A: duplicate key; the first is on line 2"),
-        ("name: &n x\nscript: *n", "2:9: aliases (*name) are not allowed"),
-        ("script: x\nprocs_per_node: 0", "2:17: procs_per_node: expected an integer ≥ 1"),
-        ("script: x\nprocs_per_node: 2.0", "2:17: procs_per_node: expected an integer"),
-        ("script: x\nnodes: true", "2:8: nodes: expected an integer from 1 to 4096"),
-        ("script: x\nnodes: []", "2:8: nodes: expected a non-empty list"),
-        ("script: x\nmodule: y", "2:9: module: set one of script, module or command; got script and"),
-        ("name: x", "1:1: set one of script, module or command; got none"),
-        (
-            "script: x\nenv: {NOT_SET_HERE: null}",
-            "2:21: env.NOT_SET_HERE: NOT_SET_HERE is null, but it is not set in your environment",
-        ),
-        ("script: x\nenv: {RANK: 0}", "2:13: env.RANK: distlaunch sets RANK for each worker"),
-        (
-            "script: x\nnodes: [{host: a, env: {MASTER_ADDR: b}}]",
-            "2:38: nodes[0].env.MASTER_ADDR: distlaunch sets MASTER_ADDR",
-        ),
-        ("script: x\nenv: {A-B: 1}", '2:7: env.A-B: expected a variable name, got "A-B"'),
-        ("script: x\nargs: [null]", "2:8: args[0]: expected a string, got null"),
-        (
-            "script: x\nbackend: ncll",
-            '2:10: backend: expected "auto", "nccl", "gloo" or "mpi", got "ncll"; did',
-        ),
-        ("script: x\nmaster_port: 70000", "2:14: master_port: expected an integer from 1"),
-        ("script: x\nrendezvous: {endpoint: 'a:0'}", "2:24: rendezvous.endpoint: port 0 is not"),
-        ("script: x\nnodes: [-oProxyCommand=x]", "2:9: nodes[0]: a host name can't begin"),
-        ("script: x\nnodes: ['g[3-1]']", '2:9: nodes[0]: "[3-1]" counts down'),
-        ("script: x\nnodes: [{gpus: 1}]", "2:9: nodes[0]: host is missing"),
-        (
-            "script: x\nnodes: [a, b]\nmaster_addr: b",
-            "3:14: master_addr: rank 0 runs on the first node, a, but the endpoint is on b; list b first",
-        ),
-        ("script: x\nnodes: 2\nlauncher: ssh", "3:11: launcher: launcher: ssh needs host names"),
-        ("script: x\nnodes: [a]\nhostfile: hosts", "3:11: hostfile: set nodes or hostfile, not both"),
-        ('script: x\npython: "a\\0"', "2:9: python: expected an interpreter"),
-        ('script: x\nhostfile: "a\\0"', "2:11: hostfile: expected a non-empty string"),
-        ("# nothing", "the job file is empty; it needs at least `script:`"),
-        ("", "the job file is empty; it needs at least `script:`"),
-        ("just words", "1:1: expected a mapping of job keys, got"),
-        ("- script", "1:1: expected a mapping of job keys, got a list"),
-        ("\tscript: x", "1:1: tabs can't indent: use spaces"),
-        ("nodes:\n\t- a", "2:1: tabs can't indent"),
-        ("? [a]\n: b\nscript: x", "1:3: a key must be a word"),
-        ("é: 1\nscript: x\nü: [ß, {ö: 1}]", "1:1: é: unknown key"),
-    ],
+    ("text", "expected"), [*((f"script: x\n{text}", expected) for text, expected in MISTAKES), *WHOLE_FILES]
 )
 def test_a_mistake_is_placed_and_explained(
     problems: Problems, tmp_path: Path, text: str, expected: str

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distlaunch.observers import run_folder as module
 from distlaunch.observers.run_folder import LogWriter
-from tests.unit.samples import bounded, longest_file, no_room
+from tests.unit.samples import bounded, longest_file
 
 pytestmark = pytest.mark.timeout(60)
 """A pipe that nothing comes out of would be waited for."""
@@ -126,17 +126,6 @@ def mode(path: Path) -> int:
 
 
 # Files
-
-
-def test_where_no_thread_can_be_started_all_is_written_all_the_same(
-    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading.Thread, "start", no_room)
-    for text in (b"one ", b"two "):
-        writer.append("log", text)
-    assert (tmp_path / "log").read_bytes() == b"one two "
-    writer.close()
-    assert writer.lost_bytes == 0
 
 
 def test_files_and_folders_are_for_nobody_else(writer: LogWriter, tmp_path: Path) -> None:
@@ -284,16 +273,6 @@ def test_a_reader_that_is_gone_is_lost_bytes(writer: LogWriter, disk: Disk) -> N
     assert writer.lost_bytes == 8
 
 
-def test_a_reader_that_leaves_while_it_is_waited_for_ends_the_waiting(
-    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FLUSH_S", LONG_S)
-    writer.append("log", b"text")
-    with when_waited_for(writer, monkeypatch, disk.break_down) as waits:
-        writer.close()
-    assert waits == [LONG_S] and writer.lost_bytes == 4
-
-
 # Disks that are slow, or take nothing
 
 
@@ -377,17 +356,6 @@ def test_flush_gives_a_stalled_disk_up(writer: LogWriter, disk: Disk) -> None:
     assert writer.lost_bytes == 0, "it may be written still"
     disk.take(4)
     assert writer.lost_bytes == 0
-
-
-def test_close_writes_out_what_waits(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FLUSH_S", LONG_S)
-    writer.append("log", b"one ")
-    writer.append("log", b"two")
-    got: list[bytes] = []
-    with when_waited_for(writer, monkeypatch, lambda: got.append(disk.take(7))):
-        writer.close()
-    assert got == [b"one two"] and writer.lost_bytes == 0
-    assert not any(thread.name == "log-writer" for thread in threading.enumerate())
 
 
 @pytest.mark.usefixtures("short")

@@ -1,16 +1,16 @@
-"""Interface variables that name what a node does not have: told once, with the interface that would do."""
+"""Warnings at the start: interfaces and GPUs that the job names and a node doesn't have."""
 
 import pytest
 
 from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.events import PortHeld, RouteFound
-from tests.unit.test_supervisor import MASTER, History
+from tests.unit.test_supervisor import MASTER, History, texts, up
 
 HAS = (("lo", True), ("eth0", True), ("eth1", True), ("ib0", False), ("docker0", True))
 WAY = "; the route to the other nodes uses eth0"
 
 
-def warnings(
+def interface_warnings(
     env: str = "", backend: str = "gloo", named: tuple[tuple[str, str], ...] = (), node_env: str = ""
 ) -> list[str]:
     """What is said at the start of a job on three nodes, each of which has the same interfaces."""
@@ -46,7 +46,7 @@ env: {{{env}}}
 )
 def test_gloo_takes_whole_names_and_needs_all(value: str, why: str) -> None:
     expected = [f"GLOO_SOCKET_IFNAME={value} on a, b, c: {why}{WAY}"] if why else []
-    assert warnings(f'GLOO_SOCKET_IFNAME: "{value}"') == expected
+    assert interface_warnings(f'GLOO_SOCKET_IFNAME: "{value}"') == expected
 
 
 @pytest.mark.parametrize(
@@ -70,20 +70,58 @@ def test_gloo_takes_whole_names_and_needs_all(value: str, why: str) -> None:
 )
 def test_nccl_takes_prefixes_and_needs_one(value: str, why: str) -> None:
     expected = [f"NCCL_SOCKET_IFNAME={value} on a, b, c: {why}{WAY}"] if why else []
-    assert warnings(f'NCCL_SOCKET_IFNAME: "{value}"', "nccl") == expected
+    assert interface_warnings(f'NCCL_SOCKET_IFNAME: "{value}"', "nccl") == expected
 
 
 def test_what_is_not_used_is_not_looked_at() -> None:
-    assert warnings("NCCL_SOCKET_IFNAME: eth9", "gloo") == []
-    assert len(warnings("GLOO_SOCKET_IFNAME: eth9", "nccl")) == 1
+    assert interface_warnings("NCCL_SOCKET_IFNAME: eth9", "gloo") == []
+    assert len(interface_warnings("GLOO_SOCKET_IFNAME: eth9", "nccl")) == 1
 
 
 def test_a_nodes_own_environment_counts_where_the_job_says_nothing() -> None:
     own = (("GLOO_SOCKET_IFNAME", "eth9"),)
-    assert warnings(named=own) == [f"GLOO_SOCKET_IFNAME=eth9 on a, b, c: no such interface{WAY}"]
-    assert warnings("GLOO_SOCKET_IFNAME: eth1", named=own) == []
+    assert interface_warnings(named=own) == [f"GLOO_SOCKET_IFNAME=eth9 on a, b, c: no such interface{WAY}"]
+    assert interface_warnings("GLOO_SOCKET_IFNAME: eth1", named=own) == []
 
 
 def test_the_settings_of_one_node_count_there_alone() -> None:
     expected = [f"GLOO_SOCKET_IFNAME=eth9 on b: no such interface{WAY}"]
-    assert warnings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9") == expected
+    assert interface_warnings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9") == expected
+
+
+# GPUs
+
+LOOK = "visible there; check with `nvidia-smi -L`"
+
+
+def gpu_warnings(keys: str, *visible: int) -> list[str]:
+    """What is said at the start of a job on three nodes, which show so many GPUs each."""
+    job = History(f"script: t.py\nprocs_per_node: 2\nnodes: [a, b, c]\n{keys}")
+    job.feed(*(up(node, gpus) for node, gpus in enumerate(visible)), PortHeld(0, 29400))
+    job.feed(*(RouteFound(node, MASTER, MASTER, "eth0") for node in (1, 2, 0)))
+    return texts(job.actions, "warning")
+
+
+@pytest.mark.parametrize(
+    ("keys", "visible", "told"),
+    [
+        ("gpus_per_node: 2", (0, 0, 0), [f"a, b, c: the job file says 2 GPUs, but none is {LOOK}"]),
+        ("gpus_per_node: 1", (1, 0, 1), [f"b: the job file says 1 GPU, but none is {LOOK}"]),
+        ("gpus_per_node: 8", (8, 4, 8), [f"b: the job file says 8 GPUs, but only 4 are {LOOK}"]),
+        (
+            "gpus_per_node: 2",
+            (1, 0, 1),
+            [
+                f"a, c: the job file says 2 GPUs, but only 1 is {LOOK}",
+                f"b: the job file says 2 GPUs, but none is {LOOK}",
+            ],
+        ),
+        ("gpus_per_node: 2", (2, 2, 8), []),
+        ("gpus_per_node: 0", (0, 0, 0), []),
+        ("gpus_per_node: auto", (0, 0, 0), []),
+        ("gpus_per_node: 2\nbackend: nccl", (0, 2, 2), [f"a: the job file says 2 GPUs, but none is {LOOK}"]),
+        ("gpus_per_node: 2\nenv: {CUDA_VISIBLE_DEVICES: '0,1'}", (0, 0, 0), []),
+    ],
+)
+def test_gpus_that_are_missing_are_told_once(keys: str, visible: tuple[int, ...], told: list[str]) -> None:
+    assert gpu_warnings(keys, *visible) == told
