@@ -148,7 +148,7 @@ def test_a_jobs_script_does_not_ask_for(target: str, keys: str, option: str, tmp
         ("flux", "restarts: {requeue: 2}", "only Slurm can be asked to start a job again, not Flux"),
     ],
 )
-def test_a_job_that_can_not_work_is_refused_before_it_waits(
+def test_refuses_a_job_that_cannot_work_before_it_waits(
     target: str, text: str, problem: str, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").touch()
@@ -220,7 +220,7 @@ def test_mistakes_in_a_schedulers_section_are_told(keys: str, problem: str, tmp_
         ("GONE", False, True),
     ],
 )
-def test_what_a_queues_words_mean(state: str, waits: bool, over: bool) -> None:
+def test_slurm_states_become_stages(state: str, waits: bool, over: bool) -> None:
     assert (queued(state).waits, queued(state).over) == (waits, over)
 
 
@@ -238,11 +238,11 @@ def test_what_a_queues_words_mean(state: str, waits: bool, over: bool) -> None:
         ("pbs: {time: 1h}\ngrid_engine: {time: 1h}", "slurm"),
     ],
 )
-def test_a_job_goes_where_it_has_a_section_for(keys: str, target: str, tmp_path: Path) -> None:
+def test_a_section_chooses_the_scheduler(keys: str, target: str, tmp_path: Path) -> None:
     assert target_of(submitted(f"script: train.py\n{keys}\n", tmp_path)) == target
 
 
-def test_a_job_that_is_followed_prints_into_the_folder_of_its_runs(tmp_path: Path) -> None:
+def test_a_followed_job_prints_into_the_run_directorys_parent(tmp_path: Path) -> None:
     spec = submitted("script: train.py\nlogs: {dir: my runs}\n", tmp_path)
     script = load("grid-engine").script(spec, CALL, followed=True)
     assert f"#$ -o '{tmp_path}/my runs/grid-engine-$JOB_ID.out'\n" in script
@@ -255,7 +255,7 @@ def test_a_job_that_is_followed_prints_into_the_folder_of_its_runs(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_every_scheduler_is_whole(name: str) -> None:
+def test_every_scheduler_implements_what_a_submission_needs(name: str) -> None:
     scheduler = load(name)
     assert scheduler.name == name
     for needed in ("allocation", "script", "submit", "look", "cancel"):
@@ -264,12 +264,12 @@ def test_every_scheduler_is_whole(name: str) -> None:
         assert {"fate_argv", "fate", "requeue"} <= vars(type(scheduler)).keys()
 
 
-def test_a_scheduler_that_another_version_knew_is_told() -> None:
+def test_an_unknown_scheduler_is_refused() -> None:
     with pytest.raises(DistlaunchError, match="this version of distlaunch can't ask oar"):
         load("oar")
 
 
-def test_what_was_listed_before_there_were_other_schedulers_is_slurms(
+def test_old_list_entries_without_a_scheduler_are_slurm_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -328,7 +328,7 @@ QSTAT_XML = """<?xml version='1.0'?>
         ("z", "Rq", ("over", "goes"), "Rq"),
     ],
 )
-def test_what_grid_engines_letters_mean(
+def test_grid_engine_states_become_stages(
     running: str, pending: str, stages: tuple[str, str], words: str
 ) -> None:
     found = grid_engine.jobs_in(QSTAT_XML.format(running=running, pending=pending))
@@ -336,7 +336,7 @@ def test_what_grid_engines_letters_mean(
     assert found["4712"].words == words
 
 
-def test_an_empty_queue_of_grid_engine() -> None:
+def test_an_empty_grid_engine_queue_has_no_jobs() -> None:
     said = "<?xml version='1.0'?><job_info><queue_info></queue_info><job_info></job_info></job_info>"
     assert grid_engine.jobs_in(said) == {}
 
@@ -383,7 +383,7 @@ NOT_RUNNING = """    comment = Not Running: Queue gpu per-user limit reached on 
         ("M", "", "over", "M"),
     ],
 )
-def test_what_pbs_says_of_a_job(state: str, comment: str, stage: str, words: str) -> None:
+def test_pbs_states_become_stages(state: str, comment: str, stage: str, words: str) -> None:
     found = pbs.jobs_in(QSTAT_F.format(state=state, comment=comment))
     assert [*found] == ["88.pbs.cluster.example", "89.pbs.cluster.example"]
     told = found["88.pbs.cluster.example"]
@@ -413,7 +413,7 @@ def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, 
         ("EXIT", "-", "over", "EXIT"),
     ],
 )
-def test_what_lsf_says_of_a_job(state: str, reason: str, stage: str, words: str | None) -> None:
+def test_lsf_states_become_stages(state: str, reason: str, stage: str, words: str | None) -> None:
     found = lsf.queued(state, "-", reason)
     assert (found.stage, found.words) == (stage, words or f"{state} ({reason})")
     assert lsf.queued("EXIT", "TERM_OWNER: job killed by owner").state == CANCELLED
@@ -431,7 +431,7 @@ def test_what_lsf_says_of_a_job(state: str, reason: str, stage: str, words: str 
         ("CANCELED", "over", "CANCELLED"),
     ],
 )
-def test_what_flux_says_of_a_job(status: str, stage: str, state: str) -> None:
+def test_flux_states_become_stages(status: str, stage: str, state: str) -> None:
     found = flux.queued(status)
     assert (found.stage, found.state) == (stage, state)
 
@@ -453,7 +453,9 @@ CAUSE = Cause("why", 1, 1.0)
         (CAUSE._replace(exit_status=143, scheduled=True, final=True), False, False),  # requeued already
     ],
 )
-def test_which_jobs_are_to_go_on(cause: Cause | None, noticed: bool, goes_on: bool) -> None:
+def test_only_jobs_that_a_new_start_can_help_are_requeued(
+    cause: Cause | None, noticed: bool, goes_on: bool
+) -> None:
     state = Job().state._replace(noticed=noticed, verdict=Verdict(cause, 1.0))
     assert not is_to_go_on(state)
     wanted = state.spec._replace(restarts=state.spec.restarts._replace(requeue=1))

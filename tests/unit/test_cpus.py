@@ -151,7 +151,7 @@ def given_to(
         pytest.param(WOVEN, "cores", 0, 2, ["0,2,4,6", "1,3,5,7"], id="shares follow the nodes"),
     ],
 )
-def test_what_each_worker_gets(
+def test_assigns_cpus_to_workers(
     tmp_path: Path, tree: Tree, how: str, gpus: int, workers: int, expected: list[str]
 ) -> None:
     assert given_to(tmp_path, tree, wish(how, gpus), workers) == list(expected)
@@ -168,7 +168,7 @@ def test_what_each_worker_gets(
         pytest.param("cores", "3-4,19", ["3,19", "4"], id="cores"),
     ],
 )
-def test_only_the_cpus_that_the_agent_may_use_are_given(
+def test_assigns_only_cpus_that_the_agent_may_use(
     tmp_path: Path, how: str, allowed: str, expected: list[str]
 ) -> None:
     near = BIG._replace(distances=["10 12 32 32", "12 10 32 32", "32 32 10 12", "32 32 12 10"])
@@ -185,7 +185,7 @@ def test_only_the_cpus_that_the_agent_may_use_are_given(
         pytest.param("MIG-1,GPU-77,", [0, 1, 2], id="what can't be found is spread"),
     ],
 )
-def test_visible_devices_are_understood(tmp_path: Path, visible: str | None, nodes: list[int]) -> None:
+def test_follows_cuda_visible_devices(tmp_path: Path, visible: str | None, nodes: list[int]) -> None:
     found = given_to(tmp_path, BIG, wish("node", 3), 3, visible=visible)
     assert found == [NODE[node] for node in nodes]
 
@@ -193,7 +193,7 @@ def test_visible_devices_are_understood(tmp_path: Path, visible: str | None, nod
 @pytest.mark.parametrize(
     ("one_device", "wanted"), [(False, NODE[3]), (True, NODE[1])], ids=["its own", "of all workers"]
 )
-def test_a_single_workers_only_device_is_no_list_of_devices(
+def test_one_visible_device_per_worker_is_found_by_the_workers_own_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_device: bool, wanted: str
 ) -> None:
     root = str(BIG.write(tmp_path))
@@ -214,7 +214,7 @@ def test_without_numa_in_the_kernel_all_cpus_are_one_node(tmp_path: Path) -> Non
         assert shares(wish(how), 2, machine) == [{0, 1}, {2, 3}]
 
 
-def test_listed_cpus_are_given_as_they_are(tmp_path: Path) -> None:
+def test_assigns_listed_cpus_as_written(tmp_path: Path) -> None:
     assert given_to(tmp_path, SMALL, wish("listed", cpus=["0,2", "1-2", "3"]), 2) == ["0,2", "1-2"]
 
 
@@ -234,7 +234,7 @@ def test_listed_cpus_are_given_as_they_are(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_node_can_not_give_is_told(tmp_path: Path, binding: Binding, workers: int, words: str) -> None:
+def test_says_which_cpus_a_node_lacks(tmp_path: Path, binding: Binding, workers: int, words: str) -> None:
     with pytest.raises(BindingError, match=f"^{words}$"):
         given_to(tmp_path, SMALL, binding, workers)
 
@@ -279,7 +279,7 @@ def trees(draw: st.DrawFn) -> Tree:
     data=st.data(),
 )
 @bounded()
-def test_each_gets_cpus_of_those_allowed_and_exclusive_ones_never_overlap(
+def test_every_worker_gets_allowed_cpus_and_exclusive_ones_never_overlap(
     tree: Tree, how: str, gpus: int, workers: int, data: st.DataObject
 ) -> None:
     allowed = data.draw(st.sets(st.sampled_from(sorted(tree.cpus)), min_size=1))

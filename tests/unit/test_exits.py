@@ -30,7 +30,7 @@ SHM_FULL, SHM_SMALL, SHM_FINE = (8 * GIB, 0), (64 << 20, 60 << 20), (8 * GIB, 7 
         (Ending(-15, oom_kills=1), "killed by signal 15 (SIGTERM)"),
     ],
 )
-def test_facts(ending: Ending, words: str) -> None:
+def test_facts_name_the_signal_and_what_explains_it(ending: Ending, words: str) -> None:
     assert facts(ending).endswith(words)
 
 
@@ -88,13 +88,13 @@ def test_facts(ending: Ending, words: str) -> None:
         (Ending(0), "", ""),
     ],
 )
-def test_advice(ending: Ending, last_words: str, hint: str) -> None:
+def test_advice_fits_the_last_output(ending: Ending, last_words: str, hint: str) -> None:
     given = advice(ending, last_words)
     assert hint in given
     assert bool(given) == bool(hint)
 
 
-def test_only_the_last_lines_count() -> None:
+def test_advice_ignores_old_output() -> None:
     assert advice(Ending(1), "CUDA out of memory\n" + "retried, went well\n" * 60) == ""
 
 
@@ -207,26 +207,26 @@ def test_errors_of_a_rank_whose_peer_is_gone(words: str) -> None:
         ),
     ],
 )
-def test_errors_of_a_ranks_own(words: str) -> None:
+def test_errors_of_the_rank_itself(words: str) -> None:
     assert not words_of(1, words).peer_gone
 
 
-def test_waiting_in_vain_is_told_from_a_lost_connection() -> None:
+def test_distinguishes_a_timeout_from_a_lost_connection() -> None:
     timed_out = raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms")
     assert words_of(1, timed_out) == Words(traceback=True, peer_gone=True, timed_out=True)
     assert words_of(1, VICTIM) == Words(traceback=True, peer_gone=True)
 
 
-def test_torchs_error_record_counts_before_what_was_printed() -> None:
+def test_torchs_error_record_overrides_the_output() -> None:
     assert words_of(1, VICTIM, {"message": "ValueError: bad", "callstack": OWN}) == Words(traceback=True)
     assert words_of(1, "", {"message": f"RuntimeError: {GLOO}", "callstack": ""}).peer_gone
 
 
-def test_a_crash_is_a_ranks_own_whatever_it_has_printed() -> None:
+def test_a_crash_is_the_ranks_own_error_whatever_it_printed() -> None:
     assert words_of(-signal.SIGSEGV, VICTIM) == Words()
 
 
-def test_whether_a_traceback_was_out() -> None:
+def test_knows_whether_a_traceback_was_printed() -> None:
     assert words_of(-signal.SIGTERM, OWN).traceback
     assert not words_of(-signal.SIGTERM, "epoch 3\n").traceback
 
@@ -247,13 +247,13 @@ TIMED_OUT = "TCPStore.cpp:340] [c10d] The client socket has timed out"
         f"W1122 09:00:00.123000 2689 {TIMED_OUT}",
     ],
 )
-def test_what_torch_warns_of_ends_no_rank(remark: str) -> None:
+def test_ignores_warnings_logged_by_torch(remark: str) -> None:
     assert without_remarks(f"{remark}\n\n") == ""
     assert without_remarks(f"{remark}\nboom\n") == "boom\n"
     assert not words_of(3, f"{remark}\n").peer_gone
 
 
-def test_what_torch_logs_as_an_error_counts() -> None:
+def test_counts_errors_logged_by_torch() -> None:
     error = f"[E1122 09:00:00.123456789 {TIMED_OUT}\n"
     assert without_remarks(error) == error
     assert words_of(-signal.SIGABRT, error).peer_gone

@@ -49,7 +49,7 @@ class Theirs(NamedTuple):
         lambda kind: len({kind(1), kind(1), kind(2)}),
     ],
 )
-def test_it_is_used_alike(use: Callable[[Any], Any]) -> None:
+def test_behaves_like_a_named_tuple(use: Callable[[Any], Any]) -> None:
     assert use(Ours) == use(Theirs)
 
 
@@ -62,7 +62,7 @@ def test_it_is_used_alike(use: Callable[[Any], Any]) -> None:
         lambda kind: kind(1, four=4),
     ],
 )
-def test_it_is_misused_alike(misuse: Callable[[Any], Any]) -> None:
+def test_refuses_what_a_named_tuple_refuses(misuse: Callable[[Any], Any]) -> None:
     for kind in (Ours, Theirs):
         with pytest.raises(TypeError):
             misuse(kind)

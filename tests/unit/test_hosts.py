@@ -117,7 +117,7 @@ def test_names_and_addresses_are_accepted(host: str) -> None:
 
 @given(st.text(max_size=20))
 @bounded(300)
-def test_what_is_accepted_is_one_plain_word(host: str) -> None:
+def test_accepted_hosts_are_one_plain_word(host: str) -> None:
     if host_error(host) is None:
         assert host.isascii()
         assert host.isprintable()
@@ -197,7 +197,7 @@ def test_any_text_is_an_endpoint_or_refused_with_a_reason(text: str) -> None:
     )
 )
 @bounded()
-def test_the_three_forms_say_the_same(lines: list[tuple[str, int]]) -> None:
+def test_the_three_forms_of_hostfiles_mean_the_same(lines: list[tuple[str, int]]) -> None:
     problems: list[Problem] = []
     forms = ("{0} slots={1}", "{0}:{1}", "{0} slots={1} max_slots=99  # comment")
     for form in forms:

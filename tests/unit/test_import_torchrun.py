@@ -148,7 +148,7 @@ def test_a_torchrun_command_becomes_a_job(command: str, keys: dict[str, Any]) ->
         ("python -m torch.distributed.launch x.py", "expect --local_rank"),
     ],
 )
-def test_what_has_no_equal_is_a_comment(command: str, words: str) -> None:
+def test_flags_without_an_equivalent_become_comments(command: str, words: str) -> None:
     assert words in comments(imported(command))
 
 
@@ -169,7 +169,7 @@ def test_a_number_before_a_redirection_is_an_argument_if_there_is_a_blank() -> N
     assert keys_of(imported("torchrun x.py 2&"))["args"] == ["2"]
 
 
-def test_words_that_a_shell_has_expanded_are_kept_without_remark() -> None:
+def test_keeps_words_that_a_shell_has_expanded() -> None:
     draft = command_draft(["torchrun", "--log-dir", "~l", "~s.py", "$a", "*"], CPUS)
     assert keys_of(draft) == {
         "procs_per_node": 1,
@@ -180,7 +180,7 @@ def test_words_that_a_shell_has_expanded_are_kept_without_remark() -> None:
     assert "kept as written" not in comments(draft)
 
 
-def test_a_common_line_of_one_node_needs_no_remark() -> None:
+def test_does_not_comment_on_a_common_single_node_command() -> None:
     draft = imported("torchrun --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-conf is_host=1 x.py")
     assert keys_of(draft) == {"procs_per_node": 1, "script": "x.py"}
     assert "rdzv" not in comments(draft)
@@ -276,7 +276,7 @@ def test_names_what_is_left_out(command: str, told: str) -> None:
         ("torchrun x.py \udc80", "not UTF-8 text"),
     ],
 )
-def test_a_command_that_can_not_be_is_refused_in_one_line(command: str, words: str) -> None:
+def test_refuses_a_wrong_command_in_one_line(command: str, words: str) -> None:
     with pytest.raises(DistlaunchError) as caught:
         imported(command)
     assert words in str(caught.value)
@@ -323,14 +323,14 @@ def test_a_flag_becomes_the_key_that_the_table_names(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("others", ["--module", "--no-python", "-m --no-python"])
-def test_a_run_path_is_a_script_whatever_else_is_said(others: str) -> None:
+def test_run_path_is_a_script_whatever_other_flags_say(others: str) -> None:
     assert imported(f"torchrun --run-path {others} x.py").keys["script"] == "x.py"
 
 
 @pytest.mark.parametrize(
     "words", ["--max-restarts=2", "--role=r", "--virtual-local-rank", "--numa-binding=socket", "--rdzv-id=j"]
 )
-def test_a_flag_means_the_same_in_a_job_file_as_in_the_drop_in(words: str) -> None:
+def test_a_flag_means_the_same_in_a_job_file_and_in_torchrun(words: str) -> None:
     file = spec_of(imported(f"torchrun {words} x.py").text())
     flags = parse_flags([*words.split(), "x.py"], {})
     there = job_of(flags, Here("/", "host", "python3", ("/tmp",), 0, 1, {}))

@@ -24,7 +24,7 @@ from tests.unit.samples import Load, Problems, bounded, job_documents
         pytest.param(b"[" * 10_000_000, "larger than 1 MiB", id="10 MB of nesting"),
     ],
 )
-def test_a_file_that_is_no_text_is_refused_as_a_whole(load: Load, data: bytes, words: str) -> None:
+def test_refuses_a_file_that_is_not_text(load: Load, data: bytes, words: str) -> None:
     with pytest.raises(UsageError, match=f"job.yaml: {words}".replace("(", r"\(").replace(")", r"\)")):
         load(data)
 
@@ -39,12 +39,12 @@ def test_a_file_that_is_no_text_is_refused_as_a_whole(load: Load, data: bytes, w
         pytest.param("".join(f"{' ' * depth}a:\n" for depth in range(1000)), id="mappings in block style"),
     ],
 )
-def test_deep_nesting_is_refused_before_it_hurts(problems: Problems, text: str) -> None:
+def test_refuses_deep_nesting(problems: Problems, text: str) -> None:
     (problem,) = problems(text)
     assert problem.endswith("nested more than 20 levels deep")
 
 
-def test_binary_junk_is_refused(problems: Problems) -> None:
+def test_refuses_binary_junk(problems: Problems) -> None:
     assert problems(bytes(range(32)))[0].startswith("job.yaml: not YAML: unacceptable character")
 
 
@@ -55,19 +55,19 @@ def test_binary_junk_is_refused(problems: Problems) -> None:
         *("!!binary x", "!!set x"),
     ],
 )
-def test_a_tag_that_does_not_fit_its_value_is_no_crash(load: Load, value: str) -> None:
+def test_refuses_a_tag_that_does_not_fit_its_value(load: Load, value: str) -> None:
     with pytest.raises(JobError):
         load(f"script: x\nprocs_per_node: {value}")
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+def test_names_a_missing_file_and_a_directory(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"/none\.yaml: No such file or directory"):
         load_job(f"{tmp_path}/none.yaml")
     with pytest.raises(UsageError, match="Is a directory"):
         load_job(str(tmp_path))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load) -> None:
+def test_ignores_a_byte_order_mark(load: Load) -> None:
     assert load(b"\xef\xbb\xbfscript: x").program.kind == "script"
 
 
@@ -95,7 +95,7 @@ def test_hostfiles_of_three_tools_are_read(
     assert [(node.label, node.procs) for node in nodes] == expected
 
 
-def test_a_hostfiles_user_is_kept_and_procs_per_node_is_the_default(load: Load, tmp_path: Path) -> None:
+def test_a_hostfile_keeps_users_and_defaults_to_procs_per_node(load: Load, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("me@a\nb slots=2\n")
     nodes = load("script: x\nhostfile: hosts\nprocs_per_node: 7").nodes
     assert [(node.reach, node.procs) for node in nodes] == [(Ssh("a", "me"), 7), (Ssh("b"), 2)]
@@ -128,7 +128,7 @@ def test_a_hostfiles_mistakes_name_its_line(
     assert problem.startswith(f"hosts:{expected}")
 
 
-def test_a_hostfile_that_is_not_there_is_named(load: Load) -> None:
+def test_names_a_missing_hostfile(load: Load) -> None:
     with pytest.raises(DistlaunchError, match="nowhere: No such file or directory"):
         load("script: x\nhostfile: nowhere")
 

@@ -239,7 +239,7 @@ def test_nodes_are_listed_by_name_range_or_number(load: Load, nodes: str, expect
     assert [node.label for node in load(f"script: a\nnodes: {nodes}").nodes] == expected
 
 
-def test_user_at_host_is_split_and_user_wins_over_it(load: Load) -> None:
+def test_splits_user_at_host_and_user_overrides_it(load: Load) -> None:
     spec = load("script: a\nnodes: [me@a, {host: me@b, user: you}]")
     assert [node.reach for node in spec.nodes] == [Ssh("a", "me"), Ssh("b", "you")]
 
@@ -250,12 +250,12 @@ def test_localhost_is_this_machine_unless_ssh_details_are_given(load: Load) -> N
     assert not load("script: a\nnodes: [localhost]\nlauncher: ssh").nodes[0].local
 
 
-def test_what_a_node_says_wins_over_what_the_job_says(load: Load) -> None:
+def test_a_nodes_counts_override_the_jobs(load: Load) -> None:
     text = "script: a\ngpus_per_node: 8\nprocs_per_node: 8\nnodes: [a, {host: b, gpus: 0, procs: 1}]"
     assert [(node.gpus, node.procs) for node in load(text).nodes] == [(8, 8), (0, 1)]
 
 
-def test_the_endpoint_wins_over_master_addr_and_port(load: Load) -> None:
+def test_the_endpoint_overrides_master_addr_and_port(load: Load) -> None:
     text = "script: a\nmaster_addr: x\nmaster_port: 1\nrendezvous: {endpoint: 'y:2'}"
     assert (load(text).master_host, load(text).master_port) == ("y", 2)
 
@@ -320,12 +320,12 @@ def test_paths_are_relative_to_the_file_or_to_a_home(
         ),
     ],
 )
-def test_a_home_that_is_not_the_users_is_refused(problems: Problems, text: str, expected: str) -> None:
+def test_refuses_another_users_home(problems: Problems, text: str, expected: str) -> None:
     (problem,) = problems(text)
     assert problem.startswith(f"job.yaml:{expected}")
 
 
-def test_the_callers_folder_does_not_matter(
+def test_the_callers_directory_does_not_matter(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load("script: t.py")
@@ -349,7 +349,7 @@ def test_durations_become_seconds(load: Load, text: str, seconds: float) -> None
         pytest.param("9" * 306 + "d", id="days whose seconds no float holds"),
     ],
 )
-def test_what_is_no_duration_is_refused(problems: Problems, text: str) -> None:
+def test_refuses_what_is_not_a_duration(problems: Problems, text: str) -> None:
     (problem,) = problems(f"script: a\ntimeouts: {{connect: {text}}}")
     assert problem.startswith('job.yaml:2:21: timeouts.connect: expected a duration such as "30s" or "10m"')
 
@@ -387,14 +387,14 @@ def test_a_binding_can_be_switched_off(load: Load, off: str) -> None:
     assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: cores").binding == Binding("cores")
 
 
-def test_stalls_that_are_not_looked_for_can_not_end_a_job(load: Load, problems: Problems) -> None:
+def test_refuses_on_stall_without_a_stall_timeout(load: Load, problems: Problems) -> None:
     assert load("script: x\ntimeouts: {stall: none}").timeouts.stall_s is None
     assert problems("script: x\ntimeouts: {stall: none}\non_stall: stop") == [
         "job.yaml:3:11: on_stall: on_stall: stop has no effect because timeouts.stall is none"
     ]
 
 
-def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(problems: Problems) -> None:
+def test_reports_all_mistakes_in_the_order_of_the_file(problems: Problems) -> None:
     text = """
 nodes: [a, {host: b, gpus: four}]
 nproc_per_node: 3
@@ -409,7 +409,7 @@ timeouts: {join: never, stop: 5s, stp: 1}
     ]
 
 
-def test_mistakes_that_need_two_looks_are_told_with_the_others(problems: Problems) -> None:
+def test_reports_nested_mistakes_with_the_others(problems: Problems) -> None:
     text = "script: x\nnodes: [-o, 'g[2-1]']\nrendezvous: {endpoint: 'a:0'}\nprocs_per_node: 0"
     assert [problem.split(" ")[1] for problem in problems(text)] == [
         "nodes[0]:",
@@ -419,7 +419,7 @@ def test_mistakes_that_need_two_looks_are_told_with_the_others(problems: Problem
     ]
 
 
-def test_one_mistake_is_told_once(problems: Problems) -> None:
+def test_reports_one_mistake_once(problems: Problems) -> None:
     assert len(problems("script: x\nenv: {NOT_SET_HERE: [1]}")) == 1
     assert len(problems("command: []")) == 1
 
@@ -435,7 +435,7 @@ def test_one_mistake_is_told_once(problems: Problems) -> None:
         "backend: static, endpoint: [x]",
     ],
 )
-def test_what_is_refused_has_no_part_in_other_checks(problems: Problems, wrong: str) -> None:
+def test_a_refused_value_takes_no_part_in_other_checks(problems: Problems, wrong: str) -> None:
     (problem,) = problems(f"script: x\nrendezvous: {{{wrong}}}")
     assert "expected" in problem
 
@@ -443,7 +443,7 @@ def test_what_is_refused_has_no_part_in_other_checks(problems: Problems, wrong: 
 @pytest.mark.parametrize(
     "argument", ['{"a": 1}', "{}", "{1}", "${HOME}", "{a,b}", "{{nope}}", "{ rank }", "{a b}"]
 )
-def test_other_braces_are_left_alone(load: Load, argument: str) -> None:
+def test_leaves_other_braces_alone(load: Load, argument: str) -> None:
     assert load(f"script: x\nargs: ['{argument}']").args == (argument,)
 
 
@@ -459,7 +459,7 @@ def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (spec.name, spec.workdir, spec.logs.folder) == ("job", str(tmp_path), f"{tmp_path}/runs")
 
 
-def test_every_foreign_name_leads_to_a_key_that_exists() -> None:
+def test_every_suggested_key_exists() -> None:
     known = {key for key, *_ in reference(job_keys())}
     assert {name for name in JOB.foreign.values() if name != "run --detach"} <= known
     assert not set(JOB.foreign) & set(JOB.fields)

@@ -126,9 +126,7 @@ WHOLE_FILES = [
 @pytest.mark.parametrize(
     ("text", "expected"), [*((f"script: x\n{text}", expected) for text, expected in MISTAKES), *WHOLE_FILES]
 )
-def test_a_mistake_is_placed_and_explained(
-    problems: Problems, tmp_path: Path, text: str, expected: str
-) -> None:
+def test_places_and_explains_a_mistake(problems: Problems, tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "hosts").write_text("a\n")
     place = "job.yaml:" if expected[0].isdigit() else "job.yaml: "
     assert any(problem.startswith(f"{place}{expected}") for problem in problems(text))
@@ -198,19 +196,19 @@ SYNTAX = [
 
 
 @pytest.mark.parametrize(("text", "expected"), SYNTAX, ids=[text for text, _ in SYNTAX])
-def test_what_yaml_reads_otherwise_is_told_in_words(problems: Problems, text: str, expected: str) -> None:
+def test_explains_yaml_syntax_errors(problems: Problems, text: str, expected: str) -> None:
     (problem,) = problems(f"script: x\n{text}\n")
     assert problem.startswith(f"job.yaml:{expected}")
     (dos,) = problems(f"script: x\n{text}\n".replace("\n", "\r\n").encode())
     assert dos == problem
 
 
-def test_a_space_that_is_missing_in_the_only_line_is_told(problems: Problems) -> None:
+def test_explains_a_missing_space_in_the_only_line(problems: Problems) -> None:
     assert problems("script:f.py") == ["job.yaml:1:1: put a space after the colon: script: f.py"]
 
 
 @pytest.mark.parametrize("text", [text for text, told in SYNTAX if "quote it: " in told])
-def test_what_a_hint_says_to_write_loads(load: Load, problems: Problems, text: str) -> None:
+def test_the_suggested_quoting_loads(load: Load, problems: Problems, text: str) -> None:
     (problem,) = problems(f"script: x\n{text}\n")
     quoted = problem.partition("quote it: ")[2]
     load(f"script: x\n{text}\n".replace(json.loads(quoted), quoted))
@@ -232,7 +230,7 @@ def test_what_a_hint_says_to_write_loads(load: Load, problems: Problems, text: s
         ("python: 3.12", "python: expected an interpreter such as python3.12, or its path, got 3.12"),
     ],
 )
-def test_a_string_that_yaml_takes_for_something_else_is_to_be_quoted(
+def test_suggests_quotes_for_a_string_that_yaml_reads_as_something_else(
     problems: Problems, text: str, expected: str
 ) -> None:
     (problem,) = problems(f"script: x\n{text}")
@@ -252,11 +250,11 @@ def test_a_string_that_yaml_takes_for_something_else_is_to_be_quoted(
         ("gpu_per_node: 1", "gpus_per_node"),
     ],
 )
-def test_the_other_number_of_a_word_leads_to_the_key(problems: Problems, text: str, meant: str) -> None:
+def test_suggests_the_key_for_a_singular_or_plural(problems: Problems, text: str, meant: str) -> None:
     assert f"unknown key; did you mean {meant}?" in problems(f"command: [x]\n{text}")[0]
 
 
-def test_what_another_tool_calls_a_key_inside_a_section_is_named(problems: Problems) -> None:
+def test_suggests_the_key_inside_a_section(problems: Problems) -> None:
     assert problems("script: x\ntimeout: 5") == ["job.yaml:2:1: timeout: unknown key; use timeouts.job"]
 
 
@@ -271,7 +269,7 @@ def test_what_another_tool_calls_a_key_inside_a_section_is_named(problems: Probl
         ("nodes: [a, a]", "2:12: nodes[1]: a is listed twice; to run more workers on it, raise its procs"),
     ],
 )
-def test_what_to_do_about_a_host_listed_twice_depends_on_where(
+def test_advice_about_a_duplicate_host_depends_on_the_place(
     problems: Problems, text: str, expected: str
 ) -> None:
     assert problems(f"script: x\n{text}") == [f"job.yaml:{expected}"]

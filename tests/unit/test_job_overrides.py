@@ -76,7 +76,7 @@ def test_set_alone_makes_a_job_of_an_empty_file(load: Load) -> None:
         ),
     ],
 )
-def test_null_takes_a_key_out(
+def test_null_removes_a_key(
     load: Load, tmp_path: Path, base: str, overrides: tuple[str, ...], path: str, expected: Any
 ) -> None:
     (tmp_path / "hosts").write_text("from-hostfile\n")
@@ -102,7 +102,7 @@ def test_null_still_takes_the_callers_variable(load: Load, monkeypatch: pytest.M
     ],
 )
 @pytest.mark.parametrize("base", ["script: x", "script: x\nnodes: 2"])
-def test_an_item_of_a_list_that_is_not_there_needs_the_whole_list(
+def test_setting_an_item_of_a_missing_list_suggests_the_whole_list(
     load: Load, base: str, override: str, key: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -128,7 +128,7 @@ HOSTS_AS_KEYS = [
 
 
 @pytest.mark.parametrize(("text", "start", "end"), HOSTS_AS_KEYS)
-def test_what_to_write_for_an_item_is_told(problems: Problems, text: str, start: str, end: str) -> None:
+def test_says_how_to_write_an_item(problems: Problems, text: str, start: str, end: str) -> None:
     (problem,) = problems(f"script: x\n{text}")
     assert problem.startswith(f"job.yaml:{start}")
     assert problem.endswith(end)
@@ -147,7 +147,7 @@ def test_what_to_write_for_an_item_is_told(problems: Problems, text: str, start:
         ("torchrun a.py", "`distlaunch import torchrun 'torchrun a.py'` prints a job file for this command"),
     ],
 )
-def test_a_command_line_as_a_script_is_told_as_keys(
+def test_suggests_keys_for_a_command_line_given_as_a_script(
     load: Load, problems: Problems, text: str, hint: str
 ) -> None:
     assert problems(f"script: {text}") == [f"job.yaml:1:9: script: {hint}"]
@@ -155,7 +155,7 @@ def test_a_command_line_as_a_script_is_told_as_keys(
         load(hint.removeprefix("write ").replace(" and ", "\n"))
 
 
-def test_a_script_with_blanks_in_its_name_is_one(load: Load) -> None:
+def test_a_scripts_name_may_contain_blanks(load: Load) -> None:
     assert load("script: my python script.py").program.words == ("my python script.py",)
 
 
@@ -166,9 +166,7 @@ def test_a_script_with_blanks_in_its_name_is_one(load: Load) -> None:
         ("container: {image: i, env: {A: b}}", "container.image=null", "container: image is missing"),
     ],
 )
-def test_null_for_a_key_that_is_required_is_refused(
-    problems: Problems, text: str, override: str, missing: str
-) -> None:
+def test_refuses_null_for_a_required_key(problems: Problems, text: str, override: str, missing: str) -> None:
     assert problems(f"script: x\n{text}", override)[0].endswith(missing)
 
 
@@ -197,7 +195,7 @@ def test_null_for_a_key_that_is_required_is_refused(
         ("script=python -m a.b", "--set script=null --set module=a.b"),
     ],
 )
-def test_a_hint_about_an_override_is_one_to_paste(
+def test_a_hint_about_an_override_can_be_pasted(
     load: Load, problems: Problems, override: str, hint: str
 ) -> None:
     problem = problems("script: x", override)[0]

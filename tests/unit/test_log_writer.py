@@ -128,7 +128,7 @@ def mode(path: Path) -> int:
 # Files
 
 
-def test_files_and_folders_are_for_nobody_else(writer: LogWriter, tmp_path: Path) -> None:
+def test_files_and_directories_are_private(writer: LogWriter, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         writer.append("node1/rank0/out.log", b"text")
@@ -139,7 +139,7 @@ def test_files_and_folders_are_for_nobody_else(writer: LogWriter, tmp_path: Path
     assert mode(tmp_path / "node1/rank0") == 0o700
 
 
-def test_a_folder_may_be_there(writer: LogWriter, tmp_path: Path) -> None:
+def test_a_directory_may_exist(writer: LogWriter, tmp_path: Path) -> None:
     (tmp_path / "node1").mkdir()
     writer.append("node1/a.log", b"a")
     writer.append("node1/b.log", b"b")
@@ -147,7 +147,7 @@ def test_a_folder_may_be_there(writer: LogWriter, tmp_path: Path) -> None:
     assert sorted(path.read_bytes() for path in (tmp_path / "node1").iterdir()) == [b"a", b"b"]
 
 
-def test_what_is_flushed_can_be_read(writer: LogWriter, tmp_path: Path) -> None:
+def test_flushed_data_can_be_read(writer: LogWriter, tmp_path: Path) -> None:
     for text in (b"one ", b"two "):
         writer.append("log", text)
         assert writer.flush()
@@ -170,7 +170,7 @@ def open_logs(folder: Path) -> int:
     return sum(link.startswith(f"{folder}/") for link in links)
 
 
-def test_few_files_are_open_at_once_and_none_is_begun_anew(
+def test_keeps_few_files_open_and_restarts_none(
     writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_OPEN", 2)
@@ -187,7 +187,7 @@ def test_few_files_are_open_at_once_and_none_is_begun_anew(
 # Files that can't be opened
 
 
-def test_a_file_that_somebody_put_there_is_left_alone(writer: LogWriter, tmp_path: Path) -> None:
+def test_does_not_touch_an_existing_file(writer: LogWriter, tmp_path: Path) -> None:
     (tmp_path / "theirs").write_bytes(b"theirs")
     for name in ("theirs", "ours", "theirs"):
         writer.append(name, b"text")
@@ -198,9 +198,7 @@ def test_a_file_that_somebody_put_there_is_left_alone(writer: LogWriter, tmp_pat
 
 
 @pytest.mark.parametrize("target", ["victim", "missing"])
-def test_a_link_that_somebody_put_there_is_not_followed(
-    writer: LogWriter, tmp_path: Path, target: str
-) -> None:
+def test_does_not_follow_a_planted_link(writer: LogWriter, tmp_path: Path, target: str) -> None:
     (tmp_path / "victim").write_bytes(b"theirs")
     (tmp_path / "log").symlink_to(tmp_path / target)
     writer.append("log", b"text")
@@ -209,7 +207,7 @@ def test_a_link_that_somebody_put_there_is_not_followed(
     assert writer.lost_bytes == 4
 
 
-def test_a_link_in_the_place_of_our_own_file_is_not_followed(
+def test_does_not_follow_a_link_that_replaced_a_log(
     writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_OPEN", 1)
@@ -225,7 +223,7 @@ def test_a_link_in_the_place_of_our_own_file_is_not_followed(
 
 
 @pytest.mark.parametrize("name", ["file/log", "n" * 300], ids=["below a file", "a name too long"])
-def test_a_file_that_can_not_be_made_loses_its_own_alone(
+def test_a_file_that_cannot_be_made_loses_only_its_own_data(
     writer: LogWriter, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -237,7 +235,7 @@ def test_a_file_that_can_not_be_made_loses_its_own_alone(
     assert writer.lost_bytes == 12
 
 
-def test_a_file_that_could_not_be_made_is_tried_again(writer: LogWriter, tmp_path: Path) -> None:
+def test_tries_again_to_make_a_file(writer: LogWriter, tmp_path: Path) -> None:
     (tmp_path / "folder").write_bytes(b"")
     writer.append("folder/log", b"lost")
     assert writer.flush()
@@ -264,7 +262,7 @@ def test_what_a_full_disk_does_not_take_is_lost_and_the_rest_is_written(
     assert writer.lost_bytes == 3
 
 
-def test_a_reader_that_is_gone_is_lost_bytes(writer: LogWriter, disk: Disk) -> None:
+def test_counts_bytes_lost_to_a_broken_disk(writer: LogWriter, disk: Disk) -> None:
     disk.break_down()
     writer.append("log", b"text")
     assert writer.flush(), "nothing waits any more"
@@ -277,7 +275,7 @@ def test_a_reader_that_is_gone_is_lost_bytes(writer: LogWriter, disk: Disk) -> N
 
 
 @pytest.mark.usefixtures("short")
-def test_what_a_stalled_disk_has_no_room_for_is_lost_and_waited_for_once(
+def test_waits_once_for_a_stalled_disk_and_counts_what_is_lost(
     writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.append("log", b"abc")
@@ -293,7 +291,7 @@ def test_what_a_stalled_disk_has_no_room_for_is_lost_and_waited_for_once(
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(("size", "lost"), [(2, 0), (3, 0), (4, 4)], ids=["less", "as much", "a byte more"])
-def test_there_is_room_up_to_the_capacity(writer: LogWriter, disk: Disk, size: int, lost: int) -> None:
+def test_accepts_data_up_to_the_capacity(writer: LogWriter, disk: Disk, size: int, lost: int) -> None:
     writer.append("log", b"abc")
     writer.append("log", b"x" * size)
     assert writer.lost_bytes == lost
@@ -310,7 +308,7 @@ def test_one_piece_may_be_larger_than_the_capacity(
 
 
 @pytest.mark.usefixtures("short")
-def test_a_disk_that_goes_on_is_trusted_again(
+def test_waits_again_for_a_disk_that_recovered(
     writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.append("log", b"abcdef")
@@ -327,7 +325,7 @@ def test_a_disk_that_goes_on_is_trusted_again(
     assert disk.take(3) == b"mno" and writer.lost_bytes == 4
 
 
-def test_a_slow_disk_holds_its_source_back_and_loses_nothing(
+def test_a_slow_disk_blocks_the_writer_and_loses_nothing(
     writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CAPACITY", 6)
@@ -350,7 +348,7 @@ def test_flush_waits_for_a_slow_disk(writer: LogWriter, disk: Disk, monkeypatch:
 
 
 @pytest.mark.usefixtures("short")
-def test_flush_gives_a_stalled_disk_up(writer: LogWriter, disk: Disk) -> None:
+def test_flush_gives_up_on_a_stalled_disk(writer: LogWriter, disk: Disk) -> None:
     writer.append("log", b"text")
     assert not writer.flush()
     assert writer.lost_bytes == 0, "it may be written still"
@@ -359,7 +357,7 @@ def test_flush_gives_a_stalled_disk_up(writer: LogWriter, disk: Disk) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_what_a_stalled_disk_leaves_at_the_end_is_lost(writer: LogWriter, disk: Disk) -> None:
+def test_close_counts_what_a_stalled_disk_did_not_take(writer: LogWriter, disk: Disk) -> None:
     writer.append("log", b"abc")
     writer.append("log", b"de")
     writer.close()
@@ -371,9 +369,7 @@ _appends = st.lists(st.tuples(st.sampled_from(["a", "b", "n/c", "n/d", "m/e"]), 
 
 @given(_appends, st.integers(1, 6))
 @bounded(60)
-def test_whatever_is_appended_is_in_its_file_in_order(
-    appends: list[tuple[str, bytes]], most_open: int
-) -> None:
+def test_all_data_is_in_its_file_in_order(appends: list[tuple[str, bytes]], most_open: int) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(module, "MAX_OPEN", most_open)
         patch.setattr(module, "CAPACITY", 64)

@@ -58,6 +58,6 @@ def test_nodes_are_counted_by_phase() -> None:
     assert (nodes.expected, nodes.unrouted, nodes.linked, nodes.over) == (1, 1, 1, 2)
 
 
-def test_nothing_is_counted_of_none() -> None:
+def test_empty_sequences_count_nothing() -> None:
     assert (Workers().succeeded, len(Workers()), [*Workers()]) == (0, 0, [])
     assert Workers() != Nodes([Connecting()]) and Many([1]) == (1,)

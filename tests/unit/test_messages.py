@@ -49,7 +49,7 @@ def through_json(message: tuple[Any, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("table", [COMMANDS, REPORTS], ids=["commands", "reports"])
-def test_what_is_sent_is_what_is_read(table: dict[str, Any]) -> None:
+def test_messages_survive_json(table: dict[str, Any]) -> None:
     for kind in table.values():
         message = kind(*map(sample, kind.__annotations__.values()))
         assert messages.read(table, through_json(message)) == message
@@ -61,7 +61,7 @@ def test_nested_records_are_records_again() -> None:
     assert messages.read(COMMANDS, through_json(START._replace(binding=None))).binding is None
 
 
-def test_a_message_that_lacks_a_field_is_named_with_it() -> None:
+def test_names_a_missing_field() -> None:
     for op, kind in {**COMMANDS, **REPORTS}.items():
         for name in kind.__annotations__:
             fields = through_json(kind(*map(sample, kind.__annotations__.values())))
@@ -83,7 +83,7 @@ def test_a_message_that_lacks_a_field_is_named_with_it() -> None:
         ({"op": "start"}, "unknown message: start"),
     ],
 )
-def test_what_is_of_another_type_is_named(changes: dict[str, Any], words: str) -> None:
+def test_names_a_field_of_a_wrong_type(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         messages.read(REPORTS, {**through_json(EXITED), **changes})
 
@@ -97,6 +97,6 @@ def test_what_is_of_another_type_is_named(changes: dict[str, Any], words: str) -
         ({"env": {"A": 1}}, r"start: env is not of type Dict\[str, str\]"),
     ],
 )
-def test_what_is_wrong_inside_is_named(changes: dict[str, Any], words: str) -> None:
+def test_names_a_wrong_field_of_a_nested_record(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         messages.read(COMMANDS, {**through_json(START), **changes})

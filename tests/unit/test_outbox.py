@@ -94,7 +94,7 @@ def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     [(0, 1), (FRAME, 1), (3 * FRAME - 1, 1), (3 * FRAME, 0), (3 * FRAME + 1, 0)],
     ids=["no memory", "one fits", "a byte too little", "all fit", "a byte to spare"],
 )
-def test_frames_come_out_in_order_wherever_they_were(tmp_path: Path, memory: int, files: int) -> None:
+def test_frames_come_out_in_order_from_memory_and_disk(tmp_path: Path, memory: int, files: int) -> None:
     with spool_in(tmp_path, memory=memory) as spool:
         assert taken(spool, "abc") == "abc"
         assert files_in(tmp_path) == files
@@ -121,13 +121,13 @@ def test_memory_is_used_again_when_the_disk_is_read(tmp_path: Path) -> None:
     [(0, "ab"), (2 * FRAME - 1, "abc"), (2 * FRAME, "abcd"), (2 * FRAME + 1, "abcd")],
     ids=["none", "a byte too little", "two frames", "a byte to spare"],
 )
-def test_what_is_beyond_the_disk_is_dropped(tmp_path: Path, disk: int, kept: str) -> None:
+def test_drops_frames_beyond_the_disk_limit(tmp_path: Path, disk: int, kept: str) -> None:
     with spool_in(tmp_path, disk=disk) as spool:
         assert taken(spool, "abcdef") == kept
         assert popped(spool) == kept
 
 
-def test_what_is_read_makes_room_on_disk(tmp_path: Path) -> None:
+def test_reading_makes_room_on_disk(tmp_path: Path) -> None:
     with spool_in(tmp_path, disk=2 * FRAME) as spool:
         assert taken(spool, "abcde") == "abcd"
         assert popped(spool, 2) == "ab"
@@ -137,7 +137,7 @@ def test_what_is_read_makes_room_on_disk(tmp_path: Path) -> None:
         assert popped(spool) == "dg"
 
 
-def test_a_frame_too_large_for_the_rest_leaves_it_to_smaller_ones(tmp_path: Path) -> None:
+def test_smaller_frames_fit_where_a_large_one_does_not(tmp_path: Path) -> None:
     with spool_in(tmp_path, memory=0, disk=2 * FRAME) as spool:
         assert taken(spool, "a") == "a"
         assert not spool.append(frame("x", 2))
@@ -163,7 +163,7 @@ def test_a_segment_that_is_read_but_not_full_takes_no_more(tmp_path: Path) -> No
             assert files_in(tmp_path) == 0
 
 
-def test_what_is_on_disk_has_no_name_there(tmp_path: Path) -> None:
+def test_spooled_files_have_no_name(tmp_path: Path) -> None:
     with spool_in(tmp_path, memory=0) as spool:
         taken(spool, "abc")
         assert list(tmp_path.iterdir()) == []
@@ -180,14 +180,14 @@ def test_a_closed_spool_is_empty_and_has_all_its_room_again(tmp_path: Path) -> N
 # The spool's places
 
 
-def test_a_place_that_refuses_is_passed_over(tmp_path: Path) -> None:
+def test_skips_a_place_that_refuses(tmp_path: Path) -> None:
     with spool_in(tmp_path / "missing", tmp_path, memory=0) as spool:
         assert taken(spool, "abc") == "abc"
         assert files_in(tmp_path) == 1
         assert popped(spool) == "abc"
 
 
-def test_a_full_disk_is_passed_over_and_its_file_given_back(tmp_path: Path, full_disk: str) -> None:
+def test_skips_a_full_disk_and_closes_its_file(tmp_path: Path, full_disk: str) -> None:
     before = files_in(Path("/dev"))
     with spool_in(full_disk, tmp_path, memory=0) as spool:
         assert taken(spool, "abc") == "abc"
@@ -195,7 +195,7 @@ def test_a_full_disk_is_passed_over_and_its_file_given_back(tmp_path: Path, full
         assert popped(spool) == "abc"
 
 
-def test_the_first_place_with_room_is_taken(tmp_path: Path) -> None:
+def test_uses_the_first_place_with_room(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -205,7 +205,7 @@ def test_the_first_place_with_room_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["full", "missing"])
-def test_where_no_place_has_room_only_memory_counts(tmp_path: Path, full_disk: str, missing: bool) -> None:
+def test_uses_only_memory_where_no_place_has_room(tmp_path: Path, full_disk: str, missing: bool) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with spool_in(tmp_path / "missing" if missing else full_disk) as spool:
         assert taken(spool, "abcd") == "ab"
@@ -215,7 +215,7 @@ def test_where_no_place_has_room_only_memory_counts(tmp_path: Path, full_disk: s
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_frame_that_was_written_in_part_is_not_in_that_file(tmp_path: Path) -> None:
+def test_writes_a_partly_written_frame_again_elsewhere(tmp_path: Path) -> None:
     with longest_file(2 * FRAME + FRAME // 2), spool_in(tmp_path, memory=0) as spool:
         assert taken(spool, "abcde") == "abcde"
         assert files_in(tmp_path) == 3
@@ -244,9 +244,7 @@ _steps = st.lists(st.binary(max_size=40) | st.none(), max_size=40)
 
 @given(_limits, _steps)
 @bounded(300)
-def test_whatever_a_spool_takes_comes_out_once_and_in_order(
-    limits: Limits, steps: list[bytes | None]
-) -> None:
+def test_all_spooled_frames_come_out_once_and_in_order(limits: Limits, steps: list[bytes | None]) -> None:
     accepted: deque[bytes] = deque()
     with tempfile.TemporaryDirectory() as place, spool_in(place, **limits._asdict()) as spool:
         for step in steps:
@@ -375,7 +373,7 @@ def test_a_link_whose_reader_is_gone_raises(tmp_path: Path, pipe: Pipe) -> None:
             box.write(pipe.write_end)
 
 
-def test_what_is_discarded_is_never_sent(tmp_path: Path, pipe: Pipe) -> None:
+def test_discarded_data_is_never_sent(tmp_path: Path, pipe: Pipe) -> None:
     with outbox_in(tmp_path) as box:
         box.output(0, 0, b"a" * 2 * PAGE)
         box.write(pipe.write_end)
@@ -386,7 +384,7 @@ def test_what_is_discarded_is_never_sent(tmp_path: Path, pipe: Pipe) -> None:
         assert not box and box.write(pipe.write_end) == 0 and pipe.read() == b""
 
 
-def test_losses_are_told_once_by_rank_and_stream() -> None:
+def test_reports_losses_once_by_rank_and_stream() -> None:
     data = bytes(wire.MAX_OUTPUT)
     with outbox_in() as box:
         fits = outbox.MEMORY // (wire.HEADER.size + len(data))
@@ -401,7 +399,7 @@ def test_losses_are_told_once_by_rank_and_stream() -> None:
         assert box.losses() == [OutputLost(0, 1, len(data))]
 
 
-def test_what_is_lost_of_a_flight_record_is_no_lost_output() -> None:
+def test_lost_flight_records_are_not_lost_output() -> None:
     data = bytes(wire.MAX_OUTPUT)
     with outbox_in() as box:
         for _ in range(outbox.MEMORY // len(data) + 1):
@@ -409,7 +407,7 @@ def test_what_is_lost_of_a_flight_record_is_no_lost_output() -> None:
         assert box.losses() == []
 
 
-def test_reports_are_taken_where_output_is_not(pipe: Pipe) -> None:
+def test_accepts_reports_where_output_is_dropped(pipe: Pipe) -> None:
     data = b"x" * wire.MAX_OUTPUT
     with outbox_in() as box:
         while not box.losses():
@@ -432,7 +430,7 @@ _traffic = st.lists(
 
 @given(_traffic)
 @bounded(200)
-def test_whatever_is_queued_is_sent_once_whole_and_in_order(traffic: list[tuple[str, int]]) -> None:
+def test_all_queued_data_is_sent_once_and_in_order(traffic: list[tuple[str, int]]) -> None:
     data, outputs, reports = b"", [], []
     with outbox_in() as box, contextlib.closing(Pipe()) as pipe:
         for index, (what, size) in enumerate(traffic):

@@ -74,7 +74,7 @@ def test_ranks_are_contiguous_per_node_in_the_order_of_the_file(nodes: Sizes) ->
         pytest.param("nodes: 2\nprocs_per_node: 2", [0, 0], [2, 2], id="a number of nodes"),
     ],
 )
-def test_how_many_workers_a_node_has(text: str, gpus: list[int], procs: list[int]) -> None:
+def test_counts_workers_per_node(text: str, gpus: list[int], procs: list[int]) -> None:
     assert [node.procs for node in plan_of(text, *gpus).nodes] == procs
 
 
@@ -83,7 +83,7 @@ def test_a_workers_device_is_the_gpu_of_its_local_rank() -> None:
     assert [node.device(0), node.device(1)] == ["cuda:0", "cpu"]
 
 
-def test_interpreter_and_folder_of_a_node_win_over_the_jobs() -> None:
+def test_a_nodes_interpreter_and_workdir_override_the_jobs() -> None:
     text = "nodes: [a, {host: b, python: /b/py, workdir: /b/w}]\npython: /a/py\nworkdir: /a/w"
     assert [(node.python, node.workdir) for node in plan_of(text).nodes] == [
         ("/a/py", "/a/w"),
@@ -115,7 +115,7 @@ def test_nccl_without_enough_gpus_is_refused_with_the_nodes_name() -> None:
     )
 
 
-def test_unknown_gpus_are_an_error_that_says_what_to_do() -> None:
+def test_refuses_unknown_gpus_and_says_what_to_do() -> None:
     words = refusal("nodes:\n  - a\n  - b", 8, None)
     assert words.startswith(
         "job.yaml:4:5: nodes[1]: the number of GPUs on b is unknown without contacting it;"
@@ -135,7 +135,7 @@ def test_unknown_gpus_do_not_matter_where_workers_and_backend_are_given(backend:
     [("procs_per_node: 32769", 0), ("gpus_per_node: 32769", 0), ("", 32769)],
     ids=["workers", "GPUs", "GPUs that a node claims to have"],
 )
-def test_more_workers_on_a_node_than_a_link_has_channels_for_are_refused(text: str, gpus: int) -> None:
+def test_refuses_more_workers_than_a_link_has_channels(text: str, gpus: int) -> None:
     assert refusal(text, gpus)
 
 
@@ -166,7 +166,7 @@ def test_master_addr_is_the_first_nodes(text: str, expected: str) -> None:
     assert plan_of(text).master_addr == expected
 
 
-def test_without_an_answer_of_ssh_the_first_nodes_name_is_taken() -> None:
+def test_master_addr_is_the_first_nodes_name_if_ssh_does_not_answer() -> None:
     assert plan_of("nodes: [gpu-a, gpu-b]", master_address=None).master_addr == "gpu-a"
 
 
@@ -263,7 +263,7 @@ def test_defaults_are_those_of_torchrun_and_the_interface(
     assert worker.defaults == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **expected}
 
 
-def test_a_nodes_variables_win_over_the_jobs() -> None:
+def test_a_nodes_variables_override_the_jobs() -> None:
     text = "env: {A: job, B: job}\nnodes: [a, {host: b, env: {B: node}}]"
     assert [dict(node.env) for node in plan_of(text).nodes] == [
         {"A": EnvValue("job"), "B": EnvValue("job")},
@@ -346,7 +346,7 @@ def test_a_relative_program_is_relative_to_the_workdir_of_its_node(
         ("script: t.py", "fork", ""),
     ],
 )
-def test_what_can_not_be_started_is_told_with_the_key_to_look_at(text: str, stage: str, advice: str) -> None:
+def test_advice_about_a_failed_start_names_the_key(text: str, stage: str, advice: str) -> None:
     told = unstarted_advice(spec_of(text), 0, stage, errno.ENOENT)
     assert told.startswith(advice) and bool(told) == bool(advice)
 
@@ -418,14 +418,14 @@ def document_of(plan: LaunchPlan) -> dict[str, Any]:
         ("cpu_binding: [0-3, 7]", None, ["0-3", "7"]),
     ],
 )
-def test_a_plan_as_data_has_the_wish_for_cpus(
+def test_a_printed_plan_contains_the_cpu_binding(
     text: str, numa: str | None, cpu: str | list[str] | None
 ) -> None:
     document = document_of(plan_of(text))
     assert (document["numa_binding"], document["cpu_binding"]) == (numa, cpu)
 
 
-def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> None:
+def test_a_printed_plan_is_json_without_inherited_values() -> None:
     spec = spec_of("script: t.py\nenv: {TOKEN: null, PLAIN: x}", {"TOKEN": "s3cret"})
     plan = make_plan(spec, {0: Facts("python3", 0)})
     text = json.dumps(document_of(plan))
@@ -439,7 +439,7 @@ def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> N
 @pytest.mark.parametrize(
     ("text", "port", "variable"), [("", None, None), ("master_port: 29500", 29500, "29500")]
 )
-def test_a_port_that_is_picked_at_the_start_is_null_in_a_plan_as_data(
+def test_a_port_chosen_at_the_start_is_null_in_a_printed_plan(
     text: str, port: int | None, variable: str | None
 ) -> None:
     document = document_of(plan_of(text))
@@ -458,7 +458,7 @@ def test_a_port_that_is_picked_at_the_start_is_null_in_a_plan_as_data(
         ("", "only rank 0"),
     ],
 )
-def test_a_rank_that_the_job_does_not_have_can_not_be_shown(text: str, ranks: str) -> None:
+def test_refuses_to_show_a_missing_rank(text: str, ranks: str) -> None:
     assert refusal(f"logs: {{console: [0, 7]}}\n{text}").endswith(
         f": logs.console[1]: rank 7 does not exist: the job has {ranks}"
     )

@@ -29,13 +29,13 @@ def test_the_schema_is_a_schema() -> None:
 
 
 @pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
-def test_every_job_file_to_copy_from_is_valid(path: Path) -> None:
+def test_every_example_job_file_is_valid(path: Path) -> None:
     assert errors_of(yaml.safe_load(path.read_text())) == []
 
 
 @given(job_documents)
 @bounded(300)
-def test_what_loads_is_valid(document: dict[str, Any]) -> None:
+def test_whatever_loads_is_valid(document: dict[str, Any]) -> None:
     try:
         spec_of(yaml.safe_dump(document))
     except JobError:

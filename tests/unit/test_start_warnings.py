@@ -73,18 +73,18 @@ def test_nccl_takes_prefixes_and_needs_one(value: str, why: str) -> None:
     assert interface_warnings(f'NCCL_SOCKET_IFNAME: "{value}"', "nccl") == expected
 
 
-def test_what_is_not_used_is_not_looked_at() -> None:
+def test_checks_only_variables_that_the_backend_uses() -> None:
     assert interface_warnings("NCCL_SOCKET_IFNAME: eth9", "gloo") == []
     assert len(interface_warnings("GLOO_SOCKET_IFNAME: eth9", "nccl")) == 1
 
 
-def test_a_nodes_own_environment_counts_where_the_job_says_nothing() -> None:
+def test_checks_a_nodes_own_environment_if_the_job_sets_nothing() -> None:
     own = (("GLOO_SOCKET_IFNAME", "eth9"),)
     assert interface_warnings(named=own) == [f"GLOO_SOCKET_IFNAME=eth9 on a, b, c: no such interface{WAY}"]
     assert interface_warnings("GLOO_SOCKET_IFNAME: eth1", named=own) == []
 
 
-def test_the_settings_of_one_node_count_there_alone() -> None:
+def test_settings_of_one_node_count_only_there() -> None:
     expected = [f"GLOO_SOCKET_IFNAME=eth9 on b: no such interface{WAY}"]
     assert interface_warnings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9") == expected
 
@@ -123,5 +123,5 @@ def gpu_warnings(keys: str, *visible: int) -> list[str]:
         ("gpus_per_node: 2\nenv: {CUDA_VISIBLE_DEVICES: '0,1'}", (0, 0, 0), []),
     ],
 )
-def test_gpus_that_are_missing_are_told_once(keys: str, visible: tuple[int, ...], told: list[str]) -> None:
+def test_warns_once_about_missing_gpus(keys: str, visible: tuple[int, ...], told: list[str]) -> None:
     assert gpu_warnings(keys, *visible) == told
