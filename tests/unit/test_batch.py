@@ -51,7 +51,6 @@ def options_of(target: str, keys: str, folder: Path) -> list[str]:
         ("slurm", "slurm: {gres: 'gpu:2', exclusive: true}", ["--gres=gpu:2", "--exclusive"]),
         ("slurm", "slurm: {mem: 0, cpus_per_task: 12}", ["--mem=0", "--cpus-per-task=12"]),
         ("slurm", "slurm: {time: 90s}", ["--time=00:01:30"]),
-        ("slurm", "slurm: {time: 12h}", ["--time=12:00:00"]),
         ("slurm", "slurm: {time: 1d12h}", ["--time=1-12:00:00"]),
         ("slurm", "slurm: {time: '1-0'}", ["--time=1-0"]),
         ("slurm", "slurm: {time: '10:00'}", ["--time=10:00"]),

@@ -193,11 +193,11 @@ def test_every_key_of_a_section_arrives_in_the_spec(load: Load, section: str) ->
 def is_written(key: str, document: Any) -> bool:
     """Whether a document has a key; `[]` in it is any item of a list, NAME any name."""
     name, _, rest = key.partition(".")
-    inside = [each.get(name.removesuffix("[]")) for each in [document] if isinstance(each, dict)]
+    inside: list[Any] = [document[name]] if name in document else []
     if name == "NAME":
         inside = list(document.values())
-    if name.endswith("[]"):
-        inside = inside[0]
+    elif name.endswith("[]"):
+        inside = document.get(name.removesuffix("[]"), [])
     return any(is_written(rest, each) if rest else each is not None for each in inside)
 
 

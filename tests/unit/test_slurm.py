@@ -10,7 +10,7 @@ from distlaunch.errors import UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.plan.gathering import ports_for
 from distlaunch.schedulers import allocation_in
-from distlaunch.schedulers.slurm import ADVICE, count_gpus, expand_counts, scheduler
+from distlaunch.schedulers.slurm import ADVICE, count_gpus, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
 from distlaunch.supervisor.actions import AskScheduler, Close, GiveNotice
 from distlaunch.supervisor.events import AgentLeaving, AllocationTold, Interrupted, Noticed
@@ -37,19 +37,6 @@ from tests.unit.test_supervisor import Actions, exited, texts
 )
 def test_expands_node_lists(text: str, hosts: list[str]) -> None:
     assert expand_nodelist(text) == hosts
-
-
-@pytest.mark.parametrize(
-    ("text", "counts"), [("", []), ("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("8(x2),4(x1)", [8, 8, 4])]
-)
-def test_expands_counts_per_node(text: str, counts: list[int]) -> None:
-    assert expand_counts(text) == counts
-
-
-@pytest.mark.parametrize("text", ["x", "2(x", "2(3)", "-1"])
-def test_refuses_a_malformed_list_of_counts(text: str) -> None:
-    with pytest.raises(ValueError, match="no list of counts"):
-        expand_counts(text)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +71,9 @@ def test_reads_an_allocation() -> None:
     asked = allocation_in(PLAIN | {"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"})
     assert asked is not None
     assert [node.procs for node in asked.nodes] == [2, 2, 1]
+    for counts in ("x", "2(x", "2(3)", "-1"):
+        with pytest.raises(UsageError, match="no list of counts"):
+            allocation_in(PLAIN | {"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": counts})
     assert allocation_in({"SLURM_CONF": "/etc/slurm.conf"}) is None
 
 
