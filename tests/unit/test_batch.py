@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,9 @@ from distlaunch.errors import DistlaunchError, JobError
 from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.runs.submissions import Submission, submission
-from distlaunch.schedulers import TABLE, Call, Scheduler, flux, grid_engine, load, lsf, pbs
-from distlaunch.schedulers.queue import CANCELLED
+from distlaunch.schedulers import TABLE, Call, Scheduler, flux, grid_engine, load, lsf, pbs, slurm
+from distlaunch.schedulers.queue import CANCELLED, Queued
 from distlaunch.schedulers.script import check_submitted, target_of
-from distlaunch.schedulers.slurm import queued
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
 from tests.unit.test_restarts import Job
@@ -207,20 +207,37 @@ def test_mistakes_in_a_schedulers_section_are_told(keys: str, problem: str, tmp_
 # What a queue says of a job
 
 
-@pytest.mark.parametrize(
-    ("state", "waits", "over"),
-    [
-        ("PENDING", True, False),
-        ("REQUEUE_HOLD", True, False),
-        ("RUNNING", False, False),
-        ("COMPLETING", False, False),
-        ("COMPLETED", False, True),
-        ("NODE_FAIL", False, True),
-        ("GONE", False, True),
-    ],
-)
-def test_slurm_states_become_stages(state: str, waits: bool, over: bool) -> None:
-    assert (queued(state).waits, queued(state).over) == (waits, over)
+STAGES = {
+    slurm.queued: {
+        "waits": ("PENDING", "REQUEUE_HOLD"),
+        "goes": ("RUNNING", "COMPLETING"),
+        "over": ("COMPLETED", "NODE_FAIL", "GONE"),
+    },
+    lsf.queued: {"waits": ("PEND", "PSUSP"), "goes": ("RUN", "SSUSP", "UNKWN"), "over": ("DONE", "EXIT")},
+    flux.queued: {
+        "waits": ("DEPEND", "SCHED"),
+        "goes": ("RUN", "CLEANUP"),
+        "over": ("COMPLETED", "TIMEOUT", "CANCELED"),
+    },
+}
+
+
+@pytest.mark.parametrize("queued", STAGES)
+def test_states_of_a_queue_become_stages(queued: Callable[[str], Queued]) -> None:
+    found = {stage: [queued(state).stage for state in states] for stage, states in STAGES[queued].items()}
+    assert found == {stage: [stage] * len(states) for stage, states in STAGES[queued].items()}
+    assert queued("RUN").words == "RUN"
+
+
+def test_the_reason_of_an_lsf_job_is_shown() -> None:
+    dependent = lsf.queued("PEND", "-", "Job dependency condition not satisfied")
+    assert dependent.words == "PEND (Job dependency condition not satisfied)"
+    assert lsf.queued("PSUSP", "-", "-").words == "PSUSP"
+
+
+def test_cancelled_jobs_have_one_state() -> None:
+    assert lsf.queued("EXIT", "TERM_OWNER: job killed by owner").state == CANCELLED
+    assert flux.queued("CANCELED").state == CANCELLED
 
 
 # Grid Engine and PBS
@@ -368,25 +385,26 @@ NOT_RUNNING = """    comment = Not Running: Queue gpu per-user limit reached on 
 
 
 @pytest.mark.parametrize(
-    ("state", "comment", "stage", "words"),
+    ("states", "stage"), [(("Q", "H", "W"), "waits"), (("R", "S", "E"), "goes"), (("C", "F", "M"), "over")]
+)
+def test_pbs_states_become_stages(states: tuple[str, ...], stage: str) -> None:
+    for state in states:
+        found = pbs.jobs_in(QSTAT_F.format(state=state, comment=""))
+        assert [*found] == ["88.pbs.cluster.example", "89.pbs.cluster.example"]
+        told = found["88.pbs.cluster.example"]
+        assert (told.stage, told.words) == (stage, state)
+
+
+@pytest.mark.parametrize(
+    ("state", "comment", "words"),
     [
-        ("Q", NOT_RUNNING, "waits", "Q (Not Running: Queue gpu per-user limit reached on resource ncpus)"),
-        ("Q", "", "waits", "Q"),
-        ("H", "", "waits", "H"),
-        ("W", "", "waits", "W"),
-        ("R", "", "goes", "R"),
-        ("S", "", "goes", "S"),
-        ("E", "", "goes", "E"),
-        ("C", "", "over", "C"),
-        ("F", "    comment = and failed\n", "over", "F (and failed)"),
-        ("M", "", "over", "M"),
+        ("Q", NOT_RUNNING, "Q (Not Running: Queue gpu per-user limit reached on resource ncpus)"),
+        ("F", "    comment = and failed\n", "F (and failed)"),
     ],
 )
-def test_pbs_states_become_stages(state: str, comment: str, stage: str, words: str) -> None:
+def test_the_comment_of_a_pbs_job_is_shown(state: str, comment: str, words: str) -> None:
     found = pbs.jobs_in(QSTAT_F.format(state=state, comment=comment))
-    assert [*found] == ["88.pbs.cluster.example", "89.pbs.cluster.example"]
-    told = found["88.pbs.cluster.example"]
-    assert (told.stage, told.words) == (stage, words)
+    assert found["88.pbs.cluster.example"].words == words
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -398,41 +416,6 @@ def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, 
     assert (before, after) == ("", "")
     assert (trap, first, second) == ("trap : INT TERM USR1 USR2", "ml cuda", "ml nccl")
     assert call == "distlaunch run /work/job.yaml"
-
-
-@pytest.mark.parametrize(
-    ("state", "reason", "stage", "words"),
-    [
-        ("PEND", "Job dependency condition not satisfied", "waits", None),
-        ("PSUSP", "-", "waits", "PSUSP"),
-        ("RUN", "-", "goes", "RUN"),
-        ("SSUSP", "", "goes", "SSUSP"),
-        ("UNKWN", "-", "goes", "UNKWN"),
-        ("DONE", "-", "over", "DONE"),
-        ("EXIT", "-", "over", "EXIT"),
-    ],
-)
-def test_lsf_states_become_stages(state: str, reason: str, stage: str, words: str | None) -> None:
-    found = lsf.queued(state, "-", reason)
-    assert (found.stage, found.words) == (stage, words or f"{state} ({reason})")
-    assert lsf.queued("EXIT", "TERM_OWNER: job killed by owner").state == CANCELLED
-
-
-@pytest.mark.parametrize(
-    ("status", "stage", "state"),
-    [
-        ("DEPEND", "waits", "DEPEND"),
-        ("SCHED", "waits", "SCHED"),
-        ("RUN", "goes", "RUN"),
-        ("CLEANUP", "goes", "CLEANUP"),
-        ("COMPLETED", "over", "COMPLETED"),
-        ("TIMEOUT", "over", "TIMEOUT"),
-        ("CANCELED", "over", "CANCELLED"),
-    ],
-)
-def test_flux_states_become_stages(status: str, stage: str, state: str) -> None:
-    found = flux.queued(status)
-    assert (found.stage, found.state) == (stage, state)
 
 
 CAUSE = Cause("why", 1, 1.0)

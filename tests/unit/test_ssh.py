@@ -117,20 +117,14 @@ WORDS = {
     Kind.REFUSED: ["ssh: connect to host gpu-a port 22: Connection refused"],
     Kind.UNREACHABLE: [
         "ssh: connect to host gpu-a port 22: Connection timed out",
-        "ssh: connect to host gpu-a port 22: Operation timed out",
         "ssh: connect to host gpu-a port 22: No route to host",
         "ssh: connect to host fe80::1 port 22: Network is unreachable",
         "ssh: connect to host gpu-a port 22: Host is down",
         "ssh: connect to host 2001:db8::1 port 22: Permission denied",  # ICMPv6 "administratively prohibited"
     ],
-    Kind.UNRESOLVED: [
-        "ssh: Could not resolve hostname gpu-a: Name or service not known",
-        "ssh: Could not resolve hostname gpu-a: Temporary failure in name resolution",
-        "ssh: Could not resolve hostname gpu-a: nodename nor servname provided, or not known",
-    ],
+    Kind.UNRESOLVED: ["ssh: Could not resolve hostname gpu-a: Name or service not known"],
     Kind.AUTHENTICATION: [
         "Permission denied (publickey).",
-        "me@gpu-a: Permission denied (publickey,gssapi-keyex,gssapi-with-mic).",
         'Load key "/home/me/.ssh/id_rsa": Permission denied / me@gpu-a: Permission denied (publickey).',
         "sign_and_send_pubkey: signing failed: agent refused operation / a: Permission denied (publickey).",
         f"{_CHANGED} / me@gpu-a: Permission denied (publickey).",
@@ -165,7 +159,6 @@ WORDS = {
     ],
     Kind.DROPPED: [
         _GONE,
-        f"{_GONE} / Connection closed by 10.0.0.1 port 22",
         f"kex_exchange_identification: banner line 0: Exceeded MaxStartups / {_GONE}",
         f"kex_exchange_identification: banner line 0: Not allowed at this time / {_GONE}",
         "kex_exchange_identification: read: Connection reset by peer",
@@ -248,7 +241,6 @@ WORDS = {
     Kind.BAD_OPTION: [
         "command-line: line 0: Bad configuration option: bogus",
         'command-line line 0: unsupported option "maybe".',
-        "command-line line 0: invalid time value.",
         (
             "/j/config: line 2: Bad configuration option: bogus"
             " / /j/config: terminating, 1 bad configuration options"
@@ -317,11 +309,8 @@ def test_understands_ssh_errors(kind: Kind, words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
-        ("ssh: Could not resolve hostname jump: Name or service not known", Kind.UNRESOLVED),
-        ("ssh: connect to host jump port 22: Connection refused", Kind.REFUSED),
-        ("ssh: connect to host jump port 22: Connection timed out", Kind.UNREACHABLE),
-        ("me@jump: Permission denied (publickey).", Kind.AUTHENTICATION),
-        ("Host key verification failed.", Kind.HOST_KEY),
+        *((WORDS[kind][0], kind) for kind in (Kind.UNRESOLVED, Kind.REFUSED, Kind.UNREACHABLE)),
+        *((WORDS[kind][0], kind) for kind in (Kind.AUTHENTICATION, Kind.HOST_KEY)),
         ("channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed", Kind.REFUSED),
         (
             "channel 0: open failed: connect failed: No route to host\nstdio forwarding failed",

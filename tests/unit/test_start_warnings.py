@@ -30,44 +30,28 @@ env: {{{env}}}
     return [notice.text for notice in said if isinstance(notice, Notice)]
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        ("eth0", ""),
-        ("docker0", ""),
-        ("eth0,eth1", ""),
-        ("eth9", "no such interface"),
-        ("eth", "no such interface"),
-        ("eth0,eth9", "no such interface"),
-        ("ib0", "that interface has no address"),
-        ("lo", "lo does not reach other machines"),
-        ("", ""),
-    ],
-)
+GLOO = {
+    "": ("eth0", "docker0", "eth0,eth1", ""),
+    "no such interface": ("eth9", "eth", "eth0,eth9"),
+    "that interface has no address": ("ib0",),
+    "lo does not reach other machines": ("lo",),
+}
+NCCL = {
+    "": ("eth", "eth0", "=eth0", "=eth1:12345", "wlan,eth", "ib,eth", "^docker", "^=lo,docker0"),
+    "no such interface": ("=eth", "en", "^eth,docker,ib"),
+    "that interface has no address": ("ib", "^eth,docker"),
+    "lo does not reach other machines": ("lo",),
+}
+"""What is wrong, and the values of the variable of which it is said."""
+
+
+@pytest.mark.parametrize(("value", "why"), [(value, why) for why in GLOO for value in GLOO[why]])
 def test_gloo_takes_whole_names_and_needs_all(value: str, why: str) -> None:
     expected = [f"GLOO_SOCKET_IFNAME={value} on a, b, c: {why}{WAY}"] if why else []
     assert interface_warnings(f'GLOO_SOCKET_IFNAME: "{value}"') == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        ("eth", ""),
-        ("eth0", ""),
-        ("=eth0", ""),
-        ("=eth1:12345", ""),
-        ("wlan,eth", ""),
-        ("ib,eth", ""),
-        ("^docker", ""),
-        ("^=lo,docker0", ""),
-        ("=eth", "no such interface"),
-        ("en", "no such interface"),
-        ("ib", "that interface has no address"),
-        ("^eth,docker", "that interface has no address"),
-        ("^eth,docker,ib", "no such interface"),
-        ("lo", "lo does not reach other machines"),
-    ],
-)
+@pytest.mark.parametrize(("value", "why"), [(value, why) for why in NCCL for value in NCCL[why]])
 def test_nccl_takes_prefixes_and_needs_one(value: str, why: str) -> None:
     expected = [f"NCCL_SOCKET_IFNAME={value} on a, b, c: {why}{WAY}"] if why else []
     assert interface_warnings(f'NCCL_SOCKET_IFNAME: "{value}"', "nccl") == expected
