@@ -86,6 +86,7 @@ BIG = Tree(
     ],
 )
 NODE = dict(enumerate(BIG.nodes))
+PAIRS = ["0-1,16-17", "2-3,18-19", "4-5,20-21", "6-7,22-23", "12-13,28-29", "14-15,30-31"]
 # Even CPUs on one socket, odd ones on the other.
 WOVEN = Tree(["0,2,4,6", "1,3,5,7"], sockets=["0,2,4,6", "1,3,5,7"])
 # The GPUs' memory is a NUMA node of its own; node 2 is nearer to it than node 0.
@@ -125,25 +126,11 @@ def given_to(
         pytest.param(BIG, "socket", 6, 6, ["0-7,16-23"] * 4 + ["8-15,24-31"] * 2, id="sockets"),
         pytest.param(WOVEN, "socket", 0, 2, ["0,2,4,6", "1,3,5,7"], id="woven sockets"),
         pytest.param(ONE_NODE_TWO_SOCKETS, "socket", 0, 2, ["0-7"] * 2, id="sockets that share a node"),
-        pytest.param(
-            BIG,
-            "exclusive",
-            6,
-            6,
-            ["0-1,16-17", "2-3,18-19", "4-5,20-21", "6-7,22-23", "12-13,28-29", "14-15,30-31"],
-            id="whole cores for each GPU",
-        ),
+        pytest.param(BIG, "exclusive", 6, 6, PAIRS, id="whole cores for each GPU"),
         pytest.param(BIG, "exclusive", 6, 1, ["0-1,16-17"], id="the shares of other GPUs stay free"),
         pytest.param(SMALL, "exclusive", 0, 3, ["0-1", "2", "3"], id="cores that are left over"),
         pytest.param(HALF_OFFLINE, "exclusive", 0, 3, ["0-1", "4-5", "6-7"], id="uneven nodes"),
-        pytest.param(
-            BIG,
-            "core-complex",
-            6,
-            6,
-            ["0-1,16-17", "2-3,18-19", "4-5,20-21", "6-7,22-23", "12-13,28-29", "14-15,30-31"],
-            id="a cache each",
-        ),
+        pytest.param(BIG, "core-complex", 6, 6, PAIRS, id="a cache each"),
         pytest.param(HYBRID, "core-complex", 0, 4, ["4-7", "0-1", "2-3", "4-7"], id="the largest first"),
         pytest.param(BIG._replace(caches=()), "core-complex", 0, 2, ["0", "8"], id="private caches"),
         pytest.param(BIG, "cores", 6, 2, ["0-7,16-23", "8-15,24-31"], id="a share of all cores"),

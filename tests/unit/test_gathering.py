@@ -22,6 +22,7 @@ from tests.unit.test_torchrun_flags import parsed
 
 MEET = ("--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=h:5")
 ARRIVAL = Arrival("job", "gpu-a", (2, 2))
+HERE = Arrival("--rdzv-id none", "here", (2, 2))
 
 
 def gathering(*words: str, **environ: str) -> Gathering:
@@ -35,23 +36,23 @@ def gathering(*words: str, **environ: str) -> Gathering:
 @pytest.mark.parametrize(
     ("words", "environ", "arrival", "serves"),
     [
-        ((), {}, Arrival("--rdzv-id none", "here", (2, 2)), None),
+        ((), {}, HERE, None),
         (
             ("--rdzv-id=j", "--node-rank=1"),
             {"SLURM_PROCID": "3"},
-            Arrival("--rdzv-id j", "here", (2, 2), node_rank=1, task=3),
+            HERE._replace(job="--rdzv-id j", node_rank=1, task=3),
             None,
         ),
         (
             ("--rdzv-conf=is_host=True",),
             {"OMPI_COMM_WORLD_RANK": "2", "SLURM_PROCID": "0"},
-            Arrival("--rdzv-id none", "here", (2, 2), task=2),
+            HERE._replace(task=2),
             True,
         ),
         (
             ("--rdzv-conf=is_host=no", "--nnodes=1:4"),
             {"SLURM_PROCID": "x"},
-            Arrival("--rdzv-id none", "here", (1, 4)),
+            HERE._replace(nodes=(1, 4)),
             False,
         ),
     ],
@@ -67,7 +68,7 @@ def test_c10d_flags_become_an_arrival(
 @pytest.mark.parametrize(("number", "serves"), [(0, True), (1, False)])
 def test_node_ranks_become_an_ordered_arrival(number: int, serves: bool) -> None:
     met = gathering("--nnodes=2", "--master-addr=fd00::1", f"--node-rank={number}", SLURM_PROCID="3")
-    assert met.arrival == Arrival("--rdzv-id none", "here", (2, 2), node_rank=number)
+    assert met.arrival == HERE._replace(node_rank=number)
     assert (met.serves, met.ordered, met.label) == (serves, True, "[fd00::1]:29500")
 
 

@@ -317,29 +317,21 @@ def test_a_relative_program_is_relative_to_the_workdir_of_its_node(
         assert {worker.argv[i] for i in worker.paths} <= {"/usr/bin/python3", word}
 
 
+LOOKED_FOR = "is looked for in the node's workdir"
+ON_B = "nodes: [{host: b, workdir: w}]"
+
+
 @pytest.mark.parametrize(
     ("text", "stage", "advice"),
     [
-        ("script: t.py", "script", "; a relative script is looked for in the node's workdir (by default the"),
-        (
-            "script: t.py\nworkdir: w",
-            "script",
-            "; a relative script is looked for in the node's workdir (set by w",
-        ),
-        (
-            "script: t.py\nnodes: [{host: a, workdir: w}]",
-            "script",
-            "; a relative script is looked for in the n",
-        ),
+        ("script: t.py", "script", f"; a relative script {LOOKED_FOR} (by default the"),
+        ("script: t.py\nworkdir: w", "script", f"; a relative script {LOOKED_FOR} (set by w"),
+        (f"script: t.py\n{ON_B}", "script", f"; a relative script {LOOKED_FOR}"),
         ("script: /t.py", "script", " (set by script)"),
         ("script: t.py", "workdir", " (by default the job file's folder)"),
         ("script: t.py\nworkdir: w", "workdir", " (set by workdir)"),
-        ("script: t.py\nnodes: [{host: a, workdir: w}]", "workdir", " (set by nodes[0].workdir)"),
-        (
-            "command: [./a]",
-            "exec",
-            "; a relative command is looked for in the node's workdir (by default the",
-        ),
+        (f"script: t.py\n{ON_B}", "workdir", " (set by nodes[0].workdir)"),
+        ("command: [./a]", "exec", f"; a relative command {LOOKED_FOR} (by default the"),
         ("command: [~/a]", "exec", " (set by command)"),
         ("command: [a]", "exec", ""),
         ("script: t.py", "exec", ""),
