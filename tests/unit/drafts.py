@@ -1,4 +1,4 @@
-"""Drafts of job files, from what other launchers are told: what their tests share."""
+"""Shared parts of the tests of imports: drafts of job files, and configs of accelerate."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What several unit tests need: job specs from text, and bounds for property tests."""
+"""Shared parts of several unit tests: job specs from text, and strategies and bounds for properties."""
 
 import contextlib
 import os

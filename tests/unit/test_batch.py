@@ -1,4 +1,4 @@
-"""Jobs for a queue: their batch scripts, what is refused before they wait, and which of them go on."""
+"""Jobs for a queue: their batch scripts, early refusals, states in the queue, and requeueing."""
 
 import re
 import shlex

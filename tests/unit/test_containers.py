@@ -1,4 +1,4 @@
-"""Containers: what a node's shell is sent for each runtime, and which job files are refused."""
+"""Containers: the command line for each runtime, and refused job files."""
 
 import shlex
 

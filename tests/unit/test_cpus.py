@@ -1,4 +1,4 @@
-"""Which CPUs workers get, on made-up machines: sockets, NUMA nodes, SMT siblings, caches, GPUs."""
+"""Assignment of CPUs to workers, on made-up machines: sockets, NUMA nodes, SMT siblings, caches, GPUs."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

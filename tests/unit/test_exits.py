@@ -1,4 +1,4 @@
-"""Meaning of an exit and of the last output, as torch 2.13 and NCCL print it: facts, advice, whose error."""
+"""The meaning of exits and last output, as torch 2.13 and NCCL print it: facts, advice, root causes."""
 
 import signal
 

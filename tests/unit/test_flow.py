@@ -1,4 +1,4 @@
-"""When a worker's pipe is read at once, and when only after the link has caught up."""
+"""Flow control of workers' pipes: read at once, or only after the link has caught up."""
 
 import os
 from collections.abc import Iterator

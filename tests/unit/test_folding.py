@@ -1,4 +1,4 @@
-"""What ranks print alike within a moment is told once, and nothing is lost, added or kept back too long."""
+"""Folding of identical lines that several ranks print at about the same time."""
 
 from collections import Counter
 

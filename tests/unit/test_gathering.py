@@ -1,4 +1,4 @@
-"""Launchers that somebody else starts: where their command lines have them meet, and what they say there."""
+"""Launchers that gather: endpoints and flags, the messages they exchange, their order and proofs."""
 
 import json
 import re

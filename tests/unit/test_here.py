@@ -1,4 +1,4 @@
-"""Where the controller runs but ranks don't: a stand-in, since no such machine is here."""
+"""A controller on a machine without agents, simulated because no such machine is available."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Host names, ranges, endpoints and hostfiles: what is understood, and that nothing else gets through."""
+"""Host names, ranges, endpoints and hostfiles: accepted and refused spellings."""
 
 import tracemalloc
 

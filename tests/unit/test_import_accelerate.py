@@ -1,4 +1,4 @@
-"""Configs of accelerate as job files: what each becomes, or why it is refused."""
+"""Import of accelerate configs as job files, and refusals."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Job files that came from a command line go back to the same flags."""
+"""The way back from an imported job file to the same torchrun flags."""
 
 import os.path
 import shlex

@@ -1,4 +1,4 @@
-"""Hostfiles as job files: what each becomes, or why it is refused."""
+"""Import of hostfiles as job files, and refusals."""
 
 from typing import Any
 

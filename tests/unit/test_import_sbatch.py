@@ -1,4 +1,4 @@
-"""Slurm batch scripts as job files: what each becomes, that it loads, and what is named or refused."""
+"""Import of Slurm batch scripts as job files: keys, comments about everything else, and refusals."""
 
 import re
 import time

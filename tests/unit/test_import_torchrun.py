@@ -1,4 +1,4 @@
-"""Command lines of torchrun as job files: what each becomes, that it loads, and what is left to say."""
+"""Import of torchrun command lines as job files: keys, comments about everything else, and refusals."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Job files as a whole: what is none, hostfiles beside it, and never a traceback."""
+"""Job files as a whole: unreadable files, hostfiles, and random text that never causes a traceback."""
 
 import os
 from pathlib import Path

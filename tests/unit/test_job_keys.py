@@ -1,4 +1,4 @@
-"""What a job file may say: every key, nodes, paths, durations and defaults, and what each becomes."""
+"""Every key of a job file, with its default and the value it becomes; nodes, paths and durations."""
 
 import os
 import re

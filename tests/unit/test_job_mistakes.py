@@ -1,4 +1,4 @@
-"""Mistakes in a job file: each with its line, column, path and what to do."""
+"""Mistakes in a job file: each with its line, column, path and advice."""
 
 import json
 from pathlib import Path

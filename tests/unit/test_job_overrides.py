@@ -1,4 +1,4 @@
-"""What the command line says of a job: --set, extra arguments, and where they are wrong."""
+"""Overrides of a job file on the command line: --set, extra arguments, and their mistakes."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Manifests of jobs: what clusters of three versions accept, what they say, and what is refused or left out.
+"""Manifests of jobs for clusters of three versions: contents, names, refusals, and keys without effect.
 
 No cluster runs here. Kubernetes' own schemas stand in for its API server, and the models of Kubeflow's client
 for JobSet's and Trainer's; tests/process/test_kubernetes.py runs what the pods would.

@@ -1,4 +1,4 @@
-"""What several nodes write through one srun --label: frames, last output, what srun says of tasks."""
+"""The streams of several nodes in one srun --label: frames, last output, and srun's own messages."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The writer of log files: each in order, a slow disk waited for, what a bad one does not take counted."""
+"""The writer of log files: order, private files, slow disks, and a count of what is lost."""
 
 import contextlib
 import fcntl

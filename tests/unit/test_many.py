@@ -1,4 +1,4 @@
-"""Sequences of thousands in a frozen state: as tuples, but for what a change and a count cost."""
+"""Frozen sequences of thousands of items, with cheap replacement and counts."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The messages between controller and agent: what is sent is what is read, and what is wrong is named."""
+"""The messages between controller and agent: encoding, decoding, and the names of wrong fields."""
 
 import json
 from typing import Any

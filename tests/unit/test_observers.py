@@ -1,4 +1,4 @@
-"""All observers of a run are told, whoever of them fails."""
+"""Observers of a run that fail."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The agent's outbox: what it takes comes out once and in order, what it can't take is counted."""
+"""The agent's outbox: order and limits of its spool, priority of reports, and a count of what is lost."""
 
 import contextlib
 import os
@@ -180,16 +180,12 @@ def test_a_closed_spool_is_empty_and_has_all_its_room_again(tmp_path: Path) -> N
 # The spool's places
 
 
-def test_skips_a_place_that_refuses(tmp_path: Path) -> None:
-    with spool_in(tmp_path / "missing", tmp_path, memory=0) as spool:
-        assert taken(spool, "abc") == "abc"
-        assert files_in(tmp_path) == 1
-        assert popped(spool) == "abc"
-
-
-def test_skips_a_full_disk_and_closes_its_file(tmp_path: Path, full_disk: str) -> None:
+@pytest.mark.parametrize("missing", [False, True], ids=["full", "missing"])
+def test_skips_a_place_without_room_and_closes_its_file(
+    tmp_path: Path, full_disk: str, missing: bool
+) -> None:
     before = files_in(Path("/dev"))
-    with spool_in(full_disk, tmp_path, memory=0) as spool:
+    with spool_in(tmp_path / "missing" if missing else full_disk, tmp_path, memory=0) as spool:
         assert taken(spool, "abc") == "abc"
         assert (files_in(Path("/dev")), files_in(tmp_path)) == (before, 1)
         assert popped(spool) == "abc"

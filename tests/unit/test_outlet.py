@@ -1,4 +1,4 @@
-"""The console's writer: it holds up nobody, tells of a reader that is gone, and counts what it drops."""
+"""The console's writer: slow and vanished readers, and a count of dropped lines."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Which pairs of nodes `check-port` tries, and in how few lines it tells those that failed."""
+"""The pairs of nodes that `check-port` tries, and its summary of failures."""
 
 import pytest
 

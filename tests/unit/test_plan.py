@@ -1,4 +1,4 @@
-"""Plans: who runs where with which rank, device and environment, and which jobs are refused."""
+"""Plans: ranks, devices, environments and command lines of all workers, and refused jobs."""
 
 import errno
 import json

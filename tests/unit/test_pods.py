@@ -1,4 +1,4 @@
-"""Pods that run already: what kubectl lists, and what a job makes of it."""
+"""Running pods as nodes of a job: the list from kubectl, command lines and errors."""
 
 import json
 import re

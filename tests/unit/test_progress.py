@@ -1,4 +1,4 @@
-"""How far a start has come, in a line."""
+"""The line that shows the progress of a start."""
 
 from distlaunch.observers.terminal import progress_words
 from distlaunch.plan.layout import Facts

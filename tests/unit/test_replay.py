@@ -1,4 +1,4 @@
-"""What is written down of a run, and how it is read again."""
+"""The history of a run: what is written, how it is read again, and the tool that replays it."""
 
 import json
 import typing

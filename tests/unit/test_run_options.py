@@ -1,4 +1,4 @@
-"""The command line of `run` as it is read without Typer, which reads all that is unusual."""
+"""The quick parser of common `run` command lines, and its agreement with Typer."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Grid Engine, PBS, LSF and Flux: what their jobs' environments mean.
+"""Grid Engine, PBS, LSF and Flux: their variables and host lists, tasks and errors.
 
 Grid Engine's environment, file and words are those of 8.1.9, but for SGE_HGR_gpu, which only its successors
 set. Those of PBS, LSF and Flux are written from their manuals; none was seen on a live system.

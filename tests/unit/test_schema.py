@@ -1,4 +1,4 @@
-"""The JSON schema that editors use: it accepts what loads, and marks what plainly doesn't."""
+"""The JSON schema for editors: valid job files, and plain mistakes."""
 
 import json
 from pathlib import Path

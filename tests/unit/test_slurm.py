@@ -1,4 +1,4 @@
-"""What Slurm's variables, tools and words mean."""
+"""Slurm: its variables, steps and messages, and supervision inside an allocation."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""How a node is reached: ssh's command line, its error messages, and the text that starts an agent."""
+"""Nodes reached over ssh: command lines, errors with advice, and the script that starts an agent."""
 
 import itertools
 import shlex

@@ -1,4 +1,4 @@
-"""Warnings at the start: interfaces and GPUs that the job names and a node doesn't have."""
+"""Warnings at the start about interfaces and GPUs that a node lacks."""
 
 import pytest
 

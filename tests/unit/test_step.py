@@ -1,4 +1,4 @@
-"""The tables of the policy: whatever can happen, be found or come due has somebody who minds it."""
+"""Completeness of the policy's tables: a handler for every event, finding, timer and phase."""
 
 import typing
 

@@ -1,4 +1,4 @@
-"""torch's own agents, each the worker of a node: what is started, what is refused, what their end tells."""
+"""Torch's own agents as the workers of nodes: command lines, refused jobs, attempts, and their errors."""
 
 import re
 

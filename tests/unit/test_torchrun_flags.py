@@ -1,4 +1,4 @@
-"""torchrun's command line: how it is read, and the job that it becomes."""
+"""torchrun's command line: spellings, variables, mistakes, and the job that it becomes."""
 
 import re
 import string

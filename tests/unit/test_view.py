@@ -1,4 +1,4 @@
-"""A run as a screen: as large as the terminal, what stands out first, keys that do what they say."""
+"""The full-screen view of a run: layout, highlighted ranks, history and keys."""
 
 import re
 from typing import Any
