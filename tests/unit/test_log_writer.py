@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distlaunch.observers import run_folder as module
 from distlaunch.observers.run_folder import LogWriter
-from tests.unit.samples import bounded, longest_file
+from tests.unit.samples import bounded, longest_file, no_room
 
 pytestmark = pytest.mark.timeout(60)
 """A pipe that nothing comes out of would be waited for."""
@@ -126,6 +126,17 @@ def mode(path: Path) -> int:
 
 
 # Files
+
+
+def test_writes_everything_even_if_no_thread_can_be_started(
+    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    for text in (b"one ", b"two "):
+        writer.append("log", text)
+    assert (tmp_path / "log").read_bytes() == b"one two "
+    writer.close()
+    assert writer.lost_bytes == 0
 
 
 def test_files_and_directories_are_private(writer: LogWriter, tmp_path: Path) -> None:
@@ -354,6 +365,17 @@ def test_flush_gives_up_on_a_stalled_disk(writer: LogWriter, disk: Disk) -> None
     assert writer.lost_bytes == 0, "it may be written still"
     disk.take(4)
     assert writer.lost_bytes == 0
+
+
+def test_close_waits_for_a_slow_disk(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", LONG_S)
+    writer.append("log", b"one ")
+    writer.append("log", b"two")
+    got: list[bytes] = []
+    with when_waited_for(writer, monkeypatch, lambda: got.append(disk.take(7))):
+        writer.close()
+    assert got == [b"one two"] and writer.lost_bytes == 0
+    assert not any(thread.name == "log-writer" for thread in threading.enumerate())
 
 
 @pytest.mark.usefixtures("short")
