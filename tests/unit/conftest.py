@@ -1,4 +1,4 @@
-"""No unit test starts a process; and job files that are loaded or refused."""
+"""A ban on processes in unit tests, and fixtures that load job files or collect their mistakes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Drafts of job files, from what other launchers are told: what their tests share."""
+"""Shared parts of the tests of imports: drafts of job files, and configs of accelerate."""
 
 from typing import Any
 
@@ -59,12 +59,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
             "{distributed_type: MULTI_GPU, num_processes: 8, num_machines: 2, machine_rank: 1, "
             "main_process_ip: gpu-a, main_process_port: 29500, rdzv_backend: static, same_network: true}"
         ),
-        {
-            "nodes": ["gpu-a", "HOST1"],
-            "procs_per_node": 4,
-            "master_addr": "gpu-a",
-            "master_port": 29500,
-        },
+        {"nodes": ["gpu-a", "HOST1"], "procs_per_node": 4, "master_addr": "gpu-a", "master_port": 29500},
     ),
     (
         (
@@ -119,10 +114,6 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
                 "zero3_init_flag,deepspeed_hostfile,deepspeed_multinode_launcher,mixed_precision",
             },
         },
-    ),
-    (
-        "{distributed_type: MEGATRON_LM, num_processes: 2}",
-        {"procs_per_node": 2, "env": {"ACCELERATE_USE_MEGATRON_LM": "true"}},
     ),
     (
         (

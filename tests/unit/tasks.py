@@ -1,4 +1,4 @@
-"""What the rank of a scheduler's task gets, as the plan of all tasks has it."""
+"""The environment of a scheduler's task, taken from the plan of all tasks."""
 
 from collections.abc import Mapping
 

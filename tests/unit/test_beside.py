@@ -1,4 +1,4 @@
-"""How tests are dealt to the processes that run them."""
+"""The distribution of tests over the processes that run them."""
 
 from itertools import chain
 from pathlib import Path

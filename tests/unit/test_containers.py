@@ -1,4 +1,4 @@
-"""Containers: what a node's shell is sent for each runtime, and which job files are refused."""
+"""Containers: the command line for each runtime, and refused job files."""
 
 import shlex
 
@@ -24,42 +24,33 @@ def words_of(container: Container, workdir: str = "/work") -> list[str]:
 
 
 @pytest.mark.parametrize("runtime", ["docker", "podman"])
-def test_docker_and_podman(runtime: Runtime) -> None:
+def test_docker_and_podman_command_lines(runtime: Runtime) -> None:
     container = Container("img:1", runtime, ("/data", "/a:/b:ro"), ("--shm-size=8g",), {"A": QUOTES})
     words = words_of(container)
     assert words[:2] == [runtime, "run"]
-    for word in (
-        "--rm",
-        "--interactive",
-        "--network=host",
-        "--ipc=host",
-        "--entrypoint=/bin/sh",
-        f"--env=A={QUOTES}",
-        "--env=CUDA_VISIBLE_DEVICES",
-        "--volume=/data:/data",
-        "--volume=/a:/b:ro",
-        "--volume=/work:/work",
-        "--shm-size=8g",
-    ):
-        assert word in words
+    assert {
+        *("--rm", "--interactive", "--network=host", "--ipc=host", "--entrypoint=/bin/sh", "--shm-size=8g"),
+        *(f"--env=A={QUOTES}", "--env=CUDA_VISIBLE_DEVICES"),
+        *("--volume=/data:/data", "--volume=/a:/b:ro", "--volume=/work:/work"),
+    } <= {*words}
     assert words[-3:] == ["img:1", "-c", SCRIPT]
 
 
-def test_apptainer() -> None:
+def test_apptainer_command_line() -> None:
     words = words_of(Container("/img.sif", "apptainer", ("/data",), ("--fakeroot",), {"A": QUOTES}))
     assert words[:4] == ["apptainer", "exec", "--pid", "--pwd=/"]
     assert {f"--env=A={QUOTES}", "--bind=/data:/data", "--bind=/work:/work", "--fakeroot"} <= {*words}
     assert words[-4:] == ["/img.sif", "/bin/sh", "-c", SCRIPT]
 
 
-def test_enroot() -> None:
+def test_enroot_command_line() -> None:
     words = words_of(Container("/img.sqsh", "enroot", ("/data",)))
     assert words[:3] == ["enroot", "start", "--rw"]
     assert {"--mount=/data:/data", "--mount=/work:/work"} <= {*words}
     assert words[-4:] == ["/img.sqsh", "/bin/sh", "-c", SCRIPT]
 
 
-def test_pyxis_is_srun_with_options() -> None:
+def test_pyxis_becomes_srun_options() -> None:
     step = in_step(
         Slurm("n1", "17"),
         Container(
@@ -95,7 +86,7 @@ def test_the_workers_directory_is_mounted_unless_the_job_mounts_something_there(
     assert not [w for w in words_of(Container("i"), workdir="/") if "volume" in w]
 
 
-def test_a_home_is_that_of_the_nodes_user() -> None:
+def test_expands_a_home_on_the_node() -> None:
     line = entry(Container("~/img.sif", "apptainer"), "~/work dir").decode()
     assert """--bind="$HOME"'/work dir':"$HOME"'/work dir'""" in line
     assert '"$HOME"/img.sif /bin/sh' in line
@@ -115,11 +106,11 @@ def test_a_home_is_that_of_the_nodes_user() -> None:
         ("{image: i, volumes: [/a]}", "mounts"),
     ],
 )
-def test_what_is_refused(section: str, told: str, problems: Problems) -> None:
+def test_refuses_mistakes_in_the_container_section(section: str, told: str, problems: Problems) -> None:
     assert told in str(problems(f"script: t.py\ncontainer: {section}"))
 
 
-def test_plans_say_that_they_are_for_containers(load: Load) -> None:
+def test_printed_plans_name_the_container(load: Load) -> None:
     spec = load("script: t.py\ngpus_per_node: 0\ncontainer: {image: i, runtime: podman}")
     plan = make_plan(spec, {0: Facts("python3", 0)}, None)
     ranks = {NodeRank(0): workers(plan, plan.nodes[0], meeting_of(plan, "job", 1))}
@@ -127,7 +118,7 @@ def test_plans_say_that_they_are_for_containers(load: Load) -> None:
         assert text.startswith("# to be run in a container of i (podman)\n")
 
 
-def test_what_fails_in_a_container_has_advice() -> None:
+def test_failures_in_a_container_have_advice() -> None:
     container = Container("i", "podman")
     for kind in (Kind.NO_RUNTIME, Kind.NO_IMAGE, Kind.NO_PYTHON, Kind.OLD_PYTHON, Kind.UNSTARTED):
         assert advice_for(LinkFailure(kind), container, None)

@@ -1,4 +1,4 @@
-"""When a worker's pipe is read at once, and when only after the link has caught up."""
+"""Flow control of workers' pipes: read at once, or only after the link has caught up."""
 
 import os
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def test_a_pipe_is_held_while_memory_is_full_and_read_again_when_half_is_sent(sc
     assert scene.reads == full + 1
 
 
-def test_a_slow_link_slows_nobody(scene: Scene) -> None:
+def test_a_slow_link_does_not_slow_workers(scene: Scene) -> None:
     full = scene.fill()
     while scene.reads < full + 10:  # waits for as long as a pipe may be held, once
         scene.poller.turn()

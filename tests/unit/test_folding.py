@@ -1,4 +1,4 @@
-"""What ranks print alike within a moment is told once, and nothing is lost, added or kept back too long."""
+"""Folding of identical lines that several ranks print at about the same time."""
 
 from collections import Counter
 
@@ -31,7 +31,7 @@ class Shown:
 
 @bounded()
 @given(PRINTED)
-def test_every_line_of_every_rank_is_told_once(printed: list[tuple[int, int, bytes, float]]) -> None:
+def test_shows_every_line_of_every_rank_once(printed: list[tuple[int, int, bytes, float]]) -> None:
     shown, now, whole = Shown(), 0.0, dict[tuple[int, int], bytes]()
     for rank, stream, data, later in printed:
         now += later
@@ -50,7 +50,7 @@ def test_every_line_of_every_rank_is_told_once(printed: list[tuple[int, int, byt
     assert all(ranks == sorted(set(ranks)) for ranks, _, _ in shown.lines)
 
 
-def test_a_thousand_ranks_that_say_the_same_are_one_line_and_the_odd_one_another() -> None:
+def test_folds_identical_lines_of_a_thousand_ranks() -> None:
     shown = Shown()
     for rank in range(1000):
         shown.add(rank, 0, b"epoch 3\n" if rank != 500 else b"epoch 2\n", rank / 10000)
@@ -60,7 +60,7 @@ def test_a_thousand_ranks_that_say_the_same_are_one_line_and_the_odd_one_another
     assert shown.lines == [(everyone, 0, b"epoch 3\n"), ([500], 0, b"epoch 2\n")]
 
 
-def test_the_order_in_which_lines_came_first_stays() -> None:
+def test_keeps_the_order_of_first_lines() -> None:
     shown = Shown()
     for rank in range(3):
         shown.add(rank, 0, b"one\ntwo\none\n", 0.0)
@@ -69,7 +69,7 @@ def test_the_order_in_which_lines_came_first_stays() -> None:
     assert shown.fold.due is None
 
 
-def test_what_is_held_back_is_bounded() -> None:
+def test_bounds_what_folding_holds_back() -> None:
     shown = Shown()
     for number in range(40):
         shown.add(0, 0, b"%d" % number + b"x" * (MAX_FOLDED // 32) + b"\n", 0.0)

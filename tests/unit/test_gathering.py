@@ -1,4 +1,4 @@
-"""Launchers that somebody else starts: where their command lines have them meet, and what they say there."""
+"""Launchers that gather: endpoints and flags, the messages they exchange, their order and proofs."""
 
 import json
 import re
@@ -22,6 +22,7 @@ from tests.unit.test_torchrun_flags import parsed
 
 MEET = ("--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=h:5")
 ARRIVAL = Arrival("job", "gpu-a", (2, 2))
+HERE = Arrival("--rdzv-id none", "here", (2, 2))
 
 
 def gathering(*words: str, **environ: str) -> Gathering:
@@ -35,28 +36,28 @@ def gathering(*words: str, **environ: str) -> Gathering:
 @pytest.mark.parametrize(
     ("words", "environ", "arrival", "serves"),
     [
-        ((), {}, Arrival("--rdzv-id none", "here", (2, 2)), None),
+        ((), {}, HERE, None),
         (
             ("--rdzv-id=j", "--node-rank=1"),
             {"SLURM_PROCID": "3"},
-            Arrival("--rdzv-id j", "here", (2, 2), node_rank=1, task=3),
+            HERE._replace(job="--rdzv-id j", node_rank=1, task=3),
             None,
         ),
         (
             ("--rdzv-conf=is_host=True",),
             {"OMPI_COMM_WORLD_RANK": "2", "SLURM_PROCID": "0"},
-            Arrival("--rdzv-id none", "here", (2, 2), task=2),
+            HERE._replace(task=2),
             True,
         ),
         (
             ("--rdzv-conf=is_host=no", "--nnodes=1:4"),
             {"SLURM_PROCID": "x"},
-            Arrival("--rdzv-id none", "here", (1, 4)),
+            HERE._replace(nodes=(1, 4)),
             False,
         ),
     ],
 )
-def test_what_launchers_say_when_they_meet_by_c10d(
+def test_c10d_flags_become_an_arrival(
     words: tuple[str, ...], environ: dict[str, str], arrival: Arrival, serves: bool | None
 ) -> None:
     met = gathering(*MEET, *words, **environ)
@@ -65,9 +66,9 @@ def test_what_launchers_say_when_they_meet_by_c10d(
 
 
 @pytest.mark.parametrize(("number", "serves"), [(0, True), (1, False)])
-def test_what_launchers_say_whose_nodes_have_numbers(number: int, serves: bool) -> None:
+def test_node_ranks_become_an_ordered_arrival(number: int, serves: bool) -> None:
     met = gathering("--nnodes=2", "--master-addr=fd00::1", f"--node-rank={number}", SLURM_PROCID="3")
-    assert met.arrival == Arrival("--rdzv-id none", "here", (2, 2), node_rank=number)
+    assert met.arrival == HERE._replace(node_rank=number)
     assert (met.serves, met.ordered, met.label) == (serves, True, "[fd00::1]:29500")
 
 
@@ -87,7 +88,7 @@ def test_how_long_launchers_wait(words: tuple[str, ...], wait_s: float, last_cal
     assert (met.wait_s, met.last_call_s) == (wait_s, last_call_s)
 
 
-def test_a_wait_that_is_set_is_not_remarked_on() -> None:
+def test_does_not_warn_about_a_rendezvous_timeout() -> None:
     words = ("--nnodes=2", "--master-addr=h")
     assert notices(parsed(*words, "--rdzv-conf=timeout=9", "s.py")) == []
     assert notices(parsed(*words, "--rdzv-conf=a=b", "s.py")) != []
@@ -105,10 +106,7 @@ def test_a_wait_that_is_set_is_not_remarked_on() -> None:
             "--rdzv-backend=static --rdzv-endpoint= --master-addr=",
             "--master-addr '': expected a host name or address",
         ),
-        (
-            "--rdzv-backend=static --node-rank=2",
-            "--node-rank 2: expected 0 to 1, with --nnodes 2",
-        ),
+        ("--rdzv-backend=static --node-rank=2", "--node-rank 2: expected 0 to 1, with --nnodes 2"),
         ("--rdzv-conf=join_timeout=soon", "--rdzv-conf join_timeout: expected a number of seconds ≥ 1"),
         ("--rdzv-conf=last_call_timeout=0", "--rdzv-conf last_call_timeout: expected a number of seconds"),
         ("--rdzv-conf=is_host=maybe", "--rdzv-conf is_host: expected 1 or 0, got 'maybe'"),
@@ -116,7 +114,7 @@ def test_a_wait_that_is_set_is_not_remarked_on() -> None:
         ("--rdzv-endpoint=127.0.1.1:5", "--rdzv-endpoint 127.0.1.1: each of this Slurm step's 4 nodes would"),
     ],
 )
-def test_mistakes_about_where_nodes_meet_are_told(words: str, told: str) -> None:
+def test_explains_mistakes_about_the_endpoint(words: str, told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
         gathering(*MEET, *words.split(), SLURM_STEP_NUM_NODES="4")
 
@@ -138,7 +136,7 @@ def test_mistakes_about_where_nodes_meet_are_told(words: str, told: str) -> None
         ),
     ],
 )
-def test_what_is_said_before_launchers_meet(words: str, told: list[str]) -> None:
+def test_warns_about_endpoints_and_flags_without_effect(words: str, told: list[str]) -> None:
     lines = [*joining_notices(parsed(*words.split(), "s.py"))]
     assert len(lines) == len(told)
     assert all(line.startswith(start) for line, start in zip(lines, told, strict=True))
@@ -170,7 +168,7 @@ def test_the_order_of_nodes_that_have_met(arrivals: list[tuple[Arrival, bool]], 
     assert in_order([arrival for arrival, _ in arrivals], [is_near for _, is_near in arrivals]) == order
 
 
-def test_ports_that_all_launchers_of_a_job_draw_alike() -> None:
+def test_all_launchers_of_a_job_draw_the_same_ports() -> None:
     drawn = ports_for("h:5 job")
     assert drawn == ports_for("h:5 job") != ports_for("h:5 another")
     assert all(LOWEST_PORT <= port < LOWEST_PORT + PORT_SPAN for port in drawn)
@@ -180,10 +178,9 @@ def test_ports_that_all_launchers_of_a_job_draw_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "arrival",
-    [ARRIVAL, ARRIVAL._replace(node_rank=0, task=7, gpus=1, place=TaskPlace(0, 2, None, None))],
+    "arrival", [ARRIVAL, ARRIVAL._replace(node_rank=0, task=7, gpus=1, place=TaskPlace(0, 2, None, None))]
 )
-def test_an_arrival_is_read_as_it_was_sent(arrival: Arrival) -> None:
+def test_an_arrival_survives_the_wire(arrival: Arrival) -> None:
     assert arrival_of(message_of(line_of({**arrival._asdict(), "nonce": "1"}))) == arrival
 
 
@@ -192,7 +189,7 @@ def without(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ARRIVAL._fields)
-def test_an_arrival_that_lacks_something_is_none(name: str) -> None:
+def test_refuses_an_arrival_that_lacks_a_field(name: str) -> None:
     with pytest.raises(ValueError, match=f"it lacks something: '{name}'"):
         arrival_of(without(name))
 
@@ -200,28 +197,15 @@ def test_an_arrival_that_lacks_something_is_none(name: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"nodes": [2]},
-        {"nodes": ["x", 2]},
-        {"nodes": [-1, 2]},
-        {"nodes": [2, 1 << 40]},
-        {"node_rank": -1},
-        {"node_rank": "0"},
-        {"node_rank": False},
-        {"task": [0]},
-        {"gpus": -1},
-        {"place": [1, 2, 3]},
-        {"place": [1, 2, 3, "4"]},
-        {"place": "here"},
+        *({"nodes": [2]}, {"nodes": ["x", 2]}, {"nodes": [-1, 2]}, {"nodes": [2, 1 << 40]}),
+        *({"node_rank": -1}, {"node_rank": "0"}, {"node_rank": False}, {"task": [0]}, {"gpus": -1}),
+        *({"place": [1, 2, 3]}, {"place": [1, 2, 3, "4"]}, {"place": "here"}, {"job": ["job"]}),
+        *({"name": 7}, {"name": None}, {"name": "gpu-a\x1b[2J"}, {"name": "two\nlines"}),
         pytest.param({"name": "x" * 300}, id="a long name"),
-        {"name": 7},
-        {"name": None},
-        {"name": "gpu-a\x1b[2J"},
-        {"name": "two\nlines"},
-        {"job": ["job"]},
     ],
     ids=repr,
 )
-def test_an_arrival_that_can_not_be_is_refused(changes: dict[str, Any]) -> None:
+def test_refuses_an_arrival_with_an_impossible_value(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=" "):
         arrival_of({**ARRIVAL._asdict(), **changes})
 
@@ -235,7 +219,7 @@ _any = st.recursive(
 
 @given(st.fixed_dictionaries(dict.fromkeys(ARRIVAL._fields, _any)))
 @bounded(300)
-def test_whatever_is_sent_is_an_arrival_or_a_value_error(message: dict[str, Any]) -> None:
+def test_any_message_is_an_arrival_or_a_value_error(message: dict[str, Any]) -> None:
     try:
         arrival = arrival_of(message)
     except ValueError:
@@ -244,7 +228,7 @@ def test_whatever_is_sent_is_an_arrival_or_a_value_error(message: dict[str, Any]
 
 
 @pytest.mark.parametrize("line", [b"", b"[]", b"{", b"7", b"\xff\xfe", b"[" * 9999, b"\0"], ids=len)
-def test_a_line_that_is_no_message_is_a_value_error(line: bytes) -> None:
+def test_refuses_a_line_that_is_not_a_message(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         message_of(line)
 
@@ -258,7 +242,7 @@ def prover(secret: str = "") -> Prover:
     return Prover({SECRET: secret, "PATH": "/nowhere"}, "gpu-a")
 
 
-def test_who_knows_the_secret_is_believed() -> None:
+def test_accepts_a_proof_with_the_same_secret() -> None:
     ours, theirs = prover("s3cret"), prover("s3cret")
     assert ours.way == "secret"
     assert ours.wrong("secret", "launcher", SAID, theirs.proof("secret", "launcher", SAID)) == ""
@@ -278,7 +262,7 @@ def test_who_knows_the_secret_is_believed() -> None:
         "\ud800",
     ],
 )
-def test_who_does_not_know_the_secret_is_not_believed(proof: object) -> None:
+def test_refuses_a_proof_without_the_secret(proof: object) -> None:
     words = f"its {SECRET} is another one"
     assert prover("s3cret").wrong("secret", "launcher", SAID, proof) == words
 
@@ -292,7 +276,7 @@ def test_who_does_not_know_the_secret_is_not_believed(proof: object) -> None:
         ("s3cret", "munge", f"{SECRET} is set on gpu-a, but the controller has none: set it to the same"),
     ],
 )
-def test_a_launcher_that_can_prove_nothing_says_what_to_set(secret: str, way: str, words: str) -> None:
+def test_a_launcher_without_a_proof_says_what_to_set(secret: str, way: str, words: str) -> None:
     with pytest.raises(JoinError, match=f"^{re.escape(words)}") as caught:
         prover(secret).proof(way, "launcher", SAID)
     assert caught.value.exit_status == 2
@@ -301,7 +285,7 @@ def test_a_launcher_that_can_prove_nothing_says_what_to_set(secret: str, way: st
 # What is sent to a launcher of what its ranks get
 
 
-def test_a_launcher_is_sent_no_program_and_no_variable_but_those_of_the_contract() -> None:
+def test_launchers_receive_only_variables_of_the_contract() -> None:
     env = {"RANK": "3", "HOME": "/root", "LD_PRELOAD": "/x.so"}
     start = START._replace(
         env={"MASTER_ADDR": "h", "PYTHONPATH": "/x"},

@@ -1,4 +1,4 @@
-"""Where the controller runs but ranks don't: a stand-in, since no such machine is here."""
+"""A controller on a machine without agents, simulated because no such machine is available."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_ranks_on_another_system_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         opening.open_link(spec_of("script: t.py"), 0)
 
 
-def test_ports_are_not_dialled_from_where_no_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_dial_ports_where_no_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of("script: t.py\nnodes: [a, b]")
     assert [node.label for node in port_check._with_here(spec, "a").nodes] == ["a", "b", "here"]
     monkeypatch.setattr("sys.platform", "darwin")

@@ -1,4 +1,4 @@
-"""Host names, ranges, endpoints and hostfiles: what is understood, and that nothing else gets through."""
+"""Host names, ranges, endpoints and hostfiles: accepted and refused spellings."""
 
 import tracemalloc
 
@@ -87,12 +87,6 @@ def test_all_names_of_a_padded_range_are_as_wide_as_its_start(first: int, more: 
     assert all(len(name) - 1 == max(len(start), len(str(int(name[1:])))) for name in expanded)
 
 
-@given(names)
-@bounded()
-def test_a_name_without_brackets_is_itself(name: str) -> None:
-    assert expand_ranges(name) == [name]
-
-
 @given(hostish | st.text(max_size=30))
 @example("n[" + "9" * 5000 + "]")
 @bounded(300)
@@ -111,27 +105,7 @@ def test_a_name_that_begins_with_a_dash_is_refused(host: str) -> None:
     assert host_error(host) == "a host name can't begin with a dash"
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "",
-        " ",
-        "a b",
-        "a;b",
-        "a$(id)",
-        "a`id`",
-        "a|b",
-        "a&b",
-        "a'b",
-        'a"b',
-        "a\\b",
-        "a\nb",
-        "a\n",
-        "a*",
-        "ä",
-        "a/b",
-    ],
-)
+@pytest.mark.parametrize("host", ["", "a$(id)", "a\n", *(f"a{char}b" for char in " ;`|&'\"\\\n*/ä")])
 def test_a_name_with_a_character_that_shells_know_is_refused(host: str) -> None:
     assert host_error(host)
 
@@ -143,7 +117,7 @@ def test_names_and_addresses_are_accepted(host: str) -> None:
 
 @given(st.text(max_size=20))
 @bounded(300)
-def test_what_is_accepted_is_one_plain_word(host: str) -> None:
+def test_accepted_hosts_are_one_plain_word(host: str) -> None:
     if host_error(host) is None:
         assert host.isascii()
         assert host.isprintable()
@@ -198,13 +172,6 @@ def test_a_bad_endpoint_is_explained(text: str, words: str) -> None:
         parse_endpoint(text)
 
 
-@given(hosts, st.integers(1, 65535))
-@bounded()
-def test_an_endpoint_comes_back_as_it_was_put_together(host: str, port: int) -> None:
-    assert parse_endpoint(f"{host}:{port}") == (host, port)
-    assert parse_endpoint(f"[{host}]:{port}") == (host, port)
-
-
 @given(hostish | st.text(max_size=20))
 @example("a:" + "9" * 5000)
 @bounded(300)
@@ -230,7 +197,7 @@ def test_any_text_is_an_endpoint_or_refused_with_a_reason(text: str) -> None:
     )
 )
 @bounded()
-def test_the_three_forms_say_the_same(lines: list[tuple[str, int]]) -> None:
+def test_the_three_forms_of_hostfiles_mean_the_same(lines: list[tuple[str, int]]) -> None:
     problems: list[Problem] = []
     forms = ("{0} slots={1}", "{0}:{1}", "{0} slots={1} max_slots=99  # comment")
     for form in forms:

@@ -1,4 +1,4 @@
-"""Configs of accelerate as job files: what each becomes, or why it is refused."""
+"""Import of accelerate configs as job files, and refusals."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from tests.unit.samples import bounded, process_text
 
 
 @pytest.mark.parametrize(("text", "keys"), CONFIGS)
-def test_an_accelerate_config_becomes(text: str, keys: dict[str, Any]) -> None:
+def test_an_accelerate_config_becomes_a_job(text: str, keys: dict[str, Any]) -> None:
     assert keys_of(accelerated(text, "x.py", "a")) == {"script": "x.py", "args": ["a"], **keys}
 
 
-def test_what_has_none_of_accelerates_keys_is_refused() -> None:
+def test_refuses_a_file_without_accelerate_keys() -> None:
     with pytest.raises(JobError, match="not an accelerate config: it has none of its keys"):
         accelerated("{script: train.py, procs_per_node: 2}")
 
 
-def test_fsdp_gets_what_accelerate_sets_by_itself_too() -> None:
+def test_fsdp_gets_accelerates_implicit_settings() -> None:
     env = keys_of(
         accelerated(
             "{distributed_type: FSDP, num_processes: 2, fsdp_config: {fsdp_version: 2, offload_params: True, "
@@ -61,14 +61,14 @@ def test_fsdp_gets_what_accelerate_sets_by_itself_too() -> None:
         ("num_machines: 2, gpu_ids: 0", "here they apply to all"),
     ],
 )
-def test_what_accelerate_alone_can_do_is_a_comment(more: str, words: str) -> None:
+def test_settings_without_an_equivalent_become_comments(more: str, words: str) -> None:
     told = comments(accelerated(f"{{distributed_type: MULTI_GPU, num_processes: 2, {more}}}"))
     assert words in told
     assert "put your script and its args here" in told
 
 
 @pytest.mark.parametrize("kind", ["MULTI_NPU", "XLA"])
-def test_other_accelerators_are_a_comment(kind: str) -> None:
+def test_other_accelerators_become_comments(kind: str) -> None:
     draft = accelerated(f"{{distributed_type: {kind}, num_processes: 2, gpu_ids: '0,1'}}", "x.py")
     assert keys_of(draft) == {"script": "x.py", "procs_per_node": 2}
     assert f"distributed_type: {kind} has no equivalent here" in comments(draft)
@@ -86,7 +86,7 @@ def test_other_accelerators_are_a_comment(kind: str) -> None:
         ("main_process_ip: -x", "c.yaml:1:18: main_process_ip: a host name can't begin"),
     ],
 )
-def test_a_config_that_can_not_be_is_refused_with_its_place(text: str, words: str) -> None:
+def test_refuses_a_wrong_config_with_its_place(text: str, words: str) -> None:
     with pytest.raises(JobError) as caught:
         accelerated(text)
     assert str(caught.value).startswith(words)
@@ -117,7 +117,7 @@ _configs = st.fixed_dictionaries(
 
 @given(config=_configs)
 @bounded(300)
-def test_a_config_becomes_a_job_or_is_refused_with_its_place(config: dict[str, Any]) -> None:
+def test_any_config_becomes_a_job_or_is_refused_with_its_place(config: dict[str, Any]) -> None:
     try:
         draft = accelerated(yaml.safe_dump(config, allow_unicode=True))
     except JobError as error:

@@ -1,4 +1,4 @@
-"""Job files that came from a command line go back to the same flags."""
+"""The way back from an imported job file to the same torchrun flags."""
 
 import os.path
 import shlex
@@ -89,7 +89,7 @@ def test_a_command_comes_back_from_its_job_file(
 )
 @example(env={}, folder="~you/x")
 @bounded()
-def test_variables_and_paths_load_as_they_were_meant(env: dict[str, str], folder: str) -> None:
+def test_variables_and_paths_survive_the_import(env: dict[str, str], folder: str) -> None:
     words = [*(f"{name}={value}" for name, value in env.items()), "torchrun", f"--log-dir={folder}", "x.py"]
     spec = spec_of(command_draft(words, CPUS).text())
     assert {name: value.text for name, value in spec.env.items()} == env
@@ -99,6 +99,6 @@ def test_variables_and_paths_load_as_they_were_meant(env: dict[str, str], folder
 
 @given(argument=braces)
 @bounded()
-def test_what_is_literal_is_filled_with_itself(argument: str) -> None:
+def test_literal_braces_survive_filling(argument: str) -> None:
     assert fill(literal(argument), {name.upper(): "9" for name in PLACEHOLDERS}) == argument
     assert placeholder_error(literal(argument)) is None

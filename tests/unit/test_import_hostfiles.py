@@ -1,4 +1,4 @@
-"""Hostfiles as job files: what each becomes, or why it is refused."""
+"""Import of hostfiles as job files, and refusals."""
 
 from typing import Any
 
@@ -30,11 +30,11 @@ from tests.unit.samples import bounded, spec_of
         ("a slots=1\na slots=2", {"nodes": ["a"], "procs_per_node": 3}),
     ],
 )
-def test_a_hostfile_becomes(text: str, keys: dict[str, Any]) -> None:
+def test_a_hostfile_becomes_a_job(text: str, keys: dict[str, Any]) -> None:
     assert keys_of(hostfile_draft(text, "hosts", ["x.py"])) == {"script": "x.py", **keys}
 
 
-def test_a_program_beside_a_hostfile_has_its_braces_told() -> None:
+def test_doubled_braces_become_a_comment() -> None:
     draft = hostfile_draft("a\n", "hosts", ["x.py", "{epoch}"])
     assert "{{epoch}}: doubled braces" in comments(draft)
     assert fill(spec_of(draft.text()).args[0], {}) == "{epoch}"
@@ -43,7 +43,7 @@ def test_a_program_beside_a_hostfile_has_its_braces_told() -> None:
 @pytest.mark.parametrize(
     ("hosts", "gpus"), [("a slots=2\nb slots=2\n", 2), ("a\n", 8), ("a slots=1\nb\n", 8)]
 )
-def test_a_hostfiles_job_says_what_dry_run_needs(hosts: str, gpus: int) -> None:
+def test_an_imported_hostfile_says_what_dry_run_needs(hosts: str, gpus: int) -> None:
     draft = hostfile_draft(hosts, "hosts")
     assert "set gpus_per_node to the number of GPUs on each host" in comments(draft)
     text = draft.text()
@@ -63,7 +63,7 @@ def test_a_hostfile_is_refused_with_its_place() -> None:
 
 @given(text=st.text("ab[]0123,-.: @#=\t\nslots", max_size=40))
 @bounded(300)
-def test_a_hostfile_copied_is_the_hostfile_read(text: str) -> None:
+def test_an_imported_hostfile_means_the_same_as_hostfile(text: str) -> None:
     try:
         copied = spec_of(hostfile_draft(text, "hosts").text())
     except JobError:

@@ -1,4 +1,4 @@
-"""Slurm batch scripts as job files: what each becomes, that it loads, and what is named or refused."""
+"""Import of Slurm batch scripts as job files: keys, comments about everything else, and refusals."""
 
 import re
 import time
@@ -264,7 +264,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_batch_script_becomes(name: str) -> None:
+def test_a_batch_script_becomes_a_job(name: str) -> None:
     text, keys, told = SCRIPTS[name]
     draft = imported(text)
     assert keys_of(draft) == keys
@@ -317,7 +317,7 @@ RUN = "srun python t.py"
         ),
     ],
 )
-def test_words_of_a_script_become_keys(text: str, keys: dict[str, Any]) -> None:
+def test_options_and_commands_become_keys(text: str, keys: dict[str, Any]) -> None:
     found = keys_of(imported(f"#!/bin/bash\n{text}\n"))
     assert {key: found.get(key) for key in keys} == keys
 
@@ -330,13 +330,13 @@ def test_lines_behind_the_ranks_are_left_out(line: str) -> None:
     assert not {"workdir", "slurm"} & set(keys_of(draft))
 
 
-def test_what_precedes_srun_in_its_line_is_left_out() -> None:
+def test_commands_before_srun_in_its_line_are_left_out() -> None:
     draft = imported(f"source v/bin/activate && {RUN}\n")
     assert "# line 1: left out: `source v/bin/activate && srun`: run it before" in comments(draft)
     assert "slurm" not in keys_of(draft)
 
 
-def test_an_option_that_is_left_out_is_told_of_where_no_other_is_left() -> None:
+def test_names_a_single_option_that_is_left_out() -> None:
     text = imported("#!/bin/bash\n#SBATCH --array=1-4\nsrun python train.py\n").text()
     assert "slurm:" not in text
     assert "# left out: --array=1-4: an array would start" in text
@@ -347,13 +347,13 @@ def test_no_comment_looks_like_a_key() -> None:
         assert not set(re.findall(r"(?m)^\s*# ([a-z_]+): ", imported(text).text())) & set(JOB.fields)
 
 
-def test_a_syntax_error_elsewhere_is_named() -> None:
+def test_names_a_syntax_error_elsewhere() -> None:
     draft = imported(f"date )\nfi\n{RUN}\n")
     assert "# lines 1-2: a syntax error: `)`" in comments(draft)
     assert keys_of(draft)["script"] == "t.py"
 
 
-def test_flags_of_accelerate_launch_are_a_comment() -> None:
+def test_accelerate_launch_flags_become_a_comment() -> None:
     flags = "--use_fsdp --fsdp_offload_params=true --mixed_precision bf16 --odd 1"
     draft = imported(f"accelerate launch {flags} t.py --lr 1")
     assert keys_of(draft) == {"nodes": 1, "script": "t.py", "args": ["--lr", "1"]}
@@ -388,7 +388,7 @@ def test_flags_of_accelerate_launch_are_a_comment() -> None:
         "#SBATCH --late=1",
     ],
 )
-def test_names_each_line_that_it_does_not_understand(line: str) -> None:
+def test_names_each_line_it_does_not_understand(line: str) -> None:
     draft = imported(f"#!/bin/bash\nmodule load a\n{line}\n{RUN}\n")
     told = "sbatch ignores it behind the first command" if line.startswith("#") else "not understood"
     assert f"# line 3: {told}: `{line}`" in comments(draft)
@@ -448,7 +448,7 @@ def test_a_variable_that_a_block_may_change_is_not_filled_in(text: str) -> None:
         ("accelerate launch --num_processes 2", "no script given"),
     ],
 )
-def test_a_script_that_can_not_be_is_refused_in_one_line(text: str, words: str) -> None:
+def test_refuses_a_script_without_ranks_in_one_line(text: str, words: str) -> None:
     with pytest.raises(DistlaunchError) as caught:
         imported(text)
     assert str(caught.value).startswith("job.sh")
@@ -459,7 +459,7 @@ def test_a_script_that_can_not_be_is_refused_in_one_line(text: str, words: str) 
 @pytest.mark.parametrize(
     "line", ["#SBATCH hetjob", "#SBATCH --a='b", "#SBATCH --\N{DIGIT ONE}\N{SUPERSCRIPT TWO}"]
 )
-def test_names_a_directive_that_it_does_not_understand(line: str) -> None:
+def test_names_a_directive_it_does_not_understand(line: str) -> None:
     assert f"# line 1: not understood: `{line}`" in comments(imported(f"{line}\n{RUN}"))
 
 

@@ -1,4 +1,4 @@
-"""Command lines of torchrun as job files: what each becomes, that it loads, and what is left to say."""
+"""Import of torchrun command lines as job files: keys, comments about everything else, and refusals."""
 
 import re
 from typing import Any
@@ -17,135 +17,96 @@ from tests.unit.samples import spec_of
 # torchrun
 
 COMMANDS: list[tuple[str, dict[str, Any]]] = [
-    ("torchrun x.py a", {"procs_per_node": 1, "script": "x.py", "args": ["a"]}),
-    ("torchrun --nproc_per_node=2 -m a.b", {"procs_per_node": 2, "module": "a.b"}),
-    ("torchrun --no-python ./a.out", {"procs_per_node": 1, "command": ["./a.out"]}),
-    ("torchrun --run-path x.py", {"procs_per_node": 1, "script": "x.py"}),
-    ("/v/bin/torchrun x.py", {"procs_per_node": 1, "script": "x.py", "python": "/v/bin/python"}),
-    ("python3 -u -m torch.distributed.run x.py", {"procs_per_node": 1, "script": "x.py"}),
-    (
-        "/v/python3.12 -m torch.distributed.run x.py",
-        {"procs_per_node": 1, "script": "x.py", "python": "/v/python3.12"},
-    ),
-    ("distlaunch torchrun x.py", {"procs_per_node": 1, "script": "x.py"}),
-    ("python -m distlaunch torchrun x.py", {"procs_per_node": 1, "script": "x.py"}),
-    ("torchrun --nproc-per-node gpu x.py", {"script": "x.py"}),
-    ("torchrun --nproc-per-node auto x.py", {"script": "x.py"}),
-    ("torchrun --nproc-per-node cpu x.py", {"gpus_per_node": 0, "procs_per_node": CPUS, "script": "x.py"}),
+    ("torchrun x.py a", {"args": ["a"]}),
+    ("torchrun --nproc_per_node=2 -m a.b", {"script": None, "procs_per_node": 2, "module": "a.b"}),
+    ("torchrun --no-python ./a.out", {"script": None, "command": ["./a.out"]}),
+    ("torchrun --run-path x.py", {}),
+    ("/v/bin/torchrun x.py", {"python": "/v/bin/python"}),
+    ("python3 -u -m torch.distributed.run x.py", {}),
+    ("/v/python3.12 -m torch.distributed.run x.py", {"python": "/v/python3.12"}),
+    ("distlaunch torchrun x.py", {}),
+    ("python -m distlaunch torchrun x.py", {}),
+    ("torchrun --nproc-per-node gpu x.py", {"procs_per_node": None}),
+    ("torchrun --nproc-per-node auto x.py", {"procs_per_node": None}),
+    ("torchrun --nproc-per-node cpu x.py", {"gpus_per_node": 0, "procs_per_node": CPUS}),
     (
         "A=1 B='c d' RANK=3 PET_NPROC_PER_NODE=4 torchrun x.py",
-        {"procs_per_node": 4, "script": "x.py", "env": {"A": "1", "B": "c d"}},
+        {"procs_per_node": 4, "env": {"A": "1", "B": "c d"}},
     ),
     (
         "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node gpu x.py",
-        {"gpus_per_node": 2, "script": "x.py", "env": {"CUDA_VISIBLE_DEVICES": "2,3"}},
+        {"procs_per_node": None, "gpus_per_node": 2, "env": {"CUDA_VISIBLE_DEVICES": "2,3"}},
     ),
     (
         "python -m torch.distributed.launch --nproc_per_node 2 x.py a --use-env",
-        {"procs_per_node": 2, "script": "x.py", "args": ["--local-rank={local_rank}", "a", "--use-env"]},
+        {"procs_per_node": 2, "args": ["--local-rank={local_rank}", "a", "--use-env"]},
     ),
-    (
-        "python -m torch.distributed.launch --use_env x.py a",
-        {"procs_per_node": 1, "script": "x.py", "args": ["a"]},
-    ),
+    ("python -m torch.distributed.launch --use_env x.py a", {"args": ["a"]}),
     (
         "torchrun --nnodes 3 --node-rank 1 --master-addr gpu-a --master-port 1234 x.py",
-        {
-            "nodes": ["gpu-a", "HOST1", "HOST2"],
-            "procs_per_node": 1,
-            "master_addr": "gpu-a",
-            "master_port": 1234,
-            "script": "x.py",
-        },
+        {"nodes": ["gpu-a", "HOST1", "HOST2"], "master_addr": "gpu-a", "master_port": 1234},
     ),
-    (
-        "torchrun --nnodes 2 --master-addr localhost x.py",
-        {"nodes": ["HOST0", "HOST1"], "procs_per_node": 1, "script": "x.py"},
-    ),
+    ("torchrun --nnodes 2 --master-addr localhost x.py", {"nodes": ["HOST0", "HOST1"]}),
     (
         "torchrun --nnodes 40 --rdzv-endpoint [fe80::1]:1234 x.py",
-        {
-            "nodes": ["fe80::1", "HOST[1-39]"],
-            "procs_per_node": 1,
-            "master_addr": "fe80::1",
-            "master_port": 1234,
-            "script": "x.py",
-        },
+        {"nodes": ["fe80::1", "HOST[1-39]"], "master_addr": "fe80::1", "master_port": 1234},
     ),
     (
         "torchrun --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a:0 --rdzv-id j --max-restarts 5 x.py",
         {
             "nodes": ["a", "HOST1"],
             "min_nodes": 1,
-            "procs_per_node": 1,
             "rendezvous": {"id": "j"},
             "master_addr": "a",
-            "script": "x.py",
             "restarts": {"max": 5},
         },
     ),
     (
         "torchrun --nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint etcd:2379 x.py",
-        {"nodes": ["HOST0", "HOST1"], "procs_per_node": 1, "script": "x.py"},
+        {"nodes": ["HOST0", "HOST1"]},
     ),
-    ("torchrun --standalone --nnodes 9 --rdzv-id x x.py", {"procs_per_node": 1, "script": "x.py"}),
+    ("torchrun --standalone --nnodes 9 --rdzv-id x x.py", {}),
     (
         "torchrun --role r --shutdown-timeout 5 --virtual-local-rank x.py",
-        {
-            "procs_per_node": 1,
-            "script": "x.py",
-            "timeouts": {"stop": "5s"},
-            "role": "r",
-            "virtual_local_rank": True,
-        },
+        {"timeouts": {"stop": "5s"}, "role": "r", "virtual_local_rank": True},
     ),
     (
         "torchrun --log-dir l -r 3 --nproc-per-node 2 x.py",
-        {"procs_per_node": 2, "script": "x.py", "logs": {"dir": "l", "console": "none"}},
+        {"procs_per_node": 2, "logs": {"dir": "l", "console": "none"}},
     ),
-    ("torchrun -r 3 -t 3 x.py", {"procs_per_node": 1, "script": "x.py"}),
+    ("torchrun -r 3 -t 3 x.py", {}),
     (
         "torchrun --local-ranks-filter 0 --nnodes 2 --nproc-per-node 4 x.py",
-        {
-            "nodes": ["HOST0", "HOST1"],
-            "procs_per_node": 4,
-            "script": "x.py",
-            "logs": {"console": [0, 4]},
-        },
+        {"nodes": ["HOST0", "HOST1"], "procs_per_node": 4, "logs": {"console": [0, 4]}},
     ),
-    ("srun -N 4 torchrun --nnodes 4 x.py", {"nodes": 4, "procs_per_node": 1, "script": "x.py"}),
+    ("srun -N 4 torchrun --nnodes 4 x.py", {"nodes": 4}),
     (
         "A=1 srun -l torchrun --nnodes=2:4 --rdzv_backend c10d --rdzv_endpoint $H:5 --rdzv_id 7 x.py",
-        {"nodes": 4, "min_nodes": 2, "procs_per_node": 1, "script": "x.py", "env": {"A": "1"}},
+        {"nodes": 4, "min_nodes": 2, "env": {"A": "1"}},
     ),
-    ("torchrun ~/x.py", {"procs_per_node": 1, "script": "~/x.py"}),
+    ("torchrun ~/x.py", {"script": "~/x.py"}),
     (
         "~/v/bin/torchrun --log-dir ~/l ./~/x.py",
-        {"procs_per_node": 1, "script": "./~/x.py", "python": "~/v/bin/python", "logs": {"dir": "~/l"}},
+        {"script": "./~/x.py", "python": "~/v/bin/python", "logs": {"dir": "~/l"}},
     ),
     (
         "PYTHON_EXEC=~/p PET_LOG_DIR=~/l torchrun ~/x.py",
-        {"procs_per_node": 1, "script": "~/x.py", "python": "~/p", "logs": {"dir": "~/l"}},
+        {"script": "~/x.py", "python": "~/p", "logs": {"dir": "~/l"}},
     ),
     (
         "torchrun x.py a#b '#c' 'd e' \"f'g\" h\\ i \\\n  j '' '$k' 'l|m'",
-        {
-            "procs_per_node": 1,
-            "script": "x.py",
-            "args": ["a#b", "#c", "d e", "f'g", "h i", "j", "", "$k", "l|m"],
-        },
+        {"args": ["a#b", "#c", "d e", "f'g", "h i", "j", "", "$k", "l|m"]},
     ),
-    ("torchrun x.py ssh a", {"procs_per_node": 1, "script": "x.py", "args": ["ssh", "a"]}),
-    (
-        "export A=1 B=2; env C=3 torchrun x.py",
-        {"procs_per_node": 1, "script": "x.py", "env": {"A": "1", "B": "2", "C": "3"}},
-    ),
+    ("torchrun x.py ssh a", {"args": ["ssh", "a"]}),
+    ("export A=1 B=2; env C=3 torchrun x.py", {"env": {"A": "1", "B": "2", "C": "3"}}),
 ]
+"""Each with the keys that it becomes: a script x.py and one worker, unless it says otherwise."""
 
 
 @pytest.mark.parametrize(("command", "keys"), COMMANDS, ids=[command for command, _ in COMMANDS])
-def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
-    assert keys_of(imported(command)) == keys
+def test_a_torchrun_command_becomes_a_job(command: str, keys: dict[str, Any]) -> None:
+    expected = {"procs_per_node": 1, "script": "x.py", **keys}
+    assert keys_of(imported(command)) == {key: value for key, value in expected.items() if value is not None}
 
 
 @pytest.mark.parametrize(
@@ -181,42 +142,25 @@ def test_a_torchrun_command_becomes(command: str, keys: dict[str, Any]) -> None:
         ("RANK=1 torchrun x.py", "distlaunch sets RANK"),
         ("torchrun x.py {rank}", "{{rank}}: doubled braces"),
         ("torchrun x.py --name {epoch}-{step}", "{{epoch}}, {{step}}: doubled braces"),
-        (
-            "torchrun --nnodes 2 --nproc-per-node 4 x.py",
-            "set gpus_per_node to the number of GPUs",
-        ),
+        ("torchrun --nnodes 2 --nproc-per-node 4 x.py", "set gpus_per_node to the number of GPUs"),
         ("torchrun --nproc-per-node auto x.py", "one worker per GPU"),
         ("torchrun --run-path x.py", "--run-path has no effect"),
         ("python -m torch.distributed.launch x.py", "expect --local_rank"),
     ],
 )
-def test_what_has_no_equal_is_a_comment(command: str, words: str) -> None:
+def test_flags_without_an_equivalent_become_comments(command: str, words: str) -> None:
     assert words in comments(imported(command))
 
 
-@pytest.mark.parametrize(
-    ("word", "told"),
-    [
-        ("data/*.pt", True),
-        ("a?", True),
-        ("[0-3].pt", True),
-        ("{1..3}", True),
-        ("x{a,b}", True),
-        ("~/x", True),
-        ("data=~/x", True),
-        ("$A", True),
-        ("${A}x", True),
-        ("`a`", True),
-        ("{rank}", False),
-        ("layers=[64,64]", False),
-        ("a~", False),
-        ("--data=~/x", False),
-    ],
-)
-def test_names_arguments_that_a_shell_would_have_expanded(word: str, told: bool) -> None:
+EXPANDED = ("data/*.pt", "a?", "[0-3].pt", "{1..3}", "x{a,b}", "~/x", "data=~/x", "$A", "${A}x", "`a`")
+AS_THEY_ARE = ("{rank}", "layers=[64,64]", "a~", "--data=~/x")
+
+
+@pytest.mark.parametrize("word", [*EXPANDED, *AS_THEY_ARE])
+def test_names_arguments_that_a_shell_would_have_expanded(word: str) -> None:
     draft = imported(f"torchrun x.py {word}")
     found = re.findall(r"(?m)^# kept as written: (\S+): job files don't expand", comments(draft))
-    assert found == ([word] if told else [])
+    assert found == [each for each in EXPANDED if each == word]
     assert keys_of(draft)["args"] == ["{{rank}}" if word == "{rank}" else word]
 
 
@@ -225,7 +169,7 @@ def test_a_number_before_a_redirection_is_an_argument_if_there_is_a_blank() -> N
     assert keys_of(imported("torchrun x.py 2&"))["args"] == ["2"]
 
 
-def test_words_that_a_shell_has_expanded_are_kept_without_remark() -> None:
+def test_keeps_words_that_a_shell_has_expanded() -> None:
     draft = command_draft(["torchrun", "--log-dir", "~l", "~s.py", "$a", "*"], CPUS)
     assert keys_of(draft) == {
         "procs_per_node": 1,
@@ -236,7 +180,7 @@ def test_words_that_a_shell_has_expanded_are_kept_without_remark() -> None:
     assert "kept as written" not in comments(draft)
 
 
-def test_a_common_line_of_one_node_needs_no_remark() -> None:
+def test_does_not_comment_on_a_common_single_node_command() -> None:
     draft = imported("torchrun --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-conf is_host=1 x.py")
     assert keys_of(draft) == {"procs_per_node": 1, "script": "x.py"}
     assert "rdzv" not in comments(draft)
@@ -291,10 +235,6 @@ def test_names_what_is_left_out(command: str, told: str) -> None:
     assert left_out.startswith(told)
 
 
-def test_a_binding_is_a_key() -> None:
-    assert "numa_binding: node" in imported("torchrun --numa-binding node x.py").text()
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -302,13 +242,11 @@ def test_a_binding_is_a_key() -> None:
         ("srun hostname", "got 'srun'"),
         ("python x.py torchrun y.py", "got 'python x.py'"),
         ("--nproc-per-node 3 x.py", "got '--nproc-per-node'"),
-        ("python x.py", "got 'python x.py'"),
         ("torchrun", "no script given"),
         ("torchrun ''", "no script given"),
         ("torchrun --help", "no script given"),
         ("torchrun --nnodes=$N x.py", "--nnodes $N: write the value: job files don't expand shell variables"),
         ("torchrun --nproc-per-node ${G:-8} x.py", "--nproc-per-node ${G:-8}: write the value"),
-        ("torchrun --max-restarts $R x.py", "--max-restarts $R: write the value"),
         ("PET_NNODES=$N torchrun x.py", "--nnodes: expected N or MIN:MAX, got '$N'"),
         ("srun torchrun --nnodes=$N x.py", "--nnodes $N: write the value"),
         ("torchrun -m ${M} --role x", "--module ${M}: write the value: job files don't expand"),
@@ -317,9 +255,7 @@ def test_a_binding_is_a_key() -> None:
         ("torchrun $SCRIPT", "$SCRIPT: write the flags in it, or the script"),
         ("torchrun $FLAGS --nproc-per-node 2 -m a.b", "$FLAGS: write the flags in it"),
         ("torchrun --master-port $((1 + 2)) x.py", "only a shell can run what is in parentheses"),
-        ("torchrun x.py --name $(date)", "only a shell can run what is in parentheses"),
         ("torchrun 'x", "no closing quotation: torchrun 'x"),
-        ('torchrun "x', "no closing quotation"),
         ("torchrun x \\", "no escaped character"),
         ("torchrun ~bob/x.py", "~bob is not expanded"),
         ("torchrun --nproc-per-node xpu x.py", "pass a number"),
@@ -336,7 +272,7 @@ def test_a_binding_is_a_key() -> None:
         ("torchrun x.py \udc80", "not UTF-8 text"),
     ],
 )
-def test_a_command_that_can_not_be_is_refused_in_one_line(command: str, words: str) -> None:
+def test_refuses_a_wrong_command_in_one_line(command: str, words: str) -> None:
     with pytest.raises(DistlaunchError) as caught:
         imported(command)
     assert words in str(caught.value)
@@ -383,14 +319,14 @@ def test_a_flag_becomes_the_key_that_the_table_names(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("others", ["--module", "--no-python", "-m --no-python"])
-def test_a_run_path_is_a_script_whatever_else_is_said(others: str) -> None:
+def test_run_path_is_a_script_whatever_other_flags_say(others: str) -> None:
     assert imported(f"torchrun --run-path {others} x.py").keys["script"] == "x.py"
 
 
 @pytest.mark.parametrize(
     "words", ["--max-restarts=2", "--role=r", "--virtual-local-rank", "--numa-binding=socket", "--rdzv-id=j"]
 )
-def test_a_flag_means_the_same_in_a_job_file_as_in_the_drop_in(words: str) -> None:
+def test_a_flag_means_the_same_in_a_job_file_and_in_torchrun(words: str) -> None:
     file = spec_of(imported(f"torchrun {words} x.py").text())
     flags = parse_flags([*words.split(), "x.py"], {})
     there = job_of(flags, Here("/", "host", "python3", ("/tmp",), 0, 1, {}))

@@ -1,4 +1,4 @@
-"""Job files as a whole: what is none, hostfiles beside it, and never a traceback."""
+"""Job files as a whole: unreadable files, hostfiles, and random text that never causes a traceback."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.unit.samples import Load, Problems, bounded, job_documents
         pytest.param(b"[" * 10_000_000, "larger than 1 MiB", id="10 MB of nesting"),
     ],
 )
-def test_a_file_that_is_no_text_is_refused_as_a_whole(load: Load, data: bytes, words: str) -> None:
+def test_refuses_a_file_that_is_not_text(load: Load, data: bytes, words: str) -> None:
     with pytest.raises(UsageError, match=f"job.yaml: {words}".replace("(", r"\(").replace(")", r"\)")):
         load(data)
 
@@ -39,41 +39,35 @@ def test_a_file_that_is_no_text_is_refused_as_a_whole(load: Load, data: bytes, w
         pytest.param("".join(f"{' ' * depth}a:\n" for depth in range(1000)), id="mappings in block style"),
     ],
 )
-def test_deep_nesting_is_refused_before_it_hurts(problems: Problems, text: str) -> None:
+def test_refuses_deep_nesting(problems: Problems, text: str) -> None:
     (problem,) = problems(text)
     assert problem.endswith("nested more than 20 levels deep")
 
 
-def test_binary_junk_is_refused(problems: Problems) -> None:
+def test_refuses_binary_junk(problems: Problems) -> None:
     assert problems(bytes(range(32)))[0].startswith("job.yaml: not YAML: unacceptable character")
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        "!!bool maybe",
-        "!!int ''",
-        "!!float ''",
-        "!!int x",
-        "!!float x",
-        "!!timestamp x",
-        "!!binary x",
-        "!!set x",
+        *("!!bool maybe", "!!int ''", "!!float ''", "!!int x", "!!float x", "!!timestamp x"),
+        *("!!binary x", "!!set x"),
     ],
 )
-def test_a_tag_that_does_not_fit_its_value_is_no_crash(load: Load, value: str) -> None:
+def test_refuses_a_tag_that_does_not_fit_its_value(load: Load, value: str) -> None:
     with pytest.raises(JobError):
         load(f"script: x\nprocs_per_node: {value}")
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+def test_names_a_missing_file_and_a_directory(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"/none\.yaml: No such file or directory"):
         load_job(f"{tmp_path}/none.yaml")
     with pytest.raises(UsageError, match="Is a directory"):
         load_job(str(tmp_path))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load) -> None:
+def test_ignores_a_byte_order_mark(load: Load) -> None:
     assert load(b"\xef\xbb\xbfscript: x").program.kind == "script"
 
 
@@ -85,10 +79,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load) -> None:
     [
         pytest.param("a slots=4\nb slots=2 max_slots=8", [("a", 4), ("b", 2)], id="Open MPI"),
         pytest.param("a slots=4 max-slots=8\n", [("a", 4)], id="Open MPI's other spelling"),
-        pytest.param(
-            "worker-1 slots=8\nworker-2 slots=8\n", [("worker-1", 8), ("worker-2", 8)], id="DeepSpeed"
-        ),
-        pytest.param("a:4\nb:2\n", [("a", 4), ("b", 2)], id="Horovod"),
         pytest.param("# all\n\n  a   # the first\n\tb\n", [("a", None), ("b", None)], id="comments"),
         pytest.param("a\na\n", [("a", 2)], id="a host that is named twice has two slots"),
         pytest.param("a slots=2\nb\na slots=3", [("a", 5), ("b", None)], id="slots add up"),
@@ -105,7 +95,7 @@ def test_hostfiles_of_three_tools_are_read(
     assert [(node.label, node.procs) for node in nodes] == expected
 
 
-def test_a_hostfiles_user_is_kept_and_procs_per_node_is_the_default(load: Load, tmp_path: Path) -> None:
+def test_a_hostfile_keeps_users_and_defaults_to_procs_per_node(load: Load, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("me@a\nb slots=2\n")
     nodes = load("script: x\nhostfile: hosts\nprocs_per_node: 7").nodes
     assert [(node.reach, node.procs) for node in nodes] == [(Ssh("a", "me"), 7), (Ssh("b"), 2)]
@@ -138,7 +128,7 @@ def test_a_hostfiles_mistakes_name_its_line(
     assert problem.startswith(f"hosts:{expected}")
 
 
-def test_a_hostfile_that_is_not_there_is_named(load: Load) -> None:
+def test_names_a_missing_hostfile(load: Load) -> None:
     with pytest.raises(DistlaunchError, match="nowhere: No such file or directory"):
         load("script: x\nhostfile: nowhere")
 

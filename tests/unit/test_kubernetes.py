@@ -1,4 +1,4 @@
-"""Manifests of jobs: what clusters of three versions accept, what they say, and what is refused or left out.
+"""Manifests of jobs for clusters of three versions: contents, names, refusals, and keys without effect.
 
 No cluster runs here. Kubernetes' own schemas stand in for its API server, and the models of Kubeflow's client
 for JobSet's and Trainer's; tests/process/test_kubernetes.py runs what the pods would.
@@ -122,7 +122,9 @@ def main(text: str, *overrides: str) -> dict[str, Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("text", JOBS.values(), ids=JOBS)
 def test_a_cluster_accepts_the_manifests(text: str, version: str) -> None:
-    for manifest in printed(text):
+    (group,) = printed(text, "jobset")[-1]["spec"]["replicatedJobs"]
+    alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **group["template"]}
+    for manifest in (*printed(text), alone):
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -148,14 +150,6 @@ def test_kubeflows_client_knows_every_field(text: str, kind: Kind, model: Any) -
     kubernetes_validate.validate(bundle, VERSIONS[-1], strict=True)
     known = json.loads(model.from_dict(workload).to_json())
     assert without_empty(known) == without_empty(workload)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("text", JOBS.values(), ids=JOBS)
-def test_the_job_in_a_jobset_is_one_that_a_cluster_accepts(text: str, version: str) -> None:
-    (group,) = printed(text, "jobset")[-1]["spec"]["replicatedJobs"]
-    alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **group["template"]}
-    kubernetes_validate.validate(alone, version, strict=True)
 
 
 # Words arrive as they were written
@@ -197,16 +191,10 @@ def test_words_that_another_parser_takes_for_something_else_are_quoted(word: str
 # What a pod runs
 
 
-def test_each_pod_runs_one_launcher_which_finds_the_first() -> None:
+def test_each_pod_runs_one_launcher_that_finds_the_first_pod() -> None:
     assert main(JOBS["64 GPUs"], "timeouts.stop=2500ms")["args"] == [
-        "torchrun",
-        "--nnodes=8",
-        "--nproc-per-node=8",
-        "--node-rank=$(JOB_COMPLETION_INDEX)",
-        "--master-addr=job-0.job",
-        "--master-port=29500",
-        "--shutdown-timeout=3",
-        "--numa-binding=node",
+        *("torchrun", "--nnodes=8", "--nproc-per-node=8", "--node-rank=$(JOB_COMPLETION_INDEX)"),
+        *("--master-addr=job-0.job", "--master-port=29500", "--shutdown-timeout=3", "--numa-binding=node"),
         "train.py",
     ]
 
@@ -220,7 +208,7 @@ def test_how_long_pods_wait_for_each_other(join: str, seconds: list[str]) -> Non
     assert found == seconds
 
 
-def test_the_first_pods_name_is_that_of_the_job_and_its_service() -> None:
+def test_the_first_pods_name_follows_from_the_job_and_its_service() -> None:
     _, service, workload = printed(JOBS["64 GPUs"])
     assert service["metadata"]["name"] == workload["metadata"]["name"] == "job"
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "job"}
@@ -251,11 +239,11 @@ def test_one_pod_needs_no_service_and_no_endpoint() -> None:
         ),
     ],
 )
-def test_what_the_job_asks_for_becomes_torchruns_flags(text: str, flags: list[str]) -> None:
+def test_keys_of_the_job_become_torchrun_flags(text: str, flags: list[str]) -> None:
     assert main(text)["args"][-len(flags) :] == flags
 
 
-def test_paths_are_those_of_the_image() -> None:
+def test_paths_are_paths_in_the_image() -> None:
     container = main(JOBS["a module"])
     assert (container["command"][0], container["workingDir"]) == ("/venv/bin/python", "/src")
     plain = main(JOBS["CPU"])
@@ -264,19 +252,17 @@ def test_paths_are_those_of_the_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "limits"),
+    ("text", "limits", "ranks"),
     [
-        (JOBS["CPU"], {}),
-        (JOBS["64 GPUs"], {"nvidia.com/gpu": "8"}),
-        (JOBS["AMD GPUs"], {"amd.com/gpu": "8", "memory": "64Gi"}),
+        (JOBS["CPU"], {}, 4),
+        (JOBS["64 GPUs"], {"nvidia.com/gpu": "8"}, 8),
+        (JOBS["AMD GPUs"], {"amd.com/gpu": "8", "memory": "64Gi"}, 8),
     ],
 )
-def test_gpus_of_each_pod(text: str, limits: dict[str, str]) -> None:
-    assert main(text).get("resources", {}).get("limits", {}) == limits
-
-
-def test_as_many_ranks_as_gpus_that_the_limits_name() -> None:
-    assert "--nproc-per-node=8" in main(JOBS["AMD GPUs"])["args"]
+def test_each_pod_has_its_gpus_and_as_many_ranks(text: str, limits: dict[str, str], ranks: int) -> None:
+    container = main(text)
+    assert container.get("resources", {}).get("limits", {}) == limits
+    assert f"--nproc-per-node={ranks}" in container["args"]
 
 
 def test_shared_memory_is_as_large_as_the_pods() -> None:
@@ -336,7 +322,7 @@ def test_a_jobset_starts_again_as_a_whole() -> None:
     assert spec["network"]["subdomain"] == "job"
 
 
-def test_a_trainjob_has_its_place_from_the_runtime() -> None:
+def test_a_trainjob_leaves_the_rendezvous_to_the_runtime() -> None:
     trainer = printed(JOBS["64 GPUs"], "trainjob")[-1]["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (8, 8)
     assert trainer["args"] == ["torchrun", "--shutdown-timeout=10", "--numa-binding=node", "train.py"]
@@ -364,21 +350,16 @@ def test_extra_is_merged_deeply() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "more", "result"),
+    ("more", "result"),
     [
-        ({"a": {"b": 1}}, {"a": {"c": 2}}, {"a": {"b": 1, "c": 2}}),
-        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
-        (
-            {"a": [{"name": "x", "v": 1}]},
-            {"a": [{"name": "y"}]},
-            {"a": [{"name": "x", "v": 1}, {"name": "y"}]},
-        ),
-        ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "x", "v": 2}]}, {"a": [{"name": "x", "v": 2}]}),
-        ({"a": 1}, {"a": None}, {"a": None}),
+        ({"a": [3]}, {"a": [3]}),
+        ({"a": [{"name": "y"}]}, {"a": [{"name": "x", "v": 1}, {"name": "y"}]}),
+        ({"a": [{"name": "x", "v": 2}]}, {"a": [{"name": "x", "v": 2}]}),
+        ({"a": None}, {"a": None}),
     ],
 )
-def test_how_extra_is_merged(base: dict[str, Any], more: dict[str, Any], result: dict[str, Any]) -> None:
-    assert merged(base, more) == result
+def test_lists_are_merged_by_name_or_replaced(more: dict[str, Any], result: dict[str, Any]) -> None:
+    assert merged({"a": [{"name": "x", "v": 1}]}, more) == result
 
 
 # Names
@@ -394,13 +375,13 @@ def test_how_extra_is_merged(base: dict[str, Any], more: dict[str, Any], result:
         ("--x--", "x"),
     ],
 )
-def test_a_name_as_kubernetes_has_it(name: str, made: str) -> None:
+def test_the_jobs_name_becomes_a_kubernetes_name(name: str, made: str) -> None:
     assert object_name(name, "job", 2) == made
 
 
 @given(st.text(min_size=1), st.sampled_from(KINDS), st.integers(1, 4096))
 @bounded(300)
-def test_every_pods_host_name_is_a_label(name: str, kind: Kind, nodes: int) -> None:
+def test_every_pods_host_name_is_a_valid_label(name: str, kind: Kind, nodes: int) -> None:
     made = object_name(name, kind, nodes)
     host = first_host(made, kind).partition(".")[0]
     assert len(host) + len(str(nodes)) - 1 <= 63
@@ -414,7 +395,7 @@ def test_long_names_that_begin_alike_stay_apart() -> None:
 # What comes along
 
 
-def test_what_comes_along_is_small_enough_for_kubectl_apply() -> None:
+def test_the_bundle_is_small_enough_for_kubectl_apply() -> None:
     from base64 import b64encode
 
     spec = exported(JOBS["everything"])
@@ -427,18 +408,18 @@ def along() -> set[str]:
     return {name_of(Path(path)) for path in (path for _, path in torchrun_modules())}
 
 
-def test_what_comes_along_needs_nothing_but_python() -> None:
+def test_the_bundle_needs_only_python() -> None:
     import sys
 
     outside = {module.split(".")[0] for name in along() for module in imports_of(name)} - {"distlaunch"}
     assert outside - {"typing_extensions"} <= sys.stdlib_module_names  # which mypy alone imports
 
 
-def test_all_of_the_agent_comes_along() -> None:
+def test_the_bundle_contains_the_whole_agent() -> None:
     assert {name for name in TREES if name.startswith("distlaunch.agent")} <= along()
 
 
-def test_the_same_job_is_exported_alike() -> None:
+def test_the_bundle_is_reproducible() -> None:
     assert torchrun_payload() == torchrun_payload()
 
 
@@ -465,14 +446,8 @@ def test_the_same_job_is_exported_alike() -> None:
             "args: ['--rank={rank}']",
             "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK",
         ),
-        (
-            "env: {PATH: null}",
-            "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}",
-        ),
-        (
-            "env: {NOT_SET_HERE: null}",
-            "env.NOT_SET_HERE: values from your environment are never printed",
-        ),
+        ("env: {PATH: null}", "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}"),
+        ("env: {NOT_SET_HERE: null}", "env.NOT_SET_HERE: values from your environment are never printed"),
         (
             "env: {RUN: 'x-{job_id}'}",
             "env.RUN: {job_id} can't be filled in on Kubernetes: write an id of your own",
@@ -491,7 +466,7 @@ def test_the_same_job_is_exported_alike() -> None:
         ),
     ],
 )
-def test_what_a_cluster_can_not_do_is_refused(text: str, problem: str) -> None:
+def test_refuses_what_a_cluster_cannot_do(text: str, problem: str) -> None:
     gpus = "" if "gpus_per_node" in text else "gpus_per_node: 1\n"
     with pytest.raises(JobError) as refused:
         check_exported(exported(f"script: train.py\n{gpus}{text}\n"))
@@ -499,12 +474,12 @@ def test_what_a_cluster_can_not_do_is_refused(text: str, problem: str) -> None:
     assert "job.yaml:" in str(refused.value)
 
 
-def test_a_script_in_a_home_is_refused() -> None:
+def test_refuses_a_script_in_a_home() -> None:
     with pytest.raises(JobError, match="script: write the full path: ~ is not your home in the image"):
         check_exported(exported("script: ~/train.py\ngpus_per_node: 0\n"))
 
 
-def test_a_job_without_an_image_is_refused() -> None:
+def test_refuses_a_job_without_an_image() -> None:
     with pytest.raises(JobError, match=r"kubernetes\.image: set it to an image with Python and torch"):
         check_exported(exported(JOBS["CPU"], image="name=x"))
 
@@ -527,15 +502,12 @@ def test_a_job_without_an_image_is_refused() -> None:
             "logs: {console: rank0}",
             "logs.console is left out: `kubectl logs` shows what all ranks of a pod print",
         ),
-        (
-            "on_notice: USR1",
-            "on_notice is left out: ranks get the SIGTERM that Kubernetes sends",
-        ),
+        ("on_notice: USR1", "on_notice is left out: ranks get the SIGTERM that Kubernetes sends"),
         ("backend: gloo", "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod"),
         ("ssh: {options: [A=b]}", "ssh is left out: pods are not reached over ssh"),
     ],
 )
-def test_keys_without_effect_are_told(text: str, line: str) -> None:
+def test_names_keys_without_effect(text: str, line: str) -> None:
     gpus = 8 if "backend" in text else 0
     assert left_out(exported(f"script: t.py\ngpus_per_node: {gpus}\n{text}\n"), "job") == [line]
 
@@ -543,13 +515,13 @@ def test_keys_without_effect_are_told(text: str, line: str) -> None:
 @pytest.mark.parametrize(
     "text", ["on_notice: TERM", "on_stall: notice", "logs: {console: all}", "slurm: {time: 1h}"]
 )
-def test_keys_that_ask_for_what_happens_anyway_are_not(text: str) -> None:
+def test_does_not_name_keys_that_request_the_default(text: str) -> None:
     assert left_out(exported(f"script: t.py\n{text}\n"), "job") == []
 
 
-def test_what_only_a_trainjob_leaves_out() -> None:
+def test_a_trainjob_leaves_out_more_keys() -> None:
     spec = exported(JOBS["everything"])
     assert left_out(spec, "job") == []
     assert [line.partition(" ")[0] for line in left_out(spec, "trainjob")] == [
-        *("kubernetes.ttl", "kubernetes.priority_class", "rendezvous.endpoint"),
+        *("kubernetes.ttl", "kubernetes.priority_class", "rendezvous.endpoint")
     ]

@@ -1,4 +1,4 @@
-"""What several nodes write through one srun --label: frames, last output, what srun says of tasks."""
+"""The streams of several nodes in one srun --label: frames, last output, and srun's own messages."""
 
 import random
 
@@ -31,7 +31,7 @@ def booted() -> LabelledStreams:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None:
+def test_frames_survive_labels_however_they_are_cut(seed: int) -> None:
     chance = random.Random(seed)
     sent: dict[int, list[bytes]] = {index: [] for index in INDICES}
     pieces = []
@@ -61,7 +61,7 @@ def test_the_opening_is_for_all_and_each_says_hello() -> None:
     assert made.booted
 
 
-def test_a_last_word_ends_a_node_once_also_after_half_a_line() -> None:
+def test_an_agents_last_status_ends_its_node_once() -> None:
     made = booted()
     made.receive(b"1: =half")
     made.receive(b"a line\n1: \n")
@@ -83,7 +83,7 @@ def test_a_last_word_ends_a_node_once_also_after_half_a_line() -> None:
         ("srun: got SIGCONT", []),
     ],
 )
-def test_what_srun_says_of_tasks(words: str, ended: list[tuple[int, int | None]]) -> None:
+def test_understands_srun_messages_about_tasks(words: str, ended: list[tuple[int, int | None]]) -> None:
     gone = booted().listen(words.encode() + b"\n")
     assert gone == [
         NodeGone(node, STEP.failure(ProcessEnd(f"{words}\n", booted=True, status=status)))
@@ -92,7 +92,7 @@ def test_what_srun_says_of_tasks(words: str, ended: list[tuple[int, int | None]]
     assert not any(each.failure.clean for each in gone)
 
 
-def test_a_nodes_own_words_are_its_own() -> None:
+def test_a_failure_shows_only_its_own_nodes_output() -> None:
     made = streams()
     made.receive(labelled(1, READY_MARKER))
     made.listen(b"1: distlaunch: no python: python9\n2: chatter\n")

@@ -1,4 +1,4 @@
-"""The writer of log files: each in order, a slow disk waited for, what a bad one does not take counted."""
+"""The writer of log files: order, private files, slow disks, and a count of what is lost."""
 
 import contextlib
 import fcntl
@@ -128,17 +128,7 @@ def mode(path: Path) -> int:
 # Files
 
 
-def test_each_file_has_its_own_in_order(writer: LogWriter, tmp_path: Path) -> None:
-    for index in range(100):
-        writer.append(f"rank{index % 3}.log", b"%d " % index)
-    writer.close()
-    for rank in range(3):
-        text = (tmp_path / f"rank{rank}.log").read_text()
-        assert text.split() == [str(index) for index in range(rank, 100, 3)]
-    assert writer.lost_bytes == 0
-
-
-def test_where_no_thread_can_be_started_all_is_written_all_the_same(
+def test_writes_everything_even_if_no_thread_can_be_started(
     writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading.Thread, "start", no_room)
@@ -149,7 +139,7 @@ def test_where_no_thread_can_be_started_all_is_written_all_the_same(
     assert writer.lost_bytes == 0
 
 
-def test_files_and_folders_are_for_nobody_else(writer: LogWriter, tmp_path: Path) -> None:
+def test_files_and_directories_are_private(writer: LogWriter, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         writer.append("node1/rank0/out.log", b"text")
@@ -160,7 +150,7 @@ def test_files_and_folders_are_for_nobody_else(writer: LogWriter, tmp_path: Path
     assert mode(tmp_path / "node1/rank0") == 0o700
 
 
-def test_a_folder_may_be_there(writer: LogWriter, tmp_path: Path) -> None:
+def test_a_directory_may_exist(writer: LogWriter, tmp_path: Path) -> None:
     (tmp_path / "node1").mkdir()
     writer.append("node1/a.log", b"a")
     writer.append("node1/b.log", b"b")
@@ -168,7 +158,7 @@ def test_a_folder_may_be_there(writer: LogWriter, tmp_path: Path) -> None:
     assert sorted(path.read_bytes() for path in (tmp_path / "node1").iterdir()) == [b"a", b"b"]
 
 
-def test_what_is_flushed_can_be_read(writer: LogWriter, tmp_path: Path) -> None:
+def test_flushed_data_can_be_read(writer: LogWriter, tmp_path: Path) -> None:
     for text in (b"one ", b"two "):
         writer.append("log", text)
         assert writer.flush()
@@ -191,7 +181,7 @@ def open_logs(folder: Path) -> int:
     return sum(link.startswith(f"{folder}/") for link in links)
 
 
-def test_few_files_are_open_at_once_and_none_is_begun_anew(
+def test_keeps_few_files_open_and_restarts_none(
     writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_OPEN", 2)
@@ -208,7 +198,7 @@ def test_few_files_are_open_at_once_and_none_is_begun_anew(
 # Files that can't be opened
 
 
-def test_a_file_that_somebody_put_there_is_left_alone(writer: LogWriter, tmp_path: Path) -> None:
+def test_does_not_touch_an_existing_file(writer: LogWriter, tmp_path: Path) -> None:
     (tmp_path / "theirs").write_bytes(b"theirs")
     for name in ("theirs", "ours", "theirs"):
         writer.append(name, b"text")
@@ -219,9 +209,7 @@ def test_a_file_that_somebody_put_there_is_left_alone(writer: LogWriter, tmp_pat
 
 
 @pytest.mark.parametrize("target", ["victim", "missing"])
-def test_a_link_that_somebody_put_there_is_not_followed(
-    writer: LogWriter, tmp_path: Path, target: str
-) -> None:
+def test_does_not_follow_a_planted_link(writer: LogWriter, tmp_path: Path, target: str) -> None:
     (tmp_path / "victim").write_bytes(b"theirs")
     (tmp_path / "log").symlink_to(tmp_path / target)
     writer.append("log", b"text")
@@ -230,7 +218,7 @@ def test_a_link_that_somebody_put_there_is_not_followed(
     assert writer.lost_bytes == 4
 
 
-def test_a_link_in_the_place_of_our_own_file_is_not_followed(
+def test_does_not_follow_a_link_that_replaced_a_log(
     writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_OPEN", 1)
@@ -246,7 +234,7 @@ def test_a_link_in_the_place_of_our_own_file_is_not_followed(
 
 
 @pytest.mark.parametrize("name", ["file/log", "n" * 300], ids=["below a file", "a name too long"])
-def test_a_file_that_can_not_be_made_loses_its_own_alone(
+def test_a_file_that_cannot_be_made_loses_only_its_own_data(
     writer: LogWriter, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -258,7 +246,7 @@ def test_a_file_that_can_not_be_made_loses_its_own_alone(
     assert writer.lost_bytes == 12
 
 
-def test_a_file_that_could_not_be_made_is_tried_again(writer: LogWriter, tmp_path: Path) -> None:
+def test_tries_again_to_make_a_file(writer: LogWriter, tmp_path: Path) -> None:
     (tmp_path / "folder").write_bytes(b"")
     writer.append("folder/log", b"lost")
     assert writer.flush()
@@ -271,26 +259,21 @@ def test_a_file_that_could_not_be_made_is_tried_again(writer: LogWriter, tmp_pat
 # Disks that fail
 
 
-def test_of_what_a_full_disk_takes_in_part_the_rest_is_lost(writer: LogWriter, tmp_path: Path) -> None:
+def test_what_a_full_disk_does_not_take_is_lost_and_the_rest_is_written(
+    writer: LogWriter, tmp_path: Path
+) -> None:
     with longest_file(5):
         writer.append("log", b"abcdefgh")
         writer.append("other", b"abcd")
-        writer.close()
-    assert (tmp_path / "log").read_bytes() == b"abcde"
+        assert writer.flush()
+    writer.append("log", b"ij")  # there is room again
+    writer.close()
+    assert (tmp_path / "log").read_bytes() == b"abcdeij"
     assert (tmp_path / "other").read_bytes() == b"abcd"
     assert writer.lost_bytes == 3
 
 
-def test_a_disk_that_has_room_again_is_written_to(writer: LogWriter, tmp_path: Path) -> None:
-    with longest_file(5):
-        writer.append("log", b"abcdefgh")
-        assert writer.flush()
-    writer.append("log", b"ij")
-    writer.close()
-    assert (tmp_path / "log").read_bytes() == b"abcdeij" and writer.lost_bytes == 3
-
-
-def test_a_reader_that_is_gone_is_lost_bytes(writer: LogWriter, disk: Disk) -> None:
+def test_counts_bytes_lost_to_a_broken_disk(writer: LogWriter, disk: Disk) -> None:
     disk.break_down()
     writer.append("log", b"text")
     assert writer.flush(), "nothing waits any more"
@@ -299,21 +282,11 @@ def test_a_reader_that_is_gone_is_lost_bytes(writer: LogWriter, disk: Disk) -> N
     assert writer.lost_bytes == 8
 
 
-def test_a_reader_that_leaves_while_it_is_waited_for_ends_the_waiting(
-    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FLUSH_S", LONG_S)
-    writer.append("log", b"text")
-    with when_waited_for(writer, monkeypatch, disk.break_down) as waits:
-        writer.close()
-    assert waits == [LONG_S] and writer.lost_bytes == 4
-
-
 # Disks that are slow, or take nothing
 
 
 @pytest.mark.usefixtures("short")
-def test_what_a_stalled_disk_has_no_room_for_is_lost_and_waited_for_once(
+def test_waits_once_for_a_stalled_disk_and_counts_what_is_lost(
     writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.append("log", b"abc")
@@ -329,7 +302,7 @@ def test_what_a_stalled_disk_has_no_room_for_is_lost_and_waited_for_once(
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(("size", "lost"), [(2, 0), (3, 0), (4, 4)], ids=["less", "as much", "a byte more"])
-def test_there_is_room_up_to_the_capacity(writer: LogWriter, disk: Disk, size: int, lost: int) -> None:
+def test_accepts_data_up_to_the_capacity(writer: LogWriter, disk: Disk, size: int, lost: int) -> None:
     writer.append("log", b"abc")
     writer.append("log", b"x" * size)
     assert writer.lost_bytes == lost
@@ -346,7 +319,7 @@ def test_one_piece_may_be_larger_than_the_capacity(
 
 
 @pytest.mark.usefixtures("short")
-def test_a_disk_that_goes_on_is_trusted_again(
+def test_waits_again_for_a_disk_that_recovered(
     writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.append("log", b"abcdef")
@@ -363,7 +336,7 @@ def test_a_disk_that_goes_on_is_trusted_again(
     assert disk.take(3) == b"mno" and writer.lost_bytes == 4
 
 
-def test_a_slow_disk_holds_its_source_back_and_loses_nothing(
+def test_a_slow_disk_blocks_the_writer_and_loses_nothing(
     writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CAPACITY", 6)
@@ -386,7 +359,7 @@ def test_flush_waits_for_a_slow_disk(writer: LogWriter, disk: Disk, monkeypatch:
 
 
 @pytest.mark.usefixtures("short")
-def test_flush_gives_a_stalled_disk_up(writer: LogWriter, disk: Disk) -> None:
+def test_flush_gives_up_on_a_stalled_disk(writer: LogWriter, disk: Disk) -> None:
     writer.append("log", b"text")
     assert not writer.flush()
     assert writer.lost_bytes == 0, "it may be written still"
@@ -394,7 +367,7 @@ def test_flush_gives_a_stalled_disk_up(writer: LogWriter, disk: Disk) -> None:
     assert writer.lost_bytes == 0
 
 
-def test_close_writes_out_what_waits(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_a_slow_disk(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FLUSH_S", LONG_S)
     writer.append("log", b"one ")
     writer.append("log", b"two")
@@ -406,7 +379,7 @@ def test_close_writes_out_what_waits(writer: LogWriter, disk: Disk, monkeypatch:
 
 
 @pytest.mark.usefixtures("short")
-def test_what_a_stalled_disk_leaves_at_the_end_is_lost(writer: LogWriter, disk: Disk) -> None:
+def test_close_counts_what_a_stalled_disk_did_not_take(writer: LogWriter, disk: Disk) -> None:
     writer.append("log", b"abc")
     writer.append("log", b"de")
     writer.close()
@@ -418,9 +391,7 @@ _appends = st.lists(st.tuples(st.sampled_from(["a", "b", "n/c", "n/d", "m/e"]), 
 
 @given(_appends, st.integers(1, 6))
 @bounded(60)
-def test_whatever_is_appended_is_in_its_file_in_order(
-    appends: list[tuple[str, bytes]], most_open: int
-) -> None:
+def test_all_data_is_in_its_file_in_order(appends: list[tuple[str, bytes]], most_open: int) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(module, "MAX_OPEN", most_open)
         patch.setattr(module, "CAPACITY", 64)

@@ -56,5 +56,5 @@ def test_nodes_are_counted_by_phase() -> None:
     assert tuple(nodes.counts) == (1, 1, 1, 2)
 
 
-def test_nothing_is_counted_of_none() -> None:
+def test_empty_tuples_count_nothing() -> None:
     assert (Workers().counts.succeeded, len(Workers()), [*Workers()]) == (0, 0, [])

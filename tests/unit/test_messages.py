@@ -1,4 +1,4 @@
-"""The messages between controller and agent: what is sent is what is read, and what is wrong is named."""
+"""The messages between controller and agent: encoding, decoding, and the names of wrong fields."""
 
 import json
 from typing import Any
@@ -10,7 +10,6 @@ from distlaunch.agent.messages import (
     COMMANDS,
     REPORTS,
     Binding,
-    Ping,
     RankSpec,
     StartWorkers,
     WorkerExited,
@@ -50,7 +49,7 @@ def through_json(message: tuple[Any, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("table", [COMMANDS, REPORTS], ids=["commands", "reports"])
-def test_what_is_sent_is_what_is_read(table: dict[str, Any]) -> None:
+def test_messages_survive_json(table: dict[str, Any]) -> None:
     for kind in table.values():
         message = kind(*map(sample, kind.__annotations__.values()))
         assert messages.read(table, through_json(message)) == message
@@ -62,7 +61,7 @@ def test_nested_records_are_records_again() -> None:
     assert messages.read(COMMANDS, through_json(START._replace(binding=None))).binding is None
 
 
-def test_a_message_that_lacks_a_field_is_named_with_it() -> None:
+def test_names_a_missing_field() -> None:
     for op, kind in {**COMMANDS, **REPORTS}.items():
         for name in kind.__annotations__:
             fields = through_json(kind(*map(sample, kind.__annotations__.values())))
@@ -84,7 +83,7 @@ def test_a_message_that_lacks_a_field_is_named_with_it() -> None:
         ({"op": "start"}, "unknown message: start"),
     ],
 )
-def test_what_is_of_another_type_is_named(changes: dict[str, Any], words: str) -> None:
+def test_names_a_field_of_a_wrong_type(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         messages.read(REPORTS, {**through_json(EXITED), **changes})
 
@@ -98,7 +97,7 @@ def test_what_is_of_another_type_is_named(changes: dict[str, Any], words: str) -
         ({"env": {"A": 1}}, r"start: env is not of type Dict\[str, str\]"),
     ],
 )
-def test_what_is_wrong_inside_is_named(changes: dict[str, Any], words: str) -> None:
+def test_names_a_wrong_field_of_a_nested_record(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         messages.read(COMMANDS, {**through_json(START), **changes})
 
@@ -107,7 +106,13 @@ def test_records_are_made_by_position_or_by_name_with_all_their_fields() -> None
     made = messages.WatchUse(for_s=1.0)
     assert made == messages.WatchUse(1.0)
     assert made._replace(for_s=2.0).for_s == 2.0
-    assert Ping() == Ping()
+    assert messages.Ping() == messages.Ping()
+    assert repr(made) == "WatchUse(for_s=1.0)" and hash(made) == hash((1.0,))
+    with pytest.raises(AttributeError):
+        setattr(made, "for_s", 2.0)  # noqa: B010 — mypy would not have it otherwise
+    match made:
+        case messages.WatchUse(for_s=seconds):
+            assert seconds == 1.0
     for values, named in (((), {}), ((1.0, 2.0), {}), ((1.0,), {"for_s": 1.0}), ((), {"x": 1})):
         with pytest.raises(TypeError):
             messages.WatchUse(*values, **named)

@@ -1,4 +1,4 @@
-"""All observers of a run are told, whoever of them fails."""
+"""Observers of a run that fail."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ class Odd:
     wants_use = False
 
 
-def test_those_that_fail_while_others_are_told_of_that_are_removed_once() -> None:
+def test_removes_failing_observers_once() -> None:
     remarks = Remarks()
     observers = Observers([Failing(), FailingTwice(), remarks])
     observers.tell(Observer.drained, None)  # type: ignore[arg-type]  # nobody looks at it
@@ -43,7 +43,7 @@ def test_those_that_fail_while_others_are_told_of_that_are_removed_once() -> Non
     ]
 
 
-def test_one_that_lacks_a_method_is_removed_and_named() -> None:
+def test_removes_and_names_an_observer_that_lacks_a_method() -> None:
     remarks = Remarks()
     odd: Any = Odd()
     observers = Observers([odd, remarks])

@@ -1,4 +1,4 @@
-"""The agent's outbox: what it takes comes out once and in order, what it can't take is counted."""
+"""The agent's outbox: order and limits of its spool, priority of reports, and a count of what is lost."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import messages, outbox, scratch, wire
 from distlaunch.agent.messages import OutputLost
-from distlaunch.agent.outbox import Outbox, Segment, Spool
+from distlaunch.agent.outbox import Outbox, Spool
 from tests.unit.samples import PipeEnds, bounded, longest_file
 
 PAGE = 4096
@@ -94,20 +94,12 @@ def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     [(0, 1), (FRAME, 1), (3 * FRAME - 1, 1), (3 * FRAME, 0), (3 * FRAME + 1, 0)],
     ids=["no memory", "one fits", "a byte too little", "all fit", "a byte to spare"],
 )
-def test_frames_come_out_in_order_wherever_they_were(tmp_path: Path, memory: int, files: int) -> None:
+def test_frames_come_out_in_order_from_memory_and_disk(tmp_path: Path, memory: int, files: int) -> None:
     with spool_in(tmp_path, memory=memory) as spool:
         assert taken(spool, "abc") == "abc"
         assert files_in(tmp_path) == files
         assert popped(spool) == "abc"
         assert not spool and files_in(tmp_path) == 0
-
-
-def test_a_frame_that_would_fit_into_memory_again_does_not_overtake_those_on_disk(tmp_path: Path) -> None:
-    with spool_in(tmp_path) as spool:
-        taken(spool, "abc")
-        assert popped(spool, 2) == "ab"
-        taken(spool, "d")
-        assert popped(spool) == "cd"
 
 
 def test_memory_is_used_again_when_the_disk_is_read(tmp_path: Path) -> None:
@@ -121,23 +113,6 @@ def test_memory_is_used_again_when_the_disk_is_read(tmp_path: Path) -> None:
             assert popped(spool) == "de"
 
 
-def test_a_frame_larger_than_the_memory_goes_to_disk(tmp_path: Path) -> None:
-    large = frame("x", 5 * FRAME)
-    with spool_in(tmp_path) as spool:
-        assert spool.append(large) and files_in(tmp_path) == 1
-        assert taken(spool, "a") == "a"
-        assert spool.pop() == large
-        assert popped(spool) == "a"
-
-
-def test_a_frame_without_content_comes_out_of_the_disk(tmp_path: Path) -> None:
-    empty = wire.encode_output(7, 2, 3, b"")
-    with spool_in(tmp_path, memory=0) as spool:
-        assert spool.append(empty) and spool.append(frame("a"))
-        assert spool.pop() == empty
-        assert popped(spool) == "a"
-
-
 # The spool's disk
 
 
@@ -146,13 +121,13 @@ def test_a_frame_without_content_comes_out_of_the_disk(tmp_path: Path) -> None:
     [(0, "ab"), (2 * FRAME - 1, "abc"), (2 * FRAME, "abcd"), (2 * FRAME + 1, "abcd")],
     ids=["none", "a byte too little", "two frames", "a byte to spare"],
 )
-def test_what_is_beyond_the_disk_is_dropped(tmp_path: Path, disk: int, kept: str) -> None:
+def test_drops_frames_beyond_the_disk_limit(tmp_path: Path, disk: int, kept: str) -> None:
     with spool_in(tmp_path, disk=disk) as spool:
         assert taken(spool, "abcdef") == kept
         assert popped(spool) == kept
 
 
-def test_what_is_read_makes_room_on_disk(tmp_path: Path) -> None:
+def test_reading_makes_room_on_disk(tmp_path: Path) -> None:
     with spool_in(tmp_path, disk=2 * FRAME) as spool:
         assert taken(spool, "abcde") == "abcd"
         assert popped(spool, 2) == "ab"
@@ -162,7 +137,7 @@ def test_what_is_read_makes_room_on_disk(tmp_path: Path) -> None:
         assert popped(spool) == "dg"
 
 
-def test_a_frame_too_large_for_the_rest_leaves_it_to_smaller_ones(tmp_path: Path) -> None:
+def test_smaller_frames_fit_where_a_large_one_does_not(tmp_path: Path) -> None:
     with spool_in(tmp_path, memory=0, disk=2 * FRAME) as spool:
         assert taken(spool, "a") == "a"
         assert not spool.append(frame("x", 2))
@@ -188,45 +163,35 @@ def test_a_segment_that_is_read_but_not_full_takes_no_more(tmp_path: Path) -> No
             assert files_in(tmp_path) == 0
 
 
-def test_what_is_on_disk_has_no_name_there(tmp_path: Path) -> None:
+def test_spooled_files_have_no_name(tmp_path: Path) -> None:
     with spool_in(tmp_path, memory=0) as spool:
         taken(spool, "abc")
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_spool_has_forgotten_everything(tmp_path: Path) -> None:
-    with spool_in(tmp_path, segment=FRAME) as spool:
-        taken(spool, "abcdef")
-        spool.close()
-        assert not spool and files_in(tmp_path) == 0
-
-
-def test_a_closed_spool_has_all_its_room_again(tmp_path: Path) -> None:
-    with spool_in(tmp_path, memory=FRAME, disk=2 * FRAME) as spool:
+def test_a_closed_spool_is_empty_and_has_all_its_room_again(tmp_path: Path) -> None:
+    with spool_in(tmp_path, memory=FRAME, disk=2 * FRAME, segment=FRAME) as spool:
         for _ in range(2):
             assert [spool.append(frame(mark)) for mark in "abcd"] == [True, True, True, False]
             spool.close()
+            assert not spool and files_in(tmp_path) == 0
 
 
 # The spool's places
 
 
-def test_a_place_that_refuses_is_passed_over(tmp_path: Path) -> None:
-    with spool_in(tmp_path / "missing", tmp_path, memory=0) as spool:
-        assert taken(spool, "abc") == "abc"
-        assert files_in(tmp_path) == 1
-        assert popped(spool) == "abc"
-
-
-def test_a_full_disk_is_passed_over_and_its_file_given_back(tmp_path: Path, full_disk: str) -> None:
+@pytest.mark.parametrize("missing", [False, True], ids=["full", "missing"])
+def test_skips_a_place_without_room_and_closes_its_file(
+    tmp_path: Path, full_disk: str, missing: bool
+) -> None:
     before = files_in(Path("/dev"))
-    with spool_in(full_disk, tmp_path, memory=0) as spool:
+    with spool_in(tmp_path / "missing" if missing else full_disk, tmp_path, memory=0) as spool:
         assert taken(spool, "abc") == "abc"
         assert (files_in(Path("/dev")), files_in(tmp_path)) == (before, 1)
         assert popped(spool) == "abc"
 
 
-def test_the_first_place_with_room_is_taken(tmp_path: Path) -> None:
+def test_uses_the_first_place_with_room(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -236,7 +201,7 @@ def test_the_first_place_with_room_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["full", "missing"])
-def test_where_no_place_has_room_only_memory_counts(tmp_path: Path, full_disk: str, missing: bool) -> None:
+def test_uses_only_memory_where_no_place_has_room(tmp_path: Path, full_disk: str, missing: bool) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with spool_in(tmp_path / "missing" if missing else full_disk) as spool:
         assert taken(spool, "abcd") == "ab"
@@ -246,45 +211,20 @@ def test_where_no_place_has_room_only_memory_counts(tmp_path: Path, full_disk: s
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_refused_place_is_asked_again(tmp_path: Path) -> None:
-    place = tmp_path / "later"
-    with spool_in(place, memory=0) as spool:
-        assert taken(spool, "a") == ""
-        place.mkdir()
-        assert taken(spool, "bc") == "bc"
-        assert popped(spool) == "bc"
-
-
-def test_a_frame_that_was_written_in_part_is_not_in_that_file(tmp_path: Path) -> None:
+def test_writes_a_partly_written_frame_again_elsewhere(tmp_path: Path) -> None:
     with longest_file(2 * FRAME + FRAME // 2), spool_in(tmp_path, memory=0) as spool:
         assert taken(spool, "abcde") == "abcde"
         assert files_in(tmp_path) == 3
         assert popped(spool) == "abcde"
 
 
-def test_what_could_not_be_written_takes_no_room_on_disk(tmp_path: Path) -> None:
+def test_a_refused_place_takes_no_room_and_is_asked_again(tmp_path: Path) -> None:
     place = tmp_path / "later"
     with spool_in(place, memory=0, disk=FRAME) as spool:
         assert taken(spool, "abc") == ""
         place.mkdir()
         assert taken(spool, "d") == "d"
         assert popped(spool) == "d"
-
-
-def test_a_segment_counts_whole_frames_alone(tmp_path: Path) -> None:
-    segment = Segment(str(tmp_path))
-    with contextlib.closing(segment), longest_file(FRAME + 1):
-        assert segment.append(frame("a"))
-        assert not segment.append(frame("b")), "short"
-        assert (segment.read, segment.written) == (0, FRAME)
-        assert segment.pop() == frame("a")
-        assert segment.read == segment.written
-
-
-def test_a_segment_on_a_full_disk_takes_nothing(full_disk: str) -> None:
-    with contextlib.closing(Segment(full_disk)) as segment:
-        assert not segment.append(frame("a"))
-        assert segment.written == 0
 
 
 class Limits(NamedTuple):
@@ -300,9 +240,7 @@ _steps = st.lists(st.binary(max_size=40) | st.none(), max_size=40)
 
 @given(_limits, _steps)
 @bounded(300)
-def test_whatever_a_spool_takes_comes_out_once_and_in_order(
-    limits: Limits, steps: list[bytes | None]
-) -> None:
+def test_all_spooled_frames_come_out_once_and_in_order(limits: Limits, steps: list[bytes | None]) -> None:
     accepted: deque[bytes] = deque()
     with tempfile.TemporaryDirectory() as place, spool_in(place, **limits._asdict()) as spool:
         for step in steps:
@@ -379,7 +317,7 @@ def shown(data: bytes) -> list[str]:
     ]
 
 
-def test_frames_name_their_node_generation_and_channel(tmp_path: Path, pipe: Pipe) -> None:
+def test_frames_name_their_node_attempt_and_channel(tmp_path: Path, pipe: Pipe) -> None:
     with outbox_in(tmp_path) as box:
         box.output(65537, 3, b"text")
         box.flight(2, 9, b"dump")
@@ -423,30 +361,6 @@ def test_a_report_waits_for_the_frame_that_is_half_sent(tmp_path: Path, pipe: Pi
         assert shown(drained(box, pipe)) == ["a", "report", "b"]
 
 
-def test_a_pipe_that_is_nearly_full_takes_a_part_and_the_rest_later(tmp_path: Path, pipe: Pipe) -> None:
-    fcntl(pipe.write_end, F_SETPIPE_SZ, 2 * PAGE)
-    junk = os.write(pipe.write_end, bytes(PAGE))
-    data = bytes(range(256)) * 48
-    with outbox_in(tmp_path) as box:
-        box.output(0, 0, data)
-        assert box.write(pipe.write_end) == PAGE
-        assert box.write(pipe.write_end) == 0, "the pipe is full"
-        assert box
-        (sent,) = frames(drained(box, pipe)[junk:])
-    assert sent.payload == data
-
-
-def test_a_frame_half_sent_is_still_to_be_sent(tmp_path: Path, pipe: Pipe) -> None:
-    with outbox_in(tmp_path) as box:
-        box.output(0, 0, bytes(2 * PAGE))
-        while box.write(pipe.write_end):
-            pipe.read(PAGE)
-        assert not box
-        box.output(0, 0, bytes(2 * PAGE))
-        box.write(pipe.write_end)
-        assert box, "a part is not sent"
-
-
 def test_a_link_whose_reader_is_gone_raises(tmp_path: Path, pipe: Pipe) -> None:
     with outbox_in(tmp_path) as box:
         box.output(0, 0, b"text")
@@ -455,7 +369,7 @@ def test_a_link_whose_reader_is_gone_raises(tmp_path: Path, pipe: Pipe) -> None:
             box.write(pipe.write_end)
 
 
-def test_what_is_discarded_is_never_sent(tmp_path: Path, pipe: Pipe) -> None:
+def test_discarded_data_is_never_sent(tmp_path: Path, pipe: Pipe) -> None:
     with outbox_in(tmp_path) as box:
         box.output(0, 0, b"a" * 2 * PAGE)
         box.write(pipe.write_end)
@@ -466,7 +380,7 @@ def test_what_is_discarded_is_never_sent(tmp_path: Path, pipe: Pipe) -> None:
         assert not box and box.write(pipe.write_end) == 0 and pipe.read() == b""
 
 
-def test_losses_are_told_once_by_rank_and_stream() -> None:
+def test_reports_losses_once_by_rank_and_stream() -> None:
     data = bytes(wire.MAX_OUTPUT)
     with outbox_in() as box:
         fits = outbox.MEMORY // (wire.HEADER.size + len(data))
@@ -481,7 +395,7 @@ def test_losses_are_told_once_by_rank_and_stream() -> None:
         assert box.losses() == [OutputLost(5, 0, 1, len(data))]
 
 
-def test_what_is_lost_of_a_flight_record_is_no_lost_output() -> None:
+def test_lost_flight_records_are_not_lost_output() -> None:
     data = bytes(wire.MAX_OUTPUT)
     with outbox_in() as box:
         for _ in range(outbox.MEMORY // len(data) + 1):
@@ -489,7 +403,7 @@ def test_what_is_lost_of_a_flight_record_is_no_lost_output() -> None:
         assert box.losses() == []
 
 
-def test_reports_are_taken_where_output_is_not(pipe: Pipe) -> None:
+def test_accepts_reports_where_output_is_dropped(pipe: Pipe) -> None:
     data = b"x" * wire.MAX_OUTPUT
     with outbox_in() as box:
         while not box.losses():
@@ -512,7 +426,7 @@ _traffic = st.lists(
 
 @given(_traffic)
 @bounded(200)
-def test_whatever_is_queued_is_sent_once_whole_and_in_order(traffic: list[tuple[str, int]]) -> None:
+def test_all_queued_data_is_sent_once_and_in_order(traffic: list[tuple[str, int]]) -> None:
     data, outputs, reports = b"", [], []
     with outbox_in() as box, contextlib.closing(Pipe()) as pipe:
         for index, (what, size) in enumerate(traffic):

@@ -1,4 +1,4 @@
-"""The console's writer: it holds up nobody, tells of a reader that is gone, and counts what it drops."""
+"""The console's writer: slow and vanished readers, and a count of dropped lines."""
 
 import contextlib
 import errno
@@ -123,16 +123,7 @@ def end(outlet: Outlet) -> None:
 # Order, and who waits for whom
 
 
-def test_what_is_written_comes_out_in_order(reader: Reader) -> None:
-    outlet = Outlet(reader.write_end, never)
-    for line in (b"one\n", b"two\nthree\n", b"four"):
-        outlet.write(line)
-    outlet.close(always)
-    assert reader.read_rest() == b"one\ntwo\nthree\nfour"
-    assert (outlet.dropped_lines, outlet.broken) == (0, False)
-
-
-def test_where_no_thread_can_be_started_all_is_written_all_the_same(
+def test_writes_everything_even_if_no_thread_can_be_started(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outlet = Outlet(reader.write_end, never)
@@ -146,7 +137,7 @@ def test_where_no_thread_can_be_started_all_is_written_all_the_same(
     assert (outlet.dropped_lines, outlet.broken) == (0, False)
 
 
-def test_a_reader_that_takes_nothing_yet_holds_up_nobody(full: Reader) -> None:
+def test_a_slow_reader_blocks_nobody(full: Reader) -> None:
     outlet = Outlet(full.write_end, never)
     lines = [b"%d\n" % index for index in range(1000)]
     for line in lines:
@@ -166,16 +157,6 @@ def test_close_waits_for_a_patient_reader(full: Reader) -> None:
     closing.join(LONG_S)
     assert got[PAGE:] == data and not closing.is_alive()
     assert outlet.dropped_lines == 0
-
-
-def test_a_terminal_that_somebody_made_non_blocking_gets_everything(full: Reader) -> None:
-    os.set_blocking(full.write_end, False)
-    outlet = Outlet(full.write_end, never)
-    data = b"".join(b"%d\n" % index for index in range(5000))
-    outlet.write(data)
-    assert full.read(PAGE + len(data))[PAGE:] == data
-    outlet.close(always)
-    assert not outlet.broken
 
 
 def test_an_outlet_that_wrote_nothing_closes_at_once(full: Reader) -> None:
@@ -233,7 +214,7 @@ def test_a_reader_that_is_waited_for_gets_everything(full: Reader, monkeypatch: 
     assert outlet.dropped_lines == 0
 
 
-def test_our_own_lines_are_never_too_much(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_never_drops_distlaunchs_own_lines(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CAPACITY", 3)
     outlet = Outlet(full.write_end, never)
     outlet.write(b"aa\n")
@@ -245,7 +226,7 @@ def test_our_own_lines_are_never_too_much(full: Reader, monkeypatch: pytest.Monk
     assert outlet.dropped_lines == 2
 
 
-def test_what_the_reader_takes_makes_room(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_makes_room(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CAPACITY", 3)
     outlet = Outlet(full.write_end, never)
     outlet.write(b"aa\n")
@@ -263,15 +244,10 @@ def test_what_the_reader_takes_makes_room(full: Reader, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("pieces", "lines"),
-    [
-        ([b"a\n"], 1),
-        ([b"a\n", b"b\nc\n"], 3),
-        ([b"a\n", b"b"], 2),
-        ([b"a"], 1),
-    ],
+    [([b"a\n"], 1), ([b"a\n", b"b\nc\n"], 3), ([b"a\n", b"b"], 2), ([b"a"], 1)],
     ids=["a line", "three lines", "a line without an end", "that alone"],
 )
-def test_what_an_impatient_close_leaves_is_counted(
+def test_counts_lines_left_by_an_impatient_close(
     full: Reader, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes], lines: int
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
@@ -290,9 +266,7 @@ def ticking() -> Callable[[], float]:
     return lambda: float(next(ticks))
 
 
-def test_patience_is_told_how_long_the_reader_has_taken_nothing(
-    full: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_says_how_long_the_reader_has_been_quiet(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=ticking()))
     outlet = Outlet(full.write_end, never)
@@ -324,28 +298,7 @@ def test_patience_is_told_how_long_the_reader_has_taken_nothing(
 # Readers that leave, disks that are full
 
 
-def test_a_reader_that_is_gone_is_told_from_the_thread(reader: Reader) -> None:
-    broken = Broken()
-    outlet = Outlet(reader.write_end, broken)
-    reader.leave()
-    outlet.write(b"a\n")
-    broken.wait()
-    assert outlet.broken and broken.errors == [errno.EPIPE]
-    assert broken.threads != [threading.main_thread()]
-    outlet.close(unasked)
-
-
-def test_a_reader_that_leaves_while_it_is_waited_for_ends_the_waiting(full: Reader) -> None:
-    broken = Broken()
-    outlet = Outlet(full.write_end, broken)
-    outlet.write(b"a\n")
-    full.leave()
-    broken.wait()
-    outlet.close(unasked)
-    assert broken.errors == [errno.EPIPE]
-
-
-def test_the_end_is_told_once_whatever_was_queued_meanwhile(full: Reader) -> None:
+def test_reports_a_broken_pipe_once(full: Reader) -> None:
     broken = Broken()
     outlet = Outlet(full.write_end, broken)
     outlet.write(b"a\n")
@@ -374,7 +327,7 @@ def test_a_reader_that_leaves_during_close_ends_it(full: Reader, monkeypatch: py
     assert asked and outlet.broken and broken.errors == [errno.EPIPE]
 
 
-def test_a_full_disk_is_told_with_its_reason() -> None:
+def test_reports_a_full_disk() -> None:
     broken = Broken()
     with open("/dev/full", "wb") as full:
         outlet = Outlet(full.fileno(), broken)
@@ -385,12 +338,13 @@ def test_a_full_disk_is_told_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("ours", [False, True], ids=["a worker's", "ours"])
-def test_what_comes_after_the_end_is_counted(reader: Reader, ours: bool) -> None:
+def test_reports_a_gone_reader_once_and_counts_later_lines(reader: Reader, ours: bool) -> None:
     broken = Broken()
     outlet = Outlet(reader.write_end, broken)
     reader.leave()
     outlet.write(b"a\n")
     broken.wait()
+    assert outlet.broken and broken.threads != [threading.main_thread()]
     outlet.write(b"b\nc\n", ours)
     assert outlet.dropped_lines == 2
     outlet.close(unasked)
@@ -399,7 +353,7 @@ def test_what_comes_after_the_end_is_counted(reader: Reader, ours: bool) -> None
 
 @given(st.lists(st.binary(max_size=3 * PAGE), max_size=12), st.booleans())
 @bounded(60)
-def test_whatever_is_written_is_read_once_and_in_order(pieces: list[bytes], blocking: bool) -> None:
+def test_all_data_is_read_once_and_in_order(pieces: list[bytes], blocking: bool) -> None:
     with contextlib.closing(Reader()) as reader:
         os.set_blocking(reader.write_end, blocking)
         outlet = Outlet(reader.write_end, never)
@@ -408,4 +362,4 @@ def test_whatever_is_written_is_read_once_and_in_order(pieces: list[bytes], bloc
         data = b"".join(pieces)
         assert reader.read(len(data)) == data
         outlet.close(always)
-        assert reader.read_rest() == b"" and outlet.dropped_lines == 0
+        assert reader.read_rest() == b"" and (outlet.dropped_lines, outlet.broken) == (0, False)

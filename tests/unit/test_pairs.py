@@ -1,4 +1,4 @@
-"""Which pairs of nodes `check-port` tries, and in how few lines it tells those that failed."""
+"""The pairs of nodes that `check-port` tries, and its summary of failures."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from distlaunch.launch.port_check import EVERY, Unreached, folded, partners
 
 
 @pytest.mark.parametrize("count", range(1, EVERY + 1))
-def test_up_to_a_limit_everybody_dials_everybody(count: int) -> None:
+def test_few_nodes_all_dial_each_other(count: int) -> None:
     expected = {node: set(range(count)) - {node} for node in range(count)}
     assert {node: set(others) for node, others in partners(count).items()} == expected
 
 
 @pytest.mark.parametrize("count", [EVERY + 1, 31, 64, 1000])
-def test_of_many_nodes_each_dials_a_few_and_is_dialled_as_often(count: int) -> None:
+def test_of_many_nodes_each_dials_a_few(count: int) -> None:
     found = partners(count)
     for node, others in found.items():
         assert len(set(others)) == len(others) == EVERY - 1
@@ -46,5 +46,5 @@ def unreached(pairs: str, error: str = "refused") -> list[Unreached]:
         ),
     ],
 )
-def test_failures_are_folded(failed: list[Unreached], lines: list[str]) -> None:
+def test_folds_failures_by_node(failed: list[Unreached], lines: list[str]) -> None:
     assert folded(failed) == lines

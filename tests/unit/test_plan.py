@@ -1,8 +1,9 @@
-"""Plans: who runs where with which rank, device and environment, and which jobs are refused."""
+"""Plans: ranks, devices, environments and command lines of all workers, and refused jobs."""
 
 import errno
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,14 +15,7 @@ from distlaunch.errors import JobError
 from distlaunch.job.spec import EnvValue
 from distlaunch.job.text import PLACEHOLDERS, fill
 from distlaunch.plan.document import plan_document
-from distlaunch.plan.layout import (
-    Facts,
-    LaunchPlan,
-    WorkerPlan,
-    is_loopback,
-    make_plan,
-    workers,
-)
+from distlaunch.plan.layout import Facts, LaunchPlan, WorkerPlan, is_loopback, make_plan, workers
 from distlaunch.plan.unstarted import unstarted_advice
 from tests.unit.samples import bounded, spec_of
 
@@ -58,23 +52,15 @@ def refusal(text: str, *gpus: int | None, master_address: str | None = "10.0.0.1
 # Ranks
 
 
-def test_ranks_are_contiguous_per_node_in_the_order_of_the_file() -> None:
-    plan = plan_of("nodes: [{host: b, procs: 1}, {host: a, procs: 3}, {host: c, procs: 2}]")
-    assert [(node.label, list(node.ranks)) for node in plan.nodes] == [
-        ("b", [0]),
-        ("a", [1, 2, 3]),
-        ("c", [4, 5]),
-    ]
-    assert [plan.node_of(rank).label for rank in range(6)] == ["b", "a", "a", "a", "c", "c"]
-
-
 @given(sizes)
 @bounded()
-def test_the_world_is_the_sum_of_the_nodes_and_has_each_rank_once(nodes: Sizes) -> None:
+def test_ranks_are_contiguous_per_node_in_the_order_of_the_file(nodes: Sizes) -> None:
     plan = plan_of_sizes(nodes)
     assert plan.world_size == sum(procs for _, procs in nodes)
     assert [worker.rank for worker in all_workers(plan)] == list(range(plan.world_size))
     assert [len(node.ranks) for node in plan.nodes] == [procs for _, procs in nodes]
+    labels = [f"n{i}" for i, (_, procs) in enumerate(nodes) for _ in range(procs)]
+    assert [plan.node_of(rank).label for rank in range(plan.world_size)] == labels
 
 
 @pytest.mark.parametrize(
@@ -88,7 +74,7 @@ def test_the_world_is_the_sum_of_the_nodes_and_has_each_rank_once(nodes: Sizes) 
         pytest.param("nodes: 2\nprocs_per_node: 2", [0, 0], [2, 2], id="a number of nodes"),
     ],
 )
-def test_how_many_workers_a_node_has(text: str, gpus: list[int], procs: list[int]) -> None:
+def test_counts_workers_per_node(text: str, gpus: list[int], procs: list[int]) -> None:
     assert [node.procs for node in plan_of(text, *gpus).nodes] == procs
 
 
@@ -97,16 +83,12 @@ def test_a_workers_device_is_the_gpu_of_its_local_rank() -> None:
     assert [node.device(0), node.device(1)] == ["cuda:0", "cpu"]
 
 
-def test_interpreter_and_folder_of_a_node_win_over_the_jobs() -> None:
+def test_a_nodes_interpreter_and_workdir_override_the_jobs() -> None:
     text = "nodes: [a, {host: b, python: /b/py, workdir: /b/w}]\npython: /a/py\nworkdir: /a/w"
     assert [(node.python, node.workdir) for node in plan_of(text).nodes] == [
         ("/a/py", "/a/w"),
         ("/b/py", "/b/w"),
     ]
-
-
-def test_without_an_interpreter_in_the_file_the_nodes_own_is_taken() -> None:
-    assert plan_of("").nodes[0].python == "/usr/bin/python3"
 
 
 # Backends and GPUs
@@ -133,7 +115,7 @@ def test_nccl_without_enough_gpus_is_refused_with_the_nodes_name() -> None:
     )
 
 
-def test_unknown_gpus_are_an_error_that_says_what_to_do() -> None:
+def test_refuses_unknown_gpus_and_says_what_to_do() -> None:
     words = refusal("nodes:\n  - a\n  - b", 8, None)
     assert words.startswith(
         "job.yaml:4:5: nodes[1]: the number of GPUs on b is unknown without contacting it;"
@@ -153,7 +135,7 @@ def test_unknown_gpus_do_not_matter_where_workers_and_backend_are_given(backend:
     [("procs_per_node: 32769", 0), ("gpus_per_node: 32769", 0), ("", 32769)],
     ids=["workers", "GPUs", "GPUs that a node claims to have"],
 )
-def test_more_workers_on_a_node_than_a_link_has_channels_for_are_refused(text: str, gpus: int) -> None:
+def test_refuses_more_workers_than_a_link_has_channels(text: str, gpus: int) -> None:
     assert refusal(text, gpus)
 
 
@@ -184,7 +166,7 @@ def test_master_addr_is_the_first_nodes(text: str, expected: str) -> None:
     assert plan_of(text).master_addr == expected
 
 
-def test_without_an_answer_of_ssh_the_first_nodes_name_is_taken() -> None:
+def test_master_addr_is_the_first_nodes_name_if_ssh_does_not_answer() -> None:
     assert plan_of("nodes: [gpu-a, gpu-b]", master_address=None).master_addr == "gpu-a"
 
 
@@ -210,27 +192,15 @@ def test_a_loopback_master_is_refused_on_several_machines(text: str, path: str) 
     assert "loopback address, which the other nodes can't reach" in words
 
 
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.8.8", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("localhost", True),
-        ("LocalHost", True),
-        ("localhost.localdomain", True),
-        ("me.localhost", True),
-        ("::1%lo", True),
-        ("10.0.0.1", False),
-        ("fe80::1%eth0", False),
-        ("localhost-7", False),
-        ("gpu-a", False),
-        ("mylocalhost", False),
-    ],
+LOOPBACK = (
+    *("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "::1%lo"),
+    *("localhost", "LocalHost", "localhost.localdomain", "me.localhost"),
 )
-def test_what_means_this_machine_everywhere(host: str, loopback: bool) -> None:
-    assert is_loopback(host) is loopback
+OTHERS = ("10.0.0.1", "fe80::1%eth0", "localhost-7", "gpu-a", "mylocalhost")
+
+
+def test_names_and_addresses_that_mean_this_machine_everywhere_are_recognized() -> None:
+    assert [host for host in (*LOOPBACK, *OTHERS) if is_loopback(host)] == [*LOOPBACK]
 
 
 # The environment
@@ -293,7 +263,7 @@ def test_defaults_are_those_of_torchrun_and_the_interface(
     assert worker.defaults == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **expected}
 
 
-def test_a_nodes_variables_win_over_the_jobs() -> None:
+def test_a_nodes_variables_override_the_jobs() -> None:
     text = "env: {A: job, B: job}\nnodes: [a, {host: b, env: {B: node}}]"
     assert [dict(node.env) for node in plan_of(text).nodes] == [
         {"A": EnvValue("job"), "B": EnvValue("job")},
@@ -347,36 +317,28 @@ def test_a_relative_program_is_relative_to_the_workdir_of_its_node(
         assert {worker.argv[i] for i in worker.paths} <= {"/usr/bin/python3", word}
 
 
+LOOKED_FOR = "is looked for in the node's workdir"
+ON_B = "nodes: [{host: b, workdir: w}]"
+
+
 @pytest.mark.parametrize(
     ("text", "stage", "advice"),
     [
-        ("script: t.py", "script", "; a relative script is looked for in the node's workdir (by default the"),
-        (
-            "script: t.py\nworkdir: w",
-            "script",
-            "; a relative script is looked for in the node's workdir (set by w",
-        ),
-        (
-            "script: t.py\nnodes: [{host: a, workdir: w}]",
-            "script",
-            "; a relative script is looked for in the n",
-        ),
+        ("script: t.py", "script", f"; a relative script {LOOKED_FOR} (by default the"),
+        ("script: t.py\nworkdir: w", "script", f"; a relative script {LOOKED_FOR} (set by w"),
+        (f"script: t.py\n{ON_B}", "script", f"; a relative script {LOOKED_FOR}"),
         ("script: /t.py", "script", " (set by script)"),
         ("script: t.py", "workdir", " (by default the job file's folder)"),
         ("script: t.py\nworkdir: w", "workdir", " (set by workdir)"),
-        ("script: t.py\nnodes: [{host: a, workdir: w}]", "workdir", " (set by nodes[0].workdir)"),
-        (
-            "command: [./a]",
-            "exec",
-            "; a relative command is looked for in the node's workdir (by default the",
-        ),
+        (f"script: t.py\n{ON_B}", "workdir", " (set by nodes[0].workdir)"),
+        ("command: [./a]", "exec", f"; a relative command {LOOKED_FOR} (by default the"),
         ("command: [~/a]", "exec", " (set by command)"),
         ("command: [a]", "exec", ""),
         ("script: t.py", "exec", ""),
         ("script: t.py", "fork", ""),
     ],
 )
-def test_what_can_not_be_started_is_told_with_the_key_to_look_at(text: str, stage: str, advice: str) -> None:
+def test_advice_about_a_failed_start_names_the_key(text: str, stage: str, advice: str) -> None:
     told = unstarted_advice(spec_of(text), 0, stage, errno.ENOENT)
     assert told.startswith(advice) and bool(told) == bool(advice)
 
@@ -434,6 +396,11 @@ def test_every_placeholder_has_a_value_in_every_worker() -> None:
 # As data
 
 
+def document_of(plan: LaunchPlan) -> dict[str, Any]:
+    """The plan of a job on one node, as it is printed."""
+    return plan_document(plan, {plan.nodes[0].node_rank: workers(plan, plan.nodes[0], MEETING)})
+
+
 @pytest.mark.parametrize(
     ("text", "numa", "cpu"),
     [
@@ -443,18 +410,17 @@ def test_every_placeholder_has_a_value_in_every_worker() -> None:
         ("cpu_binding: [0-3, 7]", None, ["0-3", "7"]),
     ],
 )
-def test_a_plan_as_data_has_the_wish_for_cpus(
+def test_a_printed_plan_contains_the_cpu_binding(
     text: str, numa: str | None, cpu: str | list[str] | None
 ) -> None:
-    plan = plan_of(text)
-    document = plan_document(plan, {plan.nodes[0].node_rank: workers(plan, plan.nodes[0], MEETING)})
+    document = document_of(plan_of(text))
     assert (document["numa_binding"], document["cpu_binding"]) == (numa, cpu)
 
 
-def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> None:
+def test_a_printed_plan_is_json_without_inherited_values() -> None:
     spec = spec_of("script: t.py\nenv: {TOKEN: null, PLAIN: x}", {"TOKEN": "s3cret"})
     plan = make_plan(spec, {0: Facts("python3", 0)})
-    text = json.dumps(plan_document(plan, {plan.nodes[0].node_rank: workers(plan, plan.nodes[0], MEETING)}))
+    text = json.dumps(document_of(plan))
     assert "s3cret" not in text
     (node,) = json.loads(text)["nodes"]
     (worker,) = node["workers"]
@@ -465,11 +431,10 @@ def test_a_plan_as_data_can_be_written_as_json_and_has_no_inherited_value() -> N
 @pytest.mark.parametrize(
     ("text", "port", "variable"), [("", None, None), ("master_port: 29500", 29500, "29500")]
 )
-def test_a_port_that_is_picked_at_the_start_is_null_in_a_plan_as_data(
+def test_a_port_chosen_at_the_start_is_null_in_a_printed_plan(
     text: str, port: int | None, variable: str | None
 ) -> None:
-    plan = plan_of(text)
-    document = plan_document(plan, {plan.nodes[0].node_rank: workers(plan, plan.nodes[0], MEETING)})
+    document = document_of(plan_of(text))
     (worker,) = document["nodes"][0]["workers"]
     assert (document["master_port"], worker["env"]["MASTER_PORT"]) == (port, variable)
 
@@ -485,7 +450,7 @@ def test_a_port_that_is_picked_at_the_start_is_null_in_a_plan_as_data(
         ("", "only rank 0"),
     ],
 )
-def test_a_rank_that_the_job_does_not_have_can_not_be_shown(text: str, ranks: str) -> None:
+def test_refuses_to_show_a_missing_rank(text: str, ranks: str) -> None:
     assert refusal(f"logs: {{console: [0, 7]}}\n{text}").endswith(
         f": logs.console[1]: rank 7 does not exist: the job has {ranks}"
     )

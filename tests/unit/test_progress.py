@@ -1,4 +1,4 @@
-"""How far a start has come, in a line."""
+"""The line that shows the progress of a start."""
 
 from distlaunch.agent.messages import PortHeld, RanksJoined, RanksLag, RouteFound, WorkerStarted
 from distlaunch.observers.terminal import progress_words
@@ -22,11 +22,9 @@ def up(node: int) -> Event:
     return AgentUp(node, Facts("/usr/bin/python3", 0), f"host{node}")
 
 
-def test_nodes_that_are_missing_are_named() -> None:
-    assert (
-        progress_words(after())
-        == "connecting: 0 of 6 nodes; waiting for gpu-a, gpu-b, gpu-c, gpu-d and 2 more"
-    )
+def test_missing_nodes_are_named() -> None:
+    missing = "connecting: 0 of 6 nodes; waiting for gpu-a, gpu-b, gpu-c, gpu-d and 2 more"
+    assert progress_words(after()) == missing
     assert progress_words(after(*map(up, range(5)))) == "connecting: 5 of 6 nodes; waiting for gpu-f"
     assert progress_words(after(*map(up, range(6)))) == "6 nodes connected"
 
@@ -42,19 +40,13 @@ STARTED = (
 
 def test_ranks_that_start_and_join_are_counted() -> None:
     assert progress_words(after(*STARTED, job=ONE)) == "starting: 1 of 4 ranks"
-    others = [WorkerStarted(0, rank, 100 + rank, None) for rank in (1, 2, 3)]
-    assert progress_words(after(*STARTED, *others, job=ONE)) == "4 ranks started"
-    joined = RanksJoined(0, (0, 2))
-    assert (
-        progress_words(after(*STARTED, *others, joined, job=ONE))
-        == "joining: 2 of 4 ranks; waiting for ranks 1,3"
-    )
-    all_but_one = RanksJoined(0, (0, 1, 2))
-    assert (
-        progress_words(after(*STARTED, *others, all_but_one, job=ONE))
-        == "joining: 3 of 4 ranks; waiting for rank 3"
-    )
-    trying = RanksLag(0, ((3, True, "is connecting"),))
-    assert progress_words(after(*STARTED, *others, trying, job=ONE)).startswith("joining: 0 of 4 ranks")
-    everyone = RanksJoined(0, (0, 1, 2, 3))
-    assert progress_words(after(*STARTED, *others, everyone, job=ONE)) == ""
+    all_started = (*STARTED, *(WorkerStarted(0, rank, 100 + rank, None) for rank in (1, 2, 3)))
+
+    def said(event: Event) -> str:
+        return progress_words(after(*all_started, event, job=ONE))
+
+    assert progress_words(after(*all_started, job=ONE)) == "4 ranks started"
+    assert said(RanksJoined(0, (0, 2))) == "joining: 2 of 4 ranks; waiting for ranks 1,3"
+    assert said(RanksJoined(0, (0, 1, 2))) == "joining: 3 of 4 ranks; waiting for rank 3"
+    assert said(RanksLag(0, ((3, True, "is connecting"),))).startswith("joining: 0 of 4 ranks")
+    assert said(RanksJoined(0, (0, 1, 2, 3))) == ""

@@ -1,4 +1,4 @@
-"""What is written down of a run, and how it is read again."""
+"""The history of a run: what is written, how it is read again, and the tool that replays it."""
 
 import json
 import typing
@@ -51,7 +51,7 @@ def through_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def test_a_job_is_what_it_was_but_for_its_secrets() -> None:
+def test_a_job_survives_its_history_without_secrets() -> None:
     spec = spec_of(JOB, ENVIRON)
     text = first_line(spec)
     assert "secret" not in text
@@ -60,14 +60,14 @@ def test_a_job_is_what_it_was_but_for_its_secrets() -> None:
     assert without_secrets(spec).env["TOKEN"] == EnvValue("", inherited=True)
 
 
-def test_a_job_as_torchrun_has_it_is_what_it_was() -> None:
+def test_a_torchrun_job_survives_its_history() -> None:
     spec = spec_of("script: t.py\nprocs_per_node: 2")
     logs = TorchrunLogs(redirects={0: 1, 1: 2}, tee=3, local_ranks=frozenset({1}))
     spec = spec._replace(logs=spec.logs._replace(torchrun=logs))
     assert replayed(first_line(spec))[0].state.spec == spec
 
 
-def test_what_is_as_usual_is_not_written_down() -> None:
+def test_defaults_are_not_written_down() -> None:
     fields: Mapping[str, Any] = beginning(spec_of("script: t.py"), 0.5)["spec"]
     assert "timeouts" not in fields
     assert "ssh" not in fields
@@ -81,7 +81,7 @@ def test_what_is_as_usual_is_not_written_down() -> None:
         WorkerExited(0, 1, -9, 12.5, {"message": "m", "callstack": "c"}, 1, (5, 6), "said"),
     ],
 )
-def test_an_event_is_what_it_was(event: Event) -> None:
+def test_events_survive_json(event: Event) -> None:
     assert typed(type(event), through_json(fields_of(event))) == event
 
 
@@ -104,12 +104,12 @@ def test_the_fields_of_every_event_have_types_that_can_be_read(kind: type) -> No
         ([first_line(spec_of("script: t.py")), "{", line("TimerDue", timer="job")], "line 2: not JSON"),
     ],
 )
-def test_what_is_no_history_is_refused(lines: list[str], words: str) -> None:
+def test_refuses_what_is_not_a_history(lines: list[str], words: str) -> None:
     with pytest.raises(HistoryError, match=words):
         replayed("\n".join(lines) + "\n")
 
 
-def test_a_last_line_that_was_cut_is_left_out() -> None:
+def test_ignores_a_truncated_last_line() -> None:
     text = first_line(spec_of("script: t.py")) + "\n" + line("Interrupted", signum=2)[:-9]
     assert [moment.event for moment in replayed(text)] == [None]
 
@@ -138,13 +138,13 @@ def test_the_tool_shows_a_span(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "AgentUp" not in capsys.readouterr().out
 
 
-def test_the_tool_says_what_is_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tool_shows_messages_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = kept_in(tmp_path, line("Notice", level="info", text="as it was"))
     assert tool.main([str(path)]) == 1
     assert capsys.readouterr().err == "said then: as it was\nsays now:  nothing more\n"
 
 
-def test_the_tool_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tool_names_an_unreadable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         tool.main([str(tmp_path)])
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""The command line of `run` as it is read without Typer, which reads all that is unusual."""
+"""The quick parser of common `run` command lines, and its agreement with Typer."""
 
 import inspect
 
@@ -19,15 +19,14 @@ from distlaunch.cli.run import FLAGS, SET, RunOptions, plain_options
         ("-d --fold --view job.yaml", RunOptions("job.yaml", detach=True, fold=True, view=True)),
     ],
 )
-def test_usual_command_lines(line: str, options: RunOptions) -> None:
+def test_reads_usual_command_lines(line: str, options: RunOptions) -> None:
     assert plain_options(line.split()) == options
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["", "a b", "job.yaml lr=1", "--help", "job.yaml --set", "job.yaml --set x", "-dq j", "j --on h"],
+    "line", ["", "a b", "job.yaml lr=1", "--help", "job.yaml --set", "job.yaml --set x", "-dq j", "j --on h"]
 )
-def test_the_others_are_left_to_typer(line: str) -> None:
+def test_leaves_unusual_command_lines_to_typer(line: str) -> None:
     assert plain_options(line.split()) is None
 
 

@@ -1,4 +1,4 @@
-"""How a node is reached: ssh's command line, its error messages, and the text that starts an agent."""
+"""Nodes reached over ssh: command lines, errors with advice, and the script that starts an agent."""
 
 import itertools
 import shlex
@@ -30,12 +30,12 @@ def options_of(argv: list[str]) -> list[str]:
 # The command line
 
 
-def test_the_host_comes_last_behind_two_dashes_and_then_only_the_constant_command() -> None:
+def test_only_the_constant_command_follows_the_host() -> None:
     argv = Ssh("gpu-a", "me", 2222).argv()
     assert argv[-7:] == ["-l", "me", "-p", "2222", "--", "gpu-a", f"exec /bin/sh -c '{SCRIPT}'"]
 
 
-def test_a_host_that_looks_like_an_option_stays_behind_the_dashes() -> None:
+def test_a_host_like_an_option_comes_after_two_dashes() -> None:
     argv = Ssh("-oProxyCommand=id").argv()
     assert argv[-3:-1] == ["--", "-oProxyCommand=id"]
     assert Ssh("-oProxyCommand=id").address_argv()[-2:] == ["--", "-oProxyCommand=id"]
@@ -63,7 +63,7 @@ def test_a_node_on_this_machine_gets_the_same_script_from_sh() -> None:
     assert Local().argv() == ["/bin/sh", "-c", SCRIPT]
 
 
-def test_our_options_come_before_the_users_since_ssh_takes_the_first() -> None:
+def test_fixed_options_come_before_the_users() -> None:
     mine = ("BatchMode=no", "Compression=no", "RequestTTY=force")
     options = options_of(Ssh("a", options=SshOptions(words=mine)).argv())
     first = options.index(mine[0])
@@ -72,7 +72,7 @@ def test_our_options_come_before_the_users_since_ssh_takes_the_first() -> None:
     assert options.index("RequestTTY=no") < options.index("RequestTTY=force")
 
 
-def test_options_that_old_clients_do_not_know_come_after_the_one_that_excuses_them() -> None:
+def test_options_unknown_to_old_clients_follow_ignore_unknown() -> None:
     options = options_of(PLAIN.argv())
     excused = options[options.index("IgnoreUnknown=*") + 1 :]
     assert [option.partition("=")[0] for option in excused] == [
@@ -82,27 +82,21 @@ def test_options_that_old_clients_do_not_know_come_after_the_one_that_excuses_th
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        pytest.param(SshOptions(), {"ControlMaster=no", "ControlPath=none"}, id="never the user's master"),
-        pytest.param(
-            SshOptions(persist_s=60), {"ControlMaster=auto", "ControlPersist=60"}, id="our own if asked"
-        ),
-        pytest.param(SshOptions(connect_s=7), {"ConnectTimeout=7"}, id="time to connect"),
-        pytest.param(SshOptions(), {"ForwardAgent=no", "ClearAllForwardings=yes"}, id="nothing is forwarded"),
-    ],
-)
-def test_what_ssh_is_told(options: SshOptions, expected: set[str]) -> None:
-    assert expected <= set(options_of(Ssh("a", options=options).argv()))
+def test_sets_ssh_options() -> None:
+    plain = options_of(PLAIN.argv())
+    assert {"ControlMaster=no", "ControlPath=none"} <= {*plain}, "never the user's own master"
+    assert {"ForwardAgent=no", "ClearAllForwardings=yes"} <= {*plain}
+    persistent = options_of(Ssh("a", options=SshOptions(persist_s=60)).argv())
+    assert {"ControlMaster=auto", "ControlPersist=60"} <= {*persistent}
+    assert "ConnectTimeout=7" in options_of(Ssh("a", options=SshOptions(connect_s=7)).argv())
 
 
-def test_host_keys_are_left_to_the_users_ssh() -> None:
+def test_leaves_host_keys_to_the_users_ssh() -> None:
     assert "HostKey" not in str(PLAIN.argv()[:-1])
     assert "KnownHosts" not in str(PLAIN.argv()[:-1])
 
 
-def test_the_jobs_ssh_config_is_used_for_resolving_too() -> None:
+def test_resolves_with_the_jobs_ssh_config() -> None:
     options = SshOptions(config="/j/config", words=("Port=7",))
     assert Ssh("a", options=options).argv()[:3] == ["ssh", "-F", "/j/config"]
     assert Ssh("a", "me", 5, options).address_argv() == [
@@ -123,20 +117,14 @@ WORDS = {
     Kind.REFUSED: ["ssh: connect to host gpu-a port 22: Connection refused"],
     Kind.UNREACHABLE: [
         "ssh: connect to host gpu-a port 22: Connection timed out",
-        "ssh: connect to host gpu-a port 22: Operation timed out",
         "ssh: connect to host gpu-a port 22: No route to host",
         "ssh: connect to host fe80::1 port 22: Network is unreachable",
         "ssh: connect to host gpu-a port 22: Host is down",
         "ssh: connect to host 2001:db8::1 port 22: Permission denied",  # ICMPv6 "administratively prohibited"
     ],
-    Kind.UNRESOLVED: [
-        "ssh: Could not resolve hostname gpu-a: Name or service not known",
-        "ssh: Could not resolve hostname gpu-a: Temporary failure in name resolution",
-        "ssh: Could not resolve hostname gpu-a: nodename nor servname provided, or not known",
-    ],
+    Kind.UNRESOLVED: ["ssh: Could not resolve hostname gpu-a: Name or service not known"],
     Kind.AUTHENTICATION: [
         "Permission denied (publickey).",
-        "me@gpu-a: Permission denied (publickey,gssapi-keyex,gssapi-with-mic).",
         'Load key "/home/me/.ssh/id_rsa": Permission denied / me@gpu-a: Permission denied (publickey).',
         "sign_and_send_pubkey: signing failed: agent refused operation / a: Permission denied (publickey).",
         f"{_CHANGED} / me@gpu-a: Permission denied (publickey).",
@@ -171,7 +159,6 @@ WORDS = {
     ],
     Kind.DROPPED: [
         _GONE,
-        f"{_GONE} / Connection closed by 10.0.0.1 port 22",
         f"kex_exchange_identification: banner line 0: Exceeded MaxStartups / {_GONE}",
         f"kex_exchange_identification: banner line 0: Not allowed at this time / {_GONE}",
         "kex_exchange_identification: read: Connection reset by peer",
@@ -218,7 +205,7 @@ WORDS = {
         (
             "channel 0: open failed: administratively prohibited: open failed / stdio forwarding failed"
             f" / {_BEHIND}"
-        ),
+        )
     ],
     Kind.JUMP_UNRESOLVED: [
         f"channel 0: open failed: connect failed: {words} / stdio forwarding failed / {_BEHIND}"
@@ -243,12 +230,9 @@ WORDS = {
         (
             "Unable to negotiate with 10.0.0.1 port 22: no matching host key type found."
             " Their offer: ssh-rsa,ssh-dss"
-        ),
+        )
     ],
-    Kind.SESSION: [
-        "channel 0: open failed: connect failed: open failed",
-        "exec request failed on channel 0",
-    ],
+    Kind.SESSION: ["channel 0: open failed: connect failed: open failed", "exec request failed on channel 0"],
     Kind.SILENT: [
         "Connection timed out during banner exchange",
         "Connection timed out during banner exchange / Connection to 10.0.0.1 port 22 timed out",
@@ -257,7 +241,6 @@ WORDS = {
     Kind.BAD_OPTION: [
         "command-line: line 0: Bad configuration option: bogus",
         'command-line line 0: unsupported option "maybe".',
-        "command-line line 0: invalid time value.",
         (
             "/j/config: line 2: Bad configuration option: bogus"
             " / /j/config: terminating, 1 bad configuration options"
@@ -289,7 +272,7 @@ SLURMS = {Kind.NO_ALLOCATION, Kind.NODE_DOWN, Kind.STEP_REFUSED, Kind.TASK_REFUS
 CONTAINERS = {Kind.NO_RUNTIME, Kind.NO_IMAGE}
 
 
-def test_every_kind_that_ssh_tells_has_an_example() -> None:
+def test_every_kind_of_ssh_failure_has_an_example() -> None:
     assert set(Kind) - set(WORDS) - SLURMS - CONTAINERS - {Kind.ABSENT} == {
         Kind.PROTOCOL,
         Kind.NOISE,
@@ -297,7 +280,7 @@ def test_every_kind_that_ssh_tells_has_an_example() -> None:
     }
 
 
-def test_a_status_that_is_not_sshs_own_means_that_the_nodes_shell_ended() -> None:
+def test_a_status_other_than_255_is_the_nodes_shells() -> None:
     failure = classify("bash: Permission denied (publickey)", status=3, noise="Welcome!")
     assert failure == LinkFailure(
         Kind.UNSTARTED,
@@ -308,7 +291,7 @@ def test_a_status_that_is_not_sshs_own_means_that_the_nodes_shell_ended() -> Non
 
 
 @pytest.mark.parametrize("booted", [False, True])
-def test_who_kills_ssh_does_not_end_the_agent(booted: bool) -> None:
+def test_a_killed_ssh_is_a_lost_link(booted: bool) -> None:
     words = "ssh on this machine was killed by signal 9 (SIGKILL)"
     assert classify("", status=-9, booted=booted) == LinkFailure(Kind.LOST, words)
 
@@ -317,7 +300,7 @@ def test_who_kills_ssh_does_not_end_the_agent(booted: bool) -> None:
     ("kind", "words"),
     [pytest.param(kind, words, id=f"{kind.name}-{words}") for kind in WORDS for words in WORDS[kind]],
 )
-def test_sshs_words_are_understood(kind: Kind, words: str) -> None:
+def test_understands_ssh_errors(kind: Kind, words: str) -> None:
     failure = classify(words.replace(" / ", "\n"))
     assert failure.kind is kind
     assert classify(words.replace(" / ", "\r\n") + "\r\n") == failure
@@ -326,11 +309,8 @@ def test_sshs_words_are_understood(kind: Kind, words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
-        ("ssh: Could not resolve hostname jump: Name or service not known", Kind.UNRESOLVED),
-        ("ssh: connect to host jump port 22: Connection refused", Kind.REFUSED),
-        ("ssh: connect to host jump port 22: Connection timed out", Kind.UNREACHABLE),
-        ("me@jump: Permission denied (publickey).", Kind.AUTHENTICATION),
-        ("Host key verification failed.", Kind.HOST_KEY),
+        *((WORDS[kind][0], kind) for kind in (Kind.UNRESOLVED, Kind.REFUSED, Kind.UNREACHABLE)),
+        *((WORDS[kind][0], kind) for kind in (Kind.AUTHENTICATION, Kind.HOST_KEY)),
         ("channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed", Kind.REFUSED),
         (
             "channel 0: open failed: connect failed: No route to host\nstdio forwarding failed",
@@ -341,15 +321,13 @@ def test_sshs_words_are_understood(kind: Kind, words: str) -> None:
     ids=lambda value: value.partition("\n")[0][:60] if isinstance(value, str) else value.name,
 )
 @pytest.mark.parametrize("more", ["", "\nConnection closed by UNKNOWN port 65535"], ids=["", "more words"])
-def test_behind_a_jump_host_its_own_failure_counts_and_is_not_tried_again(
-    words: str, kind: Kind, more: str
-) -> None:
+def test_a_jump_hosts_failure_counts_and_is_not_retried(words: str, kind: Kind, more: str) -> None:
     failure = classify(f"{words}\n{_GONE}{more}")
     assert failure.kind is kind
     assert not failure.worth_retrying
 
 
-def test_without_words_of_ssh_our_own_knowledge_counts() -> None:
+def test_without_ssh_output_other_evidence_counts() -> None:
     assert classify("", timed_out=True).kind is Kind.SILENT
     assert classify("Welcome!\n", protocol_error="x bytes came") == LinkFailure(
         Kind.NOISE, "Welcome!\nx bytes came"
@@ -358,7 +336,7 @@ def test_without_words_of_ssh_our_own_knowledge_counts() -> None:
     assert classify("Host key verification failed.", timed_out=True, protocol_error="x").kind is Kind.HOST_KEY
 
 
-def test_only_what_a_server_or_a_proxy_dropped_is_tried_again() -> None:
+def test_retries_only_dropped_connections() -> None:
     assert [kind for kind in Kind if LinkFailure(kind).worth_retrying] == [Kind.DROPPED, Kind.PROXY]
 
 
@@ -370,7 +348,7 @@ BY_HAND = "ssh -F '/my job/ssh_config' -o Compression=no -l me -p 2222 gpu-a"
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in {*SLURMS, *CONTAINERS, Kind.ABSENT}])
 @pytest.mark.parametrize("reach", [Local(), PLAIN, ODD])
-def test_each_kind_has_advice_without_a_gap(kind: Kind, reach: Transport) -> None:
+def test_each_kind_of_failure_has_complete_advice(kind: Kind, reach: Transport) -> None:
     advice = reach.advice(LinkFailure(kind), None)
     assert advice and not set(advice.replace("ssh: {options: […]}", "")) & set("{}")
     if reach.here:
@@ -391,7 +369,7 @@ def test_commands_in_advice_can_be_pasted() -> None:
     assert words[:2] == ["-o", "BatchMode=yes"] and words[-2:] == ["gpu-a", "true"]
 
 
-def test_a_changed_key_is_removed_where_ssh_has_found_it() -> None:
+def test_advice_removes_a_changed_key_from_its_file() -> None:
     words = (
         "Offending ED25519 key in /my home/known_hosts:7\n"
         "Host key for [gpu-a]:2222 has changed and you have requested strict checking.\n"
@@ -402,7 +380,7 @@ def test_a_changed_key_is_removed_where_ssh_has_found_it() -> None:
     assert "intercept" in advice
 
 
-def test_advice_says_when_it_is_the_jump_host_that_failed() -> None:
+def test_advice_names_a_failing_jump_host() -> None:
     behind = _BEHIND.replace(" / ", "\n")
     behind_it = classify(f"ssh: connect to host jump port 22: Connection refused\n{behind}")
     there = "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed"
@@ -413,7 +391,7 @@ def test_advice_says_when_it_is_the_jump_host_that_failed() -> None:
 
 @given(st.text(max_size=80))
 @bounded()
-def test_any_words_are_some_failure_and_none_is_lost(words: str) -> None:
+def test_any_output_is_a_failure_and_is_kept(words: str) -> None:
     failure = classify(words)
     assert failure.words.split() == words.replace("\r", "").split()
 
@@ -421,13 +399,10 @@ def test_any_words_are_some_failure_and_none_is_lost(words: str) -> None:
 # The script that starts an agent
 
 
-def test_the_script_survives_single_quotes_in_every_shell() -> None:
+def test_the_script_needs_no_quotes_and_does_not_contain_the_marker() -> None:
     assert not set(SCRIPT) & set("'!\n")
     assert SCRIPT.isascii()
-
-
-def test_the_marker_is_not_in_the_command_so_that_an_echo_of_it_is_no_answer() -> None:
-    assert READY_MARKER.strip().decode() not in SCRIPT
+    assert READY_MARKER.strip().decode() not in SCRIPT, "an echo of the command is no answer"
 
 
 def test_candidates_end_with_an_empty_line() -> None:
@@ -435,7 +410,7 @@ def test_candidates_end_with_an_empty_line() -> None:
     assert candidates_text([]) == b"\n"
 
 
-def test_ssh_keeps_its_memory_unless_the_user_has_other_plans() -> None:
+def test_limits_sshs_memory_unless_the_user_sets_it() -> None:
     mine = {"PATH": "/bin", "MALLOC_TRIM_THRESHOLD_": "1"}
     told = Ssh("a").environment(mine)
     assert {**told, **mine} == told

@@ -1,4 +1,4 @@
-"""The tables of the policy: whatever can happen, be found or come due has somebody who minds it."""
+"""Completeness of the policy's tables: a handler for every event, finding, timer and phase."""
 
 import typing
 
@@ -16,15 +16,15 @@ def test_every_report_and_every_event_has_its_handler() -> None:
     assert set(step._PHASES) <= set(step.HANDLERS)
 
 
-def test_every_finding_is_decided_on() -> None:
+def test_every_finding_has_a_decider() -> None:
     assert set(step._DECIDERS) == set(typing.get_args(Finding))
 
 
-def test_no_action_is_taken_for_a_finding() -> None:
+def test_no_action_is_also_a_finding() -> None:
     assert set(typing.get_args(Action)) & set(typing.get_args(Finding)) == set()
 
 
-def test_every_timer_is_minded_once() -> None:
+def test_every_timer_has_one_handler() -> None:
     assert set(step._DUE) | set(step._DUE_ON_A_NODE) == set(Timer)
     assert set(step._DUE) & set(step._DUE_ON_A_NODE) == set()
 

@@ -1,4 +1,4 @@
-"""torch's own agents, each the worker of a node: what is started, what is refused, what their end tells."""
+"""Torch's own agents as the workers of nodes: command lines, refused jobs, attempts, and their errors."""
 
 import re
 
@@ -48,22 +48,22 @@ def test_the_command_line_of_torchs_agent() -> None:
     ]
 
 
-def test_each_attempt_is_a_rendezvous_of_its_own() -> None:
+def test_each_attempt_has_its_own_rendezvous() -> None:
     assert "--rdzv-id=run-1-2" in argv_of(plan_of(ETCD, ABC), 0, restarts=2)
     named = "rendezvous: {backend: etcd-v2, endpoint: 'etcd:2379', id: mine}"
     assert "--rdzv-id=mine-1" in argv_of(plan_of(named, ABC), 0, restarts=1)
 
 
-def test_an_attempt_without_a_node_waits_for_one_less() -> None:
+def test_an_attempt_without_a_node_expects_one_node_less() -> None:
     assert "--nnodes=2" in argv_of(plan_of(ETCD, ABC, "min_nodes: 2", nodes=2), 0)
 
 
-def test_role_and_virtual_local_rank_are_torchs_to_give() -> None:
+def test_passes_role_and_virtual_local_rank_to_torch() -> None:
     argv = argv_of(plan_of(ETCD, ABC, "role: trainer", "virtual_local_rank: true"), 0)
     assert {"--role=trainer", "--virtual-local-rank"} <= set(argv)
 
 
-def test_settings_of_the_rendezvous_are_torchs() -> None:
+def test_passes_rendezvous_settings_to_torch() -> None:
     argv = argv_of(
         plan_of(
             "rendezvous: {backend: etcd-v2, endpoint: '[fd00::1]:2379', conf: {last_call_timeout: 5}}", ABC
@@ -81,12 +81,12 @@ def test_settings_of_the_rendezvous_are_torchs() -> None:
         ("command: [/bin/a.out, -v]", ["--no-python", "--", "/bin/a.out", "-v", "x"]),
     ],
 )
-def test_modules_and_commands(program: str, words: list[str]) -> None:
+def test_starts_modules_and_commands(program: str, words: list[str]) -> None:
     argv = argv_of(plan_of(ETCD, "args: [x]", script=program, nodes=1), 0, "127.0.0.1")
     assert argv[-len(words) :] == words
 
 
-def test_torch_sets_the_contract_of_its_ranks_and_we_do_not() -> None:
+def test_leaves_the_contract_to_torch() -> None:
     plan = plan_of(ETCD, ABC, "env: {A: b}")
     (agent,) = workers(plan, plan.nodes[0], meeting_of(plan, "run-1", 29444), "eth0", "10.0.0.1")
     assert set(agent.contract) & RESERVED == {"DISTLAUNCH_BACKEND"} == set(agent.contract)
@@ -104,7 +104,7 @@ def test_each_of_torchs_ranks_needs_a_gpu_for_nccl() -> None:
         make_plan(spec._replace(backend="nccl"), {0: Facts("p", 1)}, MASTER)
 
 
-def test_what_dry_run_prints(capfd: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_torch_agents(capfd: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(ETCD, ABC, "restarts: {max: 3}")
     planned = planned_workers(plan)
     shell, torchrun = shell_text(plan, planned), torchrun_text(plan, 29444)
@@ -122,7 +122,7 @@ def test_what_dry_run_prints(capfd: pytest.CaptureFixture[str]) -> None:
     assert "etcd at etcd:2379" in table
 
 
-def test_c10d_is_as_good_as_static() -> None:
+def test_c10d_means_the_same_as_static() -> None:
     c10d, static = (plan_of(f"rendezvous: {{backend: {name}}}", ABC) for name in ("c10d", "static"))
     assert planned_workers(c10d) == planned_workers(static)
     assert c10d.world_size == 6
@@ -147,7 +147,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "words"), WRONG)
-def test_what_makes_no_sense_together_is_refused_with_its_place(text: str, words: str) -> None:
+def test_refuses_conflicting_keys_with_their_place(text: str, words: str) -> None:
     with pytest.raises(JobError) as caught:
         spec_of(f"script: t.py\nnodes: [a]\n{text}")
     (problem,) = caught.value.problems
@@ -155,7 +155,7 @@ def test_what_makes_no_sense_together_is_refused_with_its_place(text: str, words
     assert problem.line >= 3
 
 
-def test_the_servers_endpoint_is_not_the_first_nodes() -> None:
+def test_the_etcd_endpoint_is_not_the_first_node() -> None:
     with pytest.raises(JobError, match=r"nodes\[0\]: localhost is a loopback address"):
         make_plan(
             spec_of(f"script: t.py\nnodes: [localhost, b]\n{ETCD}"), dict.fromkeys(range(2), Facts("p", 0))
@@ -172,7 +172,7 @@ def start_of(node: int, job: Job) -> Start:
     return command
 
 
-def test_the_start_of_an_agent_and_of_the_next_attempts() -> None:
+def test_starts_torch_agents_and_restarts_them() -> None:
     job = Job("\n".join([JOB, ABC, ETCD, "min_nodes: 2", RESTARTS])).started()
     first = start_of(1, job)
     (spec,) = first.workers
@@ -187,7 +187,7 @@ def test_the_start_of_an_agent_and_of_the_next_attempts() -> None:
     assert {"--nnodes=2", "--rdzv-id=run-1-2"} <= set(spec.argv)
 
 
-def test_torchs_agents_watch_the_join_themselves() -> None:
+def test_leaves_the_join_to_torchs_agents() -> None:
     job = Job("\n".join([JOB.replace("connect:", "join: 20s, connect:"), ABC, ETCD])).started()
     job.feed(RanksLag(0, ((0, True, "connecting"),)))
     assert {job.state.due_at(timer) for timer in (Timer.JOIN, Timer.JOIN_NOTICE)} == {None}
@@ -228,13 +228,13 @@ SAD = 'Traceback (most recent call last):\n  File "/t.py", line 5, in <module>\n
 
 
 @pytest.mark.parametrize(("code", "how"), [("7", "exit status 7"), ("-9", "killed by signal 9 (SIGKILL)")])
-def test_the_root_cause_is_told_without_torchs_own_traceback(code: str, how: str) -> None:
+def test_shows_the_root_cause_without_torchs_traceback(code: str, how: str) -> None:
     words, report = split_torchrun(f"step 1\n{SAD}{REPORT.replace('{0}', code)}")
     assert words.startswith(f"step 1\n{SAD}E1121")
     assert report == f"root cause: rank 3 (local rank 1, pid 36): {how}"
 
 
-def test_where_torch_itself_fails_its_last_line_says_how() -> None:
+def test_shows_torchs_last_line_if_torch_itself_fails() -> None:
     script = '  File "/venv/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
     run = '  File "/venv/torch/distributed/run.py", line 991, in main\n    run(args)\n'
     words = f"W\nTraceback (most recent call last):\n{script}{run}RendezvousError: no\n\n"
@@ -243,7 +243,7 @@ def test_where_torch_itself_fails_its_last_line_says_how() -> None:
     assert split_torchrun(module) == (module, ""), "a module of the user's"
 
 
-def test_an_agent_is_judged_by_what_its_ranks_say() -> None:
+def test_judges_a_torch_agent_by_its_ranks_output() -> None:
     report = REPORT.replace("{0}", "1")
     assert words_of(1, PEER_GONE + report) == Words(traceback=True, peer_gone=True)
     assert words_of(1, SAD + report) == Words(traceback=True)

@@ -1,4 +1,4 @@
-"""A run as a screen: as large as the terminal, what stands out first, keys that do what they say."""
+"""The full-screen view of a run: layout, highlighted ranks, history and keys."""
 
 import re
 from typing import Any
@@ -72,7 +72,7 @@ def thousand() -> Watched:
 
 @bounded(150)
 @given(width=st.integers(1, 300), height=st.integers(1, 120), which=st.integers(0, 2), data=st.data())
-def test_the_screen_is_exactly_as_large_as_the_terminal(
+def test_the_screen_fills_the_terminal_exactly(
     width: int, height: int, which: int, data: st.DataObject, thousand: Watched
 ) -> None:
     watched = (Watched(1, 8), thousand, Watched(2, 1, started=False))[which]
@@ -89,7 +89,7 @@ def test_the_screen_is_exactly_as_large_as_the_terminal(
     assert all(line.cell_len <= width for line in shown)
 
 
-def test_eight_ranks_are_shown_whole() -> None:
+def test_shows_eight_ranks_completely() -> None:
     watched = Watched(2, 4)
     watched.picture.used({rank: Use(12.0 * rank, rank << 20, rank, 1 << 30) for rank in range(8)}, 1.0)
     watched.now += 3.0
@@ -102,19 +102,19 @@ def test_eight_ranks_are_shown_whole() -> None:
     assert re.search(r"\n3 +gpu0 +running +36% +3M +3% +1G +0s +0.3 ", shown)
 
 
-def test_a_thousand_ranks_are_folded_by_node(thousand: Watched) -> None:
+def test_folds_a_thousand_ranks_by_node(thousand: Watched) -> None:
     shown = thousand.shown(200, 50)
     assert "1000 ranks on 125 nodes" in shown
     assert re.search(r"\n0-7 +gpu0 +running +99% +8G +90% +320G +0s ", shown)
     assert re.search(r"\nand \d+ more nodes \(\d+ ranks\)", shown)
 
 
-def test_one_node_without_a_line_is_counted_as_one() -> None:
+def test_counts_a_single_hidden_node() -> None:
     assert "\nand 1 more node (1 rank)" in Watched(1, 1).shown(80, 8)
 
 
 @pytest.mark.parametrize("size", [Size(80, 24), Size(80, 12), Size(120, 60)])
-def test_enter_opens_the_log_of_the_line_that_is_highlighted(size: Size) -> None:
+def test_enter_opens_the_log_of_the_highlighted_line(size: Size) -> None:
     """Of a node's line that of its first rank, though ranks that stand out have lines before."""
     watched = Watched(8, 8)
     watched.feed(RanksStalled(7, (3,), ()), RanksStalled(2, (4,), ()))
@@ -128,13 +128,13 @@ def test_enter_opens_the_log_of_the_line_that_is_highlighted(size: Size) -> None
 
 @pytest.mark.parametrize("width", [75, 80, 87, 95, 200])
 @pytest.mark.parametrize("leaving", ["quit", "stop the run"])
-def test_what_q_does_is_told_on_any_usual_terminal(width: int, leaving: str) -> None:
+def test_shows_what_q_does_on_any_usual_terminal(width: int, leaving: str) -> None:
     last = lines(Watched(1, 1).picture, Wish(), Size(width, 24), leaving)[-1].plain
     assert last.endswith(f"q {leaving}")
 
 
 @pytest.mark.parametrize("numbers", [("inf", "-inf"), ("1.7e308", "1.7e308")])
-def test_numbers_of_a_node_that_have_no_mean_hurt_nothing(numbers: tuple[str, str]) -> None:
+def test_numbers_without_a_mean_are_harmless(numbers: tuple[str, str]) -> None:
     watched = Watched(20, 2)
     watched.spec = spec_of("command: [x]\nlogs: {watch: 'loss (.*)'}")
     watched.picture.began(watched.spec, 0.0, 0.0)
@@ -143,7 +143,7 @@ def test_numbers_of_a_node_that_have_no_mean_hurt_nothing(numbers: tuple[str, st
     assert re.search(r"\n0-1 +gpu0 .* (nan|inf) ", watched.shown())
 
 
-def test_what_stands_out_comes_first() -> None:
+def test_ranks_that_stand_out_come_first() -> None:
     watched = Watched(8, 8)
     for rank in range(64):
         watched.say(rank, "loss nan\n" if rank == 9 else "loss 0.5\n")
@@ -158,14 +158,14 @@ def test_what_stands_out_comes_first() -> None:
     assert [line.split()[0] for line in grid] == ["9", "33", "50", "59"]
 
 
-def test_a_rank_that_failed_is_told_apart_from_those_that_were_stopped() -> None:
+def test_distinguishes_failed_ranks_from_stopped_ones() -> None:
     watched = Watched(1, 3)
     watched.feed(WorkerExited(0, 1, 7, 1.0), WorkerExited(0, 0, 0, 1.0))
     assert watched.marks() == {1: ("failed",)}
     assert "exit status 7" in watched.shown()
 
 
-def test_the_log_is_of_all_or_one_rank_searched_and_scrolled() -> None:
+def test_the_log_can_be_filtered_searched_and_scrolled() -> None:
     watched = Watched(1, 2)
     for number in range(100):
         watched.say(number % 2, f"line {number}\n")
@@ -179,7 +179,7 @@ def test_the_log_is_of_all_or_one_rank_searched_and_scrolled() -> None:
     assert "line 0\n" in watched.shown(back=100000)
 
 
-def test_notices_and_generations_are_a_history() -> None:
+def test_the_history_shows_messages_and_attempts() -> None:
     watched = Watched(1, 2)
     watched.picture.told(Notice("warning", "host2 was lost\nits agent died"), 61.0)
     shown = watched.shown(pane=Pane.history)
@@ -211,7 +211,7 @@ def test_escape_sequences_of_ranks_do_not_reach_the_terminal() -> None:
         (["q"], None),
     ],
 )
-def test_keys(keys: list[str], wanted: Wish | None) -> None:
+def test_keys_change_what_is_shown(keys: list[str], wanted: Wish | None) -> None:
     wish: Wish | None = Wish()
     for key in keys:
         assert wish is not None

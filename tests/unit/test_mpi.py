@@ -1,11 +1,77 @@
-"""The place of a task that mpirun has started, by variables as Open MPI 4.1 and MPICH 4.0 set them."""
+"""MPI: `launcher: mpirun`, and the place of a task that Open MPI 4.1 or MPICH 4.0 has started."""
+
+import re
 
 import pytest
 
 from distlaunch.cli.exec_task import node_of
-from distlaunch.errors import UsageError
+from distlaunch.errors import JobError, UsageError
+from distlaunch.job.spec import JobSpec
+from distlaunch.plan.layout import Facts, make_plan, planned_workers
+from distlaunch.plan.other_launchers import under_mpirun
 from distlaunch.schedulers.task import mpi_task
+from tests.unit.samples import spec_of
 from tests.unit.tasks import task_environment
+
+TWO = """
+script: train.py
+launcher: mpirun
+nodes: [{host: a, procs: 2}, {host: b, procs: 1}]
+gpus_per_node: 0
+"""
+
+
+def planned(text: str) -> JobSpec:
+    return under_mpirun(spec_of(text), "/usr/bin/python3")
+
+
+def test_mpirun_runs_exec_as_each_rank_on_its_node() -> None:
+    spec = planned(f"{TWO}mpirun: [mpiexec, -v]\nargs: [--lr, '1', '{{{{x}}}}']")
+    assert [node.label for node in spec.nodes] == ["a"]
+    assert (spec.program.words, spec.args) == (
+        ("mpiexec",),
+        (
+            *("-v", "-n", "3", "--host", "a:2,b:1", "/usr/bin/python3", "-m", "distlaunch", "exec", "--"),
+            *("/usr/bin/python3", "-u", "train.py", "--lr", "1", "{x}"),
+        ),
+    )
+    ((worker,),) = planned_workers(make_plan(spec, {0: Facts("/usr/bin/python3", 0)})).values()
+    assert worker.argv == ("mpiexec", *spec.args)
+    assert worker.contract["MASTER_ADDR"] == "a"
+
+
+def test_mpirun_gets_only_names_of_variables() -> None:
+    spec = planned(f"{TWO}env: {{TOKEN: secret}}")
+    assert spec.env["TOKEN"].text == "secret"
+    assert spec.env["OMPI_MCA_mca_base_env_list"].text.split(";")[-1] == "TOKEN"
+    assert "secret" not in " ".join(spec.args)
+
+
+def test_passes_ssh_config_to_open_mpi_and_mpich() -> None:
+    spec = planned(f"{TWO}ssh: {{config: /etc/ours}}")
+    assert spec.env["OMPI_MCA_plm_rsh_agent"].text == "ssh -F /etc/ours"
+    assert spec.env["HYDRA_LAUNCHER_EXTRA_ARGS"].text == "-F /etc/ours"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("script: t.py\nlauncher: mpirun\nnodes: [a, b]", "set procs_per_node or gpus_per_node"),
+        (f"{TWO}args: ['{{rank}}']", "mpirun chooses {rank}: have the script read RANK"),
+        (f"{TWO}spares: [c]", "mpirun places and starts the ranks: remove spares"),
+        (f"{TWO}container: {{image: x}}", "mpirun places and starts the ranks: remove container"),
+        ("script: t.py\nlauncher: mpirun\nnodes: [{host: a, env: {A: b}}]", "set env for all nodes"),
+    ],
+)
+def test_refuses_keys_that_mpirun_decides(text: str, words: str) -> None:
+    with pytest.raises(JobError, match=re.escape(words)):
+        planned(text)
+
+
+def test_a_job_without_mpirun_is_unchanged() -> None:
+    spec = spec_of("script: t.py")
+    assert under_mpirun(spec, "python3") is spec
+
 
 HOST = "7.0;tcp://10.0.0.1,192.168.0.1:4000;tcp6://[fd00::2]:4001"
 OTHER = "7.1;tcp://10.0.0.2:4000"
@@ -25,11 +91,11 @@ def open_mpi(rank: int, size: int, local: int, local_size: int, nodes: int, **mo
     }
 
 
-def test_nobody_but_mpirun_sets_these() -> None:
+def test_srun_variables_are_not_mpiruns() -> None:
     assert mpi_task({"SLURM_PROCID": "1", "PMI_RANK": "1"}) is None  # srun sets PMI_RANK, too
 
 
-def test_a_task_of_open_mpi() -> None:
+def test_places_a_task_of_open_mpi() -> None:
     task = mpi_task(open_mpi(5, 8, 1, 4, 2, CUDA_VISIBLE_DEVICES="0,1,2,3"))
     assert task is not None
     assert (task.step, task.rank, task.size, task.local_rank, task.local_size) == ("mpi-917", 5, 8, 1, 4)
@@ -51,7 +117,7 @@ def test_a_task_of_open_mpi() -> None:
         ((3, 4, 0, 1, 3), (None, None)),
     ],
 )
-def test_the_number_of_a_node_is_known_where_all_have_as_many_tasks(
+def test_knows_the_node_rank_where_all_nodes_have_as_many_tasks(
     place: tuple[int, int, int, int, int], node: tuple[int | None, int | None]
 ) -> None:
     task = mpi_task(open_mpi(*place))
@@ -63,7 +129,7 @@ def test_the_number_of_a_node_is_known_where_all_have_as_many_tasks(
     ) * 3
 
 
-def test_rank_0_on_another_host_than_mpirun_is_told() -> None:
+def test_refuses_rank_0_on_another_host_than_mpirun() -> None:
     elsewhere = {"OMPI_MCA_orte_local_daemon_uri": OTHER}
     with pytest.raises(UsageError, match="rank 0 is not on mpirun's host"):
         mpi_task(open_mpi(0, 4, 0, 2, 2, **elsewhere))
@@ -81,12 +147,12 @@ def test_rank_0_on_another_host_than_mpirun_is_told() -> None:
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "0"}, "contradict each other"),
     ],
 )
-def test_what_makes_no_sense_is_refused(change: dict[str, str], told: str) -> None:
+def test_refuses_contradictory_mpi_variables(change: dict[str, str], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         mpi_task({**open_mpi(1, 4, 1, 2, 2), **change})
 
 
-def test_a_task_of_hydra() -> None:
+def test_places_a_task_of_hydra() -> None:
     task = mpi_task({"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"})
     assert task is not None
     assert (task.rank, task.size, task.local_rank, task.local_size, task.node_rank) == (2, 3, 0, 1, None)
@@ -101,9 +167,9 @@ def test_a_task_of_hydra() -> None:
         ("(vector,(0,2,1))", [0, 1, 0, 1]),  # dealt in turn
     ],
 )
-def test_hydra_tells_which_rank_is_where(mapping: str, nodes: list[int]) -> None:
+def test_reads_the_node_rank_from_hydras_mapping(mapping: str, nodes: list[int]) -> None:
     assert [node_of(mapping, rank) for rank in range(4)] == [(node, max(nodes) + 1) for node in nodes]
 
 
-def test_no_mapping_tells_nothing() -> None:
+def test_without_a_mapping_the_node_rank_is_unknown() -> None:
     assert node_of("", 0) is None
