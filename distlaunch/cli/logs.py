@@ -22,9 +22,9 @@ from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_folder import Entry
 from distlaunch.runs.folder import Run
 from distlaunch.runs.following import follow
-from distlaunch.runs.queued_following import run_of
 from distlaunch.runs.replay import lines_in, replay
 from distlaunch.runs.retelling import Retelling
+from distlaunch.runs.submissions import run_of
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State
 from distlaunch.wording import rank_list
@@ -157,7 +157,7 @@ def print_logs(
             printer.flush()
             if interrupts:
                 lines.show, printer.live = printer, True
-                run = follow(run, retelling, interrupts)
+                run = follow(run, interrupts, retelling)
                 if not run.alive:
                     lines.drained()
                 printer.flush()

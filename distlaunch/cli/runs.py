@@ -12,13 +12,10 @@ from distlaunch.cli.options import Fold, Json, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
-from distlaunch.runs import listing
-from distlaunch.runs.find import find
+from distlaunch.runs.find import document, find, listing, table
 from distlaunch.runs.folder import Run
-from distlaunch.runs.following import attend, interrupt, over
-from distlaunch.runs.following import wait as wait_for
-from distlaunch.runs.queued_following import runs_of, stop_queued
-from distlaunch.runs.submissions import Submission, as_run, submission, submission_of
+from distlaunch.runs.following import attend, follow, interrupt, over
+from distlaunch.runs.submissions import Submission, as_run, runs_of, stop_queued, submission, submission_of
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState
 
@@ -59,12 +56,12 @@ def ps(
     for place in places or ():
         run_elsewhere(context, place, ssh_config)
     ended = ended or most is not None
-    found = listing.runs(places or (), ended, most)
+    found = listing(places or (), ended, most)
     if as_json:
-        print_json([listing.document(run) for run in found])
+        print_json([document(run) for run in found])
     elif found:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print_text(listing.table(found, width))
+        print_text(table(found, width))
     else:
         say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists those that have ended")
 
@@ -111,9 +108,9 @@ def wait(
 
 def wait_and_leave(which: str | None, as_json: bool = False) -> NoReturn:
     """Wait until a run ends, tell of it, and leave with its exit status."""
-    run = follow_each(which, wait_for)
+    run = follow_each(which, follow)
     if as_json:
-        print_json(listing.document(run))
+        print_json(document(run))
     elif run.status.exit_status:  # of one that is lost it is said anyway
         say(ended_words(run))
     _leave_with(run)
@@ -145,7 +142,7 @@ def stop(
     run, stopped = _stopped(queued, run, now)
     if as_json:
         ended = run or (queued and as_run(queued, RunState.CANCELLED, "cancelled"))
-        print_json(ended and listing.document(ended))
+        print_json(ended and document(ended))
     elif run:
         say(ended_words(run, ":" if stopped else " had already ended:"))
     elif queued:
@@ -161,7 +158,7 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
         else:
             assert run is not None
             stopped = interrupt(run, now)
-            run = wait_for(run, signals) if stopped else over(run)
+            run = follow(run, signals) if stopped else over(run)
             name, word, goes_on = run.id, run.id, run.alive
     if goes_on:
         say(f"{name} is still stopping; `distlaunch wait {word}` waits until it has ended")

@@ -35,30 +35,22 @@ def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: boo
     with contextlib.closing(Retelling(run.folder, observer)) as retelling:
         if not everything:
             retelling.skip()
-        run = follow(run, retelling, interrupts)
+        run = follow(run, interrupts, retelling)
         if not run.alive and retelling.state and (summary := summary_of(run.folder, retelling.state)):
             observer.drained(retelling.state)
             observer.ended(summary)
         return run
 
 
-def follow(run: Run, retelling: Retelling, interrupts: Interrupts) -> Run:
+def follow(run: Run, interrupts: Interrupts, retelling: Retelling | None = None) -> Run:
     """Have all told that comes, until the run is over or a signal comes; the run as it is then."""
     while not interrupts.any():
         run = over(run)  # first: what it wrote before its end is told
-        retelling.catch_up()
-        retelling.wake()
+        if retelling:
+            retelling.catch_up()
         if not run.alive:
             break
         pause(interrupts, LOOK_S)
-    return run
-
-
-def wait(run: Run, interrupts: Interrupts) -> Run:
-    """The run when it is over, or a signal has come."""
-    while run.alive and not interrupts.any():
-        pause(interrupts, LOOK_S)
-        run = over(run)
     return run
 
 

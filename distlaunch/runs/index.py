@@ -44,38 +44,26 @@ def index_path() -> str:
 def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -> None:
     """List a run."""
     ticket = {"queued": queued.id, "scheduler": queued.scheduler} if queued else {}
-    _append(index_path(), {"run": run, "folder": folder, "host": host, **ticket})
+    append(index_path(), {"run": run, "folder": folder, "host": host, **ticket})
 
 
 def note_end(run: str) -> None:
     """List that a run is over, to spare others a look into its folder."""
-    _append(index_path(), {"run": run, "over": True})
+    append(index_path(), {"run": run, "over": True})
 
 
 def listed() -> dict[str, Listed]:
     """By their ids, the latest last; lines that make no sense are passed over."""
-    lines = [line for line in _lines(index_path()) if isinstance(line.get("run"), str)]
+    lines = [line for line in lines_of(index_path()) if isinstance(line.get("run"), str)]
     over = {line["run"] for line in lines if line.get("over") is True}
     return {
-        line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over, _ticket(line))
+        line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over, ticket_of(line))
         for line in lines
         if isinstance(line.get("folder"), str) and isinstance(line.get("host"), str)
     }
 
 
-def note_submission(queued: Ticket, more: Mapping[str, Any]) -> None:
-    """List a job that a scheduler's queue has, or more of one that is listed."""
-    _append(index_path(), {"queued": queued.id, "scheduler": queued.scheduler, **more})
-
-
-def listed_submissions() -> Iterator[tuple[Ticket, dict[str, Any]]]:
-    """What was noted of jobs in a queue, the oldest first."""
-    for line in _lines(index_path()):
-        if "run" not in line and (queued := _ticket(line)):
-            yield queued, line
-
-
-def _ticket(line: Mapping[str, Any]) -> Ticket | None:
+def ticket_of(line: Mapping[str, Any]) -> Ticket | None:
     """Of the job that a line is of; before there were others, the default one had them all."""
     queued, scheduler = line.get("queued"), line.get("scheduler", DEFAULT)
     return Ticket(scheduler, queued) if isinstance(queued, str) and isinstance(scheduler, str) else None
@@ -85,46 +73,13 @@ def forget(runs: Iterable[str]) -> None:
     """Take these out of the list. Raises OSError."""
     gone, path = set(runs), index_path()
     with _locked(path) as fd:
-        kept = [line for line in _lines(path) if line.get("run") not in gone]
+        kept = [line for line in lines_of(path) if line.get("run") not in gone]
         os.ftruncate(fd, 0)
         os.write(fd, b"".join(map(_encoded, kept)))
 
 
-class Begun(Frozen):
-    """A start of a queued job: its run, of which job, and how often the scheduler had started that before."""
-
-    run: str
-    job: str
-    starts: int
-
-
-class Starts:
-    """The starts of the job `queued`, of that scheduler's queue, whose run directories are in `folder`."""
-
-    def __init__(self, folder: str, queued: str, scheduler: str) -> None:
-        self.path = os.path.join(folder, f"{scheduler}-{queued}.jsonl")
-
-    def note(self, begun: Begun) -> None:
-        """Add another start."""
-        _append(self.path, begun._asdict())
-
-    def note_requeue(self) -> None:
-        """Add that another start has been asked for."""
-        _append(self.path, {"requeue": True})
-
-    @property
-    def requeues(self) -> int:
-        """How often another start has been asked for."""
-        return sum("requeue" in line for line in _lines(self.path))
-
-    def begun(self) -> list[Begun]:
-        """The oldest first."""
-        fields = Begun._fields
-        lines = [line for line in _lines(self.path) if line.keys() >= {*fields}]
-        return [Begun(**{name: line[name] for name in fields}) for line in lines]
-
-
-def _lines(path: str) -> Iterator[dict[str, Any]]:
+def lines_of(path: str) -> Iterator[dict[str, Any]]:
+    """Read the objects in a file of JSON lines; other lines are skipped."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
@@ -137,7 +92,8 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
                 yield document
 
 
-def _append(path: str, line: Mapping[str, Any]) -> None:
+def append(path: str, line: Mapping[str, Any]) -> None:
+    """Add a line to a file of JSON lines, if that can be written."""
     with contextlib.suppress(OSError), _locked(path) as fd:
         os.write(fd, _encoded(line))
 

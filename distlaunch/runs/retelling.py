@@ -76,9 +76,14 @@ class Retelling:
         return self._replay.state
 
     def catch_up(self) -> None:
-        """Tell all that has come since the last time. Raises `HistoryError`."""
+        """Tell all that has come since the last time, and wake the observer if it is time.
+
+        Raises `HistoryError`.
+        """
         while self._turn():
             pass
+        if self._observer.wake_at is not None and self._observer.wake_at <= time.monotonic():
+            self._observer.woken()
 
     def _turn(self) -> bool:
         try:
@@ -132,11 +137,6 @@ class Retelling:
         self._observer, self._wanted = observer, wanted
         if self.state:
             observer.began(self.state.spec, self.state.chance, self.state.began_at)
-
-    def wake(self) -> None:
-        """Wake the observer if it is time."""
-        if self._observer.wake_at is not None and self._observer.wake_at <= time.monotonic():
-            self._observer.woken()
 
     def close(self) -> None:
         """Let all files go."""

@@ -3,14 +3,34 @@
 import os
 from collections.abc import Callable
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError
-from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import Earlier, JobSpec
 from distlaunch.runs.folder import run_in
-from distlaunch.runs.index import Begun, Starts
+from distlaunch.runs.index import append, lines_of
 from distlaunch.schedulers import load
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import State
+
+
+class Begun(Frozen):
+    """A start of a queued job: its run, of which job, and how often the scheduler had started that before."""
+
+    run: str
+    job: str
+    starts: int
+
+
+def starts_path(folder: str, queued: str, scheduler: str) -> str:
+    """The list of the starts of a job in a scheduler's queue, beside its run directories in `folder`."""
+    return os.path.join(folder, f"{scheduler}-{queued}.jsonl")
+
+
+def begun(path: str) -> list[Begun]:
+    """Read the starts in such a list, the oldest first."""
+    fields = Begun._fields
+    lines = [line for line in lines_of(path) if line.keys() >= {*fields}]
+    return [Begun(**{name: line[name] for name in fields}) for line in lines]
 
 
 def continued(spec: JobSpec) -> JobSpec:
@@ -18,8 +38,8 @@ def continued(spec: JobSpec) -> JobSpec:
     allocation = spec.allocation
     if allocation is None or not allocation.starts:
         return spec
-    starts = _starts(spec, allocation).begun()
-    before = [each for each in starts if each.job == spec.name and each.starts < allocation.starts]
+    starts = [each for each in begun(_path_of(spec)) if each.job == spec.name]
+    before = [each for each in starts if each.starts < allocation.starts]
     if not before:
         return spec
     last = run_in(os.path.join(spec.logs.folder, before[-1].run))
@@ -30,7 +50,7 @@ def continued(spec: JobSpec) -> JobSpec:
 def note_start(spec: JobSpec, run_id: str) -> None:
     """Have the next start know of this one."""
     assert spec.allocation is not None
-    _starts(spec, spec.allocation).note(Begun(run_id, spec.name, spec.allocation.starts))
+    append(_path_of(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
 
 
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
@@ -38,18 +58,19 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
     if allocation is None or not allocation.requeues or not is_to_go_on(state):
         return
-    starts = _starts(state.spec, allocation)
-    if (made := starts.requeues) >= most:
+    path = _path_of(state.spec)
+    if (made := sum("requeue" in line for line in lines_of(path))) >= most:
         times = "once" if made == 1 else f"{made} times"
         tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue)")
         return
     tell(f"requeueing {allocation.name}, {made + 1} of {most}")
-    starts.note_requeue()
+    append(path, {"requeue": True})
     try:
         load(allocation.scheduler).requeue(allocation.job)  # which may kill us at once
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")
 
 
-def _starts(spec: JobSpec, allocation: Allocation) -> Starts:
-    return Starts(spec.logs.folder, allocation.job, allocation.scheduler)
+def _path_of(spec: JobSpec) -> str:
+    assert spec.allocation is not None
+    return starts_path(spec.logs.folder, spec.allocation.job, spec.allocation.scheduler)

@@ -1,24 +1,31 @@
-"""Jobs in a scheduler's queue: listed beside the runs, which they become; each queue is asked once."""
+"""Jobs in a scheduler's queue: listed beside the runs, which they become, followed and cancelled."""
 
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import product
+from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError
-from distlaunch.runs.find import JOB_FILES, LOGS
+from distlaunch.runs.find import JOB_FILES, LOGS, find
 from distlaunch.runs.folder import Run, run_in
-from distlaunch.runs.index import Starts, Ticket, listed, listed_submissions, note_submission
+from distlaunch.runs.following import over, pause
+from distlaunch.runs.index import Ticket, append, index_path, lines_of, listed, ticket_of
+from distlaunch.runs.starts import begun, starts_path
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor.status import Controller, RunState, Status
 from distlaunch.wording import listed as listed_words
 
 CLOCKS_S = 3600.0
 """How far the clocks of two hosts may differ; a run from before was of another job with the same id."""
-
+LOOK_S = 0.25
+"""Between two looks at the folder, which cost a scheduler nothing."""
+FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
+"""Between two questions to a scheduler: at first, at most, and by how much they grow."""
 
 _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 
@@ -38,11 +45,6 @@ class Submission(Frozen):
     scheduler: str = DEFAULT
 
     @property
-    def ticket(self) -> Ticket:
-        """What its queue knows it by."""
-        return Ticket(self.scheduler, self.id)
-
-    @property
     def name(self) -> str:
         """For people."""
         return f"{title_of(self.scheduler)} job {self.id}"
@@ -60,12 +62,16 @@ class Submission(Frozen):
 
 def note(submission: Submission) -> None:
     """List it."""
-    note_submission(submission.ticket, submission._replace(end="")._asdict())
+    _note(submission, **submission._replace(end="")._asdict())
 
 
 def note_end(submission: Submission, end: str) -> None:
     """List how it ended, so that its scheduler is not asked again, which forgets it."""
-    note_submission(submission.ticket, {"end": end})
+    _note(submission, end=end)
+
+
+def _note(submission: Submission, **more: Any) -> None:
+    append(index_path(), {"queued": submission.id, "scheduler": submission.scheduler, **more})
 
 
 def submissions() -> dict[Ticket, Submission]:
@@ -76,7 +82,9 @@ def submissions() -> dict[Ticket, Submission]:
             scheduler, job = run.queued
             found[run.queued] = Submission(job, "", os.path.dirname(run.folder), 0.0, scheduler=scheduler)
     fields = Submission._fields
-    for queued, line in listed_submissions():
+    for line in lines_of(index_path()):
+        if "run" in line or not (queued := ticket_of(line)):
+            continue
         if line.keys() >= {"id", "job", "folder", "at"}:  # an id may come again: a scheduler set up anew
             found[queued] = Submission(**{name: line[name] for name in fields if name in line})
         elif queued in found:
@@ -127,15 +135,15 @@ def _is_meant(each: Submission, word: str | None) -> bool:
 def _beside_its_runs(job: str) -> Submission | None:
     """One that is not listed, as where a home is not shared: its starts tell of it."""
     for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TABLE):
-        if os.path.exists(Starts(folder, job, scheduler).path):
+        if os.path.exists(starts_path(folder, job, scheduler)):
             return Submission(job, "", folder, 0.0, scheduler=scheduler)
     return None
 
 
 def latest_run(each: Submission) -> Run | None:
     """What it has become last, if it has been started."""
-    begun = Starts(each.folder, each.id, each.scheduler).begun()
-    run = run_in(os.path.join(each.folder, begun[-1].run)) if begun else None
+    starts = begun(starts_path(each.folder, each.id, each.scheduler))
+    run = run_in(os.path.join(each.folder, starts[-1].run)) if starts else None
     return run if run and run.status.began > each.at - CLOCKS_S else None
 
 
@@ -183,3 +191,108 @@ def _asked(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator
 def _ended(each: Submission, end: str) -> Run:
     state = RunState.CANCELLED if end == CANCELLED else RunState.FAILED
     return as_run(each, state, Queued(end).ending if end == GONE.state else end)
+
+
+class Patience:
+    """When to ask again: ever less often."""
+
+    def __init__(self) -> None:
+        self._gap_s, self._next = FIRST_GAP_S, 0.0
+
+    def due(self) -> bool:
+        """Whether it is time; the next time is later."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next, self._gap_s = now + self._gap_s, min(self._gap_s * GROWTH, LAST_GAP_S)
+        return True
+
+
+def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None]) -> Iterator[Run]:
+    """Each run that a word means, one after another: of a job in a queue, all that it becomes.
+
+    `tell` gets what it waits for. Ends early when a signal has come. Raises `DistlaunchError`.
+    """
+    run = None if (queued := submission(word)) else find(word)
+    if run:
+        yield run
+        queued = submission_of(run)
+    before = run
+    if queued is None or interrupts.any():
+        return
+    while before := _next(queued, before, interrupts, tell):
+        yield before
+
+
+def run_of(word: str | None) -> Run:
+    """The run that a word means, of a job in a queue the latest. Raises `DistlaunchError`."""
+    queued = submission(word)
+    if queued is None:
+        return find(word)
+    if run := latest_run(queued):
+        return run
+    state = state_of(queued)
+    told = f"{queued.name} has not started: {state.words}"
+    raise DistlaunchError(_without_run(queued, state) if state.over else told)
+
+
+def state_of(queued: Submission) -> Queued:
+    """What its scheduler says of it, or has said at its end. Raises `DistlaunchError`."""
+    if queued.end:
+        return Queued(queued.end)
+    return load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
+
+
+def _next(
+    queued: Submission, before: Run | None, interrupts: Interrupts, tell: Callable[[str], None]
+) -> Run | None:
+    """The run after `before`, once it has begun; None when there will be none.
+
+    Raises `DistlaunchError` where none was.
+    """
+    patience, told = Patience(), ""
+    while not interrupts.any():
+        if run := _newer(queued, before):
+            return run
+        if patience.due():
+            state = state_of(queued)
+            if state.over:
+                run = _newer(queued, before)
+                if not (run or queued.end):
+                    note_end(queued, state.state)
+                if not (run or before):
+                    raise DistlaunchError(_without_run(queued, state))
+                return run
+            if state.waits and state.words != told:
+                told = state.words
+                tell(f"{queued.name} is {told}")
+        pause(interrupts, LOOK_S)
+    return None
+
+
+def _newer(queued: Submission, before: Run | None) -> Run | None:
+    run = latest_run(queued)
+    return run if run and (before is None or run.id != before.id) else None
+
+
+def _without_run(queued: Submission, state: Queued) -> str:
+    return f"{queued.name} {state.ending} and started no run; see {queued.output}"
+
+
+def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
+    """Cancel it, and wait until nothing of it is left: its last run, and whether it was still to be ended.
+
+    Leaves earlier when a signal has come. Raises `DistlaunchError`.
+    """
+    if state_of(queued).over:
+        return latest_run(queued), False
+    load(queued.scheduler).cancel(queued.id, at_once)
+    patience = Patience()
+    while not interrupts.any():
+        run = latest_run(queued)
+        if not (run and run.alive) and patience.due() and (state := state_of(queued)).over:
+            note_end(queued, CANCELLED if state == GONE else state.state)
+            break
+        pause(interrupts, LOOK_S)
+    run = latest_run(queued)
+    return (over(run) if run else None), True

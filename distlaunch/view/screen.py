@@ -11,7 +11,7 @@ from rich.text import Text
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.console import escape
-from distlaunch.runs.listing import age_words
+from distlaunch.runs.find import age_words
 from distlaunch.supervisor.status import RunState, run_state
 from distlaunch.view.picture import Picture, Row, Said, shape
 from distlaunch.wording import counted, spans
