@@ -5,6 +5,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from distlaunch import __version__
 from distlaunch.cli.options import Args, Call, Fold, Job, Json, Set, SshConfig
@@ -67,14 +68,26 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[
+    bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+]
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
-    ] = False,
-) -> None:
+def _options(version: Version = False) -> None:
     pass
+
+
+Quiet = Annotated[
+    bool, Option("--quiet", "-q", help="Hide distlaunch's own messages, except warnings and errors.")
+]
+_DETACH = "Return once all ranks have started, print the run's id, and keep the run going in the background."
+Detach = Annotated[bool, Option("--detach", "-d", help=_DETACH)]
+View = Annotated[
+    bool, Option("--view", help="Show the run full-screen, as `distlaunch view` does; but q stops it.")
+]
+_ON = "Control the run from HOST, reached over ssh, so that this machine can sleep or disconnect."
+On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
 
 
 @app.command("run")
@@ -83,33 +96,12 @@ def run(
     job: Job,
     args: Args = None,
     overrides: Set = None,
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="Hide distlaunch's own messages, except warnings and errors."),
-    ] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
-    detach: Annotated[
-        bool,
-        typer.Option(
-            "--detach",
-            "-d",
-            help="Return once all ranks have started, print the run's id, and keep the run going in the "
-            "background.",
-        ),
-    ] = False,
+    detach: Detach = False,
     fold: Fold = False,
-    view: Annotated[
-        bool,
-        typer.Option("--view", help="Show the run full-screen, as `distlaunch view` does; but q stops it."),
-    ] = False,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            "--on",
-            metavar="HOST",
-            help="Control the run from HOST, reached over ssh, so that this machine can sleep or disconnect.",
-        ),
-    ] = None,
+    view: View = False,
+    on: On = None,
 ) -> None:
     """Run a job; the exit status is that of the first worker that failed."""
     from distlaunch.cli.run import RunOptions, run_with
@@ -120,13 +112,14 @@ def run(
     raise typer.Exit(run_with(options, context.obj.early))
 
 
+Style = Annotated[PlanFormat, Option("--format", "-f", help="The output format.")]
+
+
 @app.command("dry-run")
 def dry_run(
     job: Job,
     args: Args = None,
-    style: Annotated[
-        PlanFormat, typer.Option("--format", "-f", help="The output format.")
-    ] = PlanFormat.table,
+    style: Style = PlanFormat.table,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -154,12 +147,14 @@ def exec_task() -> None:
     """Run a program as one rank, inside a task of srun or mpirun."""
 
 
+Targets = Annotated[
+    list[str], Argument(metavar="JOB.YAML | HOST:PORT …", help="A job file, or ports to test.")
+]
+
+
 @app.command("check-port")
 def check_port(
-    targets: Annotated[
-        list[str],
-        typer.Argument(metavar="JOB.YAML | HOST:PORT …", help="A job file, or ports to test."),
-    ],
+    targets: Targets,
     overrides: Set = None,
     ssh_config: SshConfig = None,
     as_json: Json = False,

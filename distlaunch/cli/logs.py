@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
+from typer import Option
 
 from distlaunch.cli.options import Fold, SshConfig
 from distlaunch.cli.output import reader_left, say
@@ -34,35 +35,27 @@ _SPAN = r"\d{1,6}(?:-\d{1,6})?"
 _RANKS = re.compile(f"{_SPAN}(?:,{_SPAN})*")
 
 
+Ranks = Annotated[str | None, Option("--rank", "-r", metavar="0,3-5", help="Only these ranks.")]
+Follow = Annotated[bool, Option("--follow", "-f", help="Keep printing new output until the run ends.")]
+_SINCE = "Only output of the last DURATION, e.g. 30s, 10m, 1h30m."
+Since = Annotated[str | None, Option("--since", metavar="DURATION", help=_SINCE, show_default=False)]
+Most = Annotated[
+    int | None, Option("--lines", "-n", metavar="N", min=0, max=10**9, help="Print only the last N lines.")
+]
+Grep = Annotated[
+    str | None, Option("--grep", metavar="REGEX", help="Only lines that match REGEX (Python syntax).")
+]
+
+
 def logs(
     context: typer.Context,
     which: Which = None,
-    ranks: Annotated[
-        str | None,
-        typer.Option("--rank", "-r", metavar="0,3-5", help="Only these ranks."),
-    ] = None,
-    goes_on: Annotated[
-        bool,
-        typer.Option("--follow", "-f", help="Keep printing new output until the run ends."),
-    ] = False,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since",
-            metavar="DURATION",
-            help="Only output of the last DURATION, e.g. 30s, 10m, 1h30m.",
-            show_default=False,
-        ),
-    ] = None,
-    most: Annotated[
-        int | None,
-        typer.Option("--lines", "-n", metavar="N", min=0, max=10**9, help="Print only the last N lines."),
-    ] = None,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Only stderr.")] = False,
-    grep: Annotated[
-        str | None,
-        typer.Option("--grep", metavar="REGEX", help="Only lines that match REGEX (Python syntax)."),
-    ] = None,
+    ranks: Ranks = None,
+    goes_on: Follow = False,
+    since: Since = None,
+    most: Most = None,
+    stderr: Annotated[bool, Option("--stderr", help="Only stderr.")] = False,
+    grep: Grep = None,
     fold: Fold = False,
     ssh_config: SshConfig = None,
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text, say
@@ -19,23 +20,15 @@ from distlaunch.runs.index import forget, listed
 from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted
 
+Places = Annotated[
+    list[str] | None, Argument(metavar="[FOLDER]…", help="Look only in these folders and their `runs`.")
+]
+_OLDER = "Delete runs that ended longer ago than this, e.g. 30d."
+Older = Annotated[str | None, Option("--older", metavar="DURATION", help=_OLDER)]
+Dry = Annotated[bool, Option("--dry-run", help="List what would be deleted; delete nothing.")]
 
-def prune(
-    places: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[FOLDER]…", help="Look only in these folders and their `runs`."),
-    ] = None,
-    older: Annotated[
-        str | None,
-        typer.Option(
-            "--older", metavar="DURATION", help="Delete runs that ended longer ago than this, e.g. 30d."
-        ),
-    ] = None,
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be deleted; delete nothing.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+
+def prune(places: Places = None, older: Older = None, dry: Dry = False, as_json: Json = False) -> None:
     """Delete the folders of your old runs."""
     if older is None:
         raise UsageError("prune needs --older DURATION, e.g. --older 30d")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
+from typer import Argument, Option
 
 from distlaunch.cli.options import Fold, Json, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
@@ -21,34 +22,28 @@ from distlaunch.supervisor.status import RunState
 
 runs = typer.Typer()
 
-Which = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="A run's id or a unique prefix of it, a job's name (its latest run), a run directory, or "
-        "a Slurm job's id; HOST:RUN for a run on another host. "
-        "Default: the latest run below the current folder.",
-        show_default=False,
-    ),
+_WHICH = (
+    "A run's id or a unique prefix of it, a job's name (its latest run), a run directory, or a Slurm job's "
+    "id; HOST:RUN for a run on another host. Default: the latest run below the current folder."
+)
+Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, show_default=False)]
+_PLACES = (
+    "List only these runs, or those in these folders and in their `runs` subfolders; HOST: lists another "
+    "host's."
+)
+Places = Annotated[list[str] | None, Argument(metavar="[FOLDER|RUN]…", help=_PLACES)]
+Ended = Annotated[bool, Option("--all", "-a", help="Include runs that have ended.")]
+Most = Annotated[
+    int | None, Option("--number", "-n", metavar="N", min=0, help="Show only the N latest runs.")
 ]
 
 
 @runs.command("ps")
 def ps(
     context: typer.Context,
-    places: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[FOLDER|RUN]…",
-            help="List only these runs, or those in these folders and in their `runs` subfolders; HOST: "
-            "lists another host's.",
-        ),
-    ] = None,
-    ended: Annotated[bool, typer.Option("--all", "-a", help="Include runs that have ended.")] = False,
-    most: Annotated[
-        int | None,
-        typer.Option("--number", "-n", metavar="N", min=0, help="Show only the N latest runs."),
-    ] = None,
+    places: Places = None,
+    ended: Ended = False,
+    most: Most = None,
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
@@ -66,13 +61,14 @@ def ps(
         say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists those that have ended")
 
 
+Everything = Annotated[bool, Option("--all", "-a", help="Start from the beginning of the run.")]
+
+
 @runs.command("attach")
 def attach(
     context: typer.Context,
     which: Which = None,
-    everything: Annotated[
-        bool, typer.Option("--all", "-a", help="Start from the beginning of the run.")
-    ] = False,
+    everything: Everything = False,
     fold: Fold = False,
     ssh_config: SshConfig = None,
 ) -> None:
@@ -116,14 +112,16 @@ def wait_and_leave(which: str | None, as_json: bool = False) -> NoReturn:
     _leave_with(run)
 
 
+Now = Annotated[
+    bool, Option("--now", help="Kill the ranks now instead of giving them timeouts.stop to exit.")
+]
+
+
 @runs.command("stop")
 def stop(
     context: typer.Context,
     which: Which = None,
-    now: Annotated[
-        bool,
-        typer.Option("--now", help="Kill the ranks now instead of giving them timeouts.stop to exit."),
-    ] = False,
+    now: Now = False,
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:

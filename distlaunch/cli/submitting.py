@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from distlaunch.cli.options import Args, Job, Json, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
@@ -42,29 +43,24 @@ def _known(name: str | None) -> str | None:
     return name
 
 
+_METAVAR = f"[{'|'.join(TABLE)}]"
+_TO = "The scheduler; by default the one that the job file has a section for, else Slurm."
+To = Annotated[str | None, Option("--to", metavar=_METAVAR, callback=_known, help=_TO, show_default=False)]
+Dry = Annotated[bool, Option("--dry-run", help="Print the batch script; submit nothing.")]
+Waits = Annotated[bool, Option("--wait", help="Wait until the job ends, and exit with its exit status.")]
+_ON = "Submit on HOST, such as a login node, reached over ssh."
+On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
+
+
 @queue.command("submit")
 def submit(
     job: Job,
     args: Args = None,
     overrides: Set = None,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--to",
-            metavar=f"[{'|'.join(TABLE)}]",
-            callback=_known,
-            help="The scheduler; by default the one that the job file has a section for, else Slurm.",
-            show_default=False,
-        ),
-    ] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Print the batch script; submit nothing.")] = False,
-    waits: Annotated[
-        bool, typer.Option("--wait", help="Wait until the job ends, and exit with its exit status.")
-    ] = False,
-    on: Annotated[
-        str | None,
-        typer.Option("--on", metavar="HOST", help="Submit on HOST, such as a login node, reached over ssh."),
-    ] = None,
+    to: To = None,
+    dry: Dry = False,
+    waits: Waits = False,
+    on: On = None,
     ssh_config: SshConfig = None,
     as_json: Json = False,
 ) -> None:
@@ -105,14 +101,15 @@ for _name in TABLE:
     _export(_name)
 
 
+_KIND = "An indexed Job, a JobSet, or a TrainJob for Kubeflow Trainer."
+Kind = Annotated[Workload, Option("--kind", help=_KIND)]
+
+
 @exports.command("kubernetes")
 def export_kubernetes(
     job: Job,
     args: Args = None,
-    kind: Annotated[
-        Workload,
-        typer.Option("--kind", help="An indexed Job, a JobSet, or a TrainJob for Kubeflow Trainer."),
-    ] = Workload.job,
+    kind: Kind = Workload.job,
     overrides: Set = None,
 ) -> None:
     """Print the job's Kubernetes manifests, for `kubectl apply -f -`."""
