@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PlanFormat(str, Enum):
-    """How `dry-run` prints a plan."""
+    """The formats in which `dry-run` prints a plan."""
 
     table = "table"
     shell = "shell"

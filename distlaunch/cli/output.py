@@ -1,7 +1,9 @@
 """What the command line prints: results on stdout, its own words on stderr."""
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.wording import json_text
@@ -13,10 +15,14 @@ class ReaderLeftError(DistlaunchError):
     exit_status = Exit.BROKEN_PIPE
 
 
-def reader_left() -> ReaderLeftError:
-    """The error to raise; what is still buffered is not tried again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return ReaderLeftError()
+@contextlib.contextmanager
+def while_read() -> Iterator[None]:
+    """Raise `ReaderLeftError` if the reader of stdout leaves; what is still buffered is dropped."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise ReaderLeftError from None
 
 
 def print_json(document: object) -> None:
@@ -26,11 +32,9 @@ def print_json(document: object) -> None:
 
 def print_text(text: str) -> None:
     """`text` on stdout; a reader that leaves ends the command, with the status that a shell gives it."""
-    try:
+    with while_read():
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise reader_left() from None
 
 
 def say(text: str) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.cli.output import print_text, reader_left, say
+from distlaunch.cli.output import print_text, say, while_read
 from distlaunch.cli.payload import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.file import job_of, read_job, read_text
@@ -98,11 +98,9 @@ def ssh_to(host: str, config: str | None) -> Ssh:
 
 
 def _print(output: bytes) -> None:
-    try:
+    with while_read():
         sys.stdout.buffer.write(output)
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise reader_left() from None
 
 
 def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _print) -> int:

@@ -9,7 +9,6 @@ import gc
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from distlaunch.transports.link import Link
 
 if TYPE_CHECKING:
     from distlaunch.observers.observer import Observer
-    from distlaunch.observers.terminal import Terminal
     from distlaunch.plan.gathering import Gathering
     from distlaunch.supervisor.summary import Summary
     from distlaunch.transports.door import Door
@@ -120,8 +118,7 @@ def run_shown(
     Raises `DistlaunchError`.
     """
     with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
-        observers = _screen(signals) if view else _observers(signals, output_fd, quiet)
-        summary = run_job(spec, observers, signals, early)
+        summary = run_job(spec, _observers(signals, output_fd, quiet, view), signals, early)
     if spec.restarts.requeue:
         from distlaunch.runs.starts import ask_for_another  # there already; the last act: it may end us
 
@@ -162,20 +159,21 @@ def run_controller(spec: JobSpec, door: "Door", signals: Signals) -> int:
     return supervise(start, signals, _observers(signals, 1, quiet=True)).state.outcome
 
 
-def _observers(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator[Terminal]":
-    """Who shows the run, made when it is asked for: it takes long to import."""
+def _observers(
+    interrupts: Interrupts, output_fd: int, quiet: bool, view: bool = False
+) -> "Iterator[Observer]":
+    """Make the observer that shows the run, when it is needed: it takes long to import."""
     from distlaunch.observers.terminal import Terminal
 
     gc.freeze()  # off since the start of the program: what was imported stays, what a long run makes may not
     gc.enable()
-    yield Terminal(interrupts, output_fd, quiet)
+    terminal = Terminal(interrupts, output_fd, quiet and not view)
+    if view:
+        from distlaunch.view.watching import Screen
 
-
-def _screen(interrupts: Interrupts) -> "Iterator[Observer]":
-    from distlaunch.view.watching import Viewer
-
-    for terminal in _observers(interrupts, 1, quiet=False):
-        yield Viewer(terminal, interrupts, time.time())
+        yield Screen(terminal, interrupts)
+    else:
+        yield terminal
 
 
 def run_detached(spec: JobSpec, quiet: bool = False) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -15,10 +15,8 @@ from typer import Option
 from distlaunch.cli.options import Args, Job, Json, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
+from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import TABLE, Call, Scheduler, load, names
-
-if TYPE_CHECKING:
-    from distlaunch.job.spec import JobSpec
 
 queue = typer.Typer()
 exports = typer.Typer(
@@ -133,7 +131,7 @@ def export_kubernetes(
 
 def _prepared(
     job: str, overrides: Sequence[str], args: Sequence[str], to: str | None, followed: bool = False
-) -> tuple["JobSpec", Scheduler, str]:
+) -> tuple[JobSpec, Scheduler, str]:
     """The job, its scheduler and its batch script; for `followed` see there. Raises `DistlaunchError`."""
     from distlaunch.here import own_command
     from distlaunch.job.file import job_of, read_job
@@ -154,7 +152,7 @@ def _prepared(
     return spec, scheduler, scheduler.script(spec, Call(words, text if piped else None), followed)
 
 
-def _submitted(spec: "JobSpec", scheduler: Scheduler, script: str) -> tuple[str, Path]:
+def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, Path]:
     """Submit it; its ID, and where the script is kept. Raises `DistlaunchError`."""
     from distlaunch.runs.submissions import Submission, note
     from distlaunch.schedulers.queue import ToolMissingError

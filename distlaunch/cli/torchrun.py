@@ -4,15 +4,12 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from distlaunch.cli.output import print_text, say
 from distlaunch.compat import torchrun_job
 from distlaunch.compat.flags import FLAGS, parse_flags
 from distlaunch.errors import DistlaunchError, Exit
-
-if TYPE_CHECKING:
-    from distlaunch.transports.link import Link
+from distlaunch.transports.link import Link
 
 NOT_FOUND = 127
 """A shell's status of what can't be started."""
@@ -30,7 +27,7 @@ docs/torchrun.md describes what each flag does here.
 """
 
 
-def run_torchrun(words: Sequence[str], early: "Link | None" = None) -> int:
+def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
     """Run a torchrun command line; the exit status. `early` is an agent opened ahead.
 
     Raises `DistlaunchError`.
@@ -93,7 +90,7 @@ def _folder() -> str:
         raise DistlaunchError(f"can't read the current directory: {error.strerror}") from None
 
 
-def _hand_over(why: str, words: Sequence[str], early: "Link | None") -> None:
+def _hand_over(why: str, words: Sequence[str], early: Link | None) -> None:
     """Become torch's own elastic agent."""
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     say(f"{why} needs torch's elastic agent; handing over to {python} -m torch.distributed.run")

@@ -14,8 +14,8 @@ Stream = tuple[int, ...]
 """A rank, and 0 for its stdout or 1 for its stderr; the generation before these, where it matters."""
 MAX_LINE = 1 << 16
 """Bytes of a line without its end that are held back; more is shown in pieces."""
-MAX_PLACES = 100
-"""Lines of each stream whose places on the terminal are remembered."""
+MAX_RECENT = 200
+"""Lines on the terminal of which it is remembered whose they are."""
 PROGRESS_S = 1.0
 """A progress bar, which rewrites its line with carriage returns, is shown at most this often."""
 FOLD_S = 0.2
@@ -77,8 +77,7 @@ class Console:
         self.has_terminal = self._terminal[1]
         """Whether distlaunch's messages go to a terminal."""
         self._coloured = tuple(map(wants_colour, self._terminal))
-        self._shown_lines = 0
-        self._places: dict[Stream, deque[int]] = {}
+        self._recent: deque[Stream] = deque(maxlen=MAX_RECENT)
         self._progress_shown: dict[Stream, float] = {}
         self._lines = Lines()
         self._prefixes: dict[Stream, str] = {}
@@ -112,7 +111,6 @@ class Console:
         if prefix is None:
             self._came_between(stream)
             self._in_line[stream] = not data.endswith(b"\n")
-            self._shown_lines += data.count(b"\n")
             self._outlets[stream].write(data)
             return
         key = (rank, stream)
@@ -133,14 +131,21 @@ class Console:
         self._show(rank, stream, latest(rest))
 
     def above(self, rank: int, stream: int, count: int) -> tuple[int, str] | None:
-        """Lines of others after and between the last `count` of a rank, and what marks these.
+        """Return where the last `count` lines of a rank are: how many lines of others came after the first.
 
-        None where they are not marked, not all goes to one terminal, or they are more than are remembered.
+        None if they have no prefix, not all output goes to one terminal, or too many lines came since.
         """
-        mark, places = self._prefixes.get((rank, stream), ""), self._places.get((rank, stream), ())
-        if not mark or len(places) < count or any(outlet.dropped_lines for outlet in self._outlets):
+        mark, others = self._prefixes.get((rank, stream), "").strip(), 0
+        if not mark or any(outlet.dropped_lines for outlet in self._outlets):
             return None
-        return self._shown_lines - places[-count] - count, mark.strip()
+        for shown in reversed(self._recent):
+            if shown != (rank, stream):
+                others += 1
+            elif count == 1:
+                return others, mark
+            else:
+                count -= 1
+        return None
 
     def finish_lines(self) -> None:
         """Show the last lines that lack their end."""
@@ -189,13 +194,8 @@ class Console:
         if self._terminal[stream]:
             whole = harmless(whole)
         if self._together and all(self._terminal):
-            self._note_places(rank, stream, whole.count(b"\n") + 1)
+            self._recent += [(rank, stream)] * min(whole.count(b"\n") + 1, MAX_RECENT)
         self._outlets[stream].write(b"".join((prefix, whole.replace(b"\n", b"\n" + prefix), b"\n")))
-
-    def _note_places(self, rank: int, stream: int, lines: int) -> None:
-        first, self._shown_lines = self._shown_lines, self._shown_lines + lines
-        places = self._places.setdefault((rank, stream), deque(maxlen=MAX_PLACES))
-        places.extend(range(max(first, self._shown_lines - MAX_PLACES), self._shown_lines))
 
 
 class Folding:
@@ -205,8 +205,9 @@ class Folding:
     Lines keep the order in which they first came; a rank's equal lines are as many as it printed.
     """
 
-    def __init__(self, show: Callable[[int, int, bytes, str], object]) -> None:
-        self._show = show
+    def __init__(self, show: Callable[[int, int, bytes, str], object], hold_s: float = FOLD_S) -> None:
+        """Hold lines back for `hold_s` seconds; with 0, show each at once."""
+        self._show, self._hold_s = show, hold_s
         self._tags: dict[int, str] = {}
         self._groups: dict[tuple[int, bytes, int], set[int]] = {}
         self._lines = Lines()
@@ -216,7 +217,7 @@ class Folding:
     @property
     def due(self) -> float | None:
         """When to show what is held back; None if nothing is."""
-        return None if self._since is None else self._since + FOLD_S
+        return None if self._since is None else self._since + self._hold_s
 
     def add(self, rank: int, stream: int, data: bytes, tag: str, now: float) -> None:
         """Take what a rank printed at `now` (seconds); `tag` is that of its own lines."""
@@ -250,7 +251,7 @@ class Folding:
                 time += 1
             self._bytes += 8 if ranks else 8 + len(line)
             ranks.add(rank)
-        if self._bytes > MAX_FOLDED:
+        if self._bytes > MAX_FOLDED or not self._hold_s:
             self.flush()
 
 

@@ -1,5 +1,6 @@
 """Shows a run on the terminal: how its start proceeds, the ranks' output, messages, and how it ended."""
 
+import contextlib
 import math
 import os
 import signal
@@ -148,9 +149,9 @@ class Terminal(Observer):
         rank = summary.state.cause.rank if summary.state.cause else None
         if rank is None:
             return {}
-        lengths = (_length(said.get(rank, "")) for said in (summary.last_lines, summary.last_words))
-        found = ((stream, self._console.above(rank, stream, length)) for stream, length in enumerate(lengths))
-        return {stream: Above(*above) for stream, above in found if above}
+        said = (summary.last_lines.get(rank, ""), summary.last_words.get(rank, ""))
+        found = (self._console.above(rank, stream, _length(words)) for stream, words in enumerate(said))
+        return {stream: Above(*above) for stream, above in enumerate(found) if above}
 
 
 def _origin(spec: JobSpec, allocation: Allocation) -> str:
@@ -229,12 +230,10 @@ class Departure(Observer):
 
 def silence(log: str) -> None:
     """Take the standard streams away from the terminal; what still goes to stderr is kept in `log`."""
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
+    null = errors = os.open(os.devnull, os.O_RDWR)
+    with contextlib.suppress(OSError):
         errors = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        errors = os.dup(null)
     for fd, target in enumerate((null, null, errors)):
         os.dup2(target, fd)
-    os.close(null)
-    os.close(errors)
+    for fd in {null, errors}:
+        os.close(fd)

@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from typing import Any, TypeVar
 
 from rich.console import ConsoleDimensions as Size
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.console import escape
-from distlaunch.runs.find import age_words
+from distlaunch.runs.listing import age_words
 from distlaunch.supervisor.status import RunState, run_state
 from distlaunch.view.picture import Picture, Row, Said, shape
 from distlaunch.wording import counted, spans
@@ -31,17 +30,10 @@ _STATES = {
 _BAD = ("failed", "stalled", "not started", "lost with its node")
 
 
-class Pane(Enum):
-    """What is shown below the grid."""
-
-    log = "log"
-    history = "history"
-
-
 class Wish(Frozen):
-    """What the user wants to see: which `rank`'s log (None = of all), how far `back`, lines with `find`."""
+    """The user's choice: the `history`, or the log of a `rank` (None = all) with `find`; how far `back`."""
 
-    pane: Pane = Pane.log
+    history: bool = False
     rank: int | None = None
     cursor: int = 0
     back: int = 0
@@ -212,9 +204,7 @@ def _total_size(values: Iterable[int | None]) -> str:
 
 
 def _rule(wish: Wish, width: int) -> Text:
-    name = (
-        "history" if wish.pane is Pane.history else "all ranks" if wish.rank is None else f"rank {wish.rank}"
-    )
+    name = "history" if wish.history else "all ranks" if wish.rank is None else f"rank {wish.rank}"
     more = f", lines containing {wish.find!r}" if wish.find else ""
     more += f", {wish.back} lines back" if wish.back else ""
     title = f"── {name}{more} "
@@ -222,7 +212,7 @@ def _rule(wish: Wish, width: int) -> Text:
 
 
 def _pane(picture: Picture, wish: Wish, height: int) -> list[Text]:
-    if wish.pane is Pane.history:
+    if wish.history:
         told = [
             Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(notice.level, "")))
             for at, notice in picture.history
@@ -269,12 +259,12 @@ def after(wish: Wish, key: str, rank_there: int | None) -> Wish | None:
     if key == "q":
         return None
     changes: dict[str, dict[str, Any]] = {
-        "enter": {"rank": rank_there, "pane": Pane.log, "back": 0},
-        "a": {"rank": None, "pane": Pane.log, "back": 0, "find": ""},
+        "enter": {"rank": rank_there, "history": False, "back": 0},
+        "a": {"rank": None, "history": False, "back": 0, "find": ""},
         "up": {"cursor": max(0, wish.cursor - 1)},
         "down": {"cursor": wish.cursor + 1},
-        "h": {"pane": Pane.log if wish.pane is Pane.history else Pane.history, "back": 0},
-        "/": {"typing": True, "find": "", "pane": Pane.log, "back": 0},
+        "h": {"history": not wish.history, "back": 0},
+        "/": {"typing": True, "find": "", "history": False, "back": 0},
         "page up": {"back": wish.back + PAGE},
         "page down": {"back": max(0, wish.back - PAGE)},
     }

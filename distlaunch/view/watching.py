@@ -6,8 +6,9 @@ import os
 import select
 import signal
 import subprocess
-import sys
+import termios
 import time
+import tty
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console, Group
@@ -32,25 +33,23 @@ DRAW_S = 1.0
 
 
 def watch(run: Run, interrupts: Interrupts) -> Run:
-    """Show the run until it is over, or the user leaves; the run as it is then. Raises `HistoryError`."""
-    with contextlib.closing(Watcher(run, interrupts)) as screen:
+    """Show the run until it is over or the user quits; return it as it is then. Raises `HistoryError`."""
+    with contextlib.closing(Screen(Terminal(interrupts), interrupts, run)) as screen:
         return attend(run, screen, interrupts, everything=True)
 
 
 class Screen(Picture):
-    """A run on the terminal's other screen; `close` brings back what was there before.
+    """The terminal's other screen, for a run of this process, or for `run`, which another process controls.
 
-    `leaving` is what q does, in words; it sends `signum` to the `interrupts`. How the run ended is said on
-    the `terminal`.
+    `q` stops a run of this process, and quits the screen of any other. `close` brings back the first screen.
+    There the `terminal` shows how the run ended.
     """
 
-    def __init__(
-        self, began: float, interrupts: Interrupts, leaving: str, signum: int, terminal: Terminal
-    ) -> None:
-        super().__init__(began)
-        self._terminal = terminal
-        self._interrupts, self._leaving, self._signum = interrupts, leaving, signum
-        self._wish, self._drawn_at, self._size = Wish(), 0.0, Size(0, 0)
+    def __init__(self, terminal: Terminal, interrupts: Interrupts, run: Run | None = None) -> None:
+        super().__init__(run.status.began if run else time.time())
+        self._terminal, self._interrupts, self._run = terminal, interrupts, run
+        self._notices: list[tuple[Notice, float]] = []
+        self._wish, self._drawn_at, self._touched_at, self._size = Wish(), 0.0, 0.0, Size(0, 0)
         with contextlib.ExitStack() as stack:
             output = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
             console = Console(file=stack.enter_context(output), highlight=False)
@@ -66,74 +65,51 @@ class Screen(Picture):
 
     def woken(self) -> None:
         """Take keys, and draw if there is a reason to."""
-        self.wake_at = time.monotonic() + LOOK_S
+        now = time.monotonic()
+        self.wake_at = now + LOOK_S
+        if self._run and now - self._touched_at > TOUCH_S:
+            self._touched_at = now
+            self.used(_watched_uses(self._run.folder), 0.0)
         wish = self._wish
         for key in _pressed(self._keys):
             wanted = after(self._wish, key, row_at(self, self._wish, self._size))
             if wanted is None:
-                self._interrupts.send(self._signum)
+                self._interrupts.send(0 if self._run else signal.SIGINT)
             self._wish = wanted or self._wish
-        late = time.monotonic() - self._drawn_at >= DRAW_S
+        late = now - self._drawn_at >= DRAW_S
         if late or wish != self._wish or self._live.console.size != self._size:
             self._draw()
 
+    def told(self, notice: Notice, at: float) -> None:
+        """Keep it for the history, and for the end."""
+        super().told(notice, at)
+        self._notices.append((notice, at))
+
     def ended(self, summary: Summary) -> None:
-        """Close the screen, and say what `run` says."""
+        """Close the screen, and print what `run` would have printed; of another run, how it ended."""
         self.wake_at = None
         self.close()
+        for notice, at in () if self._run else self._notices:
+            self._terminal.told(notice, at)
         self._terminal.ended(summary)
 
     def _draw(self) -> None:
         self._drawn_at, self._size = time.monotonic(), self._live.console.size
-        shown = lines(self, self._wish, self._size, self._leaving)
+        shown = lines(self, self._wish, self._size, "quit" if self._run else "stop the run")
         self._live.update(Group(*shown), refresh=True)
 
 
-class Watcher(Screen):
-    """A screen for a run that goes on elsewhere; who leaves it leaves the run alone."""
-
-    def __init__(self, run: Run, interrupts: Interrupts) -> None:
-        super().__init__(run.status.began, interrupts, "quit", 0, Terminal(interrupts))
-        self._folder, self._touched_at = run.folder, 0.0
-
-    def woken(self) -> None:
-        """Tell the controller that somebody watches, and look what ranks use."""
-        if time.monotonic() - self._touched_at > TOUCH_S:
-            self._touched_at = time.monotonic()
-            path = os.path.join(self._folder, WATCHED)
-            with contextlib.suppress(OSError):  # who may not write there sees what there is
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-                os.utime(path)
-            self.used(_uses(self._folder), 0.0)
-        super().woken()
-
-
-def _uses(folder: str) -> Mapping[int, Use]:
+def _watched_uses(folder: str) -> Mapping[int, Use]:
+    """Show the controller that somebody watches; return what ranks use, as it has written it."""
+    path = os.path.join(folder, WATCHED)
+    with contextlib.suppress(OSError):  # who may not write there sees what there is
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        os.utime(path)
     try:
         with open(os.path.join(folder, USE), "rb") as file:
             return {rank: Use(*use) for rank, *use in json.load(file)["ranks"]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-class Viewer(Screen):
-    """A screen for our own run; at its end, what `run` would have said then. Who leaves it stops the run."""
-
-    def __init__(self, terminal: Terminal, interrupts: Interrupts, began: float) -> None:
-        super().__init__(began, interrupts, "stop the run", signal.SIGINT, terminal)
-        self._notices: list[tuple[Notice, float]] = []
-
-    def told(self, notice: Notice, at: float) -> None:
-        """Keep it for the end, too."""
-        super().told(notice, at)
-        self._notices.append((notice, at))
-
-    def ended(self, summary: Summary) -> None:
-        """Close the screen, and say what `run` has said and says."""
-        self.close()
-        for notice, at in self._notices:
-            self._terminal.told(notice, at)
-        super().ended(summary)
 
 
 # Puts the terminal right even when we are killed. Its stdout is the terminal; the other end of its stdin is
@@ -176,15 +152,11 @@ _KEYS = {
 @contextlib.contextmanager
 def _keyboard(fd: int = 0) -> Iterator[int | None]:
     """The terminal that keys come from, each at once and unseen; None where there is none."""
-    if not os.isatty(fd) or sys.platform == "win32":
+    if not os.isatty(fd):
         yield None
         return
-    import termios
-
     before = termios.tcgetattr(fd)
-    wanted = termios.tcgetattr(fd)
-    wanted[3] &= ~(termios.ICANON | termios.ECHO)  # signals stay: Ctrl-C is one
-    termios.tcsetattr(fd, termios.TCSADRAIN, wanted)
+    tty.setcbreak(fd, termios.TCSADRAIN)  # signals stay: Ctrl-C is one
     try:
         yield fd
     finally:
