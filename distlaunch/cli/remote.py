@@ -113,9 +113,9 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _pri
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         try:
             output = _hand_over(process, ssh.host, request)
-            while output or (output := _read(process)):
+            while output:
                 show(output)
-                output = b""
+                output = _read(process)
         except BrokenPipeError:
             pass  # its end is told by its status
         except BaseException:
@@ -142,16 +142,15 @@ def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) 
     start = _FIND_PYTHON + f'exec "$p" -I -c {shlex.quote(f"exec({code!r})")}'
     asked = {"host": host, **request._asdict()}
     process.stdin.write(f"{start}\n{json.dumps(asked)}\n".encode())
-    said = b""
-    while not (ready := _READY.search(said)):
-        piece = _read(process)
-        if not piece:
-            return said
-        said += piece
+    output = b""
+    while not (ready := _READY.search(output)):
+        if not (piece := _read(process)):
+            return output
+        output += piece
     if ready[1] == b"need":
         data = payload()
         process.stdin.write(b"%d\n" % len(data) + data)
-    return said[ready.end() :]
+    return output[ready.end() :] or _read(process)
 
 
 def _read(process: "subprocess.Popen[bytes]") -> bytes:

@@ -82,14 +82,13 @@ class Metrics(Observer):
             with open(fresh, "w", encoding="utf-8") as file:
                 file.writelines(self._lines())
             os.replace(fresh, self._path)
+            self._failed = False
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(fresh)
             if not self._failed:
                 self.remark(f"metrics.file: can't write {self._path}: {reason(error)}; trying again")
             self._failed = True
-        else:
-            self._failed = False
 
     def ended(self, summary: Summary) -> None:
         """Write how it ended; the file stays, for the next scrape."""

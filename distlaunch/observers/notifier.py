@@ -35,11 +35,11 @@ def start_error(program: str) -> str | None:
     """Why a program, by its path or from PATH, can't be started here, or None."""
     if "/" not in program:
         return None if shutil.which(program) else f"{program}: not found in PATH"
-    if not os.path.exists(program):
-        return f"{program}: {os.strerror(errno.ENOENT)}"
     if os.path.isdir(program):
         return f"{program}: a folder"
-    return None if os.access(program, os.X_OK) else f"{program}: not executable"
+    if os.path.exists(program):
+        return None if os.access(program, os.X_OK) else f"{program}: not executable"
+    return f"{program}: {os.strerror(errno.ENOENT)}"
 
 
 class Notifier(Observer):

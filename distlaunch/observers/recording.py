@@ -10,7 +10,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.run_folder import SUMMARY, Entry, RunFolder, file_of
+from distlaunch.observers.run_folder import STATUS, SUMMARY, Entry, RunFolder, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.supervisor.actions import Notice
@@ -69,7 +69,7 @@ class Recorder(Observer):
         status = status_now(self._status, state, time.time())
         if status != self._status:
             self._status = status
-            self._folder.write_status(status)
+            self._folder.put(STATUS, status_bytes(status), "over")
 
     def started(self, state: State, at: float) -> None:
         """Keep the plan; from now on there is something to watch."""

@@ -229,11 +229,7 @@ class RunFolder(LogWriter):
         with contextlib.suppress(OSError):  # a file system may lack either
             fcntl.flock(self._claim, fcntl.LOCK_EX)
         with contextlib.suppress(OSError):
-            os.pwrite(self._claim, _status_bytes(status), 0)
-
-    def write_status(self, status: Status) -> None:
-        """Put it in the place of the last one."""
-        self.put(STATUS, _status_bytes(status), "over")
+            os.pwrite(self._claim, status_bytes(status), 0)
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
         """Write a document to a file of its own."""
@@ -258,7 +254,7 @@ class RunFolder(LogWriter):
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _status_bytes(status: Status) -> bytes:
+def status_bytes(status: Status) -> bytes:
     """Always as long: blanks make it up."""
     text = json.dumps(document_of(status)).encode()
     return text.ljust(STATUS_BYTES - 1) + b"\n"

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 
 from distlaunch.errors import UsageError, reason
@@ -27,9 +27,11 @@ def find(word: str | None, alone: bool = False) -> Run:
 
     With `alone`, only one of them may go on. Raises `UsageError`.
     """
-    unique = False
+    known, unique = folders(), False
     if word is None:
-        runs, which = _below_here(), "below this folder"
+        here = os.path.join(os.getcwd(), "")
+        runs = {run: path for run, path in known.items() if os.path.abspath(path).startswith(here)}
+        which = "below this folder"
         nothing = f"no runs below the current folder; name one ({_LIST})"
     elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
         if found := run_in(os.path.abspath(word)):
@@ -37,7 +39,6 @@ def find(word: str | None, alone: bool = False) -> Run:
         runs, which = dict(scanned([word])), f"in {word}"
         nothing = f"{word}: not a run directory, and it contains no runs"
     else:
-        known = folders()
         runs, which, nothing = _of_name(word, known), f"of {word}", f"no run matches {word!r}; {_LIST}"
         unique = not runs
         runs = runs or _begun_with(word, known)
@@ -102,22 +103,16 @@ def _latest(runs: Mapping[str, str]) -> Run | None:
     return None
 
 
-def _ambiguous(word: str | None, runs: Iterable[str]) -> str:
-    latest = sorted(runs, key=when, reverse=True)
-    shown = [f"  {run}" for run in latest[:MAX_NAMED]]
-    more = [f"  and {len(latest) - MAX_NAMED} more"] if len(latest) > MAX_NAMED else []
-    return "\n".join([f"{word!r} is ambiguous: it matches {len(latest)} runs:", *shown, *more])
+def _ambiguous(word: str | None, runs: Collection[str]) -> str:
+    latest = [f"  {run}" for run in sorted(runs, key=when, reverse=True)]
+    more = [f"  and {len(runs) - MAX_NAMED} more"] if len(runs) > MAX_NAMED else []
+    return "\n".join([f"{word!r} is ambiguous: it matches {len(runs)} runs:", *latest[:MAX_NAMED], *more])
 
 
 def folders() -> dict[str, str]:
     """Each known run's folder, by its id: those listed, and those in this folder."""
     found = {run: entry.folder for run, entry in listed().items()}
     return {**found, **dict(scanned([os.curdir]))}
-
-
-def _below_here() -> dict[str, str]:
-    here = os.path.join(os.getcwd(), "")
-    return {run: path for run, path in folders().items() if os.path.abspath(path).startswith(here)}
 
 
 def _job_of(run: str) -> str:

@@ -99,20 +99,15 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
     owner = os.stat(run.folder).st_uid
     if owner != os.getuid():
         raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")
-    if not _signal(run):
-        return False
-    if at_once:
+    pid = run.status.controller.pid  # while it lives, no other process has its PID
+    sent = send_signal(pid, signal.SIGINT, lambda: over(run).alive)
+    if sent and at_once:
         time.sleep(ANOTHER_WISH_S)
-        _signal(run)
-    return True
+        send_signal(pid, signal.SIGINT, lambda: over(run).alive)
+    return sent
 
 
 def _user(uid: int) -> str:
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(uid).pw_name
     return f"uid {uid}"
-
-
-def _signal(run: Run) -> bool:
-    """Send its controller a SIGINT, unless it has ended: while it lives, nobody else has its number."""
-    return send_signal(run.status.controller.pid, signal.SIGINT, lambda: over(run).alive)
