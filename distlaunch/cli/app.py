@@ -1,4 +1,4 @@
-"""The Typer application: options and exit statuses; each command's work is elsewhere."""
+"""The Typer application: commands with their options. Other modules do the work."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -34,15 +34,18 @@ class PlanFormat(str, Enum):
 
 
 def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
-    """Run the command line; the exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
+    """Run the command line; return its exit status. `early` is an agent opened ahead.
+
+    Raises `DistlaunchError`.
+    """
     if words and words[0].endswith((".yaml", ".yml")):
         say(f"no command {words[0]!r}: `distlaunch run {words[0]}` runs a job")
         return Exit.USAGE
     if words[:1] not in [[command.name] for command in app.registered_commands]:
-        _add_other_commands()  # the ones here pay for nothing that they don't use
+        _add_other_commands()  # these don't import what they don't use
     try:
         app(list(words), obj=Call(tuple(words), early))
-    except SystemExit as end:  # how Typer ends, always with a number
+    except SystemExit as end:  # Typer always exits with a number
         return end.code if isinstance(end.code, int) else Exit.OK
     return Exit.OK
 
@@ -134,7 +137,7 @@ def dry_run(
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 
 
-# `__main__` runs these two before Typer is imported; here they are for the help.
+# For help only: `__main__` runs these two without importing Typer.
 
 
 @app.command("torchrun")

@@ -1,4 +1,4 @@
-"""`distlaunch import`: job files from what other launchers read."""
+"""`distlaunch import`: makes job files from the files and command lines of other launchers."""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -1,4 +1,4 @@
-"""`logs`: chosen lines of what a run's ranks printed, in the order in which they came."""
+"""`logs`: prints selected lines of a run's output in the order of their arrival."""
 
 import os
 import re
@@ -69,7 +69,7 @@ def logs(
 
 
 class Choice(NamedTuple):
-    """Which lines are wanted: of which ranks (None = all), `since` which time, matching what."""
+    """A selection of lines: of which ranks (None = all), `since` when, and matching which pattern."""
 
     ranks: Collection[int] | None
     stderr_only: bool
@@ -77,7 +77,7 @@ class Choice(NamedTuple):
     pattern: re.Pattern[bytes] | None
 
     def takes(self, entry: Entry) -> bool:
-        """Whether a piece of output may have some."""
+        """Return whether a piece of output may contain selected lines."""
         return (
             (self.ranks is None or entry.rank in self.ranks)
             and (entry.stream == STDERR or not self.stderr_only)
@@ -86,7 +86,7 @@ class Choice(NamedTuple):
 
 
 def _choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | None) -> Choice:
-    """What the options ask for. Raises `UsageError`."""
+    """Return the selection according to the options. Raises `UsageError`."""
     began = None if since is None else time.time() - ago_s("--since", since, "10m")
     try:
         pattern = None if grep is None else compiled(os.fsencode(grep))
@@ -105,7 +105,7 @@ def _ranks(text: str) -> frozenset[int]:
 
 
 def _check_ranks(run: Run, ranks: Collection[int]) -> None:
-    """Whether it has them, or had. Raises `UsageError`."""
+    """Raise `UsageError` for ranks that the run never had."""
     latest = range(run.status.ranks)
     if not latest or all(rank in latest for rank in ranks):
         return
@@ -118,9 +118,9 @@ def _check_ranks(run: Run, ranks: Collection[int]) -> None:
 def print_logs(
     run: Run, choice: Choice, most: int | None, fold: bool, interrupts: Interrupts | None = None
 ) -> Run:
-    """Print them, and with `interrupts` what comes until the run ends, or one of them; the run as it is then.
+    """Print the selected lines; with `interrupts`, until the run ends or a signal comes.
 
-    Raises `DistlaunchError`.
+    Return the run as it is then. Raises `DistlaunchError`.
     """
     if choice.ranks is not None:
         _check_ranks(run, choice.ranks)
@@ -138,9 +138,9 @@ def print_logs(
 
 
 class LogLines(Observer):
-    """Prints matching lines with their origin once their end has come; on a terminal in color, escaped.
+    """Prints matching lines with their origin; on a terminal in color and escaped.
 
-    With `fold`, equal lines of a moment are one. Before `go_live`, only the last `most` lines are printed.
+    With `fold`, identical lines are printed once. Before `go_live`, only the last `most` lines are printed.
     """
 
     def __init__(self, pattern: re.Pattern[bytes] | None, most: int | None, fold: bool) -> None:
@@ -153,26 +153,26 @@ class LogLines(Observer):
         self._colours = wants_colour(self._terminal)
 
     def started(self, state: State, at: float) -> None:
-        """Print the lines that lack their end: the ranks that printed them have ended."""
+        """Print the incomplete lines of the previous attempt."""
         self.drained()
         self._generation = state.generation
 
     def printed(self, output: Printed) -> None:
-        """Put lines together."""
+        """Assemble lines."""
         self._fold.add(output.rank, output.stream, output.data, output.goes_to.prefix or "", self.moment())
         self.wake_at = time.monotonic() + FOLD_S
 
     def woken(self) -> None:
-        """Print what was held back."""
+        """Print the lines held back."""
         self._fold.flush()
         self.wake_at = None
 
     def drained(self, state: State | None = None) -> None:
-        """Print the lines that lack their end."""
+        """Print the incomplete lines."""
         self._fold.finish()
 
     def go_live(self) -> None:
-        """Print the last lines so far, and from now on each at once."""
+        """Print the last lines so far, and from now on each line at once."""
         self.woken()
         last, self._last = self._last or (), None
         for line in last:
@@ -189,9 +189,9 @@ class LogLines(Observer):
             self._last.append((rank, tag, line[:-1], self._generation))
 
     def _print(self, rank: int, tag: str, text: bytes, generation: int) -> None:
-        """Print a line, and before the first one of another generation a message."""
+        """Print a line; announce a restart before the first line of another attempt."""
         if self._printed_of is not None and generation > self._printed_of:
-            sys.stdout.buffer.flush()  # where both go to one place, the message is in its place
+            sys.stdout.buffer.flush()  # stdout and stderr may go to the same place
             say(f"restart {generation}")
         self._printed_of = generation
         start = coloured(tag.encode(), rank) if self._colours else tag.encode()

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options shared by several commands."""
 
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """What a command may want to know beside its arguments; Typer's `obj`."""
+    """The Typer context object: facts about a command beside its arguments."""
 
     words: tuple[str, ...]
     """The whole command line."""
@@ -21,7 +21,7 @@ class Call(NamedTuple):
 
 
 def _check_dashes(context: typer.Context, args: list[str] | None) -> list[str] | None:
-    """Refuse a second word, which is more likely a slip than the script's. Raises `UsageError`."""
+    """Reject arguments without `--`, which are probably a mistake. Raises `UsageError`."""
     if args and "--" not in context.obj.words:
         what = "use --set to override a key" if "=" in args[0] else "put the script's arguments after --"
         raise UsageError(f"unexpected argument {args[0]!r}: {what}")

@@ -1,4 +1,4 @@
-"""This program, for a machine that has nothing but Python: with what it imports, or `torchrun` alone."""
+"""Archives of this program for machines that have only Python: complete, or `torchrun` alone."""
 
 import hashlib
 import importlib.util
@@ -13,10 +13,10 @@ PACKAGES = (
     *("distlaunch", "yaml", "typer", "click", "shellingham", "annotated_doc", "typing_extensions"),
     *("rich", "markdown_it", "mdurl"),
 )
-"""Those that commands there need; which of them Typer is made of depends on its version."""
+"""Packages that commands on the other machine need. Some Typer versions don't use all of them."""
 
 _MAIN = "from distlaunch.__main__ import main\nmain()\n"
-"""What makes the unpacked folder a program: `python3 FOLDER`."""
+"""The main module of the unpacked directory, for `python3 DIRECTORY`."""
 
 _TOP = Path(__file__).parents[1]
 _ROOTS = ("distlaunch.__main__", "distlaunch.cli.torchrun", "distlaunch.transports.opening")
@@ -28,7 +28,7 @@ _UNUSED = (
 
 
 def payload_key() -> str:
-    """What changes when any of its files does."""
+    """Return a digest that changes with any of the files."""
     known = hashlib.sha256(_MAIN.encode())
     for name, path in _files():
         status = path.stat()
@@ -37,7 +37,7 @@ def payload_key() -> str:
 
 
 def payload() -> bytes:
-    """The zip."""
+    """Return the complete program as a zip."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in _files():
@@ -47,7 +47,7 @@ def payload() -> bytes:
 
 
 def torchrun_payload() -> bytes:
-    """A .tar.xz, the same for the same sources, of what `distlaunch torchrun` needs, as source."""
+    """Return the sources for `distlaunch torchrun` as a reproducible .tar.xz."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz", preset=9) as archive:
         sources = [(name, path.read_bytes()) for name, path in torchrun_modules()]
@@ -59,7 +59,7 @@ def torchrun_payload() -> bytes:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """(name in the zip, file) of every module, as source."""
+    """Yield (name in the zip, source file) of every module."""
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
@@ -78,5 +78,5 @@ def torchrun_modules() -> list[tuple[str, Path]]:
     agents = (f"distlaunch.agent.{path.stem}" for path in (_TOP / "agent").glob("[!_]*.py"))
     for name in (*_ROOTS, *agents):
         finder.import_hook(name)
-    found = {vars(module)["__file__"] for module in finder.modules.values()} - {None}  # as those built in
+    found = {vars(module)["__file__"] for module in finder.modules.values()} - {None}  # of built-in modules
     return [(str(Path(file).relative_to(_TOP.parent)), Path(file)) for file in sorted(found)]

@@ -1,4 +1,4 @@
-"""`prune`: deletes the folders of runs that ended long ago."""
+"""`prune`: deletes the directories of old runs."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ def prune(places: Places = None, older: Older = None, dry: Dry = False, as_json:
 
 
 def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
-    """Those of ours, in those places if there are any, that ended before that time. Raises `UsageError`."""
+    """Yield the user's runs that ended before that time, in those places if any. Raises `UsageError`."""
     for place in places:
         check_folder(place)
     for folder in (dict(scanned(places)) if places else folders()).values():
@@ -56,13 +56,13 @@ def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
 
 
 def _is_over(run: Run) -> bool:
-    """Whether that is certain: a lock that another machine holds may not be seen here."""
+    """Return whether a run is certainly over: locks of other machines may be invisible here."""
     told = run.status.state.over and run.status.state is not RunState.LOST
     return told or not (run.alive or run.host)
 
 
 def _pruned(run: Run, dry: bool) -> dict[str, Any]:
-    """Delete it, unless `dry`; what there was, for machines."""
+    """Delete the run, unless `dry`; return the result for JSON."""
     size, error = _size(run.folder), None
     if not dry:
         try:
@@ -82,8 +82,8 @@ def _size(folder: str) -> int:
 
 
 def _forget_missing() -> None:
-    """Take out of the list what is no longer there."""
-    here = os.uname().nodename  # what is on another machine's disk can't be seen from here
+    """Remove runs without a directory from the list."""
+    here = os.uname().nodename  # disks of other machines may be invisible here
     with contextlib.suppress(OSError):
         forget(each.run for each in listed().values() if each.host == here and not os.path.isdir(each.folder))
 

@@ -1,4 +1,4 @@
-"""Commands for runs that were started before: ps, attach, view, wait, stop; what `logs` shares with them."""
+"""Commands for existing runs: ps, attach, view, wait, stop, and functions that `logs` shares with them."""
 
 import os
 import shutil
@@ -104,11 +104,11 @@ def wait(
 
 
 def wait_and_leave(which: str | None, as_json: bool = False) -> NoReturn:
-    """Wait until a run ends, tell of it, and leave with its exit status."""
+    """Wait until a run ends, print how, and exit with its exit status."""
     run = follow_each(which, follow)
     if as_json:
         print_json(document(run))
-    elif run.status.exit_status:  # of one that is lost it is said anyway
+    elif run.status.exit_status:  # for a lost run it is printed anyway
         say(ended_words(run))
     _leave_with(run)
 
@@ -133,7 +133,7 @@ def stop(
     if run and run.alive and (known := submission_of(run)) and known.warned:
         queued = known
     if run and not queued:
-        if run.host and not run.status.state.over:  # its folder is shared, its controller is there
+        if run.host and not run.status.state.over:  # only its directory is shared
             say(f"the controller of {run.id} is on {run.host}: stopping it there over ssh")
             run_elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
         if which is None and run.alive:
@@ -149,7 +149,7 @@ def stop(
 
 
 def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run | None, bool]:
-    """Stop the job in a queue, or else the run; its last run, and whether there was something to stop."""
+    """Stop the queued job, or else the run; return its last run, and whether there was anything to stop."""
     with Signals() as signals:
         if queued:
             run, stopped = stop_queued(queued, now, signals)
@@ -172,9 +172,9 @@ def run_elsewhere(
     typed: str | None = None,
     terminal: bool = False,
 ) -> None:
-    """Run this command on the host that `word` names, if it names one, and leave with its status.
+    """Run this command on the host in `word`, if there is one, and exit with its status.
 
-    The command line has `typed` in its place, if that is given.
+    `typed` is the word on the command line to replace, if not `word`.
     """
     word = word or ""
     host, colon, rest = word.partition(":")
@@ -187,10 +187,10 @@ def run_elsewhere(
 
 
 def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:
-    """Have `seen` follow each run that `which` means, one after another; the last one, which is over.
+    """Call `seen` for each run that `which` names, one after another; return the last, which is over.
 
-    Leaves with a signal's status where it came while the run went on, or the job waited in a queue; says so
-    if that `detaches`. Raises `DistlaunchError`.
+    Exit with the status of a signal that came while a run was active or the job queued. If `detaches`, print
+    that the run goes on. Raises `DistlaunchError`.
     """
     last: Run | None = None
     with Signals() as signals:
@@ -206,12 +206,12 @@ def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detac
 
 
 def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everything: bool = False) -> None:
-    """Show each run that `which` means, with `everything` one that is over, too; leave with its status."""
+    """Show each run that `which` names, with `everything` even if it is over; exit with the last status."""
 
     def seen(run: Run, interrupts: Interrupts) -> Run:
         if run.alive or everything:
             return show(run, interrupts)
-        if run.status.state is not RunState.LOST:  # else it is said as we leave
+        if run.status.state is not RunState.LOST:  # else it is printed on exit
             say(ended_words(run))
         return run
 
@@ -219,7 +219,7 @@ def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everyt
 
 
 def _leave_with(run: Run) -> NoReturn:
-    """With the run's own status. Of one that is lost nobody has told the end yet."""
+    """Exit with the status of the run; for a lost one, print how it ended, as nothing else has."""
     lost = run.status.state is RunState.LOST
     if lost:
         say(ended_words(run))
@@ -227,7 +227,7 @@ def _leave_with(run: Run) -> NoReturn:
 
 
 def ended_words(run: Run, lead: str = ":") -> str:
-    """How a run ended, for people."""
+    """Describe how a run ended."""
     status = run.status
     said = f"{run.id}{lead} {status.state.value}"
     if status.exit_status:
@@ -236,7 +236,7 @@ def ended_words(run: Run, lead: str = ":") -> str:
 
 
 def ago_s(option: str, text: str, example: str) -> float:
-    """The seconds that an option's value means. Raises `UsageError`."""
+    """Return the seconds in the value of an option. Raises `UsageError`."""
     seconds = seconds_in(text)
     if seconds is None:
         units = ", ".join(UNITS_S)

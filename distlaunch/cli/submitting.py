@@ -1,4 +1,4 @@
-"""`submit` and `export`: a job for a scheduler's queue."""
+"""`submit` and `export`: prepare a job for a scheduler's queue or a cluster."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ exports = typer.Typer(
 
 
 class Workload(str, Enum):
-    """What `export kubernetes` makes of a job."""
+    """Kinds of manifests that `export kubernetes` prints."""
 
     job = "job"
     jobset = "jobset"
@@ -35,7 +35,7 @@ class Workload(str, Enum):
 
 
 def _known(name: str | None) -> str | None:
-    """A scheduler's name; those of other packages are looked up only for one that is not in the table."""
+    """Check the name of a scheduler. Other packages are searched only for a name that is not in the table."""
     if name and name not in TABLE and name not in names():
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names()))}.")
     return name
@@ -88,7 +88,7 @@ def submit(
 
 
 def _export(name: str) -> None:
-    """Add `export` of a batch script for that scheduler, which other commands don't load."""
+    """Add the command `export NAME` for a scheduler, whose module is loaded only then."""
 
     @exports.command(name, help=f"Print a batch script for {name}, to submit yourself.")
     def export(job: Job, args: Args = None, overrides: Set = None) -> None:
@@ -132,7 +132,10 @@ def export_kubernetes(
 def _prepared(
     job: str, overrides: Sequence[str], args: Sequence[str], to: str | None, followed: bool = False
 ) -> tuple[JobSpec, Scheduler, str]:
-    """The job, its scheduler and its batch script; for `followed` see there. Raises `DistlaunchError`."""
+    """Return the job, its scheduler and its batch script. `followed` is that of `Scheduler.script`.
+
+    Raises `DistlaunchError`.
+    """
     from distlaunch.here import own_command
     from distlaunch.job.file import job_of, read_job
     from distlaunch.launch.addresses import plan_without_nodes
@@ -153,7 +156,7 @@ def _prepared(
 
 
 def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, Path]:
-    """Submit it; its ID, and where the script is kept. Raises `DistlaunchError`."""
+    """Submit the script; return the ID of the job and the path of the script. Raises `DistlaunchError`."""
     from distlaunch.runs.submissions import Submission, note
     from distlaunch.schedulers.queue import ToolMissingError
 

@@ -36,7 +36,7 @@ EVERY_S = 5.0
 
 
 class Metrics(Observer):
-    """Writer of the file at `path`: whenever the state of the run changes, and now and then as ranks print."""
+    """Writer of the file at `path`, whenever the state of the run changes, and regularly as ranks print."""
 
     def __init__(self, path: str, status: Status) -> None:
         self._path, self._status = path, status

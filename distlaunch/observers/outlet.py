@@ -96,7 +96,7 @@ class Outlet:
         self.broken = False
 
     def write(self, data: bytes, ours: bool = False) -> None:
-        """Queue whole lines. Drop them if the reader is too far behind; messages (`ours`) are never dropped."""
+        """Queue whole lines. Drop them if the reader is too far behind; messages (`ours`) always stay."""
         with self._backlog.changed:
             if self.broken or not (ours or self._has_room(len(data))):
                 self.dropped_lines += data.count(b"\n")

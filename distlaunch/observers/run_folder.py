@@ -112,7 +112,7 @@ class LogWriter:
                 self._backlog.add(Piece(name, data, where=where), len(data))
 
     def _has_room(self, size: int) -> bool:
-        """Wait for room if the disk is only slow, which slows the source down; return whether there is room."""
+        """Wait for room if the disk is only slow, which slows the source; return whether there is room."""
         while self._backlog.waiting and self._backlog.waiting + size > CAPACITY:
             if self._stalled:
                 return False

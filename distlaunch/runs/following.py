@@ -1,4 +1,4 @@
-"""Follows a run from outside, by its folder, to its end or until it is left alone; stops it."""
+"""Follows a run of another process by its directory until it ends or a signal comes; stops it."""
 
 import contextlib
 import os
@@ -22,15 +22,15 @@ from distlaunch.supervisor.summary import STDERR, Summary
 
 _GONE = "its run directory was removed or renamed; the run itself may still be going"
 LOOK_S = 0.1
-"""Between two looks into the folder: it may be on another machine's disk, which tells nobody of a change."""
+"""Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
 ANOTHER_WISH_S = 0.2
-"""Between two signals that are two wishes: of those that come closer together one counts."""
+"""Seconds between two signals that count as two: of those closer together one counts."""
 
 
 def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: bool = False) -> Run:
-    """Tell `observer` of what happens from now on; the run as it is when it is over, or we are to leave.
+    """Have `observer` see the run from now on; return the run as it is when it is over or a signal comes.
 
-    With `everything`, of what has happened before, too. Raises `HistoryError`.
+    With `everything`, it also sees the past of the run. Raises `HistoryError`.
     """
     with contextlib.closing(Retelling(run.folder, observer)) as retelling:
         if not everything:
@@ -43,9 +43,9 @@ def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: boo
 
 
 def follow(run: Run, interrupts: Interrupts, retelling: Retelling | None = None) -> Run:
-    """Have all told that comes, until the run is over or a signal comes; the run as it is then."""
+    """Follow the run until it is over or a signal comes; return the run as it is then."""
     while not interrupts.any():
-        run = over(run)  # first: what it wrote before its end is told
+        run = over(run)  # first: then everything written before the end is read
         if retelling:
             retelling.catch_up()
         if not run.alive:
@@ -55,7 +55,7 @@ def follow(run: Run, interrupts: Interrupts, retelling: Retelling | None = None)
 
 
 def over(run: Run) -> Run:
-    """The run as it is by now; one whose folder was taken away is lost to us, however it ends."""
+    """Return the current state of the run; if its directory was removed, it counts as lost."""
     if now := run_in(run.folder):
         return now
     status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=_GONE)
@@ -63,12 +63,12 @@ def over(run: Run) -> Run:
 
 
 def pause(interrupts: Interrupts, seconds: float) -> None:
-    """Wait so long, or until a signal comes."""
+    """Wait until that time has passed or a signal comes."""
     select.select([interrupts.fd], [], [], seconds)
 
 
 def summary_of(folder: str, state: State) -> Summary | None:
-    """The summary of a run whose last state that is, as its command had it; None where it left none."""
+    """Return the summary of a run with that final state as its controller had it; None if it left none."""
     document = summary_in(folder)
     if document is None:
         return None
@@ -86,7 +86,7 @@ def summary_of(folder: str, state: State) -> Summary | None:
 
 
 def _read(path: str, whole: bool) -> Iterator[bytes]:
-    """A file, or as much of its end as is shown of one."""
+    """Read the whole file, or the part of its end that summaries use."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if not whole:
             file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_BYTES))
@@ -95,7 +95,7 @@ def _read(path: str, whole: bool) -> Iterator[bytes]:
 
 
 def interrupt(run: Run, at_once: bool = False) -> bool:
-    """Have the run stop, `at_once` by killing its ranks; False if it is over. Raises `DistlaunchError`."""
+    """Stop the run, or kill its ranks `at_once`; return False if it is over. Raises `DistlaunchError`."""
     owner = os.stat(run.folder).st_uid
     if owner != os.getuid():
         raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")

@@ -1,6 +1,6 @@
-"""Lists of runs, as lines of JSON: all of this user's, and beside run directories the starts of a queued job.
+"""Lists of runs as lines of JSON: all runs of this user, and the starts of each queued job.
 
-They are only hints: what a run is, its folder says. Where a line can't be written, runs go on without it.
+The lists are only hints: the run directories are decisive. A run goes on if a line can't be written.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ from distlaunch.schedulers import DEFAULT
 
 
 class Ticket(Frozen):
-    """What a queue knows a job by: its id there."""
+    """A job in a scheduler's queue: its ID there."""
 
     scheduler: str
     id: str
 
 
 class Listed(Frozen):
-    """A run that was listed: its folder, on which host; `over` if its end was noted.
+    """A listed run: its directory and host; `over` if its end was noted.
 
-    `queued` is what its scheduler's queue knows it by, if it came from one.
+    `queued` is the scheduler's job that it runs in, if any.
     """
 
     run: str
@@ -35,7 +35,7 @@ class Listed(Frozen):
 
 
 def index_path() -> str:
-    """Below XDG_STATE_HOME."""
+    """Return the path of the list, below XDG_STATE_HOME."""
     state = os.environ.get("XDG_STATE_HOME", "")
     place = state if os.path.isabs(state) else os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(place, "distlaunch", "runs.jsonl")
@@ -48,12 +48,12 @@ def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -
 
 
 def note_end(run: str) -> None:
-    """List that a run is over, to spare others a look into its folder."""
+    """Note that a run is over, so that others needn't look into its directory."""
     append(index_path(), {"run": run, "over": True})
 
 
 def listed() -> dict[str, Listed]:
-    """By their ids, the latest last; lines that make no sense are passed over."""
+    """Return the listed runs by ID, the latest last. Malformed lines are skipped."""
     lines = [line for line in lines_of(index_path()) if isinstance(line.get("run"), str)]
     over = {line["run"] for line in lines if line.get("over") is True}
     return {
@@ -64,13 +64,13 @@ def listed() -> dict[str, Listed]:
 
 
 def ticket_of(line: Mapping[str, Any]) -> Ticket | None:
-    """Of the job that a line is of; before there were others, the default one had them all."""
+    """Return the job of a line. Lines without a scheduler belong to the default one."""
     queued, scheduler = line.get("queued"), line.get("scheduler", DEFAULT)
     return Ticket(scheduler, queued) if isinstance(queued, str) and isinstance(scheduler, str) else None
 
 
 def forget(runs: Iterable[str]) -> None:
-    """Take these out of the list. Raises OSError."""
+    """Remove runs from the list. Raises OSError."""
     gone, path = set(runs), index_path()
     with _locked(path) as fd:
         kept = [line for line in lines_of(path) if line.get("run") not in gone]
@@ -93,7 +93,7 @@ def lines_of(path: str) -> Iterator[dict[str, Any]]:
 
 
 def append(path: str, line: Mapping[str, Any]) -> None:
-    """Add a line to a file of JSON lines, if that can be written."""
+    """Add a line to a file of JSON lines, if possible."""
     with contextlib.suppress(OSError), _locked(path) as fd:
         os.write(fd, _encoded(line))
 
@@ -104,11 +104,11 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[int]:
-    """Open for appending; nobody else rewrites it meanwhile. Raises OSError."""
+    """Open a file for appending, while nobody else rewrites it. Raises OSError."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        with contextlib.suppress(OSError):  # a file system may lack locks
+        with contextlib.suppress(OSError):  # not every file system supports locks
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:

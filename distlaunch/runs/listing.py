@@ -14,13 +14,13 @@ from distlaunch.supervisor.status import RunState, document_of
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10
-"""Characters that are left where lines are too long, unless the terminal is narrower still."""
+"""Minimum characters of an ID and of WHERE in lines that are cut, if the terminal is wide enough."""
 
 
 def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
-    """The runs in `places`, or all that are known, the latest first; those that have `ended` if asked.
+    """Return the runs in `places`, or all known runs, the latest first; with `ended`, also those of the past.
 
-    A place that is no folder names runs, which are listed even if they have ended. Raises `UsageError`.
+    A place that is no directory names runs, which are listed even if they are over. Raises `UsageError`.
     """
     asked = {run: path for place in places for run, path in _asked(place).items()}
     known = {**dict(scanned(places)), **asked} if places else folders()
@@ -37,7 +37,7 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
 
 
 def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Run]:
-    """Those that wait in a queue, or have ended there without a run."""
+    """Return the jobs that wait in a queue, or have ended there without a run."""
     if not os.path.exists(index_path()):
         return []
     inside = {os.path.abspath(each) for place in places for each in (place, os.path.join(place, LOGS))}
@@ -45,7 +45,7 @@ def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Ru
 
 
 def _asked(place: str) -> dict[str, str]:
-    """The runs that it names if it is no folder."""
+    """Return the runs that `place` names if it is no directory."""
     found = named(place) if place and not os.path.isdir(place) else {}
     if not found:
         check_folder(place)
@@ -53,7 +53,7 @@ def _asked(place: str) -> dict[str, str]:
 
 
 def table(found: Sequence[Run], width: int | None = None) -> str:
-    """For people: columns as wide as they need to be, lines cut where they would not fit into `width`."""
+    """Return a table of runs, with lines cut to `width`."""
     now = time.time()
     rows = [HEADINGS, *(_row(run, now) for run in found)]
     if width is not None:
@@ -68,7 +68,7 @@ def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
 
 
 def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """Rows with less of WHERE, and if that does not do, with ids without their middle."""
+    """Shorten WHERE, and if that is not enough, cut the middle of IDs."""
     ids, *others, where = _widths(rows)
     room = width - sum(others) - 2 * len(rows[0][:-1])
     id_room = max(LEAST_ID, min(ids, room - min(where, LEAST_WHERE)))
@@ -87,7 +87,7 @@ def _cut(text: str, room: int) -> str:
 
 
 def document(run: Run) -> dict[str, Any]:
-    """For machines; times are seconds."""
+    """Return a run as JSON. Times are in seconds."""
     known, now, silent_s = document_of(run.status), time.time(), _silent_s(run, time.time())
     del known["version"], known["controller"]["boot"]
     return {
@@ -114,14 +114,14 @@ def _row(run: Run, now: float) -> tuple[str, ...]:
 
 
 def _silent_s(run: Run, now: float) -> float | None:
-    """Seconds since a rank printed something, while ranks run."""
+    """Return the seconds since a rank last printed, if ranks are running."""
     if run.status.state is not RunState.RUNNING:
         return None
     return max(0.0, now - max(run.heard or 0.0, run.status.since))
 
 
 def age_words(seconds: float) -> str:
-    """A length of time in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
+    """Return a length of time in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
     whole = int(seconds)
     if whole < 120:
         return f"{whole}s"

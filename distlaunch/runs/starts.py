@@ -1,4 +1,4 @@
-"""A job that its scheduler starts again: what went before, and how another start is asked for."""
+"""Restarts by a scheduler: the earlier runs of a job that is started again, and requeueing."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from distlaunch.supervisor.state import State
 
 
 class Begun(Frozen):
-    """A start of a queued job: its run, of which job, and how often the scheduler had started that before."""
+    """A start of a queued job: its run, its job, and the number of earlier starts by the scheduler."""
 
     run: str
     job: str
@@ -22,19 +22,19 @@ class Begun(Frozen):
 
 
 def starts_path(folder: str, queued: str, scheduler: str) -> str:
-    """The list of the starts of a job in a scheduler's queue, beside its run directories in `folder`."""
+    """Return the path of the list of starts of a queued job, beside its run directories in `folder`."""
     return os.path.join(folder, f"{scheduler}-{queued}.jsonl")
 
 
 def begun(path: str) -> list[Begun]:
-    """Read the starts in such a list, the oldest first."""
+    """Read the starts from such a list, the oldest first."""
     fields = Begun._fields
     lines = [line for line in lines_of(path) if line.keys() >= {*fields}]
     return [Begun(**{name: line[name] for name in fields}) for line in lines]
 
 
 def continued(spec: JobSpec) -> JobSpec:
-    """`spec` with what went before, if the scheduler has started this very job before."""
+    """Add the earlier runs to `spec` if the scheduler has started this job before."""
     allocation = spec.allocation
     if allocation is None or not allocation.starts:
         return spec
@@ -48,13 +48,13 @@ def continued(spec: JobSpec) -> JobSpec:
 
 
 def note_start(spec: JobSpec, run_id: str) -> None:
-    """Have the next start know of this one."""
+    """List this start for the next one."""
     assert spec.allocation is not None
     append(_path_of(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
 
 
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
-    """Have the scheduler start the job again, if it is to go on; `tell` gets what comes of it."""
+    """Requeue the job if it is to go on; `tell` takes messages about the outcome."""
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
     if allocation is None or not allocation.requeues or not is_to_go_on(state):
         return
@@ -66,7 +66,7 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     tell(f"requeueing {allocation.name}, {made + 1} of {most}")
     append(path, {"requeue": True})
     try:
-        load(allocation.scheduler).requeue(allocation.job)  # which may kill us at once
+        load(allocation.scheduler).requeue(allocation.job)  # which may kill this process at once
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")
 

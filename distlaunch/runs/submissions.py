@@ -1,4 +1,4 @@
-"""Jobs in a scheduler's queue: listed beside the runs, which they become, followed and cancelled."""
+"""Jobs in a scheduler's queue: listed beside the runs that they become, followed and cancelled."""
 
 import os
 import re
@@ -21,20 +21,20 @@ from distlaunch.supervisor.status import Controller, RunState, Status
 from distlaunch.wording import listed as listed_words
 
 CLOCKS_S = 3600.0
-"""How far the clocks of two hosts may differ; a run from before was of another job with the same id."""
+"""Maximum seconds between the clocks of two hosts. An earlier run was of another job with the same ID."""
 LOOK_S = 0.25
-"""Between two looks at the folder, which cost a scheduler nothing."""
+"""Seconds between two looks into the directory, which cost the scheduler nothing."""
 FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
-"""Between two questions to a scheduler: at first, at most, and by how much they grow."""
+"""Seconds between two queries of a scheduler: at first, at most, and the factor of their growth."""
 
 _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 
 
 class Submission(Frozen):
-    """A job in a scheduler's queue: its id there, its name, the folder of its runs, when it was submitted.
+    """A job in a scheduler's queue: its ID there, its name, and the directory of its runs.
 
-    `at` is in seconds since the epoch; 0 for one that was not submitted by us. `end` is what the scheduler
-    called its end, "" as long as none was seen.
+    `at` is when it was submitted, in seconds since the epoch; 0 if distlaunch didn't submit it. `end` is its
+    end in the scheduler's words; "" until one was seen.
     """
 
     id: str
@@ -46,27 +46,27 @@ class Submission(Frozen):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return its name for people."""
         return f"{title_of(self.scheduler)} job {self.id}"
 
     @property
     def output(self) -> str:
-        """What its script prints."""
+        """Return the path of its script's output."""
         return output_path(self.folder, self.id, self.scheduler)
 
     @property
     def warned(self) -> bool:
-        """Whether its ranks are warned before its scheduler ends it; scripts that we submit see to that."""
+        """Return whether its ranks get a termination warning; scripts submitted by distlaunch ensure it."""
         return bool(self.at) or load(self.scheduler).warns
 
 
 def note(submission: Submission) -> None:
-    """List it."""
+    """List a submission."""
     _note(submission, **submission._replace(end="")._asdict())
 
 
 def note_end(submission: Submission, end: str) -> None:
-    """List how it ended, so that its scheduler is not asked again, which forgets it."""
+    """Note how a submission ended: the scheduler, which forgets it, needn't be queried again."""
     _note(submission, end=end)
 
 
@@ -75,7 +75,7 @@ def _note(submission: Submission, **more: Any) -> None:
 
 
 def submissions() -> dict[Ticket, Submission]:
-    """All that are known: those that `submit` made, and of which runs tell."""
+    """Return all known submissions: those by `submit`, and those that listed runs belong to."""
     found = {}
     for run in listed().values():
         if run.queued and run.queued not in found:
@@ -85,7 +85,7 @@ def submissions() -> dict[Ticket, Submission]:
     for line in lines_of(index_path()):
         if "run" in line or not (queued := ticket_of(line)):
             continue
-        if line.keys() >= {"id", "job", "folder", "at"}:  # an id may come again: a scheduler set up anew
+        if line.keys() >= {"id", "job", "folder", "at"}:  # IDs may repeat after a new setup of the scheduler
             found[queued] = Submission(**{name: line[name] for name in fields if name in line})
         elif queued in found:
             found[queued] = found[queued]._replace(end=str(line.get("end", "")))
@@ -93,9 +93,9 @@ def submissions() -> dict[Ticket, Submission]:
 
 
 def submission(word: str | None) -> Submission | None:
-    """The one that a word means: an id in a queue, or a job that waits; None = one of this folder.
+    """Return the submission that a word names: an ID, or a job that waits; None = one of this directory.
 
-    Raises `UsageError` for the beginning of several ids.
+    Raises `UsageError` for an ambiguous number.
     """
     known = submissions().values()
     named = _of_id(word, known) or _beside_its_runs(word) if word and _ID.fullmatch(word) else None
@@ -107,7 +107,7 @@ def submission(word: str | None) -> Submission | None:
 
 
 def submission_of(run: Run) -> Submission | None:
-    """The one whose latest run that is."""
+    """Return the submission with that run as its latest."""
     entry = listed().get(run.id)
     found = submissions().get(entry.queued) if entry and entry.queued else None
     latest = latest_run(found) if found else None
@@ -115,7 +115,7 @@ def submission_of(run: Run) -> Submission | None:
 
 
 def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
-    """The latest of that id, or the only one of that number: some have the server's name behind it."""
+    """Return the latest with that ID, or the only one with that number: some IDs end in a server's name."""
     if found := [each for each in known if each.id == word]:
         return max(found, key=lambda each: (not each.end, each.at))
     numbered = [each for each in known if each.id.partition(".")[0] == word]
@@ -133,7 +133,7 @@ def _is_meant(each: Submission, word: str | None) -> bool:
 
 
 def _beside_its_runs(job: str) -> Submission | None:
-    """One that is not listed, as where a home is not shared: its starts tell of it."""
+    """Return an unlisted submission by its list of starts, as where home directories are not shared."""
     for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TABLE):
         if os.path.exists(starts_path(folder, job, scheduler)):
             return Submission(job, "", folder, 0.0, scheduler=scheduler)
@@ -141,14 +141,14 @@ def _beside_its_runs(job: str) -> Submission | None:
 
 
 def latest_run(each: Submission) -> Run | None:
-    """What it has become last, if it has been started."""
+    """Return its latest run, if it has been started."""
     starts = begun(starts_path(each.folder, each.id, each.scheduler))
     run = run_in(os.path.join(each.folder, starts[-1].run)) if starts else None
     return run if run and run.status.began > each.at - CLOCKS_S else None
 
 
 def as_run(each: Submission, state: RunState, why: str) -> Run:
-    """A submission without a run, for a list of runs."""
+    """Return a submission without a run as an entry for lists of runs."""
     at = each.at or time.time()
     told = f"{title_of(each.scheduler)}: {why}"
     where, ending = ("", f"{told}; see {each.output}") if state.over else (told, "")
@@ -157,9 +157,9 @@ def as_run(each: Submission, state: RunState, why: str) -> Run:
 
 
 def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run]]:
-    """Jobs in a queue that are no run, or one that is over, each as a run; those that have `ended` if asked.
+    """Yield queued jobs without an active run, each with its entry; with `ended`, those that are over, too.
 
-    `shown` are the runs that are listed anyway. A scheduler is asked only if there may be one of its jobs.
+    `shown` are the runs listed anyway. A scheduler is queried only if it may have such a job.
     """
     known = [each for each in submissions().values() if each.at]
     if ended:
@@ -180,7 +180,7 @@ def _asked(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator
     for each in open_:
         state = told.get(each.id, GONE)
         if not state.over:
-            # One that runs, and has no run yet, is being set up.
+            # A running job without a run is being set up.
             yield each, as_run(each, RunState.PENDING if state.waits else RunState.CONNECTING, state.words)
             continue
         note_end(each, state.state)
@@ -194,13 +194,13 @@ def _ended(each: Submission, end: str) -> Run:
 
 
 class Patience:
-    """When to ask again: ever less often."""
+    """The schedule of queries, at growing intervals."""
 
     def __init__(self) -> None:
         self._gap_s, self._next = FIRST_GAP_S, 0.0
 
     def due(self) -> bool:
-        """Whether it is time; the next time is later."""
+        """Return whether a query is due, and schedule the next one if so."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -209,9 +209,9 @@ class Patience:
 
 
 def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None]) -> Iterator[Run]:
-    """Each run that a word means, one after another: of a job in a queue, all that it becomes.
+    """Yield each run that a word names, one after another; for a queued job, all of its runs.
 
-    `tell` gets what it waits for. Ends early when a signal has come. Raises `DistlaunchError`.
+    `tell` takes messages about what it waits for. Ends early when a signal comes. Raises `DistlaunchError`.
     """
     run = None if (queued := submission(word)) else find(word)
     if run:
@@ -225,7 +225,7 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
 
 
 def run_of(word: str | None) -> Run:
-    """The run that a word means, of a job in a queue the latest. Raises `DistlaunchError`."""
+    """Return the run that a word names; for a queued job, the latest. Raises `DistlaunchError`."""
     queued = submission(word)
     if queued is None:
         return find(word)
@@ -237,7 +237,7 @@ def run_of(word: str | None) -> Run:
 
 
 def state_of(queued: Submission) -> Queued:
-    """What its scheduler says of it, or has said at its end. Raises `DistlaunchError`."""
+    """Query the scheduler for its state, unless its end is known. Raises `DistlaunchError`."""
     if queued.end:
         return Queued(queued.end)
     return load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
@@ -246,9 +246,9 @@ def state_of(queued: Submission) -> Queued:
 def _next(
     queued: Submission, before: Run | None, interrupts: Interrupts, tell: Callable[[str], None]
 ) -> Run | None:
-    """The run after `before`, once it has begun; None when there will be none.
+    """Wait for the run after `before`; return None if there will be none.
 
-    Raises `DistlaunchError` where none was.
+    Raises `DistlaunchError` if there was none at all.
     """
     patience, told = Patience(), ""
     while not interrupts.any():
@@ -280,9 +280,9 @@ def _without_run(queued: Submission, state: Queued) -> str:
 
 
 def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
-    """Cancel it, and wait until nothing of it is left: its last run, and whether it was still to be ended.
+    """Cancel it and wait until it is gone; return its last run, and whether there was anything to cancel.
 
-    Leaves earlier when a signal has come. Raises `DistlaunchError`.
+    Returns early when a signal comes. Raises `DistlaunchError`.
     """
     if state_of(queued).over:
         return latest_run(queued), False

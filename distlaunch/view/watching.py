@@ -1,4 +1,4 @@
-"""A run on the terminal's other screen: our own, as one of its observers, or one elsewhere, by its folder."""
+"""Shows a run on the terminal's alternate screen: a run of this process, or one elsewhere."""
 
 import contextlib
 import json
@@ -27,9 +27,9 @@ from distlaunch.view.picture import Picture
 from distlaunch.view.screen import Wish, after, lines, row_at
 
 TOUCH_S = 2.0
-"""Between two signs to the controller that somebody watches."""
+"""Seconds between two signs of a viewer to the controller."""
 DRAW_S = 1.0
-"""Between two drawings if nobody presses a key."""
+"""Seconds between two redraws without a key."""
 
 
 def watch(run: Run, interrupts: Interrupts) -> Run:
@@ -39,10 +39,10 @@ def watch(run: Run, interrupts: Interrupts) -> Run:
 
 
 class Screen(Picture):
-    """The terminal's other screen, for a run of this process, or for `run`, which another process controls.
+    """The terminal's alternate screen, for a run of this process, or for `run` of another process.
 
-    `q` stops a run of this process, and quits the screen of any other. `close` brings back the first screen.
-    There the `terminal` shows how the run ended.
+    `q` stops a run of this process, but only quits the screen of any other. `close` returns to the main
+    screen, where the `terminal` shows how the run ended.
     """
 
     def __init__(self, terminal: Terminal, interrupts: Interrupts, run: Run | None = None) -> None:
@@ -64,7 +64,7 @@ class Screen(Picture):
         self.wake_at = 0.0
 
     def woken(self) -> None:
-        """Take keys, and draw if there is a reason to."""
+        """Handle keys, and redraw if anything may have changed."""
         now = time.monotonic()
         self.wake_at = now + LOOK_S
         if self._run and now - self._touched_at > TOUCH_S:
@@ -81,12 +81,12 @@ class Screen(Picture):
             self._draw()
 
     def told(self, notice: Notice, at: float) -> None:
-        """Keep it for the history, and for the end."""
+        """Keep the message for the history and for the end."""
         super().told(notice, at)
         self._notices.append((notice, at))
 
     def ended(self, summary: Summary) -> None:
-        """Close the screen, and print what `run` would have printed; of another run, how it ended."""
+        """Close the screen and show how the run ended; for a run of this process, its messages, too."""
         self.wake_at = None
         self.close()
         for notice, at in () if self._run else self._notices:
@@ -100,9 +100,9 @@ class Screen(Picture):
 
 
 def _watched_uses(folder: str) -> Mapping[int, Use]:
-    """Show the controller that somebody watches; return what ranks use, as it has written it."""
+    """Note for the controller that there is a viewer; return the use of ranks that it has written."""
     path = os.path.join(folder, WATCHED)
-    with contextlib.suppress(OSError):  # who may not write there sees what there is
+    with contextlib.suppress(OSError):  # without write access, show the existing values
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         os.utime(path)
     try:
@@ -112,8 +112,8 @@ def _watched_uses(folder: str) -> Mapping[int, Use]:
         return {}
 
 
-# Puts the terminal right even when we are killed. Its stdout is the terminal; the other end of its stdin is
-# ours alone: without a word of ours, its end is our death.
+# Restores the terminal even if this process is killed. Stdout is the terminal. Only this process has the
+# other end of stdin: if stdin ends without a line, this process is dead.
 _RESCUER = (
     "exec 3>&1; was=$(stty -g <&3) || exit; echo ready >&2; exec 2>/dev/null; "
     r"""read word || { stty "$was" <&3; printf '\033[?1049l\033[?25h\033[0m'; }"""
@@ -122,8 +122,8 @@ _RESCUER = (
 
 @contextlib.contextmanager
 def _rescued(terminal: int) -> Iterator[None]:
-    """While the body runs, a shell waits for our death; then the `terminal` is made as it is now."""
-    # In a session of its own, so that what kills us with our terminal's job does not kill it.
+    """While the body runs, have a shell restore the `terminal` if this process is killed."""
+    # In another session, so that it survives a signal to all processes of the terminal.
     with subprocess.Popen(
         ["/bin/sh", "-c", _RESCUER],
         stdin=subprocess.PIPE,
@@ -134,7 +134,7 @@ def _rescued(terminal: int) -> Iterator[None]:
     ) as rescuer:
         assert rescuer.stdin is not None
         assert rescuer.stderr is not None
-        rescuer.stderr.read(1)  # it has seen how the terminal is now, or is gone
+        rescuer.stderr.read(1)  # it has saved the terminal's state, or has exited
         try:
             yield
         finally:
@@ -151,7 +151,7 @@ _KEYS = {
 
 @contextlib.contextmanager
 def _keyboard(fd: int = 0) -> Iterator[int | None]:
-    """The terminal that keys come from, each at once and unseen; None where there is none."""
+    """Read keys from the terminal one by one and without echo; None without a terminal."""
     if not os.isatty(fd):
         yield None
         return
@@ -164,14 +164,14 @@ def _keyboard(fd: int = 0) -> Iterator[int | None]:
 
 
 def _pressed(fd: int | None) -> Iterator[str]:
-    """The keys that have been pressed since: names, or the characters themselves."""
+    """Yield the keys pressed since the last call: names, or the characters themselves."""
     data = b""
     if fd is not None and select.select([fd], [], [], 0)[0]:
         with contextlib.suppress(OSError):
             data = os.read(fd, 1024)
     while data:
         size = next((n for n in (4, 3) if data[:n] in _KEYS), 1)
-        if size == 1 and data[:1] == b"\x1b" and len(data) > 1:  # a sequence that means nothing here
+        if size == 1 and data[:1] == b"\x1b" and len(data) > 1:  # an unknown sequence
             return
         yield _KEYS.get(data[:size]) or data[:1].decode(errors="replace")
         data = data[size:]
