@@ -75,9 +75,9 @@ def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
             from distlaunch.cli.run import run_controller
             from distlaunch.launch.gather import Gathered, gather
 
-            met = gather(job_of(task, argv, gathering.arrival), gathering, signals, say)
-            assert isinstance(met, Gathered)
-            return run_controller(met.spec, met.door, signals)
+            gathered = gather(job_of(task, argv, gathering.arrival), gathering, signals, say)
+            assert isinstance(gathered, Gathered)
+            return run_controller(gathered.spec, gathered.door, signals)
         seat = Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, say).seated()
         blocked(signals.watched)
     from distlaunch.launch.joined import OneRank, serve  # late: gathering comes first
@@ -132,8 +132,8 @@ def task_of(environ: Mapping[str, str]) -> Task:
 
 def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the hosts at which to reach rank 0: the user's choice, or those known to the task."""
-    if told := environ.get("MASTER_ADDR"):
-        return (told,)
+    if given := environ.get("MASTER_ADDR"):
+        return (given,)
     if task.on_one_node:
         return ("127.0.0.1",)
     if not task.addresses:
@@ -190,13 +190,13 @@ def node_of(mapping: str, rank: int) -> tuple[int, int] | None:
 
 def _ask(manager: socket.socket, line: str) -> dict[str, str]:
     manager.sendall(line.encode() + b"\n")
-    said = b""
-    while not said.endswith(b"\n"):
+    answer = b""
+    while not answer.endswith(b"\n"):
         piece = manager.recv(1)  # only the answer: later bytes belong to the program
         if not piece:
             raise DistlaunchError("mpirun's process manager has exited")
-        said += piece
-    text = said.decode(errors="replace").strip()
+        answer += piece
+    text = answer.decode(errors="replace").strip()
     fields = dict(word.partition("=")[::2] for word in text.split())
     if fields.get("rc", "0") != "0":
         raise DistlaunchError(f"mpirun's process manager refused `{line}`: {text}")

@@ -57,8 +57,8 @@ def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
 
 def _is_over(run: Run) -> bool:
     """Return whether a run is certainly over: locks of other machines may be invisible here."""
-    told = run.status.state.over and run.status.state is not RunState.LOST
-    return told or not (run.alive or run.host)
+    recorded = run.status.state.over and run.status.state is not RunState.LOST
+    return recorded or not (run.alive or run.host)
 
 
 def _pruned(run: Run, dry: bool) -> dict[str, Any]:

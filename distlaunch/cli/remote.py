@@ -39,7 +39,7 @@ home = os.path.join(top, {key!r})
 _RECEIVE = """
 import io, json, shutil, tempfile, threading, time, zipfile
 caller = os.fdopen(os.dup(0), "rb")
-asked = json.loads(caller.readline())
+request = json.loads(caller.readline())
 if os.path.isdir(home) and os.stat(home).st_uid == os.getuid():
     os.utime(home)
     os.write(1, b"\\0distlaunch: have\\n")
@@ -56,24 +56,24 @@ else:
     for other in os.scandir(top):  # versions not used for a month
         if other.stat().st_mtime < time.time() - 30 * 86400:
             shutil.rmtree(other.path, ignore_errors=True)
-os.environ.update(asked["env"])
-if asked["folder"]:
+os.environ.update(request["env"])
+if request["folder"]:
     try:
-        os.chdir(asked["folder"])
+        os.chdir(request["folder"])
     except OSError as error:
-        words = (asked["folder"], asked["host"], error.strerror)
+        words = (request["folder"], request["host"], error.strerror)
         rest = "; --on needs the job file's folder at the same path there"
         sys.stderr.write("distlaunch: %s on %s: %s" % words + rest + "\\n")
         os._exit(2)
 with tempfile.TemporaryFile() as file:
-    file.write(asked["stdin"].encode())
+    file.write(request["stdin"].encode())
     file.seek(0)
     os.dup2(file.fileno(), 0)
 def leave_with_the_caller():
     while os.read(caller.fileno(), 4096): pass
     os._exit(129)
 threading.Thread(target=leave_with_the_caller, daemon=True).start()
-words = asked["words"]
+words = request["words"]
 """
 _START = """
 sys.path.insert(0, home)
@@ -141,8 +141,8 @@ def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) 
     assert process.stdin is not None
     code = _PLACE.format(key=payload_key()) + _RECEIVE + _START
     start = _FIND_PYTHON + f'exec "$p" -I -c {shlex.quote(f"exec({code!r})")}'
-    asked = {"host": host, **request._asdict()}
-    process.stdin.write(f"{start}\n{json.dumps(asked)}\n".encode())
+    fields = {"host": host, **request._asdict()}
+    process.stdin.write(f"{start}\n{json.dumps(fields)}\n".encode())
     output = b""
     while not (ready := _READY.search(output)):
         if not (piece := _read(process)):
@@ -186,7 +186,7 @@ def run_on(
     `spec` is the job as parsed here. Raises `DistlaunchError`.
     """
     ssh = _way_to(host, spec)
-    status, text = _told_by(ssh, ("run", "-", "--detach"), job, spec, overrides, args)
+    status, text = _output_of(ssh, ("run", "-", "--detach"), job, spec, overrides, args)
     run = text.strip()
     if status or not run:
         return status
@@ -207,7 +207,7 @@ def submit_on(
 ) -> int:
     """Submit the job there with `options` of submit; return the exit status. Raises `DistlaunchError`."""
     spec = job_of(read_job(job), job, overrides, args, submitted=True)
-    status, text = _told_by(ssh, ("submit", "-", *options), job, spec, overrides, args)
+    status, text = _output_of(ssh, ("submit", "-", *options), job, spec, overrides, args)
     print_text(text)
     if status == Exit.OK and len(text.split()) == 1 and sys.stderr.isatty():
         say(f"submitted on {ssh.host}; follow it with `distlaunch attach {ssh.host}:{text.strip()}`")
@@ -222,7 +222,7 @@ def _way_to(host: str, spec: JobSpec) -> Ssh:
     return ssh_to(host, reached[0].options.config if reached else None)
 
 
-def _told_by(
+def _output_of(
     ssh: Ssh, command: Sequence[str], job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]
 ) -> tuple[int, str]:
     """Run a command for the job there; return its exit status and its output."""
@@ -232,6 +232,6 @@ def _told_by(
     words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]
     envs = [spec.env, *(node.env for node in spec.pool)]  # inherited variables have other values there
     inherited = {name: value.text for env in envs for name, value in env.items() if value.inherited}
-    folder, said = os.path.dirname(os.path.realpath(job)), bytearray()
-    status = run_there(ssh, Request(tuple(words), folder, read_text(job), inherited), said.extend)
-    return status, said.decode(errors="replace")
+    folder, output = os.path.dirname(os.path.realpath(job)), bytearray()
+    status = run_there(ssh, Request(tuple(words), folder, read_text(job), inherited), output.extend)
+    return status, output.decode(errors="replace")

@@ -59,11 +59,11 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
     dashes = words.index("--") if "--" in words else len(words)
     jobs: list[str] = []
     overrides: list[str] = []
-    asked: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     rest = iter(words[:dashes])
     for word in rest:
         if word in FLAGS:
-            asked[FLAGS[word]] = True
+            flags[FLAGS[word]] = True
         elif word == SET:
             overrides.append(next(rest, ""))
         elif word.startswith("-") and word != "-":
@@ -72,7 +72,7 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
             jobs.append(word)
     if len(jobs) != 1 or not all("=" in text for text in overrides):
         return None
-    return RunOptions(jobs[0], tuple(words[dashes + 1 :]), tuple(overrides), **asked)
+    return RunOptions(jobs[0], tuple(words[dashes + 1 :]), tuple(overrides), **flags)
 
 
 def run_with(options: RunOptions, early: Link | None) -> int:
@@ -139,14 +139,14 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
     with Signals(spec.invocation.signals) as signals:
         if early:
             early.discard()  # its lease may end while launchers gather
-        met = gather(spec, gathering, signals, say)
-        if isinstance(met, Gathered):
-            return run_controller(met.spec, met.door, signals)
+        gathered = gather(spec, gathering, signals, say)
+        if isinstance(gathered, Gathered):
+            return run_controller(gathered.spec, gathered.door, signals)
         blocked(signals.watched)
     from distlaunch.launch.joined import serve
     from distlaunch.launch.own_ranks import OwnRanks
 
-    return serve(met, OwnRanks(spec), signals.watched)
+    return serve(gathered, OwnRanks(spec), signals.watched)
 
 
 def run_controller(spec: JobSpec, door: "Door", signals: Signals) -> int:

@@ -229,10 +229,10 @@ def _leave_with(run: Run) -> NoReturn:
 def ended_words(run: Run, lead: str = ":") -> str:
     """Describe how a run ended."""
     status = run.status
-    said = f"{run.id}{lead} {status.state.value}"
+    text = f"{run.id}{lead} {status.state.value}"
     if status.exit_status:
-        said += f", exit status {status.exit_status}"
-    return f"{said}{f': {status.why}' if status.why else ''}; logs: {run.folder}"
+        text += f", exit status {status.exit_status}"
+    return f"{text}{f': {status.why}' if status.why else ''}; logs: {run.folder}"
 
 
 def ago_s(option: str, text: str, example: str) -> float:

@@ -54,7 +54,7 @@ class Notifier(Observer):
         self._thread = threading.Thread(target=self._run, daemon=True, name="notifier")
         self._process: subprocess.Popen[bytes] | None = None
         self._failed = ""
-        self._said = False
+        self._failure_shown = False
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Report restarts and stalls."""
@@ -109,8 +109,8 @@ class Notifier(Observer):
 
     def _say_failure(self) -> None:
         """Report the first failure of the command, in the thread that runs the job."""
-        if self._failed and not self._said:
-            self._said = True
+        if self._failed and not self._failure_shown:
+            self._failure_shown = True
             self.remark(self._failed)
 
     # In the thread

@@ -54,7 +54,7 @@ class Observer:
         """Take what ranks of a node use, by rank; called every few seconds."""
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
-        """Note that the run has begun. Random choices of its supervisor follow from `chance`."""
+        """Note that the run has attempt. Random choices of its supervisor follow from `chance`."""
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Note that an event has led to `state`."""
@@ -135,7 +135,7 @@ class Generations:
     """The attempts of a run that have started. Frames contain only the last digits of their numbers."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, Begun] = {}
+        self._attempts: dict[int, Begun] = {}
 
     def note(self, state: State) -> bool:
         """Note the current attempt if it has started; return whether it was unknown."""
@@ -145,10 +145,10 @@ class Generations:
         known = self.of(this.number)
         if known and known.number == this.number:
             return False
-        begun = Begun(this.number, this.plan, destinations(this.plan, this.number))
-        self._begun[this.number % GENERATIONS] = begun
+        attempt = Begun(this.number, this.plan, destinations(this.plan, this.number))
+        self._attempts[this.number % GENERATIONS] = attempt
         return True
 
     def of(self, called: int) -> Begun | None:
         """Return the attempt whose number has these last digits: its output may arrive late."""
-        return self._begun.get(called % GENERATIONS)
+        return self._attempts.get(called % GENERATIONS)

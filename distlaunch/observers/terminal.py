@@ -64,11 +64,11 @@ class Terminal(Observer):
         else:
             self._console.say(notice.text, notice.level)
 
-    def _release(self, told: Sequence[str] = ()) -> None:
-        """Show the messages held back, except those that start one of the next lines (`told`)."""
+    def _release(self, upcoming: Sequence[str] = ()) -> None:
+        """Show the messages held back, except those that start one of the next lines (`upcoming`)."""
         held, self._held = self._held, []
         for notice in held:
-            if not any(line.startswith(f"{notice.text};") for line in told):
+            if not any(line.startswith(f"{notice.text};") for line in upcoming):
                 self._console.say(notice.text, notice.level)
 
     def remarked(self, text: str) -> None:
@@ -149,8 +149,8 @@ class Terminal(Observer):
         rank = summary.state.cause.rank if summary.state.cause else None
         if rank is None:
             return {}
-        said = (summary.last_lines.get(rank, ""), summary.last_words.get(rank, ""))
-        found = (self._console.above(rank, stream, _length(words)) for stream, words in enumerate(said))
+        outputs = (summary.last_lines.get(rank, ""), summary.last_words.get(rank, ""))
+        found = (self._console.above(rank, stream, _length(words)) for stream, words in enumerate(outputs))
         return {stream: Above(*above) for stream, above in enumerate(found) if above}
 
 

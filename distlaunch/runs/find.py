@@ -42,7 +42,7 @@ def find(word: str | None, alone: bool = False) -> Run:
     else:
         runs, which, nothing = _of_name(word, known), f"of {word}", f"no run matches {word!r}; {_LIST}"
         unique = not runs
-        runs = runs or _begun_with(word, known)
+        runs = runs or _starting_with(word, known)
     going = _going(runs)
     if unique and len(runs) > 1 and len(going) != 1:
         raise UsageError(_ambiguous(word, runs))
@@ -57,10 +57,10 @@ def find(word: str | None, alone: bool = False) -> Run:
 def named(word: str) -> dict[str, str]:
     """Return the directories of all runs that a word names, by ID."""
     known = folders()
-    return _of_name(word, known) or _begun_with(word, known)
+    return _of_name(word, known) or _starting_with(word, known)
 
 
-def _begun_with(word: str, known: Mapping[str, str]) -> dict[str, str]:
+def _starting_with(word: str, known: Mapping[str, str]) -> dict[str, str]:
     begin, _, end = word.partition(CUT)
     if not begin:
         return {}  # an unset shell variable names no run

@@ -22,15 +22,15 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
 
     A place that is no directory names runs, which are listed even if they are over. Raises `UsageError`.
     """
-    asked = {run: path for place in places for run, path in _asked(place).items()}
-    known = {**dict(scanned(places)), **asked} if places else folders()
-    over = set() if ended else {run for run, entry in listed().items() if entry.over} - asked.keys()
+    named_here = {run: path for place in places for run, path in _named_by(place).items()}
+    known = {**dict(scanned(places)), **named_here} if places else folders()
+    over = set() if ended else {run for run, entry in listed().items() if entry.over} - named_here.keys()
     found: list[Run] = []
     for name in sorted(known.keys() - over, key=lambda name: (when(name), name), reverse=True):
         if len(found) == most:
             break
         run = run_in(known[name])
-        if run and (ended or name in asked or not run.status.state.over):
+        if run and (ended or name in named_here or not run.status.state.over):
             found.append(run)
     found += [] if most == len(found) else _queued(places, found, ended)
     return sorted(found, key=lambda run: run.status.began, reverse=True)[:most]
@@ -44,7 +44,7 @@ def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Ru
     return [run for each, run in waiting(shown, ended) if not places or each.folder in inside]
 
 
-def _asked(place: str) -> dict[str, str]:
+def _named_by(place: str) -> dict[str, str]:
     """Return the runs that `place` names if it is no directory."""
     found = named(place) if place and not os.path.isdir(place) else {}
     if not found:
@@ -72,18 +72,13 @@ def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]
     ids, *others, where = _widths(rows)
     room = width - sum(others) - 2 * len(rows[0][:-1])
     id_room = max(LEAST_ID, min(ids, room - min(where, LEAST_WHERE)))
-    return [(_without_middle(row[0], id_room), *row[1:-1], _cut(row[-1], room - id_room)) for row in rows]
+    end = (id_room - 1) // 2
+    return [(_cut(row[0], id_room, end), *row[1:-1], _cut(row[-1], room - id_room)) for row in rows]
 
 
-def _without_middle(text: str, room: int) -> str:
-    if len(text) <= room:
-        return text
-    end = (room - 1) // 2
-    return text[: room - 1 - end] + CUT + text[-end:]
-
-
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: max(0, room - 1)] + CUT
+def _cut(text: str, room: int, end: int = 0) -> str:
+    """Cut a text to `room` characters, the last `end` of which are the end of the text."""
+    return text if len(text) <= room else text[: max(0, room - 1 - end)] + CUT + text[len(text) - end :]
 
 
 def document(run: Run) -> dict[str, Any]:

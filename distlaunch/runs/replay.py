@@ -198,9 +198,9 @@ def _short(value: Any) -> str:
 
 def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str:
     """Return the first message that differs from the recorded one; "" if none does."""
-    told = [line["text"] for line in lines if line.get("event") == NOTICE and not line.get("remark")]
+    recorded = [line["text"] for line in lines if line.get("event") == NOTICE and not line.get("remark")]
     retold = [action.text for moment in moments for action in moment.actions if isinstance(action, Notice)]
-    for then, now in zip_longest(told, retold):
+    for then, now in zip_longest(recorded, retold):
         if then != now:
             return f"said then: {then or 'nothing more'}\nsays now:  {now or 'nothing more'}"
     return ""
@@ -216,14 +216,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="a run's folder, or its events.jsonl")
     parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="first", help="seconds")
     parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="last", help="seconds")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        lines = lines_in(asked.folder)
+        lines = lines_in(options.folder)
         moments = list(replay(lines))
     except (OSError, HistoryError) as error:
         why = reason(error) if isinstance(error, OSError) else error
-        parser.exit(2, f"{asked.folder}: {why}\n")
-    for line in shown(moments, asked.first, asked.last):
+        parser.exit(2, f"{options.folder}: {why}\n")
+    for line in shown(moments, options.first, options.last):
         print(line)
     difference = retold(lines, moments)
     print(difference, end="\n" if difference else "", file=sys.stderr)

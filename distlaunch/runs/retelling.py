@@ -36,7 +36,8 @@ class _Tail:
         """Read some new bytes, and return them after the `rest`; return nothing if there are none."""
         if self._file is None:
             try:
-                self._file = FileIO(self._path, opener=_opened)
+                fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                self._file = FileIO(fd)
             except FileNotFoundError:
                 return b""
         data = self._file.read(PIECE)
@@ -46,10 +47,6 @@ class _Tail:
         """Close the file."""
         if self._file:
             self._file.close()
-
-
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 class Retelling:
@@ -157,8 +154,8 @@ class Retelling:
 
     def _tell_output(self, entry: Entry) -> None:
         rank, generation, stream = entry.rank, entry.generation, entry.stream
-        begun = self._generations.of(generation)
-        goes_to = begun and begun.destinations.get((rank, stream))
+        attempt = self._generations.of(generation)
+        goes_to = attempt and attempt.destinations.get((rank, stream))
         if goes_to and goes_to.file and self._wanted(entry):
             self._moment = entry.time
             data = self._read(goes_to.file, entry.offset, entry.size)

@@ -26,7 +26,7 @@ def starts_path(folder: str, queued: str, scheduler: str) -> str:
     return os.path.join(folder, f"{scheduler}-{queued}.jsonl")
 
 
-def begun(path: str) -> list[Begun]:
+def starts_in(path: str) -> list[Begun]:
     """Read the starts from such a list, the oldest first."""
     fields = Begun._fields
     lines = [line for line in lines_of(path) if line.keys() >= {*fields}]
@@ -38,7 +38,7 @@ def continued(spec: JobSpec) -> JobSpec:
     allocation = spec.allocation
     if allocation is None or not allocation.starts:
         return spec
-    starts = [each for each in begun(_path_of(spec)) if each.job == spec.name]
+    starts = [each for each in starts_in(_path_of(spec)) if each.job == spec.name]
     before = [each for each in starts if each.starts < allocation.starts]
     if not before:
         return spec

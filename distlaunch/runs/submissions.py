@@ -13,7 +13,7 @@ from distlaunch.runs.find import JOB_FILES, LOGS, find
 from distlaunch.runs.folder import Run, run_in
 from distlaunch.runs.following import over, pause
 from distlaunch.runs.index import Ticket, append, index_path, lines_of, listed, ticket_of
-from distlaunch.runs.starts import begun, starts_path
+from distlaunch.runs.starts import starts_in, starts_path
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
 from distlaunch.signals import Interrupts
@@ -101,7 +101,7 @@ def submission(word: str | None) -> Submission | None:
     named = _of_id(word, known) or _beside_its_runs(word) if word and _ID.fullmatch(word) else None
     if named:
         return named
-    waiting = [each for each in known if not each.end and each.at and _is_meant(each, word)]
+    waiting = [each for each in known if not each.end and each.at and _matches(each, word)]
     newest = max(waiting, key=lambda each: each.at, default=None)
     return newest if newest and latest_run(newest) is None else None
 
@@ -125,7 +125,7 @@ def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
     return numbered[0] if numbered else None
 
 
-def _is_meant(each: Submission, word: str | None) -> bool:
+def _matches(each: Submission, word: str | None) -> bool:
     if word is None:
         return each.folder.startswith(os.path.join(os.getcwd(), ""))
     stem, suffix = os.path.splitext(os.path.basename(word))
@@ -142,7 +142,7 @@ def _beside_its_runs(job: str) -> Submission | None:
 
 def latest_run(each: Submission) -> Run | None:
     """Return its latest run, if it has been started."""
-    starts = begun(starts_path(each.folder, each.id, each.scheduler))
+    starts = starts_in(starts_path(each.folder, each.id, each.scheduler))
     run = run_in(os.path.join(each.folder, starts[-1].run)) if starts else None
     return run if run and run.status.began > each.at - CLOCKS_S else None
 
@@ -150,8 +150,8 @@ def latest_run(each: Submission) -> Run | None:
 def as_run(each: Submission, state: RunState, why: str) -> Run:
     """Return a submission without a run as an entry for lists of runs."""
     at = each.at or time.time()
-    told = f"{title_of(each.scheduler)}: {why}"
-    where, ending = ("", f"{told}; see {each.output}") if state.over else (told, "")
+    reason = f"{title_of(each.scheduler)}: {why}"
+    where, ending = ("", f"{reason}; see {each.output}") if state.over else (reason, "")
     status = Status(each.id, each.job, state, at, at, Controller("", 0), where=where, why=ending)
     return Run("", status, alive=False, heard=None)
 
@@ -168,17 +168,17 @@ def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run
     latest = {each: latest_run(each) for each in known if not each.end}
     open_ = [each for each, run in latest.items() if not (run and run.id in alive)]
     for scheduler in sorted({each.scheduler for each in open_}):
-        yield from _asked(scheduler, [each for each in open_ if each.scheduler == scheduler], ended)
+        yield from _queried(scheduler, [each for each in open_ if each.scheduler == scheduler], ended)
 
 
-def _asked(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator[tuple[Submission, Run]]:
+def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator[tuple[Submission, Run]]:
     try:
-        told = load(scheduler).look([each.id for each in open_])
+        states = load(scheduler).look([each.id for each in open_])
     except DistlaunchError as error:
         yield from ((each, as_run(each, RunState.PENDING, f"unknown, {error}")) for each in open_)
         return
     for each in open_:
-        state = told.get(each.id, GONE)
+        state = states.get(each.id, GONE)
         if not state.over:
             # A running job without a run is being set up.
             yield each, as_run(each, RunState.PENDING if state.waits else RunState.CONNECTING, state.words)
@@ -232,8 +232,8 @@ def run_of(word: str | None) -> Run:
     if run := latest_run(queued):
         return run
     state = state_of(queued)
-    told = f"{queued.name} has not started: {state.words}"
-    raise DistlaunchError(_without_run(queued, state) if state.over else told)
+    pending = f"{queued.name} has not started: {state.words}"
+    raise DistlaunchError(_without_run(queued, state) if state.over else pending)
 
 
 def state_of(queued: Submission) -> Queued:
@@ -250,7 +250,7 @@ def _next(
 
     Raises `DistlaunchError` if there was none at all.
     """
-    patience, told = Patience(), ""
+    patience, announced = Patience(), ""
     while not interrupts.any():
         if run := _newer(queued, before):
             return run
@@ -263,9 +263,9 @@ def _next(
                 if not (run or before):
                     raise DistlaunchError(_without_run(queued, state))
                 return run
-            if state.waits and state.words != told:
-                told = state.words
-                tell(f"{queued.name} is {told}")
+            if state.waits and state.words != announced:
+                announced = state.words
+                tell(f"{queued.name} is {announced}")
         pause(interrupts, LOOK_S)
     return None
 

@@ -28,7 +28,7 @@ FAR_OFF, FAR_SHARE = 6.0, 0.25
 """A value is different if it is this many median deviations, and this share of the median, from it."""
 
 
-class Said(Frozen):
+class LogLine(Frozen):
     """A line of a rank: its time, rank and stream."""
 
     at: float
@@ -67,8 +67,8 @@ class Picture(Observer):
         self._last: dict[int, float] = {}
         self._uses: dict[int, Use] = {}
         self.state: State | None = None
-        self.lines: deque[Said] = deque(maxlen=LINES_KEPT)
-        self.of_rank: dict[int, deque[Said]] = {}
+        self.lines: deque[LogLine] = deque(maxlen=LINES_KEPT)
+        self.of_rank: dict[int, deque[LogLine]] = {}
         self.values: dict[int, float] = {}
         self.trend: deque[tuple[float, float]] = deque(maxlen=VALUES_KEPT)
         self.history: list[tuple[float, Notice]] = []
@@ -106,25 +106,25 @@ class Picture(Observer):
         self._last[output.rank] = now
         if (whole := self._lines.whole(stream, output.data)) is not None:
             for line in whole.split(b"\n"):
-                self._say(Said(now, *stream, latest(line).decode(errors="replace")))
+                self._add(LogLine(now, *stream, latest(line).decode(errors="replace")))
 
     def ended(self, summary: Summary) -> None:
         """Keep the summary."""
         self.summary, self.state = summary, summary.state
 
-    def _say(self, said: Said) -> None:
-        self.lines.append(said)
-        self.of_rank.setdefault(said.rank, deque(maxlen=OF_A_RANK)).append(said)
-        found = self._watch.search(said.text) if self._watch else None
+    def _add(self, line: LogLine) -> None:
+        self.lines.append(line)
+        self.of_rank.setdefault(line.rank, deque(maxlen=OF_A_RANK)).append(line)
+        found = self._watch.search(line.text) if self._watch else None
         if not found:
             return
         try:
             value = float(found[1] if found.re.groups else found[0])
         except (TypeError, ValueError):
             return
-        self.values[said.rank] = value
-        if said.rank == min(self.values):  # the trend of one rank: most print the same
-            self.trend.append((said.at, value))
+        self.values[line.rank] = value
+        if line.rank == min(self.values):  # the trend of one rank: most print the same
+            self.trend.append((line.at, value))
 
     # Output, for the screen
 

@@ -12,7 +12,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.console import escape
 from distlaunch.runs.listing import age_words
 from distlaunch.supervisor.status import RunState, run_state
-from distlaunch.view.picture import Picture, Row, Said, shape
+from distlaunch.view.picture import LogLine, Picture, Row, shape
 from distlaunch.wording import counted, spans
 
 Part = TypeVar("Part")
@@ -213,15 +213,15 @@ def _rule(wish: Wish, width: int) -> Text:
 
 def _pane(picture: Picture, wish: Wish, height: int) -> list[Text]:
     if wish.history:
-        told = [
+        messages = [
             Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(notice.level, "")))
             for at, notice in picture.history
             for text in notice.text.splitlines()
         ]
-        return _window(told, wish.back, height)
-    said = picture.lines if wish.rank is None else picture.of_rank.get(wish.rank, ())
-    wanted = [each for each in said if wish.find.lower() in each.text.lower()] if wish.find else list(said)
-    return _window([_said(each) for each in _window(wanted, wish.back, height)], 0, height)
+        return _window(messages, wish.back, height)
+    logged = picture.lines if wish.rank is None else picture.of_rank.get(wish.rank, ())
+    wanted = [line for line in logged if wish.find.lower() in line.text.lower()]
+    return [_log_line(line) for line in _window(wanted, wish.back, height)]
 
 
 _LEVELS = {"warning": "yellow", "error": "red"}
@@ -232,10 +232,10 @@ def _window(every: Sequence[Part], back: int, height: int) -> list[Part]:
     return list(every[max(0, end - height) : end])
 
 
-def _said(said: Said) -> Text:
-    when = time.strftime("%H:%M:%S ", time.localtime(said.at))
-    text = Text.assemble((when, "dim"), (f"{said.rank:>4} ", "cyan"))
-    return text.append_text(Text.from_ansi(escape(said.text), style="" if not said.stream else "italic"))
+def _log_line(line: LogLine) -> Text:
+    when = time.strftime("%H:%M:%S ", time.localtime(line.at))
+    text = Text.assemble((when, "dim"), (f"{line.rank:>4} ", "cyan"))
+    return text.append_text(Text.from_ansi(escape(line.text), style="" if not line.stream else "italic"))
 
 
 _KEYS = "↑↓ select  Enter rank's log  a all ranks  / filter  PgUp/PgDn scroll  h history"
