@@ -193,19 +193,14 @@ def _ended(each: Submission, end: str) -> Run:
     return as_run(each, state, Queued(end).ending if end == GONE.state else end)
 
 
-class Patience:
-    """The schedule of queries, at growing intervals."""
-
-    def __init__(self) -> None:
-        self._gap_s, self._next = FIRST_GAP_S, 0.0
-
-    def due(self) -> bool:
-        """Return whether a query is due, and schedule the next one if so."""
+def _queries() -> Iterator[bool]:
+    """Yield at each step whether another query is due; the intervals grow."""
+    gap_s, due = FIRST_GAP_S, 0.0
+    while True:
         now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next, self._gap_s = now + self._gap_s, min(self._gap_s * GROWTH, LAST_GAP_S)
-        return True
+        yield (is_due := now >= due)
+        if is_due:
+            due, gap_s = now + gap_s, min(gap_s * GROWTH, LAST_GAP_S)
 
 
 def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None]) -> Iterator[Run]:
@@ -250,11 +245,11 @@ def _next(
 
     Raises `DistlaunchError` if there was none at all.
     """
-    patience, announced = Patience(), ""
+    queries, announced = _queries(), ""
     while not interrupts.any():
         if run := _newer(queued, before):
             return run
-        if patience.due():
+        if next(queries):
             state = state_of(queued)
             if state.over:
                 run = _newer(queued, before)
@@ -287,10 +282,10 @@ def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tu
     if state_of(queued).over:
         return latest_run(queued), False
     load(queued.scheduler).cancel(queued.id, at_once)
-    patience = Patience()
+    queries = _queries()
     while not interrupts.any():
         run = latest_run(queued)
-        if not (run and run.alive) and patience.due() and (state := state_of(queued)).over:
+        if not (run and run.alive) and next(queries) and (state := state_of(queued)).over:
             note_end(queued, CANCELLED if state == GONE else state.state)
             break
         pause(interrupts, LOOK_S)
